@@ -1,0 +1,1 @@
+"""Regroup: training jobs that neither stop nor lose work."""
