@@ -1,1 +1,14 @@
-"""To be described."""
+"""One schema for operator, agent and trainer: wire messages, the generation document, environment names.
+
+Belongs here: frozen dataclasses and pure functions on them. Does not: sockets, files, clocks, decisions.
+Standard library only, Python 3.9: the package travels inside the agent's zipapp.
+
+`env` names of environment variables; `codec` dataclass <-> JSON; `state` what a worker says of itself;
+`document` a generation; `wire` operator <-> agent; `local` agent <-> trainer process.
+"""
+
+VERSION = 1
+"""Version of the operator <-> agent protocol. A session with another one is refused with a sentence."""
+
+MAX_REPORT_BYTES = 64 * 1024
+"""Largest message that the operator reads from an agent."""

@@ -1,0 +1,134 @@
+"""Dataclass <-> JSON for every message of the protocol.
+
+A message class is a frozen dataclass; its JSON object has `type` (the class's TYPE) and the fields in camelCase. Decoding
+is strict on what it needs (a missing or wrongly typed field is a ProtocolError of one sentence) and lenient on what
+it does not know (unknown fields are ignored, so that a newer peer may say more).
+"""
+
+import dataclasses
+import json
+import typing
+from typing import Any, TypeVar, Union
+
+T = TypeVar("T")
+
+
+class ProtocolError(ValueError):
+    """A message that cannot be used; its text is one sentence for the sender."""
+
+
+def camel(name: str) -> str:
+    """`rank_offset` -> `rankOffset`."""
+    head, *rest = name.split("_")
+    return head + "".join(part.title() for part in rest)
+
+
+def to_json(value: Any) -> Any:
+    """Return plain JSON data for a message, or for anything that a message contains."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        out: dict[str, Any] = {}
+        kind = getattr(value, "TYPE", None)
+        if kind is not None:
+            out["type"] = kind
+        for field in dataclasses.fields(value):
+            item = getattr(value, field.name)
+            if item is not None:
+                out[camel(field.name)] = to_json(item)
+        return out
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return [to_json(item) for item in value]
+    if isinstance(value, (list, tuple)):
+        return [to_json(item) for item in value]
+    if isinstance(value, dict):
+        return {str(key): to_json(item) for key, item in value.items()}
+    return value
+
+
+def from_json(cls: type[T], data: Any, where: str = "") -> T:
+    """Build `cls` (a dataclass of this package) from JSON data. Raises ProtocolError."""
+    where = where or cls.__name__
+    if not isinstance(data, dict):
+        raise ProtocolError(f"{where} must be a JSON object, not {type(data).__name__}.")
+    hints = typing.get_type_hints(cls)
+    values: dict[str, Any] = {}
+    for field in dataclasses.fields(cls):  # type: ignore[arg-type]
+        key = camel(field.name)
+        if data.get(key) is None:
+            required = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+            if required and type(None) not in typing.get_args(hints[field.name]):
+                raise ProtocolError(f"{where}.{key} is missing.")
+            if required:
+                values[field.name] = None
+            continue
+        values[field.name] = _convert(hints[field.name], data[key], f"{where}.{key}")
+    return cls(**values)
+
+
+def _convert(hint: Any, value: Any, where: str) -> Any:
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin is Union:
+        (inner,) = [arg for arg in args if arg is not type(None)]
+        return _convert(inner, value, where)
+    if hint is Any:
+        return value
+    if dataclasses.is_dataclass(hint) and isinstance(hint, type):
+        return from_json(hint, value, where)
+    if isinstance(hint, type) and issubclass(hint, tuple) and hasattr(hint, "_fields"):
+        item_hints = typing.get_type_hints(hint)
+        if not isinstance(value, list) or len(value) != len(item_hints):
+            raise ProtocolError(f"{where} must be a list of {len(item_hints)} values.")
+        return hint(*(_convert(h, item, where) for h, item in zip(item_hints.values(), value)))
+    if origin is tuple:
+        if not isinstance(value, list):
+            raise ProtocolError(f"{where} must be a list, not {type(value).__name__}.")
+        return tuple(_convert(args[0], item, f"{where}[{i}]") for i, item in enumerate(value))
+    if origin is dict:
+        if not isinstance(value, dict):
+            raise ProtocolError(f"{where} must be a JSON object, not {type(value).__name__}.")
+        return {str(key): _convert(args[1], item, f"{where}.{key}") for key, item in value.items()}
+    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if not isinstance(value, hint) or (hint is int and isinstance(value, bool)):
+        raise ProtocolError(f"{where} must be {_NAMES.get(hint, hint.__name__)}, not {type(value).__name__}.")
+    return value
+
+
+_NAMES = {int: "an integer", str: "a string", float: "a number", bool: "true or false", dict: "a JSON object"}
+
+
+class Registry:
+    """The message classes of one direction, by their TYPE."""
+
+    def __init__(self, *classes: type[Any]) -> None:
+        self._classes = {cls.TYPE: cls for cls in classes}
+
+    def decode(self, data: Any) -> Any:
+        """Return the message that the JSON object stands for. Raises ProtocolError."""
+        if not isinstance(data, dict) or not isinstance(data.get("type"), str):
+            raise ProtocolError("A message must be a JSON object with a string field `type`.")
+        cls = self._classes.get(data["type"])
+        if cls is None:
+            raise ProtocolError(f"Unknown message type {data['type']!r}; known: {', '.join(sorted(self._classes))}.")
+        return from_json(cls, data, data["type"])
+
+    def decode_line(self, line: Union[bytes, str]) -> Any:
+        """Like `decode`, for one line of NDJSON."""
+        return self.decode(parse(line))
+
+
+def parse(text: Union[bytes, str]) -> Any:
+    """Return the JSON value of a text. Raises ProtocolError instead of a decoder's own errors."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ProtocolError(f"The message is not JSON: {error}.") from None
+
+
+def line(message: Any) -> bytes:
+    """Return a message as one line of NDJSON, newline included."""
+    return canonical(to_json(message)) + b"\n"
+
+
+def canonical(data: Any) -> bytes:
+    """Return the one byte form of JSON data that digests are taken of."""
+    return json.dumps(data, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()

@@ -1,0 +1,123 @@
+"""The generation document: everything that the members of one generation must agree on (rule 2).
+
+The operator builds it, writes its digest to the job's status by compare-and-swap, then sends it to the store's host,
+whose rank with local rank 0 publishes it in the store. Every other member compares its digest with the one on its stream.
+"""
+
+import hashlib
+from dataclasses import dataclass
+from typing import Optional
+
+from . import codec
+from .state import StatePair
+
+FORCED = "forced"
+"""The old group is broken: its members are interrupted at once."""
+PLANNED = "planned"
+"""The old group is healthy: its members leave together after a step (rule CUTALL)."""
+
+
+@dataclass(frozen=True)
+class Member:
+    """One worker in one generation. Its ranks follow those of the members before it in the list."""
+
+    slot: int
+    pod: str
+    pod_uid: str
+    incarnation: int
+    host: str
+    processes: int
+
+
+@dataclass(frozen=True)
+class Store:
+    """Where the generation's TCPStore listens."""
+
+    host: str
+    port: int
+    pod_uid: str
+
+
+@dataclass(frozen=True)
+class OlderGeneration:
+    """An earlier generation that a state may still come from."""
+
+    number: int
+    uid: str
+    pod_uids: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class MemberSeal:
+    """A seal, with the worker that gave it."""
+
+    pod_uid: str
+    left_up_to: int
+    state: Optional[StatePair]
+    adopted: int
+    state_adopted: int = 0
+
+
+@dataclass(frozen=True)
+class LineageEntry:
+    """Generation g started its steps at `start_step`: a checkpoint of an earlier one beyond that step is fenced."""
+
+    generation: int
+    start_step: int
+
+
+@dataclass(frozen=True)
+class CheckpointRef:
+    """The durable checkpoint that the job's status names."""
+
+    generation: int
+    step: int
+    directory: str
+
+
+@dataclass(frozen=True)
+class Document:
+    """See the module's text. `lost` are pod UIDs of older members that the API no longer has."""
+
+    number: int
+    uid: str
+    job_uid: str
+    kind: str
+    members: tuple[Member, ...]
+    store: Store
+    older: tuple[OlderGeneration, ...] = ()
+    seals: tuple[MemberSeal, ...] = ()
+    lost: tuple[str, ...] = ()
+    lineage: tuple[LineageEntry, ...] = ()
+    checkpoint: Optional[CheckpointRef] = None
+    reason: str = ""
+
+    @property
+    def world_size(self) -> int:
+        """Number of trainer processes."""
+        return sum(member.processes for member in self.members)
+
+    def rank_offset(self, pod_uid: str) -> int:
+        """Return the rank of the first process of a member. Raises KeyError for a worker that is not one."""
+        rank = 0
+        for member in self.members:
+            if member.pod_uid == pod_uid:
+                return rank
+            rank += member.processes
+        raise KeyError(pod_uid)
+
+    def member_of_rank(self, rank: int) -> Member:
+        """Return the member that a rank belongs to."""
+        for member in self.members:
+            if rank < member.processes:
+                return member
+            rank -= member.processes
+        raise IndexError(rank)
+
+    def digest(self) -> str:
+        """Return the SHA-256 of the document's canonical JSON, in hex."""
+        return hashlib.sha256(codec.canonical(codec.to_json(self))).hexdigest()
+
+    def store_prefix(self) -> str:
+        """Return the key prefix in the store: no two generations share one."""
+        return f"{self.job_uid}/{self.number}/{self.uid}"

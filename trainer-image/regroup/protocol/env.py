@@ -1,0 +1,56 @@
+"""Names of the environment variables that pass between operator, agent and trainer, and the reserved ones.
+
+The operator's render writes the agent's part into the pod; the agent writes the trainer's part for each process.
+"""
+
+# --- pod -> agent (render writes, agent reads) ---------------------------------------------------------------------
+OPERATOR_URL = "REGROUP_OPERATOR_URL"
+"""https://regroup.<operator namespace>.svc:8443; its host is the name that the certificate must carry."""
+NAMESPACE = "REGROUP_NAMESPACE"
+POD_NAME = "REGROUP_POD_NAME"
+POD_UID = "REGROUP_POD_UID"
+POD_IP = "REGROUP_POD_IP"
+"""Address at which other members reach this worker; never a DNS name. 127.0.0.1 in `regroup run`."""
+JOB_NAME = "REGROUP_JOB_NAME"
+JOB_UID = "REGROUP_JOB_UID"
+PROCESSES = "REGROUP_PROCESSES"
+"""Trainer processes that this agent runs (local world size)."""
+MAX_WORLD_SIZE = "REGROUP_MAX_WORLD_SIZE"
+"""maxReplicas x processes per worker: the session refuses a global batch with fewer microbatches. Trainers read it too."""
+CA_FILE = "REGROUP_CA_FILE"
+TOKEN_FILE = "REGROUP_TOKEN_FILE"
+STATE_DIR = "REGROUP_STATE_DIR"
+"""Directory on disk that outlives a container restart: the agent's {entered, adopted, incarnation} file."""
+DISCONNECT_SECONDS = "REGROUP_DISCONNECT_SECONDS"
+"""spec.recovery.disconnectSeconds; the agent passes it on to the trainer."""
+MAX_RESTARTS = "REGROUP_MAX_RESTARTS"
+
+# --- agent -> trainer ----------------------------------------------------------------------------------------------
+SOCKET = "REGROUP_SOCKET"
+"""Path of the agent's Unix socket. Absent: plain `python`, a world of one."""
+INCARNATION = "REGROUP_INCARNATION"
+CHECKPOINT_DIR = "REGROUP_CHECKPOINT_DIR"
+CHECKPOINT_EVERY_SECONDS = "REGROUP_CHECKPOINT_EVERY_SECONDS"
+CHECKPOINT_KEEP = "REGROUP_CHECKPOINT_KEEP"
+
+# --- the user's ----------------------------------------------------------------------------------------------------
+PRELOAD = "REGROUP_PRELOAD"
+"""Comma-separated modules that the zygote imports before it forks trainers (default `torch`; empty: no zygote)."""
+
+# --- torchrun's names, written by the agent ------------------------------------------------------------------------
+RANK = "RANK"
+LOCAL_RANK = "LOCAL_RANK"
+WORLD_SIZE = "WORLD_SIZE"
+LOCAL_WORLD_SIZE = "LOCAL_WORLD_SIZE"
+GROUP_RANK = "GROUP_RANK"
+MASTER_ADDR = "MASTER_ADDR"
+MASTER_PORT = "MASTER_PORT"
+TORCHELASTIC_RUN_ID = "TORCHELASTIC_RUN_ID"
+TORCHELASTIC_RESTART_COUNT = "TORCHELASTIC_RESTART_COUNT"
+TORCHELASTIC_MAX_RESTARTS = "TORCHELASTIC_MAX_RESTARTS"
+
+RESERVED = (RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, GROUP_RANK, MASTER_ADDR, MASTER_PORT)
+"""Refused in a job's template, together with RESERVED_PREFIXES."""
+RESERVED_PREFIXES = ("TORCHELASTIC_", "REGROUP_")
+ALLOWED = (PRELOAD,)
+"""Exceptions to RESERVED_PREFIXES."""

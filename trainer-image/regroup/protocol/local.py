@@ -1,0 +1,168 @@
+"""Agent <-> trainer process: NDJSON over the agent's Unix socket (environment SOCKET).
+
+A trainer opens one long connection and begins with `Attach`. For the store's listening socket it opens a second, short
+one: it sends `TakeStore`, the agent answers with one byte (`1`: a descriptor comes with it as SCM_RIGHTS; `0`: the port is
+free, bind it yourself) and closes.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Optional
+
+from . import codec
+from .document import Document
+from .state import StatePair
+
+# --- trainer -> agent ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Attach:
+    """The session stands: imported, built, waiting. The agent answers with the newest `Assignment` that the process may enter."""
+
+    TYPE = "attach"
+    pid: int
+    local_rank: int
+    incarnation: int
+
+
+@dataclass(frozen=True)
+class Entering:
+    """About to form a generation. The agent persists it, then answers with `Answer` (rule INC: it may refuse)."""
+
+    TYPE = "entering"
+    generation: int
+
+
+@dataclass(frozen=True)
+class FormedLocally:
+    TYPE = "formed"
+    generation: int
+    form_ms: float
+
+
+@dataclass(frozen=True)
+class AdoptedLocally:
+    """Holds the generation's state. The agent persists it, then answers; no contribution before (rule MAD)."""
+
+    TYPE = "adopted"
+    generation: int
+    start_step: int
+    source: str
+    state: StatePair
+    transfer_ms: float
+    rolled_back: bool = False
+
+
+@dataclass(frozen=True)
+class Committed:
+    """One step committed, one line each; the agent decides what it passes on. `reportable_step`: rule ACK."""
+
+    TYPE = "committed"
+    generation: int
+    step: int
+    reportable_step: int
+    loss: Optional[float] = None
+    samples: int = 0
+    digest: str = ""
+    total_steps: Optional[int] = None
+    samples_per_second: Optional[float] = None
+    first_step_ms: Optional[float] = None
+    steps_redone: int = 0
+    checkpoint: Optional[dict[str, Any]] = None
+
+
+@dataclass(frozen=True)
+class Left:
+    """Left every generation up to `left_up_to` for good. `cause` None: a newer generation was heard; else why it broke:
+    collective, witness, error. `state` None: nothing valid is held. `state_adopted`: generation in which it was adopted."""
+
+    TYPE = "left"
+    left_up_to: int
+    state: Optional[StatePair]
+    state_adopted: int
+    step: int = 0
+    cause: Optional[str] = None
+    message: str = ""
+    peer_rank: Optional[int] = None
+
+
+@dataclass(frozen=True)
+class FinishedLocally:
+    """The last step is committed; group and state are kept until `StopLocally` (rule FINISH)."""
+
+    TYPE = "finished"
+    generation: int
+    step: int
+
+
+@dataclass(frozen=True)
+class TakeStore:
+    TYPE = "takeStore"
+    generation: int
+
+
+FROM_TRAINER = codec.Registry(
+    Attach, Entering, FormedLocally, AdoptedLocally, Committed, Left, FinishedLocally, TakeStore
+)
+
+# --- agent -> trainer ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Answer to `Entering` (`to` = entering) and `AdoptedLocally` (`to` = adopted)."""
+
+    TYPE = "answer"
+    to: str
+    generation: int
+    ok: bool
+    adopted: int
+    """Highest generation that this agent's processes have adopted, before this one where `to` is entering."""
+    message: str = ""
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """A generation as one trainer process sees it. `member` False: leave the group when it is forced, keep everything, wait."""
+
+    TYPE = "assignment"
+    number: int
+    uid: str
+    kind: str
+    member: bool
+    rank: int
+    world_size: int
+    local_rank: int
+    local_world_size: int
+    group_rank: int
+    pod_uid: str
+    store_host: str
+    store_port: int
+    store_prefix: str
+    hosts_store: bool
+    """True for the one process (local rank 0 of the store's host) that runs the TCPStore and publishes `document`."""
+    document_digest: str
+    document: Optional[Document] = None
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class PruneLocally:
+    TYPE = "prune"
+    keep: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class StopLocally:
+    """End: `steps()` returns and the session closes, whatever the outcome."""
+
+    TYPE = "stop"
+    outcome: str
+
+
+TO_TRAINER = codec.Registry(Answer, Assignment, PruneLocally, StopLocally)
+
+
+def encode(message: Any) -> bytes:
+    """Return one NDJSON line."""
+    return codec.line(message)

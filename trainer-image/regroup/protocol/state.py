@@ -1,0 +1,66 @@
+"""What a worker says of itself: state pair, seal, condition.
+
+Order and equality of states are by (generation of the last commit, step), generation first (rule STATE).
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple, Optional
+
+
+class StatePair(NamedTuple):
+    """Name of a training state: params, optimizer and `state` after `step` commits, the last of them in `generation`.
+
+    A job that starts from nothing in generation g has (g, 0).
+    """
+
+    generation: int
+    step: int
+
+
+@dataclass(frozen=True)
+class Seal:
+    """A promise of rule SEAL: this worker's processes have left every generation up to `left_up_to` for good."""
+
+    left_up_to: int
+    state: Optional[StatePair]
+    """The newest valid state that the worker holds; None: it holds none."""
+    adopted: int
+    """Highest generation that the worker's processes ever adopted (the agent's file). With `state` None and
+    adopted >= j this is the proof that the worker's copy of j is gone."""
+    state_adopted: int = 0
+    """The generation in which `state` was adopted; 0 without a state."""
+
+
+class Phase:
+    """Values of Condition.phase."""
+
+    IDLE = "idle"  # no trainer process runs yet: the agent waits for the first generation
+    STARTING = "starting"  # processes run, not all have attached
+    READY = "ready"  # all attached and waiting for a generation (script tier: the agent is connected)
+    FORMING = "forming"
+    ADOPTING = "adopting"
+    TRAINING = "training"
+    BROKEN = "broken"  # left its group after an error; waits, with its state, for a newer generation
+    FINISHED = "finished"
+    STOPPED = "stopped"
+
+
+@dataclass(frozen=True)
+class Condition:
+    """The condition of a worker's trainer processes, re-said in every report (rule RESAY)."""
+
+    incarnation: int
+    generation: int
+    """The generation that `phase` speaks of; 0: none yet."""
+    phase: str
+    step: int = 0
+    heard: int = 0
+    """Highest generation that the agent has heard."""
+    entered: int = 0
+    """Highest generation that any process of this worker has entered (kept over container restarts)."""
+    adopted: int = 0
+    """Highest generation that any process of this worker has adopted (kept over container restarts)."""
+    session: bool = False
+    """True once a process has attached through the library (tier Session)."""
+    cause: Optional[str] = None
+    """One sentence: why broken."""

@@ -1,0 +1,226 @@
+"""Operator <-> agent: reports (POST, one JSON object each) and commands (a stream of NDJSON lines).
+
+POST /v1/namespaces/{ns}/pods/{pod}/reports takes a `Report`; GET /v1/namespaces/{ns}/pods/{pod}/commands?boot=..&protocol=1
+streams `Command`s. Every report carries the worker's whole condition and seal, so that the operator derives what to do
+from conditions and never from remembered reports (rule RESAY); `body` says what happened just now.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any, Optional
+
+from . import codec
+from .document import Document
+from .state import Condition, Seal, StatePair
+
+# --- reports: agent -> operator ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Hello:
+    """First report of a connection; again on each reconnect."""
+
+    TYPE = "hello"
+    protocol: int
+    processes: int
+
+
+@dataclass(frozen=True)
+class Changed:
+    """The condition changed in a way that no other report tells: starting, ready, forming, draining's end."""
+
+    TYPE = "changed"
+
+
+@dataclass(frozen=True)
+class Formed:
+    """The groups of the generation stand."""
+
+    TYPE = "formed"
+    form_ms: float
+
+
+@dataclass(frozen=True)
+class Adopted:
+    """All of the worker's processes hold the generation's state. `source`: pod UID it came from, or `disk`, `nothing`, `self`."""
+
+    TYPE = "adopted"
+    start_step: int
+    source: str
+    state: Optional[StatePair] = None
+    transfer_ms: float = 0.0
+    rolled_back: bool = False
+
+
+@dataclass(frozen=True)
+class Progress:
+    """A step was committed. `samples` and `digest` are absolute functions of the step (rule STATE)."""
+
+    TYPE = "progress"
+    step: int
+    loss: Optional[float] = None
+    samples: int = 0
+    digest: str = ""
+    total_steps: Optional[int] = None
+    samples_per_second: Optional[float] = None
+    first_step_ms: Optional[float] = None
+    """From adoption to the first commit of this generation; only in the report that follows that commit."""
+    steps_redone: int = 0
+    checkpoint: Optional[dict[str, Any]] = None
+    """{generation, step, directory} of the newest durable checkpoint that this group committed."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Something ended or broke. A process that ended has `exit_code` (negative: signal)."""
+
+    TYPE = "fault"
+    cause: str
+    """One of: exit, collective, witness, error."""
+    message: str = ""
+    step: int = 0
+    local_rank: Optional[int] = None
+    exit_code: Optional[int] = None
+    last_line: Optional[str] = None
+    """Last line that the process wrote to stderr, at most 500 characters."""
+    peer: Optional[str] = None
+    """Pod UID that this worker lost, where it knows (rule CLIQUE)."""
+    observed_ms: float = 0.0
+    """Age of the observation when the report was sent."""
+
+
+@dataclass(frozen=True)
+class Draining:
+    """The pod got SIGTERM: it wants to leave by `deadline_s` seconds from now."""
+
+    TYPE = "draining"
+    deadline_s: float
+
+
+@dataclass(frozen=True)
+class Finished:
+    """All of the worker's processes committed the last step (script tier: exited 0)."""
+
+    TYPE = "finished"
+    step: int
+
+
+REPORTS = codec.Registry(Hello, Changed, Formed, Adopted, Progress, Fault, Draining, Finished)
+
+
+@dataclass(frozen=True)
+class Report:
+    """What every report carries, and its body (one of REPORTS)."""
+
+    job_uid: str
+    pod_uid: str
+    boot: str
+    condition: Condition
+    seal: Optional[Seal]
+    """Present where the worker is in no group: rule SEAL."""
+    store_port: int
+    """The fresh listening socket that the agent keeps for the next store; 0: none."""
+    body: Any = field(default=None)
+
+    @property
+    def incarnation(self) -> int:
+        return self.condition.incarnation
+
+    @property
+    def generation(self) -> int:
+        return self.condition.generation
+
+    @classmethod
+    def decode(cls, text: "bytes | str") -> "Report":
+        """Parse a POST's body. Raises ProtocolError."""
+        data = codec.parse(text)
+        report = codec.from_json(cls, data, "report")
+        return cls(**{**report.__dict__, "body": REPORTS.decode(report.body)})
+
+
+# --- commands: operator -> agent -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Welcome:
+    """First line of a stream, and again when the tier becomes known. Tier Session: start the processes at once."""
+
+    TYPE = "welcome"
+    tier: str
+    """Session, Script or Unknown."""
+
+
+@dataclass(frozen=True)
+class Generation:
+    """This worker's part of a generation. `hosts_store`: the document follows on this stream as `DocumentCommand`."""
+
+    TYPE = "generation"
+    number: int
+    uid: str
+    kind: str
+    member: bool
+    """False: this worker is not in it; it keeps its process, state and snapshot until `stop` (rule LINGER)."""
+    rank_offset: int
+    world_size: int
+    slot: int
+    group_rank: int
+    """Index of this member in the document's list."""
+    store_host: str
+    store_port: int
+    store_prefix: str
+    hosts_store: bool
+    document_digest: str
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class DocumentCommand:
+    TYPE = "document"
+    document: Document
+
+
+@dataclass(frozen=True)
+class Prune:
+    """Delete the durable checkpoints that are not in `keep` (directory names)."""
+
+    TYPE = "prune"
+    keep: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class ProgressRequest:
+    TYPE = "progress?"
+
+
+@dataclass(frozen=True)
+class Ping:
+    """Answered by a `changed` report: a mesh sidecar answers keepalives, a frozen agent does not answer this."""
+
+    TYPE = "ping"
+
+
+@dataclass(frozen=True)
+class Stop:
+    """End all processes and exit 0. `outcome`: Complete, Failed, Released or Suspended."""
+
+    TYPE = "stop"
+    outcome: str
+
+
+COMMANDS = codec.Registry(Welcome, Generation, DocumentCommand, Prune, ProgressRequest, Ping, Stop)
+
+
+@dataclass(frozen=True)
+class Command:
+    """What every command carries (rule FENCE), and its body (one of COMMANDS)."""
+
+    job_uid: str
+    pod_uid: str
+    incarnation: int
+    generation: int
+    body: Any = field(default=None)
+
+    @classmethod
+    def decode(cls, text: "bytes | str") -> "Command":
+        """Parse a line of the stream. Raises ProtocolError."""
+        command = codec.from_json(cls, codec.parse(text), "command")
+        return cls(**{**command.__dict__, "body": COMMANDS.decode(command.body)})
