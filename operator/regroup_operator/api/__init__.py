@@ -1,0 +1,48 @@
+"""The resource: what a user may write, what we write back, and the words for both.
+
+Here belong the pydantic models of `DistributedTrainingJob` (the only source of the CRD, of its reference page and of
+validation), its conditions, its names and labels, and the tree of our exceptions. Here do not belong decisions, I/O,
+or pods. This package imports nothing of ours.
+
+Read `spec.py` for the fields, `job.py` for how the rest of the operator reads a job, `generate.py` for the files made
+from the models.
+"""
+
+from regroup_operator.api.conditions import Condition, set_condition
+from regroup_operator.api.errors import (
+    ConflictError,
+    NotFoundError,
+    RegroupError,
+    SpecError,
+    StatusError,
+    UnavailableError,
+)
+from regroup_operator.api.job import Job, parse_job, parse_status, processes_per_worker
+from regroup_operator.api.spec import JobSpec
+from regroup_operator.api.status import JobStatus
+
+GROUP = "regroup.dev"
+VERSION = "v1alpha1"
+KIND = "DistributedTrainingJob"
+PLURAL = "distributedtrainingjobs"
+
+__all__ = [
+    "GROUP",
+    "KIND",
+    "PLURAL",
+    "VERSION",
+    "Condition",
+    "ConflictError",
+    "Job",
+    "JobSpec",
+    "JobStatus",
+    "NotFoundError",
+    "RegroupError",
+    "SpecError",
+    "StatusError",
+    "UnavailableError",
+    "parse_job",
+    "parse_status",
+    "processes_per_worker",
+    "set_condition",
+]

@@ -1,0 +1,90 @@
+"""The conditions of a job: their types, the reasons that we use, and how one is written.
+
+A condition is the API for machines; `phase` and the columns are made from them for people. Pure: the caller passes
+the clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal
+
+from pydantic import Field
+
+from regroup_operator.api.base import Timestamp, WrittenModel
+
+ACCEPTED = "Accepted"
+PODS_READY = "PodsReady"
+AGENTS_CONNECTED = "AgentsConnected"
+TRAINING = "Training"
+DEGRADED = "Degraded"
+COMPLETE = "Complete"
+FAILED = "Failed"
+TYPES = (ACCEPTED, PODS_READY, AGENTS_CONNECTED, TRAINING, DEGRADED, COMPLETE, FAILED)
+
+ConditionStatus = Literal["True", "False", "Unknown"]
+
+
+class Condition(WrittenModel):
+    """One observation about the job, with the sentence that explains it."""
+
+    type: str = Field(max_length=64)
+    """Accepted, PodsReady, AgentsConnected, Training, Degraded, Complete or Failed."""
+
+    status: ConditionStatus
+    """True, False or Unknown."""
+
+    reason: str = Field(max_length=256)
+    """CamelCase word for machines: why the condition has this status."""
+
+    message: str = Field(default="", max_length=4096)
+    """One sentence for people, with the numbers behind the decision."""
+
+    last_transition_time: Timestamp
+    """When `status` last changed."""
+
+    observed_generation: int = 0
+    """The metadata.generation of the job that this was judged from."""
+
+
+def set_condition(
+    conditions: Iterable[Mapping[str, Any]],
+    type: str,
+    status: ConditionStatus,
+    reason: str,
+    message: str,
+    now: str,
+    observed_generation: int,
+) -> list[dict[str, Any]]:
+    """Return `conditions` (camelCase dicts as in status) with the one of `type` replaced or appended.
+
+    `now` is an RFC 3339 time. lastTransitionTime moves only when `status` changes, so writing the same again gives an
+    equal list. Order is kept; the input is not changed. An unknown `type` is a bug of ours.
+    """
+    assert type in TYPES, type
+    made = {
+        "type": type,
+        "status": status,
+        "reason": reason,
+        "message": message[:4096],
+        "lastTransitionTime": now,
+        "observedGeneration": observed_generation,
+    }
+    result: list[dict[str, Any]] = []
+    found = False
+    for old in conditions:
+        if old["type"] != type:
+            result.append(dict(old))
+            continue
+        found = True
+        if old["status"] == status:
+            made["lastTransitionTime"] = old["lastTransitionTime"]
+        result.append(made)
+    if not found:
+        result.append(made)
+    return result
+
+
+def condition_is(conditions: Iterable[Mapping[str, Any]], type: str, status: ConditionStatus = "True") -> bool:
+    """Return whether the condition of `type` is there and has `status`."""
+    return any(c["type"] == type and c["status"] == status for c in conditions)

@@ -1,0 +1,210 @@
+"""A job as the rest of the operator reads it, and the rules that only Python can check.
+
+The API server has applied the CRD's rules to whatever is stored; `parse_job` applies them again, because `regroup run`
+has no API server and because a rule may be newer than a stored job. Beyond the CRD it holds the template to what
+render/ adds to it: names and places under /regroup are ours.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from pydantic import ValidationError
+
+from regroup_operator.api.errors import SpecError, StatusError
+from regroup_operator.api.names import MAX_JOB_NAME, TRAINER_CONTAINER
+from regroup_operator.api.spec import JobSpec
+from regroup_operator.api.status import JobStatus
+
+GPU_RESOURCE = "nvidia.com/gpu"
+OUR_PATHS = ("/regroup", "/var/run/secrets/regroup")
+
+_JOB_NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
+_SHELL_LAUNCHER = re.compile(r"(?:^|[\s;&|(/])(torchrun|accelerate\s+launch|deepspeed|mpirun|mpiexec)\s")
+_SHELLS = frozenset({"sh", "bash", "dash", "ash", "zsh"})
+
+
+@dataclass(frozen=True)
+class Job:
+    """One DistributedTrainingJob at one resourceVersion.
+
+    `spec_generation` is metadata.generation; the word generation alone means a membership. `raw` is the object as the
+    API server gave it: do not change it.
+    """
+
+    name: str
+    namespace: str
+    uid: str
+    resource_version: str
+    spec_generation: int
+    spec: JobSpec
+    status: JobStatus
+    deleting: bool = False
+    raw: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """(namespace, name): the key of the work queue."""
+        return self.namespace, self.name
+
+    @property
+    def min_replicas(self) -> int:
+        """The fewest workers that may train; equals `max_replicas` and replicas for a job of fixed size."""
+        policy = self.spec.elastic_policy
+        return policy.min_replicas if policy else self.spec.replicas
+
+    @property
+    def max_replicas(self) -> int:
+        """The most workers that may be asked for."""
+        policy = self.spec.elastic_policy
+        return policy.max_replicas if policy else self.spec.replicas
+
+    @property
+    def elastic(self) -> bool:
+        """Whether the number of workers may change while the job runs."""
+        return self.spec.elastic_policy is not None
+
+    def pod_template(self) -> dict[str, Any]:
+        """Return a copy of spec.template as the user wrote it, for the caller to change."""
+        return copy.deepcopy(dict(self.raw["spec"]["template"]))
+
+
+def parse_job(raw: Mapping[str, Any]) -> Job:
+    """Return the job in `raw`, a DistributedTrainingJob as the API server gives it.
+
+    Raises SpecError with one sentence when the user's part breaks a rule, StatusError when our part cannot be read.
+    """
+    metadata = raw["metadata"]
+    name = metadata["name"]
+    if len(name) > MAX_JOB_NAME or _JOB_NAME.fullmatch(name) is None:
+        raise SpecError(
+            f"metadata.name ({name}) must have at most {MAX_JOB_NAME} characters, start with a letter and contain "
+            "only a-z, 0-9 and -. Choose another name."
+        )
+    spec_raw = raw.get("spec")
+    if not isinstance(spec_raw, Mapping):
+        raise SpecError("spec is missing. Give at least spec.template.")
+    try:
+        spec = JobSpec.model_validate(spec_raw)
+    except ValidationError as error:
+        raise SpecError(_sentence(error, "spec")) from None
+    for problem in _template_problems(spec_raw, spec):
+        raise SpecError(problem)
+    job = Job(
+        name=name,
+        namespace=metadata.get("namespace", "default"),
+        uid=metadata.get("uid", ""),
+        resource_version=metadata.get("resourceVersion", ""),
+        spec_generation=metadata.get("generation", 0),
+        spec=spec,
+        status=parse_status(raw),
+        deleting="deletionTimestamp" in metadata,
+        raw=raw,
+    )
+    processes_per_worker(job)
+    return job
+
+
+def parse_status(raw: Mapping[str, Any]) -> JobStatus:
+    """Return the status in `raw`, empty when there is none; raises StatusError. Usable when the spec is not."""
+    try:
+        return JobStatus.model_validate(raw.get("status") or {})
+    except ValidationError as error:
+        raise StatusError(_sentence(error, "status")) from None
+
+
+def processes_per_worker(job: Job) -> int:
+    """Return p: spec.processesPerWorker, else the trainer container's GPU limit, else 1. Raises SpecError."""
+    if job.spec.processes_per_worker is not None:
+        return job.spec.processes_per_worker
+    containers = job.raw["spec"]["template"]["spec"]["containers"]
+    trainer = next(c for c in containers if c["name"] == TRAINER_CONTAINER)
+    resources = trainer.get("resources")
+    limits = resources.get("limits") if isinstance(resources, Mapping) else None
+    limit = limits.get(GPU_RESOURCE) if isinstance(limits, Mapping) else None
+    if limit is None:
+        return 1
+    if not str(limit).isdigit():
+        raise SpecError(
+            f"the {GPU_RESOURCE} limit of container trainer ({limit}) is not a whole number. "
+            "Write a whole number, or set spec.processesPerWorker."
+        )
+    return max(1, int(limit))
+
+
+def _template_problems(spec_raw: Mapping[str, Any], spec: JobSpec) -> Iterator[str]:
+    """Yield a sentence for each thing in the template that collides with what render/ adds."""
+    where = "spec.template"
+    template = spec_raw["template"]
+    for key in (template.get("metadata") or {}).get("labels") or {}:
+        if key.startswith("regroup.dev/"):
+            yield f"{where}.metadata.labels has {key}, but labels under regroup.dev/ are set by Regroup. Remove it."
+    pod = template["spec"]
+    for volume in _mappings(pod.get("volumes")):
+        if str(volume.get("name", "")).startswith("regroup-") or volume.get("name") == "regroup":
+            yield (
+                f"{where}.spec.volumes has {volume['name']}, but volume names beginning with regroup are Regroup's. "
+                "Choose another name."
+            )
+    for kind in ("containers", "initContainers"):
+        for container in _mappings(pod.get(kind)):
+            if container.get("name") == "regroup-agent":
+                yield f"{where}.spec.{kind} has regroup-agent, which Regroup adds itself. Choose another name."
+            for mount in _mappings(container.get("volumeMounts")):
+                if any(_inside(str(mount.get("mountPath", "")), ours) for ours in OUR_PATHS):
+                    yield (
+                        f"{where}.spec.{kind} mounts {mount.get('mountPath')}, but /regroup and "
+                        "/var/run/secrets/regroup are Regroup's. Choose another mountPath."
+                    )
+    trainer = next(c for c in pod["containers"] if c["name"] == TRAINER_CONTAINER)
+    command = [str(word) for word in trainer["command"]]
+    if command[0].rsplit("/", 1)[-1] in _SHELLS:
+        found = next(
+            filter(None, (_SHELL_LAUNCHER.search(word) for word in [*command, *(trainer.get("args") or [])])), None
+        )
+        if found:
+            yield (
+                f"command of container trainer starts {found[1]} from a shell, but Regroup starts the processes "
+                "itself. Give the script's own command, for example [python, train.py], and set "
+                "spec.processesPerWorker."
+            )
+    path = spec.checkpoint.path if spec.checkpoint else None
+    if path is not None:
+        mounts = [str(mount.get("mountPath", "")) for mount in _mappings(trainer.get("volumeMounts"))]
+        if not any(mount and _inside(path, mount) for mount in mounts):
+            yield (
+                f"spec.checkpoint.path ({path}) is not on a volume that container trainer mounts, so it would be lost "
+                "with the pod. Mount a volume there, or use spec.checkpoint.volumeClaim."
+            )
+
+
+def _mappings(value: Any) -> Iterator[Mapping[str, Any]]:
+    """Yield the mappings of a list; what is not one is for the dry-run to refuse."""
+    if isinstance(value, list):
+        yield from (item for item in value if isinstance(item, Mapping))
+
+
+def _inside(path: str, directory: str) -> bool:
+    return path == directory.rstrip("/") or path.startswith(directory.rstrip("/") + "/")
+
+
+def _sentence(error: ValidationError, root: str) -> str:
+    """Return one sentence for the first problem of `error`: field path, value, rule."""
+    first = error.errors(include_url=False)[0]
+    if first["type"] == "value_error":
+        return str(first["ctx"]["error"])
+    path = root
+    for part in first["loc"]:
+        path += f"[{part}]" if isinstance(part, int) else f".{part}"
+    if first["type"] == "extra_forbidden":
+        return f"{path} is not a field of the resource. Remove it or correct its spelling."
+    if first["type"] == "missing":
+        return f"{path} is missing. Add it."
+    found = first["input"]
+    shown = f" ({found})" if isinstance(found, str | int | float) else ""
+    rule = first["msg"][0].lower() + first["msg"][1:]
+    return f"{path}{shown} is refused: {rule.removeprefix('input ')}. Correct the value."

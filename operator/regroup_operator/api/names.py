@@ -1,0 +1,55 @@
+"""Names and labels of everything that belongs to a job. One function builds each, and one reads it back.
+
+Pure strings; which pod holds which slot is decided by the generation, never by these labels.
+"""
+
+from __future__ import annotations
+
+import re
+
+LABEL_JOB_NAME = "regroup.dev/job-name"
+LABEL_ROLE = "regroup.dev/role"
+LABEL_SLOT = "regroup.dev/slot"
+LABEL_LEADER = "regroup.dev/leader"
+"""On the operator's own pods: "true" on the leader; the membership Service selects it."""
+
+ROLE_WORKER = "worker"
+TRAINER_CONTAINER = "trainer"
+
+MAX_JOB_NAME = 45
+"""Leaves room in a 63 character label for `-worker-<slot>-<n>`."""
+
+_WORKER = re.compile(r"^(?P<job>.+)-worker-(?P<slot>0|[1-9]\d*)-(?P<attempt>0|[1-9]\d*)$")
+
+
+def worker_pod_name(job_name: str, slot: int, attempt: int) -> str:
+    """Return the name of the pod that is the `attempt`-th (from 0) made for `slot`."""
+    return f"{job_name}-worker-{slot}-{attempt}"
+
+
+def parse_worker_pod_name(pod_name: str) -> tuple[str, int, int] | None:
+    """Return (job name, slot, attempt) of a worker's pod name, or None when it is not one."""
+    found = _WORKER.match(pod_name)
+    if found is None:
+        return None
+    return found["job"], int(found["slot"]), int(found["attempt"])
+
+
+def service_name(job_name: str) -> str:
+    """Return the name of the job's headless Service."""
+    return job_name
+
+
+def config_map_name(job_name: str) -> str:
+    """Return the name of the ConfigMap that carries the membership endpoint's CA bundle to the agents."""
+    return f"{job_name}-regroup"
+
+
+def worker_labels(job_name: str) -> dict[str, str]:
+    """Return the labels that select the workers of one job; `selector()` is their string form."""
+    return {LABEL_JOB_NAME: job_name, LABEL_ROLE: ROLE_WORKER}
+
+
+def selector(job_name: str) -> str:
+    """Return `status.selector`: what an autoscaler uses to find the job's workers."""
+    return ",".join(f"{key}={value}" for key, value in worker_labels(job_name).items())

@@ -1,0 +1,332 @@
+"""What a user may write under `spec`, field by field, with the rules that the API server holds them to.
+
+Each rule is written twice, side by side: as CEL for the API server and as a validator for those who have no API
+server (`regroup run`). tests/api holds that both say the same sentence. Rules that compare with the stored object
+(immutability) and with metadata are in crd.py; those beyond CEL's means are in job.py.
+"""
+
+from __future__ import annotations
+
+from pydantic import Field, model_validator
+
+from regroup_operator.api.base import OpenModel, SpecModel, cel, with_rules
+from regroup_operator.api.names import TRAINER_CONTAINER
+
+MAX_REPLICAS = 5000
+
+RESERVED_ENV = frozenset(
+    {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT"}
+)
+RESERVED_ENV_PREFIXES = ("TORCHELASTIC_", "REGROUP_")
+ALLOWED_ENV = frozenset({"REGROUP_PRELOAD"})
+
+LAUNCHERS = ("torchrun", "accelerate", "deepspeed", "mpirun", "mpiexec")
+LAUNCHER_MODULES = ("torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch")
+
+
+def is_reserved_env(name: str) -> bool:
+    """Return whether Regroup sets the environment variable `name` itself."""
+    return name not in ALLOWED_ENV and (name in RESERVED_ENV or name.startswith(RESERVED_ENV_PREFIXES))
+
+
+def _cel_list(words: tuple[str, ...] | list[str]) -> str:
+    return "[" + ", ".join(f"'{word}'" for word in words) + "]"
+
+
+class EnvVar(OpenModel):
+    """One environment variable of a container."""
+
+    model_config = with_rules(
+        cel(
+            f"self.name in {_cel_list(sorted(ALLOWED_ENV))} || !(self.name in {_cel_list(sorted(RESERVED_ENV))}"
+            + "".join(f" || self.name.startsWith('{prefix}')" for prefix in RESERVED_ENV_PREFIXES)
+            + ")",
+            "This env name is reserved, because Regroup sets it for every process. Remove it from spec.template.",
+            "'env name ' + self.name + ' is reserved, because Regroup sets it for every process. "
+            "Remove it from spec.template.'",
+        )
+    )
+
+    name: str = Field(max_length=256)
+    """RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, GROUP_RANK, MASTER_ADDR, MASTER_PORT, TORCHELASTIC_* and
+    REGROUP_* (except REGROUP_PRELOAD) are set by Regroup and refused here."""
+
+    @model_validator(mode="after")
+    def _not_reserved(self) -> EnvVar:
+        if is_reserved_env(self.name):
+            raise ValueError(
+                f"env name {self.name} is reserved, because Regroup sets it for every process. "
+                "Remove it from spec.template."
+            )
+        return self
+
+
+class Container(OpenModel):
+    """A container as Kubernetes defines it; the one named `trainer` runs the training script."""
+
+    model_config = with_rules(
+        cel(
+            f"self.name != '{TRAINER_CONTAINER}' || (has(self.command) && size(self.command) > 0)",
+            "container trainer has no command, and Regroup has to know it to start processes. "
+            "Write it out, for example command: [python, train.py].",
+        ),
+        cel(
+            f"self.name != '{TRAINER_CONTAINER}' || !has(self.command) || size(self.command) == 0 || "
+            f"!({_cel_list(LAUNCHERS)}.exists(l, self.command[0] == l || self.command[0].endsWith('/' + l)) || "
+            f"self.command.exists(a, a in {_cel_list(LAUNCHER_MODULES)}) || "
+            f"(has(self.args) && self.args.exists(a, a in {_cel_list(LAUNCHER_MODULES)})))",
+            "command of container trainer starts a launcher, but Regroup starts the processes itself. "
+            "Give the script's own command, for example [python, train.py], and set spec.processesPerWorker.",
+        ),
+    )
+
+    name: str = Field(max_length=63)
+    """Unique in the pod."""
+
+    command: list[str] | None = Field(default=None, max_length=256)
+    """Required for the container `trainer`: what starts ONE training process, for example [python, train.py]. Regroup
+    starts it processesPerWorker times in each worker, so torchrun, accelerate, deepspeed and mpirun are refused."""
+
+    args: list[str] | None = Field(default=None, max_length=1024)
+    """Appended to command."""
+
+    env: list[EnvVar] | None = Field(
+        default=None, max_length=512, json_schema_extra={"x-kubernetes-list-type": "atomic"}
+    )
+    """Environment variables; later entries win."""
+
+    @model_validator(mode="after")
+    def _trainer_command(self) -> Container:
+        if self.name != TRAINER_CONTAINER:
+            return self
+        if not self.command:
+            raise ValueError(
+                "container trainer has no command, and Regroup has to know it to start processes. "
+                "Write it out, for example command: [python, train.py]."
+            )
+        words = [*self.command, *(self.args or [])]
+        if self.command[0].rsplit("/", 1)[-1] in LAUNCHERS or any(word in LAUNCHER_MODULES for word in words):
+            raise ValueError(
+                "command of container trainer starts a launcher, but Regroup starts the processes itself. "
+                "Give the script's own command, for example [python, train.py], and set spec.processesPerWorker."
+            )
+        return self
+
+
+class PodSpec(OpenModel):
+    """A pod's spec as Kubernetes defines it. It is tried against the API server before any pod is made."""
+
+    model_config = with_rules(
+        cel(
+            f"self.containers.exists(c, c.name == '{TRAINER_CONTAINER}')",
+            "spec.template.spec.containers has no container named trainer. "
+            "Name the container that runs the training script trainer.",
+            "'spec.template.spec.containers (' + self.containers.map(c, c.name).join(', ') + "
+            "') has no container named trainer. Name the container that runs the training script trainer.'",
+        ),
+        cel(
+            "!has(self.restartPolicy) || self.restartPolicy == 'OnFailure'",
+            "spec.template.spec.restartPolicy must be OnFailure, because workers recover in place. "
+            "Remove the field or set OnFailure.",
+            "'spec.template.spec.restartPolicy (' + self.restartPolicy + ') must be OnFailure, because workers "
+            "recover in place. Remove the field or set OnFailure.'",
+        ),
+    )
+
+    containers: list[Container] = Field(
+        min_length=1,
+        max_length=16,
+        json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
+    )
+    """At least the container `trainer`; others run beside it in every worker."""
+
+    restart_policy: str | None = Field(default=None, alias="restartPolicy", max_length=64)
+    """OnFailure or absent: a worker whose container died starts again in place."""
+
+    @model_validator(mode="after")
+    def _has_trainer(self) -> PodSpec:
+        names = [container.name for container in self.containers]
+        if TRAINER_CONTAINER not in names:
+            raise ValueError(
+                f"spec.template.spec.containers ({', '.join(names)}) has no container named trainer. "
+                "Name the container that runs the training script trainer."
+            )
+        if self.restart_policy not in (None, "OnFailure"):
+            raise ValueError(
+                f"spec.template.spec.restartPolicy ({self.restart_policy}) must be OnFailure, because workers "
+                "recover in place. Remove the field or set OnFailure."
+            )
+        return self
+
+
+class TemplateMeta(SpecModel):
+    """Labels and annotations that every worker's pod gets besides ours."""
+
+    labels: dict[str, str] | None = Field(default=None, max_length=128)
+    """Keys under regroup.dev/ are ours and refused."""
+
+    annotations: dict[str, str] | None = Field(default=None, max_length=128)
+    """Copied to every worker's pod."""
+
+
+class PodTemplate(SpecModel):
+    """The pod that every worker is made from. Immutable once the job has started."""
+
+    metadata: TemplateMeta | None = None
+    """Labels and annotations for the pods."""
+
+    spec: PodSpec
+    """The pod's spec."""
+
+
+class ElasticPolicy(SpecModel):
+    """The range inside which the number of workers may change while the job runs."""
+
+    model_config = with_rules(
+        cel(
+            "self.minReplicas <= self.maxReplicas",
+            "spec.elasticPolicy.minReplicas is greater than spec.elasticPolicy.maxReplicas. "
+            "Lower minReplicas or raise maxReplicas.",
+            "'spec.elasticPolicy.minReplicas (' + string(self.minReplicas) + ') is greater than "
+            "spec.elasticPolicy.maxReplicas (' + string(self.maxReplicas) + '). "
+            "Lower minReplicas or raise maxReplicas.'",
+        )
+    )
+
+    min_replicas: int = Field(ge=1, le=MAX_REPLICAS)
+    """Training goes on with as few workers as this; below it the survivors wait with their state."""
+
+    max_replicas: int = Field(ge=1, le=MAX_REPLICAS)
+    """The most workers that spec.replicas may ask for."""
+
+    @model_validator(mode="after")
+    def _ordered(self) -> ElasticPolicy:
+        if self.min_replicas > self.max_replicas:
+            raise ValueError(
+                f"spec.elasticPolicy.minReplicas ({self.min_replicas}) is greater than "
+                f"spec.elasticPolicy.maxReplicas ({self.max_replicas}). Lower minReplicas or raise maxReplicas."
+            )
+        return self
+
+
+class CheckpointPolicy(SpecModel):
+    """Where and how often the whole state goes to disk. Immutable once the job has started."""
+
+    model_config = with_rules(
+        cel(
+            "has(self.volumeClaim) != has(self.path)",
+            "spec.checkpoint needs exactly one of volumeClaim and path. Keep the one that says where checkpoints go.",
+        ),
+        cel(
+            "!has(self.path) || self.path.startsWith('/')",
+            "spec.checkpoint.path is not absolute. Give a directory that starts with /.",
+            "'spec.checkpoint.path (' + self.path + ') is not absolute. Give a directory that starts with /.'",
+        ),
+    )
+
+    volume_claim: str | None = Field(default=None, min_length=1, max_length=253)
+    """Name of a PersistentVolumeClaim in the job's namespace that all workers can mount (ReadWriteMany when they run
+    on several nodes). It is mounted at /regroup/checkpoint."""
+
+    path: str | None = Field(default=None, min_length=1, max_length=4096)
+    """Absolute directory on a volume that the template mounts in the trainer container of every worker."""
+
+    every_seconds: int = Field(default=300, ge=1, le=604800)
+    """Seconds between two checkpoints."""
+
+    keep: int = Field(default=3, ge=1, le=1000)
+    """How many complete checkpoints stay; older ones are removed."""
+
+    @model_validator(mode="after")
+    def _one_place(self) -> CheckpointPolicy:
+        if (self.volume_claim is None) == (self.path is None):
+            raise ValueError(
+                "spec.checkpoint needs exactly one of volumeClaim and path. Keep the one that says where "
+                "checkpoints go."
+            )
+        if self.path is not None and not self.path.startswith("/"):
+            raise ValueError(
+                f"spec.checkpoint.path ({self.path}) is not absolute. Give a directory that starts with /."
+            )
+        return self
+
+
+class RecoveryPolicy(SpecModel):
+    """How many failures the job survives and how fast silence counts as one."""
+
+    max_restarts: int = Field(default=10, ge=0, le=1_000_000)
+    """Training processes that may end by themselves with a non-zero code or a signal, and containers that may fail,
+    within windowSeconds; the next one fails the job. Deleted pods, drains and lost nodes do not count."""
+
+    window_seconds: int = Field(default=3600, ge=1, le=31_536_000)
+    """Length in seconds of the window in which maxRestarts counts."""
+
+    disconnect_seconds: int = Field(default=5, ge=1, le=3600)
+    """Seconds without a connection and without progress after which a silent worker is lost."""
+
+    rejoin_seconds: int = Field(default=0, ge=0, le=3600)
+    """Seconds that the others wait for a crashed process to restart in place before they go on without its worker.
+    0: they go on at once. Jobs of fixed size always wait."""
+
+
+class JobSpec(SpecModel):
+    """What the user wants."""
+
+    model_config = with_rules(
+        cel(
+            "!has(self.elasticPolicy) || self.elasticPolicy.minReplicas > self.elasticPolicy.maxReplicas || "
+            "(self.replicas >= self.elasticPolicy.minReplicas && self.replicas <= self.elasticPolicy.maxReplicas)",
+            "spec.replicas is outside spec.elasticPolicy. Choose a number inside, or change minReplicas or maxReplicas.",
+            "'spec.replicas (' + string(self.replicas) + ') is outside spec.elasticPolicy (' + "
+            "string(self.elasticPolicy.minReplicas) + ' to ' + string(self.elasticPolicy.maxReplicas) + "
+            "'). Choose a number inside, or change minReplicas or maxReplicas.'",
+        )
+    )
+
+    replicas: int = Field(default=1, ge=1, le=MAX_REPLICAS)
+    """Workers wanted now: the field that kubectl scale, an autoscaler or a patch changes. Fixed once the job has
+    started, unless elasticPolicy is set."""
+
+    elastic_policy: ElasticPolicy | None = None
+    """The range in which replicas may change while the job runs. Absent: the size is fixed."""
+
+    processes_per_worker: int | None = Field(default=None, ge=1, le=256)
+    """Training processes in each worker. Absent: the nvidia.com/gpu limit of the container trainer, else 1. Immutable
+    once the job has started."""
+
+    template: PodTemplate
+    """The pod that every worker is made from. Immutable once the job has started."""
+
+    checkpoint: CheckpointPolicy | None = None
+    """Where and how often the whole state goes to disk. Absent: it lives in the workers only. Immutable once the job
+    has started."""
+
+    recovery: RecoveryPolicy = Field(default_factory=RecoveryPolicy, json_schema_extra={"default": {}})
+    """How many failures the job survives and how fast silence counts as one."""
+
+    @model_validator(mode="after")
+    def _replicas_inside(self) -> JobSpec:
+        policy = self.elastic_policy
+        if policy is not None and not policy.min_replicas <= self.replicas <= policy.max_replicas:
+            raise ValueError(
+                f"spec.replicas ({self.replicas}) is outside spec.elasticPolicy ({policy.min_replicas} to "
+                f"{policy.max_replicas}). Choose a number inside, or change minReplicas or maxReplicas."
+            )
+        return self
+
+
+__all__ = [
+    "ALLOWED_ENV",
+    "LAUNCHERS",
+    "MAX_REPLICAS",
+    "RESERVED_ENV",
+    "CheckpointPolicy",
+    "Container",
+    "ElasticPolicy",
+    "EnvVar",
+    "JobSpec",
+    "PodSpec",
+    "PodTemplate",
+    "RecoveryPolicy",
+    "is_reserved_env",
+]
