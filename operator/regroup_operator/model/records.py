@@ -1,0 +1,132 @@
+"""What the operator observes: pods as the informer slims them, agents' sessions as the endpoint knows them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from regroup.protocol.state import Condition, Seal
+from regroup.protocol.wire import Adopted, Draining, Fault, Formed, Progress
+
+Key = tuple[str, str]
+"""(namespace, name) of a job: the unit of the work queue."""
+
+
+@dataclass(frozen=True)
+class Pod:
+    """A worker pod, slim. `slot` and `attempt` come from its name `<job>-worker-<slot>-<attempt>`."""
+
+    namespace: str
+    name: str
+    uid: str
+    job: str
+    job_uid: str
+    """UID of the controller ownerReference: the only proof that a pod is a job's."""
+    slot: int
+    attempt: int
+    phase: str = "Pending"
+    """Pending, Running, Succeeded, Failed."""
+    ip: str = ""
+    node: str = ""
+    node_ready: bool = True
+    terminating: bool = False
+    running_since_s: float | None = None
+    """When the trainer container was first seen running, on the controller's monotonic clock; None: it is not."""
+    container_restarts: int = 0
+    last_exit_code: int | None = None
+    """Exit code of the trainer container's last termination."""
+    waiting_reason: str = ""
+    """Why a container waits: ErrImagePull, ImagePullBackOff, CrashLoopBackOff, CreateContainerConfigError, ..."""
+    waiting_message: str = ""
+    unschedulable: str = ""
+    """Message of PodScheduled=False, else empty."""
+
+    @property
+    def alive(self) -> bool:
+        """True while the pod may still hold a running agent."""
+        return self.phase not in ("Succeeded", "Failed")
+
+    @property
+    def usable(self) -> bool:
+        """True if the pod may be (or become) a member."""
+        return self.alive and not self.terminating
+
+
+@dataclass(frozen=True)
+class Session:
+    """What the membership endpoint knows of one agent; replaced whole at each report. Times are monotonic seconds."""
+
+    pod_uid: str
+    boot: str
+    connected: bool
+    condition: Condition
+    condition_at_s: float
+    """When `condition.phase`, generation or incarnation last changed."""
+    seal: Seal | None = None
+    store_port: int = 0
+    processes: int = 1
+    closed_at_s: float | None = None
+    """When the command stream closed; None while it is open."""
+    closed_step: int = 0
+    """Newest step known when the stream closed: only progress two above it proves life (rule FENCE)."""
+    first_seen_s: float = 0.0
+    progress: Progress | None = None
+    progress_generation: int = 0
+    progress_at_s: float | None = None
+    formed: Formed | None = None
+    formed_generation: int = 0
+    adopted: Adopted | None = None
+    adopted_generation: int = 0
+    """Generation that all of the worker's processes have adopted, by the newest report."""
+    fault: Fault | None = None
+    fault_generation: int = 0
+    fault_at_s: float | None = None
+    fault_incarnation: int = 0
+    draining: Draining | None = None
+    exits: tuple[ProcessExit, ...] = ()
+    """Trainer processes that ended by themselves, oldest first, at most the last 32."""
+
+
+@dataclass(frozen=True)
+class ProcessExit:
+    """A trainer process that ended by itself with a non-zero code or a signal (negative)."""
+
+    at_s: float
+    incarnation: int
+    local_rank: int
+    exit_code: int
+    last_line: str = ""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Times of the membership policy, seconds; chart values of the same names."""
+
+    first_wait_s: float = 30.0
+    """The first generation starts with fewer than spec.replicas workers this long after minReplicas are ready."""
+    join_quiet_s: float = 1.0
+    """A planned generation waits until this long after the last worker became ready ..."""
+    join_max_s: float = 5.0
+    """... but not longer than this after the first one did."""
+    planned_timeout_s: float = 30.0
+    """A planned generation that its members have not all entered by then is dropped for a forced one."""
+    form_timeout_s: float = 20.0
+    """A forced generation whose members have not all adopted by then is announced anew without those that did not answer."""
+    term_grace_s: float = 20.0
+    """In the first seconds of an operator's term a missing stream is unknown, not lost."""
+    hello_timeout_s: float = 20.0
+    """A running worker whose agent has not called by then makes AgentsConnected false."""
+    progress_write_s: float = 10.0
+    """Progress alone is written to the status at most this often, per job."""
+    probe_s: float = 3.0
+    """Keepalive probes delay the sight of a dead peer by this much; it is taken off disconnectSeconds."""
+    resync_s: float = 600.0
+
+
+@dataclass(frozen=True)
+class Observation:
+    """Everything that a plan is a function of, but the job itself and the clock."""
+
+    pods: tuple[Pod, ...]
+    sessions: dict[str, Session] = field(default_factory=dict)
+    """By pod UID."""
+    term_started_s: float = 0.0
