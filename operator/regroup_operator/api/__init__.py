@@ -9,6 +9,7 @@ from the models.
 """
 
 from regroup_operator.api.conditions import Condition, set_condition
+from regroup_operator.api.crd import GROUP, KIND, PLURAL, VERSION
 from regroup_operator.api.errors import (
     ConflictError,
     NotFoundError,
@@ -20,11 +21,6 @@ from regroup_operator.api.errors import (
 from regroup_operator.api.job import Job, parse_job, parse_status, processes_per_worker
 from regroup_operator.api.spec import JobSpec
 from regroup_operator.api.status import JobStatus
-
-GROUP = "regroup.dev"
-VERSION = "v1alpha1"
-KIND = "DistributedTrainingJob"
-PLURAL = "distributedtrainingjobs"
 
 __all__ = [
     "GROUP",

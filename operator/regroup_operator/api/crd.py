@@ -1,0 +1,196 @@
+"""The CustomResourceDefinition, made from the models. Pure.
+
+Owns what only the CRD has: structural schema, columns, scale subresource, and the rules that compare with the stored
+object or read metadata. Bounds on template lists exist because CEL's cost is estimated from them; without them the API
+server refuses the CRD.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from regroup_operator.api.base import cel
+from regroup_operator.api.names import MAX_JOB_NAME
+from regroup_operator.api.spec import JobSpec
+from regroup_operator.api.status import JobStatus
+
+GROUP = "regroup.dev"
+VERSION = "v1alpha1"
+KIND = "DistributedTrainingJob"
+PLURAL = "distributedtrainingjobs"
+SINGULAR = "distributedtrainingjob"
+
+_KEPT = (
+    "type",
+    "description",
+    "default",
+    "enum",
+    "format",
+    "minimum",
+    "maximum",
+    "minLength",
+    "maxLength",
+    "minItems",
+    "maxItems",
+    "minProperties",
+    "maxProperties",
+    "required",
+)
+
+_STARTED = "has(oldSelf.status) && has(oldSelf.status.startTime)"
+
+
+def _immutable(field: str, kept: str) -> dict[str, str]:
+    return cel(
+        f"!({_STARTED}) || ({kept})",
+        f"spec.{field} cannot change once the job has started (status.startTime is set). "
+        "Change it back, or delete the job and create it anew.",
+    )
+
+
+OBJECT_RULES = [
+    cel(
+        f"self.metadata.name.size() <= {MAX_JOB_NAME} && self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$')",
+        f"metadata.name must have at most {MAX_JOB_NAME} characters, start with a letter and contain only a-z, 0-9 "
+        "and -. Choose another name.",
+        f"'metadata.name (' + self.metadata.name + ') must have at most {MAX_JOB_NAME} characters, start with a "
+        "letter and contain only a-z, 0-9 and -. Choose another name.'",
+    ),
+    _immutable("template", "self.spec.template == oldSelf.spec.template"),
+    _immutable(
+        "processesPerWorker",
+        "has(self.spec.processesPerWorker) == has(oldSelf.spec.processesPerWorker) && "
+        "(!has(self.spec.processesPerWorker) || self.spec.processesPerWorker == oldSelf.spec.processesPerWorker)",
+    ),
+    _immutable(
+        "checkpoint",
+        "has(self.spec.checkpoint) == has(oldSelf.spec.checkpoint) && "
+        "(!has(self.spec.checkpoint) || self.spec.checkpoint == oldSelf.spec.checkpoint)",
+    ),
+    cel(
+        f"!({_STARTED}) || has(self.spec.elasticPolicy) || self.spec.replicas == oldSelf.spec.replicas",
+        "spec.replicas of a started job of fixed size cannot change. Keep it, or set spec.elasticPolicy.",
+        "'spec.replicas (' + string(self.spec.replicas) + ') of a started job of fixed size cannot change from ' + "
+        "string(oldSelf.spec.replicas) + '. Keep it, or set spec.elasticPolicy.'",
+    ),
+]
+
+
+def _column(name: str, type: str, path: str, description: str, *, wide: bool = False) -> dict[str, Any]:
+    column: dict[str, Any] = {"name": name, "type": type, "jsonPath": path, "description": description}
+    if wide:
+        column["priority"] = 1
+    return column
+
+
+COLUMNS = [
+    _column("State", "string", ".status.summary.state", "What the job is doing, or why it was not accepted."),
+    _column("Ready", "string", ".status.summary.ready", "Ready and wanted workers."),
+    _column("Step", "integer", ".status.progress.step", "Last step that no failure of a worker can take back."),
+    _column("Progress", "string", ".status.summary.progress", "Share of the steps done."),
+    _column("Loss", "string", ".status.summary.loss", "Loss of the last reported step."),
+    _column("Restarts", "integer", ".status.restarts.processes", "Training processes that ended by themselves."),
+    _column("ETA", "string", ".status.summary.eta", "Time left; empty when not Running."),
+    _column("Age", "date", ".metadata.creationTimestamp", "Time since the job was created."),
+    _column("Generation", "integer", ".status.membership.generation", "Number of the newest membership.", wide=True),
+    _column("Samples/s", "number", ".status.progress.samplesPerSecond", "Committed samples per second.", wide=True),
+]
+
+
+def object_schema() -> dict[str, Any]:
+    """Return the structural schema of the whole object."""
+    return {
+        "type": "object",
+        "description": "A PyTorch training job that neither stops for failures nor for a change of its size.",
+        "required": ["spec"],
+        "properties": {
+            "apiVersion": {"type": "string"},
+            "kind": {"type": "string"},
+            "metadata": {"type": "object"},
+            "spec": structural(JobSpec.model_json_schema(by_alias=True)),
+            # What the operator leaves out of the status is absent there, not filled in by the API server.
+            "status": _without_defaults(structural(JobStatus.model_json_schema(by_alias=True))),
+        },
+        "x-kubernetes-validations": OBJECT_RULES,
+    }
+
+
+def custom_resource_definition() -> dict[str, Any]:
+    """Return the CRD as a dict for YAML."""
+    return {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {"name": f"{PLURAL}.{GROUP}"},
+        "spec": {
+            "group": GROUP,
+            "scope": "Namespaced",
+            "names": {
+                "kind": KIND,
+                "listKind": f"{KIND}List",
+                "plural": PLURAL,
+                "singular": SINGULAR,
+                "shortNames": ["trainingjobs", "trainingjob", "dtj"],
+                "categories": ["training"],
+            },
+            "versions": [
+                {
+                    "name": VERSION,
+                    "served": True,
+                    "storage": True,
+                    "schema": {"openAPIV3Schema": object_schema()},
+                    "subresources": {
+                        "status": {},
+                        "scale": {
+                            "specReplicasPath": ".spec.replicas",
+                            "statusReplicasPath": ".status.replicas",
+                            "labelSelectorPath": ".status.selector",
+                        },
+                    },
+                    "additionalPrinterColumns": COLUMNS,
+                }
+            ],
+        },
+    }
+
+
+def structural(schema: dict[str, Any]) -> dict[str, Any]:
+    """Return pydantic's JSON schema as Kubernetes wants it: references inlined, null left out, extensions kept."""
+    return _structural(schema, schema.get("$defs", {}))
+
+
+def _structural(node: dict[str, Any], defs: dict[str, Any]) -> dict[str, Any]:
+    node = _resolve(node, defs)
+    result: dict[str, Any] = {key: node[key] for key in _KEPT if key in node and node[key] is not None}
+    if "description" in result:
+        result["description"] = " ".join(str(result["description"]).split())
+    result.update({key: value for key, value in node.items() if key.startswith("x-kubernetes-")})
+    if "properties" in node:
+        result["properties"] = {name: _structural(child, defs) for name, child in node["properties"].items()}
+    extra = node.get("additionalProperties")
+    if extra is True:
+        result["x-kubernetes-preserve-unknown-fields"] = True
+    elif isinstance(extra, dict):
+        result["additionalProperties"] = _structural(extra, defs)
+    if "items" in node:
+        result["items"] = _structural(node["items"], defs)
+    return result
+
+
+def _without_defaults(node: Any) -> Any:
+    if isinstance(node, dict):
+        return {key: _without_defaults(child) for key, child in node.items() if key != "default"}
+    if isinstance(node, list):
+        return [_without_defaults(child) for child in node]
+    return node
+
+
+def _resolve(node: dict[str, Any], defs: dict[str, Any]) -> dict[str, Any]:
+    """Inline a reference and drop the null of an optional; what the field says wins over what its type says."""
+    node = dict(node)
+    if "anyOf" in node:
+        (only,) = [option for option in node.pop("anyOf") if option.get("type") != "null"]
+        node = {**_resolve(only, defs), **node}
+    if "$ref" in node:
+        name = node.pop("$ref").rsplit("/", 1)[-1]
+        node = {**_resolve(defs[name], defs), **node}
+    return node

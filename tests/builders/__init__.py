@@ -1,0 +1,1 @@
+"""Objects that tests start from, valid unless said otherwise. No test lives here."""

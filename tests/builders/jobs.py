@@ -1,0 +1,148 @@
+"""A small valid job, and the specs that must be refused with the sentence each must get.
+
+`BAD_SPECS` is used twice: against `parse_job` (tests/unit/api) and against a real API server (tests/api), so that the
+two answers stay one.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+Manifest = dict[str, Any]
+
+
+def make_job(name: str = "digits", **spec: Any) -> Manifest:
+    """Return an elastic job of 3 workers (2 to 5) as a user would write it; `spec` replaces whole fields."""
+    return {
+        "apiVersion": "regroup.dev/v1alpha1",
+        "kind": "DistributedTrainingJob",
+        "metadata": {"name": name, "namespace": "default"},
+        "spec": {
+            "replicas": 3,
+            "elasticPolicy": {"minReplicas": 2, "maxReplicas": 5},
+            "template": {
+                "spec": {
+                    "containers": [{"name": "trainer", "image": "example/trainer:1", "command": ["python", "train.py"]}]
+                }
+            },
+            **copy.deepcopy(spec),
+        },
+    }
+
+
+def stored_job(name: str = "digits", status: Manifest | None = None, **spec: Any) -> Manifest:
+    """Return the job as the API server would hold it: with uid, versions and status."""
+    job = make_job(name, **spec)
+    job["metadata"].update(uid="1f4a-uid", resourceVersion="7", generation=2)
+    if status is not None:
+        job["status"] = status
+    return job
+
+
+def trainer(job: Manifest) -> Manifest:
+    """Return the trainer container of `job`, to be changed in place."""
+    containers: list[Manifest] = job["spec"]["template"]["spec"]["containers"]
+    return containers[0]
+
+
+Change = Callable[[Manifest], Any]
+
+
+def with_spec(**fields: Any) -> Change:
+    """Return a change that sets fields of spec."""
+    return lambda job: job["spec"].update(copy.deepcopy(fields))
+
+
+def with_trainer(**fields: Any) -> Change:
+    """Return a change that sets fields of the trainer container."""
+    return lambda job: trainer(job).update(copy.deepcopy(fields))
+
+
+def with_pod(**fields: Any) -> Change:
+    """Return a change that sets fields of spec.template.spec."""
+    return lambda job: job["spec"]["template"]["spec"].update(copy.deepcopy(fields))
+
+
+def with_name(name: str) -> Change:
+    """Return a change of metadata.name."""
+    return lambda job: job["metadata"].update(name=name)
+
+
+_NO_COMMAND = (
+    "container trainer has no command, and Regroup has to know it to start processes. "
+    "Write it out, for example command: [python, train.py]."
+)
+_LAUNCHER = (
+    "command of container trainer starts a launcher, but Regroup starts the processes itself. "
+    "Give the script's own command, for example [python, train.py], and set spec.processesPerWorker."
+)
+
+
+def _reserved(name: str) -> str:
+    return f"env name {name} is reserved, because Regroup sets it for every process. Remove it from spec.template."
+
+
+BAD_SPECS: dict[str, tuple[Change, str]] = {
+    "minReplicas above maxReplicas": (
+        with_spec(elasticPolicy={"minReplicas": 6, "maxReplicas": 4}),
+        "spec.elasticPolicy.minReplicas (6) is greater than spec.elasticPolicy.maxReplicas (4). "
+        "Lower minReplicas or raise maxReplicas.",
+    ),
+    "replicas above maxReplicas": (
+        with_spec(replicas=9),
+        "spec.replicas (9) is outside spec.elasticPolicy (2 to 5). "
+        "Choose a number inside, or change minReplicas or maxReplicas.",
+    ),
+    "replicas below minReplicas": (
+        with_spec(replicas=1),
+        "spec.replicas (1) is outside spec.elasticPolicy (2 to 5). "
+        "Choose a number inside, or change minReplicas or maxReplicas.",
+    ),
+    "no container named trainer": (
+        with_trainer(name="main"),
+        "spec.template.spec.containers (main) has no container named trainer. "
+        "Name the container that runs the training script trainer.",
+    ),
+    "trainer without command": (lambda job: trainer(job).pop("command"), _NO_COMMAND),
+    "trainer with an empty command": (with_trainer(command=[]), _NO_COMMAND),
+    "torchrun": (with_trainer(command=["/usr/bin/torchrun", "train.py"]), _LAUNCHER),
+    "accelerate": (with_trainer(command=["accelerate", "launch", "train.py"]), _LAUNCHER),
+    "torchrun as a module": (with_trainer(command=["python", "-m", "torch.distributed.run", "train.py"]), _LAUNCHER),
+    "torchrun in args": (with_trainer(command=["python"], args=["-m", "torch.distributed.run"]), _LAUNCHER),
+    "reserved environment name": (with_trainer(env=[{"name": "RANK", "value": "0"}]), _reserved("RANK")),
+    "reserved environment prefix": (
+        with_trainer(env=[{"name": "A", "value": "1"}, {"name": "TORCHELASTIC_RUN_ID", "value": "x"}]),
+        _reserved("TORCHELASTIC_RUN_ID"),
+    ),
+    "environment of Regroup's own": (with_trainer(env=[{"name": "REGROUP_SOCKET"}]), _reserved("REGROUP_SOCKET")),
+    "restartPolicy": (
+        with_pod(restartPolicy="Never"),
+        "spec.template.spec.restartPolicy (Never) must be OnFailure, because workers recover in place. "
+        "Remove the field or set OnFailure.",
+    ),
+    "checkpoint in two places": (
+        with_spec(checkpoint={"volumeClaim": "ckpt", "path": "/ckpt"}),
+        "spec.checkpoint needs exactly one of volumeClaim and path. Keep the one that says where checkpoints go.",
+    ),
+    "checkpoint in no place": (
+        with_spec(checkpoint={"keep": 2}),
+        "spec.checkpoint needs exactly one of volumeClaim and path. Keep the one that says where checkpoints go.",
+    ),
+    "checkpoint path not absolute": (
+        with_spec(checkpoint={"path": "ckpt"}),
+        "spec.checkpoint.path (ckpt) is not absolute. Give a directory that starts with /.",
+    ),
+    "name of 46 characters": (
+        with_name("a" * 46),
+        f"metadata.name ({'a' * 46}) must have at most 45 characters, start with a letter and contain only a-z, 0-9 "
+        "and -. Choose another name.",
+    ),
+    "name that starts with a digit": (
+        with_name("1digits"),
+        "metadata.name (1digits) must have at most 45 characters, start with a letter and contain only a-z, 0-9 "
+        "and -. Choose another name.",
+    ),
+}
+"""What both the API server and `parse_job` answer with this very sentence."""

@@ -1,0 +1,159 @@
+"""`parse_job`: a good job is read, each mistake gets its one sentence."""
+
+from __future__ import annotations
+
+import pytest
+from regroup.protocol import env
+from regroup_operator.api import SpecError, StatusError, parse_job, processes_per_worker, spec
+
+from tests.builders.jobs import BAD_SPECS, Change, make_job, stored_job, trainer, with_pod, with_spec, with_trainer
+
+
+def test_good_job_is_read_with_the_defaults_of_the_design() -> None:
+    job = parse_job(stored_job(checkpoint={"volumeClaim": "ckpt"}, status={"phase": "Running"}))
+    assert (job.key, job.uid, job.spec_generation, job.resource_version) == (
+        ("default", "digits"),
+        "1f4a-uid",
+        2,
+        "7",
+    )
+    assert (job.spec.replicas, job.min_replicas, job.max_replicas, job.elastic) == (3, 2, 5, True)
+    assert job.spec.checkpoint is not None
+    assert (job.spec.checkpoint.every_seconds, job.spec.checkpoint.keep) == (300, 3)
+    recovery = job.spec.recovery
+    assert (recovery.max_restarts, recovery.window_seconds) == (10, 3600)
+    assert (recovery.disconnect_seconds, recovery.rejoin_seconds) == (5, 0)
+    assert job.status.phase == "Running"
+
+
+def test_fixed_size_job_has_equal_bounds() -> None:
+    raw = make_job(replicas=4)
+    del raw["spec"]["elasticPolicy"]
+    job = parse_job(raw)
+    assert (job.min_replicas, job.max_replicas, job.elastic) == (4, 4, False)
+
+
+def test_pod_template_is_a_copy() -> None:
+    raw = make_job()
+    parse_job(raw).pod_template()["spec"]["containers"].clear()
+    assert trainer(raw)["name"] == "trainer"
+
+
+@pytest.mark.parametrize(("change", "sentence"), BAD_SPECS.values(), ids=BAD_SPECS.keys())
+def test_bad_spec_gets_the_sentence_of_the_api_server(change: Change, sentence: str) -> None:
+    raw = make_job()
+    change(raw)
+    with pytest.raises(SpecError) as refused:
+        parse_job(raw)
+    assert str(refused.value) == sentence
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        pytest.param(
+            with_spec(replica=3),
+            "spec.replica is not a field of the resource. Remove it or correct its spelling.",
+            id="unknown field",
+        ),
+        pytest.param(
+            lambda job: job["spec"]["template"].update(specs={}),
+            "spec.template.specs is not a field of the resource. Remove it or correct its spelling.",
+            id="unknown field beside the pod's spec",
+        ),
+        pytest.param(
+            with_spec(replicas="3"),
+            "spec.replicas (3) is refused: should be a valid integer. Correct the value.",
+            id="a number as text",
+        ),
+        pytest.param(
+            with_spec(replicas=0),
+            "spec.replicas (0) is refused: should be greater than or equal to 1. Correct the value.",
+            id="no workers",
+        ),
+        pytest.param(lambda job: job["spec"].pop("template"), "spec.template is missing. Add it.", id="no template"),
+        pytest.param(lambda job: job.pop("spec"), "spec is missing. Give at least spec.template.", id="no spec"),
+    ],
+)
+def test_bad_shape_gets_one_sentence(change: Change, sentence: str) -> None:
+    raw = make_job()
+    change(raw)
+    with pytest.raises(SpecError) as refused:
+        parse_job(raw)
+    assert str(refused.value) == sentence
+
+
+@pytest.mark.parametrize(
+    ("change", "part"),
+    [
+        pytest.param(
+            lambda job: job["spec"]["template"].update(metadata={"labels": {"regroup.dev/slot": "1"}}),
+            "labels under regroup.dev/",
+            id="our label",
+        ),
+        pytest.param(with_pod(volumes=[{"name": "regroup-state"}]), "volume names", id="our volume"),
+        pytest.param(with_pod(initContainers=[{"name": "regroup-agent"}]), "regroup-agent", id="our init container"),
+        pytest.param(
+            with_trainer(volumeMounts=[{"name": "x", "mountPath": "/regroup/bin"}]), "/regroup/bin", id="our path"
+        ),
+        pytest.param(
+            with_trainer(command=["sh", "-c", "exec torchrun --nnodes 1 t.py"]), "torchrun", id="launcher in a shell"
+        ),
+        pytest.param(with_spec(checkpoint={"path": "/ckpt/a"}), "(/ckpt/a) is not on a volume", id="path not mounted"),
+        pytest.param(
+            with_trainer(resources={"limits": {"nvidia.com/gpu": "half"}}), "(half)", id="GPU limit not a number"
+        ),
+    ],
+)
+def test_what_collides_with_the_rendered_pod_is_refused(change: Change, part: str) -> None:
+    raw = make_job()
+    change(raw)
+    with pytest.raises(SpecError) as refused:
+        parse_job(raw)
+    assert part in str(refused.value)
+    assert str(refused.value).endswith(".")
+
+
+def test_checkpoint_path_below_a_mount_is_accepted() -> None:
+    raw = make_job(checkpoint={"path": "/data/ckpt"})
+    trainer(raw)["volumeMounts"] = [{"name": "data", "mountPath": "/data"}]
+    assert parse_job(raw).spec.checkpoint is not None
+
+
+@pytest.mark.parametrize(
+    ("field", "limit", "want"),
+    [
+        pytest.param(None, None, 1, id="neither: one"),
+        pytest.param(None, 8, 8, id="the GPU limit"),
+        pytest.param(None, "4", 4, id="the GPU limit as text"),
+        pytest.param(2, 8, 2, id="the field wins"),
+        pytest.param(None, 0, 1, id="no GPU still needs a process"),
+    ],
+)
+def test_processes_per_worker(field: int | None, limit: int | str | None, want: int) -> None:
+    raw = make_job()
+    if field is not None:
+        raw["spec"]["processesPerWorker"] = field
+    if limit is not None:
+        trainer(raw)["resources"] = {"limits": {"nvidia.com/gpu": limit}}
+    assert processes_per_worker(parse_job(raw)) == want
+
+
+def test_unreadable_status_names_its_field() -> None:
+    with pytest.raises(StatusError, match=r"status\.phase \(Odd\)"):
+        parse_job(stored_job(status={"phase": "Odd"}))
+
+
+def test_status_of_a_newer_version_survives_reading_and_writing() -> None:
+    status = {"membership": {**MEMBERSHIP, "future": {"a": 1}}, "later": True}
+    assert parse_job(stored_job(status=status)).status.to_dict().items() >= {"later": True}.items()
+    assert parse_job(stored_job(status=status)).status.to_dict()["membership"]["future"] == {"a": 1}
+
+
+MEMBERSHIP = {"generation": 1, "uid": "u", "kind": "forced", "digest": "d", "worldSize": 3, "members": "0-2"}
+
+
+def test_reserved_names_are_those_of_the_protocol() -> None:
+    assert frozenset(env.RESERVED) == spec.RESERVED_ENV
+    assert set(env.RESERVED_PREFIXES) == set(spec.RESERVED_ENV_PREFIXES)
+    assert frozenset(env.ALLOWED) == spec.ALLOWED_ENV
