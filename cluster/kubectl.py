@@ -1,0 +1,61 @@
+"""Run kubectl against one kubeconfig and turn its failure into a sentence."""
+
+import json
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from cluster import paths
+from cluster.errors import ClusterError
+
+
+class Kubectl:
+    """kubectl with a kubeconfig (and a context of it); the program is the one built here, else the one on PATH."""
+
+    def __init__(self, kubeconfig: Path | None, *, context: str | None = None) -> None:
+        built = paths.bin_dir() / "kubectl"
+        self._command = [str(built) if built.exists() else "kubectl"]
+        if kubeconfig is not None:
+            self._command += ["--kubeconfig", str(kubeconfig)]
+        if context is not None:
+            self._command += ["--context", context]
+
+    def run(self, *arguments: str, text: str | None = None, timeout_s: float = 60) -> str:
+        """Return what kubectl printed; raise ClusterError with its message when it failed. `text` is standard input."""
+        try:
+            done = subprocess.run(
+                [*self._command, *arguments], input=text, capture_output=True, text=True, timeout=timeout_s
+            )
+        except FileNotFoundError:
+            raise ClusterError("kubectl is not there: run `python -m cluster build` first.") from None
+        except subprocess.TimeoutExpired:
+            raise ClusterError(f"kubectl {arguments[0]} gave no answer within {timeout_s:.0f} s.") from None
+        if done.returncode != 0:
+            raise ClusterError(f"kubectl {' '.join(arguments[:3])}: {done.stderr.strip()[-600:]}")
+        return done.stdout
+
+    def get(self, *arguments: str) -> Any:
+        """Return the parsed JSON of `kubectl get`."""
+        return json.loads(self.run("get", *arguments, "--output=json"))
+
+    def apply(self, *documents: dict[str, Any]) -> None:
+        """Apply documents server-side."""
+        items = {"apiVersion": "v1", "kind": "List", "items": list(documents)}
+        self.run("apply", "--server-side", "--force-conflicts", "--filename=-", text=json.dumps(items))
+
+
+def wait_until(condition: Callable[[], bool], *, timeout_s: float, otherwise: str, every_s: float = 0.1) -> None:
+    """Poll until `condition` holds; a ClusterError inside it counts as not yet. Raise `otherwise` at the deadline."""
+    deadline = time.monotonic() + timeout_s
+    last = ""
+    while True:
+        try:
+            if condition():
+                return
+        except ClusterError as error:
+            last = f" ({error})"
+        if time.monotonic() > deadline:
+            raise ClusterError(otherwise + last)
+        time.sleep(every_s)
