@@ -7,6 +7,8 @@ server (`regroup run`). tests/api holds that both say the same sentence. Rules t
 
 from __future__ import annotations
 
+from typing import Any
+
 from pydantic import Field, model_validator
 
 from regroup_operator.api.base import OpenModel, SpecModel, cel, with_rules
@@ -95,6 +97,9 @@ class Container(OpenModel):
     )
     """Environment variables; later entries win."""
 
+    volume_mounts: list[dict[str, Any]] | None = Field(default=None, alias="volumeMounts")
+    """Paths under /regroup and /var/run/secrets/regroup are Regroup's."""
+
     @model_validator(mode="after")
     def _trainer_command(self) -> Container:
         if self.name != TRAINER_CONTAINER:
@@ -142,6 +147,21 @@ class PodSpec(OpenModel):
 
     restart_policy: str | None = Field(default=None, alias="restartPolicy", max_length=64)
     """OnFailure or absent: a worker whose container died starts again in place."""
+
+    init_containers: list[dict[str, Any]] | None = Field(default=None, alias="initContainers")
+    """Run before the trainer, after the one that brings Regroup's agent."""
+
+    volumes: list[dict[str, Any]] | None = None
+    """Names beginning with regroup are Regroup's."""
+
+    image_pull_secrets: list[dict[str, Any]] | None = Field(default=None, alias="imagePullSecrets")
+    """Secrets for the images; those for the agent's image are added."""
+
+    affinity: dict[str, Any] | None = None
+    """Nodes on which a worker kept failing are excluded besides."""
+
+    topology_spread_constraints: list[dict[str, Any]] | None = Field(default=None, alias="topologySpreadConstraints")
+    """Absent, and without affinity.podAntiAffinity: workers prefer different nodes."""
 
     @model_validator(mode="after")
     def _has_trainer(self) -> PodSpec:

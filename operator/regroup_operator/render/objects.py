@@ -1,0 +1,64 @@
+"""What a job has once, whatever its size: the headless Service and the ConfigMap with the CA bundle."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from regroup_operator.api import GROUP, KIND, VERSION, Job
+from regroup_operator.api.names import config_map_name, service_name, worker_labels
+
+
+def service(job: Job) -> dict[str, Any]:
+    """Return the headless Service that gives each worker a DNS name, ready or not."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": metadata(job, service_name(job.name), worker_labels(job.name)),
+        "spec": {
+            "clusterIP": "None",
+            "publishNotReadyAddresses": True,
+            "selector": worker_labels(job.name),
+        },
+    }
+
+
+def config_map(job: Job, ca_bundle: str) -> dict[str, Any]:
+    """Return the ConfigMap with the CA certificates (PEM, old and new) by which agents know the operator."""
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": metadata(job, config_map_name(job.name), worker_labels(job.name)),
+        "data": {"ca.crt": ca_bundle},
+    }
+
+
+def metadata(job: Job, name: str, labels: dict[str, str]) -> dict[str, Any]:
+    """Return the metadata of an object that the job owns: it goes when the job goes."""
+    return {
+        "name": name,
+        "namespace": job.namespace,
+        "labels": {**app_labels(job), **labels},
+        "ownerReferences": [owner_reference(job)],
+    }
+
+
+def owner_reference(job: Job) -> dict[str, Any]:
+    """Return the reference that makes an object ours; the UID in it, never a label, is the proof."""
+    return {
+        "apiVersion": f"{GROUP}/{VERSION}",
+        "kind": KIND,
+        "name": job.name,
+        "uid": job.uid,
+        "controller": True,
+        "blockOwnerDeletion": True,
+    }
+
+
+def app_labels(job: Job) -> dict[str, str]:
+    """Return the labels that Kubernetes recommends for every application."""
+    return {
+        "app.kubernetes.io/name": "regroup",
+        "app.kubernetes.io/instance": job.name,
+        "app.kubernetes.io/component": "worker",
+        "app.kubernetes.io/managed-by": "regroup",
+    }

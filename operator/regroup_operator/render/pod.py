@@ -1,0 +1,194 @@
+"""A worker's pod: the user's template, and the agent in it.
+
+The trainer container keeps image, args, resources and everything else; its command becomes the agent's, with the
+original behind `--`. The agent arrives by an init container from the operator's image, so that a training image needs
+nothing but Python. If the template passes Pod Security "restricted", so does the pod.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from regroup.protocol import env
+
+from regroup_operator.api import Job, processes_per_worker
+from regroup_operator.api.names import (
+    LABEL_SLOT,
+    TRAINER_CONTAINER,
+    config_map_name,
+    service_name,
+    worker_labels,
+    worker_pod_name,
+)
+from regroup_operator.render.objects import app_labels, metadata
+from regroup_operator.render.placement import avoid, spread
+
+AGENT_IN_IMAGE = "/regroup/agent.pyz"
+"""Where the operator's image holds the agent."""
+AGENT_DIR = "/regroup/bin"
+STATE_DIR = "/regroup/state"
+CHECKPOINT_DIR = "/regroup/checkpoint"
+IDENTITY_DIR = "/var/run/secrets/regroup"
+TOKEN_AUDIENCE = "regroup"
+TOKEN_SECONDS = 3600
+
+
+@dataclass(frozen=True)
+class RenderSettings:
+    """What the pods need to know of the operator."""
+
+    operator_url: str
+    """https://regroup.<operator namespace>.svc:8443"""
+
+    agent_image: str
+    """Image that holds the agent: the operator's own."""
+
+    agent_image_pull_policy: str = "IfNotPresent"
+
+    agent_image_pull_secrets: tuple[str, ...] = ()
+    """Names of Secrets in the job's namespace, added to the template's."""
+
+
+def worker_pod(
+    job: Job, slot: int, attempt: int, *, settings: RenderSettings, avoid_nodes: tuple[str, ...] = ()
+) -> dict[str, Any]:
+    """Return the pod that is the `attempt`-th made for `slot`; `avoid_nodes` are names of nodes it must not run on."""
+    template = job.pod_template()
+    user_metadata = template.get("metadata") or {}
+    labels = {**worker_labels(job.name), LABEL_SLOT: str(slot)}
+    pod = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": metadata(job, worker_pod_name(job.name, slot, attempt), labels),
+        "spec": template["spec"],
+    }
+    pod["metadata"]["labels"] = {**app_labels(job), **(user_metadata.get("labels") or {}), **labels}
+    pod["metadata"]["annotations"] = {
+        "kubectl.kubernetes.io/default-container": TRAINER_CONTAINER,
+        **(user_metadata.get("annotations") or {}),
+    }
+    spec: dict[str, Any] = pod["spec"]
+    spec["restartPolicy"] = "OnFailure"
+    spec.setdefault("automountServiceAccountToken", False)
+    spec.setdefault("subdomain", service_name(job.name))
+    _add_agent(spec, settings)
+    _add_volumes(spec, job)
+    trainer = next(container for container in spec["containers"] if container["name"] == TRAINER_CONTAINER)
+    _wrap_trainer(trainer, job, settings)
+    spread(spec, worker_labels(job.name))
+    avoid(spec, avoid_nodes)
+    return pod
+
+
+def dry_run_pod(job: Job, *, settings: RenderSettings) -> dict[str, Any]:
+    """Return a pod to try against the API server: a worker's, under a name that no worker has."""
+    pod = worker_pod(job, 0, 0, settings=settings)
+    del pod["metadata"]["name"]
+    pod["metadata"]["generateName"] = f"{job.name}-dry-run-"
+    return pod
+
+
+def _add_agent(spec: dict[str, Any], settings: RenderSettings) -> None:
+    agent = {
+        "name": "regroup-agent",
+        "image": settings.agent_image,
+        "imagePullPolicy": settings.agent_image_pull_policy,
+        "command": ["cp", AGENT_IN_IMAGE, f"{AGENT_DIR}/agent.pyz"],
+        "volumeMounts": [{"name": "regroup-bin", "mountPath": AGENT_DIR}],
+        "resources": {"requests": {"cpu": "10m", "memory": "16Mi"}},
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "capabilities": {"drop": ["ALL"]},
+            "readOnlyRootFilesystem": True,
+            "runAsNonRoot": True,
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+    }
+    spec["initContainers"] = [agent, *(spec.get("initContainers") or [])]
+    secrets = spec.get("imagePullSecrets") or []
+    known = {secret.get("name") for secret in secrets}
+    secrets += [{"name": name} for name in settings.agent_image_pull_secrets if name not in known]
+    if secrets:
+        spec["imagePullSecrets"] = secrets
+
+
+def _add_volumes(spec: dict[str, Any], job: Job) -> None:
+    identity = {
+        "sources": [
+            {
+                "serviceAccountToken": {
+                    "audience": TOKEN_AUDIENCE,
+                    "expirationSeconds": TOKEN_SECONDS,
+                    "path": "token",
+                }
+            },
+            {
+                "configMap": {
+                    "name": config_map_name(job.name),
+                    "items": [{"key": "ca.crt", "path": "ca.crt"}],
+                }
+            },
+        ]
+    }
+    volumes = [
+        {"name": "regroup-bin", "emptyDir": {}},
+        # On disk, not tmpfs, and the pod's, not the container's: what the agent promised outlives a container restart.
+        {"name": "regroup-state", "emptyDir": {}},
+        {"name": "regroup-identity", "projected": identity},
+    ]
+    trainer = next(container for container in spec["containers"] if container["name"] == TRAINER_CONTAINER)
+    mounts = [
+        {"name": "regroup-bin", "mountPath": AGENT_DIR, "readOnly": True},
+        {"name": "regroup-state", "mountPath": STATE_DIR},
+        {"name": "regroup-identity", "mountPath": IDENTITY_DIR, "readOnly": True},
+    ]
+    users = trainer.get("volumeMounts") or []
+    if not any(str(mount.get("mountPath")).rstrip("/") == "/dev/shm" for mount in users):
+        # The runtime's own /dev/shm has 64 MiB, too little for data loaders and for gloo between processes.
+        volumes.append({"name": "regroup-shm", "emptyDir": {"medium": "Memory"}})
+        mounts.append({"name": "regroup-shm", "mountPath": "/dev/shm"})
+    checkpoint = job.spec.checkpoint
+    if checkpoint is not None and checkpoint.volume_claim is not None:
+        volumes.append({"name": "regroup-checkpoint", "persistentVolumeClaim": {"claimName": checkpoint.volume_claim}})
+        mounts.append({"name": "regroup-checkpoint", "mountPath": CHECKPOINT_DIR})
+    spec["volumes"] = [*(spec.get("volumes") or []), *volumes]
+    trainer["volumeMounts"] = [*users, *mounts]
+
+
+def _wrap_trainer(trainer: dict[str, Any], job: Job, settings: RenderSettings) -> None:
+    # -I: neither the user's PYTHONPATH nor the working directory may change what the agent imports.
+    trainer["command"] = ["python3", "-I", f"{AGENT_DIR}/agent.pyz", "--", *trainer["command"]]
+    # Before the user's, so that theirs can refer to ours as $(NAME); none of theirs may have such a name.
+    trainer["env"] = [*_environment(job, settings), *(trainer.get("env") or [])]
+
+
+def _environment(job: Job, settings: RenderSettings) -> list[dict[str, Any]]:
+    processes = processes_per_worker(job)
+    fields = {
+        env.NAMESPACE: "metadata.namespace",
+        env.POD_NAME: "metadata.name",
+        env.POD_UID: "metadata.uid",
+        env.POD_IP: "status.podIP",
+    }
+    values = {
+        env.OPERATOR_URL: settings.operator_url,
+        env.CA_FILE: f"{IDENTITY_DIR}/ca.crt",
+        env.TOKEN_FILE: f"{IDENTITY_DIR}/token",
+        env.STATE_DIR: STATE_DIR,
+        env.JOB_NAME: job.name,
+        env.JOB_UID: job.uid,
+        env.PROCESSES: str(processes),
+        env.MAX_WORLD_SIZE: str(processes * job.max_replicas),
+        env.DISCONNECT_SECONDS: str(job.spec.recovery.disconnect_seconds),
+        env.MAX_RESTARTS: str(job.spec.recovery.max_restarts),
+    }
+    checkpoint = job.spec.checkpoint
+    if checkpoint is not None:
+        values[env.CHECKPOINT_DIR] = checkpoint.path or CHECKPOINT_DIR
+        values[env.CHECKPOINT_EVERY_SECONDS] = str(checkpoint.every_seconds)
+        values[env.CHECKPOINT_KEEP] = str(checkpoint.keep)
+    return [
+        *({"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}} for name, path in fields.items()),
+        *({"name": name, "value": value} for name, value in values.items()),
+    ]

@@ -1,0 +1,232 @@
+"""The worker's pod: the user's template with the agent in it, and nothing of the user's lost."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from regroup.protocol import env
+from regroup_operator.api import parse_job
+from regroup_operator.render import RenderSettings, dry_run_pod, worker_pod
+
+from tests.builders.jobs import Change, Manifest, stored_job, trainer, with_pod, with_spec, with_trainer
+
+SETTINGS = RenderSettings(
+    operator_url="https://regroup.regroup-system.svc:8443",
+    agent_image="example/operator:1",
+    agent_image_pull_secrets=("agent-pull", "both"),
+)
+
+
+def render(*changes: Change, avoid_nodes: tuple[str, ...] = ()) -> Manifest:
+    raw = stored_job()
+    for change in changes:
+        change(raw)
+    return worker_pod(parse_job(raw), 2, 1, settings=SETTINGS, avoid_nodes=avoid_nodes)
+
+
+def container(pod: Manifest) -> Manifest:
+    found: Manifest = next(c for c in pod["spec"]["containers"] if c["name"] == "trainer")
+    return found
+
+
+def environment(pod: Manifest) -> dict[str, Any]:
+    return {entry["name"]: entry.get("value", entry.get("valueFrom")) for entry in container(pod)["env"]}
+
+
+def mounts(pod: Manifest) -> dict[str, str]:
+    return {mount["mountPath"]: mount["name"] for mount in container(pod)["volumeMounts"]}
+
+
+def test_pod_is_named_labelled_and_owned_by_the_job() -> None:
+    metadata = render()["metadata"]
+    assert metadata["name"] == "digits-worker-2-1"
+    assert metadata["labels"] == {
+        "app.kubernetes.io/name": "regroup",
+        "app.kubernetes.io/instance": "digits",
+        "app.kubernetes.io/component": "worker",
+        "app.kubernetes.io/managed-by": "regroup",
+        "regroup.dev/job-name": "digits",
+        "regroup.dev/role": "worker",
+        "regroup.dev/slot": "2",
+    }
+    assert metadata["ownerReferences"] == [
+        {
+            "apiVersion": "regroup.dev/v1alpha1",
+            "kind": "DistributedTrainingJob",
+            "name": "digits",
+            "uid": "1f4a-uid",
+            "controller": True,
+            "blockOwnerDeletion": True,
+        }
+    ]
+
+
+def test_users_labels_and_annotations_are_kept_and_ours_added() -> None:
+    own = {"labels": {"team": "a", "app.kubernetes.io/name": "digits"}, "annotations": {"note": "b"}}
+    metadata = render(lambda job: job["spec"]["template"].update(metadata=own))["metadata"]
+    assert metadata["labels"].items() >= {**own["labels"], "regroup.dev/slot": "2"}.items()
+    assert metadata["annotations"] == {"kubectl.kubernetes.io/default-container": "trainer", "note": "b"}
+
+
+def test_trainer_runs_the_agent_with_the_original_command_behind_it() -> None:
+    made = container(render(with_trainer(args=["--epochs", "3"])))
+    assert made["command"] == ["python3", "-I", "/regroup/bin/agent.pyz", "--", "python", "train.py"]
+    assert made["args"] == ["--epochs", "3"]
+    assert made["image"] == "example/trainer:1"
+
+
+def test_agent_comes_first_and_is_restricted_by_itself() -> None:
+    agent, other = render(with_pod(initContainers=[{"name": "data"}]))["spec"]["initContainers"]
+    assert other == {"name": "data"}
+    assert (agent["image"], agent["command"]) == (
+        "example/operator:1",
+        ["cp", "/regroup/agent.pyz", "/regroup/bin/agent.pyz"],
+    )
+    assert agent["resources"] == {"requests": {"cpu": "10m", "memory": "16Mi"}}
+    assert agent["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "capabilities": {"drop": ["ALL"]},
+        "readOnlyRootFilesystem": True,
+        "runAsNonRoot": True,
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
+
+
+def test_pull_secrets_are_joined_without_repetition() -> None:
+    spec = render(with_pod(imagePullSecrets=[{"name": "both"}]))["spec"]
+    assert spec["imagePullSecrets"] == [{"name": "both"}, {"name": "agent-pull"}]
+
+
+def test_environment_is_complete_and_comes_before_the_users() -> None:
+    pod = render(
+        with_spec(processesPerWorker=2, recovery={"disconnectSeconds": 9, "maxRestarts": 4}),
+        with_trainer(env=[{"name": "MINE", "value": "$(REGROUP_POD_NAME)"}]),
+    )
+    assert environment(pod) == {
+        env.NAMESPACE: {"fieldRef": {"fieldPath": "metadata.namespace"}},
+        env.POD_NAME: {"fieldRef": {"fieldPath": "metadata.name"}},
+        env.POD_UID: {"fieldRef": {"fieldPath": "metadata.uid"}},
+        env.POD_IP: {"fieldRef": {"fieldPath": "status.podIP"}},
+        env.OPERATOR_URL: "https://regroup.regroup-system.svc:8443",
+        env.CA_FILE: "/var/run/secrets/regroup/ca.crt",
+        env.TOKEN_FILE: "/var/run/secrets/regroup/token",
+        env.STATE_DIR: "/regroup/state",
+        env.JOB_NAME: "digits",
+        env.JOB_UID: "1f4a-uid",
+        env.PROCESSES: "2",
+        env.MAX_WORLD_SIZE: "10",
+        env.DISCONNECT_SECONDS: "9",
+        env.MAX_RESTARTS: "4",
+        "MINE": "$(REGROUP_POD_NAME)",
+    }
+    assert container(pod)["env"][-1]["name"] == "MINE"
+
+
+def test_token_is_bound_to_the_membership_audience() -> None:
+    pod = render()
+    volume = next(v for v in pod["spec"]["volumes"] if v["name"] == mounts(pod)["/var/run/secrets/regroup"])
+    token, bundle = volume["projected"]["sources"]
+    assert token == {"serviceAccountToken": {"audience": "regroup", "expirationSeconds": 3600, "path": "token"}}
+    assert bundle == {"configMap": {"name": "digits-regroup", "items": [{"key": "ca.crt", "path": "ca.crt"}]}}
+    assert pod["spec"]["automountServiceAccountToken"] is False
+
+
+def test_agents_state_is_on_disk() -> None:
+    pod = render()
+    volumes = {volume["name"]: volume for volume in pod["spec"]["volumes"]}
+    assert volumes[mounts(pod)["/regroup/state"]]["emptyDir"] == {}
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "directory", "mounted"),
+    [
+        pytest.param({"volumeClaim": "ckpt", "everySeconds": 60, "keep": 2}, "/regroup/checkpoint", True, id="a claim"),
+        pytest.param({"path": "/data/ckpt", "everySeconds": 60, "keep": 2}, "/data/ckpt", False, id="a path"),
+    ],
+)
+def test_checkpoint_directory_reaches_the_trainer(checkpoint: Manifest, directory: str, mounted: bool) -> None:
+    own_volume = [{"name": "data", "mountPath": "/data"}]
+    pod = render(with_spec(checkpoint=checkpoint), with_trainer(volumeMounts=own_volume))
+    found = environment(pod)
+    assert (found[env.CHECKPOINT_DIR], found[env.CHECKPOINT_EVERY_SECONDS], found[env.CHECKPOINT_KEEP]) == (
+        directory,
+        "60",
+        "2",
+    )
+    assert ("/regroup/checkpoint" in mounts(pod)) is mounted
+    claims = [v["persistentVolumeClaim"] for v in pod["spec"]["volumes"] if "persistentVolumeClaim" in v]
+    assert claims == ([{"claimName": "ckpt"}] if mounted else [])
+
+
+def test_shared_memory_is_added_unless_the_template_mounts_it() -> None:
+    assert mounts(render())["/dev/shm"] == "regroup-shm"
+    own = render(with_trainer(volumeMounts=[{"name": "mine", "mountPath": "/dev/shm"}]))
+    assert mounts(own)["/dev/shm"] == "mine"
+    assert "regroup-shm" not in [volume["name"] for volume in own["spec"]["volumes"]]
+
+
+def test_template_keeps_what_it_says_itself() -> None:
+    spec = render(
+        with_pod(
+            automountServiceAccountToken=True,
+            subdomain="mine",
+            terminationGracePeriodSeconds=7,
+            restartPolicy="OnFailure",
+            nodeSelector={"gpu": "h200"},
+        )
+    )["spec"]
+    assert (spec["automountServiceAccountToken"], spec["subdomain"], spec["restartPolicy"]) == (
+        True,
+        "mine",
+        "OnFailure",
+    )
+    assert (spec["terminationGracePeriodSeconds"], spec["nodeSelector"]) == (7, {"gpu": "h200"})
+
+
+@pytest.mark.parametrize(
+    ("change", "spread"),
+    [
+        pytest.param(with_pod(), True, id="no opinion"),
+        pytest.param(with_pod(affinity={"podAntiAffinity": {"x": []}}), False, id="its own anti-affinity"),
+        pytest.param(with_pod(topologySpreadConstraints=[{"maxSkew": 2}]), False, id="its own spread"),
+    ],
+)
+def test_workers_prefer_different_nodes_unless_the_template_decides(change: Change, spread: bool) -> None:
+    constraints = render(change)["spec"].get("topologySpreadConstraints", [])
+    assert ([c.get("whenUnsatisfiable") for c in constraints] == ["ScheduleAnyway"]) is spread
+
+
+def test_avoided_nodes_are_excluded_from_every_alternative_of_the_template() -> None:
+    terms = [{"matchExpressions": [{"key": "zone", "operator": "In", "values": [zone]}]} for zone in "ab"]
+    required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}
+    pod = render(with_pod(affinity={"nodeAffinity": required}), avoid_nodes=("n1", "n2"))
+    made = pod["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    excluded = [{"key": "metadata.name", "operator": "NotIn", "values": [node]} for node in ("n1", "n2")]
+    assert made["nodeSelectorTerms"] == [{**term, "matchFields": excluded} for term in terms]
+
+
+def test_avoided_node_without_any_affinity_gets_a_term_of_its_own() -> None:
+    made = render(avoid_nodes=("n1",))["spec"]["affinity"]["nodeAffinity"]
+    assert made == {
+        "requiredDuringSchedulingIgnoredDuringExecution": {
+            "nodeSelectorTerms": [{"matchFields": [{"key": "metadata.name", "operator": "NotIn", "values": ["n1"]}]}]
+        }
+    }
+    assert "affinity" not in render()["spec"]
+
+
+def test_dry_run_pod_differs_from_a_worker_in_its_name_only() -> None:
+    job = parse_job(stored_job())
+    dry, worker = dry_run_pod(job, settings=SETTINGS), worker_pod(job, 0, 0, settings=SETTINGS)
+    assert dry["metadata"].pop("generateName") == "digits-dry-run-"
+    assert worker["metadata"].pop("name") == "digits-worker-0-0"
+    assert dry == worker
+
+
+def test_rendering_does_not_change_the_job() -> None:
+    raw = stored_job()
+    before = stored_job()
+    worker_pod(parse_job(raw), 0, 0, settings=SETTINGS, avoid_nodes=("n1",))
+    assert raw == before
+    assert trainer(raw)["command"] == ["python", "train.py"]
