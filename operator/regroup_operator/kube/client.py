@@ -1,0 +1,318 @@
+"""A thin client of the kube-apiserver: dicts in, dicts out, a deadline on every request, typed errors.
+
+Owns transport, authentication and the translation of failures. `kubernetes.aio` carries the bytes; its generated models
+are not used (decoding a pod with them costs ten times the JSON). Knows no resource of ours.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote, urlencode
+
+import aiohttp
+import orjson
+from kubernetes.aio import config as kube_config
+from kubernetes.aio.client import ApiClient, Configuration
+
+from regroup_operator.api import ConflictError, NotFoundError, RegroupError, UnavailableError
+
+log = logging.getLogger(__name__)
+
+REQUEST_TIMEOUT_S = 30.0
+CONNECT_TIMEOUT_S = 5.0
+WATCH_SILENCE_S = 90.0
+"""A watch without a byte for this long is taken for dead: bookmarks come about once a minute."""
+
+MERGE_PATCH = "application/merge-patch+json"
+
+
+class ApiError(RegroupError):
+    """The API server refused. `status` is the HTTP code (0: no answer), `reason` Kubernetes' word (Invalid, Expired, ..)."""
+
+    def __init__(self, status: int, reason: str, message: str, details: Mapping[str, Any] | None = None) -> None:
+        super().__init__(message or f"The API server answered {status} {reason}.")
+        self.status = status
+        self.reason = reason
+        self.details = dict(details or {})
+
+
+class ApiNotFound(ApiError, NotFoundError):
+    """404."""
+
+
+class ApiConflict(ApiError, ConflictError):
+    """409: `reason` is Conflict (the resourceVersion or UID is not the newest) or AlreadyExists."""
+
+
+class ApiGone(ApiError):
+    """410: the resourceVersion or continue token is too old; list again."""
+
+
+class ApiUnavailable(ApiError, UnavailableError):
+    """No verdict: no connection, deadline passed, 429 or 5xx. The request may have taken effect."""
+
+
+@dataclass(frozen=True)
+class Resource:
+    """A kind of object by its place in the API; `group` is empty for the core."""
+
+    group: str
+    version: str
+    plural: str
+
+    def path(self, namespace: str | None = None, name: str | None = None, subresource: str | None = None) -> str:
+        """Return the URL path of the collection, or of one object, or of its subresource."""
+        parts = ["apis", self.group, self.version] if self.group else ["api", self.version]
+        if namespace is not None:
+            parts += ["namespaces", namespace]
+        parts += [part for part in (self.plural, name, subresource) if part is not None]
+        return "/" + "/".join(quote(part, safe="") for part in parts)
+
+
+PODS = Resource("", "v1", "pods")
+NODES = Resource("", "v1", "nodes")
+SERVICES = Resource("", "v1", "services")
+CONFIG_MAPS = Resource("", "v1", "configmaps")
+SECRETS = Resource("", "v1", "secrets")
+LEASES = Resource("coordination.k8s.io", "v1", "leases")
+EVENTS = Resource("events.k8s.io", "v1", "events")
+TOKEN_REVIEWS = Resource("authentication.k8s.io", "v1", "tokenreviews")
+
+
+class Client:
+    """Verbs on resources. Every method raises ApiError or one of its subclasses; `timeout_s` bounds the whole call."""
+
+    def __init__(self, configuration: Configuration) -> None:
+        self.configuration = configuration
+        self._api = ApiClient(configuration)
+        self._refresher: asyncio.Task[None] | None = None
+
+    @classmethod
+    async def connect(cls, kubeconfig: str | None = None, context: str | None = None) -> Client:
+        """Return a client for `kubeconfig`, or without one for the cluster that this process runs in, else ~/.kube/config.
+
+        Raises RegroupError with a sentence when neither is usable.
+        """
+        configuration = Configuration()
+        path = kubeconfig or os.environ.get("KUBECONFIG") or None
+        if path is None and context is None and "KUBERNETES_SERVICE_HOST" in os.environ:
+            try:
+                kube_config.load_incluster_config(configuration)  # type: ignore[no-untyped-call]
+            except kube_config.ConfigException as error:
+                raise RegroupError(f"The pod's service account cannot be used: {error}") from None
+            return cls(configuration)
+        try:
+            loader = await kube_config.load_kube_config(  # type: ignore[no-untyped-call]
+                path, context, configuration, persist_config=False
+            )
+        except (kube_config.ConfigException, OSError, TypeError) as error:
+            raise RegroupError(
+                f"The kubeconfig {path or '~/.kube/config'} cannot be used: {error}. Set KUBECONFIG to a usable one."
+            ) from None
+        client = cls(configuration)
+        refresh = kube_config.refresh_token(loader, configuration)  # type: ignore[no-untyped-call]
+        client._refresher = asyncio.create_task(refresh)
+        return client
+
+    async def close(self) -> None:
+        """Close all connections."""
+        if self._refresher is not None:
+            self._refresher.cancel()
+        await self._api.close()  # type: ignore[no-untyped-call]
+
+    async def bearer_token(self) -> str | None:
+        """Return the token that requests carry now, without its scheme; None with a client certificate."""
+        return (await self._authorization()).split(" ", 1)[-1] or None
+
+    async def _authorization(self) -> str:
+        """Return the header's value, freshly read where the token is a file or comes from a helper program."""
+        settings: Mapping[str, Any] = await self.configuration.auth_settings()
+        value = settings.get("BearerToken", {}).get("value") or ""
+        if value and " " not in value:
+            value = f"Bearer {value}"
+        return str(value)
+
+    async def get(
+        self, resource: Resource, namespace: str | None, name: str, *, timeout_s: float = REQUEST_TIMEOUT_S
+    ) -> dict[str, Any]:
+        """Return the object as it is now."""
+        return await self._call("GET", resource.path(namespace, name), timeout_s=timeout_s)
+
+    async def list(
+        self,
+        resource: Resource,
+        namespace: str | None = None,
+        *,
+        label_selector: str = "",
+        limit: int = 500,
+        continue_token: str = "",
+        timeout_s: float = REQUEST_TIMEOUT_S,
+    ) -> dict[str, Any]:
+        """Return one page; its metadata.continue is the next call's `continue_token`."""
+        query = {"limit": str(limit), "labelSelector": label_selector, "continue": continue_token}
+        return await self._call("GET", resource.path(namespace), query=query, timeout_s=timeout_s)
+
+    async def watch(
+        self,
+        resource: Resource,
+        namespace: str | None = None,
+        *,
+        resource_version: str,
+        label_selector: str = "",
+        server_timeout_s: int = 290,
+    ) -> AsyncIterator[dict[str, Any]]:
+        """Yield {type, object} events, bookmarks included, until the server ends the watch. Raises ApiGone on 410."""
+        query = {
+            "watch": "1",
+            "allowWatchBookmarks": "true",
+            "resourceVersion": resource_version,
+            "labelSelector": label_selector,
+            "timeoutSeconds": str(server_timeout_s),
+        }
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S, sock_read=WATCH_SILENCE_S)
+        response = await self._send("GET", resource.path(namespace), query, None, "application/json", timeout)
+        try:
+            if response.status != 200:
+                raise error_of(response.status, await response.read())
+            async for line in response.content:
+                event = orjson.loads(line)
+                if event["type"] == "ERROR":
+                    raise error_of(event["object"].get("code") or 500, line, event["object"])
+                yield event
+        except (aiohttp.ClientError, TimeoutError, ValueError, OSError) as error:
+            raise ApiUnavailable(0, "Transport", f"The watch of {resource.plural} broke: {_text(error)}.") from error
+        finally:
+            response.close()
+
+    async def create(
+        self,
+        resource: Resource,
+        namespace: str | None,
+        body: Mapping[str, Any],
+        *,
+        dry_run: bool = False,
+        strict: bool = False,
+        timeout_s: float = REQUEST_TIMEOUT_S,
+    ) -> dict[str, Any]:
+        """Create the object and return it; `strict` refuses unknown and duplicate fields instead of dropping them."""
+        query = {"dryRun": "All" if dry_run else "", "fieldValidation": "Strict" if strict else ""}
+        return await self._call("POST", resource.path(namespace), query=query, body=body, timeout_s=timeout_s)
+
+    async def replace(
+        self,
+        resource: Resource,
+        namespace: str | None,
+        name: str,
+        body: Mapping[str, Any],
+        *,
+        subresource: str | None = None,
+        timeout_s: float = REQUEST_TIMEOUT_S,
+    ) -> dict[str, Any]:
+        """PUT the object; with metadata.resourceVersion in `body` it is a compare-and-swap (ApiConflict)."""
+        return await self._call("PUT", resource.path(namespace, name, subresource), body=body, timeout_s=timeout_s)
+
+    async def patch(
+        self,
+        resource: Resource,
+        namespace: str | None,
+        name: str,
+        body: Mapping[str, Any],
+        *,
+        subresource: str | None = None,
+        timeout_s: float = REQUEST_TIMEOUT_S,
+    ) -> dict[str, Any]:
+        """Merge-patch the object: keys with None are removed."""
+        path = resource.path(namespace, name, subresource)
+        return await self._call("PATCH", path, body=body, content_type=MERGE_PATCH, timeout_s=timeout_s)
+
+    async def delete(
+        self,
+        resource: Resource,
+        namespace: str | None,
+        name: str,
+        *,
+        uid: str | None = None,
+        timeout_s: float = REQUEST_TIMEOUT_S,
+    ) -> None:
+        """Delete the object; with `uid` only if it is that one (ApiConflict otherwise)."""
+        body: dict[str, Any] = {"apiVersion": "v1", "kind": "DeleteOptions"}
+        if uid is not None:
+            body["preconditions"] = {"uid": uid}
+        await self._call("DELETE", resource.path(namespace, name), body=body, timeout_s=timeout_s)
+
+    async def _call(
+        self,
+        method: str,
+        path: str,
+        *,
+        query: Mapping[str, str] | None = None,
+        body: Mapping[str, Any] | None = None,
+        content_type: str = "application/json",
+        timeout_s: float,
+    ) -> dict[str, Any]:
+        timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=min(CONNECT_TIMEOUT_S, timeout_s))
+        response = await self._send(method, path, query or {}, body, content_type, timeout)
+        try:
+            data = await response.read()
+            if response.status >= 300:
+                raise error_of(response.status, data)
+            found: dict[str, Any] = orjson.loads(data)
+            return found
+        except (aiohttp.ClientError, TimeoutError, ValueError, OSError) as error:
+            raise ApiUnavailable(0, "Transport", f"No answer to {method} {path}: {_text(error)}.") from error
+        finally:
+            response.release()
+
+    async def _send(
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, str],
+        body: Mapping[str, Any] | None,
+        content_type: str,
+        timeout: aiohttp.ClientTimeout,
+    ) -> aiohttp.ClientResponse:
+        text = urlencode({key: value for key, value in query.items() if value})
+        headers = {"Accept": "application/json", "Content-Type": content_type, "User-Agent": "regroup-operator"}
+        authorization = await self._authorization()
+        if authorization:
+            headers["Authorization"] = authorization
+        url = f"{self.configuration.host}{path}{'?' + text if text else ''}"
+        try:
+            wrapped = await self._api.call_api(method, url, headers, body, _request_timeout=timeout)
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise ApiUnavailable(0, "Transport", f"No answer to {method} {path}: {_text(error)}.") from error
+        response: aiohttp.ClientResponse = wrapped.response
+        return response
+
+
+def error_of(status: int, data: bytes, body: Mapping[str, Any] | None = None) -> ApiError:
+    """Return the typed error for an answer that is not a success; `body` is its Status object where already decoded."""
+    if body is None:
+        body = {}
+        with contextlib.suppress(ValueError):
+            decoded = orjson.loads(data)
+            body = decoded if isinstance(decoded, dict) else {}
+    reason = str(body.get("reason") or "")
+    message = str(body.get("message") or data[:200].decode(errors="replace").strip())
+    kind: type[ApiError] = ApiError
+    if status == 404:
+        kind = ApiNotFound
+    elif status == 409:
+        kind = ApiConflict
+    elif status == 410 or reason in ("Expired", "Gone"):
+        kind = ApiGone
+    elif status == 429 or status >= 500 or status == 0:
+        kind = ApiUnavailable
+    return kind(status, reason, message, body.get("details"))
+
+
+def _text(error: BaseException) -> str:
+    """Return a short text for a transport error; a time-out has none of its own."""
+    return str(error) or type(error).__name__

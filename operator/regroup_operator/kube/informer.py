@@ -1,0 +1,160 @@
+"""Keep a slim copy of one collection in memory: LIST in pages, then WATCH, for ever.
+
+Owns the copy and its truth: after any loss (410, restart of the API server, a broken connection) what vanished meanwhile is
+reported as vanished (REPLACE), which kopf never does. Owns no meaning: `slim` turns an object into the caller's record or
+None (not interesting), `on_change(old, new)` hears of each difference between records, never of equal ones.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import aclosing
+from typing import Any, Generic, TypeVar
+
+from regroup_operator.kube.client import ApiError, ApiGone, Client, Resource
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+Name = tuple[str, str]
+"""(namespace, name); the namespace of a cluster-wide object is empty."""
+
+BACKOFF_MIN_S = 0.2
+BACKOFF_MAX_S = 10.0
+
+
+class Copy(Generic[T]):
+    """The records by name, and the rules that change them. Pure but for the callback."""
+
+    def __init__(
+        self,
+        slim: Callable[[Mapping[str, Any], T | None], T | None],
+        on_change: Callable[[T | None, T | None], None],
+    ) -> None:
+        self.items: dict[Name, T] = {}
+        self.resource_version = ""
+        self._slim = slim
+        self._on_change = on_change
+
+    def replace(self, objects: Iterable[Mapping[str, Any]], resource_version: str) -> None:
+        """Make `objects` the whole content: what is not among them has vanished."""
+        seen = set()
+        for item in objects:
+            seen.add(name_of(item))
+            self._put(name_of(item), item)
+        for name in [name for name in self.items if name not in seen]:
+            self._drop(name)
+        self.resource_version = resource_version
+
+    def apply(self, event: Mapping[str, Any]) -> None:
+        """Take one watch event: ADDED, MODIFIED, DELETED or BOOKMARK."""
+        item = event["object"]
+        if event["type"] == "DELETED":
+            self._drop(name_of(item))
+        elif event["type"] in ("ADDED", "MODIFIED"):
+            self._put(name_of(item), item)
+        self.resource_version = item["metadata"]["resourceVersion"]
+
+    def _put(self, name: Name, item: Mapping[str, Any]) -> None:
+        old = self.items.get(name)
+        new = self._slim(item, old)
+        if new is None:
+            self._drop(name)
+        elif new != old:
+            self.items[name] = new
+            self._on_change(old, new)
+
+    def _drop(self, name: Name) -> None:
+        old = self.items.pop(name, None)
+        if old is not None:
+            self._on_change(old, None)
+
+
+class Informer(Generic[T]):
+    """Runs a Copy against the API server. `run()` in a task; read `items` once `synced` is set."""
+
+    def __init__(
+        self,
+        client: Client,
+        resource: Resource,
+        slim: Callable[[Mapping[str, Any], T | None], T | None],
+        on_change: Callable[[T | None, T | None], None],
+        *,
+        namespace: str | None = None,
+        label_selector: str = "",
+        page_size: int = 500,
+    ) -> None:
+        """`namespace` None: all. `slim(object, previous record)` must be pure but for the clock that it may carry."""
+        self.copy: Copy[T] = Copy(slim, on_change)
+        self.synced = asyncio.Event()
+        self.num_lists = 0
+        """How often the whole collection was listed; more than once means that a watch was lost for good."""
+        self._client = client
+        self._resource = resource
+        self._namespace = namespace
+        self._selector = label_selector
+        self._page_size = page_size
+        self._backoff_s = BACKOFF_MIN_S
+
+    @property
+    def items(self) -> dict[Name, T]:
+        """The records as last heard; do not change it."""
+        return self.copy.items
+
+    async def run(self) -> None:
+        """List and watch until cancelled. Failures of the API server are waited out with back-off and logged once each."""
+        while True:
+            try:
+                if not self.copy.resource_version:
+                    await self._list()
+                await self._watch()
+                continue
+            except ApiGone:
+                self.copy.resource_version = ""
+                log.info("The watch of %s is too old; listing again.", self._resource.plural)
+            except ApiError as error:
+                log.warning("Informer of %s: %s", self._resource.plural, error)
+            await asyncio.sleep(self._backoff_s * random.uniform(0.5, 1.5))
+            self._backoff_s = min(self._backoff_s * 2, BACKOFF_MAX_S)
+
+    async def _list(self) -> None:
+        objects: list[Mapping[str, Any]] = []
+        token = ""
+        while True:
+            page = await self._client.list(
+                self._resource,
+                self._namespace,
+                label_selector=self._selector,
+                limit=self._page_size,
+                continue_token=token,
+            )
+            objects += page.get("items") or []
+            token = page["metadata"].get("continue") or ""
+            if not token:
+                break
+        self.num_lists += 1
+        self.copy.replace(objects, page["metadata"]["resourceVersion"])
+        self.synced.set()
+
+    async def _watch(self) -> None:
+        stream = self._client.watch(
+            self._resource,
+            self._namespace,
+            resource_version=self.copy.resource_version,
+            label_selector=self._selector,
+            server_timeout_s=random.randint(240, 300),
+        )
+        async with aclosing(stream) as events:  # type: ignore[type-var]
+            async for event in events:
+                self.copy.apply(event)
+                self._backoff_s = BACKOFF_MIN_S
+        self._backoff_s = BACKOFF_MIN_S
+
+
+def name_of(item: Mapping[str, Any]) -> Name:
+    """Return (namespace, name) of an object."""
+    metadata = item["metadata"]
+    return metadata.get("namespace", ""), metadata["name"]

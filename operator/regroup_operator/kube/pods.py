@@ -1,0 +1,202 @@
+"""Worker pods and nodes as the operator remembers them: slim records, found by name and by job.
+
+`slim_pod` and `slim_node` are pure. `PodStore` joins the two informers (a pod's `node_ready` follows its node) and tells
+who listens which job changed. It never asks the API.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from regroup_operator.api import GROUP, KIND
+from regroup_operator.api.names import LABEL_ROLE, ROLE_WORKER, TRAINER_CONTAINER, parse_worker_pod_name
+from regroup_operator.kube.client import NODES, PODS, ApiError, Client
+from regroup_operator.kube.informer import Informer
+from regroup_operator.model.records import Key, Pod
+
+log = logging.getLogger(__name__)
+
+_NORMAL_WAITS = frozenset({"ContainerCreating", "PodInitializing"})
+
+
+@dataclass(frozen=True)
+class Node:
+    """A node, slim."""
+
+    name: str
+    ready: bool
+
+
+def slim_node(item: Mapping[str, Any], previous: Node | None = None) -> Node:  # noqa: ARG001
+    """Return the node's name and whether its condition Ready is True."""
+    conditions = item.get("status", {}).get("conditions") or ()
+    ready = any(c["type"] == "Ready" and c["status"] == "True" for c in conditions)
+    return Node(item["metadata"]["name"], ready)
+
+
+def controller_of(item: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Return the ownerReference that controls the object if it is a DistributedTrainingJob, else None."""
+    for owner in item["metadata"].get("ownerReferences") or ():
+        if owner.get("controller"):
+            ours = owner.get("kind") == KIND and str(owner.get("apiVersion", "")).startswith(f"{GROUP}/")
+            return owner if ours else None
+    return None
+
+
+def slim_pod(item: Mapping[str, Any], previous: Pod | None, now_s: float) -> Pod | None:
+    """Return the worker's record, or None if a job of ours does not control the pod or its name is not a worker's.
+
+    `now_s` is the monotonic clock; it dates the trainer container's first sighting as running, which `previous` keeps.
+    """
+    metadata = item["metadata"]
+    owner = controller_of(item)
+    parsed = parse_worker_pod_name(metadata["name"])
+    if owner is None or parsed is None or parsed[0] != owner["name"]:
+        return None
+    status = item.get("status") or {}
+    containers = status.get("containerStatuses") or []
+    trainer: Mapping[str, Any] = next((c for c in containers if c["name"] == TRAINER_CONTAINER), {})
+    restarts = trainer.get("restartCount", 0)
+    ended = (trainer.get("state") or {}).get("terminated") or (trainer.get("lastState") or {}).get("terminated") or {}
+    waiting = _abnormal_wait([*(status.get("initContainerStatuses") or []), *containers])
+    running_since_s = None
+    if "running" in (trainer.get("state") or {}):
+        running_since_s = now_s
+        if previous is not None and previous.uid == metadata["uid"] and previous.container_restarts == restarts:
+            running_since_s = now_s if previous.running_since_s is None else previous.running_since_s
+    return Pod(
+        namespace=metadata["namespace"],
+        name=metadata["name"],
+        uid=metadata["uid"],
+        job=owner["name"],
+        job_uid=owner["uid"],
+        slot=parsed[1],
+        attempt=parsed[2],
+        phase=status.get("phase") or "Pending",
+        ip=status.get("podIP") or "",
+        node=(item.get("spec") or {}).get("nodeName") or "",
+        node_ready=True if previous is None else previous.node_ready,
+        terminating="deletionTimestamp" in metadata,
+        running_since_s=running_since_s,
+        container_restarts=restarts,
+        last_exit_code=ended.get("exitCode"),
+        waiting_reason=waiting.get("reason", ""),
+        waiting_message=waiting.get("message", ""),
+        unschedulable=_unschedulable(status),
+    )
+
+
+def _abnormal_wait(statuses: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    for container in statuses:
+        waiting: Mapping[str, Any] = (container.get("state") or {}).get("waiting") or {}
+        if waiting and waiting.get("reason") not in _NORMAL_WAITS:
+            return waiting
+    return {}
+
+
+def _unschedulable(status: Mapping[str, Any]) -> str:
+    for condition in status.get("conditions") or ():
+        if condition["type"] == "PodScheduled" and condition["status"] == "False":
+            return str(condition.get("message") or condition.get("reason") or "Unschedulable")
+    return ""
+
+
+class PodStore:
+    """The worker pods of all jobs. Implements model.ports.PodLookup; `run()` keeps it true until cancelled."""
+
+    def __init__(
+        self,
+        client: Client,
+        namespaces: Sequence[str] = (),
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`namespaces` empty: all."""
+        self._clock = clock
+        self._pods: dict[tuple[str, str], Pod] = {}
+        self._by_job: dict[tuple[str, str], dict[str, Pod]] = {}
+        self._callbacks: list[Callable[[Key], None]] = []
+        self._client = client
+        selector = f"{LABEL_ROLE}={ROLE_WORKER}"
+        self.informers = [
+            Informer[Pod](client, PODS, self._slim, self._pod_changed, namespace=namespace, label_selector=selector)
+            for namespace in (namespaces or (None,))
+        ]
+        self.nodes = Informer[Node](client, NODES, slim_node, self._node_changed)
+
+    async def run(self) -> None:
+        """Run the informers until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            for informer in self.informers:
+                tasks.create_task(informer.run())
+            tasks.create_task(self._run_nodes())
+
+    async def synced(self) -> None:
+        """Return once every pod that the API has is known, and every node where nodes may be read."""
+        for informer in self.informers:
+            await informer.synced.wait()
+        await self.nodes.synced.wait()
+
+    def pod(self, namespace: str, name: str) -> Pod | None:
+        """Return a worker pod by name, or None."""
+        return self._pods.get((namespace, name))
+
+    def list(self, key: Key, job_uid: str) -> tuple[Pod, ...]:
+        """Return the pods that the job with this UID controls, by slot and attempt."""
+        pods = self._by_job.get((key[0], job_uid), {}).values()
+        return tuple(sorted(pods, key=lambda pod: (pod.slot, pod.attempt)))
+
+    def on_change(self, callback: Callable[[Key], None]) -> None:
+        """Have `callback(key of the job)` called whenever one of its pods appears, changes or vanishes."""
+        self._callbacks.append(callback)
+
+    async def _run_nodes(self) -> None:
+        try:
+            await self._client.list(NODES, limit=1)
+        except ApiError as error:
+            if error.status == 403:
+                # Installed for single namespaces, without a ClusterRole: a lost node then shows as a lost stream only.
+                log.warning("Nodes may not be read, so that every node counts as ready: %s", error)
+                self.nodes.synced.set()
+                return
+        await self.nodes.run()
+
+    def _slim(self, item: Mapping[str, Any], previous: Pod | None) -> Pod | None:
+        pod = slim_pod(item, previous, self._clock())
+        return None if pod is None else self._with_node(pod)
+
+    def _with_node(self, pod: Pod) -> Pod:
+        """Set `node_ready`. A node not heard of yet counts as ready until the nodes are known; a vanished one does not."""
+        node = self.nodes.items.get(("", pod.node))
+        ready = node.ready if node is not None else not pod.node or not self.nodes.num_lists
+        return pod if pod.node_ready == ready else replace(pod, node_ready=ready)
+
+    def _pod_changed(self, old: Pod | None, new: Pod | None) -> None:
+        if old is not None:
+            self._pods.pop((old.namespace, old.name), None)
+            of_job = self._by_job.get((old.namespace, old.job_uid), {})
+            of_job.pop(old.name, None)
+            if not of_job:
+                self._by_job.pop((old.namespace, old.job_uid), None)
+        if new is not None:
+            self._pods[new.namespace, new.name] = new
+            self._by_job.setdefault((new.namespace, new.job_uid), {})[new.name] = new
+        for pod in {(p.namespace, p.job) for p in (old, new) if p is not None}:
+            for callback in self._callbacks:
+                callback(pod)
+
+    def _node_changed(self, old: Node | None, new: Node | None) -> None:
+        node = new or old
+        assert node is not None
+        for informer in self.informers:
+            for name, pod in list(informer.items.items()):
+                if pod.node == node.name:
+                    changed = replace(pod, node_ready=new is not None and new.ready)
+                    if changed != pod:
+                        informer.items[name] = changed
+                        self._pod_changed(pod, changed)

@@ -1,0 +1,191 @@
+"""The work queue: which job is looked at next, never twice at the same time, and when again.
+
+Owns order and time only; what reconciling means is the caller's. Invariants: a key that is being processed is not handed
+out again before `done`, but an add meanwhile is not lost; of several delayed adds the earliest counts; namespaces take
+turns, so that one with a thousand jobs does not starve one with a single job. `Schedule` is pure (the clock is passed
+in); `WorkQueue` runs it in an event loop and belongs to that loop's thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import logging
+import random
+import time
+from collections import OrderedDict, deque
+from collections.abc import Awaitable, Callable
+
+from regroup_operator.api import ConflictError, RegroupError
+from regroup_operator.model.records import Key
+
+log = logging.getLogger(__name__)
+
+BACKOFF_MIN_S = 0.05
+BACKOFF_MAX_S = 60.0
+
+
+class Schedule:
+    """Dirty, processing and delayed keys. Times are seconds on the caller's monotonic clock."""
+
+    def __init__(self) -> None:
+        self._lanes: OrderedDict[str, deque[Key]] = OrderedDict()
+        self._dirty: set[Key] = set()
+        self._processing: set[Key] = set()
+        self._due_s: dict[Key, float] = {}
+        self._heap: list[tuple[float, Key]] = []
+        self._failures: dict[Key, int] = {}
+
+    def __len__(self) -> int:
+        """Keys that could be taken now or are waiting for their own processing to end; delayed ones are not counted."""
+        return len(self._dirty)
+
+    def add(self, key: Key) -> None:
+        """Have `key` taken as soon as possible; once, however often it is added before."""
+        if key in self._dirty:
+            return
+        self._dirty.add(key)
+        if key not in self._processing:
+            self._lanes.setdefault(key[0], deque()).append(key)
+
+    def add_at(self, key: Key, due_s: float) -> None:
+        """Have `key` added at `due_s`; an earlier time already set stays."""
+        if key in self._due_s and self._due_s[key] <= due_s:
+            return
+        self._due_s[key] = due_s
+        heapq.heappush(self._heap, (due_s, key))
+
+    def take(self, now_s: float) -> Key | None:
+        """Return the next key and mark it as processing, or None. Its pending delayed add is dropped: this is it."""
+        while self._heap and self._heap[0][0] <= now_s:
+            due_s, key = heapq.heappop(self._heap)
+            if self._due_s.get(key) == due_s:
+                del self._due_s[key]
+                self.add(key)
+        if not self._lanes:
+            return None
+        namespace, lane = next(iter(self._lanes.items()))
+        key = lane.popleft()
+        if lane:
+            self._lanes.move_to_end(namespace)
+        else:
+            del self._lanes[namespace]
+        self._dirty.discard(key)
+        self._due_s.pop(key, None)
+        self._processing.add(key)
+        return key
+
+    def done(self, key: Key) -> None:
+        """End the processing of `key`; if it was added meanwhile, it can be taken again."""
+        self._processing.discard(key)
+        if key in self._dirty:
+            self._lanes.setdefault(key[0], deque()).append(key)
+
+    def fail(self, key: Key, now_s: float, jitter: float = 1.0) -> float:
+        """Add `key` again after its back-off, which doubles with each failure in a row; return the seconds."""
+        failures = self._failures.get(key, 0)
+        self._failures[key] = failures + 1
+        wait_s = min(BACKOFF_MIN_S * 2.0 ** min(failures, 30), BACKOFF_MAX_S) * jitter
+        self.add_at(key, now_s + wait_s)
+        return wait_s
+
+    def succeed(self, key: Key) -> None:
+        """Forget the failures of `key`."""
+        self._failures.pop(key, None)
+
+    def next_due_s(self) -> float | None:
+        """Return when the next delayed add is due, or None."""
+        while self._heap and self._due_s.get(self._heap[0][1]) != self._heap[0][0]:
+            heapq.heappop(self._heap)
+        return self._heap[0][0] if self._heap else None
+
+
+class WorkQueue:
+    """Runs `reconcile(key)` for every key that is added. What it returns (seconds or None) is when it wants to run again;
+    what it raises becomes a log line and a back-off."""
+
+    def __init__(
+        self,
+        reconcile: Callable[[Key], Awaitable[float | None]],
+        *,
+        num_workers: int = 16,
+        clock: Callable[[], float] = time.monotonic,
+        observe: Callable[[float, bool], None] | None = None,
+    ) -> None:
+        """`observe(seconds, succeeded)` is called after each run, for metrics."""
+        self._reconcile = reconcile
+        self._clock = clock
+        self._observe = observe
+        self._schedule = Schedule()
+        self._wake = asyncio.Event()
+        self._free = asyncio.Semaphore(num_workers)
+        self._running: set[asyncio.Task[None]] = set()
+
+    def __len__(self) -> int:
+        """Keys that wait to be reconciled now."""
+        return len(self._schedule)
+
+    def add(self, key: Key) -> None:
+        """Have `key` reconciled soon. Never blocks."""
+        self._schedule.add(key)
+        self._wake.set()
+
+    def add_after(self, key: Key, delay_s: float) -> None:
+        """Have `key` reconciled in `delay_s` seconds, or earlier if that was asked for already."""
+        self._schedule.add_at(key, self._clock() + delay_s)
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Work until cancelled; then the runs in progress are cancelled too and waited for."""
+        try:
+            while True:
+                await self._free.acquire()
+                key = await self._next()
+                task = asyncio.create_task(self._one(key), name=f"reconcile {key[0]}/{key[1]}")
+                self._running.add(task)
+                task.add_done_callback(self._ended)
+        finally:
+            for task in self._running:
+                task.cancel()
+            await asyncio.gather(*self._running, return_exceptions=True)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._running.discard(task)
+        self._free.release()
+        self._wake.set()
+
+    async def _next(self) -> Key:
+        while True:
+            self._wake.clear()
+            key = self._schedule.take(self._clock())
+            if key is not None:
+                return key
+            due_s = self._schedule.next_due_s()
+            timeout_s = None if due_s is None else max(0.0, due_s - self._clock())
+            try:
+                async with asyncio.timeout(timeout_s):
+                    await self._wake.wait()
+            except TimeoutError:
+                pass
+
+    async def _one(self, key: Key) -> None:
+        started_s = self._clock()
+        succeeded = False
+        try:
+            again_s = await self._reconcile(key)
+            succeeded = True
+            self._schedule.succeed(key)
+            if again_s is not None:
+                self.add_after(key, max(0.0, again_s))
+        except Exception as error:
+            wait_s = self._schedule.fail(key, self._clock(), random.uniform(0.8, 1.2))
+            if isinstance(error, ConflictError):
+                log.debug("%s/%s: %s Again in %.2f s.", *key, error, wait_s)
+            elif isinstance(error, RegroupError):
+                log.warning("%s/%s: %s Again in %.2f s.", *key, error, wait_s)
+            else:
+                log.exception("%s/%s: a bug of ours; again in %.2f s.", *key, wait_s)
+        finally:
+            self._schedule.done(key)
+            if self._observe is not None:
+                self._observe(self._clock() - started_s, succeeded)

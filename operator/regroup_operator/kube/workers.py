@@ -1,0 +1,198 @@
+"""Workers as pods of the cluster: create, delete, try; and what each job has once, its Service and its ConfigMap.
+
+Implements model.ports.Workers on a PodStore and a Client. What the objects look like comes from `Rendering`; which there
+should be is the plan's business. Also translates the API server's refusals into sentences for the user.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+from regroup_operator.api import Job, NotFoundError, SpecError, UnavailableError
+from regroup_operator.api.names import worker_pod_name
+from regroup_operator.kube.client import CONFIG_MAPS, PODS, SERVICES, ApiConflict, ApiError, Client, Resource
+from regroup_operator.kube.pods import PodStore, controller_of
+from regroup_operator.model.ports import AlreadyExists
+from regroup_operator.model.records import Key, Pod
+
+PREPARED_FOR_S = 300.0
+"""How long Service and ConfigMap are believed to be as they were last seen."""
+
+
+class Rendering(Protocol):
+    """What the objects of a job look like. Pure."""
+
+    def pod(self, job: Job, slot: int, attempt: int, avoid_nodes: tuple[str, ...]) -> dict[str, Any]:
+        """Return the worker's pod. May raise SpecError."""
+        ...
+
+    def trial_pod(self, job: Job) -> dict[str, Any]:
+        """Return a pod for the dry run, with generateName. May raise SpecError."""
+        ...
+
+    def service(self, job: Job) -> dict[str, Any]:
+        """Return the headless Service."""
+        ...
+
+    def config_map(self, job: Job) -> dict[str, Any]:
+        """Return the ConfigMap with the CA bundle of now."""
+        ...
+
+
+class ClusterWorkers:
+    """The workers of all jobs. Reads from memory, writes by the API."""
+
+    def __init__(
+        self, client: Client, pods: PodStore, rendering: Rendering, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._client = client
+        self._pods = pods
+        self._rendering = rendering
+        self._clock = clock
+        self._prepared: dict[str, tuple[float, dict[str, Any], dict[str, Any]]] = {}
+
+    def pod(self, namespace: str, name: str) -> Pod | None:
+        """Return a worker pod from memory, or None."""
+        return self._pods.pod(namespace, name)
+
+    def list(self, key: Key, job_uid: str) -> tuple[Pod, ...]:
+        """Return the job's worker pods from memory, by slot and attempt."""
+        return self._pods.list(key, job_uid)
+
+    def on_change(self, callback: Callable[[Key], None]) -> None:
+        """Have `callback(key)` called whenever a pod of that job appears, changes or vanishes."""
+        self._pods.on_change(callback)
+
+    async def prepare(self, job: Job) -> None:
+        """Make sure that Service and ConfigMap exist as rendered. Costs nothing for PREPARED_FOR_S after it was so.
+
+        Raises SpecError when an object of that name belongs to somebody else.
+        """
+        service, config_map = self._rendering.service(job), self._rendering.config_map(job)
+        known = self._prepared.get(job.uid)
+        if known is not None and known[1:] == (service, config_map) and self._clock() < known[0] + PREPARED_FOR_S:
+            return
+        await self._ensure(job, SERVICES, service)
+        await self._ensure(job, CONFIG_MAPS, config_map)
+        self._prepared = {
+            uid: entry for uid, entry in self._prepared.items() if self._clock() < entry[0] + PREPARED_FOR_S
+        }
+        self._prepared[job.uid] = (self._clock(), service, config_map)
+
+    async def validate(self, job: Job) -> None:
+        """Try the worker's pod without keeping it. Raises SpecError with one sentence when the API server refuses it.
+
+        Only what is wrong with the pod itself is a verdict: a quota, or a webhook that takes no dry runs, is not.
+        """
+        try:
+            await self._client.create(PODS, job.namespace, self._rendering.trial_pod(job), dry_run=True, strict=True)
+        except ApiError as error:
+            refusal = refusal_of(error, job.namespace)
+            if refusal is not None:
+                raise refusal from None
+            if isinstance(error, UnavailableError):
+                raise
+
+    async def create(self, job: Job, slot: int, attempt: int, avoid_nodes: tuple[str, ...]) -> None:
+        """Create the worker's pod; if our job has one of that name that is not terminating, that is it.
+
+        Raises AlreadyExists when the name is taken otherwise, SpecError when the pod is refused, else ApiError (a quota,
+        a webhook, the namespace being deleted): try again later.
+        """
+        body = self._rendering.pod(job, slot, attempt, avoid_nodes)
+        try:
+            await self._client.create(PODS, job.namespace, body)
+        except ApiConflict as error:
+            name = worker_pod_name(job.name, slot, attempt)
+            if error.reason != "AlreadyExists":
+                raise
+            try:
+                existing = await self._client.get(PODS, job.namespace, name)
+            except NotFoundError:
+                raise UnavailableError(f"Pod {name} existed a moment ago and is gone; create it again.") from None
+            owner = controller_of(existing)
+            if owner is None or owner["uid"] != job.uid:
+                raise AlreadyExists(f"Pod {name} exists and is not this job's.") from None
+            if "deletionTimestamp" in existing["metadata"]:
+                raise AlreadyExists(f"Pod {name} is still terminating.") from None
+        except ApiError as error:
+            raise (refusal_of(error, job.namespace) or error) from None
+
+    async def delete(self, pod: Pod) -> None:
+        """Delete exactly this pod with its own grace. One that is gone, or whose name another pod has, is no error."""
+        try:
+            await self._client.delete(PODS, pod.namespace, pod.name, uid=pod.uid)
+        except (NotFoundError, ApiConflict):
+            pass
+
+    async def _ensure(self, job: Job, resource: Resource, wanted: dict[str, Any]) -> None:
+        name = wanted["metadata"]["name"]
+        try:
+            found = await self._client.get(resource, job.namespace, name)
+        except NotFoundError:
+            try:
+                await self._client.create(resource, job.namespace, wanted)
+                return
+            except ApiConflict:
+                found = await self._client.get(resource, job.namespace, name)
+        owner = controller_of(found)
+        if owner is None or owner["uid"] != job.uid:
+            if owner is not None and owner["name"] == job.name:
+                # Left by a job of the same name that was deleted; the garbage collector is on its way.
+                raise UnavailableError(f"{wanted['kind']} {name} still belongs to a deleted job of the same name.")
+            raise SpecError(
+                f"{wanted['kind']} {name} exists in namespace {job.namespace} and is not this job's. "
+                "Delete it, or give the job another name.",
+                reason="NameTaken",
+            )
+        if not contains(found, wanted):
+            await self._client.patch(resource, job.namespace, name, wanted)
+
+
+def contains(found: Any, wanted: Any) -> bool:
+    """Return whether everything in `wanted` is in `found` with the same value; lists must be as long."""
+    if isinstance(wanted, Mapping):
+        return isinstance(found, Mapping) and all(k in found and contains(found[k], v) for k, v in wanted.items())
+    if isinstance(wanted, list):
+        same_length = isinstance(found, list) and len(found) == len(wanted)
+        return same_length and all(contains(f, w) for f, w in zip(found, wanted))
+    return bool(found == wanted)
+
+
+_STRICT = re.compile(r"strict decoding error: (?P<what>.*)$", re.DOTALL)
+_DECODE = re.compile(r"cannot be handled as a Pod: (?P<what>.*)$", re.DOTALL)
+_INVALID = re.compile(r"is invalid: (?P<what>.*)$", re.DOTALL)
+_POD_SECURITY = re.compile(r'violates PodSecurity "(?P<level>[^"]+)": (?P<what>.*)$', re.DOTALL)
+
+
+def refusal_of(error: ApiError, namespace: str) -> SpecError | None:
+    """Return the verdict on the job in the API server's refusal of its pod, or None when it is not one."""
+    text = str(error)
+    if error.status == 400 and "admission webhook" not in text:
+        found = _STRICT.search(text) or _DECODE.search(text)
+        what = _in_template(found["what"]) if found else text
+        return SpecError(f"spec.template is not a pod: {_end(what)} Correct it.", reason="InvalidTemplate")
+    if error.status == 422 and error.reason == "Invalid":
+        found = _INVALID.search(text)
+        what = _in_template(found["what"]) if found else text
+        return SpecError(f"spec.template is refused: {_end(what)} Correct it.", reason="InvalidTemplate")
+    if error.status == 403 and (found := _POD_SECURITY.search(text)):
+        return SpecError(
+            f"spec.template breaks Pod Security {found['level']} of namespace {namespace}: {_end(found['what'])} "
+            "Set these fields in spec.template, or use another namespace.",
+            reason="PodSecurity",
+        )
+    return None
+
+
+def _in_template(text: str) -> str:
+    """Name fields by where the user finds them: spec.containers[0] of the pod is spec.template.spec.containers[0]."""
+    return re.sub(r'(?<![\w.])(["\[]?)(spec|metadata)\.', r"\1spec.template.\2.", text)
+
+
+def _end(text: str) -> str:
+    text = " ".join(text.split())
+    return text if text.endswith(".") else f"{text}."
