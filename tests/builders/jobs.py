@@ -102,7 +102,7 @@ BAD_SPECS: dict[str, tuple[Change, str]] = {
     ),
     "no container named trainer": (
         with_trainer(name="main"),
-        "spec.template.spec.containers (main) has no container named trainer. "
+        'spec.template.spec.containers (["main"]) has no container named trainer. '
         "Name the container that runs the training script trainer.",
     ),
     "trainer without command": (lambda job: trainer(job).pop("command"), _NO_COMMAND),

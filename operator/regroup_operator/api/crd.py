@@ -70,8 +70,8 @@ OBJECT_RULES = [
     cel(
         f"!({_STARTED}) || has(self.spec.elasticPolicy) || self.spec.replicas == oldSelf.spec.replicas",
         "spec.replicas of a started job of fixed size cannot change. Keep it, or set spec.elasticPolicy.",
-        "'spec.replicas (' + string(self.spec.replicas) + ') of a started job of fixed size cannot change from ' + "
-        "string(oldSelf.spec.replicas) + '. Keep it, or set spec.elasticPolicy.'",
+        "'spec.replicas (%d) of a started job of fixed size cannot change from %d. "
+        "Keep it, or set spec.elasticPolicy.'.format([self.spec.replicas, oldSelf.spec.replicas])",
     ),
 ]
 

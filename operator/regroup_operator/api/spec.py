@@ -7,6 +7,7 @@ server (`regroup run`). tests/api holds that both say the same sentence. Rules t
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from pydantic import Field, model_validator
@@ -126,8 +127,8 @@ class PodSpec(OpenModel):
             f"self.containers.exists(c, c.name == '{TRAINER_CONTAINER}')",
             "spec.template.spec.containers has no container named trainer. "
             "Name the container that runs the training script trainer.",
-            "'spec.template.spec.containers (' + self.containers.map(c, c.name).join(', ') + "
-            "') has no container named trainer. Name the container that runs the training script trainer.'",
+            "'spec.template.spec.containers (%s) has no container named trainer. "
+            "Name the container that runs the training script trainer.'.format([self.containers.map(c, c.name)])",
         ),
         cel(
             "!has(self.restartPolicy) || self.restartPolicy == 'OnFailure'",
@@ -168,7 +169,7 @@ class PodSpec(OpenModel):
         names = [container.name for container in self.containers]
         if TRAINER_CONTAINER not in names:
             raise ValueError(
-                f"spec.template.spec.containers ({', '.join(names)}) has no container named trainer. "
+                f"spec.template.spec.containers ({json.dumps(names)}) has no container named trainer. "
                 "Name the container that runs the training script trainer."
             )
         if self.restart_policy not in (None, "OnFailure"):
@@ -207,9 +208,8 @@ class ElasticPolicy(SpecModel):
             "self.minReplicas <= self.maxReplicas",
             "spec.elasticPolicy.minReplicas is greater than spec.elasticPolicy.maxReplicas. "
             "Lower minReplicas or raise maxReplicas.",
-            "'spec.elasticPolicy.minReplicas (' + string(self.minReplicas) + ') is greater than "
-            "spec.elasticPolicy.maxReplicas (' + string(self.maxReplicas) + '). "
-            "Lower minReplicas or raise maxReplicas.'",
+            "'spec.elasticPolicy.minReplicas (%d) is greater than spec.elasticPolicy.maxReplicas (%d). "
+            "Lower minReplicas or raise maxReplicas.'.format([self.minReplicas, self.maxReplicas])",
         )
     )
 
@@ -297,9 +297,9 @@ class JobSpec(SpecModel):
             "!has(self.elasticPolicy) || self.elasticPolicy.minReplicas > self.elasticPolicy.maxReplicas || "
             "(self.replicas >= self.elasticPolicy.minReplicas && self.replicas <= self.elasticPolicy.maxReplicas)",
             "spec.replicas is outside spec.elasticPolicy. Choose a number inside, or change minReplicas or maxReplicas.",
-            "'spec.replicas (' + string(self.replicas) + ') is outside spec.elasticPolicy (' + "
-            "string(self.elasticPolicy.minReplicas) + ' to ' + string(self.elasticPolicy.maxReplicas) + "
-            "'). Choose a number inside, or change minReplicas or maxReplicas.'",
+            "'spec.replicas (%d) is outside spec.elasticPolicy (%d to %d). Choose a number inside, or change "
+            "minReplicas or maxReplicas.'.format([self.replicas, self.elasticPolicy.minReplicas, "
+            "self.elasticPolicy.maxReplicas])",
         )
     )
 

@@ -64,6 +64,9 @@ class Membership(WrittenModel):
     start_step: int | None = None
     """Step that the generation began with; known once the first member has adopted the state."""
 
+    adopted: bool = False
+    """Whether every member has adopted the generation's state: no older generation can matter any more."""
+
     world_size: int = Field(ge=1)
     """Number of training processes."""
 
@@ -123,6 +126,9 @@ class CheckpointStatus(WrittenModel):
 
     directory: str
     """Its directory, relative to the checkpoint directory."""
+
+    kept: list[str] = Field(default_factory=list)
+    """Directories of the checkpoints that are kept, oldest first."""
 
     at: Timestamp | None = None
     """When it was complete."""

@@ -1,0 +1,153 @@
+"""The resource on a real API server: good jobs pass, each mistake gets its one sentence and changes nothing."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.api.conftest import Api
+from tests.builders.jobs import BAD_SPECS, Change, Manifest, make_job, trainer, with_spec, with_trainer
+
+STARTED = {"startTime": "2026-01-01T00:00:00Z", "replicas": 3, "selector": "regroup.dev/job-name=digits"}
+
+
+def job_in(namespace: str, *changes: Change, name: str = "digits") -> Manifest:
+    job = make_job(name)
+    job["metadata"]["namespace"] = namespace
+    for change in changes:
+        change(job)
+    return job
+
+
+def create(api: Api, job: Manifest) -> None:
+    api.done("create", "--filename=-", document=job)
+
+
+def write_status(api: Api, namespace: str, status: dict[str, Any]) -> None:
+    api.done(
+        "patch", "trainingjob", "digits", f"--namespace={namespace}", "--subresource=status", "--type=merge",
+        f"--patch={_json({'status': status})}",
+    )  # fmt: skip
+
+
+def patch(namespace: str, change: dict[str, Any]) -> list[str]:
+    return ["patch", "trainingjob", "digits", f"--namespace={namespace}", "--type=merge", f"--patch={_json(change)}"]
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value)
+
+
+def test_good_job_gets_the_defaults_of_the_design(api: Api, namespace: str) -> None:
+    create(api, job_in(namespace, with_spec(checkpoint={"volumeClaim": "ckpt"})))
+    spec = api.get("dtj", "digits", f"--namespace={namespace}")["spec"]
+    assert spec["recovery"] == {"maxRestarts": 10, "windowSeconds": 3600, "disconnectSeconds": 5, "rejoinSeconds": 0}
+    assert spec["checkpoint"] == {"volumeClaim": "ckpt", "everySeconds": 300, "keep": 3}
+    assert "processesPerWorker" not in spec
+
+
+def test_pod_fields_that_we_do_not_know_are_kept(api: Api, namespace: str) -> None:
+    resources = {"limits": {"nvidia.com/gpu": 8}}
+    create(api, job_in(namespace, with_trainer(resources=resources, env=[{"name": "REGROUP_PRELOAD", "value": ""}])))
+    stored = api.get("trainingjobs", "digits", f"--namespace={namespace}")
+    assert trainer(stored)["resources"] == resources
+    assert trainer(stored)["env"] == [{"name": "REGROUP_PRELOAD", "value": ""}]
+
+
+@pytest.mark.parametrize(("change", "sentence"), BAD_SPECS.values(), ids=BAD_SPECS.keys())
+def test_bad_spec_is_refused_with_its_sentence(api: Api, namespace: str, change: Change, sentence: str) -> None:
+    assert sentence in api.refused("create", "--filename=-", document=job_in(namespace, change))
+    assert api.get("dtj", f"--namespace={namespace}")["items"] == []
+
+
+@pytest.mark.parametrize("verb", [["create"], ["apply"], ["apply", "--server-side"]], ids=" ".join)
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        pytest.param(with_spec(replicaz=3), "spec.replicaz", id="in spec"),
+        pytest.param(
+            lambda job: job["spec"]["elasticPolicy"].update(minReplica=1), "minReplica", id="in elasticPolicy"
+        ),
+        pytest.param(lambda job: job["spec"]["template"].update(specs={}), "specs", id="in template"),
+    ],
+)
+def test_unknown_field_is_refused(api: Api, namespace: str, verb: list[str], change: Change, field: str) -> None:
+    said = api.refused(*verb, "--filename=-", document=job_in(namespace, change))
+    assert field in said
+    assert "unknown field" in said or "field not declared in schema" in said
+    assert api.get("dtj", f"--namespace={namespace}")["items"] == []
+
+
+def test_no_workers_and_wrong_types_are_refused_by_field(api: Api, namespace: str) -> None:
+    none = api.refused("create", "--filename=-", document=job_in(namespace, with_spec(replicas=0)))
+    assert "spec.replicas" in none
+    assert "greater than or equal to 1" in none
+    text = api.refused("create", "--filename=-", document=job_in(namespace, with_trainer(command="python train.py")))
+    assert 'command: Invalid value: "string"' in text
+
+
+def test_scale_outside_the_bounds_is_refused_and_inside_taken(api: Api, namespace: str) -> None:
+    create(api, job_in(namespace))
+    write_status(api, namespace, STARTED)
+    scale = ["scale", "dtj", "digits", f"--namespace={namespace}"]
+    assert "spec.replicas (6) is outside spec.elasticPolicy (2 to 5)." in api.refused(*scale, "--replicas=6")
+    assert "spec.replicas (1) is outside spec.elasticPolicy (2 to 5)." in api.refused(*scale, "--replicas=1")
+    api.done(*scale, "--replicas=5")
+    found = api.get("dtj", "digits", f"--namespace={namespace}", "--subresource=scale")
+    assert found["spec"]["replicas"] == 5
+    assert found["status"] == {"replicas": 3, "selector": "regroup.dev/job-name=digits"}
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        pytest.param({"template": {"spec": {"nodeSelector": {"a": "b"}}}}, "template", id="template"),
+        pytest.param({"processesPerWorker": 2}, "processesPerWorker", id="processesPerWorker"),
+        pytest.param({"checkpoint": {"volumeClaim": "ckpt"}}, "checkpoint", id="checkpoint"),
+    ],
+)
+def test_started_job_keeps_what_is_immutable(api: Api, namespace: str, change: dict[str, Any], field: str) -> None:
+    create(api, job_in(namespace))
+    write_status(api, namespace, STARTED)
+    sentence = (
+        f"spec.{field} cannot change once the job has started (status.startTime is set). "
+        "Change it back, or delete the job and create it anew."
+    )
+    assert sentence in api.refused(*patch(namespace, {"spec": change}))
+
+
+def test_job_may_be_changed_freely_before_it_starts(api: Api, namespace: str) -> None:
+    create(api, job_in(namespace))
+    api.done(*patch(namespace, {"spec": {"processesPerWorker": 2, "checkpoint": {"volumeClaim": "ckpt"}}}))
+
+
+def test_started_job_of_fixed_size_keeps_its_size(api: Api, namespace: str) -> None:
+    create(api, job_in(namespace, lambda job: job["spec"].pop("elasticPolicy")))
+    api.done(*patch(namespace, {"spec": {"replicas": 4}}))
+    write_status(api, namespace, STARTED)
+    sentence = (
+        "spec.replicas (5) of a started job of fixed size cannot change from 4. Keep it, or set spec.elasticPolicy."
+    )
+    assert sentence in api.refused(*patch(namespace, {"spec": {"replicas": 5}}))
+    assert sentence in api.refused("scale", "dtj", "digits", f"--namespace={namespace}", "--replicas=5")
+    bounds = {"minReplicas": 2, "maxReplicas": 5}
+    api.done(*patch(namespace, {"spec": {"replicas": 5, "elasticPolicy": bounds}}))
+
+
+def test_recovery_may_be_changed_while_the_job_runs(api: Api, namespace: str) -> None:
+    create(api, job_in(namespace))
+    write_status(api, namespace, STARTED)
+    api.done(*patch(namespace, {"spec": {"recovery": {"disconnectSeconds": 9}}}))
+
+
+def test_kubectl_explains_every_level(api: Api) -> None:
+    said = api.done("explain", "dtj.spec.recovery.rejoinSeconds")
+    assert "restart in place" in said
+    assert "digits" not in said
+
+
+def test_category_lists_jobs(api: Api, namespace: str) -> None:
+    create(api, job_in(namespace))
+    assert "digits" in api.done("get", "training", f"--namespace={namespace}")
