@@ -6,5 +6,6 @@ plan/; creating them is kube/'s. Nothing here reads a clock, a file or the API.
 
 from regroup_operator.render.objects import config_map, service
 from regroup_operator.render.pod import RenderSettings, dry_run_pod, worker_pod
+from regroup_operator.render.renderer import Renderer
 
-__all__ = ["RenderSettings", "config_map", "dry_run_pod", "service", "worker_pod"]
+__all__ = ["RenderSettings", "Renderer", "config_map", "dry_run_pod", "service", "worker_pod"]
