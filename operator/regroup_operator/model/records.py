@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from regroup.protocol.state import Condition, Seal
 from regroup.protocol.wire import Adopted, Draining, Fault, Formed, Progress
 
+from regroup_operator.model.members import MemberId
+
 Key = tuple[str, str]
 """(namespace, name) of a job: the unit of the work queue."""
 
@@ -46,6 +48,11 @@ class Pod:
         return self.phase not in ("Succeeded", "Failed")
 
     @property
+    def id(self) -> MemberId:
+        """The pod's name within its job."""
+        return MemberId(self.slot, self.attempt)
+
+    @property
     def usable(self) -> bool:
         """True if the pod may be (or become) a member."""
         return self.alive and not self.terminating
@@ -70,6 +77,8 @@ class Session:
     """Newest step known when the stream closed: only progress two above it proves life (rule FENCE)."""
     first_seen_s: float = 0.0
     progress: Progress | None = None
+    first_progress: Progress | None = None
+    """The report of the first commit in `progress_generation` (it carries first_step_ms)."""
     progress_generation: int = 0
     progress_at_s: float | None = None
     formed: Formed | None = None
@@ -84,6 +93,14 @@ class Session:
     draining: Draining | None = None
     exits: tuple[ProcessExit, ...] = ()
     """Trainer processes that ended by themselves, oldest first, at most the last 32."""
+    num_exits: int = 0
+    """How many there were in all in this record's life."""
+    told_generation: int = 0
+    """Newest generation sent on the stream that is open now."""
+    told_tier: str = ""
+    told_stop: bool = False
+    asked_at_s: float | None = None
+    """When `progress?` was last asked of this agent."""
 
 
 @dataclass(frozen=True)
@@ -109,6 +126,8 @@ class Settings:
     """... but not longer than this after the first one did."""
     planned_timeout_s: float = 30.0
     """A planned generation that its members have not all entered by then is dropped for a forced one."""
+    settle_s: float = 0.25
+    """After a broken collective without a known culprit: wait this long for the culprit's own report."""
     form_timeout_s: float = 20.0
     """A forced generation whose members have not all adopted by then is announced anew without those that did not answer."""
     term_grace_s: float = 20.0

@@ -1,0 +1,50 @@
+"""How a member list is spelled in the status: ranges of slot or slot.attempt, "0-3,5.2". 5000 members must fit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+
+class MemberId(NamedTuple):
+    """A pod of the job: attempt numbers are never used twice for a slot while a generation names them."""
+
+    slot: int
+    attempt: int
+
+
+def format_members(members: Iterable[MemberId]) -> str:
+    """Return the shortest spelling; slots in order, attempt 0 left out, runs of attempt 0 as ranges."""
+    parts: list[str] = []
+    run: list[int] = []
+
+    def flush() -> None:
+        if run:
+            parts.append(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}")
+            run.clear()
+
+    for slot, attempt in sorted(members):
+        if attempt:
+            flush()
+            parts.append(f"{slot}.{attempt}")
+            continue
+        if run and slot != run[-1] + 1:
+            flush()
+        run.append(slot)
+    flush()
+    return ",".join(parts)
+
+
+def parse_members(text: str) -> tuple[MemberId, ...]:
+    """Return the members in slot order. Raises ValueError for what `format_members` does not write."""
+    members: list[MemberId] = []
+    for part in filter(None, text.split(",")):
+        if "." in part:
+            slot, attempt = part.split(".")
+            members.append(MemberId(int(slot), int(attempt)))
+        elif "-" in part:
+            first, last = part.split("-")
+            members.extend(MemberId(slot, 0) for slot in range(int(first), int(last) + 1))
+        else:
+            members.append(MemberId(int(part), 0))
+    return tuple(members)

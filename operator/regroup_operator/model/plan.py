@@ -1,0 +1,64 @@
+"""What a plan is made from besides the job and the observation, and what it asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from regroup.protocol.document import Document
+
+from regroup_operator.model.ports import EventNote
+from regroup_operator.model.records import Pod
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What the controller remembers of a job between two plans; lost with the operator, and safe to lose."""
+
+    document: Document | None = None
+    """Of the newest generation, if this operator issued it."""
+    announced_at_s: float | None = None
+    persist_ms: float | None = None
+    """How long writing that generation to the status took."""
+    tried: frozenset[str] | None = None
+    """`membership.names_of` the newest generation's set."""
+    num_exits: Mapping[str, int] = field(default_factory=dict)
+    """By pod UID: how many of its session's exits have been counted."""
+    container_restarts: Mapping[str, int] = field(default_factory=dict)
+    """By pod UID: the container restarts that have been counted."""
+    bad_nodes: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
+    failed_on: Mapping[int, str] = field(default_factory=dict)
+    """By slot: the node on which its pod failed last."""
+    seen_pods: frozenset[str] = frozenset()
+    refusal: str | None = None
+    """Verdict on the spec (a sentence), judged at `judged_generation`."""
+    refusal_reason: str = ""
+    judged_generation: int | None = None
+    progress_written_s: float | None = None
+
+
+@dataclass(frozen=True)
+class Tell:
+    """A command for one agent, to be sent after the status is written. `body` is one of wire.COMMANDS."""
+
+    pod_uid: str
+    body: Any
+
+
+@dataclass(frozen=True)
+class JobPlan:
+    """What to do now, in this order: write the status (if it changed), tell, then create and delete pods."""
+
+    status: dict[str, Any]
+    urgent: bool
+    """False: only progress changed since the last write, which may wait."""
+    memory: Memory
+    tell: tuple[Tell, ...] = ()
+    create: tuple[tuple[int, int, tuple[str, ...]], ...] = ()
+    """(slot, attempt, nodes to avoid)."""
+    delete: tuple[Pod, ...] = ()
+    notes: tuple[EventNote, ...] = ()
+    look_again_s: float | None = None
+    """On the monotonic clock; None: only an event helps."""
+    announced: bool = False

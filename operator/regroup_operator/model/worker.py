@@ -1,0 +1,121 @@
+"""A worker as the policies see it: its pod, its agent's session, and how it stands in the newest generation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from regroup.protocol.document import LineageEntry, OlderGeneration
+
+from regroup_operator.model.members import MemberId
+from regroup_operator.model.records import Pod, Session
+
+
+class Standing:
+    """Values of Worker.standing: a member's place in the newest generation."""
+
+    OUTSIDE = "outside"  # not a member
+    PENDING = "pending"  # has not entered it yet (a planned generation: still trains in the one before)
+    STARTING = "starting"  # its processes start with this generation's environment
+    FORMING = "forming"  # forms or adopts
+    TRAINING = "training"
+    FINISHED = "finished"
+    BROKEN = "broken"  # has left it, with its processes alive
+    DIED = "died"  # a process of it ended: the worker has to restart in place
+    SILENT = "silent"  # its stream is gone; not yet called lost
+    LOST = "lost"
+
+
+@dataclass(frozen=True)
+class Worker:
+    """`pod` is None for a member whose pod the API no longer has."""
+
+    id: MemberId
+    pod: Pod | None
+    session: Session | None
+    standing: str
+    available: bool
+    """Could form a generation now: usable pod, open stream, all processes attached (script tier: agent ready)."""
+    since_s: float
+    """When the standing began, as far as is known."""
+    lost_at_s: float | None = None
+    """SILENT: when it is called lost if nothing is heard."""
+    why: str = ""
+    """LOST, DIED, BROKEN: CamelCase cause."""
+
+    @property
+    def connected(self) -> bool:
+        """True while the agent's stream is open."""
+        return self.session is not None and self.session.connected
+
+    @property
+    def draining(self) -> bool:
+        """True once the worker is on its way out."""
+        return (
+            self.pod is None or self.pod.terminating or (self.session is not None and self.session.draining is not None)
+        )
+
+    @property
+    def is_member(self) -> bool:
+        """True for a member of the newest generation."""
+        return self.standing != Standing.OUTSIDE
+
+
+@dataclass(frozen=True)
+class Current:
+    """The newest generation, as the status has it. `announced_at_s` is None after the operator's restart."""
+
+    number: int
+    uid: str
+    kind: str
+    members: tuple[MemberId, ...]
+    adopted: bool
+    """All members have adopted it (or a newer one needs no older state)."""
+    announced_at_s: float | None
+    older: tuple[OlderGeneration, ...] = ()
+    lineage: tuple[LineageEntry, ...] = ()
+    known: bool = True
+    """The document is in memory: it can be told again. After a restart it cannot (the next number is taken instead)."""
+    attempts: int = 0
+    """Generations in a row, this one included, that not all members adopted."""
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """How many workers the job wants and needs."""
+
+    replicas: int
+    minimum: int
+    elastic: bool
+    rejoin_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class Announce:
+    """Issue the next generation with these members. `reason` and `message` explain it; cause and culprit are the incident's."""
+
+    kind: str
+    members: tuple[Worker, ...]
+    reason: str
+    message: str
+    cause: str = ""
+    culprit: str = ""
+    detected_at_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class Wait:
+    """Something is missing. `until_s` is when to look again if nothing happens; None: only an event helps."""
+
+    reason: str
+    message: str
+    until_s: float | None = None
+
+
+@dataclass(frozen=True)
+class Keep:
+    """The newest generation stands. `until_s` as in Wait."""
+
+    until_s: float | None = None
+
+
+Decision = Announce | Wait | Keep

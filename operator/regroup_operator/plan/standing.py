@@ -1,0 +1,162 @@
+"""Say how each worker stands in the newest generation, from conditions and clocks alone (rules RESAY, FENCE, LOST).
+
+Pure. *Progress is proof of life*: no synchronous step completes without every rank, so a silent worker is kept while
+the step count moves. NotReady or unreachable proves nothing; a pod that is gone or failed does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from regroup.protocol.document import PLANNED
+from regroup.protocol.state import Phase
+
+from regroup_operator.model.members import MemberId
+from regroup_operator.model.records import Pod, Session, Settings
+from regroup_operator.model.worker import Current, Standing, Worker
+
+_ATTACHED = (Phase.READY, Phase.FORMING, Phase.ADOPTING, Phase.TRAINING, Phase.BROKEN, Phase.FINISHED)
+_IN_GROUP = {
+    Phase.STARTING: Standing.STARTING,
+    Phase.FORMING: Standing.FORMING,
+    Phase.ADOPTING: Standing.FORMING,
+    Phase.TRAINING: Standing.TRAINING,
+    Phase.FINISHED: Standing.FINISHED,
+}
+
+
+def assess(
+    *,
+    current: Current | None,
+    tier: str | None,
+    pods: Iterable[Pod],
+    sessions: Mapping[str, Session],
+    released: frozenset[str],
+    incarnations: Mapping[str, int],
+    now_s: float,
+    term_started_s: float,
+    disconnect_s: float,
+    settings: Settings,
+) -> tuple[Worker, ...]:
+    """Return every worker: the pods there are, and the members whose pods are gone. Sorted by id.
+
+    `tier` is status.tier (None: not known yet). `incarnations` are those of the document in memory, by pod UID.
+    """
+    pods = tuple(pods)
+    members = frozenset(current.members) if current else frozenset()
+    by_id = {pod.id: pod for pod in pods}
+    in_group = [sessions[by_id[m].uid] for m in members if m in by_id and by_id[m].uid in sessions]
+    faulted = current is not None and any(
+        s.connected and _broke(s, current.number) and s.fault is not None and s.fault.cause == "collective"
+        for s in in_group
+    )
+    newest_progress = _newest_progress(in_group, current)
+    out: list[Worker] = []
+    for pod in pods:
+        session = sessions.get(pod.uid)
+        available = pod.uid not in released and _available(pod, session, tier, current)
+        if current is None or pod.id not in members:
+            since = session.condition_at_s if session else pod.running_since_s or now_s
+            out.append(Worker(pod.id, pod, session, Standing.OUTSIDE, available, since))
+            continue
+        out.append(
+            _member(
+                pod,
+                session,
+                current,
+                available,
+                incarnation=incarnations.get(pod.uid),
+                faulted=faulted,
+                newest_progress=newest_progress,
+                now_s=now_s,
+                term_started_s=term_started_s,
+                disconnect_s=disconnect_s,
+                settings=settings,
+            )
+        )
+    for gone in members - by_id.keys():
+        out.append(Worker(MemberId(*gone), None, None, Standing.LOST, False, now_s, why="PodDeleted"))
+    return tuple(sorted(out, key=lambda w: w.id))
+
+
+def _available(pod: Pod, session: Session | None, tier: str | None, current: Current | None) -> bool:
+    if not pod.usable or session is None or not session.connected:
+        return False
+    phase = session.condition.phase
+    if tier == "Session":
+        return session.condition.session and phase in _ATTACHED
+    if current is None:
+        return phase == Phase.READY
+    return phase in (Phase.STARTING, *_ATTACHED)
+
+
+def _broke(session: Session, generation: int) -> bool:
+    condition = session.condition
+    return condition.phase == Phase.BROKEN and condition.entered >= generation
+
+
+def _newest_progress(sessions: Iterable[Session], current: Current | None) -> tuple[int, float]:
+    """Return (step, time) of the newest progress in the newest generation; (-1, -inf) without one."""
+    best = (-1, float("-inf"))
+    if current is None:
+        return best
+    # While a planned generation is pending, its members still train in the one before.
+    counted = (current.number, current.number - 1) if current.kind == PLANNED else (current.number,)
+    for session in sessions:
+        if session.progress and session.progress_at_s is not None and session.progress_generation in counted:
+            best = max(best, (session.progress.step, session.progress_at_s))
+    return best
+
+
+def _member(
+    pod: Pod,
+    session: Session | None,
+    current: Current,
+    available: bool,
+    *,
+    incarnation: int | None,
+    faulted: bool,
+    newest_progress: tuple[int, float],
+    now_s: float,
+    term_started_s: float,
+    disconnect_s: float,
+    settings: Settings,
+) -> Worker:
+    def worker(standing: str, since_s: float, why: str = "", lost_at_s: float | None = None) -> Worker:
+        return Worker(pod.id, pod, session, standing, available and standing != Standing.LOST, since_s, lost_at_s, why)
+
+    said_finished = session is not None and session.condition.phase in (Phase.FINISHED, Phase.STOPPED)
+    if not pod.alive and not said_finished:
+        return worker(Standing.LOST, now_s, "PodFailed")
+    if session is None:
+        deadline = term_started_s + settings.term_grace_s
+        if now_s >= deadline:
+            return worker(Standing.LOST, deadline, "NeverConnected")
+        return worker(Standing.SILENT, term_started_s, lost_at_s=deadline)
+    if not session.connected:
+        if session.condition.phase == Phase.STOPPED:
+            return worker(Standing.FINISHED if session.told_stop else Standing.LOST, now_s, "Stopped")
+        closed = session.closed_at_s if session.closed_at_s is not None else now_s
+        step, at_s = newest_progress
+        base = closed - settings.probe_s
+        if step >= session.closed_step + 2:
+            base = max(base, at_s)
+        elif faulted:
+            return worker(Standing.LOST, closed, "Disconnected")
+        if now_s >= base + disconnect_s:
+            return worker(Standing.LOST, base + disconnect_s, "Disconnected")
+        return worker(Standing.SILENT, closed, lost_at_s=base + disconnect_s)
+    condition = session.condition
+    since = session.condition_at_s
+    if condition.phase == Phase.STOPPED:
+        return worker(Standing.FINISHED if session.told_stop else Standing.LOST, since, "Stopped")
+    if condition.generation == current.number and condition.phase in _IN_GROUP:
+        return worker(_IN_GROUP[condition.phase], since)
+    if condition.entered < current.number:
+        restarted = incarnation is not None and condition.incarnation > incarnation
+        if condition.phase == Phase.STARTING and condition.session and (restarted or incarnation is None):
+            return worker(Standing.DIED, since, "ProcessExited")
+        return worker(Standing.PENDING, since)
+    if condition.phase == Phase.BROKEN:
+        return worker(Standing.BROKEN, since, "CollectiveFailed")
+    return worker(Standing.DIED, since, "ProcessExited")

@@ -1,0 +1,172 @@
+"""Make the conditions, the phase and the columns from what is. Pure; the words that people read are all here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from regroup_operator.model.records import Settings
+from regroup_operator.model.worker import Announce, Current, Decision, Standing, Wait, Worker
+
+PENDING, STARTING, RUNNING, RECOVERING, WAITING, SUCCEEDED, FAILED = (
+    "Pending", "Starting", "Running", "Recovering", "Waiting", "Succeeded", "Failed",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Said:
+    """One condition, without its times."""
+
+    type: str
+    status: str
+    reason: str
+    message: str
+
+
+def phase_of(
+    *, current: Current | None, decision: Decision | None, workers: Sequence[Worker], trained: bool, ended: str | None
+) -> str:
+    """Return status.phase. `trained`: a generation has adopted before; `ended`: Succeeded, Failed or None."""
+    if ended:
+        return ended
+    if current is None:
+        if isinstance(decision, Announce) or any(w.pod and w.pod.phase == "Running" for w in workers):
+            return STARTING
+        return PENDING
+    members = [w for w in workers if w.is_member]
+    if isinstance(decision, Wait) and decision.reason in ("TooFewMembers", "NoWitness"):
+        return WAITING if trained else STARTING
+    if isinstance(decision, Announce) and decision.kind == "forced":
+        return RECOVERING if trained else STARTING
+    if not trained:
+        return STARTING
+    broken = any(w.standing in (Standing.BROKEN, Standing.DIED, Standing.LOST) for w in members)
+    if broken:
+        return RECOVERING
+    if current.adopted or current.kind == "planned":
+        return RUNNING
+    return RECOVERING
+
+
+def worker_conditions(
+    *, workers: Sequence[Worker], replicas: int, now_s: float, settings: Settings, endpoint: str
+) -> list[Said]:
+    """Return PodsReady and AgentsConnected."""
+    pods = [w.pod for w in workers if w.pod is not None and w.pod.usable]
+    running = [p for p in pods if p.phase == "Running"]
+    stuck = next(
+        (p for p in pods if p.waiting_reason and p.waiting_reason not in ("ContainerCreating", "PodInitializing")), None
+    )
+    unplaced = next((p for p in pods if p.unschedulable), None)
+    counts = f"{min(len(running), replicas)} of {replicas} worker pods run"
+    if len(running) >= replicas:
+        out = [Said("PodsReady", "True", "AllRunning", f"{counts}.")]
+    elif stuck is not None:
+        message = f": {stuck.waiting_message}" if stuck.waiting_message else ""
+        out = [Said("PodsReady", "False", stuck.waiting_reason, f"{counts}; {stuck.name} cannot start{message}"[:1000])]
+    elif unplaced is not None:
+        out = [
+            Said("PodsReady", "False", "Unschedulable", f"{counts}; {unplaced.name}: {unplaced.unschedulable}"[:1000])
+        ]
+    else:
+        out = [Said("PodsReady", "False", "Starting", f"{counts}.")]
+    late = [
+        w
+        for w in workers
+        if w.pod in running
+        and w.session is None
+        and w.pod is not None
+        and w.pod.running_since_s is not None
+        and now_s > w.pod.running_since_s + settings.hello_timeout_s
+    ]
+    connected = sum(w.connected for w in workers)
+    if late:
+        verb = "has" if len(late) == 1 else "have"
+        out.append(
+            Said(
+                "AgentsConnected",
+                "False",
+                "NoHello",
+                f"{len(late)} of {replicas} agents {verb} not called {endpoint} for {settings.hello_timeout_s:.0f} s. "
+                "Check egress NetworkPolicy, DNS and service mesh.",
+            )
+        )
+    elif connected >= replicas:
+        out.append(Said("AgentsConnected", "True", "AllConnected", f"{replicas} of {replicas} agents are connected."))
+    else:
+        out.append(Said("AgentsConnected", "False", "Connecting", f"{connected} of {replicas} agents are connected."))
+    return out
+
+
+def training_conditions(
+    *,
+    phase: str,
+    decision: Decision | None,
+    current: Current | None,
+    replicas: int,
+    workers: Sequence[Worker],
+    failure: str | None,
+    note: str = "",
+) -> list[Said]:
+    """Return Training, Degraded, and Complete or Failed once the job has ended. `note`: what a refusal said."""
+    out: list[Said] = []
+    number = current.number if current else 0
+    count = len(current.members) if current else 0
+    if phase == RUNNING:
+        out.append(Said("Training", "True", "Running", f"Generation {number} trains with {_workers(count)}."))
+    elif isinstance(decision, Wait):
+        out.append(Said("Training", "False", decision.reason, " ".join(filter(None, [decision.message, note]))))
+    else:
+        out.append(
+            Said(
+                "Training", "False", phase, f"Generation {number}: {phase.lower()}." if number else "No generation yet."
+            )
+        )
+    if phase in (SUCCEEDED, FAILED):
+        out.append(Said("Degraded", "False", "Ended", "The job has ended."))
+    elif current is not None and count < replicas:
+        out.append(Said("Degraded", "True", "FewerMembers", f"{count} of {replicas} workers train."))
+    else:
+        silent = [w for w in workers if w.is_member and w.standing == Standing.SILENT]
+        if silent:
+            out.append(
+                Said("Degraded", "True", "SilentWorkers", f"{len(silent)} of {replicas} agents cannot be reached.")
+            )
+        else:
+            out.append(Said("Degraded", "False", "AsWanted", f"{min(count, replicas)} of {replicas} workers train."))
+    if phase == SUCCEEDED:
+        out.append(Said("Complete", "True", "Finished", f"All {_workers(count)} of generation {number} finished."))
+    if phase == FAILED:
+        out.append(Said("Failed", "True", "TooManyRestarts", failure or "The job failed."))
+    return out
+
+
+def summary(
+    *, phase: str, refused: str | None, ready: int, replicas: int, progress: dict[str, Any], samples: dict[str, Any]
+) -> dict[str, str]:
+    """Return the texts of kubectl's columns."""
+    step, total, loss = progress.get("step"), progress.get("totalSteps"), progress.get("loss")
+    out = {"state": refused or phase, "ready": f"{ready}/{replicas}", "progress": "", "loss": "", "eta": ""}
+    if step is not None and total:
+        out["progress"] = f"{100 * step // total}%"
+    if loss is not None:
+        out["loss"] = f"{loss:.4g}"
+    rate, done = progress.get("samplesPerSecond"), samples.get("committed")
+    if phase == RUNNING and rate and step and total and done:
+        out["eta"] = duration(done / step * max(0, total - step) / rate)
+    return out
+
+
+def duration(seconds: float) -> str:
+    """Return a length of time as kubectl writes it: 45s, 12m, 3h5m, 2d4h."""
+    whole = round(seconds)
+    for size, unit, small, small_unit in ((86400, "d", 3600, "h"), (3600, "h", 60, "m"), (60, "m", 1, "s")):
+        if whole >= size:
+            rest = whole % size // small
+            return f"{whole // size}{unit}" + (f"{rest}{small_unit}" if rest else "")
+    return f"{whole}s"
+
+
+def _workers(count: int) -> str:
+    return f"{count} worker" + ("" if count == 1 else "s")

@@ -1,0 +1,83 @@
+"""Decide which worker pods to create, to release and to delete.
+
+Pure. Every slot below spec.replicas has one pod that can serve; a pod is replaced when it is gone or failed, or when its
+node is not ready and its agent silent. A pod leaves by rule RELEASE: only after all members of the newest generation have
+adopted, and only once its UID stands in status.released. Never a forced delete.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from regroup_operator.model.members import MemberId
+from regroup_operator.model.records import Pod
+from regroup_operator.model.worker import Current, Worker
+
+
+@dataclass(frozen=True)
+class CreateWorker:
+    """Make the pod of a slot; its nodes exclude `avoid_nodes`."""
+
+    slot: int
+    attempt: int
+    avoid_nodes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class WorkerChanges:
+    """`release`: pods to write into status.released, then stop and delete. `delete`: released ones that are still there."""
+
+    create: tuple[CreateWorker, ...] = ()
+    release: tuple[Pod, ...] = ()
+    delete: tuple[Pod, ...] = ()
+
+
+def plan_workers(
+    *,
+    workers: Iterable[Worker],
+    current: Current | None,
+    replicas: int,
+    released: frozenset[str],
+    named: Iterable[MemberId],
+    bad_nodes: Mapping[int, tuple[str, ...]],
+    ended: bool,
+) -> WorkerChanges:
+    """Return the changes to the job's pods.
+
+    `named` are all members that the status still names: their attempt numbers are not used again. `bad_nodes` are the
+    nodes on which a slot's pods failed. `ended`: the job is complete or failed, nothing is created or released.
+    """
+    pods = [w for w in workers if w.pod is not None]
+    gone_on = tuple(w.pod for w in pods if w.pod and w.pod.uid in released and not w.pod.terminating and w.pod.alive)
+    if ended:
+        return WorkerChanges(delete=gone_on)
+    attempts: dict[int, int] = {}
+    for slot, attempt in [*(w.id for w in pods), *named]:
+        attempts[slot] = max(attempts.get(slot, -1), attempt)
+    serving: dict[int, Worker] = {}
+    for worker in sorted(pods, key=lambda w: (not w.is_member, not w.connected, -w.id.attempt)):
+        if _serves(worker, released):
+            serving.setdefault(worker.id.slot, worker)
+    create = tuple(
+        CreateWorker(slot, attempts.get(slot, -1) + 1, bad_nodes.get(slot, ()))
+        for slot in range(replicas)
+        if slot not in serving
+    )
+    settled = current is None or current.adopted
+    release = tuple(
+        w.pod
+        for w in pods
+        if w.pod is not None
+        and settled
+        and not w.is_member
+        and w.pod.uid not in released
+        and w.pod.alive
+        and (w.id.slot >= replicas or w.pod.terminating or serving.get(w.id.slot, w).id != w.id)
+    )
+    return WorkerChanges(create, release, gone_on)
+
+
+def _serves(worker: Worker, released: frozenset[str]) -> bool:
+    pod = worker.pod
+    return pod is not None and pod.usable and pod.uid not in released and (pod.node_ready or worker.connected)
