@@ -1,0 +1,136 @@
+"""The edge to kopf: a job's event -> its key into the work queue. Nothing else happens here.
+
+kopf owns watching the resource, its login and its retries. It runs in a thread and an event loop of its own, because an
+embedded kopf takes over the loop: it installs signal handlers and, when it ends, cancels every task that is not its own.
+The only contact is `call_soon_threadsafe`. No other feature of kopf is used: its per-handler state, indexes, timers and
+daemons cost writes to the object, or time that grows with the square of the number of objects.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable, Collection
+from typing import Any
+
+import kopf
+
+from regroup_operator.api import GROUP, PLURAL, VERSION
+from regroup_operator.kube.client import CONNECT_TIMEOUT_S, REQUEST_TIMEOUT_S, Client
+from regroup_operator.model.records import Key
+
+log = logging.getLogger(__name__)
+
+OnEvent = Callable[[Key, bool], None]
+"""on_event(key, gone): the job appeared or changed, or is gone."""
+
+
+class NoDiffBase(kopf.DiffBaseStorage):
+    """Remembers nothing: no annotation is ever written to a job."""
+
+    def fetch(self, *, body: kopf.Body) -> None:  # noqa: ARG002
+        """Return nothing."""
+        return
+
+    def store(self, *, body: kopf.Body, patch: kopf.Patch, essence: kopf.BodyEssence) -> None:
+        """Store nothing."""
+
+
+def kopf_settings() -> kopf.OperatorSettings:
+    """Return kopf's settings: quiet, bounded in time, without traces in the cluster."""
+    settings = kopf.OperatorSettings()
+    settings.posting.enabled = False
+    settings.posting.loggers = False
+    settings.scanning.disabled = True
+    settings.peering.standalone = True
+    settings.persistence.diffbase_storage = NoDiffBase()
+    settings.queueing.worker_limit = None
+    settings.networking.request_timeout = REQUEST_TIMEOUT_S
+    settings.networking.connect_timeout = CONNECT_TIMEOUT_S
+    settings.watching.connect_timeout = CONNECT_TIMEOUT_S
+    settings.watching.server_timeout = 290
+    settings.process.ultimate_exiting_timeout = None
+    return settings
+
+
+def kopf_registry(on_event: OnEvent, login: Callable[[], kopf.ConnectionInfo]) -> kopf.OperatorRegistry:
+    """Return a registry with the one handler and the login. Both callables are called in kopf's thread."""
+    registry = kopf.OperatorRegistry()
+
+    @kopf.on.login(registry=registry)
+    def authenticate(**_: Any) -> kopf.ConnectionInfo:
+        return login()
+
+    @kopf.on.event(GROUP, VERSION, PLURAL, registry=registry)
+    async def enqueue(namespace: str | None, name: str | None, type: str | None, **_: Any) -> None:
+        assert namespace is not None
+        assert name is not None
+        on_event((namespace, name), type == "DELETED")
+
+    return registry
+
+
+def connection_info(client: Client, token: str | None) -> kopf.ConnectionInfo:
+    """Return the client's connection as kopf wants it."""
+    configuration = client.configuration
+    return kopf.ConnectionInfo(
+        server=configuration.host,
+        ca_path=configuration.ssl_ca_cert,
+        insecure=not configuration.verify_ssl,
+        scheme="Bearer" if token else None,
+        token=token,
+        certificate_path=configuration.cert_file,
+        private_key_path=configuration.key_file,
+    )
+
+
+class JobWatch:
+    """kopf in its thread. `start()`, then `ended` is called if it ends by itself; `stop()` ends it."""
+
+    def __init__(
+        self, client: Client, namespaces: Collection[str], on_event: OnEvent, ended: Callable[[], None]
+    ) -> None:
+        """`namespaces` empty: all. Both callables run in the event loop that calls `start`."""
+        self._client = client
+        self._namespaces = namespaces
+        self._on_event = on_event
+        self._ended = ended
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Start watching; every job that exists is reported first."""
+        loop = asyncio.get_running_loop()
+        self._thread = threading.Thread(target=self._run, args=(loop,), name="kopf", daemon=True)
+        self._thread.start()
+
+    async def stop(self, timeout_s: float = 3.0) -> None:
+        """Stop watching and wait for the thread, for at most `timeout_s`; it is a daemon thread, so it cannot hold us up."""
+        self._stop.set()
+        if self._thread is not None:
+            await asyncio.to_thread(self._thread.join, timeout_s)
+
+    def _run(self, loop: asyncio.AbstractEventLoop) -> None:
+        def login() -> kopf.ConnectionInfo:
+            future = asyncio.run_coroutine_threadsafe(self._client.bearer_token(), loop)
+            return connection_info(self._client, future.result(REQUEST_TIMEOUT_S))
+
+        def on_event(key: Key, gone: bool) -> None:
+            loop.call_soon_threadsafe(self._on_event, key, gone)
+
+        try:
+            asyncio.run(
+                kopf.operator(
+                    registry=kopf_registry(on_event, login),
+                    settings=kopf_settings(),
+                    standalone=True,
+                    clusterwide=not self._namespaces,
+                    namespaces=list(self._namespaces),
+                    stop_flag=self._stop,
+                )
+            )
+        except Exception:
+            log.exception("The watch of jobs ended by an error.")
+        if not self._stop.is_set():
+            loop.call_soon_threadsafe(self._ended)

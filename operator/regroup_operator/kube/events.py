@@ -1,0 +1,195 @@
+"""Kubernetes events about jobs (events.k8s.io/v1): what `kubectl describe` shows a person.
+
+A note that repeats becomes a series of one event, not many events; a token bucket bounds what one job can cause; a queue
+that is full drops. Nothing here ever blocks or fails the caller: a lost event is lost. Implements model.ports.Recorder.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+import uuid
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from regroup_operator.api import GROUP, KIND, VERSION, Job, NotFoundError
+from regroup_operator.kube.client import EVENTS, ApiError, Client
+from regroup_operator.model.ports import EventNote
+
+log = logging.getLogger(__name__)
+
+CONTROLLER = "regroup.dev/operator"
+NOTE_CHARACTERS = 1024
+"""The API server refuses a longer note."""
+
+
+class TokenBucket:
+    """Allows `burst` at once and `per_s` a second in the long run. Pure: the clock is passed in."""
+
+    def __init__(self, per_s: float, burst: float) -> None:
+        self._per_s = per_s
+        self._burst = burst
+        self._tokens = burst
+        self._at_s: float | None = None
+
+    def take(self, now_s: float) -> bool:
+        """Take one token if there is one."""
+        if self._at_s is not None:
+            self._tokens = min(self._burst, self._tokens + (now_s - self._at_s) * self._per_s)
+        self._at_s = now_s
+        if self._tokens < 1:
+            return False
+        self._tokens -= 1
+        return True
+
+
+@dataclass
+class Series:
+    """One event that may repeat."""
+
+    namespace: str
+    name: str
+    """Of the Event object."""
+    body: dict[str, Any]
+    count: int = 1
+    last_s: float = 0.0
+    last_time: str = ""
+    posted: bool = False
+    queued: bool = False
+    """Waits to be sent; what happens meanwhile only raises `count`."""
+
+
+class EventBook:
+    """Which notes are new and which repeat, and how many a job may make. Pure: clocks are passed in."""
+
+    def __init__(
+        self, *, window_s: float = 360.0, per_s: float = 1 / 60, burst: int = 25, max_series: int = 4096
+    ) -> None:
+        """A note repeats if it comes again within `window_s`. `burst` and `per_s` bound new events and repeats, per job."""
+        self._window_s = window_s
+        self._per_s = per_s
+        self._burst = burst
+        self._max_series = max_series
+        self._series: OrderedDict[tuple[str, ...], Series] = OrderedDict()
+        self._buckets: OrderedDict[str, TokenBucket] = OrderedDict()
+
+    def note(self, job: Job, note: EventNote, now_s: float, wall_time: str) -> Series | None:
+        """Return the series to send now, or None if it is waiting to be sent already or the job has no token left."""
+        key = (job.uid, note.kind, note.reason, note.note)
+        series = self._series.get(key)
+        repeats = series is not None and now_s - series.last_s <= self._window_s
+        if series is not None and repeats:
+            series.count += 1
+            series.last_s, series.last_time = now_s, wall_time
+            self._series.move_to_end(key)
+            if series.queued:
+                return None
+        bucket = self._buckets.setdefault(job.uid, TokenBucket(self._per_s, self._burst))
+        self._buckets.move_to_end(job.uid)
+        self._bound(self._buckets)
+        if not bucket.take(now_s):
+            return None
+        if series is None or not repeats:
+            name = f"{job.name}.{uuid.uuid4().hex[:16]}"
+            series = Series(job.namespace, name, event_body(job, note, name, wall_time), 1, now_s, wall_time)
+            self._series[key] = series
+            self._bound(self._series)
+        series.queued = True
+        return series
+
+    def _bound(self, book: OrderedDict[Any, Any]) -> None:
+        while len(book) > self._max_series:
+            book.popitem(last=False)
+
+
+def event_body(job: Job, note: EventNote, name: str, wall_time: str) -> dict[str, Any]:
+    """Return the Event object for the first occurrence."""
+    return {
+        "apiVersion": "events.k8s.io/v1",
+        "kind": "Event",
+        "metadata": {"name": name, "namespace": job.namespace},
+        "eventTime": wall_time,
+        "reportingController": CONTROLLER,
+        "action": note.reason,
+        "reason": note.reason[:128],
+        "type": note.kind,
+        "note": note.note[:NOTE_CHARACTERS],
+        "regarding": {
+            "apiVersion": f"{GROUP}/{VERSION}",
+            "kind": KIND,
+            "namespace": job.namespace,
+            "name": job.name,
+            "uid": job.uid,
+            "resourceVersion": job.resource_version,
+        },
+    }
+
+
+class EventRecorder:
+    """Publishes notes from a task of its own."""
+
+    def __init__(
+        self,
+        client: Client,
+        instance: str,
+        *,
+        book: EventBook | None = None,
+        max_queued: int = 1000,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`instance` names this process in the events (its pod)."""
+        self._client = client
+        self._instance = instance[:128]
+        self._book = book or EventBook()
+        self._queue: asyncio.Queue[Series] = asyncio.Queue(max_queued)
+        self._clock = clock
+
+    def record(self, job: Job, note: EventNote) -> None:
+        """Publish `note` about `job` some time soon, or lose it. Never blocks, never raises."""
+        series = self._book.note(job, note, self._clock(), _now())
+        if series is None:
+            return
+        try:
+            self._queue.put_nowait(series)
+        except asyncio.QueueFull:
+            series.queued = False
+
+    async def run(self) -> None:
+        """Send until cancelled."""
+        while True:
+            await self._send(await self._queue.get())
+
+    async def drain(self, timeout_s: float = 1.0) -> None:
+        """Send what is queued, for at most `timeout_s` seconds; for the end of the process, after `run` was cancelled."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                while not self._queue.empty():
+                    await self._send(self._queue.get_nowait())
+        except TimeoutError:
+            pass
+
+    async def _send(self, series: Series) -> None:
+        series.queued = False
+        repeated = {"series": {"count": series.count, "lastObservedTime": series.last_time}}
+        try:
+            if series.posted:
+                try:
+                    await self._client.patch(EVENTS, series.namespace, series.name, repeated)
+                    return
+                except NotFoundError:
+                    pass  # Events expire; begin anew under the same name.
+            body = {**series.body, "reportingInstance": self._instance}
+            if series.count > 1:
+                body |= repeated
+            await self._client.create(EVENTS, series.namespace, body)
+            series.posted = True
+        except ApiError as error:
+            log.debug("An event was lost: %s", error)
+
+
+def _now() -> str:
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

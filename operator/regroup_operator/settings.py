@@ -1,0 +1,177 @@
+"""What an installation may set: a file (the chart's ConfigMap) and the environment over it.
+
+The file is YAML or JSON with camelCase keys; REGROUP_SETTINGS_FILE names it. Any field may be given in the environment
+as REGROUP_SETTINGS_ and the field's name in capitals, for example REGROUP_SETTINGS_JOIN_QUIET_S=0.5; lists are separated
+by commas. The environment wins.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic.alias_generators import to_camel
+
+from regroup_operator.api import RegroupError
+from regroup_operator.model.records import Settings
+
+PREFIX = "REGROUP_SETTINGS_"
+FILE = PREFIX + "FILE"
+
+
+class SettingsError(RegroupError):
+    """The settings cannot be used; the text names the field and its source."""
+
+
+class OperatorSettings(BaseModel):
+    """Everything that an installation may set. Unknown fields are refused."""
+
+    model_config = ConfigDict(
+        alias_generator=to_camel, populate_by_name=True, extra="forbid", frozen=True, use_attribute_docstrings=True
+    )
+
+    namespace: str = "regroup-system"
+    """Namespace of the operator itself: its lease, its CA and its Service are there. The chart takes it from the pod."""
+
+    pod_name: str = ""
+    """Name of the operator's own pod, which the leader labels. Empty: it runs outside the cluster, no pod is labelled."""
+
+    watch_namespaces: list[str] = Field(default_factory=list)
+    """Namespaces whose jobs are served. Empty: all, which needs a ClusterRole."""
+
+    service_name: str = "regroup"
+    """Name of the Service in `namespace` that leads agents to the leader; the serving certificate carries it."""
+
+    operator_url: str = ""
+    """Where agents call. Empty: https://<service_name>.<namespace>.svc:<membership_port>."""
+
+    membership_host: str = ""
+    """Address that the endpoint for agents listens on. Empty: all of them."""
+
+    membership_port: int = Field(default=8443, ge=0, le=65535)
+    """Port of the endpoint for agents; 0 takes a free one (tests)."""
+
+    ops_host: str = ""
+    """Address of /healthz, /readyz and /metrics. Empty: all of them."""
+
+    ops_port: int = Field(default=8080, ge=0, le=65535)
+    """Port of /healthz, /readyz and /metrics; 0 takes a free one (tests)."""
+
+    agent_image: str = "regroup-operator:dev"
+    """Image that the workers' agent is copied from: the operator's own, so that both speak the same protocol."""
+
+    agent_image_pull_policy: Literal["Always", "IfNotPresent", "Never"] = "IfNotPresent"
+    """Pull policy of `agent_image` in workers."""
+
+    agent_image_pull_secrets: list[str] = Field(default_factory=list)
+    """Secrets of the job's namespace for `agent_image`, added to those of the template."""
+
+    lease_name: str = "regroup-operator"
+    """Name of the Lease in `namespace` that decides which replica leads."""
+
+    lease_duration_s: int = Field(default=15, ge=2)
+    """Seconds without a renewal after which another replica leads. 15 as everywhere in Kubernetes."""
+
+    lease_renew_deadline_s: float = Field(default=10.0, gt=0)
+    """Seconds without a renewal after which the leader ends itself; below lease_duration_s by more than a request takes."""
+
+    lease_retry_s: float = Field(default=2.0, gt=0)
+    """Seconds between two attempts on the lease."""
+
+    ca_secret_name: str = "regroup-ca"
+    """Secret in `namespace` that holds the CA of the endpoint; the operator makes it."""
+
+    certificate_days: int = Field(default=7, ge=1)
+    """Days that a serving certificate is valid; renewed at a third of it."""
+
+    num_workers: int = Field(default=16, ge=1)
+    """Jobs that are reconciled at the same time. Each waits for the API most of the time."""
+
+    progress_writes_per_s: float = Field(default=20.0, gt=0)
+    """Status writes per second that carry progress only, all jobs together; others are never delayed."""
+
+    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
+    """Least severe level that is logged."""
+
+    first_wait_s: float = Field(default=Settings.first_wait_s, ge=0)
+    """Seconds after minReplicas workers are ready until a job starts with fewer than spec.replicas."""
+
+    join_quiet_s: float = Field(default=Settings.join_quiet_s, ge=0)
+    """Seconds that a planned generation waits after the last worker became ready, so that joiners come together."""
+
+    join_max_s: float = Field(default=Settings.join_max_s, ge=0)
+    """Seconds that it waits at most after the first one did."""
+
+    planned_timeout_s: float = Field(default=Settings.planned_timeout_s, gt=0)
+    """Seconds until a planned generation that not all members entered is dropped for a forced one."""
+
+    form_timeout_s: float = Field(default=Settings.form_timeout_s, gt=0)
+    """Seconds until a forced generation that not all members adopted is announced anew without the silent ones."""
+
+    term_grace_s: float = Field(default=Settings.term_grace_s, ge=0)
+    """Seconds at the start of a leader's term in which a missing stream means nothing: agents are still reconnecting."""
+
+    hello_timeout_s: float = Field(default=Settings.hello_timeout_s, gt=0)
+    """Seconds that a container may run before its agent's silence makes AgentsConnected false."""
+
+    progress_write_s: float = Field(default=Settings.progress_write_s, ge=0)
+    """Seconds between two status writes of a job that carry progress only."""
+
+    probe_s: float = Field(default=Settings.probe_s, ge=0)
+    """Seconds by which TCP keepalive delays the sight of a dead peer; taken off disconnectSeconds."""
+
+    resync_s: float = Field(default=Settings.resync_s, gt=0)
+    """Seconds after which every job is looked at again although nothing happened; heals whatever was missed."""
+
+    @model_validator(mode="after")
+    def _lease_is_safe(self) -> OperatorSettings:
+        if self.lease_renew_deadline_s + self.lease_retry_s > self.lease_duration_s:
+            raise ValueError(
+                f"leaseRenewDeadlineS ({self.lease_renew_deadline_s:g}) + leaseRetryS ({self.lease_retry_s:g}) is more "
+                f"than leaseDurationS ({self.lease_duration_s}), so that two operators could lead. Raise leaseDurationS."
+            )
+        return self
+
+    @property
+    def url(self) -> str:
+        """Where agents call."""
+        return self.operator_url or f"https://{self.service_name}.{self.namespace}.svc:{self.membership_port}"
+
+    def policy(self) -> Settings:
+        """Return the part that the membership policy reads."""
+        return Settings(**{field.name: getattr(self, field.name) for field in dataclasses.fields(Settings)})
+
+
+def load(environ: Mapping[str, str]) -> OperatorSettings:
+    """Return the settings from file and environment. Raises SettingsError with one sentence."""
+    values: dict[str, Any] = {}
+    path = environ.get(FILE)
+    if path:
+        try:
+            values = yaml.safe_load(Path(path).read_text()) or {}
+        except (OSError, yaml.YAMLError) as error:
+            raise SettingsError(f"The settings file {path} cannot be read: {error}") from None
+        if not isinstance(values, dict):
+            raise SettingsError(f"The settings file {path} does not hold a mapping of fields. Write name: value lines.")
+    for name, field in OperatorSettings.model_fields.items():
+        text = environ.get(PREFIX + name.upper())
+        if text is not None:
+            values.pop(str(field.alias), None)
+            is_list = field.annotation == list[str]
+            values[name] = [part.strip() for part in text.split(",") if part.strip()] if is_list else text
+    known = {PREFIX + name.upper() for name in OperatorSettings.model_fields} | {FILE}
+    unknown = sorted(name for name in environ if name.startswith(PREFIX) and name not in known)
+    if unknown:
+        raise SettingsError(f"{unknown[0]} is not a setting. Remove it or correct its spelling.")
+    try:
+        return OperatorSettings.model_validate(values)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        if first["type"] == "value_error":
+            raise SettingsError(f"Settings: {first['ctx']['error']}") from None
+        where = ".".join(str(part) for part in first["loc"])
+        raise SettingsError(f"Setting {where} ({first['input']}) is refused: {first['msg']}. Correct it.") from None
