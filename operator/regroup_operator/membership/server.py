@@ -10,7 +10,7 @@ import contextlib
 import json
 import socket
 import ssl
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from aiohttp import web
 from regroup.protocol import MAX_REPORT_BYTES, VERSION
@@ -120,9 +120,11 @@ def _check_version(version: int) -> None:
 
 
 @web.middleware
-async def _errors(request: web.Request, handler: Callable[[web.Request], web.StreamResponse]) -> web.StreamResponse:
+async def _errors(
+    request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+) -> web.StreamResponse:
     try:
-        return await handler(request)  # type: ignore[misc, no-any-return]
+        return await handler(request)
     except _Answer as answer:
         return _sentence(answer.status, str(answer))
     except Unauthorized as error:

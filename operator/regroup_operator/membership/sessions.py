@@ -102,7 +102,6 @@ def stream_opened(session: Session, boot: str, now_s: float) -> Session:
         told_generation=0,
         told_tier="",
         told_stop=False,
-        condition_at_s=session.condition_at_s if session.connected or session.closed_at_s is None else now_s,
     )
 
 

@@ -39,7 +39,7 @@ def next_generation(
     if isinstance(trouble, Wait):
         return trouble
     if trouble is not None:
-        return _forced(current, workers, members, bounds, trouble, refused, now_s, settings)
+        return _forced(current, workers, members, bounds, trouble, refused, now_s)
     silent = [w.lost_at_s for w in members if w.lost_at_s is not None]
     if any(w.standing == Standing.FINISHED for w in members):
         return Keep(min(silent, default=None))  # a finished rank ignores planned generations (rule CUTALL)
@@ -127,7 +127,6 @@ def _forced(
     culprit: Worker,
     refused: frozenset[str] | None,
     now_s: float,
-    settings: Settings,
 ) -> Decision:
     late = culprit.standing in (Standing.PENDING, Standing.SILENT)
     overdue = (
