@@ -1,0 +1,32 @@
+"""Which samples a step uses, where they come from, and sums that do not depend on the world size.
+
+Belongs here: pure functions of (seed, step, virtual worker) and adapters that turn what a user has into `fetch(ids)`.
+Does not: generations, groups, the decision to commit (`regroup.elastic`), files of a checkpoint (`regroup.checkpoint`).
+
+The unit is the *virtual worker*: one microbatch of every step. A job has `global_batch / microbatch` of them for life;
+a rank of a generation plays a contiguous share of them. `ids` which samples a virtual worker reads; `sources` how they
+are read; `rng` its random numbers; `tree` and `exact` the sum over virtual workers that is bitwise equal at any world
+size. So there is neither loader state nor random-number state to save: the step says everything.
+"""
+
+from .errors import DataError
+from .exact import ExactSum, Exchange, GroupExchange
+from .ids import SamplePlan, join_hash, share_of, shares_of, split_hash
+from .rng import microbatch_rng
+from .sources import Batch, Source, as_source
+
+__all__ = [
+    "Batch",
+    "DataError",
+    "ExactSum",
+    "Exchange",
+    "GroupExchange",
+    "SamplePlan",
+    "Source",
+    "as_source",
+    "join_hash",
+    "microbatch_rng",
+    "share_of",
+    "shares_of",
+    "split_hash",
+]

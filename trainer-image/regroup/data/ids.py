@@ -1,0 +1,234 @@
+"""Sample ids as a pure function of (seed, step, virtual worker), their hash sum, and the digest of what was committed.
+
+Owns the arithmetic of design section 6, "Batch and data": sample j of virtual worker v in step s is
+perm(seed, epoch)[(s*B + v*b + j) mod N]. Every sample comes once an epoch, at any sequence of world sizes.
+Does not read samples (`sources`), and does not decide whether a step commits (`regroup.elastic`, rule QUOTA).
+
+The permutation is a Feistel network over Z_a x Z_b with a*b just above N, and cycle walking for the rest (Black and
+Rogaway, Ciphers with Arbitrary Finite Domains, 2002): any element in constant time, nothing stored.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from .errors import DataError
+from .mix import MASK, Words, mix, mix_words, word
+
+_ROUNDS = 6
+
+_AHEAD = 8192
+"""Ids are computed for about this many samples at once: numpy's cost a call is then spread over many small steps."""
+_CHUNK = 1 << 20
+"""Longest array while a digest is computed from scratch: bounds its memory to some tens of MB."""
+_ANCHORS = 4
+
+
+def permute(positions: Words, epochs: Words, seed: int, num_samples: int) -> Words:
+    """Return perm(seed, epoch)[position] for each element: a bijection on [0, num_samples) for each (seed, epoch).
+
+    positions, epochs: uint64 of one shape, positions below `num_samples`.
+    """
+    a = math.isqrt(num_samples - 1) + 1 if num_samples > 1 else 1
+    b = -(-num_samples // a)
+    keys = mix_words(epochs ^ word(mix(seed, 1)))
+    out = _feistel(positions, keys, a, b)
+    walking = np.flatnonzero(out >= word(num_samples))
+    while walking.size:  # at most about one in sqrt(num_samples) is here
+        out[walking] = _feistel(out[walking], keys[walking], a, b)
+        walking = walking[out[walking] >= word(num_samples)]
+    return out
+
+
+def _feistel(values: Words, keys: Words, a: int, b: int) -> Words:
+    """Return a bijection of [0, a*b) on itself, for each key."""
+    left, right = np.divmod(values, word(b))
+    for turn in range(0, _ROUNDS, 2):
+        left = _turn(left, mix_words(right + keys + word(turn << 40)), a)
+        right = _turn(right, mix_words(left + keys + word(turn + 1 << 40)), b)
+    joined: Words = left * word(b) + right
+    return joined
+
+
+def _turn(half: Words, hashed: Words, size: int) -> Words:
+    """Return (half + hashed scaled down to [0, size)) mod size; by a product, since dividing is slow."""
+    moved = half + ((hashed >> word(32)) * word(size) >> word(32))
+    turned: Words = np.where(moved >= word(size), moved - word(size), moved)
+    return turned
+
+
+def share_of(num_virtual: int, rank: int, world_size: int) -> range:
+    """Return the virtual workers of a rank: contiguous, in rank order, sizes differ by at most one.
+
+    Spread evenly, so that for 2, 4, 8 .. ranks a share is exactly one node of the summation tree (`tree`).
+    """
+    return range(-(-rank * num_virtual // world_size), -(-(rank + 1) * num_virtual // world_size))
+
+
+def shares_of(num_virtual: int, world_size: int) -> tuple[range, ...]:
+    """Return the share of every rank, in rank order: together exactly range(num_virtual)."""
+    return tuple(share_of(num_virtual, rank, world_size) for rank in range(world_size))
+
+
+def split_hash(value: int) -> tuple[float, float]:
+    """Return (low, high) 32 bits of a hash sum as floats, so that it can ride in a float64 all-reduce.
+
+    The sum of each part is exact up to 2**21 ranks; `join_hash` of the two sums is the sum of the hashes mod 2**64.
+    """
+    return float(value & 0xFFFFFFFF), float(value >> 32)
+
+
+def join_hash(low: float, high: float) -> int:
+    """Return the hash sum, mod 2**64, from the summed parts of `split_hash`."""
+    return int(low) + (int(high) << 32) & MASK
+
+
+@dataclass(frozen=True)
+class SamplePlan:
+    """Which sample ids each step uses. Equal fields give equal answers on every rank, for the job's life.
+
+    Counting: step s, from 0, uses `ids(s, v)`; after it commits, s + 1 steps are committed, and `samples` and `digest`
+    take that count, which is the step of a StatePair. Raises DataError for values that fit no plan.
+    """
+
+    seed: int
+    num_samples: int
+    global_batch: int
+    microbatch: int
+    max_world_size: int = 1
+    """Largest number of ranks that a generation can have (REGROUP_MAX_WORLD_SIZE). Checked, no part of the arithmetic."""
+    _blocks: dict[int, Words] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _sums: dict[int, int] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _epoch_sum: list[int] = field(default_factory=list, init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        for name in ("num_samples", "global_batch", "microbatch", "max_world_size"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                hint = "The data is empty." if name == "num_samples" else "Pass a whole number of at least 1."
+                raise DataError(f"{name} is {value!r}; it must be a whole number of at least 1. {hint}")
+        if self.num_samples >= 1 << 62:
+            raise DataError(f"num_samples ({self.num_samples}) is 2**62 or more. Pass the true number of samples.")
+        if self.global_batch % self.microbatch:
+            fit = max(self.microbatch, round(self.global_batch / self.microbatch) * self.microbatch)
+            raise DataError(
+                f"global_batch ({self.global_batch}) is not a multiple of microbatch ({self.microbatch}). "
+                f"Pass global_batch={fit}, or a microbatch that divides it."
+            )
+        if self.num_virtual < self.max_world_size:
+            raise DataError(
+                f"global_batch / microbatch ({self.global_batch} / {self.microbatch} = {self.num_virtual}) is less than "
+                f"the largest number of ranks ({self.max_world_size}), so some would have nothing to do. "
+                f"Raise global_batch, or lower microbatch or maxReplicas."
+            )
+
+    @property
+    def num_virtual(self) -> int:
+        """Number of virtual workers, V: microbatches in a step."""
+        return self.global_batch // self.microbatch
+
+    def share(self, rank: int, world_size: int) -> range:
+        """Return the virtual workers of a rank (`share_of`)."""
+        return share_of(self.num_virtual, rank, world_size)
+
+    def shares(self, world_size: int) -> tuple[range, ...]:
+        """Return the share of every rank of a generation (`shares_of`)."""
+        return shares_of(self.num_virtual, world_size)
+
+    def ids(self, step: int, v: int) -> torch.Tensor:
+        """Return the sample ids of one microbatch: [microbatch], int64. The caller may keep it, not write to it."""
+        row = self._step(step)[v * self.microbatch : (v + 1) * self.microbatch]
+        return torch.from_numpy(row.astype(np.int64))
+
+    def hash_ids(self, ids: torch.Tensor) -> int:
+        """Return the sum of a 64-bit mix of each id, mod 2**64: neither order nor position matters, multiplicity does."""
+        return self._hash_sum(ids.detach().cpu().numpy().astype(np.uint64))
+
+    def expected_hash(self, step: int) -> int:
+        """Return what the `hash_ids` of all microbatches of a step must add up to (rule QUOTA)."""
+        return self._hash_sum(self._step(step))
+
+    def samples(self, step: int) -> int:
+        """Return the number of samples that `step` committed steps have used."""
+        return step * self.global_batch
+
+    def digest(self, step: int, known: tuple[int, str] | None = None) -> str:
+        """Return the digest of the samples of the first `step` steps: 16 hex digits, an absolute function of the step.
+
+        It is the sum of the hashes of all of them, so the next step's digest costs one step, and whole epochs cost one
+        epoch. A rank that comes in later can pass `known`, a (step, digest) that came with the state it adopted, to
+        save the one pass over the ids that it costs from scratch (about 0.3 s per million samples, once).
+        """
+        if known is not None:
+            self._sums.setdefault(known[0], int(known[1], 16))
+        if step not in self._sums:
+            start = max((s for s in self._sums if s <= step), default=0)
+            if (step - start) * self.global_batch <= self.num_samples:
+                first, total = start * self.global_batch, self._sums.get(start, 0)
+            else:  # from scratch: whole epochs by their common sum, then the part of the last one
+                epochs = step * self.global_batch // self.num_samples
+                first, total = epochs * self.num_samples, epochs * self._whole_epoch() if epochs else 0
+            end = step * self.global_batch
+            if end - first == self.global_batch:
+                total += self.expected_hash(step - 1)
+            else:
+                for lo in range(first, end, _CHUNK):
+                    total += self._hash_sum(self._at(lo, min(_CHUNK, end - lo)))
+            self._sums[step] = total & MASK
+        digest = self._sums[step]
+        for old in sorted(self._sums)[:-_ANCHORS]:
+            del self._sums[old]
+        return f"{digest:016x}"
+
+    def _step(self, step: int) -> Words:
+        """Return the ids of a whole step: [global_batch], uint64."""
+        if step < 0:
+            raise ValueError(f"step {step} is negative")
+        num_steps = max(1, _AHEAD // self.global_batch)
+        first = step - step % num_steps
+        block = self._blocks.get(first)
+        if block is None:
+            self._blocks.clear()
+            block = self._blocks[first] = self._at(first * self.global_batch, num_steps * self.global_batch)
+        offset = (step - first) * self.global_batch
+        return block[offset : offset + self.global_batch]
+
+    def _at(self, first: int, count: int) -> Words:
+        """Return the ids at `count` positions of the endless sequence of epochs: [count], uint64."""
+        if first + count >= 1 << 63:
+            raise DataError(
+                f"position {first + count} of the sample sequence is past 2**63. Lower the number of steps."
+            )
+        positions = word(first) + np.arange(count, dtype=np.uint64)
+        epochs, offsets = np.divmod(positions, word(self.num_samples))
+        return permute(offsets, epochs, self.seed, self.num_samples)
+
+    def _hash_sum(self, ids: Words) -> int:
+        # The key is the seed's, so that two jobs over the same data never have the same sums.
+        hashed = mix_words(mix_words(ids ^ word(mix(self.seed, 2))))
+        return int(np.add.reduce(hashed, dtype=np.uint64))
+
+    def _whole_epoch(self) -> int:
+        if not self._epoch_sum:
+            total = 0
+            for lo in range(0, self.num_samples, _CHUNK):
+                total += self._hash_sum(np.arange(lo, min(lo + _CHUNK, self.num_samples), dtype=np.uint64))
+            self._epoch_sum.append(total & MASK)
+        return self._epoch_sum[0]
+
+
+def check_shares(shares: Sequence[range]) -> int:
+    """Return V for shares that are contiguous and in rank order from 0. Raises DataError otherwise."""
+    stop = 0
+    for rank, share in enumerate(shares):
+        if share.start != stop or share.stop < share.start or share.step != 1:
+            raise DataError(
+                f"share {share} of rank {rank} does not begin at {stop}. Pass contiguous shares in rank order."
+            )
+        stop = share.stop
+    if stop == 0:
+        raise DataError("the shares hold no virtual worker. Pass at least one.")
+    return stop
