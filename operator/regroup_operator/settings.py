@@ -1,38 +1,33 @@
-"""What an installation may set: a file (the chart's ConfigMap) and the environment over it.
+"""What an installation may set, all of it in the environment.
 
-The file is YAML or JSON with camelCase keys; REGROUP_SETTINGS_FILE names it. Any field may be given in the environment
-as REGROUP_SETTINGS_ and the field's name in capitals, for example REGROUP_SETTINGS_JOIN_QUIET_S=0.5; lists are separated
-by commas. The environment wins.
+A field `join_quiet_s` is REGROUP_SETTINGS_JOIN_QUIET_SECONDS there and joinQuietSeconds in the chart's `settings`; lists are
+separated by commas. The prefix is ours alone (Kubernetes itself sets REGROUP_PORT and others in the operator's pod,
+because its Service is called regroup), so that a misspelt name is refused instead of ignored.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, Literal
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
-from pydantic.alias_generators import to_camel
 
 from regroup_operator.api import RegroupError
 from regroup_operator.model.records import Settings
 
 PREFIX = "REGROUP_SETTINGS_"
-FILE = PREFIX + "FILE"
 
 
 class SettingsError(RegroupError):
-    """The settings cannot be used; the text names the field and its source."""
+    """The settings cannot be used; the text names the variable, the value and the rule."""
 
 
 class OperatorSettings(BaseModel):
     """Everything that an installation may set. Unknown fields are refused."""
 
-    model_config = ConfigDict(
-        alias_generator=to_camel, populate_by_name=True, extra="forbid", frozen=True, use_attribute_docstrings=True
-    )
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     namespace: str = "regroup-system"
     """Namespace of the operator itself: its lease, its CA and its Service are there. The chart takes it from the pod."""
@@ -70,7 +65,7 @@ class OperatorSettings(BaseModel):
     agent_image_pull_secrets: list[str] = Field(default_factory=list)
     """Secrets of the job's namespace for `agent_image`, added to those of the template."""
 
-    lease_name: str = "regroup-operator"
+    lease_name: str = "regroup"
     """Name of the Lease in `namespace` that decides which replica leads."""
 
     lease_duration_s: int = Field(default=15, ge=2)
@@ -91,10 +86,10 @@ class OperatorSettings(BaseModel):
     num_workers: int = Field(default=16, ge=1)
     """Jobs that are reconciled at the same time. Each waits for the API most of the time."""
 
-    progress_writes_per_s: float = Field(default=20.0, gt=0)
+    progress_writes_per_second: float = Field(default=20.0, gt=0)
     """Status writes per second that carry progress only, all jobs together; others are never delayed."""
 
-    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
     """Least severe level that is logged."""
 
     first_wait_s: float = Field(default=Settings.first_wait_s, ge=0)
@@ -131,8 +126,9 @@ class OperatorSettings(BaseModel):
     def _lease_is_safe(self) -> OperatorSettings:
         if self.lease_renew_deadline_s + self.lease_retry_s > self.lease_duration_s:
             raise ValueError(
-                f"leaseRenewDeadlineS ({self.lease_renew_deadline_s:g}) + leaseRetryS ({self.lease_retry_s:g}) is more "
-                f"than leaseDurationS ({self.lease_duration_s}), so that two operators could lead. Raise leaseDurationS."
+                f"leaseRenewDeadlineSeconds ({self.lease_renew_deadline_s:g}) plus leaseRetrySeconds "
+                f"({self.lease_retry_s:g}) is more than leaseDurationSeconds ({self.lease_duration_s}), so that two "
+                "operators could lead. Raise leaseDurationSeconds."
             )
         return self
 
@@ -146,32 +142,27 @@ class OperatorSettings(BaseModel):
         return Settings(**{field.name: getattr(self, field.name) for field in dataclasses.fields(Settings)})
 
 
+def variable(field: str) -> str:
+    """Return the environment variable of a field."""
+    return PREFIX + re.sub(r"_s$", "_seconds", field).upper()
+
+
 def load(environ: Mapping[str, str]) -> OperatorSettings:
-    """Return the settings from file and environment. Raises SettingsError with one sentence."""
+    """Return the settings in `environ`. Raises SettingsError with one sentence."""
+    fields = {variable(name): name for name in OperatorSettings.model_fields}
     values: dict[str, Any] = {}
-    path = environ.get(FILE)
-    if path:
-        try:
-            values = yaml.safe_load(Path(path).read_text()) or {}
-        except (OSError, yaml.YAMLError) as error:
-            raise SettingsError(f"The settings file {path} cannot be read: {error}") from None
-        if not isinstance(values, dict):
-            raise SettingsError(f"The settings file {path} does not hold a mapping of fields. Write name: value lines.")
-    for name, field in OperatorSettings.model_fields.items():
-        text = environ.get(PREFIX + name.upper())
-        if text is not None:
-            values.pop(str(field.alias), None)
-            is_list = field.annotation == list[str]
-            values[name] = [part.strip() for part in text.split(",") if part.strip()] if is_list else text
-    known = {PREFIX + name.upper() for name in OperatorSettings.model_fields} | {FILE}
-    unknown = sorted(name for name in environ if name.startswith(PREFIX) and name not in known)
-    if unknown:
-        raise SettingsError(f"{unknown[0]} is not a setting. Remove it or correct its spelling.")
+    for name, text in environ.items():
+        if not name.startswith(PREFIX):
+            continue
+        if name not in fields:
+            raise SettingsError(f"{name} is not a setting. Remove it or correct its spelling.")
+        is_list = OperatorSettings.model_fields[fields[name]].annotation == list[str]
+        values[fields[name]] = [part.strip() for part in text.split(",") if part.strip()] if is_list else text
     try:
         return OperatorSettings.model_validate(values)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         if first["type"] == "value_error":
-            raise SettingsError(f"Settings: {first['ctx']['error']}") from None
-        where = ".".join(str(part) for part in first["loc"])
-        raise SettingsError(f"Setting {where} ({first['input']}) is refused: {first['msg']}. Correct it.") from None
+            raise SettingsError(str(first["ctx"]["error"])) from None
+        where = variable(str(first["loc"][0]))
+        raise SettingsError(f"{where} ({first['input']}) is refused: {first['msg']}. Correct it.") from None
