@@ -70,6 +70,8 @@ def worker_pod(
     }
     spec: dict[str, Any] = pod["spec"]
     spec["restartPolicy"] = "OnFailure"
+    # What admission would fill in; said here, because a projected token needs it.
+    spec.setdefault("serviceAccountName", "default")
     spec.setdefault("automountServiceAccountToken", False)
     spec.setdefault("subdomain", service_name(job.name))
     _add_agent(spec, settings)

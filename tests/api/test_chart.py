@@ -1,0 +1,123 @@
+"""The chart on a real API server: it is taken whole, the plain install is the same, and RBAC gives what is used only."""
+
+from __future__ import annotations
+
+import subprocess
+
+import pytest
+
+from cluster import binaries
+from manifests import render
+from tests.api.conftest import ROOT, Api
+
+OPERATOR = f"--as=system:serviceaccount:{render.NAMESPACE}:regroup"
+
+
+@pytest.fixture(scope="module")
+def installed(api: Api) -> Api:
+    """An API server with the plain install."""
+    api.done("apply", "--server-side", "--force-conflicts", "--validate=strict", f"--filename={render.INSTALL}")
+    return api
+
+
+def test_plain_install_is_what_the_chart_renders() -> None:
+    assert render.INSTALL.read_text() == render.install_manifest(), "run `python -m manifests.render`"
+
+
+def test_chart_passes_helms_lint() -> None:
+    done = subprocess.run(
+        [str(binaries.ensure() / "helm"), "lint", "--strict", "helm/regroup"],
+        cwd=ROOT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_unknown_or_impossible_value_is_refused_by_its_name() -> None:
+    done = subprocess.run(
+        [str(binaries.ensure() / "helm"), "template", "helm/regroup", "--kube-version=1.36.3",
+         "--set=replica=3,settings.firstWaitSecond=3"],
+        cwd=ROOT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode != 0
+    assert "replica" in done.stderr
+    assert "firstWaitSecond" in done.stderr
+
+
+def test_everything_that_the_chart_makes_is_there(installed: Api) -> None:
+    deployment = installed.get("deployment", "regroup-operator", f"--namespace={render.NAMESPACE}")
+    assert deployment["spec"]["replicas"] == 2
+    service = installed.get("service", "regroup", f"--namespace={render.NAMESPACE}")
+    assert service["spec"]["selector"]["regroup.dev/leader"] == "true"
+    assert [port["port"] for port in service["spec"]["ports"]] == [8443]
+
+
+def test_operators_pod_passes_pod_security_restricted(installed: Api) -> None:
+    template = installed.get("deployment", "regroup-operator", f"--namespace={render.NAMESPACE}")["spec"]["template"]
+    pod = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": "probe", "namespace": render.NAMESPACE, "labels": template["metadata"]["labels"]},
+        "spec": template["spec"],
+    }
+    installed.done("create", "--dry-run=server", "--validate=strict", "--filename=-", document=pod)
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        "watch distributedtrainingjobs.regroup.dev --all-namespaces",
+        "update distributedtrainingjobs.regroup.dev --subresource=status --all-namespaces",
+        "update distributedtrainingjobs.regroup.dev --subresource=finalizers --all-namespaces",
+        "create pods --all-namespaces",
+        "delete pods --all-namespaces",
+        "watch nodes",
+        "patch configmaps --all-namespaces",
+        "create services --all-namespaces",
+        "create events.events.k8s.io --all-namespaces",
+        "create tokenreviews.authentication.k8s.io",
+        "patch pods --namespace=regroup-system",
+        "update leases.coordination.k8s.io/regroup --namespace=regroup-system",
+        "create secrets --namespace=regroup-system",
+        "get secrets/regroup-ca --namespace=regroup-system",
+    ],
+)
+def test_operator_may_do_its_work(installed: Api, request_: str) -> None:
+    assert installed.done("auth", "can-i", *request_.split(), OPERATOR).strip() == "yes"
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        "create distributedtrainingjobs.regroup.dev --all-namespaces",
+        "patch distributedtrainingjobs.regroup.dev --all-namespaces",
+        "delete distributedtrainingjobs.regroup.dev --all-namespaces",
+        "patch pods --namespace=default",
+        "create pods --subresource=exec --all-namespaces",
+        "delete services --all-namespaces",
+        "get secrets --namespace=default",
+        "get secrets/other --namespace=regroup-system",
+        "list secrets --namespace=regroup-system",
+        "update leases.coordination.k8s.io/other --namespace=regroup-system",
+        "patch nodes",
+        "create clusterroles.rbac.authorization.k8s.io",
+    ],
+)
+def test_operator_may_do_nothing_else(installed: Api, request_: str) -> None:
+    assert installed.kubectl("auth", "can-i", *request_.split(), OPERATOR).out.strip() == "no"
+
+
+@pytest.mark.parametrize(
+    ("role", "verb", "want"), [("edit", "create", "yes"), ("view", "list", "yes"), ("view", "create", "no")]
+)
+def test_users_roles_cover_jobs(installed: Api, role: str, verb: str, want: str) -> None:
+    """The bare server has no controller that aggregates, so the part that would be aggregated is bound directly."""
+    binding = {
+        "apiVersion": "rbac.authorization.k8s.io/v1",
+        "kind": "RoleBinding",
+        "metadata": {"name": f"{role}-{verb}", "namespace": "default"},
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": f"regroup-{role}"},
+        "subjects": [{"kind": "User", "name": f"{role}-{verb}", "apiGroup": "rbac.authorization.k8s.io"}],
+    }
+    installed.done("create", "--filename=-", document=binding)
+    asked = ["auth", "can-i", verb, "distributedtrainingjobs.regroup.dev", "--namespace=default"]
+    assert installed.kubectl(*asked, f"--as={role}-{verb}").out.strip() == want
