@@ -96,7 +96,7 @@ class OperatorSettings(BaseModel):
     """Seconds after minReplicas workers are ready until a job starts with fewer than spec.replicas."""
 
     settle_s: float = Field(default=Settings.settle_s, ge=0)
-    """Seconds after the first sign of a failure until the next generation is decided, so that one failure is not two."""
+    """Seconds that a broken collective without a known culprit waits for the culprit's own report."""
 
     join_quiet_s: float = Field(default=Settings.join_quiet_s, ge=0)
     """Seconds that a planned generation waits after the last worker became ready, so that joiners come together."""
