@@ -113,7 +113,7 @@ class _Planner:
             memory=self.memory,
             tell=tuple(self.tell),
             create=tuple((c.slot, c.attempt, c.avoid_nodes) for c in changes.create),
-            delete=tuple([*changes.delete, *(p for p in changes.release if not p.terminating)]),
+            delete=(*changes.delete, *(p for p in changes.release if not p.terminating)),
             notes=tuple(self.notes),
             look_again_s=self._look_again(decision),
             announced=document is not None,

@@ -1,0 +1,255 @@
+"""The controller's ports for one machine: a versioned file, agents as subprocesses, a random token for each.
+
+`regroup run` uses the same plan, the same membership endpoint and the same agent as a cluster; only these ports differ. A
+"pod" is an agent process: killed, it has failed and is replaced, as a pod would be.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import fcntl
+import hmac
+import json
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, TextIO
+
+from regroup.protocol import env
+from regroup_operator.api import ConflictError, Job, parse_job, processes_per_worker
+from regroup_operator.api.names import worker_pod_name
+from regroup_operator.model.ports import EventNote, Unauthorized
+from regroup_operator.model.records import Key, Pod
+
+ADDRESS = "127.0.0.1"
+_PR_SET_PDEATHSIG = 1
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class FileStore:
+    """The job as a JSON file with a resourceVersion; a change is a compare-and-swap under a lock, then a rename."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def read(self) -> dict[str, Any]:
+        """Return the job's object."""
+        data: dict[str, Any] = json.loads(self.path.read_text())
+        return data
+
+    def create(self, raw: dict[str, Any]) -> None:
+        """Write the first version."""
+        raw["metadata"] |= {"resourceVersion": "1", "generation": 1, "uid": str(uuid.uuid4())}
+        self._replace(raw)
+
+    async def get(self, key: Key) -> Job | None:  # noqa: ARG002 (one file holds one job)
+        """See JobStore."""
+        return parse_job(self.read())
+
+    async def write_status(self, job: Job, status: dict[str, Any]) -> Job:
+        """See JobStore."""
+        with self._locked():
+            raw = self.read()
+            if raw["metadata"]["resourceVersion"] != job.resource_version:
+                raise ConflictError(f"{self.path} changed since it was read.")
+            raw["status"] = status
+            self._bump(raw)
+        return parse_job(raw)
+
+    def change_spec(self, change: Callable[[dict[str, Any]], None]) -> Job:
+        """Change the spec as a user would; what does not hold is a SpecError and changes nothing."""
+        with self._locked():
+            raw = self.read()
+            change(raw["spec"])
+            raw["metadata"]["generation"] += 1
+            job = parse_job(raw)
+            self._bump(raw)
+        return job
+
+    def _bump(self, raw: dict[str, Any]) -> None:
+        raw["metadata"]["resourceVersion"] = str(int(raw["metadata"]["resourceVersion"]) + 1)
+        self._replace(raw)
+
+    def _replace(self, raw: dict[str, Any]) -> None:
+        aside = self.path.with_suffix(".tmp")
+        aside.write_text(json.dumps(raw, indent=1))
+        aside.rename(self.path)
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        with self.path.with_suffix(".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+
+
+@dataclass
+class _Agent:
+    pod: Pod
+    token: str
+    process: subprocess.Popen[bytes]
+    waiter: asyncio.Task[None] | None = field(default=None)
+
+
+class LocalWorkers:
+    """Workers and Authenticator in one: agents are subprocesses of this one, and die with it."""
+
+    def __init__(self, directory: Path, agent: Path, command: list[str], environment: Mapping[str, str]) -> None:
+        """`agent` is the zipapp, `command` the trainer's, `environment` what both inherit."""
+        self._directory, self._agent, self._command = directory, agent, command
+        self._environment = dict(environment)
+        self._agents: dict[str, _Agent] = {}
+        self._on_change: list[Callable[[Key], None]] = []
+        self.url = ""
+        self.ca_pem = b""
+
+    def on_change(self, callback: Callable[[Key], None]) -> None:
+        """See Workers."""
+        self._on_change.append(callback)
+
+    def list(self, key: Key, job_uid: str) -> tuple[Pod, ...]:
+        """See Workers."""
+        pods = (a.pod for a in self._agents.values())
+        return tuple(sorted((p for p in pods if p.job_uid == job_uid and p.job == key[1]), key=lambda p: p.id))
+
+    def pod(self, namespace: str, name: str) -> Pod | None:
+        """See PodLookup."""
+        return next((a.pod for a in self._agents.values() if (a.pod.namespace, a.pod.name) == (namespace, name)), None)
+
+    async def prepare(self, job: Job) -> None:
+        """Nothing to prepare on one machine."""
+
+    async def validate(self, job: Job) -> None:
+        """The command line has been parsed; there is no template to try."""
+
+    async def create(self, job: Job, slot: int, attempt: int, avoid_nodes: tuple[str, ...]) -> None:  # noqa: ARG002
+        """See Workers. There is one node; none is avoided."""
+        name = worker_pod_name(job.name, slot, attempt)
+        if self.pod(job.namespace, name) is not None:
+            return
+        uid, token = str(uuid.uuid4()), secrets.token_urlsafe(32)
+        home = self._directory / name
+        (home / "state").mkdir(parents=True, exist_ok=True)
+        (home / "ca.crt").write_bytes(self.ca_pem)
+        (home / "token").touch(mode=0o600)
+        (home / "token").write_text(token)
+        process = subprocess.Popen(
+            [sys.executable, "-I", str(self._agent), "--", *self._command],
+            env={**self._environment, **self._agent_environment(job, name, uid, home)},
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,  # Ctrl-C in the terminal is ours to pass on
+            preexec_fn=_die_with_parent,
+        )
+        pod = Pod(
+            namespace=job.namespace,
+            name=name,
+            uid=uid,
+            job=job.name,
+            job_uid=job.uid,
+            slot=slot,
+            attempt=attempt,
+            phase="Running",
+            ip=ADDRESS,
+            node="localhost",
+            running_since_s=time.monotonic(),
+        )
+        agent = self._agents[uid] = _Agent(pod, token, process)
+        agent.waiter = asyncio.get_running_loop().create_task(self._wait(agent))
+        self._changed(job.key)
+
+    def _agent_environment(self, job: Job, name: str, uid: str, home: Path) -> dict[str, str]:
+        spec, processes = job.spec, processes_per_worker(job)
+        out = {
+            env.OPERATOR_URL: self.url,
+            env.NAMESPACE: job.namespace,
+            env.POD_NAME: name,
+            env.POD_UID: uid,
+            env.POD_IP: ADDRESS,
+            env.JOB_NAME: job.name,
+            env.JOB_UID: job.uid,
+            env.PROCESSES: str(processes),
+            env.MAX_WORLD_SIZE: str(job.max_replicas * processes),
+            env.CA_FILE: str(home / "ca.crt"),
+            env.TOKEN_FILE: str(home / "token"),
+            env.STATE_DIR: str(home / "state"),
+            env.DISCONNECT_SECONDS: str(spec.recovery.disconnect_seconds),
+            env.MAX_RESTARTS: str(spec.recovery.max_restarts),
+        }
+        if spec.checkpoint is not None:
+            out |= {
+                env.CHECKPOINT_DIR: spec.checkpoint.path or "",
+                env.CHECKPOINT_EVERY_SECONDS: str(spec.checkpoint.every_seconds),
+                env.CHECKPOINT_KEEP: str(spec.checkpoint.keep),
+            }
+        return out
+
+    async def _wait(self, agent: _Agent) -> None:
+        code = await asyncio.to_thread(agent.process.wait)
+        agent.pod = replace(agent.pod, phase="Succeeded" if code == 0 else "Failed", last_exit_code=code)
+        if agent.pod.terminating:
+            self._agents.pop(agent.pod.uid, None)
+        self._changed((agent.pod.namespace, agent.pod.job))
+
+    async def delete(self, pod: Pod) -> None:
+        """See Workers. SIGTERM; the agent has its own grace."""
+        agent = self._agents.get(pod.uid)
+        if agent is None:
+            return
+        agent.pod = replace(agent.pod, terminating=True)
+        if agent.process.poll() is None:
+            agent.process.send_signal(signal.SIGTERM)
+        else:
+            self._agents.pop(pod.uid, None)
+        self._changed((pod.namespace, pod.job))
+
+    async def authenticate(self, token: str, namespace: str, pod_name: str) -> Pod:
+        """See Authenticator: a worker's token opens its own paths only."""
+        for agent in self._agents.values():
+            if hmac.compare_digest(agent.token.encode(), token.encode()):
+                if (agent.pod.namespace, agent.pod.name) != (namespace, pod_name):
+                    raise Unauthorized(f"The token is bound to pod {agent.pod.name}, not to {pod_name}.")
+                return agent.pod
+        raise Unauthorized("The token belongs to no worker of this job.")
+
+    def process_ids(self) -> dict[str, int]:
+        """Return the agents' process ids by worker name."""
+        return {a.pod.name: a.process.pid for a in self._agents.values() if a.process.poll() is None}
+
+    async def stop(self, grace_s: float = 5.0) -> None:
+        """End every agent, and with it its trainers: SIGTERM, then SIGKILL."""
+        for sign, wait_s in ((signal.SIGTERM, grace_s), (signal.SIGKILL, 5.0)):
+            running = [a for a in self._agents.values() if a.process.poll() is None]
+            for agent in running:
+                agent.process.send_signal(sign)
+            waiters = [a.waiter for a in running if a.waiter is not None]
+            if waiters:
+                await asyncio.wait(waiters, timeout=wait_s)
+
+    def _changed(self, key: Key) -> None:
+        for callback in self._on_change:
+            callback(key)
+
+
+class Terminal:
+    """Recorder that writes events to a terminal, one line each."""
+
+    def __init__(self, out: TextIO) -> None:
+        self._out = out
+
+    def record(self, job: Job, note: EventNote) -> None:  # noqa: ARG002
+        """See Recorder."""
+        print(f"regroup: {note.kind} {note.reason}: {note.note}", file=self._out, flush=True)
+
+
+def _die_with_parent() -> None:
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() == 1:
+        os._exit(1)

@@ -1,0 +1,183 @@
+"""`regroup run`: a training job over local processes, under the same plan and the same membership endpoint as a cluster."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import os
+import shutil
+import signal
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from _regroup_agent.build import build as build_agent
+from regroup_operator.api import Job, SpecError, parse_job
+from regroup_operator.controller import Controller
+from regroup_operator.kube.queue import WorkQueue
+from regroup_operator.membership.certificates import Authority, server_context
+from regroup_operator.membership.registry import Registry
+from regroup_operator.membership.server import serve
+from regroup_operator.model.records import Key, Settings
+
+from regroup_cli.local import ADDRESS, FileStore, LocalWorkers, Terminal
+
+NAMESPACE = "local"
+POLL_S = 0.1
+"""How often the job's file is looked at for a change by `regroup scale`, and the terminal's line is renewed."""
+LINE_S = 2.0
+
+
+def job_object(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the DistributedTrainingJob that the arguments describe. Raises SpecError."""
+    trainer: dict[str, Any] = {"name": "trainer", "image": "local", "command": trainer_command(args)}
+    spec: dict[str, Any] = {
+        "replicas": args.workers,
+        "processesPerWorker": args.processes_per_worker,
+        "recovery": {
+            "maxRestarts": args.max_restarts,
+            "disconnectSeconds": args.disconnect_seconds,
+            "rejoinSeconds": args.rejoin_seconds,
+        },
+        "template": {"spec": {"containers": [trainer]}},
+    }
+    if args.min is not None or args.max is not None:
+        low, high = args.min or 1, args.max or max(args.workers, args.min or 1)
+        spec["elasticPolicy"] = {"minReplicas": low, "maxReplicas": high}
+    if args.checkpoint is not None:
+        path = str(Path(args.checkpoint).absolute())
+        trainer["volumeMounts"] = [{"name": "checkpoint", "mountPath": path}]
+        spec["checkpoint"] = {"path": path, "everySeconds": args.checkpoint_every, "keep": args.checkpoint_keep}
+    return {"metadata": {"name": args.name, "namespace": NAMESPACE}, "spec": spec}
+
+
+def trainer_command(args: argparse.Namespace) -> list[str]:
+    """Return the command of one trainer process."""
+    if args.module:
+        return [sys.executable, "-m", args.script, *args.args]
+    if Path(args.script).suffix == ".py":
+        if not Path(args.script).is_file():
+            raise SpecError(f"SCRIPT ({args.script}) is not a file. Give the path of a Python script, or -m MODULE.")
+        return [sys.executable, "-u", args.script, *args.args]
+    return [args.script, *args.args]
+
+
+async def run(args: argparse.Namespace) -> int:
+    """Run the job to its end and return the exit code: 0 Succeeded, 1 Failed, 130 interrupted."""
+    raw = job_object(args)
+    parse_job(raw)
+    directory = Path(args.state_dir) if args.state_dir else Path(tempfile.mkdtemp(prefix="regroup-"))
+    directory.mkdir(parents=True, exist_ok=True)
+    store = FileStore(directory / "job.json")
+    if store.path.exists():
+        raise SpecError(f"--state-dir ({directory}) holds a job already. Give an empty directory.")
+    store.create(raw)
+    try:
+        return await _run(store, directory, trainer_command(args), args)
+    finally:
+        if not args.state_dir:
+            shutil.rmtree(directory, ignore_errors=True)
+
+
+async def _run(store: FileStore, directory: Path, command: list[str], args: argparse.Namespace) -> int:
+    key: Key = (NAMESPACE, args.name)
+    loop = asyncio.get_running_loop()
+    agent = directory / "agent.pyz"
+    build_agent(agent)
+    workers = LocalWorkers(directory, agent, command, os.environ)
+    controllers: list[Controller] = []
+
+    async def reconcile(which: Key) -> float | None:
+        return await controllers[0].reconcile(which)
+
+    queue = WorkQueue(reconcile, num_workers=1)
+    registry = Registry(loop.time, queue.add)
+    authority = Authority.create()
+    certificate, private_key = authority.issue(["localhost"], [ADDRESS])
+    runner, port = await serve(
+        registry,
+        workers,
+        server_context(certificate, private_key),
+        host=ADDRESS,
+        port=0,
+        leader=lambda: None,
+    )
+    workers.url, workers.ca_pem = f"https://{ADDRESS}:{port}", authority.ca_pem
+    settings = Settings(first_wait_s=args.first_wait, join_quiet_s=args.join_quiet)
+    controllers.append(
+        Controller(
+            store=store,
+            workers=workers,
+            recorder=Terminal(sys.stderr),
+            registry=registry,
+            settings=settings,
+            endpoint=f"{ADDRESS}:{port}",
+            monotonic=loop.time,
+        )
+    )
+    workers.on_change(queue.add)
+    queue.add(key)
+    stop = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop.set)
+    print(f"regroup: job in {store.path}; resize it with: regroup scale {directory} N", file=sys.stderr, flush=True)
+    working = loop.create_task(queue.run())
+    try:
+        return await _watch(store, key, queue, stop, working)
+    finally:
+        await workers.stop()
+        working.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await working
+        await runner.cleanup()
+
+
+async def _watch(store: FileStore, key: Key, queue: WorkQueue, stop: asyncio.Event, working: asyncio.Task[None]) -> int:
+    """Follow the job's file until the job ends; changes made by others are passed to the queue."""
+    generation, line, next_line_s = -1, "", 0.0
+    loop = asyncio.get_running_loop()
+    while not stop.is_set():
+        if working.done():
+            working.result()
+        job = await store.get(key)
+        assert job is not None
+        if job.spec_generation != generation:
+            generation = job.spec_generation
+            queue.add(key)
+        now = _line(job)
+        if now != line and (loop.time() >= next_line_s or job.status.phase in ("Succeeded", "Failed")):
+            line, next_line_s = now, loop.time() + LINE_S
+            print(f"regroup: {line}", file=sys.stderr, flush=True)
+        if job.status.phase in ("Succeeded", "Failed"):
+            await _until_stopped(store, key)
+            return 0 if job.status.phase == "Succeeded" else 1
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(stop.wait(), POLL_S)
+    return 130
+
+
+async def _until_stopped(store: FileStore, key: Key, grace_s: float = 30.0) -> None:
+    """Wait until the agents, told to stop, have ended: the script's own last lines belong to the run."""
+    deadline = asyncio.get_running_loop().time() + grace_s
+    while asyncio.get_running_loop().time() < deadline:
+        job = await store.get(key)
+        if job is None or not job.status.replicas:
+            return
+        await asyncio.sleep(POLL_S)
+
+
+def _line(job: Job) -> str:
+    status, summary = job.status, job.status.summary
+    parts: list[str] = [status.phase or "Pending"]
+    if summary is not None:
+        parts.append(f"{summary.ready} ready")
+    if status.membership is not None:
+        parts.append(f"generation {status.membership.generation} ({status.membership.world_size} ranks)")
+    if status.progress is not None and status.progress.step is not None:
+        of = f"/{status.progress.total_steps}" if status.progress.total_steps else ""
+        parts.append(f"step {status.progress.step}{of}")
+        if status.progress.loss is not None:
+            parts.append(f"loss {status.progress.loss:.4g}")
+    return "  ".join(parts)
