@@ -160,10 +160,6 @@ def _start_processes(
     )
 
 
-class _EndedError(Exception):
-    """A process that was just started is gone; waiting longer is pointless."""
-
-
 def _wait_ready(directory: Path, authority: Authority, url: str) -> None:
     context = ssl.create_default_context(cafile=str(authority.certificate_file("ca")))
     context.load_cert_chain(authority.certificate_file("admin"), authority.key_file("admin"))
@@ -172,7 +168,7 @@ def _wait_ready(directory: Path, authority: Authority, url: str) -> None:
     def ready() -> bool:
         for name in ("etcd", "kube-apiserver"):
             if not processes.recorded(directory, name):
-                raise _EndedError(f"{name} ended at once: {processes.log_tail(directory, name)}")
+                raise ClusterError(f"{name} ended at once: {processes.log_tail(directory, name)}")
         try:
             with opener.open(f"{url}/readyz", timeout=2) as response:
                 return bool(response.status == 200)
@@ -183,6 +179,6 @@ def _wait_ready(directory: Path, authority: Authority, url: str) -> None:
         wait_until(
             ready, timeout_s=_READY_TIMEOUT_S, otherwise=f"The API server was not ready in {_READY_TIMEOUT_S} s."
         )
-    except _EndedError as error:
+    except ClusterError:
         stop(directory)
-        raise ClusterError(str(error)) from None
+        raise

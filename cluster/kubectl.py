@@ -11,6 +11,10 @@ from cluster import paths
 from cluster.errors import ClusterError
 
 
+class NotYetError(ClusterError):
+    """The API server's answer to a call; `wait_until` takes it for "not yet" and asks again."""
+
+
 class Kubectl:
     """kubectl with a kubeconfig (and a context of it); the program is the one built here, else the one on PATH."""
 
@@ -31,9 +35,9 @@ class Kubectl:
         except FileNotFoundError:
             raise ClusterError("kubectl is not there: run `python -m cluster build` first.") from None
         except subprocess.TimeoutExpired:
-            raise ClusterError(f"kubectl {arguments[0]} gave no answer within {timeout_s:.0f} s.") from None
+            raise NotYetError(f"kubectl {arguments[0]} gave no answer within {timeout_s:.0f} s.") from None
         if done.returncode != 0:
-            raise ClusterError(f"kubectl {' '.join(arguments[:3])}: {done.stderr.strip()[-600:]}")
+            raise NotYetError(f"kubectl {' '.join(arguments[:3])}: {done.stderr.strip()[-600:]}")
         return done.stdout
 
     def get(self, *arguments: str) -> Any:
@@ -47,14 +51,14 @@ class Kubectl:
 
 
 def wait_until(condition: Callable[[], bool], *, timeout_s: float, otherwise: str, every_s: float = 0.1) -> None:
-    """Poll until `condition` holds; a ClusterError inside it counts as not yet. Raise `otherwise` at the deadline."""
+    """Poll until `condition` holds; a NotYetError inside it counts as not yet. Raise `otherwise` at the deadline."""
     deadline = time.monotonic() + timeout_s
     last = ""
     while True:
         try:
             if condition():
                 return
-        except ClusterError as error:
+        except NotYetError as error:
             last = f" ({error})"
         if time.monotonic() > deadline:
             raise ClusterError(otherwise + last)

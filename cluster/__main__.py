@@ -1,0 +1,93 @@
+"""The command line: `python -m cluster up|down|status|power-off|power-on|load|build|build-images`."""
+
+import argparse
+import subprocess
+import sys
+from collections.abc import Sequence
+
+from cluster.errors import ClusterError
+from cluster.settings import Settings
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
+    defaults = Settings()
+    top = argparse.ArgumentParser(prog="python -m cluster", description="A real Kubernetes on this machine.")
+    commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    up = commands.add_parser("up", help="bring the cluster up; again and again is fine")
+    up.add_argument("--nodes", type=int, default=defaults.num_nodes, metavar="N", help="default %(default)s")
+    up.add_argument(
+        "--gpus", type=int, default=defaults.num_gpus, metavar="N", help="fake nvidia.com/gpu capacity of each node"
+    )
+    up.add_argument(
+        "--node-grace-s",
+        type=int,
+        default=defaults.node_grace_s,
+        metavar="S",
+        help="silence after which a node is NotReady, default %(default)s",
+    )
+    up.add_argument(
+        "--toleration-s",
+        type=int,
+        default=defaults.toleration_s,
+        metavar="S",
+        help="how long pods stay bound to a node that is NotReady, default %(default)s",
+    )
+    commands.add_parser("down", help="stop everything and leave nothing behind")
+    commands.add_parser("status", help="nodes, processes, and where the kubeconfig lies")
+    for command, text in (("power-off", "cut a node's power"), ("power-on", "give it back")):
+        commands.add_parser(command, help=text).add_argument("node", metavar="NODE", help="n1, n2, ...")
+    load = commands.add_parser("load", help="bring built images to the nodes")
+    load.add_argument("images", nargs="+", metavar="IMAGE", help="operator, trainer, or their full names")
+    commands.add_parser("build", help="build the programs (kube-apiserver, kubectl, helm, ...) and print where")
+    images = commands.add_parser("build-images", help="build our images and bring them to the nodes")
+    images.add_argument("images", nargs="*", metavar="IMAGE", default=["operator", "trainer"], help="default both")
+    return top
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run one command and return its exit status."""
+    from cluster import binaries, lifecycle, paths
+
+    match arguments.command:
+        case "up":
+            lifecycle.up(
+                Settings(arguments.nodes, arguments.gpus, arguments.node_grace_s, arguments.toleration_s),
+            )
+            if not lifecycle.context():
+                print(f"export KUBECONFIG={paths.kubeconfig()}")
+        case "down":
+            lifecycle.down()
+        case "status":
+            return lifecycle.status()
+        case "power-off":
+            lifecycle.power_off(arguments.node)
+        case "power-on":
+            lifecycle.power_on(arguments.node)
+        case "load":
+            lifecycle.load(arguments.images)
+        case "build":
+            print(binaries.ensure())
+        case "build-images":
+            lifecycle.build_images(arguments.images)
+    return 0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Parse, run, and turn what went wrong into one sentence on standard error."""
+    try:
+        return run(parser().parse_args(arguments))
+    except ClusterError as error:
+        print(f"cluster: {error}", file=sys.stderr)
+    except subprocess.CalledProcessError as error:
+        print(f"cluster: `{' '.join(map(str, error.cmd))}` failed with status {error.returncode}.", file=sys.stderr)
+    except ModuleNotFoundError as error:
+        print(f"cluster: the Python package {error.name} is missing: run `make venv` first.", file=sys.stderr)
+    except KeyboardInterrupt:
+        print("cluster: stopped at your wish; the same command goes on from here.", file=sys.stderr)
+        return 130
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,205 @@
+"""Build the project's images from their Dockerfiles with docker or buildah, and bring them to the nodes.
+
+A built image lies in one layout on disk (`images/layout`); loading sends a node only the layers that it lacks.
+Which Dockerfile makes which image is IMAGES; nothing else names them.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import tarfile
+import tempfile
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from cluster import baseimage, binaries, containerd, host, nodes, oci, paths, progress, template
+from cluster.addresses import Node
+from cluster.errors import ClusterError
+
+PAUSE = "localhost/pause:1"
+_CERTIFICATES = Path("/etc/ssl/certs/ca-certificates.crt")
+_UV_CACHE_INSIDE = "/var/cache/host-uv"
+_PASSED_ON = ("PIP_INDEX_URL", "UV_DEFAULT_INDEX")
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How one image is made: its name, Dockerfile, own build arguments and roughly how long the first build takes."""
+
+    name: str
+    dockerfile: str
+    arguments: Mapping[str, str]
+    expected_s: float
+
+
+IMAGES: Mapping[str, Recipe] = {
+    "operator": Recipe("localhost/regroup-operator:dev", "Dockerfile", {}, 30),
+    # Nodes here have no GPU, so that torch's layer does without what only GPUs load.
+    "trainer": Recipe("localhost/regroup-trainer:dev", "trainer-image/Dockerfile", {"CPU_ONLY": "1"}, 150),
+}
+
+
+def recipe(name: str) -> Recipe:
+    """Return the recipe of a short or full image name; ClusterError names the choices."""
+    for short, found in IMAGES.items():
+        if name in (short, found.name):
+            return found
+    raise ClusterError(f"{name!r} is not one of our images: choose from {', '.join(IMAGES)}.")
+
+
+def build(wanted: Recipe) -> oci.Image:
+    """Build one image, put it into the layout and return it; unchanged layers are taken from the last build."""
+    builder = choose_builder()
+    layout = _layout()
+    if builder == "buildah":
+        host.ensure_packages(host.BUILDER_PACKAGES)
+        base = os.environ.get("REGROUP_BASE_IMAGE")
+        if base is None and shutil.which("apt-get"):
+            base = baseimage.NAME
+            with progress.step("Base image", "download", expected_s=10):
+                baseimage.ensure(_buildah())
+        _run_build(wanted, buildah_command(wanted, _buildah(), base=base, environment=os.environ, uv_cache=_uv_cache()))
+        export = [*_buildah(), "push", "--quiet", "--disable-compression", "--format=oci", wanted.name]
+        with progress.step(f"Image {wanted.name}: layers", "build", expected_s=40):
+            _run([*export, f"oci:{layout}:{wanted.name}"])
+    else:
+        base = os.environ.get("REGROUP_BASE_IMAGE")
+        _run_build(wanted, docker_command(wanted, base=base, environment=os.environ))
+        with progress.step(f"Image {wanted.name}: layers", "build", expected_s=40):
+            _export_from_docker(wanted.name, layout)
+    oci.prune(layout)
+    image = oci.find(layout, wanted.name)
+    if image is None:
+        raise ClusterError(f"{builder} built {wanted.name} but did not hand it over: see {layout}/index.json.")
+    return image
+
+
+def load(name: str) -> None:
+    """Bring a built image into the template and every node that is on; what is there already costs nothing."""
+    layout = _layout()
+    image = oci.find(layout, name)
+    if image is None:
+        raise ClusterError(f"The image {name} has not been built: `python -m cluster build-images` does that.")
+    with progress.step(f"Image {name}: load", "start") as bar:
+        size_bytes = template.load(layout, image)
+        bar.note = f"{size_bytes / 1e6:.0f} MB"
+        for node in nodes.known():
+            if nodes.is_on(node):
+                bar.note = f"{size_bytes / 1e6:.0f} MB to {node.name}"
+                containerd.load(node_client(node), layout, image)
+
+
+def ensure_pause() -> None:
+    """Put the sandbox's image into the template; it is one static program of our Go module."""
+    layout = _layout()
+    image = oci.find(layout, PAUSE)
+    if image is None:
+        image = oci.add_single_file(layout, PAUSE, binaries.ensure() / "pause", "/pause")
+    template.load(layout, image)
+
+
+def node_client(node: Node) -> containerd.Client:
+    """Return the containerd of a node that is on."""
+    return containerd.Client(["nsenter", f"--target={nodes.init_pid(node)}", "--mount", "ctr"])
+
+
+def choose_builder() -> str:
+    """Return docker where its engine answers, else buildah (installed when missing)."""
+    if shutil.which("docker") and subprocess.run(["docker", "info"], capture_output=True).returncode == 0:
+        return "docker"
+    return "buildah"
+
+
+def buildah_command(
+    wanted: Recipe, buildah: Sequence[str], *, base: str | None, environment: Mapping[str, str], uv_cache: Path | None
+) -> list[str]:
+    """Return the buildah call for an image. The host's certificates and uv's downloads are lent to the build."""
+    arguments = _arguments(wanted, base, environment)
+    command = [*buildah, "bud", "--layers", "--force-rm", "--isolation=chroot", "--network=host", "--format=oci"]
+    if _CERTIFICATES.exists():
+        command += [f"--volume={_CERTIFICATES.parent}:{_CERTIFICATES.parent}:ro"]
+        arguments |= {"SSL_CERT_FILE": str(_CERTIFICATES), "PIP_CERT": str(_CERTIFICATES)}
+    if uv_cache is not None:
+        command += [f"--volume={uv_cache}:{_UV_CACHE_INSIDE}"]
+        arguments["UV_CACHE_DIR"] = _UV_CACHE_INSIDE
+    command += [f"--build-arg={k}={v}" for k, v in sorted(arguments.items())]
+    return [*command, f"--file={wanted.dockerfile}", f"--tag={wanted.name}", "."]
+
+
+def docker_command(wanted: Recipe, *, base: str | None, environment: Mapping[str, str]) -> list[str]:
+    """Return the docker call for an image."""
+    arguments = [f"--build-arg={k}={v}" for k, v in sorted(_arguments(wanted, base, environment).items())]
+    # Attestations would make the image an index of two.
+    options = ["--provenance=false", "--progress=plain"]
+    return ["docker", "build", *options, *arguments, f"--file={wanted.dockerfile}", f"--tag={wanted.name}", "."]
+
+
+def _arguments(wanted: Recipe, base: str | None, environment: Mapping[str, str]) -> dict[str, str]:
+    arguments = {**wanted.arguments, **{k: environment[k] for k in _PASSED_ON if environment.get(k)}}
+    if base:
+        arguments["BASE_IMAGE"] = base
+    if environment.get("REGROUP_TORCH_INDEX") and "CPU_ONLY" in wanted.arguments:
+        arguments["TORCH_INDEX"] = environment["REGROUP_TORCH_INDEX"]
+    return arguments
+
+
+def _run_build(wanted: Recipe, command: list[str]) -> None:
+    last: deque[str] = deque(maxlen=12)
+    with progress.step(f"Image {wanted.name}: build", "build", expected_s=wanted.expected_s) as bar:
+        process = subprocess.Popen(
+            command,
+            cwd=paths.REPOSITORY,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            env={**os.environ, "DOCKER_BUILDKIT": "1"},
+        )
+        assert process.stdout is not None
+        for line in process.stdout:
+            last.append(line.strip())
+            if re.match(r"(\[\d+/\d+\] )?STEP |#\d+ \[", line):
+                bar.note = line.strip()[:48]
+        if process.wait() != 0:
+            said = " / ".join(text for text in last if text)
+            raise ClusterError(f"Building {wanted.name} from {wanted.dockerfile} failed: {said[-900:]}")
+
+
+def _export_from_docker(name: str, layout: Path) -> None:
+    layout.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=layout.parent) as scratch:
+        with subprocess.Popen(["docker", "save", name], stdout=subprocess.PIPE) as saved:
+            assert saved.stdout is not None
+            with tarfile.open(fileobj=saved.stdout, mode="r|") as archive:
+                archive.extractall(scratch, filter="data")
+        if not Path(scratch, "index.json").exists():
+            raise ClusterError("This docker saves images in its old format: update docker to 25 or newer.")
+        oci.adopt(layout, Path(scratch), name)
+
+
+def _layout() -> Path:
+    return paths.images() / "layout"
+
+
+def _buildah() -> list[str]:
+    storage = paths.images() / "buildah"
+    return ["buildah", "--storage-driver=overlay", f"--root={storage}", f"--runroot={storage}-run"]
+
+
+def _uv_cache() -> Path | None:
+    """Return uv's cache of this user, made when absent, so that torch is downloaded once for .venv and image."""
+    directory = Path(os.environ.get("UV_CACHE_DIR") or Path.home() / ".cache" / "uv")
+    directory.mkdir(parents=True, exist_ok=True)
+    return directory
+
+
+def _run(command: list[str]) -> None:
+    started_s = time.monotonic()
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode != 0:
+        elapsed_s = time.monotonic() - started_s
+        raise ClusterError(f"`{command[0]}` failed after {elapsed_s:.0f} s: {done.stderr.strip()[-400:]}")

@@ -1,0 +1,189 @@
+"""What the commands do: up, down, status, power, load. Every one is safe to repeat; up and down exclude each other."""
+
+import fcntl
+import os
+import shutil
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from cluster import addresses, binaries, controlplane, host, images, nodes, paths, progress, settings
+from cluster.errors import ClusterError
+from cluster.kubectl import Kubectl, wait_until
+from cluster.settings import Settings
+
+_READY_TIMEOUT_S = 60.0
+
+
+def context() -> str | None:
+    """Return the context of an existing cluster that is to be used instead of ours (REGROUP_CONTEXT)."""
+    return os.environ.get("REGROUP_CONTEXT") or None
+
+
+def up(wanted: Settings) -> None:
+    """Bring the cluster up, with whatever of it already runs kept, and return when every node is Ready."""
+    if context():
+        print(refusal("up", str(context())))
+        return
+    host.check()
+    running = settings.load()
+    sentence = change_sentence(running, wanted) if running and is_up() else None
+    if sentence:
+        raise ClusterError(sentence)
+    binaries.ensure()
+    with _exclusively():
+        wanted.save()
+        images.ensure_pause()
+        with progress.step("Control plane", "start", expected_s=5):
+            kubectl = controlplane.start(wanted)
+        members = addresses.nodes(wanted.num_nodes)
+        with progress.step(f"{len(members)} nodes", "start", expected_s=8):
+            for node in members:
+                nodes.power_on(node, wanted)
+            for node in members:
+                _wait_ready(kubectl, node)
+                _set_gpus(kubectl, node, wanted)
+
+
+def down() -> None:
+    """Stop everything and remove what it left on the machine; built programs and images stay."""
+    if context():
+        print(refusal("down", str(context())))
+        return
+    if not paths.state().exists():
+        return
+    if os.geteuid() != 0:
+        raise ClusterError("Taking the cluster down needs root: run this with `sudo -E`.")
+    with _exclusively():
+        for node in nodes.known():
+            nodes.remove(node)
+        controlplane.stop()
+        nodes.remove_mount_points()
+        shutil.rmtree(paths.state())
+
+
+def status() -> int:
+    """Print nodes, processes and the kubeconfig's path; return 0 when all is well, 1 when not."""
+    if context():
+        print(f"REGROUP_CONTEXT={context()} is used; `kubectl --context {context()} get nodes` shows its nodes.")
+        return 0
+    if not is_up():
+        print("The cluster is down: `python -m cluster up` brings it up.")
+        return 1
+    for name, runs in controlplane.running().items():
+        print(f"{name:<26}{'running' if runs else 'STOPPED'}")
+    ready = nodes.ready(Kubectl(paths.kubeconfig()))
+    for node in nodes.known():
+        power = "on" if nodes.is_on(node) else "off"
+        print(f"node {node.name:<21}{power}, {'Ready' if ready.get(node.name) else 'NotReady'}")
+    print(f"kubeconfig                {paths.kubeconfig()}")
+    print(f"programs                  {paths.bin_dir()}")
+    return 0 if all(ready.values()) and all(controlplane.running().values()) else 1
+
+
+def power_off(name: str) -> None:
+    """Cut a node's power at once; Kubernetes finds out by itself after the grace period."""
+    nodes.power_off(_member(name, "power-off"))
+
+
+def power_on(name: str) -> None:
+    """Give a node its power back and return when it is Ready."""
+    node = _member(name, "power-on")
+    chosen = settings.load()
+    assert chosen is not None
+    nodes.power_on(node, chosen)
+    kubectl = Kubectl(paths.kubeconfig())
+    _wait_ready(kubectl, node)
+    _set_gpus(kubectl, node, chosen)
+
+
+def load(names: Sequence[str]) -> None:
+    """Bring built images to every node that is on."""
+    if context():
+        print(refusal("load", str(context())))
+        return
+    for name in names:
+        images.load(images.recipe(name).name)
+
+
+def build_images(names: Sequence[str]) -> None:
+    """Build images and bring each to the nodes."""
+    if os.geteuid() != 0:
+        raise ClusterError("Building images for the nodes needs root: run this with `sudo -E`.")
+    for name in names:
+        image = images.build(images.recipe(name))
+        if not context():
+            images.load(image.name)
+
+
+def is_up() -> bool:
+    """Return whether the API server of our cluster runs."""
+    return controlplane.running()["kube-apiserver"]
+
+
+def refusal(command: str, existing: str) -> str:
+    """Return what a command would have done to a cluster that is not ours."""
+    reasons = {
+        "up": "it is used as it is: nothing is started",
+        "down": "it is not ours: nothing is stopped",
+        "load": "push the images to a registry that it pulls from and name them in the chart's values: nothing is loaded",
+        "power-off": "its machines are not ours to switch off",
+        "power-on": "its machines are not ours to switch on",
+    }
+    return f"REGROUP_CONTEXT={existing} names an existing cluster; {reasons[command]}."
+
+
+def change_sentence(running: Settings, wanted: Settings) -> str | None:
+    """Return why a running cluster cannot take new settings, None when it can: only nodes may be added."""
+    for flag, before, after in (
+        ("--node-grace-s", running.node_grace_s, wanted.node_grace_s),
+        ("--toleration-s", running.toleration_s, wanted.toleration_s),
+    ):
+        if before != after:
+            return f"The cluster runs with {flag} {before}, not {after}: `python -m cluster down` first."
+    if wanted.num_nodes < running.num_nodes:
+        return (
+            f"The cluster runs with {running.num_nodes} nodes and --nodes is {wanted.num_nodes}: "
+            "`python -m cluster down` first."
+        )
+    return None
+
+
+def _member(name: str, command: str) -> addresses.Node:
+    if context():
+        raise ClusterError(refusal(command, str(context())))
+    node = addresses.parse_node(name)
+    if node not in nodes.known():
+        choices = ", ".join(n.name for n in nodes.known())
+        raise ClusterError(
+            f"There is no node {name}: the cluster has {choices}."
+            if choices
+            else "The cluster is down: `python -m cluster up` brings it up."
+        )
+    return node
+
+
+def _wait_ready(kubectl: Kubectl, node: addresses.Node) -> None:
+    wait_until(
+        lambda: nodes.ready_again(kubectl, node),
+        timeout_s=_READY_TIMEOUT_S,
+        otherwise=f"Node {node.name} was not Ready within {_READY_TIMEOUT_S:.0f} s: see {nodes.directory(node)}/log.",
+    )
+
+
+def _set_gpus(kubectl: Kubectl, node: addresses.Node, chosen: Settings) -> None:
+    if chosen.num_gpus:
+        nodes.set_fake_gpus(kubectl, node, chosen.num_gpus)
+
+
+@contextmanager
+def _exclusively() -> Iterator[None]:
+    file = paths.cache() / "cluster.lock"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with file.open("w") as handle:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            print("Another `python -m cluster` is at work; waiting for it.", file=sys.stderr)
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield

@@ -1,0 +1,161 @@
+"""Read an image layout on disk (OCI) and write the part of one image that a containerd does not hold yet.
+
+Layers are named by their content, so that a changed line of Python travels as kilobytes and torch's layer never twice.
+"""
+
+import hashlib
+import io
+import json
+import platform
+import tarfile
+from collections.abc import Set
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from cluster.errors import ClusterError
+
+_REFERENCE = "org.opencontainers.image.ref.name"
+_CONTAINERD_NAME = "io.containerd.image.name"
+
+
+@dataclass(frozen=True)
+class Image:
+    """One image of a layout: its manifest's descriptor, and the digests (sha256:...) of its config and layers."""
+
+    name: str
+    manifest: dict[str, Any]
+    digests: tuple[str, ...]
+
+    @property
+    def id(self) -> str:
+        """The manifest's digest: two images of one id are the same image."""
+        digest: str = self.manifest["digest"]
+        return digest
+
+
+def blob(layout: Path, digest: str) -> Path:
+    """Return the file of a digest."""
+    return layout / "blobs" / Path(*digest.split(":"))
+
+
+def find(layout: Path, name: str) -> Image | None:
+    """Return the image whose reference in the layout is `name`, None when it is not there."""
+    for descriptor in _descriptors(layout):
+        if descriptor.get("annotations", {}).get(_REFERENCE) == name:
+            manifest = json.loads(blob(layout, descriptor["digest"]).read_text())
+            digests = [manifest["config"]["digest"], *(layer["digest"] for layer in manifest["layers"])]
+            return Image(name, descriptor, tuple(dict.fromkeys(digests)))
+    return None
+
+
+def write_archive(layout: Path, image: Image, present: Set[str], out: IO[bytes]) -> int:
+    """Write `image` as an OCI archive without the blobs in `present`; return the bytes of blobs written."""
+    descriptor = {
+        **{k: v for k, v in image.manifest.items() if k != "annotations"},
+        "annotations": {_CONTAINERD_NAME: image.name, _REFERENCE: image.name},
+    }
+    index = {"schemaVersion": 2, "manifests": [descriptor]}
+    size_bytes = 0
+    with tarfile.open(fileobj=out, mode="w|", format=tarfile.GNU_FORMAT) as archive:
+        _add_bytes(archive, "oci-layout", b'{"imageLayoutVersion":"1.0.0"}')
+        _add_bytes(archive, "index.json", json.dumps(index).encode())
+        # Layers first: containerd reads the manifest's children once everything is in.
+        for digest in (*reversed(image.digests), image.id):
+            if digest not in present or digest == image.id:
+                file = blob(layout, digest)
+                archive.add(file, str(file.relative_to(layout)), recursive=False)
+                size_bytes += file.stat().st_size
+    return size_bytes
+
+
+def prune(layout: Path) -> int:
+    """Delete blobs that no image of the layout needs any more; return how many."""
+    needed = set()
+    for descriptor in _descriptors(layout):
+        image = find(layout, descriptor.get("annotations", {}).get(_REFERENCE, ""))
+        needed.update([descriptor["digest"], *(image.digests if image else ())])
+    unneeded = [f for f in (layout / "blobs").glob("*/*") if f"{f.parent.name}:{f.name}" not in needed]
+    for file in unneeded:
+        file.unlink()
+    return len(unneeded)
+
+
+def _descriptors(layout: Path) -> list[dict[str, Any]]:
+    try:
+        index = json.loads((layout / "index.json").read_text())
+    except FileNotFoundError:
+        return []
+    except ValueError:
+        raise ClusterError(f"{layout}/index.json is damaged: remove {layout} and build the images again.") from None
+    descriptors: list[dict[str, Any]] = index.get("manifests", [])
+    return descriptors
+
+
+def _add_bytes(archive: tarfile.TarFile, name: str, data: bytes) -> None:
+    info = tarfile.TarInfo(name)
+    info.size = len(data)
+    archive.addfile(info, io.BytesIO(data))
+
+
+def add_single_file(layout: Path, name: str, program: Path, inside: str) -> Image:
+    """Put an image of one static program into the layout, whose entry point is that program."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.GNU_FORMAT) as archive:
+        info = tarfile.TarInfo(inside.lstrip("/"))
+        info.size, info.mode = program.stat().st_size, 0o755
+        with program.open("rb") as content:
+            archive.addfile(info, content)
+    layer = buffer.getvalue()
+    kind = "application/vnd.oci.image."
+    config = {
+        "architecture": {"x86_64": "amd64", "aarch64": "arm64"}.get(platform.machine(), platform.machine()),
+        "os": "linux",
+        "config": {"Entrypoint": [inside], "User": "65535:65535"},
+        "rootfs": {"type": "layers", "diff_ids": [_digest(layer)]},
+    }
+    manifest = {
+        "schemaVersion": 2,
+        "mediaType": f"{kind}manifest.v1+json",
+        "config": _add_blob(layout, f"{kind}config.v1+json", json.dumps(config).encode()),
+        "layers": [_add_blob(layout, f"{kind}layer.v1.tar", layer)],
+    }
+    descriptor = _add_blob(layout, f"{kind}manifest.v1+json", json.dumps(manifest).encode())
+    _put_descriptor(layout, name, descriptor)
+    image = find(layout, name)
+    assert image is not None
+    return image
+
+
+def adopt(layout: Path, other: Path, name: str) -> None:
+    """Move the only image of another layout into this one, under `name`."""
+    descriptors = _descriptors(other)
+    while descriptors and "index" in descriptors[0].get("mediaType", ""):
+        descriptors = json.loads(blob(other, descriptors[0]["digest"]).read_text())["manifests"]
+    if not descriptors:
+        raise ClusterError(f"The builder handed over no image named {name}.")
+    for file in (other / "blobs").glob("*/*"):
+        target = layout / file.relative_to(other)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if not target.exists():
+            file.replace(target)
+    _put_descriptor(layout, name, {k: v for k, v in descriptors[0].items() if k != "annotations"})
+
+
+def _put_descriptor(layout: Path, name: str, descriptor: dict[str, Any]) -> None:
+    others = [d for d in _descriptors(layout) if d.get("annotations", {}).get(_REFERENCE) != name]
+    manifests = [*others, {**descriptor, "annotations": {_REFERENCE: name}}]
+    (layout / "oci-layout").write_text('{"imageLayoutVersion":"1.0.0"}')
+    (layout / "index.json").write_text(json.dumps({"schemaVersion": 2, "manifests": manifests}))
+
+
+def _add_blob(layout: Path, media_type: str, data: bytes) -> dict[str, Any]:
+    digest = _digest(data)
+    file = blob(layout, digest)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_bytes(data)
+    return {"mediaType": media_type, "digest": digest, "size": len(data)}
+
+
+def _digest(data: bytes) -> str:
+    return "sha256:" + hashlib.sha256(data).hexdigest()
