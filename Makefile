@@ -3,20 +3,83 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 UV_VERSION := 0.13.9
 UV := .uv/bin/uv
-RUN := $(UV) run --frozen --all-extras --no-sync
+PY := .venv/bin/python
+PYTEST := $(PY) -m pytest -q
 export OMP_NUM_THREADS := 1
 
 .PHONY: help
 help: ## Explain every target
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  \033[1m%-16s\033[0m %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-$(UV):
-	python3 -m venv .uv
-	.uv/bin/pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)
+# --- the two commands of the README ---------------------------------------------------------------------------------
+
+.PHONY: demo
+demo: venv ## The tour on a real one-machine cluster: kills, resizes, a trained model (KEEP=1 leaves it up)
+	@$(PY) -m demo $(if $(KEEP),--keep)
+
+.PHONY: test
+test: verify test-unit test-trainer test-api test-e2e ## Everything CI runs, fast tests first
+
+# --- its parts ------------------------------------------------------------------------------------------------------
+
+.PHONY: verify
+verify: venv ## Generated files are current; style, types, layers
+	$(PY) -m regroup_operator.api.generate
+	git diff --exit-code -- crds helm manifests docs/reference
+	.venv/bin/ruff check .
+	.venv/bin/ruff format --check .
+	.venv/bin/mypy
+	.venv/bin/lint-imports
+
+.PHONY: test-unit
+test-unit: venv ## Pure decisions and the protocol's model: seconds
+	$(PYTEST) tests/unit tests/model
+
+.PHONY: test-trainer
+test-trainer: venv ## Real trainer processes, gloo, SIGKILL
+	$(PYTEST) tests/trainer
+
+.PHONY: test-api
+test-api: venv ## A real kube-apiserver and etcd (built once, cached)
+	$(PYTEST) tests/api
+
+.PHONY: test-e2e
+test-e2e: venv ## Real kubelets and containers, power cuts included (root)
+	$(PYTEST) tests/e2e
+
+.PHONY: bench-recovery
+bench-recovery: venv ## SIGKILL -> next step, Regroup beside torchrun: a table and bench/out/recovery.json
+	$(PY) -m bench.recovery
+
+.PHONY: cluster-up
+cluster-up: venv ## Start the one-machine Kubernetes and leave it up
+	$(PY) -m cluster up
+
+.PHONY: cluster-down
+cluster-down: venv ## Stop it; nothing is left behind but caches
+	$(PY) -m cluster down
+
+.PHONY: generate
+generate: venv ## Write the CRD, the chart's copy, the plain install and the reference page from the models
+	$(PY) -m regroup_operator.api.generate
+
+.PHONY: fix
+fix: venv ## Let the tools correct what they can
+	.venv/bin/ruff check --fix .
+	.venv/bin/ruff format .
+
+.PHONY: venv
+venv: .venv/.synced ## Create .venv with every locked package
 
 .venv/.synced: pyproject.toml uv.lock | $(UV)
 	$(UV) sync --frozen --all-extras
 	@touch $@
 
-.PHONY: venv
-venv: .venv/.synced ## Create .venv with every locked package
+$(UV):
+	@python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "make: python3 is older than 3.11. Install Python 3.11 or newer." >&2; exit 1; }
+	python3 -m venv .uv
+	.uv/bin/pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)
+
+.PHONY: clean
+clean: ## Remove everything that was built here, caches included
+	rm -rf .venv .uv .cache bench/out .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
