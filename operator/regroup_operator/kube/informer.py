@@ -116,6 +116,9 @@ class Informer(Generic[T]):
                 self.copy.resource_version = ""
                 log.info("The watch of %s is too old; listing again.", self._resource.plural)
             except ApiError as error:
+                if error.status in (400, 504):
+                    # Watched from a version that this server has never had: its store was restored from a backup.
+                    self.copy.resource_version = ""
                 log.warning("Informer of %s: %s", self._resource.plural, error)
             await asyncio.sleep(self._backoff_s * random.uniform(0.5, 1.5))
             self._backoff_s = min(self._backoff_s * 2, BACKOFF_MAX_S)

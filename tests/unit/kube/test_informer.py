@@ -1,0 +1,159 @@
+"""The informer's copy, and what it does when the API server forgets where it was (the network's edge is played here)."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from aiohttp import web
+from kubernetes.aio.client import Configuration
+from regroup_operator.kube.client import Client, Resource
+from regroup_operator.kube.informer import Copy, Informer
+
+THINGS = Resource("test.dev", "v1", "things")
+Change = tuple[str | None, str | None]
+
+
+def thing(name: str, version: int, text: str = "") -> dict[str, Any]:
+    return {"metadata": {"name": name, "namespace": "n", "resourceVersion": str(version)}, "text": text}
+
+
+def slim(item: Mapping[str, Any], previous: str | None) -> str | None:  # noqa: ARG001
+    return None if item["text"] == "boring" else f"{item['metadata']['name']}:{item['text']}"
+
+
+def make_copy() -> tuple[Copy[str], list[Change]]:
+    changes: list[Change] = []
+    return Copy(slim, lambda old, new: changes.append((old, new))), changes
+
+
+def test_replace_reports_what_vanished_and_what_changed_only() -> None:
+    copy, changes = make_copy()
+    copy.replace([thing("a", 1, "x"), thing("b", 2, "x"), thing("c", 3, "x")], "3")
+    changes.clear()
+    copy.replace([thing("a", 1, "x"), thing("b", 5, "y")], "6")
+    assert changes == [("b:x", "b:y"), ("c:x", None)]
+    assert copy.resource_version == "6"
+
+
+def test_events_move_the_version_and_equal_records_are_silent() -> None:
+    copy, changes = make_copy()
+    copy.replace([], "1")
+    copy.apply({"type": "ADDED", "object": thing("a", 2, "x")})
+    copy.apply({"type": "MODIFIED", "object": thing("a", 3, "x")})
+    copy.apply({"type": "MODIFIED", "object": thing("a", 4, "y")})
+    copy.apply({"type": "BOOKMARK", "object": {"metadata": {"resourceVersion": "9"}}})
+    assert changes == [(None, "a:x"), ("a:x", "a:y")]
+    assert copy.resource_version == "9"
+    copy.apply({"type": "DELETED", "object": thing("a", 10, "y")})
+    copy.apply({"type": "DELETED", "object": thing("a", 11, "y")})
+    assert changes[2:] == [("a:y", None)]
+
+
+def test_record_that_becomes_uninteresting_vanishes() -> None:
+    copy, changes = make_copy()
+    copy.apply({"type": "ADDED", "object": thing("a", 1, "boring")})
+    copy.apply({"type": "MODIFIED", "object": thing("a", 2, "x")})
+    copy.apply({"type": "MODIFIED", "object": thing("a", 3, "boring")})
+    assert changes == [(None, "a:x"), ("a:x", None)]
+
+
+class Server:
+    """An API server of one collection that can be told to fail."""
+
+    def __init__(self) -> None:
+        self.things = [thing(f"t{n}", n + 1, "x") for n in range(5)]
+        self.watches: list[str] = []
+        self.answers: list[str] = []
+        """For each watch in turn: gone (HTTP 410), expired (410 inside the stream), cut (connection lost), end, hang."""
+        self.num_pages = 0
+
+    async def serve(self, request: web.Request) -> web.StreamResponse:
+        if "watch" in request.query:
+            return await self._watch(request)
+        self.num_pages += 1
+        begin, limit = int(request.query.get("continue") or 0), int(request.query["limit"])
+        rest = str(begin + limit) if begin + limit < len(self.things) else ""
+        version = max(int(item["metadata"]["resourceVersion"]) for item in self.things)
+        metadata = {"resourceVersion": str(version), "continue": rest}
+        return web.json_response({"metadata": metadata, "items": self.things[begin : begin + limit]})
+
+    async def _watch(self, request: web.Request) -> web.StreamResponse:
+        self.watches.append(request.query["resourceVersion"])
+        answer = self.answers.pop(0) if self.answers else "hang"
+        status = {"kind": "Status", "code": 410, "reason": "Expired", "message": "too old resource version"}
+        if answer == "gone":
+            return web.json_response(status, status=410)
+        response = web.StreamResponse()
+        await response.prepare(request)
+        if answer == "expired":
+            await response.write(json.dumps({"type": "ERROR", "object": status}).encode() + b"\n")
+        elif answer == "cut":
+            await response.write(json.dumps({"type": "ADDED", "object": thing("new", 50, "x")}).encode() + b"\n")
+            assert request.transport is not None
+            request.transport.abort()
+        elif answer == "hang":
+            await asyncio.sleep(60)
+        return response
+
+
+async def informed(server: Server, until: int) -> tuple[Informer[str], list[Change]]:
+    """Run an informer of pages of two until `until` watches were opened."""
+    app = web.Application()
+    app.router.add_get("/apis/test.dev/v1/things", server.serve)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    client = Client(Configuration(host=f"http://127.0.0.1:{runner.addresses[0][1]}"))
+    changes: list[Change] = []
+    informer = Informer[str](client, THINGS, slim, lambda old, new: changes.append((old, new)), page_size=2)
+    task = asyncio.create_task(informer.run())
+    try:
+        async with asyncio.timeout(20):
+            while len(server.watches) < until:
+                await asyncio.sleep(0.01)
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await client.close()
+        await runner.cleanup()
+    return informer, changes
+
+
+def test_list_comes_in_pages_and_the_watch_begins_where_it_ended() -> None:
+    server = Server()
+    informer, changes = asyncio.run(informed(server, 1))
+    assert (server.num_pages, informer.num_lists, server.watches) == (3, 1, ["5"])
+    assert [new for _, new in changes] == [f"t{n}:x" for n in range(5)]
+
+
+def test_410_lists_again_and_reports_what_vanished_meanwhile() -> None:
+    for answer in ("gone", "expired"):
+        server = Server()
+        server.answers = [answer]
+
+        async def scenario(server: Server = server) -> tuple[Informer[str], list[Change]]:
+            async def forget() -> None:
+                while not server.watches:
+                    await asyncio.sleep(0.001)
+                server.things = server.things[1:]
+
+            task = asyncio.create_task(forget())
+            result = await informed(server, 2)
+            await task
+            return result
+
+        informer, changes = asyncio.run(scenario())
+        assert informer.num_lists == 2, answer
+        assert changes[-1] == ("t0:x", None), answer
+
+
+def test_lost_connection_watches_on_without_listing_again() -> None:
+    server = Server()
+    server.answers = ["cut", "end"]
+    informer, changes = asyncio.run(informed(server, 3))
+    assert informer.num_lists == 1
+    assert server.watches == ["5", "50", "50"]
+    assert changes[-1] == (None, "new:x")

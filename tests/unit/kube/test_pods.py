@@ -1,0 +1,171 @@
+"""From the API's pod to the record that the plan reads."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+from regroup_operator.kube.pods import slim_node, slim_pod
+
+POD: dict[str, Any] = {
+    "apiVersion": "v1",
+    "kind": "Pod",
+    "metadata": {
+        "name": "digits-worker-3-1",
+        "namespace": "team",
+        "uid": "pod-uid",
+        "resourceVersion": "812",
+        "labels": {"regroup.dev/job-name": "digits", "regroup.dev/role": "worker", "regroup.dev/slot": "3"},
+        "ownerReferences": [
+            {
+                "apiVersion": "regroup.dev/v1alpha1",
+                "kind": "DistributedTrainingJob",
+                "name": "digits",
+                "uid": "job-uid",
+                "controller": True,
+                "blockOwnerDeletion": True,
+            }
+        ],
+    },
+    "spec": {"nodeName": "node-2", "containers": [{"name": "trainer", "image": "localhost/trainer:dev"}]},
+    "status": {
+        "phase": "Running",
+        "podIP": "10.1.2.3",
+        "podIPs": [{"ip": "10.1.2.3"}],
+        "conditions": [{"type": "PodScheduled", "status": "True"}],
+        "initContainerStatuses": [
+            {"name": "regroup-agent", "restartCount": 0, "state": {"terminated": {"exitCode": 0}}},
+        ],
+        "containerStatuses": [
+            {"name": "sidecar", "restartCount": 7, "state": {"running": {}}},
+            {
+                "name": "trainer",
+                "restartCount": 2,
+                "state": {"running": {"startedAt": "2025-11-21T13:00:00Z"}},
+                "lastState": {"terminated": {"exitCode": 137, "reason": "OOMKilled"}},
+            },
+        ],
+    },
+}
+
+
+def changed(**status: Any) -> dict[str, Any]:
+    pod = copy.deepcopy(POD)
+    pod["status"].update(status)
+    return pod
+
+
+def trainer(state: dict[str, Any], restarts: int = 2) -> dict[str, Any]:
+    return changed(containerStatuses=[{"name": "trainer", "restartCount": restarts, "state": state}])
+
+
+def test_running_worker_is_read_whole() -> None:
+    pod = slim_pod(POD, None, 50.0)
+    assert pod is not None
+    assert (pod.namespace, pod.name, pod.uid) == ("team", "digits-worker-3-1", "pod-uid")
+    assert (pod.job, pod.job_uid, pod.slot, pod.attempt) == ("digits", "job-uid", 3, 1)
+    assert (pod.phase, pod.ip, pod.node, pod.node_ready) == ("Running", "10.1.2.3", "node-2", True)
+    assert (pod.container_restarts, pod.last_exit_code, pod.running_since_s) == (2, 137, 50.0)
+    assert (pod.terminating, pod.waiting_reason, pod.unschedulable) == (False, "", "")
+
+
+@pytest.mark.parametrize(
+    ("owners", "name"),
+    [
+        pytest.param([], "digits-worker-3-1", id="a pod that nobody controls is not a worker, whatever its labels say"),
+        pytest.param(
+            [{**POD["metadata"]["ownerReferences"][0], "controller": False}],
+            "digits-worker-3-1",
+            id="an owner that is not the controller proves nothing",
+        ),
+        pytest.param(
+            [{**POD["metadata"]["ownerReferences"][0], "kind": "Job", "apiVersion": "batch/v1"}],
+            "digits-worker-3-1",
+            id="another kind of controller is not ours",
+        ),
+        pytest.param(
+            [{**POD["metadata"]["ownerReferences"][0], "apiVersion": "other.dev/v1alpha1"}],
+            "digits-worker-3-1",
+            id="our kind of another group is not ours",
+        ),
+        pytest.param(POD["metadata"]["ownerReferences"], "digits-3", id="a name without slot is not a worker"),
+        pytest.param(
+            POD["metadata"]["ownerReferences"], "other-worker-3-1", id="a name of another job is not this job's worker"
+        ),
+    ],
+)
+def test_pod_that_is_not_a_jobs_worker_is_nothing(owners: list[dict[str, Any]], name: str) -> None:
+    pod = copy.deepcopy(POD)
+    pod["metadata"].update(ownerReferences=owners, name=name)
+    assert slim_pod(pod, None, 0.0) is None
+
+
+def test_running_time_counts_from_the_first_sight_and_anew_after_a_restart() -> None:
+    first = slim_pod(trainer({"running": {}}), None, 10.0)
+    again = slim_pod(trainer({"running": {}}), first, 20.0)
+    restarted = slim_pod(trainer({"running": {}}, restarts=3), again, 30.0)
+    stopped = slim_pod(trainer({"terminated": {"exitCode": 1}}, restarts=3), restarted, 40.0)
+    other = copy.deepcopy(POD)
+    other["metadata"]["uid"] = "another-uid"
+    assert [p.running_since_s for p in (first, again, restarted, stopped) if p] == [10.0, 10.0, 30.0, None]
+    assert stopped is not None
+    assert stopped.last_exit_code == 1
+    replaced = slim_pod(other, again, 50.0)
+    assert replaced is not None
+    assert replaced.running_since_s == 50.0
+
+
+@pytest.mark.parametrize(
+    ("pod", "reason"),
+    [
+        pytest.param(trainer({"waiting": {"reason": "ContainerCreating"}}), "", id="creating is no trouble"),
+        pytest.param(trainer({"waiting": {"reason": "PodInitializing"}}), "", id="initialising is no trouble"),
+        pytest.param(
+            trainer({"waiting": {"reason": "ErrImagePull", "message": "no such image"}}), "ErrImagePull", id="image"
+        ),
+        pytest.param(
+            changed(
+                initContainerStatuses=[{"name": "regroup-agent", "state": {"waiting": {"reason": "ImagePullBackOff"}}}],
+                containerStatuses=[{"name": "trainer", "state": {"waiting": {"reason": "PodInitializing"}}}],
+            ),
+            "ImagePullBackOff",
+            id="an init container's trouble is the pod's",
+        ),
+    ],
+)
+def test_abnormal_wait_is_told(pod: dict[str, Any], reason: str) -> None:
+    slim = slim_pod(pod, None, 0.0)
+    assert slim is not None
+    assert slim.waiting_reason == reason
+
+
+def test_pod_before_its_first_status_is_pending_without_node() -> None:
+    pod = copy.deepcopy(POD)
+    pod["status"] = {"phase": "Pending"}
+    pod["spec"] = {}
+    pod["metadata"]["deletionTimestamp"] = "2025-11-21T13:00:00Z"
+    slim = slim_pod(pod, None, 0.0)
+    assert slim is not None
+    assert (slim.phase, slim.ip, slim.node, slim.terminating) == ("Pending", "", "", True)
+
+
+def test_unschedulable_pod_says_why() -> None:
+    why = "0/3 nodes are available: 3 Insufficient nvidia.com/gpu."
+    condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": why}
+    slim = slim_pod(changed(phase="Pending", conditions=[condition]), None, 0.0)
+    assert slim is not None
+    assert slim.unschedulable == why
+
+
+@pytest.mark.parametrize(
+    ("conditions", "ready"),
+    [
+        ([{"type": "Ready", "status": "True"}], True),
+        ([{"type": "Ready", "status": "Unknown"}], False),
+        ([{"type": "MemoryPressure", "status": "True"}], False),
+        ([], False),
+    ],
+)
+def test_node_is_ready_only_if_it_says_so(conditions: list[dict[str, str]], ready: bool) -> None:
+    assert slim_node({"metadata": {"name": "n"}, "status": {"conditions": conditions}}).ready is ready
