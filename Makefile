@@ -24,8 +24,7 @@ test: verify test-unit test-trainer test-api test-e2e ## Everything CI runs, fas
 
 .PHONY: verify
 verify: venv ## Generated files are current; style, types, layers
-	$(PY) -m regroup_operator.api.generate
-	git diff --exit-code -- crds helm manifests docs/reference
+	$(PY) -m regroup_operator.api.generate --check
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy
@@ -62,6 +61,7 @@ cluster-down: venv ## Stop it; nothing is left behind but caches
 .PHONY: generate
 generate: venv ## Write the CRD, the chart's copy, the plain install and the reference page from the models
 	$(PY) -m regroup_operator.api.generate
+	$(PY) -m manifests.render
 
 .PHONY: fix
 fix: venv ## Let the tools correct what they can
