@@ -1,15 +1,22 @@
 """What Prometheus sees of the operator, and the port where it and the kubelet ask.
 
-Owns the metrics' names and the three pages /healthz, /readyz, /metrics. Rooms below do not import this module:
-they are given callables.
+Owns the metrics' names and the three pages /healthz, /readyz, /metrics. Rooms below do not import this module: they are
+given callables, or are watched from outside (`ObservedStore`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 from aiohttp import web
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from regroup_operator.api import Job
+from regroup_operator.model.ports import JobStore
+from regroup_operator.model.records import Key
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 
@@ -41,16 +48,74 @@ class Metrics:
         )
         self.connected_agents = Gauge("regroup_connected_agents", "Open command streams.", registry=self.registry)
         self.leader = Gauge("regroup_leader", "1 while this operator leads, else 0.", registry=self.registry)
-        self.dropped_reports = Counter(
-            "regroup_dropped_reports",
-            "Reports of agents that were not acted on, by reason.",
-            ["reason"],
-            registry=self.registry,
-        )
+        self.status_writes = Counter("regroup_status_writes", "Statuses written.", registry=self.registry)
+
+    def follow(
+        self,
+        *,
+        queue_depth: Callable[[], float],
+        connected_agents: Callable[[], float],
+        dropped_reports: Callable[[], float],
+        leading: Callable[[], float],
+    ) -> None:
+        """Have these read whenever somebody asks for the metrics."""
+        self.queue_depth.set_function(queue_depth)
+        self.connected_agents.set_function(connected_agents)
+        self.leader.set_function(leading)
+        self.registry.register(_Dropped(dropped_reports))
+
+    def generation_issued(self, kind: str) -> None:
+        """Count a generation."""
+        self.generations.labels(kind).inc()
+
+    def status_written(self) -> None:
+        """Count a write."""
+        self.status_writes.inc()
 
     def observe_reconcile(self, seconds: float, succeeded: bool) -> None:
         """Count one reconciliation."""
         self.reconcile_seconds.labels("success" if succeeded else "error").observe(seconds)
+
+
+class _Dropped(Collector):
+    """A counter that is kept elsewhere."""
+
+    def __init__(self, read: Callable[[], float]) -> None:
+        self._read = read
+
+    def collect(self) -> Iterable[Metric]:
+        text = "Reports of agents that were not acted on: of another pod, incarnation or generation."
+        yield CounterMetricFamily("regroup_dropped_reports", text, value=self._read())
+
+
+class ObservedStore:
+    """A JobStore that counts the incidents in what is written through it."""
+
+    def __init__(self, store: JobStore, metrics: Metrics) -> None:
+        self._store = store
+        self._metrics = metrics
+
+    async def get(self, key: Key) -> Job | None:
+        """See JobStore."""
+        return await self._store.get(key)
+
+    async def write_status(self, job: Job, status: dict[str, Any]) -> Job:
+        """See JobStore."""
+        stored = await self._store.write_status(job, status)
+        before = {incident.generation: incident.to_dict() for incident in job.status.incidents}
+        for incident in status.get("incidents", ()):
+            old = before.get(incident["generation"])
+            if old is None:
+                self._metrics.incidents.labels(incident.get("cause") or "Unknown").inc()
+            if incident.get("firstStepMs") is not None and (old is None or old.get("firstStepMs") is None):
+                self._metrics.recovery_seconds.observe(recovery_s(incident))
+        return stored
+
+
+def recovery_s(incident: Mapping[str, Any]) -> float:
+    """Return the seconds from the event to the first step after it: the sum of the parts that are known."""
+    parts = ("detectMs", "decideMs", "persistMs", "formMs", "transferMs", "firstStepMs")
+    return sum(float(incident.get(part) or 0.0) for part in parts) / 1000
 
 
 async def serve(metrics: Metrics, host: str, port: int, is_ready: Callable[[], str | None]) -> web.AppRunner:

@@ -151,6 +151,10 @@ class PodStore:
         pods = self._by_job.get((key[0], job_uid), {}).values()
         return tuple(sorted(pods, key=lambda pod: (pod.slot, pod.attempt)))
 
+    def uids(self) -> frozenset[str]:
+        """Return the UIDs of all worker pods."""
+        return frozenset(pod.uid for pod in self._pods.values())
+
     def on_change(self, callback: Callable[[Key], None]) -> None:
         """Have `callback(key of the job)` called whenever one of its pods appears, changes or vanishes."""
         self._callbacks.append(callback)

@@ -1,0 +1,251 @@
+"""`python -m regroup_operator`: put the rooms together, in the order that is safe, and take them apart again.
+
+Every replica watches pods and listens; only the one that holds the lease watches jobs, reconciles and answers agents. Start:
+own pages, CA, pods, endpoint (503), lease, then label, jobs, work queue. End (SIGTERM): the same backwards, the lease
+last, so that the next leader begins when this one has ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import random
+import signal
+import socket
+import sys
+import time
+import uuid
+from collections.abc import Coroutine
+from typing import Any
+
+from aiohttp import web
+
+from regroup_operator import metrics as ops
+from regroup_operator.api import RegroupError
+from regroup_operator.controller import Controller
+from regroup_operator.handlers import JobWatch
+from regroup_operator.kube import leader
+from regroup_operator.kube.authenticator import ClusterAuthenticator, ClusterReviewer
+from regroup_operator.kube.client import ApiError, Client
+from regroup_operator.kube.events import EventRecorder
+from regroup_operator.kube.jobs import JOBS, ClusterJobStore
+from regroup_operator.kube.lease import Elector, LeaseTimes
+from regroup_operator.kube.pods import PodStore
+from regroup_operator.kube.queue import WorkQueue
+from regroup_operator.kube.workers import ClusterWorkers
+from regroup_operator.membership.registry import Registry
+from regroup_operator.membership.server import serve
+from regroup_operator.model.records import Key
+from regroup_operator.render import Renderer, RenderSettings
+from regroup_operator.settings import OperatorSettings, load
+from regroup_operator.trust import Trust
+
+log = logging.getLogger("regroup_operator")
+
+RETRY_S = 2.0
+
+
+class Operator:
+    """One replica, from start to end."""
+
+    def __init__(self, client: Client, settings: OperatorSettings) -> None:
+        self._client = client
+        self._settings = settings
+        self._name = settings.pod_name or socket.gethostname()
+        self._metrics = ops.Metrics()
+        self._pods = PodStore(client, settings.watch_namespaces)
+        self._trust = Trust(client, settings)
+        self._recorder = EventRecorder(client, self._name)
+        self._queue = WorkQueue(
+            self._reconcile, num_workers=settings.num_workers, observe=self._metrics.observe_reconcile
+        )
+        self._registry = Registry(time.monotonic, self._queue.add)
+        self._elector = Elector(
+            client,
+            settings.namespace,
+            settings.lease_name,
+            f"{self._name}_{uuid.uuid4().hex[:8]}",
+            LeaseTimes(settings.lease_duration_s, settings.lease_renew_deadline_s, settings.lease_retry_s),
+        )
+        self._watch = JobWatch(client, settings.watch_namespaces, self._job_changed, self._jobs_lost)
+        self._controller: Controller | None = None
+        self._jobs: set[Key] = set()
+        self._unready: str | None = "The CA has not been read yet."
+        self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._runners: list[web.AppRunner] = []
+        self._pods.on_change(self._queue.add)
+        self._metrics.follow(
+            queue_depth=lambda: len(self._queue),
+            connected_agents=self._registry.num_connected,
+            dropped_reports=lambda: self._registry.dropped_reports,
+            leading=lambda: self._elector.leading,
+        )
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Run until `stop` is set, then end in order. Raises what ended it otherwise."""
+        tasks: list[asyncio.Task[None]] = []
+
+        def start(work: Coroutine[Any, Any, None], name: str) -> None:
+            tasks.append(asyncio.create_task(work, name=name))
+
+        settings = self._settings
+        try:
+            self._runners.append(
+                await ops.serve(self._metrics, settings.ops_host, settings.ops_port, lambda: self._unready)
+            )
+            start(self._pods.run(), "pods")
+            start(self._recorder.run(), "events")
+            start(self._work(), "work")
+            start(_wait(stop), "stop")
+            start(_wait(self._failed), "jobs")
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            await self._end(tasks)
+
+    async def _work(self) -> None:
+        """Everything that needs the CA; then what needs the pods; then what needs the lease."""
+        settings = self._settings
+        await self._trust.load()
+        authenticator = ClusterAuthenticator(self._pods, ClusterReviewer(self._client))
+        runner, port = await serve(
+            self._registry,
+            authenticator,
+            self._trust.context,
+            host=settings.membership_host,
+            port=settings.membership_port,
+            leader=self._leader,
+        )
+        self._runners.append(runner)
+        log.info("Agents call %s; listening on port %d.", settings.url, port)
+        self._unready = "The pods of the cluster have not been listed yet."
+        await self._pods.synced()
+        self._unready = None
+        await self._resource_exists()
+        await self._elector.acquire()
+        async with asyncio.TaskGroup() as term:
+            term.create_task(self._elector.hold(), name="lease")
+            self._begin_term()
+            term.create_task(self._trust.run(), name="trust")
+            if settings.pod_name:
+                term.create_task(leader.claim(self._client, settings.namespace, settings.pod_name), name="label")
+            term.create_task(self._queue.run(), name="queue")
+            term.create_task(self._resync(), name="resync")
+
+    def _begin_term(self) -> None:
+        settings = self._settings
+        render = RenderSettings(
+            operator_url=settings.url,
+            agent_image=settings.agent_image,
+            agent_image_pull_policy=settings.agent_image_pull_policy,
+            agent_image_pull_secrets=tuple(settings.agent_image_pull_secrets),
+        )
+        self._controller = Controller(
+            store=ops.ObservedStore(ClusterJobStore(self._client), self._metrics),
+            workers=ClusterWorkers(self._client, self._pods, Renderer(render, self._trust.ca_bundle)),
+            recorder=self._recorder,
+            registry=self._registry,
+            settings=settings.policy(),
+            endpoint=settings.url.removeprefix("https://"),
+            agent_image=settings.agent_image,
+            observer=self._metrics,
+        )
+        self._watch.start()
+
+    def _leader(self) -> str | None:
+        """Return None while this replica leads and its term has begun, else the leader's name."""
+        if self._controller is not None and self._elector.leading:
+            return None
+        return self._elector.holder
+
+    async def _reconcile(self, key: Key) -> float | None:
+        assert self._controller is not None
+        return await self._controller.reconcile(key)
+
+    def _job_changed(self, key: Key, gone: bool) -> None:
+        if gone:
+            self._jobs.discard(key)
+        else:
+            self._jobs.add(key)
+        self._queue.add(key)
+
+    def _jobs_lost(self) -> None:
+        if not self._failed.done():
+            self._failed.set_exception(RegroupError("The watch of jobs ended by itself; a restart begins it anew."))
+
+    async def _resync(self) -> None:
+        """Look at every job now and then, spread over the time, and forget agents whose pods are gone."""
+        while True:
+            await asyncio.sleep(self._settings.resync_s)
+            self._registry.forget(self._pods.uids().__contains__)
+            for key in self._jobs:
+                self._queue.add_after(key, random.uniform(0, self._settings.resync_s))
+
+    async def _resource_exists(self) -> None:
+        while True:
+            try:
+                await self._client.list(JOBS, next(iter(self._settings.watch_namespaces), None), limit=1)
+                return
+            except ApiError as error:
+                hint = " Install the CustomResourceDefinition of crds/." if error.status == 404 else ""
+                log.warning("Jobs cannot be listed: %s%s", error, hint)
+            await asyncio.sleep(RETRY_S)
+
+    async def _end(self, tasks: list[asyncio.Task[None]]) -> None:
+        """End everything that writes, then the streams, then the term."""
+        leading = self._elector.leading
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._watch.stop()
+        self._registry.close_all()
+        for runner in reversed(self._runners):
+            await runner.cleanup()
+        await self._recorder.drain()
+        if leading and self._settings.pod_name:
+            await leader.give_up(self._client, self._settings.namespace, self._settings.pod_name)
+        await self._elector.release()
+
+
+async def _wait(what: asyncio.Event | asyncio.Future[None]) -> None:
+    await (what.wait() if isinstance(what, asyncio.Event) else what)
+
+
+async def operate(settings: OperatorSettings) -> None:
+    """Run one operator until SIGTERM or SIGINT."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    client = await Client.connect()
+    try:
+        await Operator(client, settings).run(stop)
+    finally:
+        await client.close()
+
+
+def main() -> int:
+    """Return the exit status: 0 after a signal, 2 for unusable settings, 1 for everything else."""
+    try:
+        settings = load(os.environ)
+    except RegroupError as error:
+        print(f"regroup-operator: {error}", file=sys.stderr)
+        return 2
+    logging.basicConfig(
+        level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
+    )
+    logging.getLogger("kopf").setLevel(max(logging.WARNING, logging.getLogger().level))
+    try:
+        with contextlib.suppress(KeyboardInterrupt):
+            asyncio.run(operate(settings))
+    except RegroupError as error:
+        print(f"regroup-operator: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,98 @@
+"""The endpoint's identity in a cluster: a CA in a Secret, a serving key for days, both followed without a restart.
+
+The Secret of the operator's namespace holds ca.crt and ca.key. To change the CA, an administrator moves ca.crt to old-ca.crt
+and writes a new pair: agents then trust both, and every operator serves a certificate of the new one within minutes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl
+import time
+from collections.abc import Callable
+
+from regroup_operator.api import RegroupError
+from regroup_operator.kube.client import ApiError, Client
+from regroup_operator.kube.secret import load_or_create
+from regroup_operator.membership.certificates import Authority, reload, server_context
+from regroup_operator.settings import OperatorSettings
+
+log = logging.getLogger(__name__)
+
+LOOK_S = 300.0
+RETRY_S = 2.0
+
+
+class Trust:
+    """`await load()` once; then `context` serves and `ca_bundle()` is what agents shall trust. `run()` keeps both current."""
+
+    def __init__(
+        self, client: Client, settings: OperatorSettings, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._client = client
+        self._settings = settings
+        self._clock = clock
+        self._seen: dict[str, bytes] = {}
+        self._issued_s = 0.0
+        self._context: ssl.SSLContext | None = None
+
+    @property
+    def context(self) -> ssl.SSLContext:
+        """The server's TLS context; new connections get the newest certificate."""
+        assert self._context is not None, "load() comes first"
+        return self._context
+
+    def ca_bundle(self) -> str:
+        """Return the CA certificates to trust, the newest first, as PEM."""
+        return (self._seen["ca.crt"] + self._seen.get("old-ca.crt", b"")).decode()
+
+    async def load(self) -> None:
+        """Read or make the CA and issue the first certificate. Waits while the API server is away.
+
+        Raises RegroupError when the Secret holds something else.
+        """
+        while True:
+            try:
+                await self._refresh()
+                return
+            except ApiError as error:
+                log.warning("The CA's Secret could not be read: %s", error)
+            await asyncio.sleep(RETRY_S)
+
+    async def run(self) -> None:
+        """Follow the Secret and renew the certificate until cancelled; a failure keeps what there is."""
+        while True:
+            await asyncio.sleep(LOOK_S)
+            try:
+                await self._refresh()
+            except RegroupError as error:
+                log.warning("The certificate was not renewed: %s", error)
+
+    async def _refresh(self) -> None:
+        settings = self._settings
+        data = await load_or_create(self._client, settings.namespace, settings.ca_secret_name, _new_authority)
+        renew_s = settings.certificate_days * 86400 / 3
+        if data == self._seen and self._clock() < self._issued_s + renew_s:
+            return
+        try:
+            authority = Authority.load(data["ca.crt"], data["ca.key"])
+        except (KeyError, ValueError) as error:
+            raise RegroupError(
+                f"Secret {settings.namespace}/{settings.ca_secret_name} holds no usable CA in ca.crt and ca.key ({error}). "
+                "Delete it, and a new one is made."
+            ) from None
+        service = f"{settings.service_name}.{settings.namespace}"
+        certificate, key = authority.issue(
+            [f"{service}.svc", f"{service}.svc.cluster.local", service], days=settings.certificate_days
+        )
+        if self._context is None:
+            self._context = server_context(certificate, key)
+        else:
+            reload(self._context, certificate, key)
+        self._seen, self._issued_s = data, self._clock()
+
+
+def _new_authority() -> dict[str, bytes]:
+    authority = Authority.create()
+    return {"ca.crt": authority.ca_pem, "ca.key": authority.key_pem}
