@@ -1,0 +1,103 @@
+"""One DistributedTrainingJob as its user sees it: apply, patch, status, pods."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from cluster.kubectl import Kubectl, wait_until
+
+RESOURCE = "distributedtrainingjobs.regroup.dev"
+
+
+@dataclass(frozen=True)
+class JobView:
+    """A job in the cluster, by name."""
+
+    kubectl: Kubectl
+    namespace: str
+    name: str
+
+    def _run(self, *arguments: str, **options: Any) -> str:
+        return self.kubectl.run("--namespace", self.namespace, *arguments, **options)
+
+    def get(self) -> dict[str, Any]:
+        """Return the object."""
+        found: dict[str, Any] = json.loads(self._run("get", RESOURCE, self.name, "--output=json"))
+        return found
+
+    def status(self) -> dict[str, Any]:
+        """Return its status, empty before the operator has seen it."""
+        return self.get().get("status") or {}
+
+    def pods(self) -> list[dict[str, Any]]:
+        """Return its worker pods, by slot."""
+        found = json.loads(self._run("get", "pods", f"--selector=regroup.dev/job-name={self.name}", "--output=json"))
+        return sorted(
+            found["items"], key=lambda p: (int(p["metadata"]["labels"]["regroup.dev/slot"]), p["metadata"]["name"])
+        )
+
+    def pod(self, slot: int) -> dict[str, Any]:
+        """Return the running pod of a slot."""
+        for pod in reversed(self.pods()):
+            if (
+                pod["metadata"]["labels"]["regroup.dev/slot"] == str(slot)
+                and "deletionTimestamp" not in pod["metadata"]
+            ):
+                return pod
+        raise LookupError(f"No pod in slot {slot}.")
+
+    def patch_replicas(self, replicas: int) -> None:
+        """Resize with kubectl patch."""
+        self._run(
+            "patch", RESOURCE, self.name, "--type=merge", f"--patch={json.dumps({'spec': {'replicas': replicas}})}"
+        )
+
+    def scale(self, replicas: int) -> None:
+        """Resize with kubectl scale."""
+        self._run("scale", RESOURCE, self.name, f"--replicas={replicas}")
+
+    def delete_pod(self, name: str, *, grace_s: int | None = None) -> None:
+        """Delete a pod; `grace_s` 0 is without any grace."""
+        options = [] if grace_s is None else [f"--grace-period={grace_s}", *(["--force"] if grace_s == 0 else [])]
+        self._run("delete", "pod", name, "--wait=false", *options)
+
+    def logs(self, pod: str) -> str:
+        """Return what the trainer container of a pod has printed."""
+        return self._run("logs", pod, "--container=trainer")
+
+    def wait(self, timeout_s: float, otherwise: str, **wanted: Any) -> dict[str, Any]:
+        """Wait until the status has these values: state=, generation=, world_size=, step= (at least), ready=. Return it."""
+        seen: dict[str, Any] = {}
+
+        def there() -> bool:
+            seen.clear()
+            seen.update(self.status())
+            return matches(seen, wanted)
+
+        wait_until(there, timeout_s=timeout_s, otherwise=f"{otherwise} (status: {describe(seen)})", every_s=0.2)
+        return seen
+
+
+def matches(status: dict[str, Any], wanted: dict[str, Any]) -> bool:
+    """Return whether a status has the values; `generation` and `step` are lower bounds."""
+    membership, summary = status.get("membership") or {}, status.get("summary") or {}
+    values = {
+        "state": summary.get("state"),
+        "ready": summary.get("ready"),
+        "world_size": membership.get("worldSize"),
+        "adopted": membership.get("adopted", False),
+    }
+    least = {"generation": membership.get("generation", 0), "step": (status.get("progress") or {}).get("step", -1)}
+    return all(values[k] == v if k in values else least[k] >= v for k, v in wanted.items())
+
+
+def describe(status: dict[str, Any]) -> str:
+    """Return a status in a line, for an error."""
+    conditions = "; ".join(
+        f"{c['type']}={c['status']} {c['reason']}: {c['message']}"
+        for c in status.get("conditions", ())
+        if c["status"] != "True"
+    )
+    return f"{status.get('summary')} {status.get('membership')} {status.get('progress')} {conditions}"

@@ -1,0 +1,98 @@
+"""The cluster under the end-to-end tests: ours, or the one that REGROUP_CONTEXT names.
+
+Brings up what is not up and takes down only what it brought up. What the machine lacks fails the tests with a sentence.
+"""
+
+import uuid
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from cluster import images, lifecycle, paths
+from cluster.kubectl import Kubectl
+from cluster.settings import Settings
+from demo import installation
+from tests.e2e import training
+from tests.e2e.kit import Cluster, wait_until
+from tests.e2e.training import TracedJob
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[Cluster]:
+    """A cluster with three nodes that are Ready."""
+    context = lifecycle.context()
+    if context:
+        yield Cluster(Kubectl(None, context=context), context)
+        return
+    was_up = lifecycle.is_up()
+    if not was_up:
+        # Nodes that start later get torch's layer by hard links; nodes that run would have to import it one by one.
+        images.build(images.recipe("trainer"))
+        images.load(images.recipe("trainer").name)
+    lifecycle.up(Settings())
+    yield Cluster(Kubectl(paths.kubeconfig()), None)
+    if not was_up:
+        lifecycle.down()
+
+
+@pytest.fixture(scope="session")
+def trainer_image(cluster: Cluster) -> str:
+    """The name of the trainer's image, built from the tree as it is and present on every node."""
+    return _image("trainer", cluster)
+
+
+@pytest.fixture(scope="session")
+def operator_image(cluster: Cluster) -> str:
+    """The name of the operator's image, built from the tree as it is and present on every node."""
+    return _image("operator", cluster)
+
+
+@pytest.fixture
+def restricted_namespace(cluster: Cluster) -> Iterator[str]:
+    """A namespace of the test's own that enforces Pod Security "restricted"; deleted afterwards."""
+    name = f"e2e-{uuid.uuid4().hex[:8]}"
+    labels = {"pod-security.kubernetes.io/enforce": "restricted"}
+    cluster.kubectl.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}})
+    yield name
+    cluster.kubectl.run("delete", "namespace", name, "--wait=false")
+
+
+def _image(name: str, cluster: Cluster) -> str:
+    recipe = images.recipe(name)
+    if cluster.context is None:
+        images.build(recipe)
+        images.load(recipe.name)
+    return recipe.name
+
+
+@pytest.fixture(scope="session")
+def operator(cluster: Cluster, trainer_image: str, operator_image: str) -> Iterator[Kubectl]:  # noqa: ARG001
+    """The operator, installed through its chart with two replicas, running the tree as it is."""
+    installation.install(cluster.kubectl)
+    installation.restart_operators(cluster.kubectl)
+    yield cluster.kubectl
+    if cluster.context is not None:
+        return
+    for namespace in cluster.kubectl.get("namespaces")["items"]:
+        if namespace["metadata"]["name"].startswith("train-"):
+            installation.remove_namespace(cluster.kubectl, namespace["metadata"]["name"])
+
+
+@pytest.fixture
+def jobs(operator: Kubectl) -> Iterator[Callable[..., TracedJob]]:
+    """A function that starts a traced job (see training.start) in a restricted namespace of the test's own."""
+    namespace = f"train-{uuid.uuid4().hex[:8]}"
+    installation.namespace(operator, namespace)
+
+    def start(name: str = "digits", **options: Any) -> TracedJob:
+        return training.start(operator, namespace, name, **options)
+
+    yield start
+    installation.remove_namespace(operator, namespace)
+    wait_until(lambda: not _trainers(operator, namespace), timeout_s=60, what=f"the pods of {namespace} are gone")
+
+
+def _trainers(k: Kubectl, namespace: str) -> list[str]:
+    pods = k.run("--namespace", namespace, "get", "pods", "--output=name", "--ignore-not-found")
+    return pods.split()

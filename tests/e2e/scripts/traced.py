@@ -1,0 +1,56 @@
+"""Digits with a trace: every process writes what it commits, by its own clock, to a file of its own on the shared volume.
+
+Environment: STEPS, REDUCTION, GLOBAL_BATCH, STEP_SECONDS (extra time a step takes, so that a run lasts), TRACE (directory).
+"""
+
+import json
+import os
+import time
+
+started = time.time()
+
+import torch  # noqa: E402
+from sklearn.datasets import load_digits  # noqa: E402
+
+import regroup  # noqa: E402
+
+TRACE = os.open(
+    f"{os.environ['TRACE']}/{os.environ['HOSTNAME']}-{os.getpid()}.jsonl", os.O_WRONLY | os.O_CREAT | os.O_APPEND
+)
+
+
+def trace(event: str, **what: object) -> None:
+    line = {"event": event, "t": time.time(), "pod": os.environ["HOSTNAME"], "pid": os.getpid(), **what}
+    os.write(TRACE, json.dumps(line).encode() + b"\n")
+
+
+torch.manual_seed(7)
+if os.environ.get("REDUCTION") == "exact":
+    torch.use_deterministic_algorithms(True)
+digits = load_digits()
+x = torch.tensor(digits.data, dtype=torch.float32) / 16
+y = torch.tensor(digits.target)
+model = torch.nn.Sequential(torch.nn.Linear(64, 32), torch.nn.ReLU(), torch.nn.Linear(32, 10))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+trace("built", started=started)
+
+batch_size, pause_s = int(os.environ.get("GLOBAL_BATCH", "80")), float(os.environ.get("STEP_SECONDS", "0.02"))
+with regroup.session(
+    model=model,
+    optimizer=optimizer,
+    data=(x[:1500], y[:1500]),
+    global_batch=batch_size,
+    microbatch=8,
+    reduction=os.environ.get("REDUCTION", "fast"),
+) as job:
+    for step in job.steps(int(os.environ.get("STEPS", "500"))):
+        with step:
+            time.sleep(pause_s)
+            for batch in step.microbatches():
+                loss = torch.nn.functional.cross_entropy(model(batch.x), batch.y, reduction="sum")
+                step.backward(loss, weight=len(batch.y))
+            step.commit(after=[lambda: trace("commit", step=step.index, generation=job.generation, rank=job.rank)])
+    with torch.no_grad():
+        accuracy = (model(x[1500:]).argmax(1) == y[1500:]).float().mean().item()
+    flat = torch.cat([p.detach().flatten() for p in model.parameters()])
+    trace("done", accuracy=accuracy, digest=hash(flat.numpy().tobytes()), parameters=flat.double().sum().item())

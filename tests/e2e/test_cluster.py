@@ -1,0 +1,97 @@
+"""The cluster itself: nodes, their power switch, and what a pod finds in it."""
+
+import time
+
+import pytest
+
+from cluster import lifecycle, nodes
+from cluster.errors import ClusterError
+from cluster.settings import Settings
+from tests.e2e.kit import Cluster, restricted_pod, wait_until
+
+_TORCH = """
+import os, torch, torch.distributed, sklearn, numpy, regroup
+assert os.getuid() != 0, os.getuid()
+print(float((torch.ones(3) @ torch.ones(3))), torch.distributed.is_gloo_available(), os.environ["OMP_NUM_THREADS"])
+"""
+_SERVER = "import http.server; http.server.test(http.server.SimpleHTTPRequestHandler, port=8000)"
+_CLIENT = """
+import os, ssl, socket, urllib.request
+page = urllib.request.urlopen("http://server:8000/", timeout=20)
+api = socket.create_connection((os.environ["KUBERNETES_SERVICE_HOST"], 443), timeout=5)
+ca = "/var/run/secrets/kubernetes.io/serviceaccount/ca.crt"
+tls = ssl.create_default_context(cafile=ca).wrap_socket(api, server_hostname="kubernetes.default.svc")
+print(page.status, tls.version())
+"""
+
+
+def test_three_nodes_are_ready(cluster: Cluster) -> None:
+    assert list(cluster.nodes().values()).count(True) >= 3
+
+
+@pytest.mark.usefixtures("cluster")
+def test_up_again_keeps_what_runs() -> None:
+    before = {node.name: nodes.init_pid(node) for node in nodes.known()}
+    lifecycle.up(Settings())
+    assert {node.name: nodes.init_pid(node) for node in nodes.known()} == before
+
+
+def test_pod_of_the_trainer_image_computes_as_non_root(
+    cluster: Cluster, trainer_image: str, restricted_namespace: str
+) -> None:
+    cluster.kubectl.apply(restricted_pod(restricted_namespace, "torch", trainer_image, ["python", "-c", _TORCH]))
+    assert _log_of_finished(cluster, restricted_namespace, "torch") == "3.0 True 1"
+
+
+def test_pod_that_wants_root_is_refused(cluster: Cluster, trainer_image: str, restricted_namespace: str) -> None:
+    pod = restricted_pod(restricted_namespace, "root", trainer_image, ["id"])
+    pod["spec"]["securityContext"] = {"runAsUser": 0}
+    with pytest.raises(ClusterError, match="violates PodSecurity"):
+        cluster.kubectl.apply(pod)
+
+
+def test_pods_reach_each_other_by_name_across_nodes_and_the_api_server_by_cluster_ip(
+    cluster: Cluster, trainer_image: str, restricted_namespace: str
+) -> None:
+    here, there, *_ = sorted(cluster.nodes())
+    service = {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {"name": "server", "namespace": restricted_namespace},
+        "spec": {"clusterIP": "None", "selector": {"app": "server"}},
+    }
+    server = restricted_pod(restricted_namespace, "server", trainer_image, ["python", "-c", _SERVER], nodeName=here)
+    client = restricted_pod(restricted_namespace, "client", trainer_image, ["python", "-c", _CLIENT], nodeName=there)
+    cluster.kubectl.apply(service, server)
+    cluster.kubectl.run("wait", "--for=condition=Ready", "pod/server", f"-n{restricted_namespace}", "--timeout=60s")
+    wait_until(lambda: _listens(cluster, restricted_namespace), timeout_s=30, what="the server listens")
+    cluster.kubectl.apply(client)
+    assert _log_of_finished(cluster, restricted_namespace, "client") == "200 TLSv1.3"
+
+
+def test_power_off_is_noticed_within_15_seconds_and_power_on_heals(cluster: Cluster) -> None:
+    node = sorted(cluster.nodes())[-1]
+    cluster.power_off(node)
+    try:
+        started_s = time.monotonic()
+        wait_until(lambda: not cluster.nodes()[node], timeout_s=15, what=f"{node} is NotReady")
+        assert time.monotonic() - started_s > 1, "the node was not Ready to begin with"
+    finally:
+        cluster.power_on(node)
+    assert cluster.nodes()[node]
+
+
+def _listens(cluster: Cluster, namespace: str) -> bool:
+    probe = "import socket; socket.create_connection(('127.0.0.1', 8000), 1)"
+    cluster.kubectl.run("exec", "server", f"-n{namespace}", "--", "python", "-c", probe)
+    return True
+
+
+def _log_of_finished(cluster: Cluster, namespace: str, name: str) -> str:
+    def phase() -> str:
+        return str(cluster.kubectl.get("pod", name, f"-n{namespace}")["status"]["phase"])
+
+    wait_until(lambda: phase() in ("Succeeded", "Failed"), timeout_s=90, what=f"pod {name} ends")
+    log = cluster.kubectl.run("logs", name, f"-n{namespace}").strip()
+    assert phase() == "Succeeded", log
+    return log

@@ -1,0 +1,88 @@
+"""The operator dies, or there are two: training goes on, the status is true again, no number is given twice."""
+
+from __future__ import annotations
+
+import signal
+import statistics
+import threading
+import time
+from collections.abc import Callable
+
+from cluster.kubectl import Kubectl
+from demo import faults, installation
+from tests.e2e.kit import wait_until
+from tests.e2e.training import TracedJob
+
+QUIET_S = 20.0
+
+
+def test_killed_operator_disturbs_nobody(jobs: Callable[..., TracedJob], operator: Kubectl) -> None:
+    job = jobs(elastic=(2, 3), environment={"STEPS": 100000})
+    before = job.training(workers=3, steps=20)
+    generation, pids = before.commits[-1].generation, before.pids(before.commits[-1].generation)
+    begun = time.time()
+    job.wait_trace(lambda t: t.commits[-1].t >= begun + QUIET_S, QUIET_S + 20, "no 20 s of steps")
+    leader = installation.leader(operator)
+    assert leader is not None
+    killed = faults.kill_main(leader["metadata"]["uid"], "regroup_operator")
+    trace = job.wait_trace(
+        lambda t: t.commits[-1].t >= killed + QUIET_S, QUIET_S + 20, "training stopped with the operator"
+    )
+    usual = trace.intervals_s(since=begun, until=killed)
+    then = trace.intervals_s(since=killed, until=killed + QUIET_S)
+    p99 = statistics.quantiles(usual, n=100)[98]
+    print(
+        f"steps: p99 {p99 * 1000:.1f} ms before, slowest {max(then) * 1000:.1f} ms in the 20 s after the operator's kill"
+    )
+    assert max(then) <= 3 * p99, (max(then), p99)
+    assert trace.commits[-1].generation == generation, "a generation was issued"
+    wait_until(lambda: installation.leader(operator) is not None, timeout_s=60, what="an operator leads again")
+    step = job.trace().commits[-1].step
+    status = job.wait(60, "the status does not come back", state="Running", ready="3/3", step=step)
+    assert status["membership"]["generation"] == generation
+    after = job.trace()
+    assert set(after.pids(generation)) == set(pids), "a worker was disturbed"
+
+
+def test_two_operators_never_give_one_number_to_two_lists(jobs: Callable[..., TracedJob], operator: Kubectl) -> None:
+    """The leader is stopped past its lease, workers die meanwhile, the other operator acts; then the old one goes on."""
+    job = jobs(elastic=(2, 3), environment={"STEPS": 100000})
+    job.training(workers=3, steps=10)
+    seen: dict[int, set[tuple[str, str]]] = {}
+    watching = threading.Event()
+
+    def watch() -> None:
+        while not watching.is_set():
+            membership = job.status().get("membership")
+            if membership:
+                seen.setdefault(membership["generation"], set()).add((membership["uid"], membership["members"]))
+
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
+    leader = installation.leader(operator)
+    assert leader is not None
+    uid, name = leader["metadata"]["uid"], leader["metadata"]["name"]
+    faults.signal_main(uid, "regroup_operator", signal.SIGSTOP)
+    try:
+        job.kill_rank(1)
+        generation = job.trace().commits[-1].generation
+        wait_until(lambda: _leads_instead(operator, name), timeout_s=60, what="the other operator leads")
+        job.wait_trace(lambda t: t.commits[-1].generation > generation, 60, "the other operator does not act")
+        job.kill_rank(2)
+    finally:
+        faults.signal_main(uid, "regroup_operator", signal.SIGCONT)
+    job.training(workers=3, steps=10, timeout_s=120)
+    watching.set()
+    watcher.join()
+    assert len(seen) >= 3, "generations were watched"
+    assert all(len(lists) == 1 for lists in seen.values()), seen
+    trace = job.trace()
+    assert trace.missing() == []
+    for number in trace.generations():
+        ranks = list(trace.pids(number).values())
+        assert len(ranks) == len(set(ranks)), f"two processes had one rank in generation {number}"
+
+
+def _leads_instead(k: Kubectl, name: str) -> bool:
+    leader = installation.leader(k)
+    return leader is not None and leader["metadata"]["name"] != name

@@ -1,0 +1,35 @@
+"""A pod is deleted without grace: the survivors step again within two seconds, the replacement joins at a step boundary."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from tests.e2e.training import TracedJob
+
+SURVIVORS_S = 2.0
+TRIALS = 3
+
+
+def test_deleted_pod_is_replaced_while_the_others_train(jobs: Callable[..., TracedJob]) -> None:
+    job = jobs(elastic=(2, 3), environment={"STEPS": 100000})
+    gaps = []
+    for trial in range(TRIALS):
+        before = job.training(workers=3, steps=10)
+        generation = before.commits[-1].generation
+        pod, _ = job.victim(trial % 3)
+        deleted = time.time()
+        job.delete_pod(pod["metadata"]["name"], grace_s=0)
+        trace = job.wait_trace(
+            lambda t, g=generation: t.commits[-1].generation > g,  # type: ignore[misc]
+            30,
+            "the survivors do not train after the pod was deleted",
+        )
+        gaps.append(trace.first_of(generation + 1).t - max(deleted, trace.last_before(generation + 1).t))
+        survivors = {key for key in before.pids(generation) if key[0] != pod["metadata"]["name"]}
+        assert set(trace.pids(trace.commits[-1].generation)) == survivors
+        after = job.training(workers=3, steps=5)
+        assert survivors <= set(after.pids(after.commits[-1].generation)), "a survivor lost its process"
+        assert after.missing() == []
+    print(f"pod deleted -> survivors' next committed step, s: {[round(g, 3) for g in gaps]}")
+    assert max(gaps) <= SURVIVORS_S, gaps

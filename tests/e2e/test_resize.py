@@ -1,0 +1,34 @@
+"""3 -> 5 -> 2 while training: survivors keep their processes, the change costs at most half a second."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from tests.e2e.training import TracedJob
+
+PAUSE_S = 0.5
+
+
+@pytest.mark.parametrize("how", ["patch", "scale"])
+def test_resized_in_place(jobs: Callable[..., TracedJob], how: str) -> None:
+    job = jobs(elastic=(2, 5), environment={"STEPS": 100000})
+    resize = job.patch_replicas if how == "patch" else job.scale
+    pauses = []
+    for replicas in (5, 2):
+        before = job.training(workers=job.get()["spec"]["replicas"], steps=20)
+        old = before.commits[-1].generation
+        resize(replicas)
+        after = job.training(workers=replicas, steps=20)
+        new = after.commits[-1].generation
+        kept = set(before.pids(old)) & set(after.pids(new))
+        assert len(kept) == min(len(before.pids(old)), replicas), "a survivor lost its process"
+        for generation in [g for g in after.generations() if g > old]:
+            pauses.append(after.gap_s(generation) - after.median_step_s(generation))
+        assert after.missing() == []
+        assert after.redone() == [], "a planned change redoes nothing"
+    print(f"kubectl {how}: pause at each change, s: {[round(p, 3) for p in pauses]}")
+    assert max(pauses) <= PAUSE_S, pauses
+    pods = {p["metadata"]["name"] for p in job.pods() if "deletionTimestamp" not in p["metadata"]}
+    assert len(pods) == 2

@@ -1,0 +1,105 @@
+"""Read the trainers' own traces and ask the questions of the issue: who committed what, when, in which process. Pure but `load`."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import statistics
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Commit:
+    """One process committed one step. `t` is seconds since the epoch, by that process's clock."""
+
+    t: float
+    pod: str
+    pid: int
+    rank: int
+    generation: int
+    step: int
+
+
+@dataclass(frozen=True)
+class Trace:
+    """Everything that all processes wrote, in order of time."""
+
+    commits: tuple[Commit, ...]
+    built: tuple[dict[str, object], ...]
+    done: tuple[dict[str, object], ...]
+
+    def first_of(self, generation: int) -> Commit:
+        """Return the first commit of a generation or a later one."""
+        return next(c for c in self.commits if c.generation >= generation)
+
+    def last_before(self, generation: int) -> Commit:
+        """Return the last commit of an earlier generation."""
+        return [c for c in self.commits if c.generation < generation][-1]
+
+    def gap_s(self, generation: int) -> float:
+        """Return the time without a commit between a generation and those before it."""
+        return self.first_of(generation).t - self.last_before(generation).t
+
+    def median_step_s(self, generation: int | None = None) -> float:
+        """Return the median time between the group's commits of successive steps."""
+        return statistics.median(self.intervals_s(generation))
+
+    def intervals_s(
+        self, generation: int | None = None, *, since: float = 0.0, until: float = float("inf")
+    ) -> list[float]:
+        """Return the times between the group's first commits of successive steps."""
+        first: dict[int, float] = {}
+        for c in self.commits:
+            if since <= c.t <= until and generation in (None, c.generation):
+                first.setdefault(c.step, c.t)
+        times = [first[s] for s in sorted(first)]
+        return [b - a for a, b in itertools.pairwise(times)]
+
+    def pids(self, generation: int) -> dict[tuple[str, int], int]:
+        """Return {(pod, pid): rank} of the processes that committed in a generation."""
+        return {(c.pod, c.pid): c.rank for c in self.commits if c.generation == generation}
+
+    def generations(self) -> list[int]:
+        """Return the generations that committed anything."""
+        return sorted({c.generation for c in self.commits})
+
+    def step_at(self, t: float) -> int:
+        """Return the highest step that any process had committed by a time; -1 before the first."""
+        return max((c.step for c in self.commits if c.t <= t), default=-1)
+
+    def redone(self) -> list[int]:
+        """Return the steps that more than one generation committed (in different processes: none may be rolled back)."""
+        generations: dict[int, set[int]] = {}
+        for c in self.commits:
+            generations.setdefault(c.step, set()).add(c.generation)
+        return sorted(step for step, by in generations.items() if len(by) > 1)
+
+    def missing(self) -> list[int]:
+        """Return the steps between the first and the last that nobody committed."""
+        steps = {c.step for c in self.commits}
+        return sorted(set(range(min(steps), max(steps) + 1)) - steps) if steps else []
+
+
+def load(directory: Path) -> Trace:
+    """Read all files of a trace directory; a line that is being written is left for the next time."""
+    return parse(line for path in directory.glob("*.jsonl") for line in path.read_text().splitlines(keepends=True))
+
+
+def parse(lines: Iterable[str]) -> Trace:
+    """Return the trace in these lines."""
+    events = [json.loads(line) for line in lines if line.endswith("\n")]
+    commits = sorted(
+        (
+            Commit(e["t"], e["pod"], e["pid"], e["rank"], e["generation"], e["step"])
+            for e in events
+            if e["event"] == "commit"
+        ),
+        key=lambda c: c.t,
+    )
+    return Trace(
+        tuple(commits),
+        tuple(e for e in events if e["event"] == "built"),
+        tuple(e for e in events if e["event"] == "done"),
+    )

@@ -1,0 +1,133 @@
+"""Traced jobs for the end-to-end tests: make one, wait for it, read its trace."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cluster.kubectl import Kubectl, wait_until
+from demo import faults, installation
+from demo.job import JobView
+from tests.e2e import trace
+
+SCRIPTS = Path(__file__).parent / "scripts"
+IMAGE = "localhost/regroup-trainer:dev"
+
+
+@dataclass(frozen=True)
+class TracedJob(JobView):
+    """A job whose processes trace their commits into `directory`."""
+
+    directory: Path
+
+    def trace(self) -> trace.Trace:
+        """Return what has been traced so far."""
+        return trace.load(self.directory)
+
+    def wait_trace(self, condition: Callable[[trace.Trace], bool], timeout_s: float, otherwise: str) -> trace.Trace:
+        """Wait until the trace fulfils a condition; return it."""
+        seen: list[trace.Trace] = []
+
+        def there() -> bool:
+            seen[:] = [self.trace()]
+            return bool(seen[0].commits) and condition(seen[0])
+
+        wait_until(there, timeout_s=timeout_s, otherwise=otherwise, every_s=0.1)
+        return seen[0]
+
+    def training(self, *, workers: int, timeout_s: float = 120, steps: int = 20) -> trace.Trace:
+        """Wait until a settled generation of so many workers has committed `steps` steps; return the trace."""
+        status = self.wait(timeout_s, f"{self.name} does not train with {workers} workers", state="Running", adopted=True,
+                           ready=f"{workers}/{workers}")  # fmt: skip
+        generation = status["membership"]["generation"]
+        return self.wait_trace(
+            lambda t: len({c.step for c in t.commits if c.generation == generation}) >= steps,
+            60,
+            f"{self.name} commits too few steps in generation {generation}",
+        )
+
+    def victim(self, rank: int) -> tuple[dict[str, Any], int]:
+        """Return the pod of a rank of the newest generation, and the rank's process id in its container."""
+        newest = self.trace().commits[-1].generation
+        (pod, pid) = next(key for key, r in self.trace().pids(newest).items() if r == rank)
+        return next(p for p in self.pods() if p["metadata"]["name"] == pod), pid
+
+    def kill_rank(self, rank: int) -> float:
+        """SIGKILL the process of a rank; return when."""
+        pod, pid = self.victim(rank)
+        return faults.kill_inner(pod["metadata"]["uid"], pid)
+
+    def containers(self) -> dict[str, tuple[str, int]]:
+        """Return {pod: (uid, restarts of the trainer container)}."""
+        return {
+            p["metadata"]["name"]: (
+                p["metadata"]["uid"],
+                next(
+                    (c["restartCount"] for c in p["status"].get("containerStatuses", ()) if c["name"] == "trainer"), 0
+                ),
+            )
+            for p in self.pods()
+        }
+
+
+def start(
+    k: Kubectl,
+    namespace: str,
+    name: str,
+    *,
+    replicas: int = 3,
+    elastic: tuple[int, int] | None = (2, 5),
+    script: str = "traced.py",
+    command: list[str] | None = None,
+    image: str = IMAGE,
+    environment: dict[str, Any] | None = None,
+    container: dict[str, Any] | None = None,
+    **spec: Any,
+) -> TracedJob:
+    """Apply a job that runs one of scripts/ from a ConfigMap, with the trace's volume at /trace."""
+    directory = installation.volume(k, namespace, f"{name}-trace")
+    scripts = {path.name: path.read_text() for path in SCRIPTS.glob("*.py")}
+    k.apply(
+        {
+            "apiVersion": "v1",
+            "kind": "ConfigMap",
+            "metadata": {"name": "scripts", "namespace": namespace},
+            "data": scripts,
+        }
+    )
+    variables = {"TRACE": "/trace", "OMP_NUM_THREADS": "1", **(environment or {})}
+    trainer: dict[str, Any] = {
+        "name": "trainer",
+        "image": image,
+        "command": command or ["python", "-u", f"/scripts/{script}"],
+        "env": [{"name": n, "value": str(v)} for n, v in variables.items()],
+        "volumeMounts": [{"name": "scripts", "mountPath": "/scripts"}, {"name": "trace", "mountPath": "/trace"}],
+        "resources": {"requests": {"cpu": "50m", "memory": "200Mi"}},
+        "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
+        **(container or {}),
+    }
+    template = {
+        "spec": {
+            "securityContext": {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}},
+            "terminationGracePeriodSeconds": 5,
+            "containers": [trainer],
+            "volumes": [
+                {"name": "scripts", "configMap": {"name": "scripts"}},
+                {"name": "trace", "persistentVolumeClaim": {"claimName": f"{name}-trace"}},
+            ],
+        }
+    }
+    job = {"replicas": replicas, "template": template, **spec}
+    if elastic:
+        job["elasticPolicy"] = {"minReplicas": elastic[0], "maxReplicas": elastic[1]}
+    k.apply(
+        {
+            "apiVersion": "regroup.dev/v1alpha1",
+            "kind": "DistributedTrainingJob",
+            "metadata": {"name": name, "namespace": namespace},
+            "spec": job,
+        }
+    )
+    return TracedJob(k, namespace, name, directory)
