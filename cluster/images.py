@@ -63,7 +63,9 @@ def build(wanted: Recipe) -> oci.Image:
             with progress.step("Base image", "download", expected_s=10):
                 baseimage.ensure(_buildah())
         _run_build(wanted, buildah_command(wanted, _buildah(), base=base, environment=os.environ, uv_cache=_uv_cache()))
-        export = [*_buildah(), "push", "--quiet", "--disable-compression", "--format=oci", wanted.name]
+        # Level 1 of zstd is several times faster than gzip, and importing is faster too.
+        compression = ["--compression-format=zstd", "--compression-level=1"]
+        export = [*_buildah(), "push", "--quiet", "--format=oci", *compression, wanted.name]
         with progress.step(f"Image {wanted.name}: layers", "build", expected_s=40):
             _run([*export, f"oci:{layout}:{wanted.name}"])
     else:

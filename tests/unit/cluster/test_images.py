@@ -1,0 +1,97 @@
+"""Build commands, and the archive that carries only what a node lacks."""
+
+import io
+import json
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from cluster import images, oci, paths
+from cluster.errors import ClusterError
+
+TRAINER = images.IMAGES["trainer"]
+OPERATOR = images.IMAGES["operator"]
+
+
+def build_arguments(command: list[str]) -> dict[str, str]:
+    pairs = [word.partition("=")[2] for word in command if word.startswith("--build-arg=")]
+    return dict(pair.split("=", 1) for pair in pairs)
+
+
+def test_docker_builds_from_the_dockerfiles_own_base_unless_another_is_named() -> None:
+    assert "BASE_IMAGE" not in build_arguments(images.docker_command(OPERATOR, base=None, environment={}))
+    command = images.docker_command(OPERATOR, base="corp/python:3.12", environment={})
+    assert build_arguments(command)["BASE_IMAGE"] == "corp/python:3.12"
+
+
+def test_torch_index_goes_to_the_trainers_image_alone() -> None:
+    environment = {"REGROUP_TORCH_INDEX": "https://example.org/cpu", "PIP_INDEX_URL": "https://mirror.example.org"}
+    trainer = build_arguments(images.docker_command(TRAINER, base=None, environment=environment))
+    operator = build_arguments(images.docker_command(OPERATOR, base=None, environment=environment))
+    assert trainer["TORCH_INDEX"] == "https://example.org/cpu"
+    assert "TORCH_INDEX" not in operator
+    assert trainer["PIP_INDEX_URL"] == operator["PIP_INDEX_URL"] == "https://mirror.example.org"
+
+
+def test_buildah_lends_uvs_downloads_to_the_build(tmp_path: Path) -> None:
+    command = images.buildah_command(TRAINER, ["buildah"], base="b", environment={}, uv_cache=tmp_path)
+    inside = build_arguments(command)["UV_CACHE_DIR"]
+    assert f"--volume={tmp_path}:{inside}" in command
+    assert command[-3:] == [f"--file={TRAINER.dockerfile}", f"--tag={TRAINER.name}", "."]
+
+
+@pytest.mark.parametrize("recipe", images.IMAGES.values(), ids=images.IMAGES)
+def test_every_build_argument_is_declared_in_the_dockerfile(recipe: images.Recipe) -> None:
+    environment = {"REGROUP_TORCH_INDEX": "x", "PIP_INDEX_URL": "x", "UV_DEFAULT_INDEX": "x"}
+    command = images.buildah_command(recipe, ["buildah"], base="x", environment=environment, uv_cache=Path("/x"))
+    text = (paths.REPOSITORY / recipe.dockerfile).read_text()
+    for name in build_arguments(command):
+        assert f"\nARG {name}" in text, name
+
+
+def test_unknown_image_is_refused_with_the_choices() -> None:
+    with pytest.raises(ClusterError, match="'traner' is not one of our images: choose from operator, trainer"):
+        images.recipe("traner")
+    assert images.recipe("trainer") is images.recipe(TRAINER.name) is TRAINER
+
+
+def test_archive_carries_only_what_is_missing(tmp_path: Path) -> None:
+    program = tmp_path / "program"
+    program.write_bytes(b"x" * 100_000)
+    image = oci.add_single_file(tmp_path / "layout", "localhost/one:1", program, "/one")
+    config, layer = image.digests
+    whole, rest = io.BytesIO(), io.BytesIO()
+    oci.write_archive(tmp_path / "layout", image, set(), whole)
+    oci.write_archive(tmp_path / "layout", image, {layer}, rest)
+    names = [blob_name(d) for d in (layer, config, image.id)]
+    assert members(whole) == ["oci-layout", "index.json", *names]
+    assert members(rest) == ["oci-layout", "index.json", *names[1:]]
+    whole.seek(0)
+    with tarfile.open(fileobj=whole) as archive:
+        index = json.load(archive.extractfile("index.json") or io.BytesIO())
+    assert index["manifests"][0]["annotations"]["io.containerd.image.name"] == "localhost/one:1"
+
+
+def test_prune_deletes_only_blobs_of_replaced_images(tmp_path: Path) -> None:
+    program, layout = tmp_path / "program", tmp_path / "layout"
+    program.write_bytes(b"first")
+    first = oci.add_single_file(layout, "localhost/one:1", program, "/one")
+    program.write_bytes(b"kept")
+    kept = oci.add_single_file(layout, "localhost/two:1", program, "/two")
+    program.write_bytes(b"second")
+    second = oci.add_single_file(layout, "localhost/one:1", program, "/one")
+    assert oci.prune(layout) == 3
+    assert not any(oci.blob(layout, d).exists() for d in (first.id, *first.digests))
+    assert all(oci.blob(layout, d).exists() for i in (kept, second) for d in (i.id, *i.digests))
+    assert oci.find(layout, "localhost/one:1") == second
+
+
+def blob_name(digest: str) -> str:
+    return f"blobs/{digest.replace(':', '/')}"
+
+
+def members(archive: io.BytesIO) -> list[str]:
+    archive.seek(0)
+    with tarfile.open(fileobj=archive) as opened:
+        return opened.getnames()
