@@ -24,6 +24,8 @@ STATE_DIR = "REGROUP_STATE_DIR"
 DISCONNECT_SECONDS = "REGROUP_DISCONNECT_SECONDS"
 """spec.recovery.disconnectSeconds; the agent passes it on to the trainer."""
 MAX_RESTARTS = "REGROUP_MAX_RESTARTS"
+GRACE_SECONDS = "REGROUP_GRACE_SECONDS"
+"""Seconds between SIGTERM to the agent and SIGKILL, a little less than the pod's grace period (absent: 25)."""
 
 # --- agent -> trainer ----------------------------------------------------------------------------------------------
 SOCKET = "REGROUP_SOCKET"

@@ -84,6 +84,8 @@ class Fault:
     """Last line that the process wrote to stderr, at most 500 characters."""
     peer: Optional[str] = None
     """Pod UID that this worker lost, where it knows (rule CLIQUE)."""
+    peer_rank: Optional[int] = None
+    """Rank in the broken generation that this worker lost, where it knows: the operator has the document."""
     observed_ms: float = 0.0
     """Age of the observation when the report was sent."""
 

@@ -1,0 +1,282 @@
+"""The operator's edge for tests of a real agent: real TLS, real HTTP, one worker; the test is the operator.
+
+Also starts the agent as its own process, from a zipapp, with the environment that render would write.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from aiohttp import web
+from regroup.protocol import codec, env, wire
+from regroup.protocol.document import Document, Member, Store
+from regroup_operator.membership.certificates import Authority, server_context
+
+JOB_UID, POD_UID, POD = "job-uid", "pod-uid", "digits-worker-0-0"
+RAW_TRAINER = Path(__file__).with_name("raw_trainer.py")
+
+
+@dataclass(frozen=True)
+class Heard:
+    at_s: float
+    report: wire.Report
+
+    @property
+    def body(self) -> Any:
+        return self.report.body
+
+
+class OperatorEdge:
+    """Takes reports, streams commands. `refuse` answers every request with a status and sentence while it is set."""
+
+    def __init__(self, directory: Path) -> None:
+        authority = Authority.create()
+        self.ca_file, self.token_file = directory / "ca.crt", directory / "token"
+        self.ca_file.write_bytes(authority.ca_pem)
+        self.token_file.write_text("first-token\n")
+        self._context = server_context(*authority.issue(["localhost"], ["127.0.0.1"]))
+        self.heard: list[Heard] = []
+        self.tokens: list[str] = []
+        self.refuse: tuple[int, str] | None = None
+        self.newest = 0
+        self.port = 0
+        self._news = threading.Condition()
+        self._streams: list[asyncio.Queue[bytes | None]] = []
+        self._open = 0
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+        self._runner: web.AppRunner | None = None
+        self.up()
+
+    def up(self) -> None:
+        """Serve, on the same port as before."""
+        asyncio.run_coroutine_threadsafe(self._serve(), self._loop).result(10)
+
+    def down(self) -> None:
+        """Close all connections and the port."""
+        asyncio.run_coroutine_threadsafe(self._close(), self._loop).result(10)
+
+    def close(self) -> None:
+        self.down()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(10)
+        self._loop.close()
+
+    def tell(self, body: Any, **changed: Any) -> None:
+        """Send a command on the open stream; `changed` fields of its envelope."""
+        if isinstance(body, wire.Generation):
+            self.newest = max(self.newest, body.number)
+        command = replace(wire.Command(JOB_UID, POD_UID, 0, self.newest, body), **changed)
+        self.send_raw(codec.line(command))
+
+    def send_raw(self, line: bytes) -> None:
+        self._loop.call_soon_threadsafe(self._streams[-1].put_nowait, line)
+
+    def wait(self, what: Callable[[Heard], Any], timeout_s: float = 15.0, after: int = 0) -> Heard:
+        """Return the first report from index `after` on that satisfies `what`. Fails after `timeout_s`."""
+        deadline = time.monotonic() + timeout_s
+        with self._news:
+            seen = after
+            while True:
+                for heard in self.heard[seen:]:
+                    if what(heard):
+                        return heard
+                seen = len(self.heard)
+                left_s = deadline - time.monotonic()
+                if left_s <= 0 or not self._news.wait(left_s):
+                    last = "\n".join(str(h.report) for h in self.heard[-5:])
+                    raise AssertionError(f"No such report in {timeout_s} s. The last ones:\n{last}")
+
+    def wait_phase(self, phase: str, timeout_s: float = 15.0, after: int = 0) -> Heard:
+        return self.wait(lambda h: h.report.condition.phase == phase, timeout_s, after)
+
+    def wait_body(self, cls: type[Any], timeout_s: float = 15.0, after: int = 0) -> Heard:
+        return self.wait(lambda h: isinstance(h.body, cls), timeout_s, after)
+
+    def wait_stream(self, timeout_s: float = 15.0) -> None:
+        """Return once a stream of commands is open."""
+        with self._news:
+            assert self._news.wait_for(lambda: self._open > 0, timeout_s), "the agent opened no stream"
+
+    async def _serve(self) -> None:
+        app = web.Application()
+        app.router.add_post(f"/v1/namespaces/ns/pods/{POD}/reports", self._reports)
+        app.router.add_get(f"/v1/namespaces/ns/pods/{POD}/commands", self._commands)
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, "127.0.0.1", self.port, ssl_context=self._context, reuse_address=True)
+        await site.start()
+        self.port = int(self._runner.addresses[0][1])
+
+    async def _close(self) -> None:
+        for stream in self._streams:
+            stream.put_nowait(None)
+        if self._runner is not None:
+            await self._runner.cleanup()
+            self._runner = None
+
+    def _refusal(self) -> web.Response | None:
+        if self.refuse is None:
+            return None
+        return web.json_response({"error": self.refuse[1]}, status=self.refuse[0])
+
+    async def _reports(self, request: web.Request) -> web.Response:
+        self.tokens.append(request.headers["Authorization"])
+        text = await request.read()
+        refusal = self._refusal()
+        if refusal is not None:
+            return refusal
+        report = wire.Report.decode(text)
+        with self._news:
+            self.heard.append(Heard(time.monotonic(), report))
+            self._news.notify_all()
+        return web.Response(status=204)
+
+    async def _commands(self, request: web.Request) -> web.StreamResponse:
+        refusal = self._refusal()
+        if refusal is not None:
+            return refusal
+        assert request.query["protocol"] == "1"
+        assert request.query["boot"] == self.heard[-1].report.boot
+        response = web.StreamResponse()
+        await response.prepare(request)
+        stream: asyncio.Queue[bytes | None] = asyncio.Queue()
+        with self._news:
+            self._streams.append(stream)
+            self._open += 1
+            self._news.notify_all()
+        try:
+            while (line := await stream.get()) is not None:
+                await response.write(line)
+        except (ConnectionError, asyncio.CancelledError):
+            pass
+        finally:
+            with self._news:
+                self._open -= 1
+        return response
+
+
+class Worker:
+    """One agent process and what its raw trainers say of themselves."""
+
+    def __init__(self, directory: Path, operator: OperatorEdge, zipapp: Path, processes: int) -> None:
+        self.directory, self.operator, self.zipapp, self.processes = directory, operator, zipapp, processes
+        self.state_dir, self.notes = directory / "state", directory / "notes"
+        self.state_dir.mkdir()
+        self.notes.mkdir()
+        self.stderr = directory / "stderr"
+        self.stdout = directory / "stdout"
+        self.agent: subprocess.Popen[bytes] | None = None
+
+    def start(self, *command: str, **environ: str) -> None:
+        """Start the agent with this command; REGROUP_PRELOAD=json keeps the zygote small."""
+        values = {
+            **{k: v for k, v in os.environ.items() if not k.startswith("REGROUP_")},
+            env.OPERATOR_URL: f"https://127.0.0.1:{self.operator.port}",
+            env.NAMESPACE: "ns",
+            env.POD_NAME: POD,
+            env.POD_UID: POD_UID,
+            env.POD_IP: "127.0.0.1",
+            env.JOB_NAME: "digits",
+            env.JOB_UID: JOB_UID,
+            env.PROCESSES: str(self.processes),
+            env.CA_FILE: str(self.operator.ca_file),
+            env.TOKEN_FILE: str(self.operator.token_file),
+            env.STATE_DIR: str(self.state_dir),
+            env.MAX_RESTARTS: "10",
+            env.PRELOAD: "json",
+            "NOTES": str(self.notes),
+            # A proxy that does not exist: whoever asked it would hear nothing.
+            "https_proxy": "http://127.0.0.1:9",
+            **environ,
+        }
+        with self.stderr.open("ab") as err, self.stdout.open("ab") as out:
+            argv = [sys.executable, "-I", str(self.zipapp), "--", *command]
+            self.agent = subprocess.Popen(argv, env=values, stderr=err, stdout=out, start_new_session=True)
+
+    def start_raw(self, *args: str, **environ: str) -> None:
+        """Start the agent with the raw trainer as its command."""
+        self.start(sys.executable, str(RAW_TRAINER), *args, **{"PATH": os.environ["PATH"], **environ})
+
+    def log(self) -> str:
+        return self.stderr.read_text()
+
+    def noted(self, what: str | None = None) -> list[dict[str, Any]]:
+        """Return what the trainers noted, oldest first."""
+        out = []
+        for path in self.notes.iterdir():
+            out += [json.loads(line) for line in path.read_text().splitlines() if line.endswith("}")]
+        out.sort(key=lambda note: note["at"])
+        return [note for note in out if what in (None, note["what"])]
+
+    def wait_noted(self, what: str, number: int = 1, timeout_s: float = 15.0) -> list[dict[str, Any]]:
+        """Return the notes of a kind once there are at least `number`."""
+        until(lambda: len(self.noted(what)) >= number, timeout_s, lambda: f"{self.noted()}\n{self.log()}")
+        return self.noted(what)
+
+    def close(self) -> None:
+        if self.agent is not None and self.agent.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                self.agent.send_signal(signal.SIGKILL)
+            self.agent.wait(10)
+
+
+def until(done: Callable[[], Any], timeout_s: float = 15.0, said: Callable[[], str] = lambda: "") -> None:
+    """Return once `done()` is true; fail after `timeout_s`."""
+    deadline = time.monotonic() + timeout_s
+    while not done():
+        assert time.monotonic() < deadline, said() or "did not happen in time"
+        time.sleep(0.005)
+
+
+def alive(pid: int) -> bool:
+    """Return whether a process runs (a zombie does not)."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+@contextlib.contextmanager
+def operator_edge(directory: Path) -> Iterator[OperatorEdge]:
+    edge = OperatorEdge(directory)
+    try:
+        yield edge
+    finally:
+        edge.close()
+
+
+def generation(number: int, port: int, processes: int = 1, **changed: Any) -> tuple[wire.Generation, Document]:
+    """Return a generation of this worker alone, and its document."""
+    member = Member(0, POD, POD_UID, 1, "127.0.0.1", processes)
+    store = Store("127.0.0.1", port, POD_UID)
+    document = Document(number, f"uid{number}", JOB_UID, changed.get("kind", "forced"), (member,), store)
+    command = wire.Generation(
+        number=number,
+        uid=document.uid,
+        kind=document.kind,
+        member=True,
+        rank_offset=0,
+        world_size=processes,
+        slot=0,
+        group_rank=0,
+        store_host="127.0.0.1",
+        store_port=port,
+        store_prefix=document.store_prefix(),
+        hosts_store=True,
+        document_digest=document.digest(),
+    )
+    return replace(command, **changed), document

@@ -1,0 +1,162 @@
+"""p processes of one worker -> its one Condition and Seal. Pure; the table is tests/unit/agent/test_aggregate.py.
+
+A worker is a unit of membership: one lost process costs the worker its generation, never its siblings their state.
+So the phase is the least advanced of its processes, and the state is the newest that any of them holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from regroup.protocol.state import Condition, Phase, Seal, StatePair
+
+from .statefile import UNKNOWN, Saved
+
+SESSION, SCRIPT, UNKNOWN_TIER = "Session", "Script", "Unknown"
+"""Values of wire.Welcome.tier."""
+
+
+@dataclass
+class Process:
+    """One trainer process, or the place of the one that will be started next. Generations: 0 is none."""
+
+    local_rank: int
+    incarnation: int = 0
+    floor: int = 0
+    """It never enters a generation at or below it (rule INC): the worker's highest entered when it was started."""
+    running: bool = False
+    """From the decision to start it until it is reaped."""
+    spawned: bool = False
+    attached: bool = False
+    launched: int = 0
+    """Generation whose RANK and WORLD_SIZE it was started with; 0: started without."""
+    handed: int = 0
+    """Newest generation that it has an assignment of."""
+    entered: int = 0
+    """Highest generation that it has entered itself."""
+    inside: int = 0
+    """Generation that it has entered and not left."""
+    left: int = 0
+    """It has left every generation up to this one for good."""
+    formed: int = 0
+    adopted: int = 0
+    finished: int = 0
+    """Generation in which it said that the last step is committed."""
+    step: int = 0
+    state: StatePair | None = None
+    state_adopted: int = 0
+    broken: str | None = None
+    """Why it left its last group, where that was an error."""
+    done: bool = False
+    """Script tier: exited 0 by itself."""
+    start_at_s: float | None = None
+    """When the next process of this local rank is to be started."""
+
+    def may_enter(self, generation: int) -> bool:
+        """Return whether rule INC lets this process form the generation."""
+        return generation > max(self.floor, self.left, self.entered)
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What the worker knows beside its processes."""
+
+    saved: Saved
+    heard: int = 0
+    tier: str = UNKNOWN_TIER
+    session: bool = False
+    """A process has attached, ever."""
+    stopped: bool = False
+    replacing: bool = False
+    """Script tier: processes are being ended because a newer generation wants new ones."""
+    cause: str | None = None
+    """Script tier: why the last processes ended."""
+    step: int = 0
+    """Newest step reported as progress in the current generation."""
+
+
+def condition(processes: Sequence[Process], facts: Facts) -> Condition:
+    """Return the worker's condition. `generation` is, by phase: forming to finished, the one that the processes are in;
+    broken, the one that broke; starting and ready, 0 in a session, else the one whose environment the processes have."""
+    by_session = facts.session or facts.tier == SESSION
+    phase, generation, cause = (_session_phase if by_session else _script_phase)(processes, facts)
+    if facts.stopped:
+        phase, cause = Phase.STOPPED, None
+    state = _newest(processes)[0]
+    in_group = phase in (Phase.TRAINING, Phase.FINISHED)
+    return Condition(
+        incarnation=facts.saved.incarnation,
+        generation=generation,
+        phase=phase,
+        step=facts.step if in_group else (state.step if state else 0),
+        heard=facts.heard,
+        entered=facts.saved.entered,
+        adopted=facts.saved.adopted,
+        session=facts.session,
+        cause=cause,
+    )
+
+
+def seal(processes: Sequence[Process], facts: Facts) -> Seal | None:
+    """Return the worker's seal, or None while any process is in a group or the state file's loss is not settled yet.
+
+    The promise is kept by the core: once sent, no process of this worker enters `left_up_to` or below.
+    """
+    by_session = facts.session or facts.tier == SESSION
+    if facts.saved.entered == UNKNOWN:
+        return None
+    if any(p.inside or (p.launched and p.running and not by_session) for p in processes):
+        return None
+    entered = facts.saved.entered
+    left = min((max(p.floor, p.left) if p.running else entered) for p in processes)
+    state, state_adopted = _newest(processes)
+    return Seal(left_up_to=max(entered, left), state=state, adopted=facts.saved.adopted, state_adopted=state_adopted)
+
+
+def _newest(processes: Sequence[Process]) -> tuple[StatePair | None, int]:
+    held = [(p.state, p.state_adopted) for p in processes if p.state is not None]
+    return max(held) if held else (None, 0)
+
+
+def _session_phase(processes: Sequence[Process], facts: Facts) -> tuple[str, int, str | None]:
+    entered = 0 if facts.saved.entered == UNKNOWN else facts.saved.entered
+    finished = {p.finished for p in processes}
+    if 0 not in finished and len(finished) == 1 and not any(p.inside > p.finished for p in processes):
+        return Phase.FINISHED, finished.pop(), None
+    if any(not p.attached for p in processes):
+        return Phase.STARTING, 0, None
+    newest = max(p.inside for p in processes)
+    if newest == 0:
+        # A worker with a restarted process has its fault behind it: all waiting is what `ready` means for it.
+        restarted = any(p.left == 0 and p.floor >= entered > 0 for p in processes)
+        broken = [p for p in processes if p.broken is not None]
+        if broken and not restarted:
+            return Phase.BROKEN, max(p.left for p in broken), broken[0].broken
+        return Phase.READY, 0, None
+    outside = [p for p in processes if p.inside != newest]
+    for p in outside:
+        if p.broken is not None or not p.may_enter(newest):
+            cause = p.broken or f"Process {p.local_rank} was restarted and waits for a newer generation."
+            return Phase.BROKEN, newest, cause
+    if outside or any(p.formed < newest for p in processes):
+        return Phase.FORMING, newest, None
+    if any(p.adopted < newest for p in processes):
+        return Phase.ADOPTING, newest, None
+    return Phase.TRAINING, newest, None
+
+
+def _script_phase(processes: Sequence[Process], facts: Facts) -> tuple[str, int, str | None]:
+    launched = max(p.launched for p in processes)
+    running = [p for p in processes if p.running]
+    if running and facts.replacing:
+        return Phase.STARTING, launched, facts.cause
+    if running and facts.cause is not None:
+        return Phase.BROKEN, launched, facts.cause
+    if all(p.done for p in processes):
+        return Phase.FINISHED, launched, None
+    if not running:
+        return Phase.READY, launched, facts.cause
+    if facts.tier == SCRIPT and all(p.spawned or p.done for p in processes):
+        return Phase.TRAINING, launched, None
+    return Phase.STARTING, launched, None

@@ -1,0 +1,45 @@
+"""Makes the zipapp: `python -m _regroup_agent.build OUT.pyz`. The same bytes from the same sources."""
+
+from __future__ import annotations
+
+import sys
+import zipfile
+from pathlib import Path
+
+MAIN = "from _regroup_agent.main import main\nmain()\n"
+_ROOT = Path(__file__).resolve().parent.parent
+_EPOCH = (1980, 1, 1, 0, 0, 0)
+
+
+def sources() -> dict[str, Path]:
+    """Return what travels in the zipapp, by its name there."""
+    files = [_ROOT / "regroup" / "__init__.py"]
+    files += sorted((_ROOT / "regroup" / "protocol").glob("*.py"))
+    files += sorted(path for path in (_ROOT / "_regroup_agent").glob("*.py") if path.name != "build.py")
+    return {str(path.relative_to(_ROOT)): path for path in files}
+
+
+def build(target: Path) -> None:
+    """Write the zipapp to `target`, replacing what is there at once."""
+    aside = target.with_suffix(".new")
+    with aside.open("wb") as file:
+        file.write(b"#!/usr/bin/env -S python3 -I\n")
+        with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+            archive.writestr(zipfile.ZipInfo("__main__.py", _EPOCH), MAIN)
+            for name, path in sources().items():
+                info = zipfile.ZipInfo(name, _EPOCH)
+                info.compress_type = zipfile.ZIP_DEFLATED
+                archive.writestr(info, path.read_bytes())
+    aside.chmod(0o755)
+    aside.replace(target)
+
+
+def main() -> None:
+    """Build what the command line names."""
+    if len(sys.argv) != 2:
+        sys.exit("Usage: python -m _regroup_agent.build OUT.pyz")
+    build(Path(sys.argv[1]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,70 @@
+"""How the processes are ended for good: told, then SIGTERM, then SIGKILL, each by its time. Pure.
+
+Two reasons end a worker: the operator's `stop`, after which the agent exits 0 (the kubelet would start it again
+otherwise), and SIGTERM to the agent, after which it goes on training until `stop` comes or the pod's grace is nearly over.
+"""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import dataclass
+
+COMPLETE = "Complete"
+AFTER_STOP_S = 10.0
+"""A session's time to close after `stop`, before SIGTERM."""
+AFTER_COMPLETE_S = 300.0
+"""The same after stop{Complete}: what the script does with the trained model is its own, and takes its time."""
+AFTER_TERM_S = 5.0
+DRAIN_MARGIN_S = 5.0
+"""A draining agent ends its processes this long before its grace is over."""
+DRAINED_CODE = 128 + signal.SIGTERM
+
+
+@dataclass
+class Ending:
+    code: int
+    term_at_s: float
+    kill_at_s: float
+    draining: bool = False
+    """The pod is being deleted, but no stop has come: the processes still train."""
+    termed: bool = False
+    killed: bool = False
+
+    def signal_due(self, now_s: float) -> int | None:
+        """Return the signal that the remaining processes get now, once each."""
+        if now_s >= self.kill_at_s and not self.killed:
+            self.killed = self.termed = True
+            return signal.SIGKILL
+        if now_s >= self.term_at_s and not self.termed:
+            self.termed = True
+            return signal.SIGTERM
+        return None
+
+    @property
+    def due_s(self) -> float | None:
+        """When `signal_due` has something to say next."""
+        if self.killed:
+            return None
+        return self.kill_at_s if self.termed else self.term_at_s
+
+
+def after_stop(outcome: str, any_session: bool, before: Ending | None, now_s: float) -> Ending:
+    """Return the plan for the operator's `stop`; one made for a draining pod keeps its last moment."""
+    wait_s = (AFTER_COMPLETE_S if outcome == COMPLETE else AFTER_STOP_S) if any_session else 0.0
+    term_at_s, kill_at_s = now_s + wait_s, now_s + wait_s + AFTER_TERM_S
+    if before is not None and before.draining:
+        term_at_s, kill_at_s = min(term_at_s, before.term_at_s), min(kill_at_s, before.kill_at_s)
+    return Ending(0, term_at_s, kill_at_s)
+
+
+def after_sigterm(connected: bool, grace_s: float, now_s: float) -> Ending:
+    """Return the plan for a pod that is being deleted. Nobody to wait for: the processes are ended at once."""
+    if not connected:
+        return Ending(DRAINED_CODE, now_s, now_s + AFTER_TERM_S)
+    end_s = now_s + max(grace_s - DRAIN_MARGIN_S, 0.0)
+    return Ending(DRAINED_CODE, end_s, end_s + DRAIN_MARGIN_S * 0.8, draining=True)
+
+
+def restart_delay_s(crashes: int) -> float:
+    """Return how long the n-th restart without a committed step in between waits: 0, 1, 2, 4 .. 30 s."""
+    return 0.0 if crashes <= 1 else min(2.0 ** (crashes - 2), 30.0)

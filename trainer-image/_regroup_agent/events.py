@@ -1,0 +1,142 @@
+"""What the core hears (events) and what it asks of the edge (effects). No behaviour.
+
+The edge executes the effects of one event in their order, before it hands in the next event: a `Persist` is on disk
+before the `Tell`, `Start` or `Send` that follows it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Union
+
+from regroup.protocol import wire
+
+from .statefile import Saved
+
+# --- events --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Connected:
+    """The operator accepted the hello and streams commands."""
+
+
+@dataclass(frozen=True)
+class Disconnected:
+    """The operator's stream is gone."""
+
+
+@dataclass(frozen=True)
+class Commanded:
+    command: wire.Command
+
+
+@dataclass(frozen=True)
+class FromTrainer:
+    """A message of the local protocol from the process with this local rank and incarnation."""
+
+    local_rank: int
+    incarnation: int
+    message: Any
+
+
+@dataclass(frozen=True)
+class Detached:
+    """The process's session connection is closed; the process itself may still run."""
+
+    local_rank: int
+    incarnation: int
+
+
+@dataclass(frozen=True)
+class Spawned:
+    local_rank: int
+    incarnation: int
+
+
+@dataclass(frozen=True)
+class Exited:
+    """A process is dead and reaped. `code`: exit code, negative for a signal."""
+
+    local_rank: int
+    incarnation: int
+    code: int
+    last_line: str = ""
+
+
+@dataclass(frozen=True)
+class StoreOpened:
+    """The fresh listening socket for the next store has this port."""
+
+    port: int
+
+
+@dataclass(frozen=True)
+class Terminated:
+    """The agent got SIGTERM: the pod is being deleted."""
+
+
+@dataclass(frozen=True)
+class Tick:
+    """`Core.due_s` has come."""
+
+
+Event = Union[Connected, Disconnected, Commanded, FromTrainer, Detached, Spawned, Exited, StoreOpened, Terminated, Tick]
+
+# --- effects -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Send:
+    """Report to the operator now, if it can be reached; a Fault is kept until it has been answered."""
+
+    report: wire.Report
+
+
+@dataclass(frozen=True)
+class Tell:
+    """Write a message of the local protocol to an attached process."""
+
+    local_rank: int
+    message: Any
+
+
+@dataclass(frozen=True)
+class Persist:
+    saved: Saved
+
+
+@dataclass(frozen=True)
+class Start:
+    """Start a process. `generation` None: session tier, without RANK and WORLD_SIZE."""
+
+    local_rank: int
+    incarnation: int
+    generation: wire.Generation | None
+    restarts: int
+
+
+@dataclass(frozen=True)
+class Signal:
+    local_rank: int
+    signum: int
+
+
+@dataclass(frozen=True)
+class YieldStore:
+    """Close the fresh listening socket, its port is the script's now, and open another."""
+
+
+@dataclass(frozen=True)
+class Exit:
+    """End the agent, after the reports on their way have been answered (a second at most)."""
+
+    code: int
+
+
+@dataclass(frozen=True)
+class Log:
+    text: str
+
+
+Effect = Union[Send, Tell, Persist, Start, Signal, YieldStore, Exit, Log]

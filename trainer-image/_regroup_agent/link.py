@@ -1,0 +1,265 @@
+"""The way to the operator: one connection for reports, one for the stream of commands, again and again.
+
+Owns connecting (TLS, the operator's name verified, no proxies), the order hello -> stream -> the rest, back-off, and the
+faults that have not been answered yet. It decides nothing: what the condition is, it asks (`envelope`) at each report.
+A refusal by the operator is a condition, said once per distinct sentence, and tried again; never a crash.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import socket
+import ssl
+import time
+import urllib.parse
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from regroup.protocol import MAX_REPORT_BYTES, VERSION, codec, wire
+
+from . import http
+
+FIRST_WAIT_S, LAST_WAIT_S = 0.05, 2.0
+CONNECT_TIMEOUT_S = 5.0
+ANSWER_TIMEOUT_S = 10.0
+MAX_LINE_BYTES = 16 << 20
+"""A generation document of 5000 members has about a megabyte."""
+MAX_UNANSWERED = 100
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """Where the operator is, and who this worker is to it."""
+
+    url: str
+    ca_file: str
+    token_file: str
+    namespace: str
+    pod: str
+    boot: str
+
+
+class _BrokenError(Exception):
+    """This connection cannot go on; the text says why."""
+
+
+_TROUBLES = (OSError, EOFError, http.HttpError, _BrokenError, asyncio.TimeoutError, codec.ProtocolError, ValueError)
+"""What ends a connection and is tried again."""
+
+
+class Link:
+    """`envelope(body)` builds a report of this moment; `on_up`, `on_down`, `on_command` are called from the loop."""
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        *,
+        envelope: Callable[[Any], wire.Report],
+        on_up: Callable[[], None],
+        on_down: Callable[[], None],
+        on_command: Callable[[wire.Command], None],
+        processes: int,
+        log: Callable[[str], None],
+    ) -> None:
+        self._endpoint, self._envelope, self._processes, self._log = endpoint, envelope, processes, log
+        self._on_up, self._on_down, self._on_command = on_up, on_down, on_command
+        url = urllib.parse.urlsplit(endpoint.url)
+        self._host, self._port = url.hostname or "", url.port or 443
+        self._host_header = url.netloc.rpartition("@")[2]
+        self._base = f"/v1/namespaces/{endpoint.namespace}/pods/{endpoint.pod}"
+        self._reports: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+        self._unanswered: deque[Any] = deque()  # bodies on their way, in order
+        self._faults: deque[tuple[wire.Fault, float]] = deque(
+            maxlen=MAX_UNANSWERED
+        )  # not answered yet, with their time
+        self._up = False
+        self._said: set[str] = set()
+
+    async def run(self) -> None:
+        """Keep a connection to the operator until cancelled."""
+        wait_s = FIRST_WAIT_S
+        while True:
+            try:
+                await self._session()
+            except _TROUBLES as error:
+                self._say_once(_sentence(error, self._endpoint.url))
+            finally:
+                was_up, self._up = self._up, False
+                self._drop()
+                if was_up:
+                    self._on_down()
+            wait_s = FIRST_WAIT_S if was_up else min(wait_s * 2, LAST_WAIT_S)
+            await asyncio.sleep(wait_s * random.uniform(0.5, 1.0))
+
+    def send(self, report: wire.Report) -> None:
+        """Write a report at once where the operator is connected. A fault is kept until it is answered; anything else is
+        in the condition that the next hello says."""
+        if isinstance(report.body, wire.Fault):
+            self._faults.append((report.body, time.monotonic()))
+        if self._up:
+            self._post(report)
+
+    async def flush(self, timeout_s: float) -> None:
+        """Return when all reports on their way are answered, or after `timeout_s`."""
+        deadline = time.monotonic() + timeout_s
+        while self._up and self._unanswered and time.monotonic() < deadline:
+            await asyncio.sleep(0.005)
+
+    # --- one session -----------------------------------------------------------------------------------------------
+
+    async def _session(self) -> None:
+        self._reports = reader, _ = await self._dial()
+        self._post(self._envelope(wire.Hello(VERSION, self._processes)))
+        await asyncio.wait_for(self._read_answer(reader), ANSWER_TIMEOUT_S)
+        commands, writer = await self._dial()
+        try:
+            query = urllib.parse.urlencode({"boot": self._endpoint.boot, "protocol": VERSION})
+            writer.write(http.request("GET", self._host_header, f"{self._base}/commands?{query}", self._token()))
+            answer = await asyncio.wait_for(http.read_head(commands), ANSWER_TIMEOUT_S)
+            if answer.status != 200:
+                body = await asyncio.wait_for(http.read_body(commands, answer), ANSWER_TIMEOUT_S)
+                raise _BrokenError(_refusal(answer.status, body))
+            self._up = True
+            self._said.clear()
+            self._log(f"Connected to the operator at {self._endpoint.url}.")
+            self._on_up()
+            self._resend_faults()
+            tasks = {
+                asyncio.ensure_future(self._read_commands(commands, answer)),
+                asyncio.ensure_future(self._read_answers()),
+            }
+            try:
+                done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
+            for task in done:
+                task.result()
+        finally:
+            writer.transport.abort()
+
+    async def _read_commands(self, reader: asyncio.StreamReader, answer: http.Answer) -> None:
+        async for line in http.read_lines(reader, answer, MAX_LINE_BYTES):
+            if not line.strip():
+                continue
+            try:
+                command = wire.Command.decode(line)
+            except codec.ProtocolError as error:
+                self._say_once(f"A command of the operator cannot be used: {error}")
+                continue
+            self._on_command(command)
+        raise _BrokenError("The operator ended the stream of commands.")
+
+    async def _read_answers(self) -> None:
+        """Read the answers to reports; an idle connection that the operator closes is opened again."""
+        while True:
+            assert self._reports is not None
+            try:
+                await self._read_answer(self._reports[0])
+            except (asyncio.IncompleteReadError, ConnectionError):
+                if self._unanswered:
+                    raise
+                self._reports[1].transport.abort()
+                self._reports = await self._dial()
+                self._resend_faults()
+
+    async def _read_answer(self, reader: asyncio.StreamReader) -> None:
+        answer = await http.read_head(reader)
+        body = await http.read_body(reader, answer)
+        sent = self._unanswered.popleft() if self._unanswered else None
+        status = answer.status
+        if 200 <= status < 300 or (status in (400, 413, 422) and not isinstance(sent, wire.Hello)):
+            if isinstance(sent, wire.Fault):
+                self._faults = deque((f for f in self._faults if f[0] is not sent), MAX_UNANSWERED)
+            if status >= 300:
+                self._say_once(_refusal(status, body))
+            return
+        raise _BrokenError(_refusal(status, body))
+
+    def _post(self, report: wire.Report) -> None:
+        assert self._reports is not None
+        writer = self._reports[1]
+        data = codec.line(report)
+        if len(data) > MAX_REPORT_BYTES:
+            self._say_once(f"A report of {len(data)} bytes is not sent: the operator reads at most {MAX_REPORT_BYTES}.")
+            return
+        try:
+            request = http.request("POST", self._host_header, f"{self._base}/reports", self._token(), data)
+        except OSError as error:
+            self._say_once(_sentence(error, self._endpoint.url))
+            writer.transport.abort()
+            return
+        self._unanswered.append(report.body)
+        writer.write(request)  # asyncio hands it to the kernel at once where it takes it
+
+    def _resend_faults(self) -> None:
+        on_their_way = {id(body) for body in self._unanswered}
+        for fault, at_s in list(self._faults):
+            if id(fault) not in on_their_way:
+                late = replace(fault, observed_ms=fault.observed_ms + (time.monotonic() - at_s) * 1000)
+                self._faults = deque(((late, at_s) if f[0] is fault else f for f in self._faults), MAX_UNANSWERED)
+                self._post(self._envelope(late))
+
+    async def _dial(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        try:
+            context.load_verify_locations(self._endpoint.ca_file)
+        except (OSError, ssl.SSLError) as error:
+            raise _BrokenError(f"The CA file {self._endpoint.ca_file} cannot be used: {error}.") from None
+        reader, writer = await asyncio.wait_for(
+            asyncio.open_connection(
+                self._host, self._port, ssl=context, server_hostname=self._host, limit=http.MAX_HEAD_BYTES
+            ),
+            CONNECT_TIMEOUT_S,
+        )
+        _notice_a_dead_peer(writer.get_extra_info("socket"))
+        return reader, writer
+
+    def _token(self) -> str:
+        return Path(self._endpoint.token_file).read_text(encoding="ascii").strip()
+
+    def _drop(self) -> None:
+        if self._reports is not None:
+            self._reports[1].transport.abort()
+        self._reports = None
+        self._unanswered.clear()
+
+    def _say_once(self, sentence: str) -> None:
+        if sentence not in self._said:
+            self._said.add(sentence)
+            self._log(sentence)
+
+
+def _notice_a_dead_peer(sock: Any) -> None:
+    """Have the kernel find a peer that is gone within five seconds: the stream is the heartbeat."""
+    for level, option, value in (
+        (socket.SOL_SOCKET, "SO_KEEPALIVE", 1),
+        (socket.IPPROTO_TCP, "TCP_KEEPIDLE", 2),
+        (socket.IPPROTO_TCP, "TCP_KEEPINTVL", 1),
+        (socket.IPPROTO_TCP, "TCP_KEEPCNT", 3),
+        (socket.IPPROTO_TCP, "TCP_USER_TIMEOUT", 5000),
+    ):
+        sock.setsockopt(level, getattr(socket, option), value)
+
+
+def _refusal(status: int, body: bytes) -> str:
+    said = http.sentence(body)
+    return f"The operator answered {status}: {said}" if said else f"The operator answered {status}."
+
+
+def _sentence(error: BaseException, url: str) -> str:
+    if isinstance(error, _BrokenError):
+        return str(error)
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"The operator at {url} is not trusted: {error.verify_message}."
+    if isinstance(error, asyncio.TimeoutError):
+        return f"The operator at {url} does not answer."
+    if isinstance(error, EOFError):
+        return f"The operator at {url} closed the connection."
+    return f"The operator at {url} cannot be reached: {error}."

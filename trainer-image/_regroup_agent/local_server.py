@@ -1,0 +1,183 @@
+"""The agent's Unix socket: the trainers' way in. Reads and writes protocol.local, one JSON line each.
+
+Owns the connections. A long one begins with `Attach` and is known by its local rank; a short one asks `TakeStore`.
+What a message means is the core's business.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from regroup.protocol import codec, local
+
+MAX_LINE_BYTES = 1 << 20
+
+
+class Connection:
+    """One trainer's connection, raw and non-blocking: a descriptor has to travel on some of them."""
+
+    def __init__(self, server: LocalServer, sock: socket.socket) -> None:
+        self._server, self.sock = server, sock
+        self.local_rank = self.incarnation = -1
+        self._received = b""
+        self._unsent = b""
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(sock.fileno(), self._readable)
+
+    @property
+    def attached(self) -> bool:
+        return self.local_rank >= 0
+
+    def send(self, data: bytes) -> None:
+        """Write now, and what the socket does not take as soon as it does."""
+        if self.sock.fileno() < 0:
+            return
+        self._unsent += data
+        self._writable()
+
+    def close(self) -> None:
+        """Close; the server hears of it once."""
+        if self.sock.fileno() < 0:
+            return
+        self._loop.remove_reader(self.sock.fileno())
+        self._loop.remove_writer(self.sock.fileno())
+        self.sock.close()
+        self._server.closed(self)
+
+    def _readable(self) -> None:
+        try:
+            data = self.sock.recv(1 << 16)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self.close()
+            return
+        *lines, self._received = (self._received + data).split(b"\n")
+        if len(self._received) > MAX_LINE_BYTES:
+            self._server.log(f"A trainer sent a line of more than {MAX_LINE_BYTES} bytes; its connection is closed.")
+            self.close()
+            return
+        for line in lines:
+            if line and self.sock.fileno() >= 0:
+                self._server.line(self, line)
+
+    def _writable(self) -> None:
+        try:
+            sent = self.sock.send(self._unsent)
+        except (BlockingIOError, InterruptedError):
+            sent = 0
+        except OSError:
+            self.close()
+            return
+        self._unsent = self._unsent[sent:]
+        if self._unsent:
+            self._loop.add_writer(self.sock.fileno(), self._writable)
+        else:
+            self._loop.remove_writer(self.sock.fileno())
+
+
+class LocalServer:
+    """`expects(local_rank, incarnation)` admits an attach; `on_message` and `on_closed` take what comes of it; `take_store`
+    answers with the descriptor to hand over, or None."""
+
+    def __init__(
+        self,
+        path: str,
+        *,
+        expects: Callable[[int, int], bool],
+        on_message: Callable[[int, int, Any], None],
+        on_closed: Callable[[int, int], None],
+        take_store: Callable[[int], socket.socket | None],
+        log: Callable[[str], None],
+    ) -> None:
+        self.path = path
+        self._expects, self._on_message, self._on_closed = expects, on_message, on_closed
+        self._take_store, self.log = take_store, log
+        self._by_rank: dict[int, Connection] = {}
+        self._connections: set[Connection] = set()
+        Path(path).unlink(missing_ok=True)  # left by the agent before a container restart
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._listener.bind(path)
+        Path(path).chmod(0o600)
+        self._listener.listen(64)
+        self._listener.setblocking(False)
+        asyncio.get_running_loop().add_reader(self._listener.fileno(), self._accept)
+
+    def send(self, local_rank: int, message: Any) -> None:
+        """Write a message to the attached process of a local rank; nothing happens where none is."""
+        connection = self._by_rank.get(local_rank)
+        if connection is not None:
+            connection.send(local.encode(message))
+
+    def close(self) -> None:
+        """Close the socket and remove its path."""
+        asyncio.get_running_loop().remove_reader(self._listener.fileno())
+        self._listener.close()
+        Path(self.path).unlink(missing_ok=True)
+
+    def line(self, connection: Connection, line: bytes) -> None:
+        """Take one line of a connection."""
+        try:
+            message = local.FROM_TRAINER.decode_line(line)
+        except codec.ProtocolError as error:
+            self.log(f"A trainer process sent what cannot be used: {error}")
+            connection.close()
+            return
+        if isinstance(message, local.TakeStore):
+            self._give_store(connection, message)
+        elif isinstance(message, local.Attach):
+            self._attach(connection, message)
+        elif connection.attached:
+            self._on_message(connection.local_rank, connection.incarnation, message)
+        else:
+            self.log(f"A process that has not attached sent {message.TYPE!r}; its connection is closed.")
+            connection.close()
+
+    def closed(self, connection: Connection) -> None:
+        """Take note that a connection is closed."""
+        self._connections.discard(connection)
+        if connection.attached and self._by_rank.get(connection.local_rank) is connection:
+            del self._by_rank[connection.local_rank]
+            self._on_closed(connection.local_rank, connection.incarnation)
+
+    def _attach(self, connection: Connection, message: local.Attach) -> None:
+        if not self._expects(message.local_rank, message.incarnation):
+            self.log(
+                f"Process {message.local_rank}, incarnation {message.incarnation}, attached but is not the one that runs."
+            )
+            connection.close()
+            return
+        old = self._by_rank.pop(message.local_rank, None)
+        connection.local_rank, connection.incarnation = message.local_rank, message.incarnation
+        self._by_rank[message.local_rank] = connection
+        if old is not None and old is not connection:
+            old.close()
+        self._on_message(message.local_rank, message.incarnation, message)
+
+    def _give_store(self, connection: Connection, message: local.TakeStore) -> None:
+        given = self._take_store(message.generation)
+        try:
+            if given is None:
+                connection.sock.send(b"0")
+            else:
+                socket.send_fds(connection.sock, [b"1"], [given.fileno()])
+        except OSError as error:
+            self.log(f"The store's socket could not be handed over: {error}.")
+        finally:
+            if given is not None:
+                given.close()
+            connection.close()
+
+    def _accept(self) -> None:
+        try:
+            sock, _ = self._listener.accept()
+        except (BlockingIOError, InterruptedError, ConnectionError):
+            return
+        sock.setblocking(False)
+        self._connections.add(Connection(self, sock))

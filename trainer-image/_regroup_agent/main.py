@@ -1,0 +1,260 @@
+"""The agent's edge: executes the core's effects, feeds it events. Start as `python3 -I agent.pyz -- COMMAND ARGUMENT...`."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import signal
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from regroup.protocol import env
+
+from . import events as ev
+from .core import Core, Identity
+from .launch import LaunchError, check_command, preload_modules, python_command, trainer_env
+from .link import Endpoint, Link
+from .local_server import LocalServer
+from .posix import become_subreaper
+from .statefile import StateFile
+from .store_socket import StoreSocket
+from .trainers import Trainers
+from .zygote import Zygote
+
+MAX_SOCKET_PATH = 100
+"""Linux allows 107 bytes."""
+TERMINATION_LOG = "/dev/termination-log"
+"""What the kubelet shows as the container's last message."""
+
+
+class Agent:
+    """One agent: its core and the edges around it, on one event loop."""
+
+    def __init__(self, command: Sequence[str], environ: Mapping[str, str]) -> None:
+        self._command, self._environ = list(command), dict(environ)
+        self._processes = _positive(environ, env.PROCESSES)
+        self._state = StateFile(environ[env.STATE_DIR])
+        saved, lost = self._state.load()
+        if lost:
+            log(lost)
+        boot = secrets.token_hex(8)
+        grace_s = float(environ.get(env.GRACE_SECONDS) or 25.0)
+        identity = Identity(environ[env.JOB_UID], environ[env.POD_UID], boot, self._processes, grace_s)
+        self._core = Core(identity, saved)
+        self._store = StoreSocket(environ[env.POD_IP])
+        python = python_command(self._command)
+        preload = preload_modules(environ)
+        # A trainer's environment replaces the zygote's; until then it is what the image and the template say.
+        base = trainer_env(
+            environ, socket_path="", local_rank=0, processes=1, incarnation=0, restarts=0, generation=None
+        )
+        self._zygote = Zygote(self._command, python, preload, base, log) if python and preload else None
+        self._trainers = Trainers(self._command, self._zygote, self._spawned, self._exited)
+        self._link = Link(
+            Endpoint(
+                environ[env.OPERATOR_URL],
+                environ[env.CA_FILE],
+                environ[env.TOKEN_FILE],
+                environ[env.NAMESPACE],
+                environ[env.POD_NAME],
+                boot,
+            ),
+            envelope=self._core.report,
+            on_up=lambda: self._feed(ev.Connected()),
+            on_down=lambda: self._feed(ev.Disconnected()),
+            on_command=lambda command: self._feed(ev.Commanded(command)),
+            processes=self._processes,
+            log=log,
+        )
+        self._server: LocalServer | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._exit_code: asyncio.Future[int] | None = None
+
+    async def run(self) -> int:
+        """Run until the operator's stop or SIGTERM; return the exit code."""
+        loop = asyncio.get_running_loop()
+        self._exit_code = loop.create_future()
+        become_subreaper()
+        loop.add_signal_handler(signal.SIGCHLD, self._trainers.reap)
+        for signum in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(signum, lambda: self._feed(ev.Terminated()))
+        self._server = LocalServer(
+            _socket_path(self._environ[env.STATE_DIR]),
+            expects=self._core.expects,
+            on_message=lambda rank, incarnation, message: self._feed(ev.FromTrainer(rank, incarnation, message)),
+            on_closed=lambda rank, incarnation: self._feed(ev.Detached(rank, incarnation)),
+            take_store=self._take_store,
+            log=log,
+        )
+        if self._zygote is not None:
+            self._zygote.start()
+        self._feed(ev.StoreOpened(self._store.port))
+        link = asyncio.ensure_future(self._link.run())
+        link.add_done_callback(self._link_ended)
+        try:
+            return await self._exit_code
+        finally:
+            link.remove_done_callback(self._link_ended)
+            await self._link.flush(1.0)
+            link.cancel()
+            self._server.close()
+
+    def _link_ended(self, task: asyncio.Task[None]) -> None:
+        error = task.exception() if not task.cancelled() else None
+        if error is not None:
+            asyncio.get_running_loop().call_exception_handler({"message": "link", "exception": error})
+        self._finish(1)
+
+    def _feed(self, event: ev.Event) -> None:
+        self._execute(self._core.handle(event, time.monotonic()))
+        self._set_timer()
+
+    def _execute(self, effects: list[ev.Effect]) -> None:
+        for effect in effects:
+            if isinstance(effect, ev.Send):
+                self._link.send(effect.report)
+            elif isinstance(effect, ev.Tell):
+                assert self._server is not None
+                self._server.send(effect.local_rank, effect.message)
+            elif isinstance(effect, ev.Persist):
+                self._save(effect)
+            elif isinstance(effect, ev.Start):
+                self._start(effect)
+            elif isinstance(effect, ev.Signal):
+                self._trainers.signal(effect.local_rank, effect.signum)
+            elif isinstance(effect, ev.YieldStore):
+                self._store.take().close()
+                self._later(ev.StoreOpened(self._store.port))
+            elif isinstance(effect, ev.Exit):
+                self._finish(effect.code)
+            else:
+                log(effect.text)
+
+    def _save(self, effect: ev.Persist) -> None:
+        try:
+            self._state.save(effect.saved)
+        except OSError as error:
+            # Nothing after this may happen: what is not on disk must not be promised.
+            sys.stdout.flush()
+            die(f"{self._state.path} cannot be written: {error.strerror or error}.", 1)
+
+    def _start(self, effect: ev.Start) -> None:
+        assert self._server is not None
+        process_env = trainer_env(
+            self._environ,
+            socket_path=self._server.path,
+            local_rank=effect.local_rank,
+            processes=self._processes,
+            incarnation=effect.incarnation,
+            restarts=effect.restarts,
+            generation=effect.generation,
+        )
+        self._trainers.start(effect.local_rank, effect.incarnation, process_env)
+
+    def _set_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        due_s = self._core.due_s
+        if due_s is not None:
+            delay_s = max(0.0, due_s - time.monotonic())
+            self._timer = asyncio.get_running_loop().call_later(delay_s, self._feed, ev.Tick())
+
+    def _later(self, event: ev.Event) -> None:
+        asyncio.get_running_loop().call_soon(self._feed, event)
+
+    def _spawned(self, local_rank: int, incarnation: int) -> None:
+        self._feed(ev.Spawned(local_rank, incarnation))
+
+    def _exited(self, local_rank: int, incarnation: int, code: int, last_line: str) -> None:
+        self._feed(ev.Exited(local_rank, incarnation, code, last_line))
+
+    def _take_store(self, generation: int) -> socket.socket | None:
+        if not self._core.gives_store(generation):
+            return None
+        taken = self._store.take()
+        self._later(ev.StoreOpened(self._store.port))
+        return taken
+
+    def _finish(self, code: int) -> None:
+        if self._exit_code is not None and not self._exit_code.done():
+            self._exit_code.set_result(code)
+
+
+def log(text: str) -> None:
+    """Write one line to the container's log."""
+    line = f"regroup: {' '.join(text.split())}\n"
+    try:
+        os.write(2, line.encode("utf-8", "replace"))
+    except OSError:
+        pass
+
+
+def die(text: str, code: int) -> None:
+    """End the agent with one sentence, in the log and where the kubelet looks for it. Does not return."""
+    log(text)
+    try:
+        if Path(TERMINATION_LOG).exists():
+            Path(TERMINATION_LOG).write_text(text, encoding="utf-8")
+    except OSError:
+        pass
+    os._exit(code)
+
+
+def _positive(environ: Mapping[str, str], name: str) -> int:
+    text = environ.get(name, "1")
+    if not text.isdigit() or int(text) < 1:
+        raise LaunchError(f"{name} is {text!r}; it must be a number of processes, at least 1.")
+    return int(text)
+
+
+_NEEDED = (
+    env.OPERATOR_URL, env.NAMESPACE, env.POD_NAME, env.POD_UID, env.POD_IP, env.JOB_UID, env.CA_FILE, env.TOKEN_FILE,
+    env.STATE_DIR,
+)  # fmt: skip
+
+
+def _check_environ(environ: Mapping[str, str]) -> None:
+    missing = [name for name in _NEEDED if not environ.get(name)]
+    if missing:
+        raise LaunchError(
+            f"{', '.join(missing)} must be set: the operator, or `regroup run`, starts the agent with them."
+        )
+
+
+def _socket_path(state_dir: str) -> str:
+    path = os.path.join(state_dir, "agent.sock")
+    if len(os.fsencode(path)) <= MAX_SOCKET_PATH:
+        return path
+    return os.path.join(tempfile.mkdtemp(prefix="regroup-"), "agent.sock")
+
+
+def main(argv: Sequence[str] | None = None) -> Any:
+    """Entry point of the zipapp: exits with the agent's code, 2 for a command or environment that cannot work."""
+    args = list(sys.argv[1:] if argv is None else argv)
+    if args == ["--check-imports"]:
+        print("\n".join(sorted(sys.modules)))
+        return
+    try:
+        if not args or args[0] != "--":
+            raise LaunchError("Usage: agent.pyz -- COMMAND ARGUMENT...")
+        check_command(args[1:])
+        _check_environ(os.environ)
+    except LaunchError as error:
+        die(str(error), 2)
+    sys.exit(asyncio.run(_run(args[1:])))
+
+
+async def _run(command: Sequence[str]) -> int:
+    try:
+        agent = Agent(command, os.environ)
+    except (LaunchError, OSError, ValueError) as error:
+        die(str(error), 2)
+        raise
+    return await agent.run()

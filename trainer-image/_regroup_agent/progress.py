@@ -1,0 +1,74 @@
+"""When a committed step is reported: at most once an interval, but at once where somebody waits for it. Pure.
+
+The interval grows with the job, so that all workers together send about 50 progress reports a second at most; the two
+lowest members always speak once a second, and the operator asks the others when it needs them (`progress?`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from regroup.protocol import local, wire
+
+INTERVAL_S = 1.0
+REPORTS_PER_S = 50.0
+
+
+class Progress:
+    """The newest commit of the current generation, and whether the operator knows it."""
+
+    def __init__(self) -> None:
+        self.generation = 0
+        self.newest: wire.Progress | None = None
+        self.due_s: float | None = None
+        """When the newest commit is to be reported; None: nothing to say."""
+        self._sent_s = float("-inf")
+
+    @property
+    def step(self) -> int:
+        """Newest step that may be reported (rule ACK); 0 before the first commit of the generation."""
+        return self.newest.step if self.newest else 0
+
+    def begin(self, generation: int) -> None:
+        """Forget the commits of older generations."""
+        if generation != self.generation:
+            self.generation, self.newest, self.due_s = generation, None, None
+
+    def committed(self, message: local.Committed, interval_s: float, now_s: float) -> None:
+        """Take in one process's commit. The same step from a second process of the worker changes nothing."""
+        first = message.generation != self.generation or self.newest is None
+        if message.generation < self.generation:
+            return
+        self.begin(message.generation)
+        old = self.newest
+        if old is not None and message.reportable_step <= old.step and message.checkpoint in (None, old.checkpoint):
+            return
+        unsaid = old if old is not None and self.due_s is not None else None
+        self.newest = wire.Progress(
+            step=max(message.reportable_step, old.step if old else 0),
+            loss=message.loss,
+            samples=message.samples,
+            digest=message.digest,
+            total_steps=message.total_steps,
+            samples_per_second=message.samples_per_second,
+            first_step_ms=message.first_step_ms or (unsaid.first_step_ms if unsaid else None),
+            steps_redone=message.steps_redone or (unsaid.steps_redone if unsaid else 0),
+            checkpoint=message.checkpoint or (old.checkpoint if old else None),
+        )
+        if first or message.first_step_ms is not None:
+            self.due_s = now_s
+        elif self.due_s is None:
+            self.due_s = max(now_s, self._sent_s + interval_s)
+
+    def take(self, now_s: float) -> wire.Progress | None:
+        """Return what to report now, and count it as said."""
+        said = self.newest
+        self.due_s, self._sent_s = None, now_s
+        if said is not None:
+            self.newest = replace(said, first_step_ms=None, steps_redone=0)
+        return said
+
+
+def interval_s(group_rank: int, world_size: int) -> float:
+    """Return the seconds between two progress reports of a member."""
+    return INTERVAL_S if group_rank < 2 else max(INTERVAL_S, world_size / REPORTS_PER_S)

@@ -1,0 +1,170 @@
+"""The agent's side of the zygote: starts it, asks it for forks, starts it again when it dies.
+
+Owns the zygote process and its socket; `zygote_child` is what runs in it. Falls back to exec (`spawn` answers None)
+where the preload cannot be imported, with one sentence in the log.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import pkgutil
+import socket
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+
+from .launch import PythonCommand
+from .posix import die_with_parent
+
+MAX_DEATHS = 3
+"""Deaths in a row without one fork in between, after which processes are exec'd instead."""
+
+
+class Zygote:
+    """One zygote for one command. All methods on the event loop's thread."""
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        python: PythonCommand,
+        preload: Sequence[str],
+        environ: Mapping[str, str],
+        log: Callable[[str], None],
+    ) -> None:
+        self._command, self._python, self._preload = list(command), python, list(preload)
+        self._environ, self._log = dict(environ), log
+        self._process: subprocess.Popen[bytes] | None = None
+        self._channel: socket.socket | None = None
+        self._ready: asyncio.Future[bool] | None = None
+        self._waiting: dict[int, asyncio.Future[int]] = {}
+        self._next_id = 0
+        self._deaths = 0
+        self._usable = True
+        self.import_s: float | None = None
+        """Seconds that the preload's import took; None: it is not over."""
+
+    @property
+    def pid(self) -> int | None:
+        """The zygote's process id, for whoever reaps."""
+        return self._process.pid if self._process else None
+
+    def start(self) -> None:
+        """Start the zygote; returns at once, the import goes on in it."""
+        source = pkgutil.get_data(__package__, "zygote_child.py")
+        assert source is not None
+        setup = {
+            "command": self._command,
+            "file": self._python.file,
+            "module": self._python.module,
+            "args": list(self._python.args),
+            "preload": self._preload,
+        }
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        for end in (ours, theirs):
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
+        argv = [self._python.interpreter, "-u", "-c", source.decode(), str(theirs.fileno()), json.dumps(setup)]
+        self._ready = asyncio.get_running_loop().create_future()
+        try:
+            self._process = subprocess.Popen(
+                argv,
+                stdin=subprocess.DEVNULL,
+                env=self._environ,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+                preexec_fn=die_with_parent,
+            )
+        except OSError as error:
+            ours.close()
+            self._give_up(f"{self._python.interpreter} cannot be started ({error.strerror or error})")
+            return
+        finally:
+            theirs.close()
+        ours.setblocking(False)
+        self._channel = ours
+        asyncio.get_running_loop().add_reader(ours.fileno(), self._readable)
+
+    async def spawn(self, env: Mapping[str, str], stderr_fd: int) -> int | None:
+        """Fork a trainer process and return its pid; None: it has to be exec'd. Waits for the import to be over."""
+        while self._usable:
+            if self._process is None:
+                self.start()
+            assert self._ready is not None
+            if not await asyncio.shield(self._ready) or self._channel is None:
+                continue  # failed for good, or died while importing and is started again
+            self._next_id = request_id = self._next_id + 1
+            answer: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+            self._waiting[request_id] = answer
+            try:
+                socket.send_fds(self._channel, [json.dumps({"id": request_id, "env": dict(env)}).encode()], [stderr_fd])
+                pid = await answer
+            except (OSError, _DiedError) as error:
+                if isinstance(error, OSError):
+                    self._log(f"The zygote does not take a request ({error.strerror}); the process is exec'd.")
+                    return None
+                continue
+            finally:
+                self._waiting.pop(request_id, None)
+            self._deaths = 0
+            return pid
+        return None
+
+    def died(self) -> None:
+        """Take note that the zygote's process has been reaped, and start another."""
+        if self._process is not None:
+            self._process.returncode = -1  # reaped by us, not by subprocess
+        self._drop_channel()
+        self._process = None
+        waiting, self._waiting = self._waiting, {}
+        for answer in waiting.values():
+            if not answer.done():
+                answer.set_exception(_DiedError())
+        if not self._usable:
+            return
+        self._deaths += 1
+        if self._deaths >= MAX_DEATHS:
+            self._give_up(f"it died {self._deaths} times")
+            return
+        self._log("The zygote died; it is started again.")
+        before = self._ready
+        self.start()
+        if before is not None and not before.done():
+            before.set_result(False)
+
+    def _readable(self) -> None:
+        assert self._channel is not None
+        try:
+            data = self._channel.recv(1 << 16)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self._drop_channel()  # its end is reaped, and then noted by `died`
+            return
+        message = json.loads(data)
+        if "pid" in message:
+            answer = self._waiting.get(message["id"])
+            if answer is not None and not answer.done():
+                answer.set_result(message["pid"])
+        elif "ready" in message:
+            self.import_s = message["ready"]
+            if self._ready is not None and not self._ready.done():
+                self._ready.set_result(True)
+        else:
+            self._give_up(f"importing {', '.join(self._preload)} failed ({message.get('failed')})")
+
+    def _drop_channel(self) -> None:
+        if self._channel is not None:
+            asyncio.get_running_loop().remove_reader(self._channel.fileno())
+            self._channel.close()
+            self._channel = None
+
+    def _give_up(self, why: str) -> None:
+        self._usable = False
+        self._log(f"No zygote: {why}. Processes are started by exec, which takes the import's time each.")
+        if self._ready is not None and not self._ready.done():
+            self._ready.set_result(False)
+
+
+class _DiedError(Exception):
+    """The zygote died before it answered."""

@@ -1,0 +1,143 @@
+"""The zygote: imports slow modules once and forks trainer processes in milliseconds.
+
+Runs as `python -c <this text> SOCKET_FD SETUP` under the command's own interpreter and path, so it imports nothing of ours (a
+`regroup` of the agent's zipapp must never hide the image's). It stays single-threaded and never touches CUDA. A fork's
+parent is the agent (a subreaper): the process in between ends at once, so the agent sees the exit status directly.
+The forked child leaves this text's only loop and runs the user's code at top level: exit codes, atexit, traceback are python's.
+"""
+
+import ctypes
+import gc
+import importlib
+import importlib.machinery
+import json
+import os
+import signal
+import socket
+import sys
+import time
+import types
+import warnings
+from pathlib import Path
+from typing import Any
+
+PR_SET_PDEATHSIG = 1
+
+
+def _die_with_parent(agent_pid: int, libc: ctypes.CDLL) -> None:
+    """Have the kernel kill this process with the agent. Waits until the process in between is gone."""
+    libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    deadline = time.monotonic() + 10.0
+    while os.getppid() != agent_pid:
+        if time.monotonic() > deadline:
+            os._exit(1)
+        time.sleep(0.0002)
+    libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
+def _serve(channel: socket.socket, libc: ctypes.CDLL) -> dict[str, Any]:
+    """Fork on request, for ever. Returns only in a forked child, with its request."""
+    agent_pid = os.getppid()
+    while True:
+        try:
+            data, fds, _, _ = socket.recv_fds(channel, 1 << 20, 4)
+        except InterruptedError:
+            continue
+        if not data:
+            os._exit(0)
+        request: dict[str, Any] = json.loads(data)
+        between = os.fork()
+        if between == 0:
+            if os.fork() != 0:
+                os._exit(0)
+            os.setsid()
+            os.dup2(fds[0], 2)
+            os.close(fds[0])
+            # The pid goes out first, so that the agent can kill what has not begun yet.
+            channel.send(json.dumps({"id": request["id"], "pid": os.getpid()}).encode())
+            channel.close()
+            _die_with_parent(agent_pid, libc)
+            return request
+        for fd in fds:
+            os.close(fd)
+        os.waitpid(between, 0)
+
+
+def _become(request: dict[str, Any], setup: dict[str, Any]) -> types.ModuleType:
+    """Make this process look like a fresh `python FILE ...` or `python -m MODULE ...`; return its __main__ module."""
+    os.environ.clear()
+    os.environ.update(request["env"])
+    for signum in (signal.SIGTERM, signal.SIGCHLD):
+        signal.signal(signum, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    main = types.ModuleType("__main__")
+    main.__dict__["__builtins__"] = __builtins__
+    sys.modules["__main__"] = main
+    sys.argv[:] = [setup["file"] or "-m", *setup["args"]]
+    if hasattr(sys, "orig_argv"):
+        sys.orig_argv[:] = setup["command"]
+    return main
+
+
+def _run(main: types.ModuleType, setup: dict[str, Any]) -> None:
+    """Run the user's code to its end. Raises what it raises."""
+    if setup["module"]:
+        import runpy
+
+        getattr(runpy, "_run_module_as_main")(setup["module"])  # noqa: B009  (what `python -m` itself calls)
+        return
+    path = setup["file"]
+    if not Path(path).is_file():
+        sys.stderr.write(f"{setup['command'][0]}: can't open file {path!r}: [Errno 2] No such file or directory\n")
+        sys.exit(2)
+    main.__file__ = path
+    main.__dict__["__cached__"] = None
+    main.__loader__ = importlib.machinery.SourceFileLoader("__main__", path)
+    with open(path, "rb") as source:
+        code = compile(source.read(), path, "exec", dont_inherit=True)
+    exec(code, main.__dict__)
+
+
+def _trimmed(error: BaseException) -> "types.TracebackType | None":
+    """Return the traceback without this text's own frames."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_filename == "<string>":
+        trace = trace.tb_next
+    return trace
+
+
+def _zygote() -> tuple[types.ModuleType, dict[str, Any]]:
+    channel = socket.socket(fileno=int(sys.argv[1]))
+    setup = json.loads(sys.argv[2])
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # What `python FILE` and `python -m` put first; a preload module is found where the script would find it.
+    sys.path[0] = os.path.dirname(os.path.realpath(setup["file"])) if setup["file"] else str(Path.cwd())
+    began = time.monotonic()
+    try:
+        for name in setup["preload"]:
+            importlib.import_module(name)
+    except BaseException as error:
+        channel.send(json.dumps({"failed": f"{type(error).__name__}: {str(error)[:300]}"}).encode())
+        os._exit(0)
+    gc.collect()
+    gc.freeze()
+    # Python 3.12 warns of any thread at fork, also of a library's own that takes care of itself (OpenBLAS).
+    warnings.filterwarnings("ignore", message=".*multi-threaded.*fork.*", category=DeprecationWarning)
+    channel.send(json.dumps({"ready": round(time.monotonic() - began, 3)}).encode())
+    request = _serve(channel, libc)
+    return _become(request, setup), setup
+
+
+_main, _setup = _zygote()
+try:
+    _run(_main, _setup)
+except SystemExit:
+    raise
+except BaseException as _error:
+    if isinstance(_error, KeyboardInterrupt):
+        raise
+    _error = _error.with_traceback(_trimmed(_error))
+    sys.excepthook(type(_error), _error, _error.__traceback__)
+    sys.exit(1)
