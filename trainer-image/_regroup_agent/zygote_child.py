@@ -25,14 +25,15 @@ PR_SET_PDEATHSIG = 1
 
 
 def _die_with_parent(agent_pid: int, libc: ctypes.CDLL) -> None:
-    """Have the kernel kill this process with the agent. Waits until the process in between is gone."""
-    libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    """Have the kernel kill this process with the agent. Not before the process in between is gone: its end would count."""
     deadline = time.monotonic() + 10.0
     while os.getppid() != agent_pid:
         if time.monotonic() > deadline:
             os._exit(1)
         time.sleep(0.0002)
     libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != agent_pid:
+        os._exit(1)
 
 
 def _serve(channel: socket.socket, libc: ctypes.CDLL) -> dict[str, Any]:
