@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
+
 from regroup_operator.api import UnavailableError
 from regroup_operator.kube.authenticator import ClusterAuthenticator
 from regroup_operator.kube.events import TokenBucket

@@ -9,6 +9,7 @@ from typing import Any
 
 from aiohttp import web
 from kubernetes.aio.client import Configuration
+
 from regroup_operator.kube.client import Client, Resource
 from regroup_operator.kube.informer import Copy, Informer
 
@@ -150,10 +151,16 @@ def test_410_lists_again_and_reports_what_vanished_meanwhile() -> None:
         assert changes[-1] == ("t0:x", None), answer
 
 
-def test_lost_connection_watches_on_without_listing_again() -> None:
+def test_watch_that_ends_in_order_goes_on_where_it_was_without_listing_again() -> None:
     server = Server()
-    server.answers = ["cut", "end"]
-    informer, changes = asyncio.run(informed(server, 3))
-    assert informer.num_lists == 1
-    assert server.watches == ["5", "50", "50"]
-    assert changes[-1] == (None, "new:x")
+    server.answers = ["end", "end"]
+    informer, _ = asyncio.run(informed(server, 3))
+    assert (informer.num_lists, server.watches) == (1, ["5", "5", "5"])
+
+
+def test_lost_connection_lists_again_because_the_server_may_have_another_history() -> None:
+    server = Server()
+    server.answers = ["cut"]
+    informer, changes = asyncio.run(informed(server, 2))
+    assert (informer.num_lists, server.watches) == (2, ["5", "5"])
+    assert changes[-2:] == [(None, "new:x"), ("new:x", None)]

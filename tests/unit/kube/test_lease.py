@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from regroup_operator.kube.lease import Sight, decide, look
 
 ME, OTHER = "me", "other"

@@ -6,6 +6,7 @@ import copy
 from typing import Any
 
 import pytest
+
 from regroup_operator.kube.pods import slim_node, slim_pod
 
 POD: dict[str, Any] = {

@@ -6,6 +6,7 @@ import asyncio
 import itertools
 
 import pytest
+
 from regroup_operator.api import UnavailableError
 from regroup_operator.kube.queue import BACKOFF_MAX_S, BACKOFF_MIN_S, Schedule, WorkQueue
 

@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import pytest
+
 from regroup_operator.kube.client import error_of
 from regroup_operator.kube.workers import contains, refusal_of
 
