@@ -13,6 +13,7 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+
 from regroup.data import ExactSum, GroupExchange, exact, microbatch_rng, shares_of
 
 

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+
 from regroup.data import DataError, SamplePlan, join_hash, share_of, shares_of, split_hash
 from regroup.data.ids import permute
 

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+
 from regroup.data import microbatch_rng
 
 

@@ -4,8 +4,9 @@ from typing import Any
 
 import pytest
 import torch
-from regroup.data import Batch, DataError, as_source
 from torch.utils.data import Dataset, TensorDataset
+
+from regroup.data import Batch, DataError, as_source
 
 X, Y = torch.arange(12.0).view(6, 2), torch.arange(6)
 IDS = torch.tensor([4, 0, 4])

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+
 from regroup.data import DataError, ExactSum, shares_of
 from regroup.data.tree import Counter, Node, finish, left_siblings, nodes_of
 

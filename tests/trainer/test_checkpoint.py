@@ -1,0 +1,336 @@
+"""The durable tier with real files, real DCP and real kills."""
+
+import json
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+
+from regroup.checkpoint import Checkpointer, CheckpointError, pack
+from regroup.checkpoint.store import marks
+from regroup.protocol.document import CheckpointRef, LineageEntry
+from regroup.protocol.state import StatePair
+
+LINEAGE = (LineageEntry(1, 0), LineageEntry(2, 50))
+
+
+def build(seed: int = 0) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(seed)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.BatchNorm1d(8), torch.nn.Linear(8, 2))
+    return model, torch.optim.AdamW(model.parameters(), betas=(0.8, 0.99))
+
+
+def train(model: torch.nn.Module, optimizer: torch.optim.Optimizer, steps: int = 3) -> None:
+    for _ in range(steps):
+        optimizer.zero_grad()
+        model(torch.randn(6, 4)).square().sum().backward()
+        optimizer.step()
+
+
+def tree_of(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    return {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "state": {"sched": {"last": 3, "e": {}}}}
+
+
+def flat(tree: dict[str, Any]) -> tuple[str, dict[str, bytes]]:
+    """Return every bit of a tree."""
+    structure, tensors = pack(tree)
+    return structure, {
+        key: tensor.clone().view(-1).view(torch.uint8).numpy().tobytes() for key, tensor in tensors.items()
+    }
+
+
+def make(directory: Path, job_uid: str = "job-1", **changes: Any) -> Checkpointer:
+    return Checkpointer(str(directory), every_s=0, keep=2, job_uid=job_uid, **changes)
+
+
+def save(
+    checkpointer: Checkpointer,
+    generation: int,
+    step: int,
+    *,
+    acknowledged: Callable[[], bool] | None = None,
+    wait: bool = True,
+) -> dict[str, Any]:
+    """Save a small state that is a function of (generation, step); return it."""
+    tree = {"model": {"w": torch.full((5,), generation + step / 1000)}, "optimizer": {"state": {}}, "state": {}}
+    start = next((entry.start_step for entry in LINEAGE if entry.generation == generation), 0)
+    assert checkpointer.save(
+        tree, pair=StatePair(generation, step), generation=generation, uid=f"{generation:08x}-0000",
+        parent_generation=generation - 1, start_step=start, digest=f"{step:016x}", acknowledged=acknowledged,
+    )  # fmt: skip
+    if wait:
+        assert checkpointer.wait(30)
+    return tree
+
+
+def poll(condition: Callable[[], object], deadline_s: float = 30) -> None:
+    end_s = time.monotonic() + deadline_s
+    while not condition():
+        assert time.monotonic() < end_s, "the condition did not come true in time"
+        time.sleep(0.002)
+
+
+def test_checkpoint_restores_model_and_fresh_optimizer(tmp_path: Path) -> None:
+    model, optimizer = build()
+    train(model, optimizer)
+    tree = tree_of(model, optimizer)
+    checkpointer = make(tmp_path)
+    assert checkpointer.save(
+        tree, pair=StatePair(1, 60), generation=2, uid="abcd-1234-ef", parent_generation=1, start_step=50, digest="0f"
+    )
+    before = flat(tree)
+    train(model, optimizer)  # the copy was taken: what the main thread does now is not in the checkpoint
+    assert checkpointer.wait(30)
+    assert checkpointer.problem is None
+    assert checkpointer.last_committed == CheckpointRef(2, 60, "step-60.g2-abcd1234")
+
+    found = make(tmp_path).newest(LINEAGE)
+    assert found.skipped == ()
+    assert found.info is not None
+    assert found.info.pair == StatePair(1, 60)
+    assert (found.info.commit.parent_generation, found.info.commit.start_step, found.info.commit.digest) == (
+        1,
+        50,
+        "0f",
+    )
+    other, fresh = build(seed=1)
+    loaded = make(tmp_path).load(found.info, into=tree_of(other, fresh))
+    assert flat(loaded) == before
+    other.load_state_dict(loaded["model"])
+    fresh.load_state_dict(loaded["optimizer"])
+    assert flat(tree_of(other, fresh)) == before
+
+
+def test_checkpoint_is_plain_dcp(tmp_path: Path) -> None:
+    model, optimizer = build()
+    train(model, optimizer)
+    tree = tree_of(model, optimizer)
+    checkpointer = make(tmp_path / "checkpoints")
+    checkpointer.save(tree, pair=StatePair(1, 3), generation=1, uid="a", parent_generation=0, start_step=0)
+    assert checkpointer.wait(30)
+    dcp_to_torch_save(tmp_path / "checkpoints" / "step-3.g1-a", tmp_path / "plain.pt")
+    plain = torch.load(tmp_path / "plain.pt", weights_only=True)
+    assert {"model", "optimizer", "state"} <= set(plain)
+    assert flat(plain["model"]) == flat(tree["model"])
+    assert plain["optimizer"]["param_groups"][0]["betas"] == (0.8, 0.99)
+    assert plain["state"]["sched"]["last"] == 3
+
+
+def damage_byte(path: Path) -> None:
+    file = next(path.glob("*.distcp"))
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(data)
+
+
+def cut_data(path: Path) -> None:
+    file = next(path.glob("*.distcp"))
+    file.write_bytes(file.read_bytes()[:-1])
+
+
+def edit_commit(path: Path, **changes: Any) -> None:
+    record = json.loads((path / "COMMIT.json").read_text())
+    (path / "COMMIT.json").write_text(json.dumps({**record, **changes}))
+
+
+@pytest.mark.parametrize(
+    ("damage", "sentence"),
+    [
+        pytest.param(lambda p: (p / "COMMIT.json").unlink(), "has no COMMIT.json", id="half-written"),
+        pytest.param(lambda p: p.rename(p.with_name(f".writing-{p.name}")), "has no COMMIT.json", id="written aside"),
+        pytest.param(lambda p: (p / "COMMIT.json").write_text("{"), "COMMIT.json is damaged", id="record cut off"),
+        pytest.param(lambda p: (p / "COMMIT.json").write_bytes(b"\xff\xfe"), "cannot be read", id="record no text"),
+        pytest.param(lambda p: edit_commit(p, jobUID="job-2"), "belongs to job job-2", id="another job's"),
+        pytest.param(lambda p: edit_commit(p, files={}), "lists no .metadata file", id="a record of no files"),
+        pytest.param(lambda p: edit_commit(p, step=59), "is that of step 59", id="a record of another step"),
+        pytest.param(lambda p: (p / ".metadata").unlink(), ".metadata is missing", id="index missing"),
+        pytest.param(cut_data, "bytes, ", id="data cut off"),
+        pytest.param(damage_byte, "SHA-256 differs", id="one bit of data"),
+    ],
+)
+def test_damaged_checkpoint_is_skipped_with_one_sentence(
+    tmp_path: Path, damage: Callable[[Path], object], sentence: str
+) -> None:
+    checkpointer = make(tmp_path)
+    older = save(checkpointer, 2, 55)
+    save(checkpointer, 2, 60)
+    damage(tmp_path / "step-60.g2-00000002")
+    found = make(tmp_path).newest(LINEAGE)
+    assert found.info is not None
+    assert found.info.pair == StatePair(2, 55)
+    assert flat(checkpointer.load(found.info)) == flat(older)
+    (said,) = found.skipped
+    assert said.startswith("Skipped step-60.g2-00000002: ")
+    assert sentence in said
+
+
+def test_index_that_is_a_program_is_not_run(tmp_path: Path) -> None:
+    """A COMMIT.json can be forged with its hashes; then DCP's pickled index must still not run anything."""
+    checkpointer = make(tmp_path)
+    save(checkpointer, 1, 10)
+    path, proof = tmp_path / "step-10.g1-00000001", tmp_path / "ran"
+
+    class Program:
+        def __reduce__(self) -> tuple[Any, ...]:
+            return Path.touch, (proof,)
+
+    (path / ".metadata").write_bytes(pickle.dumps(Program()))
+    (path / "COMMIT.json").unlink()
+    files = {name: {"size": mark.size, "sha256": mark.sha256} for name, mark in marks(path).items()}
+    (path / "COMMIT.json").write_text(
+        json.dumps(
+            {"jobUID": "job-1", "generation": 1, "step": 10, "stateGeneration": 1, "parentGeneration": 0,
+             "startStep": 0, "digest": "", "files": files}
+        )
+    )  # fmt: skip
+    info = checkpointer.newest(LINEAGE).info
+    assert info is not None
+    with pytest.raises(CheckpointError, match="which is no part of DCP's format"):
+        checkpointer.load(info)
+    assert not proof.exists()
+
+
+def test_script_that_does_not_fit_is_told_so(tmp_path: Path) -> None:
+    checkpointer = make(tmp_path)
+    save(checkpointer, 1, 10)
+    info = checkpointer.newest(LINEAGE).info
+    assert info is not None
+    with pytest.raises(
+        CheckpointError, match=r"does not fit the script\. Its model's w is \[5\], the script's is \[6\]"
+    ):
+        checkpointer.load(info, into={"model": {"w": torch.ones(6)}})
+
+
+def test_fenced_generation_that_commits_late_is_not_read(tmp_path: Path) -> None:
+    """Trace H15: g1 pauses inside its checkpoint; g2 restores and commits an earlier step; g1 then writes COMMIT."""
+    g1, g2 = make(tmp_path), make(tmp_path)
+    go_on = threading.Event()
+    save(g1, 1, 100, acknowledged=go_on.is_set, wait=False)
+    poll((tmp_path / "step-100.g1-00000001").exists)
+    save(g2, 2, 60)
+    go_on.set()
+    assert g1.wait(30)
+    assert g1.last_committed == CheckpointRef(1, 100, "step-100.g1-00000001")
+    found = g2.newest(LINEAGE)
+    assert found.info is not None
+    assert found.info.pair == StatePair(2, 60)
+    (tmp_path / "step-60.g2-00000002" / "COMMIT.json").unlink()
+    found = g2.newest(LINEAGE)
+    assert found.info is None
+    assert [said.split(": ")[1][:12] for said in found.skipped] == ["it has no CO", "generation 2"]
+
+
+def test_fenced_generation_writes_nothing_once_it_sees_a_later_one(tmp_path: Path) -> None:
+    g1 = make(tmp_path)
+    save(make(tmp_path), 2, 60)
+    save(g1, 1, 100)
+    assert g1.last_committed is None
+    assert "Generation 2 has written a checkpoint" in str(g1.problem)
+    assert [path.name for path in tmp_path.iterdir()] == ["step-60.g2-00000002"]
+
+
+def test_commit_waits_for_every_rank(tmp_path: Path) -> None:
+    checkpointer = make(tmp_path)
+    acknowledged = threading.Event()
+    save(checkpointer, 1, 10, acknowledged=acknowledged.is_set, wait=False)
+    poll((tmp_path / "step-10.g1-00000001").exists)
+    assert checkpointer.newest(LINEAGE).info is None
+    assert not checkpointer.due(0.0)
+    assert not checkpointer.save({}, pair=StatePair(1, 11), generation=1, uid="x", parent_generation=0, start_step=0), (
+        "one write at a time"
+    )
+    acknowledged.set()
+    assert checkpointer.wait(30)
+    assert checkpointer.newest(LINEAGE).info is not None
+
+
+@pytest.mark.parametrize("how", ["cancel", "deadline"])
+def test_step_that_not_every_rank_committed_is_not_a_checkpoint(tmp_path: Path, how: str) -> None:
+    checkpointer = make(tmp_path, acknowledge_within_s=300 if how == "cancel" else 0.01)
+    save(checkpointer, 1, 10, acknowledged=lambda: False, wait=False)
+    if how == "cancel":
+        checkpointer.cancel()
+    assert checkpointer.wait(30)
+    assert checkpointer.last_committed is None
+    assert "was not committed" in str(checkpointer.problem)
+    assert list(tmp_path.iterdir()) == []
+    save(checkpointer, 1, 11)
+    assert checkpointer.problem is None
+
+
+@pytest.mark.parametrize("moment", ["while data is written", "before the commit"])
+def test_writer_killed_leaves_a_directory_that_is_skipped(tmp_path: Path, moment: str) -> None:
+    older = save(make(tmp_path), 1, 10)
+    script = Path(__file__).with_name("checkpoint_writer.py")
+    writer = subprocess.Popen([sys.executable, str(script), str(tmp_path), "100"])
+    aside, path = tmp_path / ".writing-step-20.g1-aaaa1111", tmp_path / "step-20.g1-aaaa1111"
+    try:
+        if moment == "while data is written":
+            poll(lambda: any(file.stat().st_size for file in aside.glob("*.distcp")) or path.exists(), 60)
+        else:
+            poll(path.exists, 60)
+    finally:
+        writer.send_signal(signal.SIGKILL)
+        writer.wait()
+    reader = make(tmp_path)
+    found = reader.newest(LINEAGE)
+    assert found.info is not None
+    assert flat(reader.load(found.info)) == flat(older)
+    assert found.skipped == (
+        "Skipped step-20.g1-aaaa1111: it has no COMMIT.json, its writer stopped before it was complete.",
+    )
+    # The next generation's prune takes the remains away, and nothing else.
+    assert reader.prune(["step-30.g2-00000002"], generation=2) == ("step-10.g1-00000001", "step-20.g1-aaaa1111")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_directory_that_cannot_be_written_is_a_sentence_not_a_crash(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    checkpointer = make(tmp_path / "file" / "checkpoints")
+    save(checkpointer, 1, 10)
+    assert checkpointer.last_committed is None
+    assert "could not be written to" in str(checkpointer.problem)
+    assert "NotADirectoryError" in str(checkpointer.problem)
+    assert "cannot be listed" in checkpointer.newest(LINEAGE).skipped[0]
+
+
+def test_state_that_cannot_be_saved_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"state\.f is a"):
+        make(tmp_path).save(
+            {"state": {"f": print}}, pair=StatePair(1, 1), generation=1, uid="x", parent_generation=0, start_step=0
+        )
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_prune_deletes_only_this_jobs_and_never_above_its_generation(tmp_path: Path) -> None:
+    checkpointer = make(tmp_path)
+    save(make(tmp_path, job_uid="job-2"), 1, 5)
+    for generation, step in [(1, 10), (1, 50), (2, 60), (2, 70), (3, 75)]:
+        save(checkpointer, generation, step)
+    assert checkpointer.retained(LINEAGE) == ("step-70.g2-00000002", "step-60.g2-00000002")
+    assert checkpointer.retained(LINEAGE, CheckpointRef(3, 75, "step-75.g3-00000003"))[0] == "step-75.g3-00000003"
+    assert checkpointer.prune(("step-75.g3-00000003",), generation=1) == ("step-10.g1-00000001", "step-50.g1-00000001")
+    assert checkpointer.prune(("step-70.g2-00000002",), generation=3) == ("step-60.g2-00000002",)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "step-5.g1-00000001", "step-70.g2-00000002", "step-75.g3-00000003",
+    ]  # fmt: skip
+
+
+def test_missing_checkpoint_that_the_status_names_is_said(tmp_path: Path) -> None:
+    found = make(tmp_path).newest(LINEAGE, CheckpointRef(2, 60, "step-60.g2-00000002"))
+    assert found.info is None
+    assert found.skipped == (f"The job's status names checkpoint step-60.g2-00000002, which is not in {tmp_path}.",)
+
+
+def test_due_counts_from_the_first_call_and_from_each_start(tmp_path: Path) -> None:
+    checkpointer = Checkpointer(str(tmp_path), every_s=10, keep=1, job_uid="job-1")
+    assert [checkpointer.due(now_s) for now_s in (100, 109, 110, 111, 120)] == [False, False, True, False, True]

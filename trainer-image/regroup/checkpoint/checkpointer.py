@@ -1,0 +1,257 @@
+"""What a session holds of the durable tier: copy on the caller's thread, write in the background, never crash training.
+
+Owns one background write at a time, the host copies it reads from, and the sentences about what went wrong. Which rank
+writes, when the state is consistent and which ranks have committed the step is the caller's (`regroup.elastic`); with
+replicated data parallelism the process of rank 0 writes for all.
+
+A write: data aside -> fsync -> rename -> wait until every rank has acknowledged the step -> COMMIT.json (rule CKPT).
+"""
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from regroup.protocol.document import CheckpointRef, LineageEntry
+from regroup.protocol.state import StatePair
+
+from . import selection, store
+from .errors import CheckpointError
+from .selection import CheckpointInfo, Commit, Name, name_of
+from .tree import Tree, differences, pack
+
+
+class Newest(NamedTuple):
+    """The newest checkpoint that may be read, or None; and one sentence for each newer one that was passed over."""
+
+    info: CheckpointInfo | None
+    skipped: tuple[str, ...]
+
+
+class Checkpointer:
+    """The checkpoints of one job in one directory. Methods are called from one thread, the trainer's; none is collective."""
+
+    def __init__(
+        self, directory: str, every_s: float, keep: int, job_uid: str, *, acknowledge_within_s: float = 60.0
+    ) -> None:
+        """every_s: least time between the starts of two writes. acknowledge_within_s: how long a write waits for all ranks."""
+        store.prepare()
+        self._directory = Path(directory)
+        self._every_s = every_s
+        self._keep = keep
+        self._job_uid = job_uid
+        self._acknowledge_within_s = acknowledge_within_s
+        self._started_s: float | None = None
+        self._thread: threading.Thread | None = None
+        self._cancelled = threading.Event()
+        self._copies: dict[str, torch.Tensor] = {}
+        self._last: CheckpointRef | None = None
+        self._problem: str | None = None
+
+    @property
+    def last_committed(self) -> CheckpointRef | None:
+        """The newest checkpoint that this process has committed: what status.checkpoint may name next."""
+        return self._last
+
+    @property
+    def problem(self) -> str | None:
+        """One sentence: why the last write came to nothing. None: it did not fail, or none was tried."""
+        return self._problem
+
+    @property
+    def writing(self) -> bool:
+        """True while a write is in the background."""
+        return self._thread is not None and self._thread.is_alive()
+
+    def due(self, now_s: float) -> bool:
+        """Return True when it is time to `save`. now_s: any monotonic clock; the first call only starts it."""
+        if self._started_s is None:
+            self._started_s = now_s
+        if self.writing or now_s - self._started_s < self._every_s:
+            return False
+        self._started_s = now_s
+        return True
+
+    def save(
+        self,
+        tree: Tree,
+        *,
+        pair: StatePair,
+        generation: int,
+        uid: str,
+        parent_generation: int,
+        start_step: int,
+        digest: str = "",
+        acknowledged: Callable[[], bool] | None = None,
+    ) -> bool:
+        """Copy the state to host memory and start to write it; blocks for the copy. False: the last write still runs.
+
+        generation, uid: that which this process is a member of; pair: the state's; parent_generation, start_step: where
+        the generation began; digest: of the samples (SamplePlan.digest). `acknowledged` is asked from another thread,
+        about 50 times a second, once the data is durable: True when every rank has committed this step; None: there is
+        no other rank. What goes wrong is in `problem`; nothing is raised but for a tree that cannot be saved
+        (CheckpointError, which names the entry).
+        """
+        if self.writing:
+            return False
+        structure, tensors = pack(tree)
+        copies = self._copy(tensors)
+        record = Commit(
+            job_uid=self._job_uid,
+            generation=generation,
+            step=pair.step,
+            state_generation=pair.generation,
+            parent_generation=parent_generation,
+            start_step=start_step,
+            digest=digest,
+        )
+        self._cancelled = threading.Event()
+        arguments = (name_of(generation, pair.step, uid), structure, copies, record, acknowledged, self._cancelled)
+        # Daemon: a trainer that is told to exit does not wait for a volume that hangs; the reader skips the half.
+        self._thread = threading.Thread(target=self._write, args=arguments, name="regroup-checkpoint", daemon=True)
+        self._thread.start()
+        return True
+
+    def cancel(self) -> None:
+        """Give up a write that still waits for ranks: its generation has ended before all had committed the step."""
+        self._cancelled.set()
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Block until no write runs; return False if one still does after `timeout_s`."""
+        if self._thread is not None:
+            self._thread.join(timeout_s)
+        return not self.writing
+
+    def newest(self, lineage: Sequence[LineageEntry], named: CheckpointRef | None = None) -> Newest:
+        """Return the newest checkpoint that may be read and whose every byte is as committed; reads it once for that.
+
+        lineage, named: the generation document's. Raises nothing: a directory that cannot be listed is a sentence.
+        """
+        skipped: list[str] = []
+        try:
+            committed, unfinished = store.names(self._directory)
+        except OSError as error:
+            return Newest(None, (f"Checkpoints in {self._directory} cannot be listed ({error.strerror}).",))
+        found = None
+        for name in sorted({*committed, *unfinished}, reverse=True):
+            try:
+                info = store.read_commit(self._directory, name, self._job_uid)
+                why = selection.refusal(name, lineage, named)
+                if why is not None:
+                    raise CheckpointError(why)
+                store.verify(info)
+            except CheckpointError as error:
+                skipped.append(str(error))
+                continue
+            found = info
+            break
+        if named is not None and all(named.directory != name.directory for name in [*committed, *unfinished]):
+            skipped.append(f"The job's status names checkpoint {named.directory}, which is not in {self._directory}.")
+        return Newest(found, tuple(skipped))
+
+    def load(self, info: CheckpointInfo, into: Mapping[str, Any] | None = None) -> Tree:
+        """Return the tree that was saved, tensors on the host, for the caller's load_state_dict.
+
+        into: the script's own tree; its "model" is compared by name and shape before anything is touched.
+        Raises CheckpointError, one sentence.
+        """
+        tree = store.read_data(Path(info.path))
+        why = differences(tree, into["model"]) if into is not None else None
+        if why is not None:
+            raise CheckpointError(
+                f"Checkpoint {info.name.directory} does not fit the script. {why} Run the script that wrote it, "
+                f"or name another checkpoint directory."
+            )
+        return tree
+
+    def retained(self, lineage: Sequence[LineageEntry], named: CheckpointRef | None = None) -> tuple[str, ...]:
+        """Return the directories that `prune` should keep: the newest `keep` that may be read, newest first.
+
+        Of this job, by their COMMIT.json; their data is not read. Raises OSError.
+        """
+        names = selection.retained(self._ours(store.names(self._directory)[0]), lineage, named, self._keep)
+        return tuple(name.directory for name in names)
+
+    def prune(self, keep: Sequence[str], generation: int) -> tuple[str, ...]:
+        """Delete what the operator's word allows (`selection.prunable`); return the directories deleted. Raises nothing.
+
+        keep: the command's; generation: the one it was heard in. A directory that cannot be deleted is left for next time.
+        """
+        deleted = []
+        try:
+            committed, unfinished = store.names(self._directory)
+            ours = [name for name in unfinished if store.job_of(self._directory, name) == self._job_uid]
+            for name in [
+                name for part in selection.prunable(self._ours(committed), ours, keep, generation) for name in part
+            ]:
+                store.delete(self._directory, name)
+                deleted.append(name.directory)
+        except OSError as error:
+            self._problem = f"Old checkpoints in {self._directory} cannot be deleted ({error.strerror})."
+        return tuple(deleted)
+
+    def _ours(self, names: Sequence[Name]) -> list[Name]:
+        return [name for name in names if store.job_of(self._directory, name) == self._job_uid]
+
+    def _copy(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Return host copies, in the memory of the last time where it fits: fresh pages would cost more than the copy."""
+        copies, devices = {}, set()
+        for key, tensor in tensors.items():
+            copy = self._copies.get(key)
+            if copy is None or copy.shape != tensor.shape or copy.dtype != tensor.dtype:
+                copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+            copies[key] = copy.copy_(tensor, non_blocking=tensor.is_cuda)
+            if tensor.is_cuda:
+                devices.add(tensor.device)
+        for device in devices:
+            torch.cuda.current_stream(device).synchronize()
+        self._copies = copies
+        return copies
+
+    def _write(
+        self,
+        name: Name,
+        structure: str,
+        tensors: Mapping[str, torch.Tensor],
+        record: Commit,
+        acknowledged: Callable[[], bool] | None,
+        cancelled: threading.Event,
+    ) -> None:
+        began = False
+        try:
+            committed, _ = store.names(self._directory)
+            why = selection.unwelcome(self._ours(committed), name.generation)
+            if why is None and name not in committed:
+                began = True
+                path = store.write_data(self._directory, name, self._job_uid, structure, tensors)
+                why = self._await_all(acknowledged, cancelled)
+                if why is None:
+                    store.commit(path, record.with_files(store.marks(path)))
+                else:
+                    store.delete(self._directory, name)
+            if why is None:
+                self._last, self._problem = CheckpointRef(name.generation, name.step, name.directory), None
+            else:
+                self._problem = f"Checkpoint {name.directory} was not committed: {why}"
+        except BaseException as error:  # DCP's exception is no Exception; whatever it is, training must not die of it
+            self._problem = (
+                f"Checkpoint {name.directory} could not be written to {self._directory} ({store.first_line(error)}). "
+                f"Check the volume's space and permissions; training goes on without it."
+            )
+            if began:
+                with contextlib.suppress(OSError):
+                    store.delete(self._directory, name)
+
+    def _await_all(self, acknowledged: Callable[[], bool] | None, cancelled: threading.Event) -> str | None:
+        """Return None when every rank has acknowledged, else the sentence why not."""
+        deadline_s = time.monotonic() + self._acknowledge_within_s
+        while acknowledged is not None and not acknowledged():
+            if time.monotonic() > deadline_s:
+                return f"not every rank had committed its step after {self._acknowledge_within_s:g} s."
+            if cancelled.wait(0.02):
+                return "its generation ended before every rank had committed the step."
+        return None

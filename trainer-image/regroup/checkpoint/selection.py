@@ -1,0 +1,210 @@
+"""Which checkpoint is the newest that may be read, and which may be deleted: decisions on names, without I/O.
+
+Owns the names `step-N.gG-uid8`, the record COMMIT.json, and rules STATE and CKPT on them. Order is by (generation, step),
+generation first: what a fenced generation wrote late sorts below what its successor wrote (trace H15).
+Files are in `store`.
+"""
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
+
+from regroup.protocol.document import CheckpointRef, LineageEntry
+from regroup.protocol.state import StatePair
+
+from .errors import CheckpointError
+
+T = TypeVar("T")
+
+ASIDE = ".writing-"
+"""Prefix of a directory whose data files are not complete."""
+_NAME = re.compile(r"step-(\d{1,18})\.g(\d{1,18})-([0-9A-Za-z]{1,8})")
+
+
+@dataclass(frozen=True, order=True)
+class Name:
+    """A checkpoint's name. Ordered by (generation, step), generation first."""
+
+    generation: int
+    step: int
+    uid8: str
+    """First eight letters and digits of the generation's uid."""
+
+    @property
+    def directory(self) -> str:
+        """The name of its directory."""
+        return f"step-{self.step}.g{self.generation}-{self.uid8}"
+
+
+def name_of(generation: int, step: int, uid: str) -> Name:
+    """Return the name of the checkpoint that generation (number, uid) writes after `step` commits."""
+    return Name(generation, step, re.sub(r"[^0-9A-Za-z]", "", uid)[:8] or "0")
+
+
+def parse_name(directory: str) -> Name | None:
+    """Return the name that a directory carries, also while it is being written; None: it is no checkpoint."""
+    match = _NAME.fullmatch(directory.removeprefix(ASIDE))
+    return Name(int(match[2]), int(match[1]), match[3]) if match else None
+
+
+@dataclass(frozen=True)
+class FileMark:
+    """What a file must look like to be the one that was committed."""
+
+    size: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Commit:
+    """COMMIT.json: written last. A directory without it is not a checkpoint."""
+
+    job_uid: str
+    generation: int
+    """The generation that wrote it, and had adopted the state."""
+    step: int
+    state_generation: int
+    """Generation of the state's last commit: lower than `generation` if that has not committed a step."""
+    parent_generation: int
+    start_step: int
+    """First step of `generation`."""
+    digest: str
+    """Digest of the samples of the first `step` steps."""
+    files: Mapping[str, FileMark] = field(default_factory=dict)
+
+    def with_files(self, files: Mapping[str, FileMark]) -> "Commit":
+        """Return the record with what was written."""
+        return replace(self, files=files)
+
+    def to_json(self) -> str:
+        """Return the text of COMMIT.json."""
+        record = {
+            "jobUID": self.job_uid,
+            "generation": self.generation,
+            "step": self.step,
+            "stateGeneration": self.state_generation,
+            "parentGeneration": self.parent_generation,
+            "startStep": self.start_step,
+            "digest": self.digest,
+            "files": {name: {"size": mark.size, "sha256": mark.sha256} for name, mark in self.files.items()},
+        }
+        return json.dumps(record, indent=2) + "\n"
+
+
+@dataclass(frozen=True)
+class CheckpointInfo:
+    """A checkpoint that may be read."""
+
+    name: Name
+    path: str
+    commit: Commit
+
+    @property
+    def pair(self) -> StatePair:
+        """The state's name."""
+        return StatePair(self.commit.state_generation, self.commit.step)
+
+    @property
+    def ref(self) -> CheckpointRef:
+        """What status.checkpoint says of it."""
+        return CheckpointRef(self.name.generation, self.name.step, self.name.directory)
+
+
+def parse_commit(text: str, name: Name, job_uid: str) -> Commit:
+    """Return the record in a COMMIT.json. Raises CheckpointError, one sentence, if it is damaged or not this checkpoint's."""
+    try:
+        raw = json.loads(text)
+        commit = Commit(
+            job_uid=_typed(raw, "jobUID", str),
+            generation=_typed(raw, "generation", int),
+            step=_typed(raw, "step", int),
+            state_generation=_typed(raw, "stateGeneration", int),
+            parent_generation=_typed(raw, "parentGeneration", int),
+            start_step=_typed(raw, "startStep", int),
+            digest=_typed(raw, "digest", str),
+            files={
+                file: FileMark(_typed(mark, "size", int), _typed(mark, "sha256", str))
+                for file, mark in _typed(raw, "files", dict).items()
+            },
+        )
+    except (ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"Skipped {name.directory}: its COMMIT.json is damaged ({error}).") from error
+    if (commit.generation, commit.step) != (name.generation, name.step):
+        raise CheckpointError(
+            f"Skipped {name.directory}: its COMMIT.json is that of step {commit.step} of generation {commit.generation}."
+        )
+    if commit.job_uid != job_uid:
+        raise CheckpointError(
+            f"Skipped {name.directory}: it belongs to job {commit.job_uid}, this is {job_uid}. Give each job its own directory."
+        )
+    return commit
+
+
+def _typed(raw: object, key: str, kind: type[T]) -> T:
+    if not isinstance(raw, dict):
+        raise TypeError("it is not an object")
+    if key not in raw:
+        raise KeyError(f"no {key}")
+    value = raw[key]
+    if not isinstance(value, kind) or isinstance(value, bool):
+        raise TypeError(f"{key} is {value!r}")
+    return value
+
+
+def refusal(name: Name, lineage: Sequence[LineageEntry], named: CheckpointRef | None) -> str | None:
+    """Return the sentence why a checkpoint must not be read; None: it may be.
+
+    lineage: status.lineage, in any order. A later generation that began at an earlier step has left what this one wrote
+    behind; that holds for every later one, not only for the next. `named`: status.checkpoint, the only way in for a
+    generation that is not in the lineage.
+    """
+    if all(entry.generation != name.generation for entry in lineage):
+        if named is not None and (named.generation, named.step, named.directory) == (
+            name.generation, name.step, name.directory
+        ):  # fmt: skip
+            return None
+        return (
+            f"Skipped {name.directory}: generation {name.generation} is not in the job's lineage, "
+            f"and the job's status does not name this checkpoint."
+        )
+    for entry in sorted(lineage, key=lambda entry: entry.generation):
+        if entry.generation > name.generation and name.step > entry.start_step:
+            return (
+                f"Skipped {name.directory}: generation {entry.generation} went on from step {entry.start_step}, "
+                f"so step {name.step} of generation {name.generation} is fenced."
+            )
+    return None
+
+
+def unwelcome(names: Iterable[Name], generation: int) -> str | None:
+    """Return the sentence why a writer of `generation` must not write: a later one already does. None: it may."""
+    above = max((name.generation for name in names), default=0)
+    if above > generation:
+        return f"Generation {above} has written a checkpoint, so generation {generation} is fenced and writes none."
+    return None
+
+
+def retained(
+    names: Iterable[Name], lineage: Sequence[LineageEntry], named: CheckpointRef | None, keep: int
+) -> list[Name]:
+    """Return the newest `keep` of the committed `names` that may be read, newest first."""
+    return sorted((name for name in names if refusal(name, lineage, named) is None), reverse=True)[:keep]
+
+
+def prunable(
+    committed: Iterable[Name], unfinished: Iterable[Name], keep: Sequence[str], generation: int
+) -> tuple[list[Name], list[Name]]:
+    """Return (committed, unfinished) ones of this job that `prune{keep}`, heard in `generation`, deletes.
+
+    Nothing of a later generation. Nothing newer than the newest that is kept: the operator did not know of it when it
+    spoke. Nothing at all without a name to keep. An unfinished one goes only with its generation: it may be in the making.
+    """
+    kept = [name for name in map(parse_name, keep) if name is not None]
+    if not kept:
+        return [], []
+    newest = max(kept)
+    old = [name for name in committed if name.generation <= generation and name < newest and name not in kept]
+    left = [name for name in unfinished if name.generation < generation and name < newest and name not in kept]
+    return sorted(old), sorted(left)

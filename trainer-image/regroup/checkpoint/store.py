@@ -1,0 +1,238 @@
+"""The files of checkpoints in one directory: written aside, renamed, committed; verified; deleted.
+
+Owns every path and every fsync. Decides nothing (`selection`). A directory holds what torch's DCP writes (`.metadata` and
+one `.distcp` file), `.job` with the job's UID from the first moment, and COMMIT.json with size and SHA-256 of the others.
+
+Reading is with suspicion: hashes first, then DCP's index through an unpickler that knows DCP's classes and nothing else,
+then tensors (`weights_only`). Values that are not tensors come from JSON, never from DCP's pickled entries, which are
+there for readers without Regroup.
+"""
+
+import contextlib
+import hashlib
+import os
+import pickle
+import shutil
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from . import tree as trees
+from .errors import CheckpointError
+from .selection import ASIDE, CheckpointInfo, Commit, FileMark, Name, parse_commit, parse_name
+
+COMMIT = "COMMIT.json"
+_JOB = ".job"
+_STRUCTURE = "regroup.structure"
+"""DCP entry, uint8: the JSON of `tree.pack`."""
+_CLASSES = {
+    "torch.distributed.checkpoint.metadata": {
+        "BytesStorageMetadata", "ChunkStorageMetadata", "Metadata", "MetadataIndex", "StorageMeta", "TensorProperties",
+        "TensorStorageMetadata", "_MEM_FORMAT_ENCODING",
+    },
+    "torch.distributed.checkpoint.filesystem": {"_StorageInfo"},
+    "torch.serialization": {"_get_layout"},
+    "torch": {"Size", *(name for name, value in vars(torch).items() if isinstance(value, torch.dtype))},
+    "pathlib": {"PosixPath"},
+    "pathlib._local": {"PosixPath"},
+}  # fmt: skip
+"""What DCP's index consists of, by module."""
+
+
+def prepare() -> None:
+    """Import DCP (about a second, unless the zygote has it) and silence its remark that one process writes alone."""
+    import torch.distributed.checkpoint
+
+    message = "torch.distributed is disabled, unavailable or uninitialized"
+    warnings.filterwarnings("ignore", message=message, module=torch.distributed.checkpoint.__name__)
+
+
+def names(directory: Path) -> tuple[list[Name], list[Name]]:
+    """Return (with a COMMIT.json, without), newest first. A directory that does not exist holds none."""
+    committed: list[Name] = []
+    unfinished: list[Name] = []
+    with contextlib.suppress(FileNotFoundError):
+        for entry in os.scandir(directory):
+            name = parse_name(entry.name)
+            if name is not None and entry.is_dir(follow_symlinks=False):
+                done = not entry.name.startswith(ASIDE) and Path(entry.path, COMMIT).exists()
+                (committed if done else unfinished).append(name)
+    return sorted(committed, reverse=True), sorted(set(unfinished), reverse=True)
+
+
+def write_data(directory: Path, name: Name, job_uid: str, structure: str, tensors: Mapping[str, torch.Tensor]) -> Path:
+    """Write the state aside, make it durable, rename it into place; return the path. Not yet a checkpoint.
+
+    tensors: on the host, unchanged until this returns. Raises OSError, or what DCP raises (CheckpointException is a BaseException).
+    """
+    from torch.distributed.checkpoint.filesystem import FileSystemWriter
+    from torch.distributed.checkpoint.state_dict_saver import save
+
+    directory.mkdir(parents=True, exist_ok=True)
+    aside, path = directory / f"{ASIDE}{name.directory}", directory / name.directory
+    for leftover in (aside, path):
+        shutil.rmtree(leftover, ignore_errors=True)  # of this very generation, and never committed
+    aside.mkdir()
+    _write_durably(aside / _JOB, job_uid.encode())
+    state: dict[str, Any] = _for_dcp(trees.unpack(structure, tensors))
+    section, entry = _STRUCTURE.split(".")
+    state[section] = {entry: torch.frombuffer(bytearray(structure.encode()), dtype=torch.uint8)}
+    save(state, storage_writer=FileSystemWriter(aside, single_file_per_rank=True, sync_files=True), no_dist=True)
+    _fsync(aside)
+    aside.rename(path)
+    _fsync(directory)
+    return path
+
+
+def commit(path: Path, record: Commit) -> None:
+    """Make it a checkpoint: COMMIT.json, durable, by rename. Raises OSError."""
+    aside = path / f"{COMMIT}.writing"
+    _write_durably(aside, record.to_json().encode())
+    aside.rename(path / COMMIT)
+    _fsync(path)
+
+
+def marks(path: Path) -> dict[str, FileMark]:
+    """Return size and hash of every file of an uncommitted checkpoint."""
+    return {file.name: _mark(file) for file in sorted(path.iterdir()) if file.is_file()}
+
+
+def read_commit(directory: Path, name: Name, job_uid: str) -> CheckpointInfo:
+    """Return a checkpoint's record. Raises CheckpointError, one sentence; does not read the data (`verify` does)."""
+    path = directory / name.directory
+    try:
+        text = (path / COMMIT).read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise CheckpointError(
+            f"Skipped {name.directory}: it has no COMMIT.json, its writer stopped before it was complete."
+        ) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise CheckpointError(f"Skipped {name.directory}: its COMMIT.json cannot be read ({error}).") from error
+    return CheckpointInfo(name, str(path), parse_commit(text, name, job_uid))
+
+
+def verify(info: CheckpointInfo) -> None:
+    """Read every file and compare it with the record. Raises CheckpointError, one sentence, at the first that differs."""
+    lacks = {".metadata"} - set(info.commit.files)
+    if lacks or not any(file.endswith(".distcp") for file in info.commit.files):
+        raise CheckpointError(
+            f"Skipped {info.name.directory}: its COMMIT.json lists no {'.metadata' if lacks else 'data'} file."
+        )
+    for file, want in info.commit.files.items():
+        path = Path(info.path, file)
+        try:
+            if "/" in file:
+                raise CheckpointError(f"Skipped {info.name.directory}: its COMMIT.json names {file}, outside of it.")
+            size = path.stat().st_size
+            if size != want.size:
+                raise CheckpointError(
+                    f"Skipped {info.name.directory}: {file} has {size} bytes, {want.size} were committed."
+                )
+            if _mark(path) != want:
+                raise CheckpointError(
+                    f"Skipped {info.name.directory}: {file} is not what was committed (SHA-256 differs)."
+                )
+        except FileNotFoundError:
+            raise CheckpointError(f"Skipped {info.name.directory}: {file} is missing.") from None
+        except OSError as error:
+            raise CheckpointError(f"Skipped {info.name.directory}: {file} cannot be read ({error}).") from error
+
+
+def read_data(path: Path) -> trees.Tree:
+    """Return the state, its tensors on the host. Raises CheckpointError."""
+    from torch.distributed.checkpoint.api import CheckpointException
+    from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+    from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+    from torch.distributed.checkpoint.state_dict_loader import load
+
+    reader = _reader(path)
+    try:
+        index = reader.read_metadata().state_dict_metadata
+        state = {
+            key: torch.empty(entry.size, dtype=entry.properties.dtype)
+            for key, entry in index.items()
+            if isinstance(entry, TensorStorageMetadata)
+        }
+        load(state, storage_reader=reader, planner=DefaultLoadPlanner(flatten_state_dict=False), no_dist=True)
+        structure = bytes(state.pop(_STRUCTURE).numpy()).decode()
+    except (Exception, CheckpointException) as error:  # DCP raises whatever it meets; the user gets one sentence
+        raise CheckpointError(f"Checkpoint {path.name} cannot be read ({first_line(error)}).") from error
+    return trees.unpack(structure, state)
+
+
+def job_of(directory: Path, name: Name) -> str | None:
+    """Return the UID of the job that began a checkpoint; None: it is not known."""
+    for path in (directory / name.directory, directory / f"{ASIDE}{name.directory}"):
+        with contextlib.suppress(OSError, UnicodeDecodeError):
+            return (path / _JOB).read_text(encoding="utf-8")
+    return None
+
+
+def delete(directory: Path, name: Name) -> None:
+    """Delete a checkpoint: COMMIT.json first, so that half of it is never taken for a whole. Raises OSError."""
+    path = directory / name.directory
+    with contextlib.suppress(FileNotFoundError):
+        (path / COMMIT).unlink()
+        _fsync(path)
+    for part in (path, directory / f"{ASIDE}{name.directory}"):
+        with contextlib.suppress(FileNotFoundError):
+            shutil.rmtree(part)
+
+
+def first_line(error: BaseException) -> str:
+    """Return the kind and the first line of an error; of what is inside, for DCP's wrapper."""
+    for inner, _ in getattr(error, "failures", {}).values():
+        return first_line(inner)
+    return f"{type(error).__name__}: {(str(error).strip() or 'no text').splitlines()[0]}"
+
+
+def _for_dcp(value: Any) -> Any:
+    """Return the tree as DCP can flatten it: it looks for tensors in dicts and lists, not in tuples."""
+    if isinstance(value, dict):
+        return {key: _for_dcp(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        items = [_for_dcp(item) for item in value]
+        plain = isinstance(value, tuple) and not any(isinstance(item, (torch.Tensor, dict, list)) for item in items)
+        return tuple(items) if plain else items
+    return value
+
+
+def _reader(path: Path) -> Any:
+    from torch.distributed.checkpoint.filesystem import FileSystemReader
+
+    class Unpickler(pickle.Unpickler):
+        def find_class(self, module: str, name: str) -> Any:
+            if name not in _CLASSES.get(module, ()):
+                raise pickle.UnpicklingError(f"its index names {module}.{name}, which is no part of DCP's format")
+            return super().find_class(module, name)
+
+    class Reader(FileSystemReader):
+        def read_metadata(self, *_args: Any, **_kwargs: Any) -> Any:
+            with open(path / ".metadata", "rb") as file:
+                return Unpickler(file).load()
+
+    return Reader(path)
+
+
+def _mark(file: Path) -> FileMark:
+    with open(file, "rb") as stream:
+        digest = hashlib.file_digest(stream, "sha256").hexdigest()
+        return FileMark(stream.tell(), digest)
+
+
+def _write_durably(path: Path, data: bytes) -> None:
+    with open(path, "wb") as stream:
+        stream.write(data)
+        stream.flush()
+        os.fsync(stream.fileno())
+
+
+def _fsync(directory: Path) -> None:
+    handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,109 @@
+"""A state as named tensors and one JSON text, and back: what is stored and what goes over the wire, never pickle.
+
+Owns the encoding. A state is made of dicts (keys: strings, integers), lists, tuples, tensors, numbers, strings, booleans
+and None; anything else is refused by name. Key types, tuples and empty containers survive, which is what
+`Optimizer.load_state_dict` needs of an optimizer that has no state yet.
+"""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from .errors import CheckpointError
+
+Tree = dict[str, Any]
+
+
+def pack(tree: Tree) -> tuple[str, dict[str, torch.Tensor]]:
+    """Return (structure, tensors): JSON text, and the tree's own tensors by the dotted path that DCP gives them.
+
+    Equal trees give equal structures and equal keys in equal order. Raises CheckpointError that names what it cannot take.
+    """
+    tensors: dict[str, torch.Tensor] = {}
+    structure = _encode(tree, (), tensors)
+    return json.dumps(structure, separators=(",", ":")), tensors
+
+
+def unpack(structure: str, tensors: Mapping[str, torch.Tensor]) -> Tree:
+    """Return the tree of `pack`, with these tensors in it. Raises CheckpointError for text that `pack` did not write."""
+    try:
+        tree = _decode(json.loads(structure), tensors)
+    except (ValueError, KeyError, TypeError, IndexError) as error:
+        raise CheckpointError(f"The structure of a state is damaged ({type(error).__name__}: {error}).") from error
+    if not isinstance(tree, dict):
+        raise CheckpointError(f"The structure of a state is a {type(tree).__name__}, not a dict.")
+    return tree
+
+
+def _encode(value: Any, path: tuple[str, ...], tensors: dict[str, torch.Tensor]) -> Any:
+    if isinstance(value, torch.Tensor):
+        key = ".".join(path)
+        if value.layout != torch.strided or value.is_quantized:
+            raise CheckpointError(
+                f"{key} is a {value.layout} tensor; only dense ones can be saved. Convert it in state_dict."
+            )
+        if key in tensors:
+            raise CheckpointError(f"Two tensors of the state are called {key}. Rename a key that has a dot in it.")
+        tensors[key] = value.detach()
+        return {"tensor": key}
+    if value is None or isinstance(value, (bool, int, float, str)):
+        # A subclass (numpy.float64, an enum) would come back as its base: then it is no longer what was saved.
+        if type(value) in (type(None), bool, int, float, str):
+            return value
+    elif isinstance(value, dict):
+        return {"dict": [[_key(k, path), _encode(v, (*path, str(k)), tensors)] for k, v in value.items()]}
+    elif type(value) in (list, tuple):
+        items = [_encode(v, (*path, str(i)), tensors) for i, v in enumerate(value)]
+        return items if type(value) is list else {"tuple": items}
+    kind = f"{type(value).__module__}.{type(value).__qualname__}"
+    raise CheckpointError(
+        f"{'.'.join(path)} is a {kind}, which cannot be saved. Return tensors, numbers, strings, lists and dicts from state_dict."
+    )
+
+
+def _key(key: Any, path: tuple[str, ...]) -> str | int:
+    if type(key) not in (str, int):
+        raise CheckpointError(
+            f"{'.'.join(path)} has the key {key!r}, a {type(key).__name__}. Use strings or integers as keys."
+        )
+    checked: str | int = key
+    return checked
+
+
+def _decode(node: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
+    if isinstance(node, list):
+        return [_decode(item, tensors) for item in node]
+    if isinstance(node, dict):
+        ((kind, inner),) = node.items()
+        if kind == "tensor":
+            return tensors[inner]
+        if kind == "dict":
+            return {key: _decode(item, tensors) for key, item in inner}
+        if kind == "tuple":
+            return tuple(_decode(item, tensors) for item in inner)
+        raise ValueError(f"unknown node {kind!r}")
+    return node
+
+
+def differences(loaded: Tree, model: Mapping[str, Any]) -> str | None:
+    """Return a sentence on how the model of a loaded tree does not fit `model`, a state_dict; None when it fits."""
+    held = loaded.get("model")
+    if not isinstance(held, dict):
+        return "It holds no model."
+    missing, extra = sorted(set(model) - set(held)), sorted(set(held) - set(model))
+    if missing:
+        return f"Its model lacks {_some(missing)}."
+    if extra:
+        return f"Its model has {_some(extra)}, which the script's has not."
+    for name, ours in model.items():
+        theirs = held[name]
+        if isinstance(ours, torch.Tensor) and (not isinstance(theirs, torch.Tensor) or theirs.shape != ours.shape):
+            found = list(theirs.shape) if isinstance(theirs, torch.Tensor) else type(theirs).__name__
+            return f"Its model's {name} is {found}, the script's is {list(ours.shape)}."
+    return None
+
+
+def _some(names: list[str]) -> str:
+    return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
