@@ -30,10 +30,12 @@ RUN cd /src && mkdir /regroup && python3 -m _regroup_agent.build /regroup/agent.
 
 FROM ${BASE_IMAGE}
 COPY --from=packages /opt/regroup /opt/regroup
+ENV PATH=/opt/regroup/bin:/usr/local/bin:/usr/bin:/bin PYTHONPATH=/regroup/lib PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
+# Last, so that a change of our code makes thin layers only.
 COPY --from=agent /regroup/agent.pyz /regroup/agent.pyz
 COPY trainer-image/regroup/__init__.py /regroup/lib/regroup/__init__.py
 COPY trainer-image/regroup/protocol /regroup/lib/regroup/protocol
 COPY operator/regroup_operator /regroup/lib/regroup_operator
-ENV PATH=/opt/regroup/bin:/usr/local/bin:/usr/bin:/bin PYTHONPATH=/regroup/lib PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
+RUN python3 -m compileall -q /regroup/lib
 USER 65532:65532
 ENTRYPOINT ["python", "-m", "regroup_operator"]

@@ -4,6 +4,7 @@ A built image lies in one layout on disk (`images/layout`); loading sends a node
 Which Dockerfile makes which image is IMAGES; nothing else names them.
 """
 
+import fcntl
 import os
 import re
 import shutil
@@ -55,8 +56,30 @@ def build(wanted: Recipe) -> oci.Image:
     """Build one image, put it into the layout and return it; unchanged layers are taken from the last build."""
     builder = choose_builder()
     layout = _layout()
-    if builder == "buildah":
-        host.ensure_packages(host.BUILDER_PACKAGES)
+    layout.parent.mkdir(parents=True, exist_ok=True)
+    with (layout.parent / "build.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if builder == "buildah":
+            _build_with_buildah(wanted, layout)
+        else:
+            _build_with_docker(wanted, layout)
+        oci.prune(layout)
+        image = oci.find(layout, wanted.name)
+    if image is None:
+        raise ClusterError(f"{builder} built {wanted.name} but did not hand it over: see {layout}/index.json.")
+    return image
+
+
+def _build_with_docker(wanted: Recipe, layout: Path) -> None:
+    base = os.environ.get("REGROUP_BASE_IMAGE")
+    _run_build(wanted, docker_command(wanted, base=base, environment=os.environ))
+    with progress.step(f"Image {wanted.name}: layers", "build", expected_s=40):
+        _export_from_docker(wanted.name, layout)
+
+
+def _build_with_buildah(wanted: Recipe, layout: Path) -> None:
+    host.ensure_packages(host.BUILDER_PACKAGES)
+    try:
         base = os.environ.get("REGROUP_BASE_IMAGE")
         if base is None and shutil.which("apt-get"):
             base = baseimage.NAME
@@ -68,16 +91,10 @@ def build(wanted: Recipe) -> oci.Image:
         export = [*_buildah(), "push", "--quiet", "--format=oci", *compression, wanted.name]
         with progress.step(f"Image {wanted.name}: layers", "build", expected_s=40):
             _run([*export, f"oci:{layout}:{wanted.name}"])
-    else:
-        base = os.environ.get("REGROUP_BASE_IMAGE")
-        _run_build(wanted, docker_command(wanted, base=base, environment=os.environ))
-        with progress.step(f"Image {wanted.name}: layers", "build", expected_s=40):
-            _export_from_docker(wanted.name, layout)
-    oci.prune(layout)
-    image = oci.find(layout, wanted.name)
-    if image is None:
-        raise ClusterError(f"{builder} built {wanted.name} but did not hand it over: see {layout}/index.json.")
-    return image
+    finally:
+        # A build that was interrupted leaves its containers, and the storage stays mounted upon itself.
+        subprocess.run([*_buildah(), "rm", "--all"], capture_output=True)
+        subprocess.run(["umount", f"{paths.images()}/buildah/overlay"], capture_output=True)
 
 
 def load(name: str) -> None:

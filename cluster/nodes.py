@@ -98,6 +98,9 @@ def remove(node: Node) -> None:
 
 def remove_mount_points() -> None:
     """Remove the machine's directories that nodes were mounted on, those that we made and that are empty."""
+    namespaces = Path("/run/netns")
+    if namespaces.exists() and not any(namespaces.iterdir()):
+        subprocess.run(["umount", str(namespaces)], capture_output=True)
     for name in reversed(_made_directories().read_text().splitlines() if _made_directories().exists() else []):
         try:
             Path(name).rmdir()

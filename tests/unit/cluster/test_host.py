@@ -28,14 +28,14 @@ def test_packages_of_missing_programs_are_named_once() -> None:
 
 
 def test_packages_without_root_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host.os, "geteuid", lambda: 1000)
-    monkeypatch.setattr(host.shutil, "which", lambda name, **_: "/bin/x" if name == "apt-get" else None)
+    monkeypatch.setattr("os.geteuid", lambda: 1000)
+    monkeypatch.setattr("shutil.which", lambda name, **_: "/bin/x" if name == "apt-get" else None)
     with pytest.raises(ClusterError, match="sudo apt-get install containerd"):
         host.ensure_packages({"ctr": "containerd"})
 
 
 def test_cluster_without_root_is_refused_with_both_ways_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host.os, "geteuid", lambda: 1000)
+    monkeypatch.setattr("os.geteuid", lambda: 1000)
     with pytest.raises(ClusterError, match=r"need root .*sudo -E.*REGROUP_CONTEXT"):
         host.check()
 
