@@ -1,0 +1,283 @@
+"""The traces of docs/design/protocol.md as scenarios: each is searched once without its rule and once with all.
+
+`QUICK` runs in every test run; each scenario there is the smallest that still shows its trace. `WIDE` has the larger
+ones that the protocol was reviewed with (minutes, gigabytes): `python -m tests.model`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from tests.model.records import (
+    ACK,
+    ALL_RULES,
+    CLIQUE,
+    CUTALL,
+    FINISH,
+    INC,
+    LINGER,
+    LOST,
+    MAD,
+    PERSIST,
+    RESAY,
+    SEAL,
+    STATE,
+    TORN,
+    WITNESS,
+    Budget,
+    Scenario,
+)
+
+
+@dataclass(frozen=True)
+class Trace:
+    """What happens without one rule."""
+
+    id: str
+    """The trace's name in protocol.md, then the rule."""
+    rule: str
+    scenario: Scenario
+    expected: Literal["violation", "stuck"]
+    words: str = ""
+    """Part of the violation's sentence."""
+    num_states: tuple[int, int] = (0, 0)
+    """States seen with the rule off and on. They are those of the reviewed model: another number means that the
+    model's behaviour changed. Read the difference before you update it. In WIDE not stated."""
+    max_states: int = 400_000
+    is_on_exhausted: bool = True
+    """False: with all rules on, only `num_states[1]` states are searched, and the test's name says so."""
+
+    @property
+    def is_live(self) -> bool:
+        return self.expected == "stuck"
+
+    @property
+    def without_rule(self) -> Scenario:
+        return replace(self.scenario, rules=ALL_RULES - {self.rule})
+
+
+SPLIT = "split brain"
+ROLLBACK = "silent rollback"
+
+QUICK = (
+    Trace(
+        "H1 PERSIST",
+        PERSIST,
+        Scenario(steps=1, announces="seen", replaces=False, faults=Budget(link=1, operator=1, total=2)),
+        "violation",
+        SPLIT,
+        (210332, 22489),
+    ),
+    Trace(
+        "H2 STATE",
+        STATE,
+        Scenario(announces="seen", faults=Budget(cut_off=1, total=1)),
+        "violation",
+        "different histories",
+        (77893, 131378),
+    ),
+    Trace(
+        "H3 TORN",
+        TORN,
+        Scenario(steps=1, members=(0,)),
+        "violation",
+        "trains on a torn state",
+        (8299, 21766),
+    ),
+    Trace(
+        "H4 WITNESS",
+        WITNESS,
+        Scenario(steps=1, members=(0,), faults=Budget(cut_off=1, total=1)),
+        "violation",
+        SPLIT,
+        (3594, 87268),
+    ),
+    Trace(
+        "H5 LOST",
+        LOST,
+        Scenario(
+            steps=1,
+            max_announcements=2,
+            announces="seen",
+            replaces=False,
+            liveness="left",
+            faults=Budget(crash=1, pod=1, total=2),
+        ),
+        "stuck",
+        "",
+        (33730, 33912),
+    ),
+    Trace(
+        "H6 RESAY",
+        RESAY,
+        Scenario(
+            steps=1,
+            max_announcements=2,
+            min_members=2,
+            announces="seen",
+            replaces=False,
+            faults=Budget(crash=1, operator=1, total=2),
+        ),
+        "stuck",
+        "",
+        (7454, 14926),
+    ),
+    Trace(
+        "H7 INC",
+        INC,
+        Scenario(
+            max_announcements=1, snapshots=True, stale_store=True, announces="seen", faults=Budget(crash=1, total=1)
+        ),
+        "violation",
+        "steps apart in one generation",
+        (1863, 1332),
+    ),
+    Trace(
+        "H8 ACK",
+        ACK,
+        Scenario(max_announcements=2, snapshots=True, faults=Budget(crash=1, total=1)),
+        "violation",
+        ROLLBACK,
+        (97552, 100_000),
+        is_on_exhausted=False,
+    ),
+    Trace(
+        "H9 LINGER",
+        LINGER,
+        Scenario(max_announcements=2, exits=True, faults=Budget(pod=1, total=1)),
+        "violation",
+        "drained away",
+        (19455, 57691),
+    ),
+    Trace(
+        "H10 FINISH",
+        FINISH,
+        Scenario(max_announcements=2, exits=True, faults=Budget(pod=1, total=1)),
+        "violation",
+        "exits 'done'",
+        (8978, 57691),
+    ),
+    Trace(
+        "H11 CUTALL",
+        CUTALL,
+        Scenario(min_members=2, announces="seen", has_planned=True, heals=False, faults=Budget(cut_off=1, total=1)),
+        "stuck",
+        "",
+        (204, 176),
+    ),
+    Trace(
+        "H12 CLIQUE",
+        CLIQUE,
+        Scenario(
+            steps=1,
+            max_announcements=4,
+            announces="seen",
+            replaces=False,
+            liveness="strict",
+            faults=Budget(link=1, total=1),
+        ),
+        "stuck",
+        "",
+        (36412, 8578),
+    ),
+    Trace(
+        "rule 7 MAD",
+        MAD,
+        Scenario(max_announcements=2, faults=Budget(crash=1, total=1)),
+        "violation",
+        ROLLBACK,
+        (57413, 134305),
+    ),
+)
+
+SEALED = Trace(
+    "H5 SEAL",
+    SEAL,
+    Scenario(
+        steps=1,
+        max_announcements=4,
+        announces="seen",
+        replaces=False,
+        liveness="left",
+        faults=Budget(cut_off=1, link=1, total=2),
+    ),
+    "stuck",
+    "",
+    (132176, 679774),
+    max_states=800_000,
+)
+"""With all rules on, exhausting it takes close to a minute: QUICK tests only look on from where the trace is stuck."""
+
+WIDE = (
+    replace(
+        next(t for t in QUICK if t.rule == RESAY),
+        scenario=Scenario(
+            steps=1,
+            min_members=2,
+            announces="seen",
+            snapshots=True,
+            replaces=False,
+            faults=Budget(crash=1, operator=1, total=2),
+        ),
+    ),
+    SEALED,
+    replace(SEALED, id="H5 SEAL, five generations", scenario=replace(SEALED.scenario, max_announcements=5)),
+    Trace(
+        "H9 LINGER",
+        LINGER,
+        Scenario(steps=3, max_announcements=2, exits=True, faults=Budget(pod=1, total=1)),
+        "violation",
+        "drained away",
+    ),
+    Trace(
+        "H8 ACK",
+        ACK,
+        Scenario(steps=3, max_announcements=2, snapshots=True, faults=Budget(crash=1, cut_off=1, total=2)),
+        "violation",
+        ROLLBACK,
+    ),
+    Trace("H1 PERSIST", PERSIST, Scenario(faults=Budget(operator=1, total=1)), "violation", SPLIT),
+    Trace("H1 PERSIST, two leaders", PERSIST, Scenario(steps=1, leaders=2), "violation", SPLIT),
+    Trace(
+        "H4 WITNESS",
+        WITNESS,
+        Scenario(steps=3, members=(0,), faults=Budget(cut_off=1, total=1)),
+        "violation",
+        SPLIT,
+    ),
+    Trace(
+        "H5 LOST",
+        LOST,
+        Scenario(steps=1, announces="seen", replaces=False, liveness="left", faults=Budget(crash=1, pod=1, total=2)),
+        "stuck",
+    ),
+    Trace(
+        "rule 7 MAD",
+        MAD,
+        Scenario(max_announcements=2, faults=Budget(crash=1, cut_off=1, total=2)),
+        "violation",
+        ROLLBACK,
+    ),
+    Trace("H2 STATE", STATE, Scenario(), "violation", "different histories"),
+    Trace(
+        "H3 TORN",
+        TORN,
+        Scenario(steps=1, snapshots=True, faults=Budget(pod=1, total=1)),
+        "violation",
+        "trains on a torn state",
+    ),
+)
+WIDE_MAX_STATES = 1_400_000
+
+WILD = Scenario(
+    workers=3,
+    members=(0, 1),
+    steps=4,
+    max_announcements=7,
+    snapshots=True,
+    exits=True,
+    leaders=2,
+    faults=Budget(crash=2, pod=2, stop=2, cut_off=2, operator=2, link=1, total=4),
+)
+"""Where the random walks go: every kind of fault, a joiner, two leaders."""
