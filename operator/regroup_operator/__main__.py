@@ -144,7 +144,7 @@ class Operator:
             agent_image_pull_secrets=tuple(settings.agent_image_pull_secrets),
         )
         self._controller = Controller(
-            store=ops.ObservedStore(ClusterJobStore(self._client), self._metrics),
+            store=ops.ObservedStore(ClusterJobStore(self._client, self._recorder), self._metrics),
             workers=ClusterWorkers(self._client, self._pods, Renderer(render, self._trust.ca_bundle)),
             recorder=self._recorder,
             registry=self._registry,

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Protocol
 
-from regroup_operator.api import ConflictError, Job, SpecError
+from regroup_operator.api import ConflictError, Job, RegroupError, SpecError, UnavailableError
 from regroup_operator.membership.registry import Registry
 from regroup_operator.model.plan import JobPlan, Memory
 from regroup_operator.model.ports import AlreadyExists, EventNote, JobStore, Recorder, Workers
@@ -87,7 +87,7 @@ class Controller:
         try:
             job = await self._store.get(key)
         except SpecError as error:
-            # Only a job written before its rule existed gets here; it cannot be read, so it cannot be planned for.
+            # A rule that only Python can check, or newer than the job: it cannot be planned for; the store has said so.
             logger.warning("%s/%s: %s", *key, error)
             return None
         if job is None or job.deleting:
@@ -99,7 +99,7 @@ class Controller:
         memory = await self._judged(job, self._recall(job))
         # A job that has ended needs no workers: its pods and sessions are looked at, nothing is made.
         if memory.refusal is None:
-            await self._workers.prepare(job)
+            memory = await self._prepared(job, memory)
         pods = self._workers.list(job.key, job.uid)
         observation = Observation(pods, self._registry.sessions(pods), self._term_started_s)
         clock = Clock(self._monotonic(), self._wall())
@@ -134,6 +134,17 @@ class Controller:
                 refusal, reason = str(error), error.reason
         memory = replace(memory, refusal=refusal, refusal_reason=reason, judged_generation=job.spec_generation)
         self._memory[job.key] = (job.uid, memory)
+        return memory
+
+    async def _prepared(self, job: Job, memory: Memory) -> Memory:
+        """Have what the job has once made; a name that somebody else has is a verdict on a job that has not started."""
+        try:
+            await self._workers.prepare(job)
+        except SpecError as error:
+            if job.status.start_time is not None:
+                raise
+            # Judged anew at the next look: the name may have become free.
+            memory = replace(memory, refusal=str(error), refusal_reason=error.reason, judged_generation=None)
         return memory
 
     async def _write(self, job: Job, plan: JobPlan, clock: Clock) -> float | None:
@@ -171,8 +182,10 @@ class Controller:
                 await self._workers.create(job, slot, attempt, avoid_nodes)
             except AlreadyExists:
                 await self._create_next(job, slot, attempt + 1, avoid_nodes)
-            except SpecError as error:
-                self._recorder.record(job, EventNote("Warning", error.reason, str(error)))
+            except RegroupError as error:
+                if not isinstance(error, UnavailableError):
+                    reason = error.reason if isinstance(error, SpecError) else "CreateFailed"
+                    self._recorder.record(job, EventNote("Warning", reason, str(error)))
                 raise
         for pod in plan.delete:
             await self._workers.delete(pod)

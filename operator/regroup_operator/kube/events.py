@@ -27,6 +27,16 @@ NOTE_CHARACTERS = 1024
 """The API server refuses a longer note."""
 
 
+@dataclass(frozen=True)
+class Regarding:
+    """As much of a job as an event says; stands in for one that cannot be read as a Job."""
+
+    namespace: str
+    name: str
+    uid: str
+    resource_version: str
+
+
 class TokenBucket:
     """Allows `burst` at once and `per_s` a second in the long run. Pure: the clock is passed in."""
 
@@ -77,7 +87,7 @@ class EventBook:
         self._series: OrderedDict[tuple[str, ...], Series] = OrderedDict()
         self._buckets: OrderedDict[str, TokenBucket] = OrderedDict()
 
-    def note(self, job: Job, note: EventNote, now_s: float, wall_time: str) -> Series | None:
+    def note(self, job: Job | Regarding, note: EventNote, now_s: float, wall_time: str) -> Series | None:
         """Return the series to send now, or None if it is waiting to be sent already or the job has no token left."""
         key = (job.uid, note.kind, note.reason, note.note)
         series = self._series.get(key)
@@ -106,7 +116,7 @@ class EventBook:
             book.popitem(last=False)
 
 
-def event_body(job: Job, note: EventNote, name: str, wall_time: str) -> dict[str, Any]:
+def event_body(job: Job | Regarding, note: EventNote, name: str, wall_time: str) -> dict[str, Any]:
     """Return the Event object for the first occurrence."""
     return {
         "apiVersion": "events.k8s.io/v1",
@@ -148,7 +158,7 @@ class EventRecorder:
         self._queue: asyncio.Queue[Series] = asyncio.Queue(max_queued)
         self._clock = clock
 
-    def record(self, job: Job, note: EventNote) -> None:
+    def record(self, job: Job | Regarding, note: EventNote) -> None:
         """Publish `note` about `job` some time soon, or lose it. Never blocks, never raises."""
         series = self._book.note(job, note, self._clock(), _now())
         if series is None:

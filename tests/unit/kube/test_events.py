@@ -2,20 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any
 
-from regroup_operator.api import Job
-from regroup_operator.kube.events import EventBook, TokenBucket, event_body
+from regroup_operator.kube.events import EventBook, Regarding, TokenBucket, event_body
 from regroup_operator.model.ports import EventNote
 
-
-class FakeJob:
-    """As much of a job as an event names."""
-
-    name, namespace, uid, resource_version = "digits", "team", "job-uid", "17"
-
-
-JOB = cast(Job, FakeJob())
+JOB = Regarding("team", "digits", "job-uid", "17")
 LOST = EventNote("Warning", "WorkerLost", "Worker 2 is gone.")
 AT = "2025-11-21T13:00:00.000000Z"
 
