@@ -106,6 +106,11 @@ class OperatorEdge:
     def wait_body(self, cls: type[Any], timeout_s: float = 15.0, after: int = 0) -> Heard:
         return self.wait(lambda h: isinstance(h.body, cls), timeout_s, after)
 
+    @property
+    def streams(self) -> int:
+        """How many streams have been opened so far."""
+        return len(self._streams)
+
     def wait_stream(self, timeout_s: float = 15.0) -> None:
         """Return once a stream of commands is open."""
         with self._news:
@@ -226,6 +231,10 @@ class Worker:
         """Return the notes of a kind once there are at least `number`."""
         until(lambda: len(self.noted(what)) >= number, timeout_s, lambda: f"{self.noted()}\n{self.log()}")
         return self.noted(what)
+
+    def wait_disconnected(self) -> None:
+        """Return once the agent has noticed that the operator is gone."""
+        until(lambda: "The operator" in self.log().rsplit("Connected to the operator", 1)[-1], said=self.log)
 
     def close(self) -> None:
         if self.agent is not None and self.agent.poll() is None:

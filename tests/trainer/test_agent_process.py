@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
+import sys
+import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+
 from _regroup_agent.build import build
+from _regroup_agent.statefile import UNKNOWN
 from regroup.protocol import wire
 from regroup.protocol.state import Phase, StatePair
-
-from tests.trainer.agent_edge import Heard, OperatorEdge, Worker, alive, generation, operator_edge, until
+from tests.trainer.agent_edge import RAW_TRAINER, Heard, OperatorEdge, Worker, alive, generation, operator_edge, until
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +47,7 @@ def pair(tmp_path: Path, operator: OperatorEdge, zipapp: Path) -> Iterator[Worke
     one.close()
 
 
-def welcome(operator: OperatorEdge, worker: Worker, tier: str = "Session") -> int:
+def welcome(operator: OperatorEdge, tier: str = "Session") -> int:
     """Greet a new agent; return the port of its fresh store socket."""
     hello = operator.wait_body(wire.Hello)
     operator.wait_stream()
@@ -68,7 +73,7 @@ def train(operator: OperatorEdge, worker: Worker, number: int = 1, **changed: ob
 
 def test_session_from_hello_to_training_to_stop(operator: OperatorEdge, worker: Worker) -> None:
     worker.start_raw()
-    welcome(operator, worker)
+    welcome(operator)
     attached = ready(operator)
     assert attached.report.condition.incarnation == 1
     assert attached.report.seal is not None
@@ -95,7 +100,7 @@ def test_killed_process_is_reported_at_once_and_restarted_with_a_higher_incarnat
     operator: OperatorEdge, worker: Worker
 ) -> None:
     worker.start_raw()
-    welcome(operator, worker)
+    welcome(operator)
     ready(operator)
     train(operator, worker)
     killed = worker.noted("started")[0]
@@ -116,8 +121,6 @@ def test_killed_process_is_reported_at_once_and_restarted_with_a_higher_incarnat
 
 
 def killed_at(pid: int) -> float:
-    import time
-
     at_s = time.monotonic()
     os.kill(pid, signal.SIGKILL)
     return at_s
@@ -125,7 +128,7 @@ def killed_at(pid: int) -> float:
 
 def test_sibling_of_a_killed_process_keeps_its_process_and_state(operator: OperatorEdge, pair: Worker) -> None:
     pair.start_raw()
-    welcome(operator, pair)
+    welcome(operator)
     ready(operator)
     train(operator, pair)
     zero, one = (next(n for n in pair.noted("started") if n["rank"] == rank) for rank in (0, 1))
@@ -150,7 +153,7 @@ def test_sibling_of_a_killed_process_keeps_its_process_and_state(operator: Opera
 
 def test_agent_killed_takes_its_trainers_with_it(operator: OperatorEdge, pair: Worker) -> None:
     pair.start_raw("stuck")
-    welcome(operator, pair)
+    welcome(operator)
     ready(operator)
     pids = [n["pid"] for n in pair.noted("started")]
     assert pair.agent is not None
@@ -160,10 +163,363 @@ def test_agent_killed_takes_its_trainers_with_it(operator: OperatorEdge, pair: W
 
 def test_generation_is_refused_twice_and_below(operator: OperatorEdge, worker: Worker) -> None:
     worker.start_raw("again")
-    welcome(operator, worker)
+    welcome(operator)
     ready(operator)
     train(operator, worker, 5)
     second = worker.wait_noted("entering", 2)[1]
     assert (second["ok"], second["generation"]) == (False, 5)
     operator.tell(generation(4, 0, member=False)[0])
     until(lambda: "Refused generation 4: 5 has been heard." in worker.log())
+
+
+# --- the store's socket --------------------------------------------------------------------------------------------
+
+
+def test_store_socket_goes_to_the_trainer_and_a_fresh_one_takes_its_place(
+    operator: OperatorEdge, worker: Worker
+) -> None:
+    worker.start_raw("tcpstore", OMP_NUM_THREADS="1")
+    port = welcome(operator)
+    ready(operator)
+    train(operator, worker)
+    assert [(n["said"], n["port"]) for n in worker.noted("store")] == [("1", port)]
+    assert worker.noted("served")[0]["value"] == "value"
+    fresh = operator.heard[-1].report.store_port
+    assert fresh not in (0, port)
+
+
+def test_store_of_a_port_that_is_not_the_fresh_one_is_bound_by_the_trainer(
+    operator: OperatorEdge, worker: Worker
+) -> None:
+    worker.start_raw("take")
+    welcome(operator)
+    ready(operator)
+    command, document = generation(1, 1)
+    operator.tell(command)
+    operator.tell(wire.DocumentCommand(document))
+    assert [(n["said"], n["port"]) for n in worker.wait_noted("store")] == [("0", 0)]
+
+
+def test_stores_host_waits_for_the_document_of_its_digest(operator: OperatorEdge, worker: Worker) -> None:
+    worker.start_raw()
+    port = welcome(operator)
+    ready(operator)
+    command, document = generation(1, port)
+    operator.tell(command)
+    operator.tell(wire.DocumentCommand(replace(document, reason="another text")))
+    until(lambda: "Refused the document of generation 1" in worker.log())
+    assert worker.noted("assignment") == []
+    operator.tell(wire.DocumentCommand(document))
+    assert worker.wait_noted("assignment")[0]["document"] == document.digest()
+
+
+# --- script tier ---------------------------------------------------------------------------------------------------
+
+SCRIPT = """
+import json, os, signal, sys, time
+def note(what, **more):
+    with open(f"{os.environ['NOTES']}/{os.getpid()}", "a") as file:
+        file.write(json.dumps({"what": what, "at": time.monotonic(), "pid": os.getpid(), **more}) + "\\n")
+def ended(*_):
+    note("term")
+    sys.exit(0)
+signal.signal(signal.SIGTERM, ended)
+names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT",
+         "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS")
+note("started", env={n: os.environ.get(n) for n in names})
+while not os.path.exists(os.environ["NOTES"] + "/../exit"):
+    time.sleep(0.01)
+sys.exit(int(open(os.environ["NOTES"] + "/../exit").read()))
+"""
+
+
+def script(worker: Worker) -> None:
+    path = worker.directory / "train.py"
+    path.write_text(SCRIPT)
+    worker.start(sys.executable, "-u", str(path))
+
+
+def test_script_starts_with_torchruns_environment_and_restarts_for_each_generation(
+    operator: OperatorEdge, pair: Worker
+) -> None:
+    script(pair)
+    port = welcome(operator, "Unknown")
+    operator.wait_phase(Phase.READY)
+    operator.tell(generation(1, port, 2, rank_offset=2, world_size=4, group_rank=1)[0])
+    started = pair.wait_noted("started", 2)
+    assert sorted(started, key=lambda n: n["env"]["RANK"])[1]["env"] == {
+        "RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "1",
+        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "TORCHELASTIC_RUN_ID": "job-uid",
+        "TORCHELASTIC_RESTART_COUNT": "0", "TORCHELASTIC_MAX_RESTARTS": "10",
+    }  # fmt: skip
+    # The port is free now: the script's own rank 0 binds it.
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind(("127.0.0.1", port))
+    operator.wait(lambda h: h.report.condition.phase == Phase.STARTING and h.report.condition.generation == 1)
+    operator.tell(wire.Welcome("Script"))
+    adopted = operator.wait_body(wire.Adopted)
+    assert (adopted.report.condition.phase, adopted.report.condition.generation) == (Phase.TRAINING, 1)
+    assert adopted.report.store_port not in (0, port)
+    operator.tell(generation(2, 0, 2, hosts_store=False)[0])
+    again = pair.wait_noted("started", 4)[2:]
+    assert len(pair.noted("term")) == 2
+    assert {n["env"]["RANK"] for n in again} == {"0", "1"}
+    assert {n["env"]["TORCHELASTIC_RESTART_COUNT"] for n in again} == {"1"}
+    operator.wait(lambda h: isinstance(h.body, wire.Adopted) and h.report.condition.generation == 2)
+    assert not any(isinstance(h.body, wire.Fault) for h in operator.heard)
+    (pair.directory / "exit").write_text("0")
+    done = operator.wait_body(wire.Finished)
+    assert (done.report.condition.phase, done.report.condition.generation) == (Phase.FINISHED, 2)
+
+
+def test_script_that_fails_is_one_fault_and_waits_for_a_newer_generation(operator: OperatorEdge, pair: Worker) -> None:
+    path = pair.directory / "train.py"
+    path.write_text(SCRIPT.replace("while not", "if os.environ['RANK'] == '1': sys.exit('out of luck')\nwhile not"))
+    pair.start(sys.executable, "-u", str(path))
+    port = welcome(operator, "Unknown")
+    operator.tell(generation(1, port, 2)[0])
+    fault = operator.wait_body(wire.Fault)
+    assert (fault.body.exit_code, fault.body.local_rank, fault.body.last_line) == (1, 1, "out of luck")
+    waiting = operator.wait(lambda h: h.report.condition.phase == Phase.READY and h.report.condition.entered == 1)
+    assert waiting.report.condition.cause == "Process 1 ended with exit code 1."
+    assert len(pair.noted("term")) == 1
+    operator.tell(generation(2, 0, 2, hosts_store=False)[0])
+    pair.wait_noted("started", 4)
+    assert sum(isinstance(h.body, wire.Fault) for h in operator.heard) <= 2
+
+
+# --- the end -------------------------------------------------------------------------------------------------------
+
+
+def test_stop_ends_what_does_not_listen(operator: OperatorEdge, worker: Worker) -> None:
+    path = worker.directory / "train.py"
+    path.write_text(
+        "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('up')\ntime.sleep(600)\n"
+    )
+    worker.start(sys.executable, str(path))
+    port = welcome(operator, "Unknown")
+    operator.tell(generation(1, port)[0])
+    until(lambda: "up" in worker.stdout.read_text())
+    operator.tell(wire.Stop("Failed"))
+    stopped = operator.wait_phase(Phase.STOPPED)
+    assert stopped.report.condition.cause is None
+    assert worker.agent is not None
+    assert worker.agent.wait(10) == 0
+
+
+def test_deleted_pod_says_so_and_trains_on_until_stop(operator: OperatorEdge, worker: Worker) -> None:
+    worker.start_raw()
+    welcome(operator)
+    ready(operator)
+    before = train(operator, worker)
+    assert worker.agent is not None
+    worker.agent.terminate()
+    draining = operator.wait_body(wire.Draining)
+    assert draining.body.deadline_s == pytest.approx(20.0)
+    step = draining.report.condition.step
+    operator.wait(lambda h: h.report.condition.step > step + 2, after=before)
+    operator.tell(wire.Stop("Released"))
+    operator.wait_phase(Phase.STOPPED)
+    assert worker.agent.wait(10) == 0
+
+
+def test_deleted_pod_whose_grace_is_over_ends_its_processes(operator: OperatorEdge, worker: Worker) -> None:
+    worker.start_raw(REGROUP_GRACE_SECONDS="6")
+    welcome(operator)
+    ready(operator)
+    train(operator, worker)
+    assert worker.agent is not None
+    worker.agent.terminate()
+    assert operator.wait_body(wire.Draining).body.deadline_s == pytest.approx(1.0)
+    assert worker.agent.wait(10) == 143
+    assert not alive(worker.noted("started")[0]["pid"])
+
+
+def test_deleted_pod_without_an_operator_ends_at_once(operator: OperatorEdge, worker: Worker) -> None:
+    worker.start_raw()
+    welcome(operator)
+    ready(operator)
+    operator.down()
+    worker.wait_disconnected()
+    assert worker.agent is not None
+    worker.agent.terminate()
+    assert worker.agent.wait(10) == 143
+    operator.up()
+
+
+# --- the operator goes and comes -----------------------------------------------------------------------------------
+
+
+def test_training_goes_on_without_the_operator_and_is_said_again(operator: OperatorEdge, worker: Worker) -> None:
+    worker.start_raw()
+    welcome(operator)
+    ready(operator)
+    train(operator, worker)
+    operator.down()
+    worker.wait_disconnected()
+    operator.token_file.write_text("second-token\n")
+    before, step = len(operator.heard), operator.heard[-1].report.condition.step
+    operator.up()
+    hello = operator.wait_body(wire.Hello, after=before)
+    assert (hello.report.condition.phase, hello.report.condition.generation) == (Phase.TRAINING, 1)
+    assert hello.report.condition.step > step
+    adopted = operator.wait_body(wire.Adopted, after=before)
+    assert adopted.body.start_step == 0
+    operator.wait_body(wire.Progress, after=before)
+    assert operator.tokens[-1] == "Bearer second-token"
+    assert len(worker.noted("started")) == 1
+
+
+def test_fault_while_the_operator_is_away_is_told_when_it_is_back(operator: OperatorEdge, worker: Worker) -> None:
+    worker.start_raw()
+    welcome(operator)
+    ready(operator)
+    train(operator, worker)
+    operator.down()
+    worker.wait_disconnected()
+    before = len(operator.heard)
+    os.kill(worker.noted("started")[0]["pid"], signal.SIGKILL)
+    worker.wait_noted("started", 2)
+    operator.up()
+    fault = operator.wait_body(wire.Fault, after=before)
+    assert (fault.body.exit_code, fault.report.condition.incarnation) == (-9, 2)
+    assert fault.body.observed_ms > 0
+    ready(operator, before)
+
+
+def test_refusal_is_one_sentence_in_the_log_and_tried_again(operator: OperatorEdge, worker: Worker) -> None:
+    operator.refuse = (403, "The token is of another pod.")
+    worker.start_raw()
+    until(lambda: len(operator.tokens) >= 4)
+    assert worker.log().count("The operator answered 403: The token is of another pod.") == 1
+    operator.refuse = None
+    welcome(operator)
+    ready(operator)
+
+
+def test_commands_that_cannot_be_used_change_nothing(operator: OperatorEdge, worker: Worker) -> None:
+    worker.start_raw()
+    port = welcome(operator)
+    ready(operator)
+    operator.send_raw(b"\n")  # a keep-alive
+    operator.send_raw(b"not json\n")
+    operator.send_raw(b'{"jobUid": "job-uid"}\n')
+    operator.tell(generation(1, port)[0], pod_uid="another-pod")
+    operator.tell(wire.Stop("Complete"), job_uid="another-job")
+    before = len(operator.heard)
+    operator.tell(wire.Ping())
+    answer = operator.wait_body(wire.Changed, after=before)
+    assert answer.report.condition.heard == 0
+    assert "it is for job job-uid, pod another-pod" in worker.log()
+    assert "The message is not JSON" in worker.log()
+
+
+# --- starting ------------------------------------------------------------------------------------------------------
+
+
+def test_unreadable_state_file_counts_as_having_adopted_everything(operator: OperatorEdge, worker: Worker) -> None:
+    (worker.state_dir / "agent.json").write_text('{"entered": ')
+    worker.start_raw()
+    hello = operator.wait_body(wire.Hello)
+    assert hello.report.condition.adopted == hello.report.condition.entered == UNKNOWN
+    assert hello.report.seal is None
+    operator.wait_stream()
+    operator.newest = 7
+    operator.tell(wire.Welcome("Session"))
+    settled = ready(operator)
+    assert (settled.report.condition.entered, settled.report.condition.adopted) == (7, 7)
+    assert settled.report.condition.incarnation > hello.report.condition.incarnation > 1_000_000_000
+    assert settled.report.seal is not None
+    assert (settled.report.seal.state, settled.report.seal.left_up_to) == (None, 7)
+    assert "cannot be read" in worker.log()
+    train(operator, worker, 8)
+
+
+def test_container_restart_keeps_what_was_entered_and_raises_the_incarnation(
+    operator: OperatorEdge, worker: Worker
+) -> None:
+    worker.start_raw()
+    welcome(operator)
+    ready(operator)
+    train(operator, worker, 3)
+    worker.close()
+    before = len(operator.heard)
+    worker.start_raw()
+    hello = operator.wait_body(wire.Hello, after=before)
+    condition = hello.report.condition
+    assert (condition.entered, condition.adopted, condition.heard, condition.incarnation) == (3, 3, 3, 1)
+    until(lambda: operator.streams == 2)
+    operator.tell(wire.Welcome("Session"))
+    operator.tell(generation(3, 0)[0])
+    assert ready(operator, before).report.condition.incarnation == 2
+    assert "Refused generation 3: 3 has been heard." in worker.log()
+
+
+def test_command_that_crashes_at_once_waits_longer_each_time(operator: OperatorEdge, worker: Worker) -> None:
+    worker.start_raw("exit=4")
+    welcome(operator)
+    faults = [
+        operator.wait(lambda h, n=n: isinstance(h.body, wire.Fault) and h.report.condition.incarnation == n)
+        for n in (1, 2, 3)
+    ]
+    assert [f.body.exit_code for f in faults] == [4, 4, 4]
+    assert faults[0].body.last_line == "the last words"
+    assert faults[2].at_s - faults[1].at_s >= 1.0
+    assert faults[1].at_s - faults[0].at_s < 1.0
+    assert "first line\nthe last words\n" in worker.log()
+
+
+def test_command_without_a_zygote_runs_too(operator: OperatorEdge, worker: Worker) -> None:
+    worker.start("/bin/sh", "-c", f"{sys.executable} {RAW_TRAINER} take; exit 5")
+    welcome(operator)
+    ready(operator)
+    train(operator, worker)
+    pid = worker.noted("started")[0]["pid"]
+    before = len(operator.heard)
+    os.kill(pid, signal.SIGKILL)
+    assert operator.wait_body(wire.Fault, after=before).body.exit_code == 5
+    ready(operator, before)
+
+
+def test_command_that_does_not_exist_is_a_fault_with_a_sentence(operator: OperatorEdge, worker: Worker) -> None:
+    worker.start("/no/such/program")
+    welcome(operator)
+    fault = operator.wait_body(wire.Fault)
+    assert fault.body.exit_code == 127
+    assert fault.body.last_line == "/no/such/program: cannot be started: No such file or directory"
+
+
+def test_preload_that_cannot_be_imported_falls_back_to_exec(operator: OperatorEdge, worker: Worker) -> None:
+    worker.start_raw(REGROUP_PRELOAD="no_such_module")
+    welcome(operator)
+    ready(operator)
+    assert "No zygote: importing no_such_module failed (ModuleNotFoundError" in worker.log()
+
+
+def test_zygote_that_dies_is_started_again_and_its_trainers_live(operator: OperatorEdge, worker: Worker) -> None:
+    worker.start_raw()
+    welcome(operator)
+    ready(operator)
+    trainer = worker.noted("started")[0]["pid"]
+    assert worker.agent is not None
+    (zygote,) = children(worker.agent.pid) - {trainer}
+    os.kill(zygote, signal.SIGKILL)
+    until(lambda: "The zygote died; it is started again." in worker.log())
+    assert alive(trainer)
+    before = len(operator.heard)
+    os.kill(trainer, signal.SIGKILL)
+    ready(operator, before)
+    until(lambda: zygote not in children(worker.agent.pid) and len(children(worker.agent.pid)) == 2)
+
+
+def children(pid: int) -> set[int]:
+    return {int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()}
+
+
+@pytest.mark.parametrize("launcher", ["torchrun", "accelerate", "deepspeed", "mpirun"])
+def test_launcher_as_command_is_refused_with_a_sentence(worker: Worker, launcher: str) -> None:
+    worker.start(launcher, "train.py")
+    assert worker.agent is not None
+    assert worker.agent.wait(10) == 2
+    assert f"regroup: The command starts with {launcher}" in worker.log()

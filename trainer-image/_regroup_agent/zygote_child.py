@@ -25,7 +25,10 @@ PR_SET_PDEATHSIG = 1
 
 
 def _die_with_parent(agent_pid: int, libc: ctypes.CDLL) -> None:
-    """Have the kernel kill this process with the agent. Not before the process in between is gone: its end would count."""
+    """Have the kernel kill this process with the agent.
+
+    Only once the process in between is gone: the signal comes with the death of whoever is the parent then.
+    """
     deadline = time.monotonic() + 10.0
     while os.getppid() != agent_pid:
         if time.monotonic() > deadline:
