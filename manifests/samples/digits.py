@@ -1,0 +1,42 @@
+"""Handwritten digits: real data that ships with scikit-learn. Runs unchanged under plain `python`, `regroup run` and in a cluster."""
+
+import argparse
+import hashlib
+import time
+
+import torch
+from sklearn.datasets import load_digits
+
+import regroup
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--steps", type=int, default=1000)
+parser.add_argument("--reduction", choices=["fast", "exact"], default="fast", help="exact: bitwise equal at any world size")
+parser.add_argument("--pace", type=float, default=0.0, help="seconds added to each step, so that there is time to watch")
+args = parser.parse_args()
+
+torch.manual_seed(7)
+torch.use_deterministic_algorithms(args.reduction == "exact")
+digits = load_digits()
+x, y = torch.tensor(digits.data, dtype=torch.float32) / 16, torch.tensor(digits.target)
+order = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))
+train, held_out = (x[order[:1437]], y[order[:1437]]), (x[order[1437:]], y[order[1437:]])
+model = torch.nn.Sequential(torch.nn.Linear(64, 128), torch.nn.ReLU(), torch.nn.Linear(128, 10))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=1e-4)
+
+with regroup.session(
+    model=model, optimizer=optimizer, data=train, global_batch=80, microbatch=8, reduction=args.reduction
+) as job:
+    for step in job.steps(args.steps):
+        with step:  # a membership change ends this block; the same step comes again
+            time.sleep(args.pace)
+            for batch in step.microbatches():  # this rank's share, whatever the world is now
+                loss = torch.nn.functional.cross_entropy(model(batch.x), batch.y, reduction="sum")
+                step.backward(loss, weight=len(batch.y))
+            step.commit()
+        if job.is_main and (step.index + 1) % 200 == 0:
+            print(f"step {step.index + 1}  loss {step.loss:.4f}  ranks {job.world_size}", flush=True)
+    if job.is_main:
+        accuracy = (model(held_out[0]).argmax(1) == held_out[1]).float().mean().item()
+        parameters = hashlib.sha256(b"".join(p.detach().numpy().tobytes() for p in model.parameters())).hexdigest()
+        print(f"held-out accuracy {accuracy:.4f}  parameters sha256 {parameters}", flush=True)
