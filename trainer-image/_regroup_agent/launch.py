@@ -64,7 +64,7 @@ def python_command(command: Sequence[str]) -> PythonCommand | None:
 
 def preload_modules(environ: Mapping[str, str]) -> list[str]:
     """Return the modules that the zygote imports; empty: no zygote."""
-    return [name.strip() for name in environ.get(env.PRELOAD, "torch").split(",") if name.strip()]
+    return [name.strip() for name in environ.get(env.PRELOAD, env.DEFAULT_PRELOAD).split(",") if name.strip()]
 
 
 def trainer_env(
