@@ -43,7 +43,7 @@ _CLASSES = {
 
 
 def prepare() -> None:
-    """Import DCP (about a second, unless the zygote has it) and silence its remark that one process writes alone."""
+    """Import DCP (0.1 s once an optimizer has been built, else seconds) and silence its remark that one process writes alone."""
     import torch.distributed.checkpoint
 
     message = "torch.distributed is disabled, unavailable or uninitialized"

@@ -39,8 +39,8 @@ CHECKPOINT_KEEP = "REGROUP_CHECKPOINT_KEEP"
 PRELOAD = "REGROUP_PRELOAD"
 """Comma-separated modules that the zygote imports before it forks trainers (default: DEFAULT_PRELOAD; empty: no zygote)."""
 DEFAULT_PRELOAD = "torch,torch._dynamo,torch.distributed.checkpoint"
-"""Not torch alone: building the first optimizer imports torch._dynamo (sympy and all), which costs a restarted process
-1.5 s or more; with it in the zygote, fork to first optimizer step is 46 ms (torch 2.13)."""
+"""Not torch alone: building the first optimizer imports torch._dynamo (sympy and all), 4 s in a restarted process on two
+busy cores; with it in the zygote, fork to first optimizer step is 46 ms (torch 2.13)."""
 
 # --- torchrun's names, written by the agent ------------------------------------------------------------------------
 RANK = "RANK"
