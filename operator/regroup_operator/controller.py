@@ -183,7 +183,7 @@ class Controller:
             except AlreadyExists:
                 await self._create_next(job, slot, attempt + 1, avoid_nodes)
             except RegroupError as error:
-                if not isinstance(error, UnavailableError):
+                if not isinstance(error, UnavailableError | ConflictError):
                     reason = error.reason if isinstance(error, SpecError) else "CreateFailed"
                     self._recorder.record(job, EventNote("Warning", reason, str(error)))
                 raise
