@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from regroup_operator.api import parse_job
 from regroup_operator.render import RenderSettings, config_map, dry_run_pod, service, worker_pod
-
 from tests.api.conftest import Api
 from tests.builders.jobs import Change, Manifest, make_job, trainer, with_pod, with_spec, with_trainer
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 import yaml
+
 from regroup_operator.api import parse_job
 from regroup_operator.render import dry_run_pod
-
 from tests.api.conftest import ROOT, Api
 from tests.api.test_rendered import SETTINGS, STRICT, restrict
 

@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import pytest
+
 from regroup_operator.api import JobStatus, parse_job
 from regroup_operator.api.conditions import TRAINING, Condition, set_condition
 from regroup_operator.api.status import (
@@ -20,7 +21,6 @@ from regroup_operator.api.status import (
     Store,
     Summary,
 )
-
 from tests.api.conftest import Api
 from tests.builders.jobs import make_job
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from regroup_operator.model.records import Settings
 from regroup_operator.settings import OperatorSettings, SettingsError, load, variable
 

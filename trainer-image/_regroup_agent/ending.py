@@ -25,6 +25,7 @@ class Ending:
     code: int
     term_at_s: float
     kill_at_s: float
+    outcome: str = "Released"
     draining: bool = False
     """The pod is being deleted, but no stop has come: the processes still train."""
     termed: bool = False
@@ -54,7 +55,7 @@ def after_stop(outcome: str, any_session: bool, before: Ending | None, now_s: fl
     term_at_s, kill_at_s = now_s + wait_s, now_s + wait_s + AFTER_TERM_S
     if before is not None and before.draining:
         term_at_s, kill_at_s = min(term_at_s, before.term_at_s), min(kill_at_s, before.kill_at_s)
-    return Ending(0, term_at_s, kill_at_s)
+    return Ending(0, term_at_s, kill_at_s, outcome)
 
 
 def after_sigterm(connected: bool, grace_s: float, now_s: float) -> Ending:
@@ -68,3 +69,16 @@ def after_sigterm(connected: bool, grace_s: float, now_s: float) -> Ending:
 def restart_delay_s(crashes: int) -> float:
     """Return how long the n-th restart without a committed step in between waits: 0, 1, 2, 4 .. 30 s."""
     return 0.0 if crashes <= 1 else min(2.0 ** (crashes - 2), 30.0)
+
+
+def exit_sentence(local_rank: int, code: int) -> str:
+    """Return one sentence for the end of a process: exit code, or negative signal number."""
+    if code == 0:
+        return f"Process {local_rank} ended (exit code 0) without finishing its steps."
+    if code > 0:
+        return f"Process {local_rank} ended with exit code {code}."
+    try:
+        name = signal.Signals(-code).name
+    except ValueError:
+        name = f"signal {-code}"
+    return f"Process {local_rank} was ended by {name}."

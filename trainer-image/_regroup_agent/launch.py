@@ -11,6 +11,7 @@ from regroup.protocol import env, wire
 
 LAUNCHERS = ("torchrun", "accelerate", "deepspeed", "mpirun")
 _PYTHON = re.compile(r"python(3(\.\d+)?)?$")
+_IMPORT = re.compile(r"^[ \t]*(import|from)[ \t]+([\w.]+[ \t]*,[ \t]*)*regroup\b", re.MULTILINE)
 _AGENTS_OWN = (env.OPERATOR_URL, env.CA_FILE, env.TOKEN_FILE, env.STATE_DIR, env.GRACE_SECONDS)
 
 
@@ -60,6 +61,14 @@ def python_command(command: Sequence[str]) -> PythonCommand | None:
     if rest and not rest[0].startswith("-") and rest[0].endswith(".py"):
         return PythonCommand(command[0], rest[0], None, tuple(rest[1:]))
     return None
+
+
+def imports_library(source: str) -> bool:
+    """Return whether a script's text imports `regroup`: then its processes are a session's from the start.
+
+    Only a yes is proof. A script that reaches the library through a module of its own is found out when it attaches.
+    """
+    return _IMPORT.search(source) is not None
 
 
 def preload_modules(environ: Mapping[str, str]) -> list[str]:

@@ -18,7 +18,15 @@ from regroup.protocol import env
 
 from . import events as ev
 from .core import Core, Identity
-from .launch import LaunchError, check_command, preload_modules, python_command, trainer_env
+from .launch import (
+    LaunchError,
+    PythonCommand,
+    check_command,
+    imports_library,
+    preload_modules,
+    python_command,
+    trainer_env,
+)
 from .link import Endpoint, Link
 from .local_server import LocalServer
 from .posix import become_subreaper
@@ -46,9 +54,9 @@ class Agent:
         boot = secrets.token_hex(8)
         grace_s = float(environ.get(env.GRACE_SECONDS) or 25.0)
         identity = Identity(environ[env.JOB_UID], environ[env.POD_UID], boot, self._processes, grace_s)
-        self._core = Core(identity, saved)
-        self._store = StoreSocket(environ[env.POD_IP])
         python = python_command(self._command)
+        self._core = Core(identity, saved, session=_uses_library(python))
+        self._store = StoreSocket(environ[env.POD_IP])
         preload = preload_modules(environ)
         # A trainer's environment replaces the zygote's; until then it is what the image and the template say.
         base = trainer_env(
@@ -205,6 +213,16 @@ def die(text: str, code: int) -> None:
     except OSError:
         pass
     os._exit(code)
+
+
+def _uses_library(python: PythonCommand | None) -> bool:
+    """Return whether the script's own text says that it uses `regroup`; what cannot be read is found out later."""
+    if python is None or python.file is None:
+        return False
+    try:
+        return imports_library(Path(python.file).read_text(errors="replace"))
+    except OSError:
+        return False
 
 
 def _positive(environ: Mapping[str, str], name: str) -> int:

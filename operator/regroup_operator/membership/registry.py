@@ -8,8 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from regroup.protocol import codec
-from regroup.protocol.wire import Command, Generation, ProgressRequest, Report, Stop, Welcome
-
+from regroup.protocol.wire import Command, Generation, Progress, ProgressRequest, Report, Stop, Welcome
 from regroup_operator.membership.sessions import apply_report, stream_closed, stream_opened
 from regroup_operator.model.records import Key, Pod, Session
 
@@ -39,6 +38,7 @@ class Registry:
         self._sessions: dict[str, Session] = {}
         self._streams: dict[str, Stream] = {}
         self._pods: dict[str, Pod] = {}
+        self._steps: dict[str, tuple[int, int]] = {}
         self.dropped_reports = 0
 
     def sessions(self, pods: Iterable[Pod]) -> dict[str, Session]:
@@ -49,9 +49,10 @@ class Registry:
         """Return the number of open streams."""
         return len(self._streams)
 
-    def knows(self, pod_uid: str) -> bool:
-        """Return whether the agent has said hello to this operator."""
-        return pod_uid in self._sessions
+    def knows(self, pod_uid: str, boot: str) -> bool:
+        """Return whether this agent process has said hello to this operator."""
+        session = self._sessions.get(pod_uid)
+        return session is not None and session.boot == boot
 
     def report(self, pod: Pod, report: Report) -> bool:
         """Take a report of an authenticated pod. Returns False if it was dropped (rule FENCE)."""
@@ -61,6 +62,9 @@ class Registry:
             return False
         self._sessions[pod.uid] = session
         self._pods[pod.uid] = pod
+        if isinstance(report.body, Progress):
+            newest = (report.generation, report.body.step)
+            self._steps[pod.job_uid] = max(newest, self._steps.get(pod.job_uid, newest))
         self._enqueue((pod.namespace, pod.job))
         return True
 
@@ -79,7 +83,8 @@ class Registry:
         if self._streams.get(pod.uid) is not stream:
             return
         del self._streams[pod.uid]
-        self._sessions[pod.uid] = stream_closed(self._sessions[pod.uid], self._clock())
+        _, newest_step = self._steps.get(pod.job_uid, (0, 0))
+        self._sessions[pod.uid] = stream_closed(self._sessions[pod.uid], self._clock(), newest_step)
         self._enqueue((pod.namespace, pod.job))
 
     def tell(self, pod_uid: str, job_uid: str, generation: int, body: Any) -> None:
@@ -103,6 +108,8 @@ class Registry:
         for uid in [uid for uid in self._sessions if not alive(uid) and uid not in self._streams]:
             del self._sessions[uid]
             self._pods.pop(uid, None)
+        jobs = {pod.job_uid for pod in self._pods.values()}
+        self._steps = {job: step for job, step in self._steps.items() if job in jobs}
 
     def close_all(self) -> None:
         """End all streams: this operator leads no more."""

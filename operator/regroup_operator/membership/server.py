@@ -8,15 +8,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
 import socket
 import ssl
 from collections.abc import Awaitable, Callable
 
 from aiohttp import web
+
 from regroup.protocol import MAX_REPORT_BYTES, VERSION
 from regroup.protocol.codec import ProtocolError
 from regroup.protocol.wire import Hello, Report
-
 from regroup_operator.api import UnavailableError
 from regroup_operator.membership.registry import Registry
 from regroup_operator.model.ports import Authenticator, Forbidden, Unauthorized
@@ -26,6 +27,10 @@ KEEPALIVE_IDLE_S, KEEPALIVE_INTERVAL_S, KEEPALIVE_PROBES = 2, 1, 3
 USER_TIMEOUT_MS = 5000
 TLS_BUFFER_BYTES = 16384
 """asyncio's default of 256 KiB a stream would cost thousands of idle agents gigabytes (measured: 281 against 41 KiB)."""
+
+HELLO_FIRST = "Say hello first: this operator does not know the agent process yet."
+
+log = logging.getLogger(__name__)
 
 
 class _Answer(Exception):
@@ -74,8 +79,8 @@ class Endpoint:
             )
         if isinstance(report.body, Hello):
             _check_version(report.body.protocol)
-        elif not self._registry.knows(pod.uid):
-            raise _Answer(409, "Say hello first: this operator does not know the agent yet.")
+        elif not self._registry.knows(pod.uid, report.boot):
+            raise _Answer(409, HELLO_FIRST)
         self._registry.report(pod, report)
         return web.Response(status=204)
 
@@ -87,8 +92,8 @@ class Endpoint:
         boot = request.query.get("boot", "")
         if not boot:
             raise _Answer(400, "The query parameter boot is missing: the agent's boot id names the stream.")
-        if not self._registry.knows(pod.uid):
-            raise _Answer(409, "Say hello first: this operator does not know the agent yet.")
+        if not self._registry.knows(pod.uid, boot):
+            raise _Answer(409, HELLO_FIRST)
         _keep_alive(request)
         response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
         await response.prepare(request)
@@ -135,6 +140,9 @@ async def _errors(
         return _sentence(503, str(error))
     except web.HTTPException as error:
         return _sentence(error.status, f"{error.reason}: {request.method} {request.path}.")
+    except Exception:
+        log.exception("%s %s: a bug of ours.", request.method, request.path)
+        return _sentence(500, "The operator failed to answer; its log says why. Try again.")
 
 
 def _sentence(status: int, sentence: str) -> web.Response:

@@ -4,19 +4,27 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from regroup.protocol.state import Phase
-from regroup.protocol.wire import Adopted, Draining, Fault, Formed, Progress, Report
-
+from regroup.protocol.wire import Adopted, Draining, Fault, Formed, Hello, Progress, Report
 from regroup_operator.model.records import ProcessExit, Session
 
 MAX_EXITS = 32
+MAX_LINE = 500
+"""Characters that are kept of what a process or a trainer said last."""
+RESENT_WITHIN_S = 1.0
+"""A fault that is sent again (its answer was lost) is dated by its age; this far apart it is still the same one."""
 
 
 def apply_report(session: Session | None, report: Report, now_s: float) -> Session | None:
-    """Return the session after the report, or None if it is dropped: of an older incarnation, or of a generation older
-    than what the agent has said since (a delayed message of a fenced generation)."""
+    """Return the session after the report, or None if it is dropped: of another agent process than the one that said
+    hello last, of an older incarnation, or of a generation older than what the agent has said since (a delayed message
+    of a fenced generation)."""
     condition = report.condition
-    if session is None:
+    before = session.condition if session is not None else condition
+    if session is not None and report.boot != session.boot:
+        if not isinstance(report.body, Hello) or condition.incarnation < before.incarnation:
+            return None
+        session = _new_boot(session, report)
+    elif session is None:
         session = Session(
             pod_uid=report.pod_uid,
             boot=report.boot,
@@ -27,7 +35,6 @@ def apply_report(session: Session | None, report: Report, now_s: float) -> Sessi
         )
     elif _older(session, report):
         return None
-    before = session.condition
     moved = (before.phase, before.generation, before.incarnation) != (
         condition.phase,
         condition.generation,
@@ -44,6 +51,23 @@ def apply_report(session: Session | None, report: Report, now_s: float) -> Sessi
     return _apply_body(session, report, now_s)
 
 
+def _new_boot(session: Session, report: Report) -> Session:
+    """Return the session for another agent process in the same pod: its container was started again. What the old one
+    had heard, was about to do and was told is gone; what the processes did is not."""
+    return replace(
+        session,
+        boot=report.boot,
+        condition=report.condition,
+        draining=None,
+        fault=None,
+        fault_generation=0,
+        fault_at_s=None,
+        told_generation=0,
+        told_tier="",
+        told_stop=False,
+    )
+
+
 def _older(session: Session, report: Report) -> bool:
     old, new = session.condition, report.condition
     return new.incarnation < old.incarnation or (
@@ -53,16 +77,25 @@ def _older(session: Session, report: Report) -> bool:
 
 def _apply_body(session: Session, report: Report, now_s: float) -> Session:
     body, generation = report.body, report.condition.generation
+    if isinstance(body, Hello):
+        return replace(session, processes=body.processes)
     if isinstance(body, Formed):
         return replace(session, formed=body, formed_generation=generation)
     if isinstance(body, Adopted):
         return replace(session, adopted=body, adopted_generation=generation)
     if isinstance(body, Progress):
-        first = session.first_progress if session.progress_generation == generation else None
+        same = session.progress is not None and session.progress_generation == generation
+        first = session.first_progress if same else None
         if body.first_step_ms is not None:
             first = body
+        # The same step said again (after `progress?`, after a reconnect) is no sign of life.
+        moved = not same or session.progress is None or body.step > session.progress.step
         return replace(
-            session, progress=body, progress_generation=generation, progress_at_s=now_s, first_progress=first
+            session,
+            progress=body,
+            progress_generation=generation,
+            progress_at_s=now_s if moved else session.progress_at_s,
+            first_progress=first,
         )
     if isinstance(body, Fault):
         return _apply_fault(session, report, body, now_s)
@@ -73,6 +106,7 @@ def _apply_body(session: Session, report: Report, now_s: float) -> Session:
 
 def _apply_fault(session: Session, report: Report, fault: Fault, now_s: float) -> Session:
     at_s = now_s - fault.observed_ms / 1000
+    fault = replace(fault, message=_clean(fault.message), last_line=_clean(fault.last_line or "") or None)
     session = replace(
         session,
         fault=fault,
@@ -80,7 +114,7 @@ def _apply_fault(session: Session, report: Report, fault: Fault, now_s: float) -
         fault_at_s=at_s,
         fault_incarnation=report.condition.incarnation,
     )
-    if fault.cause == "exit" and fault.exit_code != 0:
+    if fault.cause == "exit" and fault.exit_code != 0 and not _counted(session, fault, at_s):
         ended = ProcessExit(
             at_s,
             report.condition.incarnation,
@@ -90,6 +124,21 @@ def _apply_fault(session: Session, report: Report, fault: Fault, now_s: float) -
         )
         session = replace(session, exits=(*session.exits, ended)[-MAX_EXITS:], num_exits=session.num_exits + 1)
     return session
+
+
+def _counted(session: Session, fault: Fault, at_s: float) -> bool:
+    """Return whether the exit is one that was reported before, and is sent again because the answer was lost."""
+    return fault.observed_ms > 0 and any(
+        e.local_rank == (fault.local_rank or 0)
+        and e.exit_code == (-1 if fault.exit_code is None else fault.exit_code)
+        and abs(e.at_s - at_s) < RESENT_WITHIN_S
+        for e in session.exits
+    )
+
+
+def _clean(text: str) -> str:
+    """Return the text as it can stand in a status: short, and without half surrogates."""
+    return text[:MAX_LINE].encode(errors="replace").decode()
 
 
 def stream_opened(session: Session, boot: str, now_s: float) -> Session:
@@ -105,12 +154,9 @@ def stream_opened(session: Session, boot: str, now_s: float) -> Session:
     )
 
 
-def stream_closed(session: Session, now_s: float) -> Session:
-    """Return the session without its stream. What has committed by now proves life no more (rule FENCE)."""
-    step = session.progress.step if session.progress else session.condition.step
-    return replace(session, connected=False, closed_at_s=now_s, closed_step=max(step, session.condition.step))
-
-
-def attached(session: Session) -> bool:
-    """Return whether the worker's processes stand at or beyond `ready`."""
-    return session.condition.phase not in (Phase.IDLE, Phase.STARTING, Phase.STOPPED)
+def stream_closed(session: Session, now_s: float, newest_step: int = 0) -> Session:
+    """Return the session without its stream. What has committed by now proves life no more (rule FENCE); `newest_step`
+    is the newest that any worker of the job has reported."""
+    step = session.progress.step if session.progress else 0
+    closed_step = max(newest_step, step, session.condition.step)
+    return replace(session, connected=False, closed_at_s=now_s, closed_step=closed_step)

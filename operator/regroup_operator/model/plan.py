@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from regroup.protocol.document import Document
-
+from regroup_operator.model.members import MemberId
 from regroup_operator.model.ports import EventNote
 from regroup_operator.model.records import Pod
 
@@ -21,8 +21,14 @@ class Memory:
     announced_at_s: float | None = None
     persist_ms: float | None = None
     """How long writing that generation to the status took."""
+    launches: bool = False
+    """Of the newest generation: see Current."""
+    attempts: int = 0
+    """Generations in a row that this operator announced and not all members adopted."""
     tried: frozenset[str] | None = None
     """`membership.names_of` the newest generation's set."""
+    created: frozenset[MemberId] = frozenset()
+    """Pods that were asked for and counted, until they are seen."""
     num_exits: Mapping[str, int] = field(default_factory=dict)
     """By pod UID: how many of its session's exits have been counted."""
     container_restarts: Mapping[str, int] = field(default_factory=dict)

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 
 from regroup.protocol.state import Condition, Seal
 from regroup.protocol.wire import Adopted, Draining, Fault, Formed, Progress
-
 from regroup_operator.model.members import MemberId
 
 Key = tuple[str, str]

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from regroup.protocol.document import LineageEntry, OlderGeneration
-
 from regroup_operator.model.members import MemberId
 from regroup_operator.model.records import Pod, Session
 
@@ -62,7 +62,8 @@ class Worker:
 
 @dataclass(frozen=True)
 class Current:
-    """The newest generation, as the status has it. `announced_at_s` is None after the operator's restart."""
+    """The newest generation, as the status has it. `announced_at_s` is the start of the operator's term where another
+    one announced it."""
 
     number: int
     uid: str
@@ -70,13 +71,18 @@ class Current:
     members: tuple[MemberId, ...]
     adopted: bool
     """All members have adopted it (or a newer one needs no older state)."""
-    announced_at_s: float | None
+    announced_at_s: float
     older: tuple[OlderGeneration, ...] = ()
     lineage: tuple[LineageEntry, ...] = ()
     known: bool = True
     """The document is in memory: it can be told again. After a restart it cannot (the next number is taken instead)."""
     attempts: int = 0
     """Generations in a row, this one included, that not all members adopted."""
+    launches: bool = False
+    """Announced to workers without processes: each starts its processes for this generation, which takes as long as
+    the script's imports. Otherwise the members were attached when it was announced."""
+    incarnations: Mapping[str, int] = field(default_factory=dict)
+    """By pod UID: that of the document. Empty where the document is not known."""
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,6 @@ from regroup.protocol.document import (
     OlderGeneration,
     Store,
 )
-
 from regroup_operator.model.members import MemberId
 from regroup_operator.model.worker import Announce, Current, Worker
 

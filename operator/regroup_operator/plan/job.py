@@ -8,7 +8,6 @@ from typing import Any
 
 from regroup.protocol.document import CheckpointRef, Document, OlderGeneration
 from regroup.protocol.wire import DocumentCommand, Generation, ProgressRequest, Prune, Stop, Welcome
-
 from regroup_operator.api import Job, processes_per_worker, set_condition
 from regroup_operator.api.names import selector
 from regroup_operator.api.status import MAX_INCIDENTS, MAX_LINEAGE
@@ -457,7 +456,9 @@ class _Planner:
                     self.tell.append(Tell(first.pod.uid, Prune(tuple(kept))))
 
     def _conditions(self, decision: Decision | None, ended: str | None, failure: str | None) -> None:
-        trained = bool(self.status.get("lineage"))
+        membership = self.status.get("membership") or {}
+        earlier = any(e["generation"] < membership.get("generation", 0) for e in self.status.get("lineage", ()))
+        trained = earlier or bool(membership.get("adopted"))
         phase = phase_of(current=self.current, decision=decision, workers=self.workers, trained=trained, ended=ended)
         refusal = self.memory.refusal
         said = [

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from regroup.protocol.document import FORCED, PLANNED
-
 from regroup_operator.model.members import MemberId
 from regroup_operator.model.records import Settings
 from regroup_operator.model.worker import Announce, Bounds, Current, Decision, Keep, Standing, Wait, Worker
@@ -289,6 +288,10 @@ def _count(items: Iterable[object], noun: str) -> str:
 
 
 def _verb(worker: Worker) -> str:
+    fault = worker.session.fault if worker.session else None
+    if worker.why == "ProcessExited" and fault is not None and fault.exit_code is not None:
+        code = f"signal {-fault.exit_code}" if fault.exit_code < 0 else f"exit code {fault.exit_code}"
+        return f"lost a process ({code})"
     return {
         "PodDeleted": "is gone with its pod",
         "PodFailed": "failed",

@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from regroup.protocol.document import PLANNED
-from regroup.protocol.state import Phase
-
+from regroup.protocol.state import Condition, Phase
 from regroup_operator.model.members import MemberId
 from regroup_operator.model.records import Pod, Session, Settings
 from regroup_operator.model.worker import Current, Standing, Worker
@@ -32,7 +31,7 @@ def assess(
     pods: Iterable[Pod],
     sessions: Mapping[str, Session],
     released: frozenset[str],
-    incarnations: Mapping[str, int],
+    processes: int,
     now_s: float,
     term_started_s: float,
     disconnect_s: float,
@@ -40,7 +39,7 @@ def assess(
 ) -> tuple[Worker, ...]:
     """Return every worker: the pods there are, and the members whose pods are gone. Sorted by id.
 
-    `tier` is status.tier (None: not known yet). `incarnations` are those of the document in memory, by pod UID.
+    `tier` is status.tier (None: not known yet), `processes` the number of a worker's processes.
     """
     pods = tuple(pods)
     members = frozenset(current.members) if current else frozenset()
@@ -65,7 +64,7 @@ def assess(
                 session,
                 current,
                 available,
-                incarnation=incarnations.get(pod.uid),
+                processes=processes,
                 faulted=faulted,
                 newest_progress=newest_progress,
                 now_s=now_s,
@@ -114,7 +113,7 @@ def _member(
     current: Current,
     available: bool,
     *,
-    incarnation: int | None,
+    processes: int,
     faulted: bool,
     newest_progress: tuple[int, float],
     now_s: float,
@@ -126,7 +125,7 @@ def _member(
         return Worker(pod.id, pod, session, standing, available and standing != Standing.LOST, since_s, lost_at_s, why)
 
     said_finished = session is not None and session.condition.phase in (Phase.FINISHED, Phase.STOPPED)
-    if not pod.alive and not said_finished:
+    if pod.phase == "Failed" or (not pod.alive and not said_finished):
         return worker(Standing.LOST, now_s, "PodFailed")
     if session is None:
         deadline = term_started_s + settings.term_grace_s
@@ -152,11 +151,30 @@ def _member(
         return worker(Standing.FINISHED if session.told_stop else Standing.LOST, since, "Stopped")
     if condition.generation == current.number and condition.phase in _IN_GROUP:
         return worker(_IN_GROUP[condition.phase], since)
-    if condition.entered < current.number:
-        restarted = incarnation is not None and condition.incarnation > incarnation
-        if condition.phase == Phase.STARTING and condition.session and (restarted or incarnation is None):
-            return worker(Standing.DIED, since, "ProcessExited")
-        return worker(Standing.PENDING, since)
+    if _restarted(session, current, processes):
+        return worker(Standing.DIED, since, "ProcessExited")
+    if condition.entered < current.number or (current.launches and _comes(condition)):
+        # Not entered: its processes start, or they still leave the one before.
+        return worker(Standing.STARTING if condition.phase == Phase.STARTING else Standing.PENDING, since)
     if condition.phase == Phase.BROKEN:
         return worker(Standing.BROKEN, since, "CollectiveFailed")
     return worker(Standing.DIED, since, "ProcessExited")
+
+
+def _comes(condition: Condition) -> bool:
+    """Return whether the processes that a generation started have not opened their session yet. Taken for a script
+    meanwhile (tier Script), the worker may have said that it entered."""
+    return condition.phase == Phase.STARTING or (condition.phase == Phase.READY and condition.session)
+
+
+def _restarted(session: Session, current: Current, processes: int) -> bool:
+    """Return whether a process of a member ended after the announcement, before the worker entered the generation.
+
+    Members were attached when it was announced, so that one whose process starts has lost it. Where the generation itself
+    starts the processes, they raise the incarnation by their number; more is a second start. What is not known (another
+    operator announced it) is not concluded: the new process enters the generation by itself if it may.
+    """
+    before = current.incarnations.get(session.pod_uid)
+    if before is None or session.condition.phase != Phase.STARTING:
+        return False
+    return not current.launches or session.condition.incarnation > before + processes

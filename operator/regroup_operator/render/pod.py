@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from regroup.protocol import env
-
 from regroup_operator.api import Job, processes_per_worker
 from regroup_operator.api.names import (
     LABEL_SLOT,

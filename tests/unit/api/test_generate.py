@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+
 from regroup_operator.api.crd import custom_resource_definition
 from regroup_operator.api.generate import drifted, main
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
+
 from regroup.protocol import env
 from regroup_operator.api import SpecError, StatusError, parse_job, processes_per_worker, spec
-
 from tests.builders.jobs import BAD_SPECS, Change, make_job, stored_job, trainer, with_pod, with_spec, with_trainer
 
 

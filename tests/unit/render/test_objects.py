@@ -5,7 +5,6 @@ from __future__ import annotations
 from regroup_operator.api import parse_job
 from regroup_operator.api.names import worker_labels
 from regroup_operator.render import config_map, service
-
 from tests.builders.jobs import stored_job
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+
 from regroup.protocol import env
 from regroup_operator.api import parse_job
 from regroup_operator.render import RenderSettings, dry_run_pod, worker_pod
-
 from tests.builders.jobs import Change, Manifest, stored_job, trainer, with_pod, with_spec, with_trainer
 
 SETTINGS = RenderSettings(

@@ -7,6 +7,7 @@ it does not know (unknown fields are ignored, so that a newer peer may say more)
 
 import dataclasses
 import json
+import math
 import typing
 from typing import Any, TypeVar, Union
 
@@ -31,9 +32,9 @@ def to_json(value: Any) -> Any:
         if kind is not None:
             out["type"] = kind
         for field in dataclasses.fields(value):
-            item = getattr(value, field.name)
+            item = to_json(getattr(value, field.name))
             if item is not None:
-                out[camel(field.name)] = to_json(item)
+                out[camel(field.name)] = item
         return out
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return [to_json(item) for item in value]
@@ -41,6 +42,8 @@ def to_json(value: Any) -> Any:
         return [to_json(item) for item in value]
     if isinstance(value, dict):
         return {str(key): to_json(item) for key, item in value.items()}
+    if isinstance(value, float) and not math.isfinite(value):
+        return None  # JSON has no word for it: a loss that is not a number is not said
     return value
 
 
@@ -119,9 +122,13 @@ class Registry:
 def parse(text: Union[bytes, str]) -> Any:
     """Return the JSON value of a text. Raises ProtocolError instead of a decoder's own errors."""
     try:
-        return json.loads(text)
+        return json.loads(text, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
         raise ProtocolError(f"The message is not JSON: {error}.") from None
+
+
+def _refuse_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not a JSON value")
 
 
 def line(message: Any) -> bytes:

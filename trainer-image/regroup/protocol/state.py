@@ -61,6 +61,6 @@ class Condition:
     adopted: int = 0
     """Highest generation that any process of this worker has adopted (kept over container restarts)."""
     session: bool = False
-    """True once a process has attached through the library (tier Session)."""
+    """True if the script is known to use the library (tier Session): its text imports it, or a process has attached."""
     cause: Optional[str] = None
     """One sentence: why broken."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Optional
 
 from . import codec
-from .document import Document
+from .document import CheckpointRef, Document
 from .state import Condition, Seal, StatePair
 
 # --- reports: agent -> operator ------------------------------------------------------------------------------------
@@ -136,7 +136,10 @@ class Report:
         """Parse a POST's body. Raises ProtocolError."""
         data = codec.parse(text)
         report = codec.from_json(cls, data, "report")
-        return cls(**{**report.__dict__, "body": REPORTS.decode(report.body)})
+        body = REPORTS.decode(report.body)
+        if isinstance(body, Progress) and body.checkpoint is not None:
+            codec.from_json(CheckpointRef, body.checkpoint, "progress.checkpoint")
+        return cls(**{**report.__dict__, "body": body})
 
 
 # --- commands: operator -> agent -----------------------------------------------------------------------------------
