@@ -1,1 +1,28 @@
-"""Regroup: training jobs that neither stop nor lose work."""
+"""Regroup: training jobs that neither stop nor lose work.
+
+Importing this package imports nothing else (PEP 562): operator and agent read `regroup.protocol` without paying for torch.
+What a training script uses is below; `regroup.elastic.session` is where to read on.
+"""
+
+_EXPORTS = {
+    "session": "regroup.elastic.session",
+    "Job": "regroup.elastic.session",
+    "GenerationChanged": "regroup.elastic.errors",
+    "RegroupError": "regroup.elastic.errors",
+}
+
+__all__ = ["GenerationChanged", "Job", "RegroupError", "session"]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _EXPORTS:
+        raise AttributeError(f"module 'regroup' has no attribute {name!r}")
+    import importlib
+
+    value: object = getattr(importlib.import_module(_EXPORTS[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> "list[str]":
+    return sorted([*globals(), *_EXPORTS])

@@ -1,0 +1,72 @@
+"""A small training script for the tests of the elastic session. What it does beyond training is read from TEST_* variables.
+
+Its last line is JSON: hash of the parameters, losses by step, identity of the model, ids of the samples by step.
+"""
+
+import hashlib
+import json
+import os
+import time
+
+import torch
+
+import regroup
+
+
+def number(name: str, default: float) -> float:
+    return float(os.environ.get(name, default))
+
+
+torch.manual_seed(int(number("TEST_INIT", 3)))
+hidden = int(number("TEST_HIDDEN", 32))
+x = torch.randn(1000, 16, generator=torch.Generator().manual_seed(1))
+y = (x @ torch.randn(16, 4, generator=torch.Generator().manual_seed(2))).argmax(1)
+layers = [torch.nn.Linear(16, hidden), torch.nn.ReLU()]
+if os.environ.get("TEST_LAYER") == "batchnorm":
+    layers.append(torch.nn.BatchNorm1d(hidden))
+if os.environ.get("TEST_LAYER") == "dropout":
+    layers.append(torch.nn.Dropout(0.3))
+model = torch.nn.Sequential(*layers, torch.nn.Linear(hidden, 4))
+optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+schedule = torch.optim.lr_scheduler.StepLR(optimizer, step_size=50, gamma=0.5)
+mine = id(model), [id(p) for p in model.parameters()]
+losses = {}
+if os.environ.get("TEST_FAULT"):
+    import faults
+
+    faults.install(os.environ["TEST_FAULT"])
+
+with regroup.session(
+    model=model,
+    optimizer=optimizer,
+    data=(x, y),
+    global_batch=48,
+    microbatch=4,
+    state={"schedule": schedule},
+    reduction=os.environ.get("TEST_REDUCTION", "fast"),
+) as job:
+    for step in job.steps(int(number("TEST_STEPS", 100))):
+        with step:
+            if not os.path.exists(os.environ.get("TEST_GO", "/")):
+                time.sleep(0.03)  # until the test says go, so that it has time for what it does in mid-training
+            for batch in step.microbatches():
+                loss = torch.nn.functional.cross_entropy(model(batch.x), batch.y, reduction="sum")
+                step.backward(loss, weight=len(batch.y))
+            step.commit(after=[schedule.step], max_norm=1.0)
+            losses[step.index] = step.loss
+    same = job.model is model and (id(model), [id(p) for p in model.parameters()]) == mine
+
+tensors = [*model.state_dict().values(), *(t for s in optimizer.state.values() for t in s.values())]
+print(
+    json.dumps(
+        {
+            "hash": hashlib.sha256(b"".join(t.numpy().tobytes() for t in tensors)).hexdigest(),
+            "same_model": same,
+            "losses": losses,
+            "rank": job.rank,
+            "generation": job.generation,
+            "rate": schedule.get_last_lr()[0],
+        }
+    ),
+    flush=True,
+)

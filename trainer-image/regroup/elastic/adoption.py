@@ -1,0 +1,117 @@
+"""Whose state does a generation continue from? Rules STATE, WITNESS, SEAL and LOST as one pure function.
+
+Every rank calls `decide` with the same document and the same gathered arrivals, so every rank decides the same. No I/O, no
+clock, no tensors. The traces H2, H3, H4, H5 and MAD in docs/design/protocol.md are its table tests
+(tests/unit/elastic/test_adoption.py); the bytes move in `transfer`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from regroup.protocol.document import Document
+from regroup.protocol.state import StatePair
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """What one rank brings to a generation."""
+
+    state: StatePair | None
+    """The valid state it holds; None: it holds none, or what it holds is torn."""
+    state_adopted: int
+    """Generation in which that state was adopted; 0 without one."""
+    agent_adopted: int
+    """Highest generation that its worker's processes ever adopted, from the agent's file."""
+
+    def to_json(self) -> list[Any]:
+        """Return the form in which it is gathered."""
+        return [self.state, self.state_adopted, self.agent_adopted]
+
+    @classmethod
+    def from_json(cls, data: list[Any]) -> "Arrival":
+        state, state_adopted, agent_adopted = data
+        return cls(None if state is None else StatePair(*state), state_adopted, agent_adopted)
+
+
+@dataclass(frozen=True)
+class Copy:
+    """Continue from `source`, the lowest rank that holds `state`; the ranks that hold another state, or none, receive."""
+
+    source: int
+    state: StatePair
+    rolled_back: bool
+
+
+@dataclass(frozen=True)
+class Fallback:
+    """No survivor has to be followed: take the newest of `best` (a rank's state, if any), the durable checkpoint, nothing."""
+
+    best: Copy | None
+    rolled_back: bool
+
+
+@dataclass(frozen=True)
+class Refuse:
+    """The newest state may be held by somebody who is not here: do not train, say so, keep what you have, wait."""
+
+    reason: str
+
+
+Decision = Copy | Fallback | Refuse
+
+
+def decide(document: Document, arrivals: Sequence[Arrival]) -> Decision:
+    """Return what the generation continues from. `arrivals` is by rank, one for each of `document.world_size`.
+
+    Walks `document.older`, newest first, until a generation is found whose state is certainly here, or certainly gone.
+    """
+    by_pod: dict[str, list[Arrival]] = {}
+    for rank, arrival in enumerate(arrivals):
+        by_pod.setdefault(document.member_of_rank(rank).pod_uid, []).append(arrival)
+    best = _best(arrivals)
+    rolled_back = False
+    for older in sorted(document.older, key=lambda generation: -generation.number):
+        number = older.number
+        present = [arrival for uid in older.pod_uids for arrival in by_pod.get(uid, ())]
+        if any(a.state is not None and a.state_adopted >= number for a in present):
+            break
+        # A member that is here speaks for itself; and a seal promises nothing about generations above `left_up_to`.
+        seals = [
+            seal
+            for seal in document.seals
+            if seal.pod_uid in older.pod_uids and seal.pod_uid not in by_pod and seal.left_up_to >= number
+        ]
+        holding = [seal for seal in seals if seal.state is not None and seal.state_adopted >= number]
+        if holding:
+            newest = max(seal.state for seal in holding if seal.state is not None)
+            if best is not None and best.state >= newest:
+                break
+            holder = next(seal.pod_uid for seal in holding if seal.state == newest)
+            return Refuse(
+                f"The newest state that is known, generation {newest.generation} step {newest.step}, is held by worker "
+                f"{holder}, which is not a member of generation {document.number}; waiting for it."
+            )
+        if any(a.agent_adopted < number for a in present) or any(seal.adopted < number for seal in seals):
+            continue  # one member never adopted it, so it never committed a step
+        gone = set(document.lost) | {uid for uid in older.pod_uids if uid in by_pod} | {seal.pod_uid for seal in seals}
+        missing = [uid for uid in older.pod_uids if uid not in gone]
+        if missing:
+            return Refuse(
+                f"No witness of generation {number}: its workers {', '.join(missing)} may hold a newer state and are "
+                "neither here nor known to be gone; waiting for them, or for their pods to be deleted."
+            )
+        rolled_back = True
+    else:
+        fallback = None if best is None else Copy(best.source, best.state, rolled_back)
+        return Fallback(fallback, rolled_back)
+    assert best is not None  # somebody present holds a state, or `best` was compared with a seal
+    return Copy(best.source, best.state, rolled_back)
+
+
+def _best(arrivals: Sequence[Arrival]) -> Copy | None:
+    states = [(arrival.state, -rank) for rank, arrival in enumerate(arrivals) if arrival.state is not None]
+    if not states:
+        return None
+    state, negative_rank = max(states)
+    return Copy(-negative_rank, state, rolled_back=False)

@@ -1,0 +1,53 @@
+"""The model's buffers (BatchNorm's running statistics): kept for a redo, made equal across ranks at each commit.
+
+Forward changes them on each rank by its own share, and a redo would change them twice. So they are copied when a step
+begins, restored when it is interrupted, and averaged over ranks before it commits (integers: the largest).
+"""
+
+import torch
+
+from .groups import Groups
+
+
+class Buffers:
+    """All buffers of one model. A model without any costs nothing."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self._model = model
+        self._kept: dict[str, torch.Tensor] = {}
+
+    def keep(self) -> None:
+        """A step begins: remember the values."""
+        self._kept = {name: buffer.detach().clone() for name, buffer in self._model.named_buffers()}
+
+    def restore(self) -> None:
+        """The step was interrupted: as if it had not begun."""
+        with torch.no_grad():
+            for name, buffer in self._model.named_buffers():
+                if name in self._kept:
+                    buffer.copy_(self._kept[name])
+
+    def changed(self) -> bool:
+        """Return whether forward changed any on this rank."""
+        return self.name_of_changed() is not None
+
+    def name_of_changed(self) -> str | None:
+        """Return the name of the first that forward changed, or None."""
+        for name, buffer in self._model.named_buffers():
+            kept = self._kept.get(name)
+            if kept is not None and not torch.equal(kept, buffer):
+                return name
+        return None
+
+    def average(self, groups: Groups | None, *, exact: bool) -> None:
+        """Make all ranks' values equal. Every rank calls it when any rank's have changed. Raises GroupBroken."""
+        if groups is None or groups.world_size == 1 or exact:
+            return
+        with torch.no_grad():
+            for _, buffer in sorted(self._model.named_buffers()):
+                whole = not buffer.is_floating_point()
+                gathered = torch.empty((groups.world_size, *buffer.shape), dtype=buffer.dtype, device=buffer.device)
+                mine = buffer.detach().contiguous()
+                # Gathered and reduced in rank order here, so that the result has the same bits everywhere.
+                groups.wait([groups.launch("_allgather_base", gathered.view(-1), mine.view(-1))])
+                buffer.copy_(gathered.amax(0) if whole else gathered.mean(0))

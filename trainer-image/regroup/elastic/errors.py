@@ -1,0 +1,50 @@
+"""What the elastic session raises.
+
+    RegroupError                 a sentence for the user
+      UsageError                 the script asks for something that cannot work
+      StateError                 a `state` entry, model or optimizer that cannot be saved or loaded
+      DivergedError              ranks of one generation disagree (parameters, step)
+      SampleError                a step would use samples other than its own (rule QUOTA)
+    GenerationChanged            ends a `with step:` block; swallowed by it
+    GroupBroken                  a collective of ours failed; becomes GenerationChanged (internal)
+    Refused                      the group may not train: no witness of the newest state (internal)
+"""
+
+
+class RegroupError(Exception):
+    """One sentence: what was found, which rule it breaks, what to do."""
+
+
+class UsageError(RegroupError):
+    pass
+
+
+class StateError(RegroupError):
+    pass
+
+
+class DivergedError(RegroupError):
+    pass
+
+
+class SampleError(RegroupError):
+    pass
+
+
+class GenerationChanged(Exception):
+    """The group that this code ran in is gone. `with step:` swallows it and the same step comes again.
+
+    Code that catches everything inside the block must let it pass.
+    """
+
+
+class GroupBroken(Exception):
+    """A collective or the forming of a group failed. `peer_rank`: whom it names, where that is known."""
+
+    def __init__(self, message: str, peer_rank: int | None = None) -> None:
+        super().__init__(message)
+        self.peer_rank = peer_rank
+
+
+class Refused(Exception):
+    """Adoption refused: this group has no witness of the newest state."""

@@ -1,0 +1,123 @@
+"""What ranks tell each other once a step: one row of int64 each, all-gathered, and what follows from the rows. Pure.
+
+A gather instead of a sum: every rank computes sums, minima and comparisons itself, in rank order and in exact integers, so
+all ranks come to the same result from one small collective. Floats travel as their bits.
+"""
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+WIDTH = 10
+_MASK = (1 << 64) - 1
+
+
+@dataclass(frozen=True)
+class Row:
+    """One rank's part in the step it is about to commit."""
+
+    step: int
+    loss_sum: float
+    weight: float
+    knows_newer: bool
+    """It has heard of a newer, planned generation (rule CUTALL)."""
+    sample_hash: int
+    """Sum of its samples' hashes modulo 2^64 (rule QUOTA)."""
+    snapshotted: int
+    """Newest step that it would still have after a crash of its process (rule ACK)."""
+    parameter_hash: int = 0
+    """0: not compared in this step."""
+    buffers_changed: bool = False
+    failed: bool = False
+    """It will not commit: its own check of the step failed, and it raises after this collective."""
+
+    def pack(self) -> list[int]:
+        """Return WIDTH signed 64-bit integers."""
+        flags = self.knows_newer | self.buffers_changed << 1 | self.failed << 2
+        values = (
+            self.step,
+            _float_bits(self.loss_sum),
+            _float_bits(self.weight),
+            _signed(self.sample_hash),
+            self.snapshotted,
+            _signed(self.parameter_hash),
+            flags,
+        )
+        return [*values, *(0 for _ in range(WIDTH - len(values)))]
+
+    @classmethod
+    def unpack(cls, values: Sequence[int]) -> "Row":
+        flags = values[6]
+        return cls(
+            step=values[0],
+            loss_sum=_float(values[1]),
+            weight=_float(values[2]),
+            sample_hash=values[3] & _MASK,
+            snapshotted=values[4],
+            parameter_hash=values[5] & _MASK,
+            knows_newer=bool(flags & 1),
+            buffers_changed=bool(flags & 2),
+            failed=bool(flags & 4),
+        )
+
+
+@dataclass(frozen=True)
+class Header:
+    """All rows together."""
+
+    rows: tuple[Row, ...]
+
+    @property
+    def loss_sum(self) -> float:
+        return sum(row.loss_sum for row in self.rows)
+
+    @property
+    def weight(self) -> float:
+        return sum(row.weight for row in self.rows)
+
+    @property
+    def sample_hash(self) -> int:
+        return sum(row.sample_hash for row in self.rows) & _MASK
+
+    @property
+    def all_know_newer(self) -> bool:
+        """The count of ranks that know a newer generation equals the world size: all leave after this step."""
+        return all(row.knows_newer for row in self.rows)
+
+    @property
+    def reportable_step(self) -> int:
+        return min(row.snapshotted for row in self.rows)
+
+    @property
+    def buffers_changed(self) -> bool:
+        return any(row.buffers_changed for row in self.rows)
+
+    @property
+    def failed(self) -> list[int]:
+        return [rank for rank, row in enumerate(self.rows) if row.failed]
+
+    def disagreement(self) -> str | None:
+        """Return one sentence when the ranks are not in one state, else None."""
+        steps = {row.step for row in self.rows}
+        if len(steps) > 1:
+            return f"Ranks commit different steps: {', '.join(f'rank {r}: {row.step}' for r, row in enumerate(self.rows))}."
+        odd = [rank for rank, row in enumerate(self.rows) if row.parameter_hash != self.rows[0].parameter_hash]
+        if odd:
+            return (
+                f"Parameters before step {self.rows[0].step} differ between rank 0 and rank {', '.join(map(str, odd))}: "
+                "something outside `step.commit` changed them on some ranks only."
+            )
+        return None
+
+
+def _signed(value: int) -> int:
+    value &= _MASK
+    return value - (1 << 64) if value >> 63 else value
+
+
+def _float_bits(value: float) -> int:
+    return int(struct.unpack("<q", struct.pack("<d", value))[0])
+
+
+def _float(bits: int) -> float:
+    return float(struct.unpack("<d", struct.pack("<q", bits))[0])

@@ -1,0 +1,207 @@
+"""Interrupt -> form -> adopt: how this process gets from one generation's groups into the next one's.
+
+Owns the order of events towards the agent (entering answered before forming, adopted answered before the first
+contribution, left with the state that is kept) and the retries. Runs in the main thread; `watcher` interrupts it. What the
+group continues from is decided in `adoption`.
+"""
+
+import json
+import os
+import time
+
+import torch
+
+from regroup.checkpoint import Checkpointer, CheckpointInfo
+from regroup.protocol import env
+from regroup.protocol.local import AdoptedLocally, Assignment, Entering, FormedLocally, Left, StopLocally
+from regroup.protocol.state import StatePair
+
+from . import transfer
+from .adoption import Arrival, Copy, Fallback, Refuse, decide
+from .errors import GroupBroken, Refused
+from .groups import Gathering, Groups
+from .state import TrainingState
+from .watcher import Watcher
+
+
+class Stopped(Exception):
+    """The agent said stop: `steps()` ends."""
+
+    def __init__(self, outcome: str) -> None:
+        super().__init__(outcome)
+        self.outcome = outcome
+
+
+class Regrouper:
+    """Keeps this process in the newest generation. `groups` are the ones in use; None between generations."""
+
+    def __init__(
+        self, watcher: Watcher, state: TrainingState, device: torch.device, checkpointer: Checkpointer | None
+    ) -> None:
+        self.groups: Groups | None = None
+        self.gathering: Gathering | None = None
+        self.start_step = 0
+        self.parent_generation = 0
+        self.rolled_back = False
+        """The generation continues from an older state than was reached before: a checkpoint is due before any report."""
+        self.kept_own_state = False
+        self.adopted_at_s = 0.0
+        self._watcher = watcher
+        self._state = state
+        self._device = device
+        self._checkpointer = checkpointer
+        self._host = os.environ.get(env.POD_IP) or "127.0.0.1"
+        self._floor = 0
+        """Highest generation that this process will never enter (again): entered, or heard without being a member."""
+        self._retired: Groups | None = None
+
+    def ensure(self) -> Groups:
+        """Return groups of a generation that this process has adopted. Blocks as long as there is none. Raises Stopped."""
+        while True:
+            groups = self.groups
+            if groups is not None:
+                if not groups.aborted and not self._watcher.must_leave(groups.generation):
+                    return groups
+                self.leave()
+            heard = self._watcher.wait_above(self._floor)
+            if isinstance(heard, StopLocally):
+                raise Stopped(heard.outcome)
+            self._floor = heard.number
+            if heard.member:
+                self._enter(heard)
+            else:
+                self._send_left()
+
+    def leave(self, error: GroupBroken | None = None) -> None:
+        """Leave the groups for good. With `error`, and no newer generation heard, tell the agent why (rule SEAL)."""
+        groups, self.groups = self.groups, None
+        if groups is None:
+            return
+        groups.close()
+        if error is not None and not self._watcher.knows_newer(groups.generation) and self._watcher.stop is None:
+            self._send_left("collective", str(error), error.peer_rank)
+
+    def leave_at_cut(self) -> None:
+        """Leave healthy groups together with all other ranks (rule CUTALL). They are closed once the next ones stand."""
+        self._retired, self.groups = self.groups, None
+        self._watcher.unwatch()
+
+    def close(self) -> None:
+        self._watcher.unwatch()
+        for groups in (self.groups, self._retired):
+            if groups is not None:
+                groups.close()
+        self.groups = self._retired = None
+
+    # --- one generation ----------------------------------------------------------------------------------------------
+
+    def _enter(self, assignment: Assignment) -> None:
+        """Try to become a part of a generation; without success `groups` stays None and the next one is waited for."""
+        number = assignment.number
+        began_s = time.monotonic()
+        answer = self._watcher.ask(Entering(number))
+        if not answer.ok:
+            return
+        groups = Groups(assignment, self._host, self._device)
+        self._watcher.watch(number, groups, settled=False)
+        try:
+            listen_fd = self._watcher.take_store(number) if assignment.hosts_store else None
+            arrival = Arrival(self._state.pair, self._state.adopted, answer.adopted)
+            gathering = groups.form(arrival, listen_fd)
+            self._retire()
+            formed_s = time.monotonic()
+            self._watcher.send(FormedLocally(number, (formed_s - began_s) * 1e3))
+            adopted = self._adopt(groups, gathering, formed_s)
+            if not self._watcher.ask(adopted).ok:
+                groups.close()
+                return
+        except (GroupBroken, Refused) as error:
+            self._retire()
+            groups.close()
+            if not self._watcher.knows_newer(number) and self._watcher.stop is None:
+                cause = "witness" if isinstance(error, Refused) else "collective"
+                self._send_left(cause, str(error), getattr(error, "peer_rank", None))
+            return
+        self.gathering, self.start_step = gathering, adopted.start_step
+        self.rolled_back, self.kept_own_state = adopted.rolled_back, adopted.source == "self"
+        self.adopted_at_s = time.monotonic()
+        self.groups = groups
+        self._watcher.watch(number, groups, settled=True)
+
+    def _adopt(self, groups: Groups, gathering: Gathering, formed_s: float) -> AdoptedLocally:
+        decision = decide(gathering.document, gathering.arrivals)
+        if isinstance(decision, Refuse):
+            raise Refused(decision.reason)
+        if isinstance(decision, Fallback):
+            source, pair = self._fall_back(groups, gathering, decision)
+        else:
+            source, pair = self._copy(groups, gathering, decision)
+        self.parent_generation = pair.generation
+        self._state.named(pair, groups.generation)
+        transfer_ms = (time.monotonic() - formed_s) * 1e3
+        return AdoptedLocally(groups.generation, pair.step, source, pair, transfer_ms, decision.rolled_back)
+
+    def _copy(self, groups: Groups, gathering: Gathering, decision: Copy) -> tuple[str, StatePair]:
+        """Follow a rank's state: send it, receive it, or hold it already."""
+        equal = [arrival.state == decision.state for arrival in gathering.arrivals]
+        if not all(equal):
+            self._move(groups, decision.source, keep=not equal[groups.rank])
+        if equal[groups.rank]:
+            return "self", decision.state
+        return gathering.document.member_of_rank(decision.source).pod_uid, decision.state
+
+    def _move(self, groups: Groups, source: int, *, keep: bool) -> None:
+        if groups.rank == source:
+            transfer.send(groups, self._state.packed())
+            return
+        tree = transfer.receive(groups, source, keep=keep)
+        if tree is not None:
+            self._state.load(tree)
+
+    def _fall_back(self, groups: Groups, gathering: Gathering, decision: Fallback) -> tuple[str, StatePair]:
+        """Follow the newest of the best survivor, the durable checkpoint and nothing. Rank 0 reads the disk for all."""
+        best = decision.best
+        held = best.state if best is not None else None
+        info = self._newest_on_disk(gathering, above=held) if groups.rank == 0 else None
+        found = transfer.share_text(groups, 0, json.dumps(info.pair) if info is not None else "")
+        if not found:
+            if best is not None:
+                return self._copy(groups, gathering, best)
+            self._move(groups, 0, keep=True)
+            return "nothing", StatePair(groups.generation, 0)
+        if info is not None:
+            assert self._checkpointer is not None
+            self._state.load(self._checkpointer.load(info, into=self._state.tree()))
+        self._move(groups, 0, keep=True)
+        return "disk", StatePair(*json.loads(found))
+
+    def _newest_on_disk(self, gathering: Gathering, above: StatePair | None) -> CheckpointInfo | None:
+        if self._checkpointer is None:
+            return None
+        newest = self._checkpointer.newest(gathering.document.lineage, gathering.document.checkpoint)
+        for sentence in newest.skipped:
+            print(sentence, flush=True)
+        if newest.info is None or (above is not None and newest.info.pair <= above):
+            return None
+        return newest.info
+
+    # --- small parts -------------------------------------------------------------------------------------------------
+
+    def _retire(self) -> None:
+        if self._retired is not None:
+            self._retired.close()
+            self._retired = None
+
+    def _send_left(self, cause: str | None = None, message: str = "", peer_rank: int | None = None) -> None:
+        self._watcher.send(
+            Left(
+                left_up_to=self._floor,
+                state=self._state.pair,
+                state_adopted=self._state.adopted,
+                step=self._state.step,
+                cause=cause,
+                message=message[:500],
+                peer_rank=peer_rank,
+            )
+        )
+

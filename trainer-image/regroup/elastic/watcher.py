@@ -1,0 +1,195 @@
+"""The thread that listens to the agent, so that a generation is heard while the main thread trains.
+
+Owns the long connection to the agent's Unix socket (messages of `regroup.protocol.local`): what was heard, and the one
+target (the groups in use) to abort when a newer generation must be entered. Decides nothing else. The agent's end is this
+process's end: a trainer without an agent could neither be told to stop nor be believed, so it kills itself.
+"""
+
+import contextlib
+import os
+import signal
+import socket
+import threading
+import time
+from typing import Any, Protocol
+
+from regroup.protocol import local
+from regroup.protocol.codec import ProtocolError
+from regroup.protocol.document import FORCED
+from regroup.protocol.local import Answer, Assignment, PruneLocally, StopLocally
+
+
+class Target(Protocol):
+    """Something of one generation that can be ended from another thread."""
+
+    def abort(self) -> None: ...
+
+
+class Watcher:
+    """Listens until the process ends. All methods are called from the main thread, except `_listen` and what it calls."""
+
+    def __init__(self, path: str, attach: local.Attach) -> None:
+        self._path = path
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._socket.connect(path)
+        self._changed = threading.Condition()
+        self._send_lock = threading.Lock()
+        self._newest: Assignment | None = None
+        self._newest_heard_s = 0.0
+        self._forced_number = 0
+        self._stop: StopLocally | None = None
+        self._answers: dict[tuple[str, int], Answer] = {}
+        self._target: tuple[int, Target, bool] | None = None
+        self._closed = False
+        self._prune: PruneLocally | None = None
+        self._thread = threading.Thread(target=self._listen, name="regroup-watcher", daemon=True)
+        self.send(attach)
+        self._thread.start()
+
+    # --- what was heard ----------------------------------------------------------------------------------------------
+
+    @property
+    def newest(self) -> Assignment | None:
+        """The assignment with the highest number heard so far."""
+        return self._newest
+
+    @property
+    def newest_heard_s(self) -> float:
+        """Monotonic time in seconds at which `newest` was heard."""
+        return self._newest_heard_s
+
+    @property
+    def stop(self) -> StopLocally | None:
+        return self._stop
+
+    def knows_newer(self, generation: int) -> bool:
+        """True once any generation above this one was heard, planned or forced."""
+        newest = self._newest
+        return newest is not None and newest.number > generation
+
+    def must_leave(self, generation: int) -> bool:
+        """True once a group of this generation has to be left at once: a newer forced generation, or the end."""
+        return self._stop is not None or self._forced_number > generation
+
+    def wait_above(self, number: int) -> Assignment | StopLocally:
+        """Block until an assignment above `number` was heard, or the end."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._stop is not None or self.knows_newer(number))
+            if self._stop is not None:
+                return self._stop
+            assert self._newest is not None
+            return self._newest
+
+    def wait_forced_above(self, generation: int) -> None:
+        """Block until `must_leave(generation)`: what a finished rank does, which ignores planned changes."""
+        with self._changed:
+            self._changed.wait_for(lambda: self.must_leave(generation))
+
+    def wait_newer(self, generation: int, timeout_s: float) -> bool:
+        """Block until a generation above this one was heard, at most `timeout_s`; return whether it was."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self._stop is not None or self.knows_newer(generation), timeout_s)
+
+    def take_prune(self) -> PruneLocally | None:
+        """Return the newest word on which checkpoints to keep, once."""
+        prune, self._prune = self._prune, None
+        return prune
+
+    # --- what is to be interrupted -----------------------------------------------------------------------------------
+
+    def watch(self, generation: int, target: Target, *, settled: bool) -> None:
+        """Abort `target` from now on when it must be left; at once, if that was heard already.
+
+        While it forms and adopts (`settled` False) any newer generation ends it; a settled group ends for forced ones.
+        """
+        with self._changed:
+            self._target = (generation, target, settled)
+            due = self._due()
+        if due:
+            target.abort()
+
+    def unwatch(self) -> None:
+        with self._changed:
+            self._target = None
+
+    def _due(self) -> bool:
+        if self._target is None:
+            return False
+        generation, _, settled = self._target
+        return self.must_leave(generation) or (not settled and self.knows_newer(generation))
+
+    # --- messages ----------------------------------------------------------------------------------------------------
+
+    def send(self, message: Any) -> None:
+        """Send one message to the agent."""
+        try:
+            with self._send_lock:
+                self._socket.sendall(local.encode(message))
+        except OSError:
+            self._agent_gone()
+
+    def ask(self, message: local.Entering | local.AdoptedLocally) -> Answer:
+        """Send a message that the agent answers when it has persisted it, and return the answer."""
+        key = ("entering" if isinstance(message, local.Entering) else "adopted", message.generation)
+        with self._changed:
+            self._answers.pop(key, None)
+        self.send(message)
+        with self._changed:
+            self._changed.wait_for(lambda: key in self._answers)
+            return self._answers.pop(key)
+
+    def take_store(self, generation: int) -> int | None:
+        """Return the descriptor of the listening socket that the agent keeps for this generation's store, or None."""
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+            connection.connect(self._path)
+            connection.sendall(local.encode(local.TakeStore(generation)))
+            flag, descriptors, _, _ = socket.recv_fds(connection, 1, 1)
+        if flag == b"1" and descriptors:
+            return descriptors[0]
+        return None
+
+    def close(self) -> None:
+        """Stop listening: from now on the agent may go."""
+        self._closed = True
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._thread.join(timeout=1)
+        self._socket.close()
+
+    # --- the thread --------------------------------------------------------------------------------------------------
+
+    def _listen(self) -> None:
+        with contextlib.suppress(OSError), self._socket.makefile("rb") as lines:
+            for line in lines:
+                try:
+                    message = local.TO_TRAINER.decode_line(line)
+                except ProtocolError:
+                    continue  # a newer agent may say more than this library knows
+                self._hear(message)
+        self._agent_gone()
+
+    def _hear(self, message: Any) -> None:
+        if isinstance(message, PruneLocally):
+            self._prune = message
+            return
+        target: Target | None = None
+        with self._changed:
+            if isinstance(message, Answer):
+                self._answers[message.to, message.generation] = message
+            elif isinstance(message, StopLocally):
+                self._stop = message
+            elif isinstance(message, Assignment):
+                if self._newest is not None and message.number <= self._newest.number:
+                    return
+                self._newest, self._newest_heard_s = message, time.monotonic()
+                if message.kind == FORCED:
+                    self._forced_number = message.number
+            if self._due() and self._target is not None:
+                target = self._target[1]
+            self._changed.notify_all()
+        if target is not None:
+            target.abort()
+
+    def _agent_gone(self) -> None:
+        if not self._closed:
+            os.kill(os.getpid(), signal.SIGKILL)
