@@ -112,7 +112,8 @@ class Core:
         process.inside, process.state, process.state_adopted = 0, None, 0
         # While the pod drains it still trains: an end by itself is a fault then, too.
         if worker.ending is None or (worker.ending.draining and not worker.ending.termed):
-            (self._session if worker.by_session else self._script).exited(process, event, now_s)
+            by_session = worker.by_session and not self._script.ends_processes
+            (self._session if by_session else self._script).exited(process, event, now_s)
         self._exit_if_ended()
 
     def _run_timers(self, now_s: float) -> None:
