@@ -66,7 +66,7 @@ class Facts:
     heard: int = 0
     tier: str = UNKNOWN_TIER
     session: bool = False
-    """A process has attached, ever."""
+    """The script is known to use the library."""
     stopped: bool = False
     replacing: bool = False
     """Script tier: processes are being ended because a newer generation wants new ones."""

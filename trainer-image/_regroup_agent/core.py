@@ -26,10 +26,15 @@ __all__ = ["Core", "Identity"]
 
 
 class Core:
-    """One agent. `handle` is the only way to change it; not re-entrant."""
+    """One agent. `handle` is the only way to change it; not re-entrant.
 
-    def __init__(self, identity: Identity, saved: Saved) -> None:
+    `session`: the script is known to use the library, so its processes start as soon as the operator is reached.
+    """
+
+    def __init__(self, identity: Identity, saved: Saved, *, session: bool = False) -> None:
         self._worker = Worker(identity, saved)
+        if session:
+            self._worker.session, self._worker.tier = True, SESSION
         self._session, self._script = Session(self._worker), Script(self._worker)
         self._changed_due_s: float | None = None
 
@@ -88,6 +93,8 @@ class Core:
         elif isinstance(event, ev.Connected):
             worker.connected = True
             self._resay(now_s)
+            if worker.saved.entered != UNKNOWN:
+                self._start_session(now_s)
         elif isinstance(event, ev.Disconnected):
             worker.connected = False
         elif isinstance(event, ev.Terminated):
@@ -190,11 +197,17 @@ class Core:
             for process in worker.processes:
                 process.floor = newest
         worker.tier = body.tier if not worker.session else SESSION
-        if worker.tier == SESSION and worker.ending is None:
-            idle = [p.local_rank for p in worker.processes if not (p.running or p.done or p.finished or p.start_at_s)]
-            if idle:
-                worker.start(idle, None, now_s)
+        self._start_session(now_s)
         self._script.say_adopted()
+
+    def _start_session(self, now_s: float) -> None:
+        """Tier Session: start what does not run, unless it has ended or waits for its restart."""
+        worker = self._worker
+        if worker.tier != SESSION or worker.ending is not None:
+            return
+        idle = [p for p in worker.processes if not (p.running or p.done or p.finished or p.start_at_s)]
+        if idle:
+            worker.start([p.local_rank for p in idle], None, now_s)
 
     def _heard(self, body: wire.Generation, now_s: float) -> None:
         worker = self._worker

@@ -1,0 +1,164 @@
+"""Tier Session: what the processes say through the library, and what follows. Rules INC, MAD, SEAL, FINISH.
+
+A generation is handed to living processes; a process that ends is started again in place, its siblings stay.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from regroup.protocol import local, wire
+from regroup.protocol.state import StatePair
+
+from . import events as ev
+from . import progress
+from .aggregate import SESSION, Process
+from .worker import Worker
+
+
+class Session:
+    """The session tier of one worker."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+        self._adoptions: dict[int, local.AdoptedLocally] = {}
+        self._form_ms = 0.0
+
+    def take(self, process: Process, message: Any, now_s: float) -> None:
+        """Take a message of a process that runs."""
+        if isinstance(message, local.Committed):
+            self._committed(process, message, now_s)
+        elif isinstance(message, local.Attach):
+            self._attached(process)
+        elif isinstance(message, local.Entering):
+            self._entering(process, message)
+        elif isinstance(message, local.FormedLocally):
+            self._formed(process, message)
+        elif isinstance(message, local.AdoptedLocally):
+            self._adopted(process, message)
+        elif isinstance(message, local.Left):
+            self._left(process, message)
+        elif isinstance(message, local.FinishedLocally):
+            self._finished(process, message, now_s)
+
+    def exited(self, process: Process, event: ev.Exited, now_s: float) -> None:
+        """A process has ended: unless it had finished, that is a fault, and it is started again after the delay."""
+        if process.finished and event.code == 0:
+            return
+        process.finished = 0
+        self._worker.send_exit(process, event)
+        if self._worker.ending is None:
+            process.start_at_s = now_s + self._worker.next_delay_s()
+
+    def _attached(self, process: Process) -> None:
+        worker = self._worker
+        process.attached, process.handed = True, 0
+        if not worker.session:
+            worker.said_adopted = 0  # what was said for a script says nothing of a session
+        worker.session, worker.tier = True, SESSION
+        if worker.ending is not None and not worker.ending.draining:
+            worker.tell(process, local.StopLocally(worker.ending.outcome))
+        else:
+            worker.hand(process)
+
+    def _entering(self, process: Process, message: local.Entering) -> None:
+        worker, number, why = self._worker, message.generation, ""
+        allowed = process.may_enter(number) and number == worker.heard and number > worker.sealed
+        if allowed:
+            process.inside = process.entered = number
+            process.broken, process.finished = None, 0
+            if number > worker.saved.entered:
+                self._adoptions, self._form_ms = {}, 0.0
+                worker.persist(entered=number)
+        else:
+            closed = max(process.floor, process.left, process.entered, worker.sealed)
+            why = (
+                f"Generation {number} may not be entered: {worker.heard} is the newest, up to {closed} all are closed."
+            )
+        worker.tell(process, local.Answer("entering", number, allowed, worker.saved.adopted, why))
+
+    def _formed(self, process: Process, message: local.FormedLocally) -> None:
+        worker, number = self._worker, message.generation
+        if number != process.inside:
+            return
+        process.formed = number
+        self._form_ms = max(self._form_ms, message.form_ms)
+        if worker.said_formed < number and all(p.formed == number for p in worker.processes):
+            worker.said_formed = number
+            worker.send(wire.Formed(self._form_ms))
+
+    def _adopted(self, process: Process, message: local.AdoptedLocally) -> None:
+        worker, number = self._worker, message.generation
+        if number != process.inside:
+            why = f"Generation {number} is not the one that this process is in ({process.inside})."
+            worker.tell(process, local.Answer("adopted", number, False, worker.saved.adopted, why))
+            return
+        worker.persist(adopted=max(worker.saved.adopted, number))
+        process.formed = process.adopted = number
+        process.state, process.state_adopted, process.step = message.state, number, message.start_step
+        self._adoptions[process.local_rank] = message
+        worker.tell(process, local.Answer("adopted", number, True, worker.saved.adopted))
+        if worker.said_adopted < number and all(p.adopted == number for p in worker.processes):
+            worker.said_adopted = number
+            worker.adopted_body = (number, merged(list(self._adoptions.values())))
+            worker.send(worker.adopted_body[1])
+
+    def _committed(self, process: Process, message: local.Committed, now_s: float) -> None:
+        worker = self._worker
+        if message.generation != process.inside:
+            return
+        worker.crashes = 0
+        process.step, process.state = message.step, StatePair(message.generation, message.step)
+        newest = worker.generation
+        interval_s = progress.interval_s(newest.group_rank, newest.world_size) if newest else progress.INTERVAL_S
+        worker.progress.committed(message, interval_s, now_s)
+
+    def _left(self, process: Process, message: local.Left) -> None:
+        worker, was_inside = self._worker, process.inside
+        process.left = max(process.left, message.left_up_to)
+        process.state, process.state_adopted = message.state, message.state_adopted
+        process.broken = None
+        if process.inside <= process.left:
+            process.inside = 0
+        if message.cause is not None:
+            process.broken = message.message or message.cause
+            worker.send(
+                wire.Fault(
+                    cause=message.cause,
+                    message=message.message,
+                    step=message.step,
+                    local_rank=process.local_rank,
+                    peer=self._pod_of(message.peer_rank, was_inside),
+                    peer_rank=message.peer_rank,
+                )
+            )
+        worker.hand(process)
+
+    def _pod_of(self, rank: int | None, generation: int) -> str | None:
+        document = self._worker.document
+        if rank is None or document is None or document.number != generation or not 0 <= rank < document.world_size:
+            return None
+        return document.member_of_rank(rank).pod_uid
+
+    def _finished(self, process: Process, message: local.FinishedLocally, now_s: float) -> None:
+        worker, number = self._worker, message.generation
+        if number != process.inside:
+            return
+        process.finished, process.step = number, message.step
+        if all(p.finished == number for p in worker.processes):
+            if worker.progress.due_s is not None:
+                worker.send(worker.progress.take(now_s))
+            worker.finished_body = (number, wire.Finished(message.step))
+            worker.send(worker.finished_body[1])
+
+
+def merged(adoptions: list[local.AdoptedLocally]) -> wire.Adopted:
+    """Return what the worker says when all its processes have adopted: the slowest copy, the source that is not itself."""
+    first = adoptions[0]
+    return wire.Adopted(
+        start_step=first.start_step,
+        source=next((a.source for a in adoptions if a.source != "self"), first.source),
+        state=max(a.state for a in adoptions),
+        transfer_ms=max(a.transfer_ms for a in adoptions),
+        rolled_back=any(a.rolled_back for a in adoptions),
+    )

@@ -1,0 +1,204 @@
+"""The state of one agent, and the small acts that every decision is made of: report, tell, persist, start, signal.
+
+Pure: an act only appends an effect. Whose turn it is, is decided in `core` (commands, the end), `session` and `script`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from regroup.protocol import local, wire
+from regroup.protocol.document import Document
+from regroup.protocol.state import Condition, Seal
+
+from . import aggregate, ending, progress
+from . import events as ev
+from .aggregate import SCRIPT, SESSION, UNKNOWN_TIER, Facts, Process
+from .statefile import UNKNOWN, Saved
+
+
+@dataclass(frozen=True)
+class Identity:
+    job_uid: str
+    pod_uid: str
+    boot: str
+    processes: int
+    grace_s: float = 25.0
+    """Seconds between SIGTERM to the agent and the kubelet's SIGKILL."""
+
+
+class Worker:
+    """What one agent knows. Public fields are read and written by the deciding modules of this package, and nobody else."""
+
+    def __init__(self, identity: Identity, saved: Saved) -> None:
+        self.identity = identity
+        # A process that was started with a generation's environment may have formed it: it counts as entered.
+        self.saved = saved = replace(saved, entered=max(saved.entered, saved.started))
+        self.processes = [Process(rank, floor=saved.entered) for rank in range(identity.processes)]
+        self.heard = 0 if saved.entered == UNKNOWN else saved.entered
+        self.tier = UNKNOWN_TIER
+        self.session = False
+        """The script is known to use the library: its text says so, or a process has attached."""
+        self.connected = False
+        self.store_port = 0
+        self.generation: wire.Generation | None = None
+        """The newest heard, by this agent process."""
+        self.document: Document | None = None
+        self.ending: ending.Ending | None = None
+        self.stopped = False
+        self.progress = progress.Progress()
+        self.adopted_body: tuple[int, wire.Adopted] | None = None
+        self.finished_body: tuple[int, wire.Finished] | None = None
+        self.said_formed = self.said_adopted = 0
+        self.sealed = 0
+        """No process enters this generation or one below: a seal has promised it."""
+        self.replacing = False
+        """Script tier: processes are being ended because a newer generation wants new ones."""
+        self.script_cause: str | None = None
+        self.crashes = 0
+        """Processes that ended by themselves since the last committed step."""
+        self.starts = 0
+        self.launched_s = 0.0
+        self.effects: list[ev.Effect] = []
+        self.said: Any = None
+
+    @property
+    def by_session(self) -> bool:
+        """True once it is known that the script uses the library."""
+        return self.session or self.tier == SESSION
+
+    @property
+    def running(self) -> bool:
+        return any(p.running for p in self.processes)
+
+    def expects(self, local_rank: int, incarnation: int) -> bool:
+        """Return whether a process of this local rank and incarnation is one that runs."""
+        if not 0 <= local_rank < len(self.processes):
+            return False
+        process = self.processes[local_rank]
+        return process.running and process.incarnation == incarnation
+
+    def condition_and_seal(self) -> tuple[Condition, Seal | None]:
+        in_generation = max((p.inside or p.finished for p in self.processes), default=0)
+        step = self.progress.step if self.progress.generation == in_generation else 0
+        facts = Facts(
+            saved=self.saved,
+            heard=self.heard,
+            tier=self.tier,
+            session=self.session,
+            stopped=self.stopped,
+            replacing=self.replacing,
+            cause=self.script_cause,
+            step=step or (max(p.step for p in self.processes) if in_generation else 0),
+        )
+        return aggregate.condition(self.processes, facts), aggregate.seal(self.processes, facts)
+
+    def key(self) -> Any:
+        """What must not change without a report."""
+        condition, seal = self.condition_and_seal()
+        return replace(condition, step=0, heard=0), seal
+
+    def report(self, body: Any) -> wire.Report:
+        """Return a report of this moment: the whole condition and seal around `body`."""
+        condition, seal = self.condition_and_seal()
+        if seal is not None:
+            self.sealed = max(self.sealed, seal.left_up_to)
+        self.said = self.key()
+        mine = self.identity
+        return wire.Report(mine.job_uid, mine.pod_uid, mine.boot, condition, seal, self.store_port, body)
+
+    def send(self, body: Any) -> None:
+        self.effects.append(ev.Send(self.report(body)))
+
+    def tell(self, process: Process, message: Any) -> None:
+        self.effects.append(ev.Tell(process.local_rank, message))
+
+    def persist(self, **changed: int) -> None:
+        """Have these fields of the state file on disk before any later effect."""
+        saved = replace(self.saved, **changed)
+        if saved != self.saved:
+            self.saved = saved
+            self.effects.append(ev.Persist(saved))
+
+    def start(self, ranks: list[int], generation: wire.Generation | None, now_s: float) -> None:
+        """Start new processes, their incarnations on disk first (rule INC). The ones before them are dead.
+
+        `generation`: whose rank and world size they are started with; None: without.
+        """
+        incarnation = self.saved.incarnation
+        started = []
+        for rank in ranks:
+            incarnation += 1
+            process = Process(rank, incarnation=incarnation, floor=self.saved.entered, running=True)
+            process.launched = generation.number if generation else 0
+            self.processes[rank] = process
+            started.append(ev.Start(rank, incarnation, generation, self.starts))
+        self.starts += 1
+        self.launched_s = now_s
+        if generation is None:
+            self.persist(incarnation=incarnation)
+        else:
+            if generation.hosts_store:
+                self.effects.append(ev.YieldStore())
+            entered = max(self.saved.entered, generation.number) if self.tier == SCRIPT else self.saved.entered
+            self.persist(incarnation=incarnation, started=max(self.saved.started, generation.number), entered=entered)
+        self.effects.extend(started)
+
+    def signal_all(self, signum: int) -> None:
+        for process in self.processes:
+            if process.running:
+                self.effects.append(ev.Signal(process.local_rank, signum))
+
+    def next_delay_s(self) -> float:
+        """Count a process that ended by itself; return how long its restart waits."""
+        self.crashes += 1
+        return ending.restart_delay_s(self.crashes)
+
+    def send_exit(self, process: Process, event: ev.Exited) -> None:
+        """Report a process that ended by itself."""
+        self.send(
+            wire.Fault(
+                cause="exit",
+                message=ending.exit_sentence(process.local_rank, event.code),
+                step=process.step,
+                local_rank=process.local_rank,
+                exit_code=event.code,
+                last_line=event.last_line or None,
+            )
+        )
+
+    def hand(self, process: Process) -> None:
+        """Give an attached process the newest generation, if it may enter it and has not got it.
+
+        The store's host waits for the document: it publishes it.
+        """
+        newest = self.generation
+        if newest is None or not process.attached or process.handed >= newest.number:
+            return
+        if not process.may_enter(newest.number) or not (newest.member or process.inside or process.left):
+            return
+        hosts_store = newest.member and newest.hosts_store and process.local_rank == 0
+        if hosts_store and self.document is None:
+            return
+        process.handed = newest.number
+        assignment = local.Assignment(
+            number=newest.number,
+            uid=newest.uid,
+            kind=newest.kind,
+            member=newest.member,
+            rank=newest.rank_offset + process.local_rank if newest.member else -1,
+            world_size=newest.world_size,
+            local_rank=process.local_rank,
+            local_world_size=len(self.processes),
+            group_rank=newest.group_rank,
+            pod_uid=self.identity.pod_uid,
+            store_host=newest.store_host,
+            store_port=newest.store_port,
+            store_prefix=newest.store_prefix,
+            hosts_store=hosts_store,
+            document_digest=newest.document_digest,
+            document=self.document if hosts_store else None,
+            reason=newest.reason,
+        )
+        self.tell(process, assignment)
