@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from aiohttp import web
+
 from regroup.protocol import codec, env, wire
 from regroup.protocol.document import Document, Member, Store
 from regroup_operator.membership.certificates import Authority, server_context

@@ -275,7 +275,13 @@ def test_script_starts_with_torchruns_environment_and_restarts_for_each_generati
 
 def test_script_that_fails_is_one_fault_and_waits_for_a_newer_generation(operator: OperatorEdge, pair: Worker) -> None:
     path = pair.directory / "train.py"
-    path.write_text(SCRIPT.replace("while not", "if os.environ['RANK'] == '1': sys.exit('out of luck')\nwhile not"))
+    unlucky = """
+if os.environ["RANK"] == "1":
+    while len(os.listdir(os.environ["NOTES"])) < 2:
+        time.sleep(0.01)
+    sys.exit("out of luck")
+while not"""
+    path.write_text(SCRIPT.replace("\nwhile not", unlucky))
     pair.start(sys.executable, "-u", str(path))
     port = welcome(operator, "Unknown")
     operator.tell(generation(1, port, 2)[0])

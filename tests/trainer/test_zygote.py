@@ -1,0 +1,108 @@
+"""A process that the zygote forked is what `python` would have started: same output, same exit code. Through a real agent."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from _regroup_agent.build import build
+from regroup.protocol import wire
+from tests.trainer.agent_edge import OperatorEdge, Worker, generation, operator_edge
+
+
+@pytest.fixture(scope="module")
+def zipapp(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    target = tmp_path_factory.mktemp("agent") / "agent.pyz"
+    build(target)
+    return target
+
+
+@pytest.fixture
+def operator(tmp_path: Path) -> Iterator[OperatorEdge]:
+    with operator_edge(tmp_path) as edge:
+        yield edge
+
+
+@pytest.fixture
+def worker(tmp_path: Path, operator: OperatorEdge, zipapp: Path) -> Iterator[Worker]:
+    one = Worker(tmp_path, operator, zipapp, 1)
+    yield one
+    one.close()
+
+
+SCRIPTS = {
+    "an exit code": "import sys\nsys.exit(3)",
+    "a text as exit code": "import sys\nsys.exit('out of luck')",
+    "an exception": "def f():\n    raise ValueError('no')\nf()",
+    "a chain of exceptions": "try:\n    1 / 0\nexcept ZeroDivisionError as e:\n    raise RuntimeError('then') from e",
+    "a syntax error": "def f(:\n",
+    "an exit hook": "import atexit\natexit.register(print, 'bye')\nprint('hi')",
+    "a thread that is waited for": "import threading, time as t\nthreading.Thread(target=lambda: (t.sleep(.1), print(1))).start()",
+    "arguments, paths and names": """
+import os, sys
+print(sys.argv, sys.path[0], __name__, __file__, __spec__ if '__spec__' in globals() else None, os.getcwd())
+print(sys.stdin.read() == '', os.environ['HOME'] == os.path.expanduser('~'))
+import regroup, neighbour
+print(regroup.__file__, neighbour.__file__, '_regroup_agent' in sys.modules)
+""",
+    "a class of __main__ that travels to a spawned process": """
+import multiprocessing, pickle
+class Thing:
+    value = 5
+def look(thing):
+    print(thing.value, type(thing).__module__)
+if __name__ == '__main__':
+    pickle.loads(pickle.dumps(Thing()))
+    process = multiprocessing.get_context('spawn').Process(target=look, args=(Thing(),))
+    process.start()
+    process.join()
+    print(process.exitcode)
+""",
+    "signals as python sets them": "from signal import *\nprint([getsignal(s) for s in (15, 17, 13)], getsignal(2).__name__)",
+}
+
+
+@pytest.mark.parametrize("text", SCRIPTS.values(), ids=SCRIPTS)
+def test_forked_script_is_like_python_itself(operator: OperatorEdge, worker: Worker, text: str) -> None:
+    path = worker.directory / "train.py"
+    path.write_text(text)
+    (worker.directory / "neighbour.py").touch()
+    compare(operator, worker, [sys.executable, str(path), "one", "--two"])
+
+
+def test_forked_module_is_like_python_itself(
+    operator: OperatorEdge, worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = worker.directory / "digits"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "train.py").write_text(
+        "import sys\nfrom . import __name__ as n\nprint(n, sys.argv, __spec__.name)\nsys.exit(4)"
+    )
+    monkeypatch.chdir(worker.directory)
+    compare(operator, worker, [sys.executable, "-m", "digits.train", "x"])
+
+
+def test_file_that_does_not_exist_is_pythons_own_sentence(operator: OperatorEdge, worker: Worker) -> None:
+    compare(operator, worker, [sys.executable, str(worker.directory / "no.py")])
+
+
+def compare(operator: OperatorEdge, worker: Worker, command: list[str]) -> None:
+    want = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    worker.start(*command)
+    hello = operator.wait_body(wire.Hello)
+    operator.wait_stream()
+    operator.tell(wire.Welcome("Unknown"))
+    if not hello.report.condition.session:
+        operator.tell(generation(1, 0)[0])
+    end = operator.wait(lambda h: isinstance(h.body, (wire.Fault, wire.Finished)))
+    assert "No zygote" not in worker.log()
+    said = "".join(line for line in worker.log().splitlines(keepends=True) if not line.startswith("regroup: "))
+    assert (said, worker.stdout.read_text()) == (want.stderr, want.stdout)
+    assert (end.body.exit_code if isinstance(end.body, wire.Fault) else 0) == want.returncode
+    if want.stderr:
+        assert end.body.last_line == want.stderr.splitlines()[-1]

@@ -1,0 +1,503 @@
+"""The agent's decisions, rule by rule (docs/design/protocol.md)."""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import replace
+
+import pytest
+
+from _regroup_agent import events as ev
+from _regroup_agent.statefile import UNKNOWN, Saved
+from regroup.protocol import local, wire
+from regroup.protocol.state import Phase, Seal, StatePair
+from tests.unit.agent.drive import PORT, Drive, committed, document, generation, left
+
+# --- FENCE ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("body", "changed", "refused"),
+    [
+        pytest.param(generation(4), {}, "Refused generation 4: 5 has been heard.", id="an older generation"),
+        pytest.param(
+            replace(generation(5), uid="other"), {}, "Refused generation 5: 5 has been heard.", id="the same number again"
+        ),
+        pytest.param(generation(5), {}, None, id="the same generation said again is no news"),
+        pytest.param(
+            wire.Stop("Complete"), {"generation": 4}, "Refused stop of generation 4: 5 has been heard.", id="an old stop"
+        ),
+        pytest.param(
+            wire.Ping(), {"pod_uid": "x"}, "Refused ping: it is for job job, pod x, not for this worker.", id="another pod"
+        ),
+        pytest.param(
+            generation(6), {"job_uid": "x"}, "Refused generation: it is for job x, pod pod, not for this worker.", id="another job"
+        ),
+        pytest.param(
+            wire.DocumentCommand(document(4)),
+            {},
+            "Refused the document of generation 4: the newest heard (5) has another.",
+            id="the document of another generation",
+        ),
+    ],
+)  # fmt: skip
+def test_command_that_is_fenced_changes_nothing(body: object, changed: dict[str, str], refused: str | None) -> None:
+    drive = Drive().session().trains(5, 3)
+    before = drive.report
+    drive.command(body, **changed)
+    assert [log.text for log in drive.of(ev.Log)] == ([refused] if refused else [])
+    assert drive.told() == drive.bodies() == drive.of(ev.Start) == []
+    assert drive.report == before
+
+
+def test_message_of_a_process_that_was_replaced_is_dropped() -> None:
+    drive = Drive().session().trains(1, 2)
+    old = drive.incarnations[0]
+    drive.exits(-9)
+    assert drive.incarnations[0] == old + 1
+    assert drive.feed(ev.FromTrainer(0, old, local.Entering(1))).effects == []
+    assert drive.feed(ev.Exited(0, old, 1)).effects == []
+
+
+# --- INC -----------------------------------------------------------------------------------------------------------
+
+
+def test_entering_is_on_disk_before_it_is_answered() -> None:
+    drive = Drive().session().generation(3).says(local.Entering(3))
+    persist, tell = drive.effects
+    assert isinstance(persist, ev.Persist)
+    assert persist.saved.entered == 3
+    assert isinstance(tell, ev.Tell)
+    assert tell.message == local.Answer("entering", 3, True, 0)
+
+
+def test_restarted_process_never_forms_the_generation_that_was_entered_h7() -> None:
+    drive = Drive().session().trains(1, 7).exits(-9).attach()
+    assert drive.told(local.Assignment) == []
+    ((_, answer),) = drive.says(local.Entering(1)).told(local.Answer)
+    assert not answer.ok
+    assert answer.adopted == 1
+    ((_, assignment),) = drive.generation(2).told(local.Assignment)
+    assert assignment.number == 2
+    assert drive.says(local.Entering(2)).told(local.Answer)[0][1].ok
+
+
+def test_restarted_process_gets_the_generation_that_nobody_here_has_entered() -> None:
+    drive = Drive().session().trains(1, 7).exits(-9).generation(2)
+    assert drive.told() == []
+    ((rank, assignment),) = drive.attach().told(local.Assignment)
+    assert (rank, assignment.number) == (0, 2)
+
+
+def test_process_enters_a_generation_once() -> None:
+    drive = Drive().session().generation(1).says(local.Entering(1)).says(left(1, cause="collective"))
+    assert not drive.says(local.Entering(1)).told(local.Answer)[0][1].ok
+
+
+def test_generation_that_a_seal_gave_up_is_not_entered() -> None:
+    drive = Drive(2).session().generation(1)
+    drive.says(local.Entering(1), 0).says(left(1, cause="error"), 0)
+    assert drive.report.seal == Seal(1, None, 0)
+    assert not drive.says(local.Entering(1), 1).told(local.Answer)[0][1].ok
+
+
+def test_generation_that_is_not_the_newest_is_not_entered() -> None:
+    drive = Drive().session().generation(1).generation(2)
+    assert not drive.says(local.Entering(1)).told(local.Answer)[0][1].ok
+    assert drive.on_disk.entered == 0
+
+
+def test_incarnation_rises_with_every_start_across_container_restarts() -> None:
+    drive = Drive(2).session()
+    assert drive.incarnations == [1, 2]
+    drive.exits(1, 1)
+    assert drive.incarnations == [1, 3]
+    again = Drive(2, saved=drive.on_disk).session()
+    assert again.incarnations == [4, 5]
+
+
+# --- MAD -----------------------------------------------------------------------------------------------------------
+
+
+def test_adoption_is_on_disk_before_it_is_answered_and_told_once_for_all_processes() -> None:
+    drive = Drive(2).session().generation(1)
+    drive.says(local.Entering(1), 0).says(local.Entering(1), 1)
+    drive.says(local.AdoptedLocally(1, 4, "pod-b", StatePair(0, 4), 3.0), 0)
+    persist, tell = drive.effects
+    assert isinstance(persist, ev.Persist)
+    assert persist.saved.adopted == 1
+    assert tell == ev.Tell(0, local.Answer("adopted", 1, True, 1))
+    drive.says(local.AdoptedLocally(1, 4, "self", StatePair(0, 4), 5.0), 1)
+    assert drive.of(ev.Persist) == []
+    assert drive.bodies(wire.Adopted, ever=True) == [wire.Adopted(4, "pod-b", StatePair(0, 4), 5.0)]
+    assert drive.phase == Phase.TRAINING
+
+
+def test_adoption_of_a_generation_that_was_left_is_refused() -> None:
+    drive = Drive().session().generation(1).says(local.Entering(1)).says(left(1))
+    ((_, answer),) = drive.says(local.AdoptedLocally(1, 0, "self", StatePair(1, 0), 0.0)).told()
+    assert not answer.ok
+    assert drive.on_disk.adopted == 0
+
+
+def test_lost_state_file_adopts_the_newest_generation_of_the_welcome() -> None:
+    drive = Drive(saved=Saved(UNKNOWN, UNKNOWN, 1000, 0)).feed(ev.Connected())
+    hello = drive.report
+    assert (hello.condition.adopted, hello.seal, hello.condition.incarnation) == (UNKNOWN, None, 1000)
+    drive.command(wire.Welcome("Session"), generation=6).attach()
+    assert (drive.on_disk.entered, drive.on_disk.adopted) == (6, 6)
+    assert drive.report.seal == Seal(6, None, 6)
+    assert drive.report.condition.incarnation == 1002
+    drive.newest = 6
+    assert drive.generation(6).of(ev.Log)
+    assert drive.generation(7).told(local.Assignment)
+
+
+# --- handing generations to processes ------------------------------------------------------------------------------
+
+
+def test_ranks_follow_the_offset_and_only_local_rank_0_hosts_the_store() -> None:
+    drive = Drive(2).session()
+    ((rank, one),) = drive.generation(1, rank_offset=4, world_size=8, hosts_store=True).told(local.Assignment)
+    assert (rank, one.rank, one.world_size, one.local_world_size, one.hosts_store) == (1, 5, 8, 2, False)
+    ((rank, zero),) = drive.command(wire.DocumentCommand(document(1, 2))).told(local.Assignment)
+    assert (rank, zero.rank, zero.hosts_store, zero.document) == (0, 4, True, document(1, 2))
+    assert drive.command(wire.DocumentCommand(document(1, 2))).told() == []
+
+
+def test_excluded_worker_leaves_keeps_its_state_and_is_ready() -> None:
+    drive = Drive().session().trains(1, 9)
+    ((_, assignment),) = drive.generation(2, member=False).told(local.Assignment)
+    assert (assignment.member, assignment.rank) == (False, -1)
+    drive.says(left(2, None, state=StatePair(1, 9), state_adopted=1))
+    assert drive.phase == Phase.READY
+    assert drive.report.seal == Seal(2, StatePair(1, 9), 1, 1)
+
+
+def test_broken_worker_that_is_excluded_is_ready() -> None:
+    drive = Drive().session().trains(1, 9).says(left(1, 9, cause="collective", message="Rank 2 is gone."))
+    assert (drive.phase, drive.report.condition.cause) == (Phase.BROKEN, "Rank 2 is gone.")
+    drive.generation(2, member=False)
+    assert drive.phase == Phase.READY
+
+
+@pytest.mark.parametrize(
+    ("number", "changed", "gives"),
+    [
+        pytest.param(1, {"hosts_store": True}, True, id="the store is here, on the fresh socket"),
+        pytest.param(1, {"hosts_store": True, "store_port": PORT + 1}, False, id="the store has another port"),
+        pytest.param(1, {}, False, id="the store is elsewhere"),
+        pytest.param(2, {"hosts_store": True}, False, id="another generation asks"),
+    ],
+)
+def test_fresh_socket_is_given_to_the_store_it_was_named_for(number: int, changed: dict[str, int], gives: bool) -> None:
+    drive = Drive().session().generation(1, **changed)
+    assert drive.core.gives_store(number) is gives
+
+
+# --- faults and restarts -------------------------------------------------------------------------------------------
+
+
+def test_exit_is_reported_before_the_next_process_starts() -> None:
+    drive = Drive().session().trains(1, 7).exits(-9, last_line="Killed")
+    assert [type(e).__name__ for e in drive.effects] == ["Send", "Persist", "Start"]
+    report = drive.effects[0].report  # type: ignore[union-attr]
+    assert report.body == wire.Fault("exit", "Process 0 was ended by SIGKILL.", 7, 0, -9, "Killed")
+    assert (report.condition.phase, report.condition.incarnation, report.condition.entered) == (Phase.STARTING, 1, 1)
+    assert report.seal == Seal(1, None, 1)
+
+
+def test_restart_delay_doubles_until_a_step_is_committed() -> None:
+    drive = Drive().session()
+    delays = []
+    for _ in range(8):
+        began_s = drive.now_s
+        drive.exits(1)
+        while not drive.of(ev.Start):
+            drive.wait(drive.core.due_s - drive.now_s)  # type: ignore[operator]
+        delays.append(drive.now_s - began_s)
+        drive.attach()
+    assert delays == [0, 1, 2, 4, 8, 16, 30, 30]
+    drive.trains(1, 1).exits(1)
+    assert drive.of(ev.Start)
+
+
+def test_end_without_finishing_is_a_fault_even_with_exit_code_0() -> None:
+    drive = Drive().session().trains(1, 7).exits(0)
+    assert drive.bodies(wire.Fault)[0].message == "Process 0 ended (exit code 0) without finishing its steps."
+    assert drive.of(ev.Start)
+
+
+def test_sibling_of_a_crashed_process_keeps_its_state_in_the_seal() -> None:
+    drive = Drive(2).session().trains(1, 7).exits(-9, 1)
+    assert (drive.phase, drive.report.seal) == (Phase.STARTING, None)
+    assert [e.local_rank for e in drive.of(ev.Start)] == [1]
+    drive.attach(1)
+    condition = drive.report.condition
+    assert (condition.phase, condition.generation) == (Phase.BROKEN, 1)
+    drive.says(left(1, 7, cause="collective"), 0)
+    assert drive.phase == Phase.READY
+    assert drive.report.seal == Seal(1, StatePair(1, 7), 1, 1)
+
+
+def test_broken_collective_is_reported_at_once_with_the_peer() -> None:
+    drive = Drive().session().generation(1, hosts_store=True).command(wire.DocumentCommand(document(1)))
+    drive.says(local.Entering(1)).says(local.AdoptedLocally(1, 0, "nothing", StatePair(1, 0), 0.0))
+    drive.says(left(1, 4, cause="collective", message="Lost.", step=4, peer_rank=0))
+    (fault,) = drive.bodies(wire.Fault)
+    assert (fault.cause, fault.step, fault.peer, fault.peer_rank, fault.exit_code) == ("collective", 4, "pod", 0, None)
+    assert drive.effects[0].report.seal == Seal(1, StatePair(1, 4), 1, 1)  # type: ignore[union-attr]
+
+
+# --- RESAY ---------------------------------------------------------------------------------------------------------
+
+
+def test_reconnect_says_again_what_the_operator_may_have_forgotten_h6() -> None:
+    drive = Drive().session().trains(1, 7)
+    drive.feed(ev.Disconnected()).feed(ev.Connected())
+    adopted, progress = drive.bodies()
+    assert adopted == wire.Adopted(7, "self", StatePair(1, 7), 1.0)
+    assert (progress.step, progress.digest) == (7, "d7")
+    broken = drive.says(left(1, 7, cause="collective", message="Lost.")).report
+    assert (broken.condition.phase, broken.condition.cause, broken.condition.heard) == (Phase.BROKEN, "Lost.", 1)
+
+
+def test_changed_condition_that_nothing_else_told_is_told_soon() -> None:
+    drive = Drive().session()
+    assert drive.bodies() == []
+    assert drive.wait(0.02).bodies() == [wire.Changed()]
+    assert drive.wait(60).bodies() == []
+
+
+# --- progress ------------------------------------------------------------------------------------------------------
+
+
+def test_first_commit_is_told_at_once_and_then_one_a_second() -> None:
+    drive = Drive().session().trains(1)
+    drive.says(committed(1, 1, first_step_ms=3.5, steps_redone=1))
+    assert [(b.step, b.first_step_ms, b.steps_redone) for b in drive.bodies()] == [(1, 3.5, 1)]
+    for step in range(2, 20):
+        assert drive.says(committed(1, step)).bodies() == []
+    assert [(b.step, b.first_step_ms) for b in drive.wait(1.5).bodies()] == [(19, None)]
+    drive.says(committed(1, 20))
+    assert [b.step for b in drive.command(wire.ProgressRequest()).bodies()] == [20]
+
+
+def test_only_reportable_steps_are_reported_ack() -> None:
+    drive = Drive().session().trains(1).says(committed(1, 9, reportable_step=6))
+    assert drive.bodies(wire.Progress)[0].step == 6
+    assert drive.report.condition.step == 6
+
+
+# --- FINISH --------------------------------------------------------------------------------------------------------
+
+
+def test_finished_is_told_when_all_processes_have_with_the_last_step() -> None:
+    drive = Drive(2).session().trains(1, 9)
+    for rank in (0, 1):
+        drive.says(committed(1, 10), rank)
+    assert drive.says(local.FinishedLocally(1, 10), 0).bodies() == []
+    drive.says(local.FinishedLocally(1, 10), 1)
+    assert [type(b).__name__ for b in drive.bodies()] == ["Progress", "Finished"]
+    assert drive.bodies(wire.Progress)[0].step == 10
+    assert (drive.phase, drive.report.seal) == (Phase.FINISHED, None)
+
+
+def test_finished_process_that_joins_a_newer_generation_is_not_finished_any_more() -> None:
+    drive = Drive().session().trains(1, 10).says(local.FinishedLocally(1, 10)).generation(2)
+    drive.says(left(1, 10)).says(local.Entering(2))
+    assert drive.phase == Phase.FORMING
+
+
+def test_finished_process_that_exits_0_stays_finished() -> None:
+    drive = Drive().session().trains(1, 10).says(local.FinishedLocally(1, 10)).exits(0)
+    assert drive.phase == Phase.FINISHED
+    assert drive.of(ev.Start) == drive.bodies(wire.Fault) == []
+
+
+# --- the end -------------------------------------------------------------------------------------------------------
+
+
+def test_stop_is_told_then_forced_then_reported() -> None:
+    drive = Drive().session().trains(1, 3).command(wire.Stop("Failed"))
+    assert drive.told() == [(0, local.StopLocally("Failed"))]
+    assert drive.wait(9).of(ev.Signal) == []
+    assert drive.wait(2).of(ev.Signal) == [ev.Signal(0, signal.SIGTERM)]
+    assert drive.wait(6).of(ev.Signal) == [ev.Signal(0, signal.SIGKILL)]
+    drive.exits(-9)
+    assert [type(e).__name__ for e in drive.effects] == ["Send", "Exit"]
+    assert drive.effects[0].report.condition.phase == Phase.STOPPED  # type: ignore[union-attr]
+    assert drive.effects[1] == ev.Exit(0)
+
+
+def test_stop_of_a_completed_job_leaves_the_script_time_for_its_model() -> None:
+    drive = Drive().session().trains(1, 3).command(wire.Stop("Complete"))
+    assert drive.wait(290).of(ev.Signal) == []
+    assert drive.exits(0).of(ev.Exit) == [ev.Exit(0)]
+
+
+def test_stop_without_processes_ends_the_agent() -> None:
+    assert Drive().feed(ev.Connected()).command(wire.Stop("Released")).of(ev.Exit) == [ev.Exit(0)]
+
+
+def test_stop_cancels_a_restart() -> None:
+    drive = Drive().session().exits(1).exits(1)
+    assert drive.core.due_s is not None
+    assert drive.command(wire.Stop("Failed")).of(ev.Exit) == [ev.Exit(0)]
+    assert drive.wait(60).of(ev.Start) == []
+
+
+@pytest.mark.parametrize("connected", [True, False])
+def test_deleted_pod_trains_on_only_where_somebody_can_release_it(connected: bool) -> None:
+    drive = Drive(grace_s=30).session().trains(1, 3)
+    if not connected:
+        drive.feed(ev.Disconnected())
+    drive.feed(ev.Terminated())
+    assert drive.bodies() == ([wire.Draining(25.0)] if connected else [])
+    assert bool(drive.of(ev.Signal)) is not connected
+    drive.wait(26)
+    assert drive.exits(-15).of(ev.Exit) == [ev.Exit(143)]
+
+
+def test_stop_of_a_draining_pod_keeps_its_last_moment() -> None:
+    drive = Drive(grace_s=30).session().trains(1, 3).feed(ev.Terminated()).wait(20).command(wire.Stop("Released"))
+    assert drive.wait(4).of(ev.Signal) == []
+    assert drive.wait(2).of(ev.Signal) == [ev.Signal(0, signal.SIGTERM)]
+    assert drive.exits(0).of(ev.Exit) == [ev.Exit(0)]
+
+
+def test_process_that_crashes_while_draining_is_a_fault_and_not_restarted() -> None:
+    drive = Drive(2).session().trains(1, 3).feed(ev.Terminated()).exits(-9, 1)
+    assert len(drive.bodies(wire.Fault)) == 1
+    assert drive.wait(5).of(ev.Start) == []
+
+
+# --- script tier ---------------------------------------------------------------------------------------------------
+
+
+def script(processes: int = 1, number: int = 1, tier: str = "Script") -> Drive:
+    drive = Drive(processes).feed(ev.Connected()).command(wire.Welcome(tier)).generation(number)
+    for rank in range(processes):
+        drive.feed(ev.Spawned(rank, drive.incarnations[rank]))
+    return drive
+
+
+def test_agent_of_an_unknown_tier_is_ready_without_processes() -> None:
+    drive = Drive().feed(ev.Connected()).command(wire.Welcome("Unknown"))
+    assert (drive.phase, drive.of(ev.Start)) == (Phase.READY, [])
+
+
+def test_script_starts_with_the_generation_and_frees_the_stores_port() -> None:
+    drive = Drive(2).feed(ev.Connected()).generation(1, hosts_store=True)
+    assert [type(e).__name__ for e in drive.effects] == ["YieldStore", "Persist", "Start", "Start"]
+    assert drive.on_disk.started == 1
+    condition = drive.report.condition
+    assert (condition.phase, condition.generation, condition.entered) == (Phase.STARTING, 1, 0)
+
+
+def test_script_adopts_when_all_its_processes_run() -> None:
+    drive = script(2)
+    assert drive.bodies(wire.Adopted, ever=True) == [wire.Adopted(0, "self")]
+    assert (drive.on_disk.entered, drive.on_disk.adopted, drive.phase) == (1, 1, Phase.TRAINING)
+    assert drive.report.seal is None
+
+
+def test_tier_script_that_becomes_known_later_adopts_what_runs() -> None:
+    drive = script(tier="Unknown")
+    assert drive.phase == Phase.STARTING
+    assert drive.command(wire.Welcome("Script")).bodies(wire.Adopted)
+
+
+def test_script_is_replaced_for_a_newer_generation_and_its_end_is_no_fault() -> None:
+    drive = script(2).generation(2)
+    assert drive.of(ev.Signal) == [ev.Signal(0, signal.SIGTERM), ev.Signal(1, signal.SIGTERM)]
+    assert drive.wait(10).of(ev.Signal) == [ev.Signal(0, signal.SIGKILL), ev.Signal(1, signal.SIGKILL)]
+    assert drive.exits(-9, 0).of(ev.Start) == []
+    started = drive.exits(-9, 1).of(ev.Start)
+    assert [(s.local_rank, s.generation.number, s.restarts) for s in started] == [(0, 2, 1), (1, 2, 1)]
+    assert drive.bodies(wire.Fault, ever=True) == []
+
+
+def test_newest_generation_wins_while_a_script_is_replaced() -> None:
+    drive = script().generation(2).generation(3).exits(0)
+    assert [s.generation.number for s in drive.of(ev.Start)] == [3]
+
+
+def test_excluded_script_is_ended_and_ready() -> None:
+    drive = script().generation(2, member=False).exits(0)
+    assert drive.of(ev.Start) == []
+    assert drive.phase == Phase.READY
+
+
+def test_script_that_fails_is_one_fault_and_its_siblings_are_ended() -> None:
+    drive = script(2).exits(3, 1, "boom")
+    assert [(f.exit_code, f.local_rank, f.last_line) for f in drive.bodies(wire.Fault)] == [(3, 1, "boom")]
+    assert drive.of(ev.Signal) == [ev.Signal(0, signal.SIGTERM)]
+    assert drive.phase == Phase.BROKEN
+    drive.exits(-15, 0)
+    assert len(drive.bodies(wire.Fault, ever=True)) == 1
+    condition = drive.report.condition
+    assert (condition.phase, condition.entered, condition.cause) == (
+        Phase.READY, 1, "Process 1 ended with exit code 3.",
+    )  # fmt: skip
+    assert [s.generation.number for s in drive.generation(2).of(ev.Start)] == [2, 2]
+
+
+def test_script_that_crashes_again_waits_before_it_starts() -> None:
+    drive = script(number=1).exits(1).generation(2)
+    assert drive.of(ev.Start)
+    drive.exits(1).generation(3)
+    assert drive.of(ev.Start) == []
+    assert drive.wait(1).of(ev.Start)
+
+
+def test_script_of_a_generation_starts_once_across_container_restarts_h7() -> None:
+    drive = script(tier="Unknown")
+    again = Drive(saved=drive.on_disk).feed(ev.Connected()).command(wire.Welcome("Unknown"), generation=1)
+    assert (again.report.condition.entered, again.report.condition.heard) == (1, 1)
+    assert again.generation(1).of(ev.Start) == []
+    assert again.generation(2).of(ev.Start)
+
+
+def test_script_is_finished_when_all_have_exited_0() -> None:
+    drive = script(2).exits(0, 0)
+    assert drive.phase == Phase.TRAINING
+    drive.exits(0, 1)
+    assert drive.bodies() == [wire.Finished(0)]
+    assert (drive.phase, drive.report.condition.generation) == (Phase.FINISHED, 1)
+    assert drive.generation(2).of(ev.Start)
+
+
+def test_session_that_attaches_after_a_scripts_start_joins_its_generation() -> None:
+    drive = script(tier="Unknown")
+    ((_, assignment),) = drive.attach().told(local.Assignment)
+    assert assignment.number == 1
+    assert drive.says(local.Entering(1)).told(local.Answer)[0][1].ok
+    drive.says(local.AdoptedLocally(1, 0, "nothing", StatePair(1, 0), 0.0))
+    assert drive.bodies(wire.Adopted)
+    drive.exits(1)
+    assert [s.generation for s in drive.of(ev.Start)] == [None]
+
+
+def test_session_that_attaches_while_it_is_being_replaced_is_no_fault() -> None:
+    drive = script(tier="Unknown").generation(2).attach().exits(-15)
+    assert drive.bodies(wire.Fault, ever=True) == []
+    assert [s.generation for s in drive.of(ev.Start)] == [None]
+
+
+def test_script_that_is_known_to_use_the_library_starts_with_the_connection() -> None:
+    drive = Drive(2, session=True)
+    assert drive.of(ev.Start) == []
+    drive.feed(ev.Connected())
+    assert [(s.local_rank, s.generation) for s in drive.of(ev.Start)] == [(0, None), (1, None)]
+    condition = drive.report.condition
+    assert (condition.phase, condition.session) == (Phase.STARTING, True)
+    assert drive.command(wire.Welcome("Unknown")).of(ev.Start) == []
+    assert drive.generation(1).of(ev.Start) == []
+    assert [rank for rank, _ in drive.attach().told(local.Assignment)] == [1]
+
+
+def test_session_whose_state_file_is_lost_starts_with_the_welcome() -> None:
+    drive = Drive(saved=Saved(UNKNOWN, UNKNOWN, 1000, 0), session=True).feed(ev.Connected())
+    assert drive.of(ev.Start) == []
+    assert drive.command(wire.Welcome("Session"), generation=3).of(ev.Start)

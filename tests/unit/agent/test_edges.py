@@ -1,0 +1,235 @@
+"""The agent's small parts: state file, command and environment, HTTP, zipapp."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from _regroup_agent import http
+from _regroup_agent.build import build
+from _regroup_agent.launch import (
+    LaunchError,
+    PythonCommand,
+    check_command,
+    imports_library,
+    preload_modules,
+    python_command,
+    trainer_env,
+)
+from _regroup_agent.progress import interval_s
+from _regroup_agent.statefile import UNKNOWN, Saved, StateFile
+from regroup.protocol import env
+from tests.unit.agent.drive import generation
+
+# --- state file ----------------------------------------------------------------------------------------------------
+
+
+def test_state_file_returns_what_was_saved(tmp_path: Path) -> None:
+    file = StateFile(str(tmp_path))
+    assert file.load() == (Saved(), "")
+    file.save(Saved(3, 2, 7, 1))
+    assert StateFile(str(tmp_path)).load() == (Saved(3, 2, 7, 1), "")
+    assert [p.name for p in tmp_path.iterdir()] == ["agent.json"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "{", "[]", '{"entered": 1}', '{"entered": "1", "adopted": 1, "incarnation": 1, "started": 1}', "\udc80",
+     '{"entered": -1, "adopted": 1, "incarnation": 1, "started": 1}'],
+)  # fmt: skip
+def test_unreadable_state_file_is_everything_adopted_and_one_sentence(tmp_path: Path, text: str) -> None:
+    (tmp_path / "agent.json").write_bytes(text.encode("utf-8", "surrogateescape"))
+    saved, sentence = StateFile(str(tmp_path)).load()
+    assert (saved.entered, saved.adopted) == (UNKNOWN, UNKNOWN)
+    assert saved.incarnation > 1_000_000_000
+    assert sentence.count(str(tmp_path)) == 1
+
+
+# --- command -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("command", "want"),
+    [
+        (["python", "train.py", "--lr", "1"], PythonCommand("python", "train.py", None, ("--lr", "1"))),
+        (["/usr/bin/python3.12", "-u", "train.py"], PythonCommand("/usr/bin/python3.12", "train.py", None, ())),
+        (["python3", "-m", "train.digits", "x"], PythonCommand("python3", None, "train.digits", ("x",))),
+        (["python", "-c", "print()"], None),
+        (["python", "-O", "train.py"], None),
+        (["python", "directory"], None),
+        (["bash", "-c", "python train.py"], None),
+        (["pythonish", "train.py"], None),
+        (["python"], None),
+    ],
+)
+def test_python_command(command: list[str], want: PythonCommand | None) -> None:
+    assert python_command(command) == want
+
+
+@pytest.mark.parametrize(
+    ("command", "word"),
+    [
+        ([], "No command"),
+        (["/opt/bin/torchrun", "train.py"], "torchrun"),
+        (["python", "-m", "torch.distributed.run", "train.py"], "torchrun"),
+        (["deepspeed", "train.py"], "deepspeed"),
+    ],
+)
+def test_command_that_cannot_work_is_refused(command: list[str], word: str) -> None:
+    with pytest.raises(LaunchError, match=word):
+        check_command(command)
+
+
+@pytest.mark.parametrize(
+    ("text", "want"),
+    [("import regroup", True), ("if x:\n    from regroup import session", True), ("import os, regroup", True),
+     ("import regrouping", False), ("# import regroup", False), ("from . import regroup", False), ("", False)],
+)  # fmt: skip
+def test_script_that_imports_the_library_is_a_sessions(text: str, want: bool) -> None:
+    assert imports_library(text) is want
+
+
+def test_preload_begins_with_torch_unless_said() -> None:
+    assert preload_modules({})[0] == "torch"
+    assert preload_modules({env.PRELOAD: ""}) == []
+    assert preload_modules({env.PRELOAD: "torch, numpy"}) == ["torch", "numpy"]
+
+
+BASE = {
+    "HOME": "/h", "RANK": "9", env.OPERATOR_URL: "https://x", env.TOKEN_FILE: "/t", env.CA_FILE: "/c", env.STATE_DIR: "/s",
+    env.CHECKPOINT_DIR: "/ckpt", env.MAX_WORLD_SIZE: "8", env.JOB_UID: "job", env.MAX_RESTARTS: "4",
+}  # fmt: skip
+
+
+def test_environment_of_a_session_has_no_rank_and_no_secrets() -> None:
+    got = trainer_env(BASE, socket_path="/a", local_rank=1, processes=2, incarnation=5, restarts=0, generation=None)
+    assert got == {
+        "HOME": "/h", env.CHECKPOINT_DIR: "/ckpt", env.MAX_WORLD_SIZE: "8", env.JOB_UID: "job", env.MAX_RESTARTS: "4",
+        env.SOCKET: "/a", env.INCARNATION: "5", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "PYTHONUNBUFFERED": "1",
+    }  # fmt: skip
+
+
+def test_environment_of_a_script_is_torchruns() -> None:
+    command = generation(1, 2, rank_offset=4, world_size=8, group_rank=2)
+    got = trainer_env(BASE, socket_path="/a", local_rank=1, processes=2, incarnation=5, restarts=3, generation=command)
+    assert {name: got[name] for name in (*env.RESERVED, env.TORCHELASTIC_RUN_ID, env.TORCHELASTIC_RESTART_COUNT,
+                                         env.TORCHELASTIC_MAX_RESTARTS)} == {
+        "RANK": "5", "LOCAL_RANK": "1", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "2",
+        "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "4000", "TORCHELASTIC_RUN_ID": "job",
+        "TORCHELASTIC_RESTART_COUNT": "3", "TORCHELASTIC_MAX_RESTARTS": "4",
+    }  # fmt: skip
+    assert not [name for name in got if name.startswith("TORCHELASTIC_USE")]
+
+
+@pytest.mark.parametrize(("rank", "world", "want"), [(0, 5000, 1.0), (1, 5000, 1.0), (2, 4, 1.0), (2, 5000, 100.0)])
+def test_progress_of_all_workers_together_is_bounded(rank: int, world: int, want: float) -> None:
+    assert interval_s(rank, world) == want
+
+
+# --- HTTP ----------------------------------------------------------------------------------------------------------
+
+
+async def _read(data: bytes) -> tuple[int, bytes]:
+    reader = asyncio.StreamReader(limit=http.MAX_HEAD_BYTES)
+    reader.feed_data(data)
+    reader.feed_eof()
+    answer = await http.read_head(reader)
+    return answer.status, await http.read_body(reader, answer)
+
+
+@pytest.mark.parametrize(
+    ("data", "want"),
+    [
+        pytest.param(b"HTTP/1.1 204 No Content\r\n\r\n", (204, b""), id="no body"),
+        pytest.param(b"HTTP/1.1 403 Forbidden\r\nContent-Length: 3\r\n\r\nabc", (403, b"abc"), id="a length"),
+        pytest.param(
+            b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nab\r\n1;x=y\r\nc\r\n0\r\n\r\n",
+            (200, b"abc"),
+            id="chunks",
+        ),
+    ],
+)
+def test_answer_is_read(data: bytes, want: tuple[int, bytes]) -> None:
+    assert asyncio.run(_read(data)) == want
+
+
+LONG_HEAD = b"HTTP/1.1 200 OK\r\nX: " + b"x" * 40000 + b"\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"SSH-2.0-x\r\n\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: 99999999\r\n\r\n", LONG_HEAD,
+     b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n"],
+)  # fmt: skip
+def test_answer_that_is_not_http_is_an_error(data: bytes) -> None:
+    with pytest.raises(http.HttpError):
+        asyncio.run(_read(data))
+
+
+def test_lines_are_put_together_from_chunks() -> None:
+    async def read() -> list[bytes]:
+        reader = asyncio.StreamReader()
+        reader.feed_data(
+            b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\na\nb\r\n3\r\nc\nd\r\n1\r\n\n\r\n0\r\n\r\n"
+        )
+        reader.feed_eof()
+        return [line async for line in http.read_lines(reader, await http.read_head(reader), 100)]
+
+    assert asyncio.run(read()) == [b"a", b"bc", b"d"]
+
+
+@pytest.mark.parametrize(
+    ("body", "want"), [(b'{"error": "No."}', "No."), (b"<html>", "<html>"), (b"[1]", "[1]"), (b"\xff", "\ufffd")]
+)
+def test_sentence_of_a_refusal(body: bytes, want: str) -> None:
+    assert http.sentence(body) == want
+
+
+# --- zipapp --------------------------------------------------------------------------------------------------------
+
+
+def _oldest_python() -> str:
+    """Return a Python 3.9 where there is one, else the running interpreter."""
+    for python in sorted(Path("~/.pyenv/versions").expanduser().glob("3.9.*/bin/python3.9")):
+        return str(python)
+    found = shutil.which("python3.9")
+    works = found and subprocess.run([found, "-c", ""], capture_output=True).returncode == 0
+    return found if found and works else sys.executable
+
+
+def test_zipapp_imports_the_standard_library_and_itself_only(tmp_path: Path) -> None:
+    build(tmp_path / "agent.pyz")
+    script = "import json, sys; print(json.dumps(sorted(getattr(sys, 'stdlib_module_names', []))))"
+    names = json.loads(subprocess.run([sys.executable, "-c", script], capture_output=True, check=True).stdout)
+    argv = [_oldest_python(), "-I", "-S", str(tmp_path / "agent.pyz"), "--check-imports"]
+    modules = subprocess.run(argv, capture_output=True, check=True, text=True).stdout.split()
+    # Modules that only the older Python's standard library has; `sys.stdlib_module_names` is of 3.10.
+    allowed = {*names, "__main__", "_bootlocale", "asynchat", "asyncore", "binascii", "imp"}
+    foreign = [m for m in modules if m.partition(".")[0] not in allowed and not _ours(m)]
+    assert foreign == []
+    assert {"_regroup_agent.main", "regroup.protocol.wire"} <= set(modules)
+
+
+def _ours(module: str) -> bool:
+    return module in ("regroup", "_regroup_agent") or module.startswith(("_regroup_agent.", "regroup.protocol"))
+
+
+def test_zipapp_is_the_same_bytes_each_time(tmp_path: Path) -> None:
+    build(tmp_path / "a.pyz")
+    build(tmp_path / "b.pyz")
+    assert (tmp_path / "a.pyz").read_bytes() == (tmp_path / "b.pyz").read_bytes()
+
+
+def test_zipapp_without_its_environment_says_what_is_missing(tmp_path: Path) -> None:
+    build(tmp_path / "agent.pyz")
+    argv = [_oldest_python(), "-I", str(tmp_path / "agent.pyz"), "--", "python", "train.py"]
+    done = subprocess.run(argv, capture_output=True, text=True, env={"PATH": "/usr/bin:/bin"})
+    assert done.returncode == 2
+    assert done.stderr.startswith("regroup: REGROUP_OPERATOR_URL, ")
+    assert done.stderr.count("\n") == 1
