@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from cluster import baseimage, binaries, containerd, host, nodes, oci, paths, progress, template
+from cluster import baseimage, binaries, containerd, host, nodes, oci, paths, progress, storage, template
 from cluster.addresses import Node
 from cluster.errors import ClusterError
 
@@ -86,15 +86,17 @@ def _build_with_buildah(wanted: Recipe, layout: Path) -> None:
             with progress.step("Base image", "download", expected_s=10):
                 baseimage.ensure(_buildah())
         _run_build(wanted, buildah_command(wanted, _buildah(), base=base, environment=os.environ, uv_cache=_uv_cache()))
-        # Level 1 of zstd is several times faster than gzip, and importing is faster too.
-        compression = ["--compression-format=zstd", "--compression-level=1"]
-        export = [*_buildah(), "push", "--quiet", "--format=oci", *compression, wanted.name]
-        with progress.step(f"Image {wanted.name}: layers", "build", expected_s=40):
-            _run([*export, f"oci:{layout}:{wanted.name}"])
+        with progress.step(f"Image {wanted.name}: layers", "build", expected_s=20):
+            try:
+                storage.export(_buildah(), _storage(), wanted.name, layout)
+            except storage.UnexpectedStorageError:
+                compression = ["--compression-format=zstd", "--compression-level=1"]
+                push = [*_buildah(), "push", "--quiet", "--format=oci", *compression]
+                _run([*push, wanted.name, f"oci:{layout}:{wanted.name}"])
     finally:
         # A build that was interrupted leaves its containers, and the storage stays mounted upon itself.
         subprocess.run([*_buildah(), "rm", "--all"], capture_output=True)
-        subprocess.run(["umount", f"{paths.images()}/buildah/overlay"], capture_output=True)
+        subprocess.run(["umount", str(_storage() / "overlay")], capture_output=True)
 
 
 def load(name: str) -> None:
@@ -205,8 +207,11 @@ def _layout() -> Path:
 
 
 def _buildah() -> list[str]:
-    storage = paths.images() / "buildah"
-    return ["buildah", "--storage-driver=overlay", f"--root={storage}", f"--runroot={storage}-run"]
+    return ["buildah", "--storage-driver=overlay", f"--root={_storage()}", f"--runroot={_storage()}-run"]
+
+
+def _storage() -> Path:
+    return paths.images() / "buildah"
 
 
 def _uv_cache() -> Path | None:

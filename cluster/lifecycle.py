@@ -42,7 +42,8 @@ def up(wanted: Settings) -> None:
                 nodes.power_on(node, wanted)
             for node in members:
                 _wait_ready(kubectl, node)
-                _set_gpus(kubectl, node, wanted)
+                if wanted.num_gpus or (running and running.num_gpus):
+                    nodes.set_fake_gpus(kubectl, node, wanted.num_gpus)
 
 
 def down() -> None:
@@ -94,7 +95,8 @@ def power_on(name: str) -> None:
     nodes.power_on(node, chosen)
     kubectl = Kubectl(paths.kubeconfig())
     _wait_ready(kubectl, node)
-    _set_gpus(kubectl, node, chosen)
+    if chosen.num_gpus:
+        nodes.set_fake_gpus(kubectl, node, chosen.num_gpus)
 
 
 def load(names: Sequence[str]) -> None:
@@ -169,11 +171,6 @@ def _wait_ready(kubectl: Kubectl, node: addresses.Node) -> None:
         timeout_s=_READY_TIMEOUT_S,
         otherwise=f"Node {node.name} was not Ready within {_READY_TIMEOUT_S:.0f} s: see {nodes.directory(node)}/log.",
     )
-
-
-def _set_gpus(kubectl: Kubectl, node: addresses.Node, chosen: Settings) -> None:
-    if chosen.num_gpus:
-        nodes.set_fake_gpus(kubectl, node, chosen.num_gpus)
 
 
 @contextmanager

@@ -138,8 +138,8 @@ def ready_again(kubectl: Kubectl, node: Node) -> bool:
 
 
 def set_fake_gpus(kubectl: Kubectl, node: Node, count: int) -> None:
-    """Give a node `nvidia.com/gpu` capacity that no device stands behind; a kubelet that starts anew forgets it."""
-    quantity = {"nvidia.com/gpu": str(count)}
+    """Give a node `nvidia.com/gpu` capacity that no device stands behind, 0: none; a kubelet that starts forgets it."""
+    quantity = {"nvidia.com/gpu": str(count) if count else None}
     patch = {"status": {"capacity": quantity, "allocatable": quantity}}
     kubectl.run("patch", "node", node.name, "--subresource=status", "--type=merge", f"--patch={json.dumps(patch)}")
 

@@ -114,11 +114,17 @@ def add_single_file(layout: Path, name: str, program: Path, inside: str) -> Imag
         "config": {"Entrypoint": [inside], "User": "65535:65535"},
         "rootfs": {"type": "layers", "diff_ids": [_digest(layer)]},
     }
+    return put_image(layout, name, json.dumps(config).encode(), [_add_blob(layout, f"{kind}layer.v1.tar", layer)])
+
+
+def put_image(layout: Path, name: str, config: bytes, layers: list[dict[str, Any]]) -> Image:
+    """Name an image whose layers, given by their descriptors, lie in the layout already; the name's old image goes."""
+    kind = "application/vnd.oci.image."
     manifest = {
         "schemaVersion": 2,
         "mediaType": f"{kind}manifest.v1+json",
-        "config": _add_blob(layout, f"{kind}config.v1+json", json.dumps(config).encode()),
-        "layers": [_add_blob(layout, f"{kind}layer.v1.tar", layer)],
+        "config": _add_blob(layout, f"{kind}config.v1+json", config),
+        "layers": layers,
     }
     descriptor = _add_blob(layout, f"{kind}manifest.v1+json", json.dumps(manifest).encode())
     _put_descriptor(layout, name, descriptor)
@@ -152,8 +158,10 @@ def _put_descriptor(layout: Path, name: str, descriptor: dict[str, Any]) -> None
 def _add_blob(layout: Path, media_type: str, data: bytes) -> dict[str, Any]:
     digest = _digest(data)
     file = blob(layout, digest)
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_bytes(data)
+    if not file.exists():
+        # An existing one may be a hard link into a containerd's store.
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(data)
     return {"mediaType": media_type, "digest": digest, "size": len(data)}
 
 

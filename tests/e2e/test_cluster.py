@@ -95,3 +95,19 @@ def _log_of_finished(cluster: Cluster, namespace: str, name: str) -> str:
     log = cluster.kubectl.run("logs", name, f"-n{namespace}").strip()
     assert phase() == "Succeeded", log
     return log
+
+
+def test_fake_gpus_appear_survive_a_power_cut_and_go(cluster: Cluster) -> None:
+    def gpus() -> list[str]:
+        items = cluster.kubectl.get("nodes")["items"]
+        return [item["status"]["allocatable"].get("nvidia.com/gpu", "0") for item in items]
+
+    lifecycle.up(Settings(num_gpus=8))
+    try:
+        assert gpus() == ["8", "8", "8"]
+        cluster.power_off("n3")
+        cluster.power_on("n3")
+        assert gpus() == ["8", "8", "8"]
+    finally:
+        lifecycle.up(Settings())
+    assert gpus() == ["0", "0", "0"]
