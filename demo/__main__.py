@@ -1,0 +1,32 @@
+"""`python -m demo [--keep]`: the tour behind `make demo`. Exits 1 if a claim failed."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from rich.console import Console
+
+from cluster.errors import ClusterError
+from demo import tour
+
+
+def main() -> int:
+    """Parse, run, and turn what went wrong into one sentence."""
+    parser = argparse.ArgumentParser(
+        prog="python -m demo", description="The tour: a job trained through every kind of failure."
+    )
+    parser.add_argument("--keep", action="store_true", help="leave the cluster up, with the kubectl lines to try")
+    arguments = parser.parse_args()
+    try:
+        return tour.run(Console(), keep=arguments.keep)
+    except (ClusterError, RuntimeError) as error:
+        print(f"demo: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("demo: stopped at your wish.", file=sys.stderr)
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())

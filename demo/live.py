@@ -1,0 +1,103 @@
+"""The live table of the tour: one job's columns and the acts, redrawn twice a second."""
+
+from __future__ import annotations
+
+import threading
+import time
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from cluster.errors import ClusterError
+from demo.job import JobView
+
+REDRAW_S = 0.5
+
+
+class LiveTable:
+    """Shows a job until the block ends; `act` says what is being done to it. On no terminal: one line per change."""
+
+    def __init__(self, console: Console, job: JobView) -> None:
+        self._console, self._job = console, job
+        self._done = threading.Event()
+        self._status: dict[str, Any] = {}
+        self._act = ""
+        self._last = ""
+        self._began_s = time.monotonic()
+        self._live = Live(console=console, refresh_per_second=4, transient=False) if console.is_terminal else None
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def __enter__(self) -> LiveTable:
+        if self._live:
+            self._live.start()
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._done.set()
+        self._thread.join()
+        if self._live:
+            self._live.stop()
+
+    def act(self, text: str) -> None:
+        """Say what happens now."""
+        self._act = text
+        self._console.print(f"[dim]{self._clock()}[/] [bold]{text}[/]")
+
+    def note(self, text: str) -> None:
+        """Say what came of it."""
+        self._console.print(f"[dim]{self._clock()}[/]   {text}")
+
+    def _clock(self) -> str:
+        return f"{time.monotonic() - self._began_s:5.1f}s"
+
+    def _run(self) -> None:
+        while not self._done.wait(REDRAW_S):
+            try:
+                self._status = self._job.status()
+            except ClusterError:
+                continue
+            if self._live:
+                self._live.update(self._table())
+            else:
+                line = self._line()
+                if line != self._last:
+                    self._last = line
+                    self._console.print(f"[dim]{self._clock()}   {line}[/]")
+
+    def _cells(self) -> dict[str, str]:
+        status = self._status
+        membership, summary = status.get("membership") or {}, status.get("summary") or {}
+        progress = status.get("progress") or {}
+        return {
+            "state": summary.get("state", ""),
+            "ready": summary.get("ready", ""),
+            "generation": str(membership.get("generation", "")),
+            "members": membership.get("members", ""),
+            "step": str(progress.get("step", "")),
+            "progress": summary.get("progress", ""),
+            "loss": summary.get("loss", ""),
+            "incidents": str(len(status.get("incidents") or ())),
+        }
+
+    def _line(self) -> str:
+        cells = self._cells()
+        return "  ".join(
+            f"{name} {cells[name]}"
+            for name in ("state", "ready", "generation", "members", "step", "loss")
+            if cells[name]
+        )
+
+    def _table(self) -> Group:
+        table = Table(box=None, pad_edge=False)
+        cells = self._cells()
+        for name in cells:
+            table.add_column(name)
+        table.add_row(*cells.values())
+        return Group(Text(""), table, Text(self._act, style="italic"))
