@@ -99,19 +99,41 @@ def _build_with_buildah(wanted: Recipe, layout: Path) -> None:
         subprocess.run(["umount", str(_storage() / "overlay")], capture_output=True)
 
 
-def load(name: str) -> None:
-    """Bring a built image into the template and every node that is on; what is there already costs nothing."""
-    layout = _layout()
-    image = oci.find(layout, name)
+def built(name: str) -> oci.Image:
+    """Return an image of the layout; ClusterError when it has not been built."""
+    image = oci.find(_layout(), name)
     if image is None:
         raise ClusterError(f"The image {name} has not been built: `python -m cluster build-images` does that.")
-    with progress.step(f"Image {name}: load", "start") as bar:
-        size_bytes = template.load(layout, image)
-        bar.note = f"{size_bytes / 1e6:.0f} MB"
-        for node in nodes.known():
-            if nodes.is_on(node):
-                bar.note = f"{size_bytes / 1e6:.0f} MB to {node.name}"
-                containerd.load(node_client(node), layout, image)
+    return image
+
+
+def everything_built() -> list[oci.Image]:
+    """Return every image of IMAGES that has been built."""
+    return [image for recipe in IMAGES.values() if (image := oci.find(_layout(), recipe.name))]
+
+
+def load_into_template(image: oci.Image) -> None:
+    """Have nodes that start from now on hold the image from their first second."""
+    template.load(_layout(), image)
+
+
+def load_into_node(node: Node, image: oci.Image) -> None:
+    """Import what a node that is on lacks of the image; seconds for our code, a minute for torch."""
+    containerd.load(node_client(node), _layout(), image)
+
+
+def missing_bytes(node: Node, image: oci.Image) -> int:
+    """Return how much of the image a node that is on lacks."""
+    client = node_client(node)
+    if client.images().get(image.name) == image.id:
+        return 0
+    present = client.contents()
+    return sum(oci.blob(_layout(), d).stat().st_size for d in image.digests if d not in present)
+
+
+def is_idle(node: Node) -> bool:
+    """Return whether a node that is on holds no container, running or not."""
+    return not node_client(node).run("containers", "ls", "--quiet").strip()
 
 
 def ensure_pause() -> None:

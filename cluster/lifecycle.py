@@ -7,12 +7,13 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from cluster import addresses, binaries, controlplane, host, images, nodes, paths, progress, settings
+from cluster import addresses, binaries, controlplane, host, images, nodes, oci, paths, progress, settings
 from cluster.errors import ClusterError
 from cluster.kubectl import Kubectl, wait_until
 from cluster.settings import Settings
 
 _READY_TIMEOUT_S = 60.0
+_COPY_ABOVE_BYTES = 500_000_000
 
 
 def context() -> str | None:
@@ -97,6 +98,9 @@ def power_on(name: str) -> None:
     _wait_ready(kubectl, node)
     if chosen.num_gpus:
         nodes.set_fake_gpus(kubectl, node, chosen.num_gpus)
+    for image in images.everything_built():
+        # Loaded while the node was off.
+        images.load_into_node(node, image)
 
 
 def load(names: Sequence[str]) -> None:
@@ -105,17 +109,19 @@ def load(names: Sequence[str]) -> None:
         print(refusal("load", str(context())))
         return
     for name in names:
-        images.load(images.recipe(name).name)
+        _load(images.built(images.recipe(name).name))
 
 
 def build_images(names: Sequence[str]) -> None:
     """Build images and bring each to the nodes."""
     if os.geteuid() != 0:
         raise ClusterError("Building images for the nodes needs root: run this with `sudo -E`.")
+    if not context():
+        host.check()
     for name in names:
         image = images.build(images.recipe(name))
         if not context():
-            images.load(image.name)
+            _load(image)
 
 
 def is_up() -> bool:
@@ -163,6 +169,24 @@ def _member(name: str, command: str) -> addresses.Node:
             else "The cluster is down: `python -m cluster up` brings it up."
         )
     return node
+
+
+def _load(image: oci.Image) -> None:
+    """Bring an image to the template and to every node that is on.
+
+    A large part that is missing is not imported once for each node: a node without containers is started anew from the
+    template instead, which takes seconds.
+    """
+    with progress.step(f"Image {image.name}: load", "start") as bar:
+        images.load_into_template(image)
+        for node in filter(nodes.is_on, nodes.known()):
+            bar.note = f"to {node.name}"
+            if images.missing_bytes(node, image) > _COPY_ABOVE_BYTES and images.is_idle(node):
+                nodes.power_off(node)
+                nodes.forget_images(node)
+                power_on(node.name)
+            else:
+                images.load_into_node(node, image)
 
 
 def _wait_ready(kubectl: Kubectl, node: addresses.Node) -> None:

@@ -84,6 +84,11 @@ def power_off(node: Node) -> None:
     _remove_cgroups(node)
 
 
+def forget_images(node: Node) -> None:
+    """Have a node that is off start with the template's images and without any container of its own."""
+    shutil.rmtree(directory(node) / "containerd")
+
+
 def remove(node: Node) -> None:
     """Cut the node's power and remove everything that it left on the machine."""
     if is_on(node):

@@ -26,10 +26,6 @@ def cluster() -> Iterator[Cluster]:
         yield Cluster(Kubectl(None, context=context), context)
         return
     was_up = lifecycle.is_up()
-    if not was_up:
-        # Nodes that start later get torch's layer by hard links; nodes that run would have to import it one by one.
-        images.build(images.recipe("trainer"))
-        images.load(images.recipe("trainer").name)
     lifecycle.up(Settings())
     yield Cluster(Kubectl(paths.kubeconfig()), None)
     if not was_up:
@@ -59,11 +55,9 @@ def restricted_namespace(cluster: Cluster) -> Iterator[str]:
 
 
 def _image(name: str, cluster: Cluster) -> str:
-    recipe = images.recipe(name)
     if cluster.context is None:
-        images.build(recipe)
-        images.load(recipe.name)
-    return recipe.name
+        lifecycle.build_images([name])
+    return images.recipe(name).name
 
 
 @pytest.fixture(scope="session")
