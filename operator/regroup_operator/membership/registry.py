@@ -74,7 +74,7 @@ class Registry:
         if old is not None:
             old.put(None)
         stream = self._streams[pod.uid] = Stream(boot)
-        self._sessions[pod.uid] = stream_opened(self._sessions[pod.uid], boot, self._clock())
+        self._sessions[pod.uid] = stream_opened(self._sessions[pod.uid], boot)
         self._enqueue((pod.namespace, pod.job))
         return stream
 

@@ -141,7 +141,7 @@ def _clean(text: str) -> str:
     return text[:MAX_LINE].encode(errors="replace").decode()
 
 
-def stream_opened(session: Session, boot: str, now_s: float) -> Session:
+def stream_opened(session: Session, boot: str) -> Session:
     """Return the session with an open stream: nothing has been told on it yet."""
     return replace(
         session,
