@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from _regroup_agent.build import build as build_agent
-
 from regroup_cli.local import ADDRESS, FileStore, LocalWorkers, Terminal
 from regroup_operator.api import Job, SpecError, parse_job
 from regroup_operator.controller import Controller

@@ -5,7 +5,7 @@ It decides nothing (plan/ does) and knows neither Kubernetes nor HTTP. What it o
 1. The status is written by compare-and-swap on the resourceVersion that the plan was made from (rule PERSIST). On a conflict
    nothing else happens: read again, plan again.
 2. Only then is a generation announced, a worker told to stop (rule RELEASE: its UID stands in status.released by now).
-3. Only then are pods created and deleted.
+3. Only then are pods deleted and created.
 
 A CR event, a pod event, an agent's report, a due deadline: all only lead here.
 """
@@ -177,21 +177,23 @@ class Controller:
             self._observer.generation_issued(membership["kind"])
         for note in plan.notes:
             self._recorder.record(job, note)
-        for slot, attempt, avoid_nodes in plan.create:
-            try:
-                await self._workers.create(job, slot, attempt, avoid_nodes)
-            except AlreadyExists:
-                await self._create_next(job, slot, attempt + 1, avoid_nodes)
-            except RegroupError as error:
-                if not isinstance(error, UnavailableError | ConflictError):
-                    reason = error.reason if isinstance(error, SpecError) else "CreateFailed"
-                    self._recorder.record(job, EventNote("Warning", reason, str(error)))
-                raise
+        # Deleted first: what does not fit into a quota beside the old pods may fit without them.
         for pod in plan.delete:
             await self._workers.delete(pod)
+        failed: RegroupError | None = None
+        for slot, attempt, avoid_nodes in plan.create:
+            try:
+                await self._create(job, slot, attempt, avoid_nodes)
+            except RegroupError as error:
+                failed = failed or error
+        if failed is not None:
+            if not isinstance(failed, UnavailableError | ConflictError):
+                reason = failed.reason if isinstance(failed, SpecError) else "CreateFailed"
+                self._recorder.record(job, EventNote("Warning", reason, str(failed)))
+            raise failed
 
-    async def _create_next(self, job: Job, slot: int, attempt: int, avoid_nodes: tuple[str, ...]) -> None:
-        """A pod of that name exists and is not ours or is going: take the next free number."""
+    async def _create(self, job: Job, slot: int, attempt: int, avoid_nodes: tuple[str, ...]) -> None:
+        """Create a worker; where a pod of that name is not ours or is going, under the next free number."""
         while True:
             try:
                 await self._workers.create(job, slot, attempt, avoid_nodes)

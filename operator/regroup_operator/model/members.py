@@ -13,6 +13,11 @@ class MemberId(NamedTuple):
     attempt: int
 
 
+def gone_name(member: MemberId) -> str:
+    """Return what stands for the UID of a pod that the API no longer has; it is always among a document's `lost`."""
+    return f"gone/{member.slot}.{member.attempt}"
+
+
 def format_members(members: Iterable[MemberId]) -> str:
     """Return the shortest spelling; slots in order, attempt 0 left out, runs of attempt 0 as ranges."""
     parts: list[str] = []

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 from regroup.protocol.document import (
     CheckpointRef,
@@ -13,13 +14,9 @@ from regroup.protocol.document import (
     OlderGeneration,
     Store,
 )
-from regroup_operator.model.members import MemberId
+from regroup_operator.model.members import gone_name
+from regroup_operator.model.records import Session
 from regroup_operator.model.worker import Announce, Current, Worker
-
-
-def gone_name(member: MemberId) -> str:
-    """Return what stands for the UID of a pod that the API no longer has; it is always among the document's `lost`."""
-    return f"gone/{member.slot}.{member.attempt}"
 
 
 def build_document(
@@ -45,13 +42,14 @@ def build_document(
         uids = {w.id: w.pod.uid for w in workers if w.pod is not None}
         this = OlderGeneration(current.number, current.uid, tuple(uids.get(m, gone_name(m)) for m in current.members))
         older = (this,) if current.adopted else (this, *current.older)
+        older = tuple(generation for generation in older if not _never_stepped(generation, workers))
     names = {uid for generation in older for uid in generation.pod_uids}
-    dead = {w.pod.uid for w in workers if w.pod is not None and not w.pod.alive}
-    lost = tuple(sorted(name for name in names if name.startswith("gone/") or name in dead))
+    alive = {w.pod.uid for w in workers if w.pod is not None and w.pod.alive}
+    lost = tuple(sorted(names - alive))
     seals = tuple(
         MemberSeal(w.pod.uid, s.left_up_to, s.state, s.adopted, s.state_adopted)
         for w in workers
-        if w.pod is not None and w.session is not None and w.session.connected and (s := w.session.seal) is not None
+        if w.pod is not None and w.session is not None and (s := w.session.seal) is not None
         if w.pod.uid in names
     )
     return Document(
@@ -70,17 +68,39 @@ def build_document(
     )
 
 
+def _never_stepped(generation: OlderGeneration, workers: Iterable[Worker]) -> bool:
+    """Return whether a generation is certain never to have trained, so that no state can come from it: of its members
+    some promise to have left it without having adopted it, and the others are gone (rules MAD and SEAL). So a group that
+    fails to form again and again does not make the list of older generations longer and longer."""
+    by_uid = {w.pod.uid: w for w in workers if w.pod is not None and w.pod.alive}
+    living = [by_uid[uid] for uid in generation.pod_uids if uid in by_uid]
+    seals = [w.session.seal for w in living if w.session is not None and w.session.seal is not None]
+    left = [s for s in seals if s.left_up_to >= generation.number and s.adopted < generation.number]
+    return bool(left) and len(left) == len(living)
+
+
 def _store(announce: Announce, current: Current | None, session_tier: bool) -> Store:
     """Choose the store's host: rank 0's worker for scripts (MASTER_ADDR is its address); a failed form moves it."""
-    able = [w for w in announce.members if w.connected and w.pod and w.session and w.session.store_port]
-    if not able:
+    able = [w for w in announce.members if w.connected and w.pod and w.pod.ip and w.session and w.session.store_port]
+    if not able or (announce.members[0] not in able and not session_tier):
         raise ValueError("no member has a socket for the store")
-    chosen = announce.members[0]
-    if session_tier:
-        chosen = able[(current.attempts if current else 0) % len(able)]
+    chosen = able[(current.attempts if current else 0) % len(able)] if session_tier else able[0]
     assert chosen.pod is not None
     assert chosen.session is not None
     return Store(chosen.pod.ip, chosen.session.store_port, chosen.pod.uid)
+
+
+def with_peers(sessions: Mapping[str, Session], document: Document | None) -> dict[str, Session]:
+    """Return the sessions with the peers of faults by pod UID. Agents name a rank: only the store's host has the list."""
+    out = dict(sessions)
+    for uid, session in sessions.items():
+        fault = session.fault
+        if fault is None or fault.peer is not None or fault.peer_rank is None or document is None:
+            continue
+        if session.fault_generation == document.number and 0 <= fault.peer_rank < document.world_size:
+            peer = document.member_of_rank(fault.peer_rank).pod_uid
+            out[uid] = replace(session, fault=replace(fault, peer=peer))
+    return out
 
 
 def lineage_entries(pairs: Iterable[tuple[int, int]]) -> tuple[LineageEntry, ...]:

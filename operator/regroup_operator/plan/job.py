@@ -7,16 +7,17 @@ from datetime import UTC, datetime
 from typing import Any
 
 from regroup.protocol.document import CheckpointRef, Document, OlderGeneration
+from regroup.protocol.state import Phase
 from regroup.protocol.wire import DocumentCommand, Generation, ProgressRequest, Prune, Stop, Welcome
 from regroup_operator.api import Job, processes_per_worker, set_condition
 from regroup_operator.api.names import selector
 from regroup_operator.api.status import MAX_INCIDENTS, MAX_LINEAGE
-from regroup_operator.model.members import MemberId, format_members, parse_members
+from regroup_operator.model.members import MemberId, format_members, gone_name, parse_members
 from regroup_operator.model.plan import JobPlan, Memory, Tell
 from regroup_operator.model.ports import EventNote
-from regroup_operator.model.records import Observation, Settings
+from regroup_operator.model.records import Observation, Pod, Settings
 from regroup_operator.model.worker import Announce, Bounds, Current, Decision, Keep, Standing, Wait, Worker
-from regroup_operator.plan.document import build_document, gone_name, lineage_entries
+from regroup_operator.plan.document import build_document, lineage_entries, with_peers
 from regroup_operator.plan.membership import names_of, next_generation
 from regroup_operator.plan.restarts import Failure, Verdict, judge_restarts
 from regroup_operator.plan.standing import assess
@@ -31,8 +32,9 @@ from regroup_operator.plan.status import (
 )
 from regroup_operator.plan.workers import plan_workers
 
-SCRIPT_AFTER_S = 10.0
-"""Processes that run this long without attaching belong to an unmodified script (tier Script)."""
+SCRIPT_AFTER_S = 30.0
+"""Processes that run this long without attaching belong to an unmodified script (tier Script). Longer than a session's
+imports take on a busy node: until then nobody says Running of a job in which nobody trains."""
 
 
 @dataclass(frozen=True)
@@ -58,12 +60,21 @@ class _Planner:
     """One run of the plan; holds the parts while they are put together."""
 
     def __init__(
-        self, job: Job, obs: Observation, memory: Memory, clock: Clock, fresh_uid: str, settings: Settings, endpoint: str, agent_image: str
-    ) -> None:  # fmt: skip
+        self,
+        job: Job,
+        obs: Observation,
+        memory: Memory,
+        clock: Clock,
+        fresh_uid: str,
+        settings: Settings,
+        endpoint: str,
+        agent_image: str,
+    ) -> None:
         self.job, self.obs, self.memory, self.clock, self.settings = job, obs, memory, clock, settings
         self.fresh_uid, self.endpoint = fresh_uid, endpoint
         self.agent_image = agent_image
         self.processes = processes_per_worker(job)
+        self.obs = replace(obs, sessions=with_peers(obs.sessions, memory.document))
         self.status: dict[str, Any] = job.status.to_dict()
         self.released = frozenset(self.status.get("released", ()))
         self.notes: list[EventNote] = []
@@ -90,11 +101,11 @@ class _Planner:
                     decision = Wait("NoStore", "No member offers a socket for the store yet.", self.clock.now_s + 0.2)
         changes = plan_workers(
             workers=self.workers,
-            current=self.current,
             replicas=self.replicas,
             released=self.released,
             named=self._named(),
             bad_nodes=self.memory.bad_nodes,
+            settled=document is None and (self.current is None or self.current.adopted),
             ended=ended is not None or self.memory.refusal is not None,
         )
         if changes.release:
@@ -103,9 +114,7 @@ class _Planner:
         self._progress()
         self._conditions(decision, ended, failure)
         self._commands(tier, ended, document)
-        if changes.create and self.status.get("membership"):
-            replaced = sum(attempt > 0 for attempt in (c.attempt for c in changes.create))
-            self._restarts_status()["pods"] += replaced
+        self._count_pods([MemberId(c.slot, c.attempt) for c in changes.create])
         return JobPlan(
             status=self.status,
             urgent=self._urgent(),
@@ -133,15 +142,18 @@ class _Planner:
         for pod in self.obs.pods:
             name = f"{pod.slot}" + (f".{pod.attempt}" if pod.attempt else "")
             session = self.obs.sessions.get(pod.uid)
+            leaves = pod.terminating or (session is not None and session.draining is not None)
             if session is not None and session.num_exits > exits.get(pod.uid, 0):
                 fresh = session.exits[-(session.num_exits - exits.get(pod.uid, 0)) :]
                 new += [Failure(self._wall(e.at_s), name, e.exit_code, e.last_line) for e in fresh]
                 exits[pod.uid] = session.num_exits
             known = restarts.get(pod.uid, 0 if self.memory.seen_pods else pod.container_restarts)
-            if pod.container_restarts > known and pod.last_exit_code != 0:
+            if pod.container_restarts > known and pod.last_exit_code != 0 and not leaves:
                 new += [Failure(self.clock.wall, name, pod.last_exit_code)] * (pod.container_restarts - known)
             restarts[pod.uid] = pod.container_restarts
             if pod.phase == "Failed" and pod.uid not in self.memory.seen_pods and pod.node:
+                if self.memory.seen_pods and 0 < (pod.last_exit_code or 0) < 128 and not leaves:
+                    new.append(Failure(self.clock.wall, name, pod.last_exit_code))  # ended by itself, not by a signal
                 if failed_on.get(pod.slot) == pod.node:
                     bad_nodes[pod.slot] = tuple(sorted({*bad_nodes.get(pod.slot, ()), pod.node}))
                 failed_on[pod.slot] = pod.node
@@ -169,6 +181,17 @@ class _Planner:
         status["recent"] = [_stamp(t) for t in verdict.recent]
         return verdict.message
 
+    def _count_pods(self, create: list[MemberId]) -> None:
+        """Count replaced pods, each once: it is asked for again until the informer has seen it."""
+        seen = {pod.id for pod in self.obs.pods}
+        fresh = [m for m in create if m not in self.memory.created]
+        self.memory = replace(
+            self.memory, created=frozenset({*create, *(m for m in self.memory.created if m not in seen)})
+        )
+        replaced = sum(m.attempt > 0 for m in fresh)
+        if replaced and self.status.get("membership"):
+            self._restarts_status()["pods"] += replaced
+
     def _wall(self, at_s: float) -> float:
         return self.clock.wall - (self.clock.now_s - at_s)
 
@@ -177,6 +200,8 @@ class _Planner:
     def _tier(self) -> str | None:
         tier: str | None = self.status.get("tier")
         if tier != "Session" and any(s.condition.session for s in self.obs.sessions.values()):
+            if tier == "Script":
+                self._not_adopted_yet()
             tier = "Session"
         elif tier is None and self.status.get("membership"):
             number = self.status["membership"]["generation"]
@@ -192,12 +217,23 @@ class _Planner:
             self.status["tier"] = tier
         return tier
 
+    def _not_adopted_yet(self) -> None:
+        """A session has opened in what was taken for a script: that its processes run was no adoption."""
+        membership = self.status.get("membership")
+        if membership is None:
+            return
+        membership.update(adopted=False)
+        membership.pop("startStep", None)
+        number = membership["generation"]
+        self.status["lineage"] = [e for e in self.status.get("lineage", ()) if e["generation"] != number]
+
     def _current(self) -> Current | None:
         membership = self.status.get("membership")
         if membership is None:
             return None
         uids = {pod.id: pod.uid for pod in self.obs.pods}
-        known = self.memory.document is not None and self.memory.document.uid == membership["uid"]
+        document, announced_at_s = self.memory.document, self.memory.announced_at_s
+        known = document is not None and document.uid == membership["uid"]
         older = tuple(
             OlderGeneration(
                 o["generation"], o["uid"], tuple(uids.get(m, gone_name(m)) for m in parse_members(o["members"]))
@@ -210,23 +246,23 @@ class _Planner:
             kind=membership["kind"],
             members=parse_members(membership["members"]),
             adopted=membership.get("adopted", False),
-            announced_at_s=self.memory.announced_at_s if known else None,
+            announced_at_s=announced_at_s if known and announced_at_s is not None else self.obs.term_started_s,
             older=older,
             lineage=lineage_entries((e["generation"], e["startStep"]) for e in self.status.get("lineage", ())),
             known=known,
-            attempts=0 if membership.get("adopted") else max(1, len(older)),
+            attempts=0 if membership.get("adopted") else max(1, self.memory.attempts),
+            launches=known and self.memory.launches,
+            incarnations={m.pod_uid: m.incarnation for m in document.members} if known and document else {},
         )
 
     def _assess(self, tier: str | None) -> None:
-        document = self.memory.document if self.current and self.current.known else None
-        incarnations = {m.pod_uid: m.incarnation for m in document.members} if document else {}
         self.workers: tuple[Worker, ...] = assess(
             current=self.current,
             tier=tier,
             pods=self.obs.pods,
             sessions=self.obs.sessions,
             released=self.released,
-            incarnations=incarnations,
+            processes=self.processes,
             now_s=self.clock.now_s,
             term_started_s=self.obs.term_started_s,
             disconnect_s=self.recovery.disconnect_seconds,
@@ -242,10 +278,15 @@ class _Planner:
         if current is None or membership is None:
             return
         members = self._members()
+        session_tier = self.status.get("tier") == "Session"
         reports = [
             w.session.adopted
             for w in members
-            if w.session and w.session.adopted and w.session.adopted_generation == current.number
+            if w.session
+            and w.session.adopted
+            and w.session.adopted_generation == current.number
+            # What was said for a script says nothing of a session.
+            and (w.session.adopted.state is not None or not session_tier)
         ]
         if reports and membership.get("startStep") is None:
             start = reports[0].start_step
@@ -298,9 +339,17 @@ class _Planner:
         if self._has("Failed") or failure is not None:
             return FAILED
         members = self._members()
-        if self.current is not None and members and all(w.standing == Standing.FINISHED for w in members):
+        if self.current is not None and members and all(self._finished(w, self.current.number) for w in members):
             return SUCCEEDED
         return None
+
+    def _finished(self, worker: Worker, generation: int) -> bool:
+        """Whether a member has said finished: what it says once stays true, whether it can be reached or not."""
+        condition = worker.session.condition if worker.session else None
+        said = condition is not None and (condition.phase, condition.generation) == (Phase.FINISHED, generation)
+        return worker.standing == Standing.FINISHED or (
+            said and worker.pod is not None and worker.pod.phase != "Failed"
+        )
 
     # --- membership ------------------------------------------------------------------------------------------------
 
@@ -340,7 +389,8 @@ class _Planner:
         older: list[dict[str, Any]] = []
         if previous is not None:
             this = {"generation": previous["generation"], "uid": previous["uid"], "members": previous["members"]}
-            older = [this] if previous.get("adopted") else [this, *previous.get("older", ())]
+            listed = {generation.uid for generation in document.older}
+            older = [o for o in (this, *previous.get("older", ())) if o["uid"] in listed]
         self.status["membership"] = {
             "generation": document.number,
             "uid": document.uid,
@@ -365,7 +415,9 @@ class _Planner:
             document=document,
             announced_at_s=self.clock.now_s,
             persist_ms=None,
-            tried=names_of(self.workers, decision.members),
+            launches=tier != "Session",
+            attempts=1 if self.current is None or self.current.adopted else self.current.attempts + 1,
+            tried=names_of(self.current, self.workers, decision.members),
         )
         return document
 
@@ -433,12 +485,16 @@ class _Planner:
             "totalSteps": report.total_steps if report.total_steps is not None else known.get("totalSteps"),
             "loss": report.loss,
             "samplesPerSecond": report.samples_per_second,
-            "at": _stamp(self._wall(at_s)),
         }
+        same = known.get("at") is not None and all(known.get(k) == v for k, v in progress.items())
+        # The two clocks drift against each other: what is unchanged keeps its time.
+        progress["at"] = known["at"] if same else _stamp(self._wall(at_s))
         self.status["progress"] = {k: v for k, v in progress.items() if v is not None}
         self.status["samples"] = {"committed": report.samples, "digest": report.digest}
         named = self.status.get("checkpoint")
-        if report.checkpoint and generation == self.current.number and self.job.spec.checkpoint is not None:
+        started = self.status["membership"].get("startStep") is not None  # rule MAD
+        newest = generation == self.current.number
+        if report.checkpoint and newest and started and self.job.spec.checkpoint is not None:
             new = (report.checkpoint["generation"], report.checkpoint["step"])
             if named is None or new > (named["generation"], named["step"]):
                 kept = [*(named or {}).get("kept", ()), report.checkpoint["directory"]][
@@ -466,8 +522,8 @@ class _Planner:
             if refusal
             else Said("Accepted", "True", "Valid", "The job can run as written.")
         ]
-        said += worker_conditions(workers=self.workers, replicas=self.replicas, now_s=self.clock.now_s, settings=self.settings,
-                                  endpoint=self.endpoint)  # fmt: skip
+        said += worker_conditions(workers=self.workers, replicas=self.replicas, ended=ended is not None,
+                                  now_s=self.clock.now_s, settings=self.settings, endpoint=self.endpoint)  # fmt: skip
         told = failure or next((c["message"] for c in self.status.get("conditions", ()) if c["type"] == "Failed"), None)
         said += training_conditions(phase=phase, decision=decision, current=self.current, replicas=self.replicas,
                                     workers=self.workers, failure=told, note=self._refusal_note(decision))  # fmt: skip
@@ -481,17 +537,27 @@ class _Planner:
             self.notes.append(EventNote(kind, ended, said[-1].message))
         if refusal and not any(c.type == "Accepted" and c.message == refusal for c in self.job.status.conditions):
             self.notes.append(EventNote("Warning", said[0].reason, refusal))
-        ready = sum(w.available or w.standing in (Standing.TRAINING, Standing.FINISHED) for w in self.workers if w.pod)
+        # Who has not called since the operator's start is what the status said before.
+        adopted = self.current is not None and self.current.adopted
+        ready = sum(
+            w.available
+            or w.standing in (Standing.TRAINING, Standing.FINISHED)
+            or (adopted and w.standing == Standing.SILENT and w.session is None)
+            for w in self.workers
+            if w.pod
+        )
+        ready = min(ready, self.replicas) if not ended else 0
         self.status.update(
             observedGeneration=self.job.spec_generation,
             phase=phase,
             replicas=sum(p.usable for p in self.obs.pods),
+            readyReplicas=ready,
             selector=selector(self.job.name),
             agentImage=self.agent_image,
             summary=summary(
                 phase=phase,
                 refused=said[0].reason if refusal else None,
-                ready=min(ready, self.replicas) if not ended else 0,
+                ready=ready,
                 replicas=self.replicas,
                 progress=self.status.get("progress") or {},
                 samples=self.status.get("samples") or {},
@@ -521,7 +587,8 @@ class _Planner:
 
     def _commands(self, tier: str | None, ended: str | None, issued: Document | None) -> None:
         document = issued or (self.memory.document if self.current and self.current.known else None)
-        members = {m.pod_uid: (i, m) for i, m in enumerate(document.members)} if document else {}
+        index = {m.pod_uid: i for i, m in enumerate(document.members)} if document else {}
+        digest = document.digest() if document else ""
         released = frozenset(self.status.get("released", ()))
         silent = any(w.standing == Standing.SILENT for w in self._members())
         for worker in self.workers:
@@ -537,37 +604,31 @@ class _Planner:
                     self.tell.append(Tell(pod.uid, Stop(outcome)))
                 continue
             if document and max(session.told_generation, session.condition.heard) < document.number:
-                self._tell_generation(
-                    document, pod.uid, pod.slot, members.get(pod.uid, (0, None))[0], pod.uid in members
-                )
+                self._tell_generation(document, digest, pod, index.get(pod.uid))
             if silent and (session.asked_at_s is None or self.clock.now_s >= session.asked_at_s + 1.0):
                 self.tell.append(Tell(pod.uid, ProgressRequest()))
 
-    def _tell_generation(self, document: Document, uid: str, slot: int, group_rank: int, member: bool) -> None:
-        hosts = uid == document.store.pod_uid
-        self.tell.append(
-            Tell(
-                uid,
-                Generation(
-                    number=document.number,
-                    uid=document.uid,
-                    kind=document.kind,
-                    member=member,
-                    rank_offset=document.rank_offset(uid) if member else 0,
-                    world_size=document.world_size,
-                    slot=slot,
-                    group_rank=group_rank,
-                    store_host=document.store.host,
-                    store_port=document.store.port,
-                    store_prefix=document.store_prefix(),
-                    hosts_store=hosts,
-                    document_digest=document.digest(),
-                    reason=document.reason,
-                ),
-            )
+    def _tell_generation(self, document: Document, digest: str, pod: Pod, index: int | None) -> None:
+        hosts = pod.uid == document.store.pod_uid
+        body = Generation(
+            number=document.number,
+            uid=document.uid,
+            kind=document.kind,
+            member=index is not None,
+            rank_offset=sum(m.processes for m in document.members[:index]) if index is not None else 0,
+            world_size=document.world_size,
+            slot=pod.slot,
+            group_rank=index or 0,
+            store_host=document.store.host,
+            store_port=document.store.port,
+            store_prefix=document.store_prefix(),
+            hosts_store=hosts,
+            document_digest=digest,
+            reason=document.reason,
         )
+        self.tell.append(Tell(pod.uid, body))
         if hosts:
-            self.tell.append(Tell(uid, DocumentCommand(document)))
+            self.tell.append(Tell(pod.uid, DocumentCommand(document)))
 
     def _look_again(self, decision: Decision | None) -> float | None:
         times = [self.clock.now_s + self.settings.resync_s]
@@ -580,10 +641,10 @@ class _Planner:
                 if due > self.clock.now_s:
                     times.append(due)
             if worker.standing == Standing.STARTING and self.status.get("tier") is None:
-                times.append(max(worker.since_s + SCRIPT_AFTER_S, self.clock.now_s + 0.5))
+                times.append(max(worker.since_s + SCRIPT_AFTER_S, self.clock.now_s + 2.0))
         if any(w.standing == Standing.SILENT for w in self._members()):
             times.append(self.clock.now_s + 1.0)
-        return min(times)
+        return min(at_s for at_s in times if at_s > self.clock.now_s)  # what is due has been looked at
 
 
 def _epoch(text: str) -> float:

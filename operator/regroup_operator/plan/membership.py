@@ -10,11 +10,17 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from regroup.protocol.document import FORCED, PLANNED
-from regroup_operator.model.members import MemberId
+from regroup.protocol.state import Phase
+from regroup_operator.model.members import MemberId, gone_name
 from regroup_operator.model.records import Settings
 from regroup_operator.model.worker import Announce, Bounds, Current, Decision, Keep, Standing, Wait, Worker
 
 _GONE = (Standing.LOST, Standing.DIED)
+RECONNECT_S = 5.0
+"""After the operator's start a broken group waits this long for members that have not called yet: they are most likely on
+their way, and a generation without them would cost them their place."""
+CUT_LINK_S = 60.0
+"""A worker that was dropped because of a broken link does not join again for this long."""
 
 
 def next_generation(
@@ -38,21 +44,29 @@ def next_generation(
     if isinstance(trouble, Wait):
         return trouble
     if trouble is not None:
+        unknown = [w for w in members if w.standing == Standing.SILENT and w.session is None]
+        until_s = min((w.since_s + RECONNECT_S for w in unknown), default=now_s)
+        if now_s < until_s:
+            return Wait(
+                "Reconnecting",
+                f"The operator has just started; {_count(unknown, 'member')} have not called yet.",
+                until_s,
+            )
         return _forced(current, workers, members, bounds, trouble, refused, now_s)
     silent = [w.lost_at_s for w in members if w.lost_at_s is not None]
     if any(w.standing == Standing.FINISHED for w in members):
         return Keep(min(silent, default=None))  # a finished rank ignores planned generations (rule CUTALL)
     if not current.adopted:
         deadline = _deadline(current, settings)
-        return Keep(min([*silent, *([deadline] if deadline is not None else [])], default=None))
-    return _planned(members, workers, bounds, silent, now_s, settings)
+        return Keep(min([*silent, *([deadline] if deadline > now_s else [])], default=None))
+    return _planned(current, members, workers, bounds, silent, now_s, settings)
 
 
 # --- the first one -------------------------------------------------------------------------------------------------
 
 
 def _first(workers: tuple[Worker, ...], bounds: Bounds, now_s: float, settings: Settings) -> Decision:
-    ready = sorted((w for w in workers if w.available and not w.draining), key=lambda w: w.id)
+    ready = list(_one_per_slot(sorted((w for w in workers if w.available and not w.draining), key=lambda w: w.id)))
     if len(ready) >= bounds.replicas:
         chosen = tuple(ready[: bounds.replicas])
         return Announce(
@@ -73,7 +87,7 @@ def _first(workers: tuple[Worker, ...], bounds: Bounds, now_s: float, settings: 
         )
     return Wait(
         "WaitingForMore",
-        f"{counts}; starting with these in {since + settings.first_wait_s - now_s:.0f} s.",
+        f"{counts}; starting with these if no more come within {settings.first_wait_s:.0f} s.",
         since + settings.first_wait_s,
     )
 
@@ -105,16 +119,24 @@ def _trouble(current: Current, members: tuple[Worker, ...], now_s: float, settin
         ]
         if deaf:
             return deaf[0]
-    deadline = _deadline(current, settings)
-    late = [w for w in members if w.standing in (Standing.PENDING, Standing.SILENT)]
-    if late and deadline is not None and now_s >= deadline:
-        return late[0]
+    if now_s >= _deadline(current, settings):
+        return next((w for w in members if w.standing in (Standing.PENDING, Standing.SILENT)), None)
     return None
 
 
-def _deadline(current: Current, settings: Settings) -> float | None:
-    if current.announced_at_s is None:
-        return None
+def _overdue(current: Current, worker: Worker) -> bool:
+    """Return whether a member that is late did not answer. Who has heard of a planned generation and still trains in the
+    one before waits for the others (rule CUTALL)."""
+    if worker.standing == Standing.SILENT:
+        return True
+    if worker.standing != Standing.PENDING:
+        return False
+    condition = worker.session.condition if worker.session else None
+    trains = condition is not None and condition.phase == Phase.TRAINING and condition.heard >= current.number
+    return not (current.kind == PLANNED and trains)
+
+
+def _deadline(current: Current, settings: Settings) -> float:
     return current.announced_at_s + (settings.planned_timeout_s if current.kind == PLANNED else settings.form_timeout_s)
 
 
@@ -128,19 +150,17 @@ def _forced(
     now_s: float,
 ) -> Decision:
     late = culprit.standing in (Standing.PENDING, Standing.SILENT)
-    overdue = (
-        {w.id for w in members if w.standing in (Standing.PENDING, Standing.SILENT)}
-        if late and current.known
-        else set()
-    )
+    overdue = {w.id for w in members if _overdue(current, w)} if late and current.known else set()
     able = [w for w in workers if w.available and w.id not in overdue]
-    # Rule WITNESS: a set that refused is tried again with everybody who may hold the state, those leaving included.
+    # Rule WITNESS: a set that refused is tried again with those who may hold the state first, those leaving included.
     chosen = _choose(
-        able if refused else [w for w in able if not w.draining], bounds.replicas, keep_all=refused is not None
+        able if refused is not None else [w for w in able if not w.draining],
+        bounds.replicas,
+        holders_first=refused is not None,
     )
-    chosen = _without_cut_links(current, chosen)
+    chosen = _without_cut_links(current, chosen, bounds.minimum)
     where = f"worker {_name(culprit)}"
-    if refused is not None and refused == names_of(workers, chosen):
+    if refused is not None and refused == names_of(current, workers, chosen):
         return Wait(
             "NoWitness",
             "The workers that can be reached do not hold the newest state; training waits for those that do. "
@@ -160,7 +180,7 @@ def _forced(
     ):
         return Wait("Rejoining", f"Waiting for {where} to restart in place.", culprit.since_s + bounds.rejoin_s)
     pause = _pause_s(current)
-    if current.announced_at_s is not None and now_s < current.announced_at_s + pause:
+    if now_s < current.announced_at_s + pause:
         return Wait(
             "BackingOff",
             f"{current.attempts} generations in a row did not form; trying again.",
@@ -177,13 +197,21 @@ def _forced(
     )
 
 
-def names_of(workers: Iterable[Worker], chosen: Iterable[Worker]) -> frozenset[str]:
-    """Return what rule WITNESS's verdict on a set depends on: its members, who is lost, and what was sealed."""
-    names = {f"member:{w.pod.uid}" for w in chosen if w.pod}
-    names |= {f"lost:{w.id}" for w in workers if w.pod is None}
-    names |= {
-        f"seal:{w.pod.uid}:{w.session.seal.left_up_to}" for w in workers if w.pod and w.session and w.session.seal
-    }
+def names_of(current: Current | None, workers: Iterable[Worker], chosen: Iterable[Worker]) -> frozenset[str]:
+    """Return what rule WITNESS's verdict on a set depends on: what its members hold, what others sealed, who is gone."""
+    chosen, workers = tuple(chosen), tuple(workers)
+    inside = {w.id for w in chosen}
+    names: set[str] = set()
+    for worker in workers:
+        seal = worker.session.seal if worker.session else None
+        if worker.pod is not None and (worker.id in inside or seal is not None):
+            held = (seal.state, seal.state_adopted, seal.adopted) if seal else None
+            names.add(f"{'member' if worker.id in inside else 'seal'}:{worker.pod.uid}:{held}")
+    if current is not None:
+        alive = {w.pod.uid for w in workers if w.pod is not None and w.pod.alive}
+        dead = [w.pod.uid if w.pod else gone_name(w.id) for w in workers if w.is_member]
+        dead += [uid for older in current.older for uid in older.pod_uids]
+        names |= {f"lost:{uid}" for uid in dead if uid not in alive}
     return frozenset(names)
 
 
@@ -192,37 +220,53 @@ def _pause_s(current: Current) -> float:
     return 0.0 if current.attempts <= 2 else min(5.0, 0.1 * 2 ** (current.attempts - 2))
 
 
-def _choose(able: list[Worker], replicas: int, *, keep_all: bool) -> tuple[Worker, ...]:
-    """Return at most `replicas` workers, one for each slot: members of the newest generation first, low slots first."""
-    ordered = sorted(able, key=lambda w: (not w.is_member, w.id.slot, -w.id.attempt))
+def _choose(able: list[Worker], replicas: int, *, holders_first: bool) -> tuple[Worker, ...]:
+    """Return at most `replicas` workers, one for each slot: members of the newest generation first, low slots first;
+    with `holders_first` those before all that hold the newest state."""
+
+    def order(worker: Worker) -> tuple[object, ...]:
+        usual = (not worker.is_member, worker.id.slot, -worker.id.attempt)
+        seal = worker.session.seal if worker.session else None
+        if not holders_first or seal is None or seal.state is None:
+            return (0, 0, 0, *usual)
+        return (-seal.state_adopted, -seal.state.generation, -seal.state.step, *usual)
+
+    slots = _one_per_slot(sorted(able, key=order))
+    return tuple(sorted(slots[:replicas], key=lambda w: w.id))
+
+
+def _one_per_slot(workers: Iterable[Worker]) -> tuple[Worker, ...]:
+    """Return the workers without those whose slot an earlier one has."""
     slots: dict[int, Worker] = {}
-    for worker in ordered:
+    for worker in workers:
         slots.setdefault(worker.id.slot, worker)
-    chosen = list(slots.values()) if keep_all else list(slots.values())[:replicas]
-    return tuple(sorted(chosen, key=lambda w: w.id))
+    return tuple(slots.values())
 
 
-def _without_cut_links(current: Current, chosen: tuple[Worker, ...]) -> tuple[Worker, ...]:
-    """Rule CLIQUE: drop members until no pair is left that could not reach each other in the newest generation."""
+def _without_cut_links(current: Current, chosen: tuple[Worker, ...], minimum: int) -> tuple[Worker, ...]:
+    """Rule CLIQUE: drop members until no pair is left that could not reach each other in the newest generation. Where too
+    few would be left the same set is tried again, with another store and a pause: the link may heal."""
     left = list(chosen)
     if current.attempts == 0 or {w.id for w in chosen} != set(current.members):
         return chosen
     while True:
         pairs = _cut_pairs(current, left)
         if not pairs:
-            return tuple(left)
+            return tuple(left) if len(left) >= minimum else chosen
         count = {w.id: sum(w.id in pair for pair in pairs) for w in left}
         drop = max((w for w in left if count[w.id]), key=lambda w: (count[w.id], w.since_s, w.id))
         left.remove(drop)
 
 
 def _cut_pairs(current: Current, workers: list[Worker]) -> list[frozenset[MemberId]]:
-    by_uid = {w.pod.uid: w for w in workers if w.pod}
+    """Return the pairs of workers of which one lost the other in the newest generation, while both lived on. A peer that
+    lost a process is no cut link."""
+    by_uid = {w.pod.uid: w for w in workers if w.pod and w.standing == Standing.BROKEN}
     pairs = []
-    for worker in workers:
-        session = worker.session
-        if session and session.fault and session.fault_generation == current.number and session.fault.peer in by_uid:
-            other = by_uid[session.fault.peer]
+    for worker in by_uid.values():
+        fault = worker.session.fault if worker.session else None
+        if worker.session and fault and worker.session.fault_generation == current.number and fault.peer in by_uid:
+            other = by_uid[fault.peer]
             if other.id != worker.id:
                 pairs.append(frozenset({worker.id, other.id}))
     return pairs
@@ -232,6 +276,7 @@ def _cut_pairs(current: Current, workers: list[Worker]) -> list[frozenset[Member
 
 
 def _planned(
+    current: Current,
     members: tuple[Worker, ...],
     workers: tuple[Worker, ...],
     bounds: Bounds,
@@ -239,13 +284,14 @@ def _planned(
     now_s: float,
     settings: Settings,
 ) -> Decision:
-    staying = [w for w in members if not w.draining]
-    joiners = [w for w in workers if not w.is_member and w.available and not w.draining]
-    taken = {w.id.slot for w in staying}
-    joiners = [w for w in sorted(joiners, key=lambda w: w.id) if w.id.slot not in taken]
-    kept = sorted(staying, key=lambda w: w.id)[: bounds.replicas]  # the highest slots are drained
-    new = joiners[: max(0, bounds.replicas - len(kept))]
-    target = tuple(sorted([*kept, *new], key=lambda w: w.id))
+    uids = {w.pod.uid for w in members if w.pod}
+    healed = [
+        (w, _cut_until_s(w, uids, current)) for w in workers if not w.is_member and w.available and not w.draining
+    ]
+    silent = [*silent, *(at_s for _, at_s in healed if at_s > now_s)]
+    target = _target(members, [w for w, at_s in healed if at_s <= now_s], bounds.replicas)
+    kept = [w for w in target if w.is_member]
+    new = [w for w in target if not w.is_member]
     if {w.id for w in target} == {w.id for w in members}:
         return Keep(min(silent, default=None))
     if len(target) < bounds.minimum:
@@ -253,6 +299,7 @@ def _planned(
             return Wait(
                 "ReplacingFirst",
                 f"{_count(target, 'worker')} would be left, {bounds.minimum} needed; waiting for a replacement.",
+                min(silent, default=None),
             )
         return Keep(min(silent, default=None))
     leaving = len(members) - len(kept)
@@ -262,7 +309,7 @@ def _planned(
         if now_s < due:
             return Keep(min([*silent, due]))
     change = ", ".join(
-        filter(None, [f"{_count(new, 'worker')} joins" if new else "", f"{leaving} leave" if leaving else ""])
+        filter(None, [f"{_count(new, 'worker')} to join" if new else "", f"{leaving} to leave" if leaving else ""])
     )
     return Announce(
         PLANNED,
@@ -273,6 +320,30 @@ def _planned(
         culprit=",".join(_name(w) for w in members if w.draining),
         detected_at_s=max([w.since_s for w in new], default=now_s),
     )
+
+
+def _target(members: tuple[Worker, ...], joiners: list[Worker], replicas: int) -> tuple[Worker, ...]:
+    """Return who should train: at most `replicas`, one for each slot, never without a member (it holds the state).
+
+    Members of slots below `replicas` first, then who joins such a slot, then members of higher slots while they are
+    needed. Only where all members are leaving one of them stays, until the others have its state.
+    """
+    staying = [w for w in members if not w.draining] or sorted(members, key=lambda w: (not w.connected, w.id))[:1]
+    low = [w for w in staying if w.id.slot < replicas]
+    high = [w for w in staying if w.id.slot >= replicas]
+    holders, others = (low, high) if low else (high[:1], high[1:])
+    joining = sorted((w for w in joiners if w.id.slot < replicas), key=lambda w: (w.id.slot, -w.id.attempt))
+    slots = _one_per_slot([*holders, *joining, *others])
+    return tuple(sorted(slots[:replicas], key=lambda w: w.id))
+
+
+def _cut_until_s(worker: Worker, members: set[str], current: Current) -> float:
+    """Return when a worker that could not form a group with one of `members` may join them again; 0 for any other."""
+    session = worker.session
+    if session is None or session.fault is None or session.fault_at_s is None or session.fault.peer not in members:
+        return 0.0
+    formed = session.condition.adopted >= session.fault_generation
+    return 0.0 if formed or session.fault_generation < current.number - 1 else session.fault_at_s + CUT_LINK_S
 
 
 # --- words ---------------------------------------------------------------------------------------------------------

@@ -79,7 +79,7 @@ def assess(
 
 
 def _available(pod: Pod, session: Session | None, tier: str | None, current: Current | None) -> bool:
-    if not pod.usable or session is None or not session.connected:
+    if not pod.alive or session is None or not session.connected:
         return False
     phase = session.condition.phase
     if tier == "Session":

@@ -50,11 +50,14 @@ def phase_of(
 
 
 def worker_conditions(
-    *, workers: Sequence[Worker], replicas: int, now_s: float, settings: Settings, endpoint: str
+    *, workers: Sequence[Worker], replicas: int, ended: bool, now_s: float, settings: Settings, endpoint: str
 ) -> list[Said]:
     """Return PodsReady and AgentsConnected."""
-    pods = [w.pod for w in workers if w.pod is not None and w.pod.usable]
-    running = [p for p in pods if p.phase == "Running"]
+    if ended:
+        return [Said(kind, "False", "Ended", "The job has ended.") for kind in ("PodsReady", "AgentsConnected")]
+    usable = [w for w in workers if w.pod is not None and w.pod.usable]
+    pods = [w.pod for w in usable if w.pod]
+    running = [w.pod for w in usable if w.pod and w.pod.phase == "Running" and (w.pod.node_ready or w.connected)]
     stuck = next(
         (p for p in pods if p.waiting_reason and p.waiting_reason not in ("ContainerCreating", "PodInitializing")), None
     )
@@ -80,7 +83,8 @@ def worker_conditions(
         and w.pod.running_since_s is not None
         and now_s > w.pod.running_since_s + settings.hello_timeout_s
     ]
-    connected = sum(w.connected for w in workers)
+    # A member that has not called since the operator's start is on its way: nothing is said of it yet.
+    connected = sum(w.connected or (w.standing == Standing.SILENT and w.session is None) for w in workers)
     if late:
         verb = "has" if len(late) == 1 else "have"
         out.append(

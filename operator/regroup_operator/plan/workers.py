@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from regroup_operator.model.members import MemberId
 from regroup_operator.model.records import Pod
-from regroup_operator.model.worker import Current, Worker
+from regroup_operator.model.worker import Worker
 
 
 @dataclass(frozen=True)
@@ -36,22 +36,25 @@ class WorkerChanges:
 def plan_workers(
     *,
     workers: Iterable[Worker],
-    current: Current | None,
     replicas: int,
     released: frozenset[str],
     named: Iterable[MemberId],
     bad_nodes: Mapping[int, tuple[str, ...]],
+    settled: bool,
     ended: bool,
 ) -> WorkerChanges:
     """Return the changes to the job's pods.
 
     `named` are all members that the status still names: their attempt numbers are not used again. `bad_nodes` are the
-    nodes on which a slot's pods failed. `ended`: the job is complete or failed, nothing is created or released.
+    nodes on which a slot's pods failed. `settled`: every member of the newest generation has adopted it (a generation that
+    is about to be written is not), so that nobody else is needed any more. `ended`: the job is complete or failed, nothing
+    is created or released; pods that never started would otherwise wait for ever.
     """
     pods = [w for w in workers if w.pod is not None]
-    gone_on = tuple(w.pod for w in pods if w.pod and w.pod.uid in released and not w.pod.terminating and w.pod.alive)
+    leaving = tuple(w.pod for w in pods if w.pod and w.pod.uid in released and not w.pod.terminating)
     if ended:
-        return WorkerChanges(delete=gone_on)
+        waiting = tuple(w.pod for w in pods if w.pod and w.pod.phase == "Pending" and not w.pod.terminating)
+        return WorkerChanges(delete=tuple(dict.fromkeys((*leaving, *waiting))))
     attempts: dict[int, int] = {}
     for slot, attempt in [*(w.id for w in pods), *named]:
         attempts[slot] = max(attempts.get(slot, -1), attempt)
@@ -64,7 +67,6 @@ def plan_workers(
         for slot in range(replicas)
         if slot not in serving
     )
-    settled = current is None or current.adopted
     release = tuple(
         w.pod
         for w in pods
@@ -75,7 +77,7 @@ def plan_workers(
         and w.pod.alive
         and (w.id.slot >= replicas or w.pod.terminating or serving.get(w.id.slot, w).id != w.id)
     )
-    return WorkerChanges(create, release, gone_on)
+    return WorkerChanges(create, release, leaving)
 
 
 def _serves(worker: Worker, released: frozenset[str]) -> bool:
