@@ -1,0 +1,135 @@
+"""The log by which a benchmark sees training from outside: one file a process, one line a committed step.
+
+Written by the trained processes (standard library only, so that it costs no import time), read by `trials`. An *epoch* is
+what changes when the group is formed anew: Regroup's generation, torchrun's restart count.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+BENCH_LOG = "BENCH_LOG"
+"""Environment name: the directory of the log."""
+BENCH_STEP_S = "BENCH_STEP_S"
+"""Environment name: seconds added to each step. It stands for the work of a real step, and leaves the cores some air."""
+
+
+@dataclass(frozen=True)
+class Commit:
+    """One rank's optimizer has stepped. `t_s` is wall clock, comparable between processes of one machine."""
+
+    t_s: float
+    rank: int
+    pid: int
+    step: int
+    epoch: int
+
+
+@dataclass(frozen=True)
+class Imports:
+    """A process has done its imports: `imports_s` after it was started."""
+
+    pid: int
+    imports_s: float
+
+
+class CommitLog:
+    """The writing end, one in each trained process. Does nothing when BENCH_LOG is not set."""
+
+    def __init__(self) -> None:
+        directory = os.environ.get(BENCH_LOG)
+        self._fd: int | None = None
+        if directory:
+            path = Path(directory) / f"{os.getpid()}.jsonl"
+            self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+
+    def imported(self) -> None:
+        """Call at the end of the imports."""
+        self._write({"pid": os.getpid(), "imports_s": process_age_s()})
+
+    def committed(self, *, rank: int, step: int, epoch: int) -> None:
+        """Call right after each commit."""
+        self._write({"t": time.time(), "rank": rank, "pid": os.getpid(), "step": step, "epoch": epoch})
+
+    def _write(self, record: dict[str, float]) -> None:
+        if self._fd is not None:
+            os.write(self._fd, json.dumps(record).encode() + b"\n")  # one write: a kill leaves no half line behind
+
+
+def process_age_s() -> float:
+    """Return the seconds since this process was started (forked, that is), to the kernel's 10 ms."""
+    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    started_s = int(fields[19]) / os.sysconf("SC_CLK_TCK")
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - started_s
+
+
+@dataclass
+class LogReader:
+    """The reading end: keeps what was read, and reads only what is new."""
+
+    directory: Path
+    commits: list[Commit] = field(default_factory=list)
+    imports: dict[int, Imports] = field(default_factory=dict)
+    """By process id."""
+    _offsets: dict[Path, int] = field(default_factory=dict)
+
+    def poll(self) -> None:
+        """Read what was written since the last call."""
+        for path in self.directory.glob("*.jsonl"):
+            offset = self._offsets.get(path, 0)
+            with path.open("rb") as file:
+                file.seek(offset)
+                new = file.read()
+            whole = new[: new.rfind(b"\n") + 1]
+            self._offsets[path] = offset + len(whole)
+            for line in whole.splitlines():
+                self._add(json.loads(line))
+
+    def _add(self, record: dict[str, float]) -> None:
+        pid = int(record["pid"])
+        if "imports_s" in record:
+            self.imports[pid] = Imports(pid, record["imports_s"])
+            return
+        rank, step, epoch = int(record["rank"]), int(record["step"]), int(record["epoch"])
+        self.commits.append(Commit(record["t"], rank, pid, step, epoch))
+
+    def forget(self, before_epoch: int) -> None:
+        """Drop the commits of older epochs: they are decided."""
+        self.commits = [commit for commit in self.commits if commit.epoch >= before_epoch]
+
+
+def steady_epoch(commits: Iterable[Commit], *, ranks: int, steps: int) -> int | None:
+    """Return the newest epoch if `ranks` processes have each committed at least `steps` steps in it, else None."""
+    counts: dict[int, dict[int, int]] = {}
+    for commit in commits:
+        of_epoch = counts.setdefault(commit.epoch, {})
+        of_epoch[commit.pid] = of_epoch.get(commit.pid, 0) + 1
+    if not counts:
+        return None
+    newest = max(counts)
+    is_steady = len(counts[newest]) == ranks and min(counts[newest].values()) >= steps
+    return newest if is_steady else None
+
+
+def pids_of(commits: Iterable[Commit], epoch: int) -> list[int]:
+    """Return the process ids that committed in an epoch, in ascending order."""
+    return sorted({commit.pid for commit in commits if commit.epoch == epoch})
+
+
+def first_after(commits: Iterable[Commit], epoch: int) -> Commit | None:
+    """Return the earliest commit of any newer epoch: the first step of the group formed anew."""
+    return min((commit for commit in commits if commit.epoch > epoch), key=lambda commit: commit.t_s, default=None)
+
+
+def percentile(values: Iterable[float], percent: float) -> float:
+    """Return the percentile, linear between neighbours (numpy's default). Of 20 values p99 is close to the largest."""
+    ordered = sorted(values)
+    at = (len(ordered) - 1) * percent / 100
+    low = int(at)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (at - low)

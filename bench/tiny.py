@@ -1,0 +1,24 @@
+"""The model and the data that both sides of a benchmark train: small, so that what is measured is not the training."""
+
+from __future__ import annotations
+
+import torch
+import torch._dynamo  # the first optimizer imports it, 900 modules: here it counts as what it is, an import
+
+GLOBAL_BATCH = 64
+STEPS = 10**9
+"""More than any run makes: the benchmark ends the job."""
+
+
+def build() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+    """Return a 64 -> 32 -> 10 perceptron and its optimizer, equal in every process."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(64, 32), torch.nn.ReLU(), torch.nn.Linear(32, 10))
+    return model, torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+
+
+def digits_like() -> tuple[torch.Tensor, torch.Tensor]:
+    """Return random tensors in the shape of scikit-learn's digits: [1797, 64] float32, [1797] int64."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.rand(1797, 64, generator=generator)
+    return x, torch.randint(0, 10, (1797,), generator=generator)

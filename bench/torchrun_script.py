@@ -1,0 +1,50 @@
+"""What torchrun trains in `bench.recovery`: the same model under DDP, with a checkpoint after every step.
+
+That is the most that a script can do there: after a failure torchrun starts every process again, and what is not on disk
+is lost.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from bench.commits import BENCH_STEP_S, CommitLog
+from bench.tiny import GLOBAL_BATCH, STEPS, build, digits_like
+
+log = CommitLog()
+log.imported()
+step_s = float(os.environ.get(BENCH_STEP_S, "0"))
+checkpoint = Path(os.environ["BENCH_CHECKPOINT"])
+restarts = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+
+dist.init_process_group("gloo")
+rank, world_size = dist.get_rank(), dist.get_world_size()
+model, optimizer = build()
+first = 0
+if checkpoint.exists():
+    saved = torch.load(checkpoint, weights_only=True)
+    model.load_state_dict(saved["model"])
+    optimizer.load_state_dict(saved["optimizer"])
+    first = saved["step"]
+parallel = DistributedDataParallel(model)
+x, y = digits_like()
+share = GLOBAL_BATCH // world_size
+
+for step in range(first, STEPS):
+    time.sleep(step_s)
+    begin = step * GLOBAL_BATCH + rank * share
+    ids = torch.arange(begin, begin + share) % len(x)
+    optimizer.zero_grad()
+    torch.nn.functional.cross_entropy(parallel(x[ids]), y[ids]).backward()  # type: ignore[no-untyped-call]
+    optimizer.step()
+    log.committed(rank=rank, step=step + 1, epoch=restarts)
+    if rank == 0:
+        aside = checkpoint.with_suffix(".tmp")
+        torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step + 1}, aside)
+        aside.replace(checkpoint)
