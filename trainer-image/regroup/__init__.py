@@ -4,6 +4,12 @@ Importing this package imports nothing else (PEP 562): operator and agent read `
 What a training script uses is below; `regroup.elastic.session` is where to read on.
 """
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # what a type checker sees of the lazy names below
+    from regroup.elastic.errors import GenerationChanged, RegroupError
+    from regroup.elastic.session import Job, session
+
 _EXPORTS = {
     "session": "regroup.elastic.session",
     "Job": "regroup.elastic.session",
