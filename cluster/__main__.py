@@ -83,6 +83,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"cluster: `{' '.join(map(str, error.cmd))}` failed with status {error.returncode}.", file=sys.stderr)
     except ModuleNotFoundError as error:
         print(f"cluster: the Python package {error.name} is missing: run `make venv` first.", file=sys.stderr)
+    except PermissionError as error:
+        print(
+            f"cluster: {error.filename} belongs to another user: run this with `sudo -E`, or set REGROUP_CLUSTER_DIR to a "
+            "directory of your own.",
+            file=sys.stderr,
+        )
     except KeyboardInterrupt:
         print("cluster: stopped at your wish; the same command goes on from here.", file=sys.stderr)
         return 130

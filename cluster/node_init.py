@@ -62,12 +62,23 @@ def cgroup_directories(name: str) -> list[Path]:
 
 
 def _enter_cgroup(config: NodeConfig) -> None:
+    if config.cgroup_mode == "v2":
+        _hand_down_controllers(CGROUPS)
     for directory in cgroup_directories(config.cgroup):
         directory.mkdir(exist_ok=True)
         if directory.parent.name == "cpuset":
             for file in ("cpuset.cpus", "cpuset.mems"):
                 (directory / file).write_text((directory.parent / file).read_text())
         (directory / "cgroup.procs").write_text(str(os.getpid()))
+
+
+def _hand_down_controllers(directory: Path) -> None:
+    """Enable for a cgroup's children (v2) each controller that it has, where the kernel lets us."""
+    for controller in (directory / "cgroup.controllers").read_text().split():
+        try:
+            (directory / "cgroup.subtree_control").write_text(f"+{controller}")
+        except OSError:  # some are not to be delegated; the kubelet names what it misses
+            pass
 
 
 def _mount_cgroups(config: NodeConfig) -> None:
@@ -78,8 +89,7 @@ def _mount_cgroups(config: NodeConfig) -> None:
         leaf = CGROUPS / "init"
         leaf.mkdir()
         (leaf / "cgroup.procs").write_text(str(os.getpid()))
-        controllers = (CGROUPS / "cgroup.controllers").read_text().split()
-        (CGROUPS / "cgroup.subtree_control").write_text(" ".join(f"+{c}" for c in controllers))
+        _hand_down_controllers(CGROUPS)
         return
     _run("mount", "-t", "tmpfs", "-o", "mode=755", "cgroup", str(CGROUPS))
     for controller in V1_CONTROLLERS:

@@ -1,7 +1,8 @@
 """Timed steps with a bar: what the person sees while something takes long, and the record of how long it took.
 
 Every step has a kind (download, build, start), so that the tour can print the time without downloads.
-The record is `times.json` in the cache directory: {step: {"seconds": 12.3, "kind": "build"}}, last run of each step.
+The record is `times.json` in the cache directory, the last run of each step with the time of its end:
+{step: {"seconds": 12.3, "kind": "build", "at": 1795270000.0}}.
 """
 
 import fcntl
@@ -11,7 +12,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Literal
+from typing import Any, Literal
 
 from cluster import paths
 
@@ -75,10 +76,20 @@ def record(name: str, kind: Kind, seconds: float) -> None:
         fcntl.flock(handle, fcntl.LOCK_EX)
         handle.seek(0)
         times = json.loads(handle.read() or "{}")
-        times[name] = {"seconds": round(seconds, 2), "kind": kind}
+        times[name] = {"seconds": round(seconds, 2), "kind": kind, "at": round(time.time(), 2)}
         handle.seek(0)
         handle.truncate()
         json.dump(times, handle, indent=1)
+
+
+def recorded_since(within_s: float) -> dict[str, dict[str, Any]]:
+    """Return the steps that ended within the last `within_s` seconds, by name, as they are recorded."""
+    try:
+        times = json.loads((paths.cache() / "times.json").read_text())
+    except (FileNotFoundError, ValueError):
+        return {}
+    now = time.time()
+    return {name: step for name, step in times.items() if now - step.get("at", 0) <= within_s}
 
 
 def _draw(current: Step, done: threading.Event) -> None:

@@ -28,9 +28,17 @@ def export(buildah: list[str], root: Path, name: str, layout: Path) -> None:
 
     Raises UnexpectedStorageError, with the layout as it was but for complete blobs.
     """
+    inspected = subprocess.run([*buildah, "inspect", "--type=image", name], capture_output=True)
     try:
-        inspected = subprocess.run([*buildah, "inspect", "--type=image", name], capture_output=True, check=True)
         config = json.loads(inspected.stdout)["Config"]
+    except (KeyError, ValueError) as error:
+        raise UnexpectedStorageError(f"buildah inspect {name} shows no Config") from error
+    export_config(config, root, name, layout)
+
+
+def export_config(config: str, root: Path, name: str, layout: Path) -> None:
+    """Do what `export` does, for an image whose configuration (JSON) is known."""
+    try:
         known = json.loads((root / "overlay-layers" / "layers.json").read_text())
         layers = {layer["diff-digest"]: layer for layer in known if "diff-digest" in layer}
         descriptors = []
@@ -39,7 +47,7 @@ def export(buildah: list[str], root: Path, name: str, layout: Path) -> None:
             if not file.exists():
                 _assemble(root, layers[digest]["id"], digest, file)
             descriptors.append({"mediaType": f"{_KIND}layer.v1.tar", "digest": digest, "size": file.stat().st_size})
-    except (KeyError, ValueError, OSError, subprocess.CalledProcessError) as error:
+    except (KeyError, ValueError, OSError) as error:
         raise UnexpectedStorageError(f"{type(error).__name__}: {error}") from error
     oci.put_image(layout, name, config.encode(), descriptors)
 

@@ -1,5 +1,6 @@
 """Build commands, and the archive that carries only what a node lacks."""
 
+import hashlib
 import io
 import json
 import tarfile
@@ -95,3 +96,20 @@ def members(archive: io.BytesIO) -> list[str]:
     archive.seek(0)
     with tarfile.open(fileobj=archive) as opened:
         return opened.getnames()
+
+
+def test_image_saved_by_docker_is_adopted_through_its_nested_index(tmp_path: Path) -> None:
+    program, saved, layout = tmp_path / "program", tmp_path / "saved", tmp_path / "layout"
+    program.write_bytes(b"program")
+    image = oci.add_single_file(saved, "docker.io/library/one:1", program, "/one")
+    nested = json.dumps({"manifests": [{k: v for k, v in image.manifest.items() if k != "annotations"}]}).encode()
+    digest = "sha256:" + hashlib.sha256(nested).hexdigest()
+    oci.blob(saved, digest).write_bytes(nested)
+    index = {"manifests": [{"mediaType": "application/vnd.oci.image.index.v1+json", "digest": digest}]}
+    (saved / "index.json").write_text(json.dumps(index))
+    layout.mkdir()
+    oci.adopt(layout, saved, "localhost/one:1")
+    adopted = oci.find(layout, "localhost/one:1")
+    assert adopted is not None
+    assert (adopted.id, adopted.digests) == (image.id, image.digests)
+    assert all(oci.blob(layout, d).exists() for d in (adopted.id, *adopted.digests))
