@@ -85,7 +85,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"cluster: the Python package {error.name} is missing: run `make venv` first.", file=sys.stderr)
     except PermissionError as error:
         print(
-            f"cluster: {error.filename} belongs to another user: run this with `sudo -E`, or set REGROUP_CLUSTER_DIR to a "
+            f"cluster: {error.filename or 'A process of it'} belongs to another user: run this with `sudo -E`, or set REGROUP_CLUSTER_DIR to a "
             "directory of your own.",
             file=sys.stderr,
         )
