@@ -27,6 +27,8 @@ class Memory:
     """Generations in a row that this operator announced and not all members adopted."""
     tried: frozenset[str] | None = None
     """`membership.names_of` the newest generation's set."""
+    peers: Mapping[str, tuple[int, str]] = field(default_factory=dict)
+    """By pod UID: the generation in which it lost a peer, and the peer's pod UID (rule CLIQUE)."""
     created: frozenset[MemberId] = frozenset()
     """Pods that were asked for and counted, until they are seen."""
     num_exits: Mapping[str, int] = field(default_factory=dict)

@@ -18,6 +18,9 @@ from regroup_operator.model.members import gone_name
 from regroup_operator.model.records import Session
 from regroup_operator.model.worker import Announce, Current, Worker
 
+Peers = Mapping[str, tuple[int, str]]
+"""By pod UID: the generation in which it lost a peer, and the peer's pod UID."""
+
 
 def build_document(
     *,
@@ -90,17 +93,23 @@ def _store(announce: Announce, current: Current | None, session_tier: bool) -> S
     return Store(chosen.pod.ip, chosen.session.store_port, chosen.pod.uid)
 
 
-def with_peers(sessions: Mapping[str, Session], document: Document | None) -> dict[str, Session]:
-    """Return the sessions with the peers of faults by pod UID. Agents name a rank: only the store's host has the list."""
-    out = dict(sessions)
+def with_peers(
+    sessions: Mapping[str, Session], document: Document | None, known: Peers
+) -> tuple[dict[str, Session], Peers]:
+    """Return the sessions with the peers of faults by pod UID, and what is to be remembered of them.
+
+    Agents name a rank, since only the store's host has the list of members, and this operator only the newest one.
+    """
+    out, peers = dict(sessions), {uid: known[uid] for uid in sessions if uid in known}
     for uid, session in sessions.items():
-        fault = session.fault
-        if fault is None or fault.peer is not None or fault.peer_rank is None or document is None:
+        fault, number = session.fault, session.fault_generation
+        if fault is None or fault.peer is not None or fault.peer_rank is None:
             continue
-        if session.fault_generation == document.number and 0 <= fault.peer_rank < document.world_size:
-            peer = document.member_of_rank(fault.peer_rank).pod_uid
-            out[uid] = replace(session, fault=replace(fault, peer=peer))
-    return out
+        if document is not None and number == document.number and 0 <= fault.peer_rank < document.world_size:
+            peers[uid] = (number, document.member_of_rank(fault.peer_rank).pod_uid)
+        if uid in peers and peers[uid][0] == number:
+            out[uid] = replace(session, fault=replace(fault, peer=peers[uid][1]))
+    return out, peers
 
 
 def lineage_entries(pairs: Iterable[tuple[int, int]]) -> tuple[LineageEntry, ...]:

@@ -74,7 +74,8 @@ class _Planner:
         self.fresh_uid, self.endpoint = fresh_uid, endpoint
         self.agent_image = agent_image
         self.processes = processes_per_worker(job)
-        self.obs = replace(obs, sessions=with_peers(obs.sessions, memory.document))
+        sessions, peers = with_peers(obs.sessions, memory.document, memory.peers)
+        self.obs, self.memory = replace(obs, sessions=sessions), replace(memory, peers=peers)
         self.status: dict[str, Any] = job.status.to_dict()
         self.released = frozenset(self.status.get("released", ()))
         self.notes: list[EventNote] = []
@@ -200,8 +201,6 @@ class _Planner:
     def _tier(self) -> str | None:
         tier: str | None = self.status.get("tier")
         if tier != "Session" and any(s.condition.session for s in self.obs.sessions.values()):
-            if tier == "Script":
-                self._not_adopted_yet()
             tier = "Session"
         elif tier is None and self.status.get("membership"):
             number = self.status["membership"]["generation"]
@@ -216,16 +215,6 @@ class _Planner:
         if tier is not None:
             self.status["tier"] = tier
         return tier
-
-    def _not_adopted_yet(self) -> None:
-        """A session has opened in what was taken for a script: that its processes run was no adoption."""
-        membership = self.status.get("membership")
-        if membership is None:
-            return
-        membership.update(adopted=False)
-        membership.pop("startStep", None)
-        number = membership["generation"]
-        self.status["lineage"] = [e for e in self.status.get("lineage", ()) if e["generation"] != number]
 
     def _current(self) -> Current | None:
         membership = self.status.get("membership")
@@ -278,15 +267,10 @@ class _Planner:
         if current is None or membership is None:
             return
         members = self._members()
-        session_tier = self.status.get("tier") == "Session"
         reports = [
             w.session.adopted
             for w in members
-            if w.session
-            and w.session.adopted
-            and w.session.adopted_generation == current.number
-            # What was said for a script says nothing of a session.
-            and (w.session.adopted.state is not None or not session_tier)
+            if w.session and w.session.adopted and w.session.adopted_generation == current.number
         ]
         if reports and membership.get("startStep") is None:
             start = reports[0].start_step

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from regroup.protocol.document import PLANNED
-from regroup.protocol.state import Condition, Phase
+from regroup.protocol.state import Phase
 from regroup_operator.model.members import MemberId
 from regroup_operator.model.records import Pod, Session, Settings
 from regroup_operator.model.worker import Current, Standing, Worker
@@ -153,18 +153,12 @@ def _member(
         return worker(_IN_GROUP[condition.phase], since)
     if _restarted(session, current, processes):
         return worker(Standing.DIED, since, "ProcessExited")
-    if condition.entered < current.number or (current.launches and _comes(condition)):
-        # Not entered: its processes start, or they still leave the one before.
+    if condition.entered < current.number:
+        # Its processes start, or they still leave the one before.
         return worker(Standing.STARTING if condition.phase == Phase.STARTING else Standing.PENDING, since)
     if condition.phase == Phase.BROKEN:
         return worker(Standing.BROKEN, since, "CollectiveFailed")
     return worker(Standing.DIED, since, "ProcessExited")
-
-
-def _comes(condition: Condition) -> bool:
-    """Return whether the processes that a generation started have not opened their session yet. Taken for a script
-    meanwhile (tier Script), the worker may have said that it entered."""
-    return condition.phase == Phase.STARTING or (condition.phase == Phase.READY and condition.session)
 
 
 def _restarted(session: Session, current: Current, processes: int) -> bool:
@@ -175,6 +169,6 @@ def _restarted(session: Session, current: Current, processes: int) -> bool:
     operator announced it) is not concluded: the new process enters the generation by itself if it may.
     """
     before = current.incarnations.get(session.pod_uid)
-    if before is None or session.condition.phase != Phase.STARTING:
+    if before is None or session.condition.phase != Phase.STARTING or session.condition.entered >= current.number:
         return False
     return not current.launches or session.condition.incarnation > before + processes

@@ -81,7 +81,7 @@ def worker_conditions(
         and w.session is None
         and w.pod is not None
         and w.pod.running_since_s is not None
-        and now_s > w.pod.running_since_s + settings.hello_timeout_s
+        and now_s >= w.pod.running_since_s + settings.hello_timeout_s
     ]
     # A member that has not called since the operator's start is on its way: nothing is said of it yet.
     connected = sum(w.connected or (w.standing == Standing.SILENT and w.session is None) for w in workers)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -22,3 +23,137 @@ def test_job_starts_with_one_generation_of_all_workers(tmp_path: Path, processes
     assert (world.generation, world.status["tier"]) == (1, "Session")
     assert world.status["progress"]["step"] > 5
     assert world.status["summary"]["ready"] == "3/3"
+
+
+def test_member_that_imports_for_a_minute_is_waited_for(tmp_path: Path) -> None:
+    """Two processes attach one after the other, long after the deadline of a form: they are neither late nor dead."""
+    world = World(tmp_path, make_job().with_replicas(2), processes=2)
+    world.slow = {("digits-worker-0-0", 1), ("digits-worker-1-0", 0), ("digits-worker-1-0", 1)}
+    world.advance(20)
+    agent = world.agents[world.uid(1)]
+    agent.trainers[0].attach()
+    world.advance(40)
+    assert (world.generation, world.phase) == (1, "Starting")
+    agent.trainers[1].attach()
+    world.agents[world.uid(0)].trainers[1].attach()
+    world.settle()
+    assert (world.generation, world.phase, world.status["restarts"] if "restarts" in world.status else None) == (
+        1,
+        "Running",
+        None,
+    )
+
+
+def test_session_that_was_taken_for_a_script_trains_all_the_same(tmp_path: Path) -> None:
+    world = World(tmp_path, make_job().with_replicas(2))
+    world.slow = {("digits-worker-0-0", 0), ("digits-worker-1-0", 0)}
+    world.advance(45)
+    assert (world.status["tier"], world.phase) == ("Script", "Running")
+    for slot in (0, 1):
+        world.agents[world.uid(slot)].trainers[0].attach()
+        world.advance(3)
+    world.advance(5, step_every_s=0.1)
+    assert (world.status["tier"], world.phase, world.training()) == ("Session", "Running", "0-0,1-0")
+
+
+def test_first_generation_waits_for_all_then_starts_smaller(tmp_path: Path) -> None:
+    world = World(tmp_path, make_job().with_replicas(4).elastic(2, 5), start=False)
+    world.pods.pending = {3}
+    world.start_operator()
+    world.advance(29)
+    assert world.generation == 0
+    assert world.condition("Training")["reason"] == "WaitingForMore"
+    world.advance(2)
+    assert (world.members, world.training()) == ("0-2", "0-0,1-0,2-0")
+    world.run_pod(world.uid(3))
+    world.advance(2, step_every_s=0.1)
+    assert (world.generation, world.members, world.status["membership"]["kind"]) == (2, "0-3", "planned")
+
+
+def test_fixed_size_waits_for_all(tmp_path: Path) -> None:
+    world = World(tmp_path, make_job().with_replicas(3).fixed(), start=False)
+    world.pods.pending = {2}
+    world.start_operator()
+    world.advance(100)
+    assert (world.generation, world.condition("Training")["reason"]) == (0, "TooFewReady")
+    world.run_pod(world.uid(2))
+    world.settle()
+    assert world.members == "0-2"
+
+
+def test_command_that_exits_1_at_once_fails_the_job_with_its_last_words(tmp_path: Path) -> None:
+    job = make_job().with_replicas(2).with_recovery(maxRestarts=3)
+    world = World(tmp_path, job, script="crash")
+    world.until(lambda: world.phase == "Failed", limit_s=60)
+    failed = world.condition("Failed")
+    assert failed["status"] == "True"
+    assert "exit code 1" in failed["message"]
+    assert "No module named 'nothing'" in failed["message"]
+    assert "maxRestarts allows 3" in failed["message"]
+    assert world.status["restarts"]["processes"] in (4, 5)  # both workers fail in the same moment
+    world.advance(5)
+    assert {p.phase for p in world.pods.by_uid.values()} == {"Succeeded"}
+    assert len(world.status["membership"]["older"]) == 0
+
+
+def test_image_that_does_not_exist_is_said_in_the_condition(tmp_path: Path) -> None:
+    world = World(tmp_path, make_job().with_replicas(2), start=False)
+    world.pods.pending = {0, 1}
+    world.start_operator()
+    world.settle()
+    for uid, pod in list(world.pods.by_uid.items()):
+        world.pods.by_uid[uid] = replace(
+            pod, waiting_reason="ErrImagePull", waiting_message='failed to pull "example/none:1": not found'
+        )
+    world.dirty()
+    world.settle()
+    ready = world.condition("PodsReady")
+    assert (ready["status"], ready["reason"]) == ("False", "ErrImagePull")
+    assert ready["message"].startswith("0 of 2 worker pods run; digits-worker-0-0 cannot start: failed to pull")
+    assert world.phase == "Pending"
+
+
+def test_container_without_hello_is_said_after_20_s(tmp_path: Path) -> None:
+    world = World(tmp_path, make_job().with_replicas(2))
+    world.settle()
+    world.scale(3)
+    world.pods.pending = {2}
+    world.settle()
+    uid = world.uid(2)
+    world.unreachable.add(uid)
+    world.run_pod(uid)
+    world.advance(19)
+    assert world.condition("AgentsConnected")["reason"] == "Connecting"
+    world.advance(2)
+    said = world.condition("AgentsConnected")
+    assert (said["status"], said["reason"]) == ("False", "NoHello")
+    assert said["message"].startswith("1 of 3 agents has not called regroup.ns.svc:8443 for 20 s.")
+
+
+def test_process_that_dies_before_it_enters_is_waited_for_and_enters_itself(tmp_path: Path) -> None:
+    world = World(tmp_path, make_job().with_replicas(2).fixed())
+    world.slow = {("digits-worker-1-0", 0)}
+    world.settle()
+    world.kill_process(world.uid(1))
+    world.slow = set()
+    world.advance(2)
+    assert (world.phase, world.training()) == ("Running", "0-0,1-0")
+    assert world.status["restarts"]["processes"] == 1
+
+
+def test_steady_job_writes_nothing_but_progress(tmp_path: Path) -> None:
+    world = World(tmp_path, make_job().with_replicas(3))
+    world.advance(30, step_every_s=0.2)
+    before, status = world.store.num_writes, world.status
+    world.advance(60, step_every_s=0.2)
+    assert world.store.num_writes - before in range(5, 8)  # one each ten seconds
+    changed = {key for key, value in world.status.items() if status[key] != value}
+    assert changed == {"progress", "samples"}
+
+
+def test_idle_job_writes_nothing(tmp_path: Path) -> None:
+    world = World(tmp_path, make_job().with_replicas(3))
+    world.advance(20)
+    before = world.store.num_writes
+    world.advance(700)
+    assert world.store.num_writes == before
