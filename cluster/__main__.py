@@ -84,9 +84,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ModuleNotFoundError as error:
         print(f"cluster: the Python package {error.name} is missing: run `make venv` first.", file=sys.stderr)
     except PermissionError as error:
+        whose = error.filename or "A process of it"
         print(
-            f"cluster: {error.filename or 'A process of it'} belongs to another user: run this with `sudo -E`, or set REGROUP_CLUSTER_DIR to a "
-            "directory of your own.",
+            f"cluster: {whose} belongs to another user: run this with `sudo -E`, or set REGROUP_CLUSTER_DIR to a directory of "
+            "your own.",
             file=sys.stderr,
         )
     except KeyboardInterrupt:

@@ -5,6 +5,7 @@ Which Dockerfile makes which image is IMAGES; nothing else names them.
 """
 
 import fcntl
+import hashlib
 import os
 import re
 import shutil
@@ -24,6 +25,7 @@ from cluster.errors import ClusterError
 PAUSE = "localhost/pause:1"
 _CERTIFICATES = Path("/etc/ssl/certs/ca-certificates.crt")
 _UV_CACHE_INSIDE = "/var/cache/host-uv"
+_SOURCES = ("operator", "trainer-image")
 _PASSED_ON = ("PIP_INDEX_URL", "UV_DEFAULT_INDEX")
 
 
@@ -53,12 +55,20 @@ def recipe(name: str) -> Recipe:
 
 
 def build(wanted: Recipe) -> oci.Image:
-    """Build one image, put it into the layout and return it; unchanged layers are taken from the last build."""
-    builder = choose_builder()
+    """Build one image, put it into the layout and return it; unchanged layers are taken from the last build.
+
+    When nothing that goes into the image changed since the last build, no builder is asked at all.
+    """
     layout = _layout()
     layout.parent.mkdir(parents=True, exist_ok=True)
     with (layout.parent / "build.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
+        inputs = stamp(wanted, paths.REPOSITORY, os.environ)
+        stamp_file = layout.parent / f"{Path(wanted.name).name}.stamp"
+        image = oci.find(layout, wanted.name)
+        if image and stamp_file.exists() and stamp_file.read_text() == f"{inputs} {image.id}":
+            return image
+        builder = choose_builder()
         if builder == "buildah":
             _build_with_buildah(wanted, layout)
         else:
@@ -67,7 +77,20 @@ def build(wanted: Recipe) -> oci.Image:
         image = oci.find(layout, wanted.name)
     if image is None:
         raise ClusterError(f"{builder} built {wanted.name} but did not hand it over: see {layout}/index.json.")
+    stamp_file.write_text(f"{inputs} {image.id}")
     return image
+
+
+def stamp(wanted: Recipe, repository: Path, environment: Mapping[str, str]) -> str:
+    """Return a digest of what decides the content of an image: Dockerfile, arguments, locked packages, our sources."""
+    arguments = _arguments(wanted, environment.get("REGROUP_BASE_IMAGE"), environment)
+    digest = hashlib.sha256(repr(sorted(arguments.items())).encode())
+    files = [repository / name for name in (wanted.dockerfile, ".dockerignore", "pyproject.toml", "uv.lock")]
+    for folder in _SOURCES:
+        files += sorted(f for f in (repository / folder).rglob("*") if f.is_file() and "__pycache__" not in f.parts)
+    for file in files:
+        digest.update(f"{file.relative_to(repository)}\0".encode() + hashlib.sha256(file.read_bytes()).digest())
+    return digest.hexdigest()
 
 
 def _build_with_docker(wanted: Recipe, layout: Path) -> None:

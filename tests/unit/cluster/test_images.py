@@ -113,3 +113,26 @@ def test_image_saved_by_docker_is_adopted_through_its_nested_index(tmp_path: Pat
     assert adopted is not None
     assert (adopted.id, adopted.digests) == (image.id, image.digests)
     assert all(oci.blob(layout, d).exists() for d in (adopted.id, *adopted.digests))
+
+
+def tree(root: Path) -> Path:
+    for name in ("Dockerfile", ".dockerignore", "pyproject.toml", "uv.lock", "operator/a.py", "trainer-image/b.py"):
+        (root / name).parent.mkdir(exist_ok=True)
+        (root / name).write_text(name)
+    return root
+
+
+@pytest.mark.parametrize("name", ["Dockerfile", "uv.lock", "operator/a.py", "trainer-image/b.py", "operator/new.py"])
+def test_image_is_built_anew_when_an_input_changes(tmp_path: Path, name: str) -> None:
+    before = images.stamp(OPERATOR, tree(tmp_path), {})
+    (tmp_path / name).write_text("changed")
+    assert images.stamp(OPERATOR, tmp_path, {}) != before
+
+
+def test_image_is_kept_when_only_compiled_files_and_strangers_change(tmp_path: Path) -> None:
+    before = images.stamp(OPERATOR, tree(tmp_path), {})
+    (tmp_path / "operator" / "__pycache__").mkdir()
+    (tmp_path / "operator" / "__pycache__" / "a.pyc").write_text("compiled")
+    (tmp_path / "README.md").write_text("hello")
+    assert images.stamp(OPERATOR, tmp_path, {"HOME": "/root"}) == before
+    assert images.stamp(OPERATOR, tmp_path, {"REGROUP_BASE_IMAGE": "corp/python:3.12"}) != before
