@@ -52,7 +52,7 @@ def from_json(cls: type[T], data: Any, where: str = "") -> T:
     where = where or cls.__name__
     if not isinstance(data, dict):
         raise ProtocolError(f"{where} must be a JSON object, not {type(data).__name__}.")
-    hints = typing.get_type_hints(cls)
+    hints = _hints(cls)
     values: dict[str, Any] = {}
     for field in dataclasses.fields(cls):  # type: ignore[arg-type]
         key = camel(field.name)
@@ -67,6 +67,16 @@ def from_json(cls: type[T], data: Any, where: str = "") -> T:
     return cls(**values)
 
 
+_HINTS: dict[Any, dict[str, Any]] = {}
+
+
+def _hints(cls: Any) -> dict[str, Any]:
+    """Resolve a class's field types once: it takes 40 us, and a message comes with each committed step."""
+    if cls not in _HINTS:
+        _HINTS[cls] = typing.get_type_hints(cls)
+    return _HINTS[cls]
+
+
 def _convert(hint: Any, value: Any, where: str) -> Any:
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin is Union:
@@ -77,7 +87,7 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
     if dataclasses.is_dataclass(hint) and isinstance(hint, type):
         return from_json(hint, value, where)
     if isinstance(hint, type) and issubclass(hint, tuple) and hasattr(hint, "_fields"):
-        item_hints = typing.get_type_hints(hint)
+        item_hints = _hints(hint)
         if not isinstance(value, list) or len(value) != len(item_hints):
             raise ProtocolError(f"{where} must be a list of {len(item_hints)} values.")
         return hint(*(_convert(h, item, where) for h, item in zip(item_hints.values(), value)))
