@@ -17,7 +17,7 @@ from bench.commits import BENCH_LOG, LogReader, first_after, pids_of, steady_epo
 
 POLL_S = 0.05
 """Recovery is told by the time stamps in the log, so looking seldom costs no precision and leaves the cores alone."""
-DEADLINE_S = 120.0
+DEADLINE_S = 300.0
 """Longest wait for a steady group or for the next commit; far above any recovery that is worth a number."""
 
 
