@@ -11,6 +11,7 @@ from regroup_operator.model.records import Settings
 from tests.builders.plan import JobBuilder, make_job
 from tests.unit.controller.world import World
 
+
 def running(tmp_path: Path, job: JobBuilder | None = None, **kwargs: object) -> World:
     """Return a job that has trained for ten steps, under an operator that is past the first seconds of its term."""
     kwargs.setdefault("settings", Settings(term_grace_s=0.0))

@@ -8,13 +8,12 @@ members, and a group that commits a step continues from the newest committed one
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from _regroup_agent import events as ev
 from _regroup_agent.core import Core, Identity
@@ -31,6 +30,7 @@ from tests.builders.plan import JobBuilder
 from tests.unit.controller.trainers import Group, Trainer
 
 KEY: Key = ("default", "digits")
+T = TypeVar("T")
 MAX_TURNS = 2000
 START_S = 1000.0
 WALL = 1_800_000_000.0
@@ -41,14 +41,14 @@ class Store(FileStore):
 
     def __init__(self, path: Path, wrote: Callable[[dict[str, Any]], None]) -> None:
         super().__init__(path)
-        self.before_write: Callable[[], None] | None = None
+        self.before_write: Callable[[dict[str, Any]], None] | None = None
         self.num_writes = 0
         self._wrote = wrote
 
     async def write_status(self, job: Job, status: dict[str, Any]) -> Job:
         hook, self.before_write = self.before_write, None
         if hook:
-            hook()
+            hook(status)
         stored = await super().write_status(job, status)
         self.num_writes += 1
         self._wrote(status)
@@ -89,6 +89,8 @@ class Pods:
         self._world.dirty()
 
     async def delete(self, pod: Pod) -> None:
+        released = pod.uid in self._world.status.get("released", ())
+        assert released or pod.phase == "Pending", f"{pod.name} was deleted before its release was written"
         self.deleted.append(pod.uid)
         self._world.terminate(pod.uid)
 
@@ -204,6 +206,17 @@ class Agent:
         operator.registry.report(pod, report)
 
 
+def finish(work: Coroutine[Any, Any, T]) -> T:
+    """Return what a coroutine returns that never has to wait: nothing in this world does, so that no event loop is needed
+    and a test can act in the middle of a write."""
+    try:
+        work.send(None)
+    except StopIteration as end:
+        value: T = end.value
+        return value
+    raise AssertionError("something waits")
+
+
 def codec_round(message: Any) -> Any:
     """Send a local message through its JSON form."""
     return codec.from_json(type(message), codec.parse(codec.line(message)))
@@ -249,7 +262,6 @@ class World:
             total_steps,
         )
         self.settings = settings or Settings()
-        self.loop = asyncio.new_event_loop()
         self.store = Store(tmp_path / "job.json", self._wrote)
         self.store.create(job.with_spec(processesPerWorker=processes).manifest())
         self.pods = Pods(self)
@@ -261,6 +273,7 @@ class World:
         self.notes: list[EventNote] = []
         self.generations: dict[int, str] = {}
         self.committed: list[tuple[int, int]] = []
+        self.released: list[str] = []
         self.operator: Operator | None = None
         self._todo: deque[Callable[[], None]] = deque()
         self._is_dirty = False
@@ -302,7 +315,7 @@ class World:
         self.settle()
         while not condition():
             assert self.now_s < began_s + limit_s, f"still not after {limit_s} s: {self.summary()}"
-            self.advance(0.05, step_every_s)
+            self.advance(step_every_s or 0.05, step_every_s)
         return self.now_s - began_s
 
     def later(self, action: Callable[[], None]) -> None:
@@ -336,7 +349,7 @@ class World:
 
     def reconcile(self, operator: Operator) -> None:
         """Have one operator reconcile once."""
-        wait_s = self.loop.run_until_complete(operator.controller.reconcile(KEY))
+        wait_s = finish(operator.controller.reconcile(KEY))
         if operator is self.operator:
             self._look_s = None if wait_s is None else self.now_s + wait_s
 
@@ -461,6 +474,7 @@ class World:
             assert membership["generation"] >= number, f"generation {number} was announced before it was written"
 
     def _wrote(self, status: dict[str, Any]) -> None:
+        self.released += [uid for uid in status.get("released", ()) if uid not in self.released]
         if "membership" in status:
             self.saw_generation(status["membership"]["generation"], status["membership"]["uid"])
 
