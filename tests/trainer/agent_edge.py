@@ -50,8 +50,12 @@ class OperatorEdge:
         self._context = server_context(*authority.issue(["localhost"], ["127.0.0.1"]))
         self.heard: list[Heard] = []
         self.tokens: list[str] = []
+        self.peers: set[tuple[str, int]] = set()
+        """Connections that reports came on."""
         self.refuse: tuple[int, str] | None = None
         self.newest = 0
+        self.keepalive_s = 75.0
+        """How long an idle connection is kept; counts from the next `up`."""
         self.port = 0
         self._news = threading.Condition()
         self._streams: list[asyncio.Queue[bytes | None]] = []
@@ -121,7 +125,7 @@ class OperatorEdge:
         app = web.Application()
         app.router.add_post(f"/v1/namespaces/ns/pods/{POD}/reports", self._reports)
         app.router.add_get(f"/v1/namespaces/ns/pods/{POD}/commands", self._commands)
-        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1, keepalive_timeout=self.keepalive_s)
         await self._runner.setup()
         site = web.TCPSite(self._runner, "127.0.0.1", self.port, ssl_context=self._context, reuse_address=True)
         await site.start()
@@ -141,6 +145,8 @@ class OperatorEdge:
 
     async def _reports(self, request: web.Request) -> web.Response:
         self.tokens.append(request.headers["Authorization"])
+        assert request.transport is not None
+        self.peers.add(request.transport.get_extra_info("peername"))
         text = await request.read()
         refusal = self._refusal()
         if refusal is not None:

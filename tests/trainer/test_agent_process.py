@@ -394,6 +394,20 @@ def test_fault_while_the_operator_is_away_is_told_when_it_is_back(operator: Oper
     ready(operator, before)
 
 
+def test_idle_connection_that_is_closed_is_opened_again_without_a_hello(operator: OperatorEdge, worker: Worker) -> None:
+    operator.down()
+    operator.keepalive_s = 0.1
+    operator.up()
+    worker.start_raw()
+    welcome(operator)
+    ready(operator)
+    # Each hello opens one; one more is a connection that was opened again.
+    until(lambda: len(operator.peers) > sum(isinstance(h.body, wire.Hello) for h in operator.heard))
+    train(operator, worker)
+    os.kill(worker.noted("started")[0]["pid"], signal.SIGKILL)
+    operator.wait_body(wire.Fault)
+
+
 def test_refusal_is_one_sentence_in_the_log_and_tried_again(operator: OperatorEdge, worker: Worker) -> None:
     operator.refuse = (403, "The token is of another pod.")
     worker.start_raw()

@@ -165,7 +165,11 @@ class Link:
                 if self._unanswered:
                     raise
                 self._reports[1].transport.abort()
+                self._reports = None
+                await asyncio.sleep(FIRST_WAIT_S)
                 self._reports = await self._dial()
+                self._post(self._envelope(wire.Changed()))
+                self._on_up()  # what was said in between is said again
                 self._resend_faults()
 
     async def _read_answer(self, reader: asyncio.StreamReader) -> None:
@@ -182,7 +186,8 @@ class Link:
         raise _BrokenError(_refusal(status, body))
 
     def _post(self, report: wire.Report) -> None:
-        assert self._reports is not None
+        if self._reports is None:
+            return
         writer = self._reports[1]
         data = codec.line(report)
         if len(data) > MAX_REPORT_BYTES:
