@@ -126,10 +126,10 @@ async def _run(store: FileStore, directory: Path, command: list[str], args: argp
     try:
         return await _watch(store, key, queue, stop, working)
     finally:
-        await workers.stop()
-        working.cancel()
+        working.cancel()  # first: what ends now is no failure to react to
         with contextlib.suppress(asyncio.CancelledError):
             await working
+        await workers.stop()
         await runner.cleanup()
 
 
