@@ -403,7 +403,6 @@ def test_idle_connection_that_is_closed_is_opened_again_without_a_hello(operator
     ready(operator)
     # Each hello opens one; one more is a connection that was opened again.
     until(lambda: len(operator.peers) > sum(isinstance(h.body, wire.Hello) for h in operator.heard))
-    train(operator, worker)
     os.kill(worker.noted("started")[0]["pid"], signal.SIGKILL)
     operator.wait_body(wire.Fault)
 
