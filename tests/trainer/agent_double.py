@@ -69,7 +69,9 @@ class Worker:
 class AgentDouble:
     """Workers by slot, and the generations that the test announces."""
 
-    def __init__(self, directory: Path, zygote: Zygote, script: Path, environment: dict[str, str] | None = None) -> None:
+    def __init__(
+        self, directory: Path, zygote: Zygote, script: Path, environment: dict[str, str] | None = None
+    ) -> None:
         self.directory = directory
         self.workers: dict[int, Worker] = {}
         self.documents: list[Document] = []
@@ -222,9 +224,14 @@ class AgentDouble:
                 if value:
                     return value
                 if time.monotonic() > deadline_s:
-                    logs = "\n".join(f"--- slot {w.slot} ({w.pod_uid})\n{w.log[-3000:]}" for w in self.everyone)
+                    logs = "\n".join(self._story(w) for w in self.everyone)
                     raise AssertionError(f"{what} did not happen in {timeout_s:g} s\n{logs}")
                 self._changed.wait(0.02)
+
+    def _story(self, worker: Worker) -> str:
+        heard = "\n".join(f"{h.at_s:.3f} {h.message}" for h in worker.heard[-8:])
+        state = "runs" if alive(worker.pid) else "ended"
+        return f"--- slot {worker.slot} ({worker.pod_uid}) {state}\n{heard}\n{worker.log[-3000:]}"
 
     def wait_attached(self, *slots: int) -> None:
         self.wait(lambda: all(self._attached(self.workers[s]) for s in slots), f"attach of {slots}")

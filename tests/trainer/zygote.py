@@ -4,6 +4,7 @@ Owns process start, reaping and output files. Fed with JSON lines on stdin {scri
 agent's zygote is another thing, tested elsewhere; this one only saves time.
 """
 
+import faulthandler
 import json
 import os
 import runpy
@@ -27,7 +28,9 @@ class Zygote:
         """Fork a process that runs the script, and return its pid."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        print(json.dumps({"script": str(script), "env": env, "output": str(output)}), file=self._process.stdin, flush=True)
+        print(
+            json.dumps({"script": str(script), "env": env, "output": str(output)}), file=self._process.stdin, flush=True
+        )
         return int(self._process.stdout.readline())
 
     def close(self) -> None:
@@ -47,8 +50,8 @@ def alive(pid: int) -> bool:
 
 def _main() -> None:
     import torch
+    import torch._dynamo  # every optimizer's constructor imports it, and that takes seconds
     import torch.distributed
-    import torch.optim  # noqa: F401
 
     import regroup.elastic.session  # noqa: F401
 
@@ -69,6 +72,7 @@ def _become(request: dict[str, object]) -> None:
     os.dup2(output, 1)
     os.dup2(output, 2)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    faulthandler.register(signal.SIGUSR1)  # for a person who looks for a hang
     os.environ.update(request["env"])  # type: ignore[call-overload]
     code = 1
     try:
