@@ -71,7 +71,8 @@ def running() -> dict[str, bool]:
 
 def _ensure_bridge() -> None:
     bridge = addresses.BRIDGE
-    if not Path(f"/sys/class/net/{bridge}").exists():
+    # Not by /sys/class/net, which inside a network namespace may show another one's links.
+    if subprocess.run(["ip", "link", "show", bridge], capture_output=True).returncode != 0:
         subprocess.run(["ip", "link", "add", bridge, "type", "bridge"], check=True)
         subprocess.run(["ip", "addr", "add", f"{addresses.HOST_ADDRESS}/24", "dev", bridge], check=True)
     subprocess.run(["ip", "link", "set", bridge, "up"], check=True)

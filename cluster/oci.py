@@ -42,8 +42,9 @@ def blob(layout: Path, digest: str) -> Path:
 def find(layout: Path, name: str) -> Image | None:
     """Return the image whose reference in the layout is `name`, None when it is not there."""
     for descriptor in _descriptors(layout):
-        if descriptor.get("annotations", {}).get(_REFERENCE) == name:
-            manifest = json.loads(blob(layout, descriptor["digest"]).read_text())
+        manifest_file = blob(layout, descriptor["digest"])
+        if descriptor.get("annotations", {}).get(_REFERENCE) == name and manifest_file.exists():
+            manifest = json.loads(manifest_file.read_text())
             digests = [manifest["config"]["digest"], *(layer["digest"] for layer in manifest["layers"])]
             return Image(name, descriptor, tuple(dict.fromkeys(digests)))
     return None
@@ -152,7 +153,9 @@ def _put_descriptor(layout: Path, name: str, descriptor: dict[str, Any]) -> None
     others = [d for d in _descriptors(layout) if d.get("annotations", {}).get(_REFERENCE) != name]
     manifests = [*others, {**descriptor, "annotations": {_REFERENCE: name}}]
     (layout / "oci-layout").write_text('{"imageLayoutVersion":"1.0.0"}')
-    (layout / "index.json").write_text(json.dumps({"schemaVersion": 2, "manifests": manifests}))
+    aside = layout / "index.json.new"
+    aside.write_text(json.dumps({"schemaVersion": 2, "manifests": manifests}))
+    aside.rename(layout / "index.json")
 
 
 def _add_blob(layout: Path, media_type: str, data: bytes) -> dict[str, Any]:
