@@ -99,6 +99,7 @@ class Group:
             state, source = decision.best.state, "copy"
         else:
             state, source = StatePair(self.number, 0), "nothing"
+        world.nobody_holds_more_than(state)
         self.step = state.step
         for r in ranks:
             self.ranks[r].adopt(self, state, source, decision.rolled_back)

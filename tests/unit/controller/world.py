@@ -3,7 +3,7 @@ played are only the clock, the pods, the network, and trainers without tensors.
 
 `World` turns until nothing is left to do at the present moment (`settle`), or lets time pass (`advance`). Commands and
 reports go through their JSON form. Two things are held at every turn: no generation number ever stands for two lists of
-members, and a group that commits a step continues from the newest committed one.
+members, a group that commits a step continues from the newest committed one, and nobody rolls back while it is held.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from _regroup_agent import events as ev
 from _regroup_agent.core import Core, Identity
 from _regroup_agent.statefile import Saved
 from regroup.protocol import VERSION, codec, wire
+from regroup.protocol.state import StatePair
 from regroup_cli.local import FileStore
 from regroup_operator.api import Job
 from regroup_operator.api.names import worker_pod_name
@@ -274,6 +275,8 @@ class World:
         self.generations: dict[int, str] = {}
         self.committed: list[tuple[int, int]] = []
         self.released: list[str] = []
+        self.trace: list[str] = []
+        """What a test did, for the message of a failure."""
         self.operator: Operator | None = None
         self._todo: deque[Callable[[], None]] = deque()
         self._is_dirty = False
@@ -375,6 +378,8 @@ class World:
 
     def record(self, job: Job, note: EventNote) -> None:  # noqa: ARG002
         self.notes.append(note)
+        if note.reason == "RolledBack":
+            self.committed.clear()
 
     # --- pods ------------------------------------------------------------------------------------------------------
 
@@ -465,6 +470,16 @@ class World:
                         assert done[0] >= self.committed[-1][0], f"a fenced group committed {done}"
                     self.committed.append(done)
             self.settle()
+
+    def nobody_holds_more_than(self, state: StatePair) -> None:
+        """A group is about to continue from `state`: no process that lives may hold a newer committed step."""
+        if not self.committed or state >= self.committed[-1]:
+            return
+        held = [t for a in self.agents.values() for t in a.trainers.values() if t.alive and t.state is not None]
+        holders = [
+            t.agent.name for t in held if t.state is not None and t.state > state and tuple(t.state) in self.committed
+        ]
+        assert not holders, f"rolled back to {state} while {holders} hold more"
 
     def saw_generation(self, number: int, uid: str, digest: str = "") -> None:
         said = self.generations.setdefault(number, uid)
