@@ -25,7 +25,7 @@ from cluster.errors import ClusterError
 PAUSE = "localhost/pause:1"
 _CERTIFICATES = Path("/etc/ssl/certs/ca-certificates.crt")
 _UV_CACHE_INSIDE = "/var/cache/host-uv"
-_SOURCES = ("operator", "trainer-image")
+_SOURCES = ("operator", "trainer-image", "manifests/samples")
 _PASSED_ON = ("PIP_INDEX_URL", "UV_DEFAULT_INDEX")
 
 
