@@ -101,7 +101,7 @@ class Endpoint:
         try:
             while (line := await stream.get()) is not None:
                 await response.write(line)
-        except (ConnectionError, asyncio.CancelledError):
+        except ConnectionError:
             pass
         finally:
             self._registry.close(pod, stream)
@@ -175,7 +175,14 @@ async def serve(
     with contextlib.suppress(AttributeError):
         asyncio.sslproto.SSLProtocol.max_size = TLS_BUFFER_BYTES  # type: ignore[attr-defined]
     app = Endpoint(registry, authenticator, leader).application()
-    runner = web.AppRunner(app, access_log=None, handle_signals=False, keepalive_timeout=3600, shutdown_timeout=1.0)
+    runner = web.AppRunner(
+        app,
+        access_log=None,
+        handle_signals=False,
+        keepalive_timeout=3600,
+        shutdown_timeout=1.0,
+        handler_cancellation=True,  # or nobody would hear that an idle stream is gone, and the stream is the heartbeat
+    )
     await runner.setup()
     site = web.TCPSite(runner, host, port, ssl_context=ssl_context, backlog=1024)
     await site.start()
