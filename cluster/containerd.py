@@ -48,8 +48,20 @@ class Client:
 
 def load(client: Client, layout: Path, image: oci.Image) -> int:
     """Import `image` unless containerd holds it under that name; return the bytes of blobs that it lacked."""
-    if client.images().get(image.name) == image.id:
+    held = client.images()
+    if held.get(image.name) == image.id:
         return 0
+    previous = f"{image.name}-previous"
+    if image.name in held:
+        # The name moves before the new image is unpacked; without this the collector may take torch's layer in between.
+        client.run("images", "tag", "--force", image.name, previous)
+    size_bytes = _import(client, layout, image)
+    if image.name in held:
+        client.run("images", "rm", previous)
+    return size_bytes
+
+
+def _import(client: Client, layout: Path, image: oci.Image) -> int:
     present = client.contents()
     process = client.importer()
     assert process.stdin is not None
