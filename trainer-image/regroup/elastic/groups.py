@@ -32,6 +32,8 @@ _FOREVER = timedelta(days=30)
 _CONNECT = timedelta(seconds=10)
 """Bound for connecting to a store or a peer that is there; past it the link is reported as broken (rule CLIQUE)."""
 
+_ONE_DEVICE = threading.Lock()
+
 
 @dataclass(frozen=True)
 class Gathering:
@@ -104,8 +106,8 @@ class Groups:
             if assignment.document is None:
                 raise UsageError("The agent named this process as the store's host without the generation document.")
             keys.set("document", codec.canonical(codec.to_json(assignment.document)).decode())
-        device = ProcessGroupGloo.create_device(hostname=self._host, lazy_init=False)
-        here = {"arrival": arrival.to_json(), "port": self._new_listening_port()}
+        device, port = self._open_device()
+        here = {"arrival": arrival.to_json(), "port": port}
         keys.set(f"here/{self.rank}", json.dumps(here))
         # The barrier waits without bound: a member may be in the middle of a long step. The operator decides who is slow.
         if keys.add("arrived", 1) == self.world_size:
@@ -268,16 +270,25 @@ class Groups:
             return False
         return there in self._ports or (here in self._ports and here != self.assignment.store_port)
 
-    def _new_listening_port(self) -> int:
+    def _open_device(self) -> tuple[Any, int]:
+        """Return gloo's device and the port that it listens on, one thread at a time: the helper thread of a form that was
+        interrupted may come here late, and its port would be taken for ours (then nothing shuts our connections down)."""
+        with _ONE_DEVICE:
+            before = set(_socket_inodes().values())
+            device = ProcessGroupGloo.create_device(hostname=self._host, lazy_init=False)
+            port = self._new_listening_port(before)
+        self._ports.add(port)
+        return device, port
+
+    def _new_listening_port(self, before: set[str]) -> int:
         for fd, inode in _socket_inodes().items():
-            if inode in self._inodes_before:
+            if inode in before:
                 continue
             with contextlib.suppress(OSError), socket.socket(fileno=os.dup(fd)) as candidate:
-                listening = candidate.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
-                port = int(candidate.getsockname()[1])
-                if listening and port != self.assignment.store_port:
-                    self._ports.add(port)
-                    return port
+                if candidate.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                    port = int(candidate.getsockname()[1])
+                    if port != self.assignment.store_port:
+                        return port
         return 0
 
     def _store_rank(self) -> int | None:
