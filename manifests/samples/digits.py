@@ -34,7 +34,7 @@ with regroup.session(
                 loss = torch.nn.functional.cross_entropy(model(batch.x), batch.y, reduction="sum")
                 step.backward(loss, weight=len(batch.y))
             step.commit()
-        if job.is_main and (step.index + 1) % 200 == 0:
+        if step.committed and job.is_main and (step.index + 1) % 200 == 0:
             print(f"step {step.index + 1}  loss {step.loss:.4f}  ranks {job.world_size}", flush=True)
     if job.is_main:
         accuracy = (model(held_out[0]).argmax(1) == held_out[1]).float().mean().item()

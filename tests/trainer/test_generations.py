@@ -24,7 +24,7 @@ def zygote() -> Iterator[Zygote]:
 
 @pytest.fixture
 def job(tmp_path: Path, zygote: Zygote) -> Iterator[AgentDouble]:
-    double = AgentDouble(tmp_path, zygote, SCRIPT)
+    double = AgentDouble(tmp_path, zygote, SCRIPT, {"TEST_STEPS": "600"})
     yield double
     double.close()
 
@@ -52,19 +52,20 @@ def assert_one_state(ends: list[dict[str, Any]]) -> None:
 
 @pytest.mark.parametrize("world_size", [1, 2, 4])
 def test_group_forms_and_finishes_with_one_state(job: AgentDouble, world_size: int) -> None:
-    start(job, world_size, TEST_STEPS="20")
+    start(job, world_size)
+    job.go()
     ends = finish(job, list(range(world_size)))
     assert_one_state(ends)
     for worker in job.workers.values():
         steps = [m.step for m in worker.messages(local.Committed) if m.loss is not None]
-        assert steps == list(range(1, 21))
-        assert worker.messages(local.Committed)[-1].reportable_step == 20
+        assert steps == list(range(1, 601))
+        assert worker.messages(local.Committed)[-1].reportable_step == 600
         assert worker.messages(local.AdoptedLocally)[0].source == "nothing"
 
 
 @pytest.mark.parametrize("victim", [0, 1, 3], ids=["the store's host, rank 0", "a middle rank", "the last rank"])
 def test_survivors_redo_at_most_one_step_after_sigkill(job: AgentDouble, victim: int) -> None:
-    start(job, 4, TEST_STEPS="600")
+    start(job, 4)
     job.wait_step(1, 10, range(4))
     job.kill(victim)
     survivors = [slot for slot in range(4) if slot != victim]
@@ -82,7 +83,7 @@ def test_survivors_redo_at_most_one_step_after_sigkill(job: AgentDouble, victim:
 
 
 def test_planned_growth_and_shrink_leave_at_a_cut(job: AgentDouble) -> None:
-    start(job, 2, TEST_STEPS="600")
+    start(job, 2)
     job.wait_step(1, 10, range(2))
     job.start(2)
     job.wait_attached(2)

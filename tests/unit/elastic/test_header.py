@@ -19,7 +19,7 @@ def row(step: int = 4, **values: object) -> Row:
     [
         row(),
         row(sample_hash=2**64 - 1, parameter_hash=2**63 - 1),
-        row(loss_sum=-0.1, weight=1e300, knows_newer=True, buffers_changed=True, failed=True),
+        row(loss_sum=-0.1, weight=1e300, knows_newer=True, buffers_changed=True),
         row(loss_sum=math.inf),
     ],
     ids=["plain", "largest hashes", "all flags", "infinite loss"],
@@ -50,10 +50,11 @@ def test_only_what_every_rank_would_keep_is_reported() -> None:
     ("rows", "word"),
     [
         ((row(), row()), None),
+        ((row(total=100), row(total=600)), "100, 600"),
         ((row(4), row(5)), "different steps"),
         ((row(parameter_hash=1), row(parameter_hash=1), row(parameter_hash=3)), "rank 2"),
     ],
-    ids=["equal ranks", "another step", "other parameters"],
+    ids=["equal ranks", "another number of steps", "another step", "other parameters"],
 )
 def test_disagreement_is_a_sentence(rows: tuple[Row, ...], word: str | None) -> None:
     got = Header(rows).disagreement()

@@ -8,7 +8,7 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-WIDTH = 10
+WIDTH = 8
 _MASK = (1 << 64) - 1
 
 
@@ -25,15 +25,15 @@ class Row:
     """Sum of its samples' hashes modulo 2^64 (rule QUOTA)."""
     snapshotted: int
     """Newest step that it would still have after a crash of its process (rule ACK)."""
+    total: int = 0
+    """Number of steps that its script asks for."""
     parameter_hash: int = 0
     """0: not compared in this step."""
     buffers_changed: bool = False
-    failed: bool = False
-    """It will not commit: its own check of the step failed, and it raises after this collective."""
 
     def pack(self) -> list[int]:
         """Return WIDTH signed 64-bit integers."""
-        flags = self.knows_newer | self.buffers_changed << 1 | self.failed << 2
+        flags = self.knows_newer | self.buffers_changed << 1
         values = (
             self.step,
             _float_bits(self.loss_sum),
@@ -42,6 +42,7 @@ class Row:
             self.snapshotted,
             _signed(self.parameter_hash),
             flags,
+            self.total,
         )
         return [*values, *(0 for _ in range(WIDTH - len(values)))]
 
@@ -55,9 +56,9 @@ class Row:
             sample_hash=values[3] & _MASK,
             snapshotted=values[4],
             parameter_hash=values[5] & _MASK,
+            total=values[7],
             knows_newer=bool(flags & 1),
             buffers_changed=bool(flags & 2),
-            failed=bool(flags & 4),
         )
 
 
@@ -92,15 +93,17 @@ class Header:
     def buffers_changed(self) -> bool:
         return any(row.buffers_changed for row in self.rows)
 
-    @property
-    def failed(self) -> list[int]:
-        return [rank for rank, row in enumerate(self.rows) if row.failed]
-
     def disagreement(self) -> str | None:
         """Return one sentence when the ranks are not in one state, else None."""
         steps = {row.step for row in self.rows}
         if len(steps) > 1:
             return f"Ranks commit different steps: {', '.join(f'rank {r}: {row.step}' for r, row in enumerate(self.rows))}."
+        totals = {row.total for row in self.rows}
+        if len(totals) > 1:
+            return (
+                f"Ranks ask for different numbers of steps ({', '.join(map(str, sorted(totals)))}). "
+                "Pass the same number to job.steps() in all workers."
+            )
         odd = [rank for rank, row in enumerate(self.rows) if row.parameter_hash != self.rows[0].parameter_hash]
         if odd:
             return (

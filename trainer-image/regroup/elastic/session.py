@@ -299,6 +299,7 @@ class Job:
             knows_newer=self._watcher is not None and self._watcher.knows_newer(self._generation),
             sample_hash=step.sample_hash,
             snapshotted=step.index,
+            total=self._total or 0,
             parameter_hash=parameter_hash(self.model.parameters()) if self._compares() else 0,
             buffers_changed=self._buffers.changed(),
         )
