@@ -164,6 +164,13 @@ def _wrap_trainer(trainer: dict[str, Any], job: Job, settings: RenderSettings) -
     trainer["env"] = [*_environment(job, settings), *(trainer.get("env") or [])]
 
 
+def _agent_grace_s(job: Job) -> int:
+    """Return the seconds that the agent may take to end: a sixth less than the kubelet's grace (25 of 30)."""
+    grace = job.pod_template()["spec"].get("terminationGracePeriodSeconds")
+    seconds = grace if isinstance(grace, int) and grace >= 0 else 30
+    return seconds - seconds // 6
+
+
 def _environment(job: Job, settings: RenderSettings) -> list[dict[str, Any]]:
     processes = processes_per_worker(job)
     fields = {
@@ -183,6 +190,7 @@ def _environment(job: Job, settings: RenderSettings) -> list[dict[str, Any]]:
         env.MAX_WORLD_SIZE: str(processes * job.max_replicas),
         env.DISCONNECT_SECONDS: str(job.spec.recovery.disconnect_seconds),
         env.MAX_RESTARTS: str(job.spec.recovery.max_restarts),
+        env.GRACE_SECONDS: str(_agent_grace_s(job)),
     }
     checkpoint = job.spec.checkpoint
     if checkpoint is not None:

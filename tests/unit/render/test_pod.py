@@ -118,9 +118,16 @@ def test_environment_is_complete_and_comes_before_the_users() -> None:
         env.MAX_WORLD_SIZE: "10",
         env.DISCONNECT_SECONDS: "9",
         env.MAX_RESTARTS: "4",
+        env.GRACE_SECONDS: "25",
         "MINE": "$(REGROUP_POD_NAME)",
     }
     assert container(pod)["env"][-1]["name"] == "MINE"
+
+
+@pytest.mark.parametrize(("grace", "agents"), [(None, "25"), (120, "100"), (5, "5"), (0, "0")])
+def test_agents_grace_is_within_the_pods(grace: int | None, agents: str) -> None:
+    pod = render(with_pod(**{} if grace is None else {"terminationGracePeriodSeconds": grace}))
+    assert environment(pod)[env.GRACE_SECONDS] == agents
 
 
 def test_token_is_bound_to_the_membership_audience() -> None:
