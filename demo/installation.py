@@ -46,8 +46,8 @@ def install(k: Kubectl, **values: Any) -> None:
 
 def restart_operators(k: Kubectl) -> None:
     """Have the operators run the image that was loaded last."""
-    k.run("--namespace", SYSTEM, "rollout", "restart", "deployment/regroup")
-    k.run("--namespace", SYSTEM, "rollout", "status", "deployment/regroup", "--timeout=90s", timeout_s=100)
+    k.run("--namespace", SYSTEM, "rollout", "restart", "deployment/regroup-operator")
+    k.run("--namespace", SYSTEM, "rollout", "status", "deployment/regroup-operator", "--timeout=90s", timeout_s=100)
     wait_until(lambda: leader(k) is not None, timeout_s=60, otherwise="No operator has won the lease within 60 s.")
 
 
