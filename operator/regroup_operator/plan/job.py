@@ -467,7 +467,7 @@ class _Planner:
         progress = {
             "step": step,
             "totalSteps": report.total_steps if report.total_steps is not None else known.get("totalSteps"),
-            "loss": report.loss,
+            "loss": report.loss if report.loss is not None else known.get("loss"),
             "samplesPerSecond": report.samples_per_second,
         }
         same = known.get("at") is not None and all(known.get(k) == v for k, v in progress.items())
