@@ -76,7 +76,7 @@ class AgentDouble:
         self.workers: dict[int, Worker] = {}
         self.documents: list[Document] = []
         self.everyone: list[Worker] = []
-        self._zygote, self._script, self._environment = zygote, script, environment or {}
+        self.zygote, self.script, self._environment = zygote, script, environment or {}
         self._changed = threading.Condition()
         self._closed = False
 
@@ -111,7 +111,7 @@ class AgentDouble:
             **self._environment,
             **environment,
         }
-        worker.pid = self._zygote.start(self._script, values, worker.output)
+        worker.pid = self.zygote.start(self.script, values, worker.output)
 
     def go(self) -> None:
         """Let the trainers run at full speed from here on."""

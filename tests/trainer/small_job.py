@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import time
+from pathlib import Path
 
 import torch
 
@@ -47,7 +48,7 @@ with regroup.session(
 ) as job:
     for step in job.steps(int(number("TEST_STEPS", 100))):
         with step:
-            if not os.path.exists(os.environ.get("TEST_GO", "/")):
+            if not Path(os.environ.get("TEST_GO", "/")).exists():
                 time.sleep(0.03)  # until the test says go, so that it has time for what it does in mid-training
             for batch in step.microbatches():
                 loss = torch.nn.functional.cross_entropy(model(batch.x), batch.y, reduction="sum")

@@ -1,53 +1,13 @@
 """Generations with real processes over gloo: form, break, redo, grow, shrink. The agent is a double, the trainers are real."""
 
-import json
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
-
 import pytest
 
 from regroup.protocol import local
 from regroup.protocol.document import PLANNED
 from tests.trainer.agent_double import AgentDouble
-from tests.trainer.zygote import Zygote
+from tests.trainer.elastic_kit import assert_one_state, finish, job, start, zygote
 
-SCRIPT = Path(__file__).parent / "small_job.py"
-
-
-@pytest.fixture(scope="session")
-def zygote() -> Iterator[Zygote]:
-    zygote = Zygote()
-    yield zygote
-    zygote.close()
-
-
-@pytest.fixture
-def job(tmp_path: Path, zygote: Zygote) -> Iterator[AgentDouble]:
-    double = AgentDouble(tmp_path, zygote, SCRIPT, {"TEST_STEPS": "600"})
-    yield double
-    double.close()
-
-
-def start(job: AgentDouble, count: int, **environment: str) -> None:
-    for slot in range(count):
-        job.start(slot, **environment)
-    job.wait_attached(*range(count))
-    job.announce(range(count))
-
-
-def finish(job: AgentDouble, slots: list[int]) -> list[dict[str, Any]]:
-    """Let the job end, and return the last line of each trainer."""
-    job.go()
-    job.wait_finished(*slots)
-    job.stop()
-    job.wait_exit(*slots)
-    return [json.loads(job.workers[slot].log.strip().splitlines()[-1]) for slot in slots]
-
-
-def assert_one_state(ends: list[dict[str, Any]]) -> None:
-    assert len({end["hash"] for end in ends}) == 1
-    assert all(end["same_model"] for end in ends)
+__all__ = ["job", "zygote"]  # fixtures
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 4])

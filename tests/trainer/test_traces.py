@@ -1,0 +1,159 @@
+"""Traces of docs/design/protocol.md that need real processes: torn copies, witnesses, finished ranks, lost disks."""
+
+from pathlib import Path
+
+from regroup.protocol import env, local
+from regroup.protocol.document import PLANNED
+from regroup.protocol.state import StatePair
+from tests.trainer.agent_double import AgentDouble, seal_of
+from tests.trainer.elastic_kit import assert_one_state, finish, job, start, zygote
+from tests.trainer.zygote import alive
+
+__all__ = ["job", "zygote"]  # fixtures
+
+
+def last_step(double: AgentDouble, slot: int, generation: int) -> int:
+    return max(m.step for m in double.workers[slot].messages(local.Committed, generation))
+
+
+def test_torn_copy_is_never_offered_when_the_source_dies_in_mid_copy(job: AgentDouble) -> None:
+    """H3 TORN."""
+    start(job, 3, TEST_HIDDEN="256", TEST_FAULT="source-dies-in-transfer:3")
+    job.wait_step(1, 5, range(3))
+    job.announce([0, 1])  # forced: 2 is left out, with the state of generation 1
+    job.wait_step(2, 0, [0, 1])
+    kept = job.wait(lambda: job.workers[2].messages(local.Left), "2 says what it keeps")[-1].state
+    assert kept.generation == 1
+    job.announce([0, 1, 2], PLANNED)
+    job.wait(lambda: not alive(job.workers[0].pid), "the source dies")
+    left = job.wait(lambda: len(job.workers[2].messages(local.Left)) > 1 and job.workers[2].messages(local.Left), "2 breaks")[-1]
+    assert (left.cause, left.state) == ("collective", kept)
+    job.announce([1, 2], lost=[job.workers[0].pod_uid], older=[2, 3])
+    job.wait_step(4, 0, [1, 2])
+    adopted = job.workers[2].messages(local.AdoptedLocally, 4)[0]
+    assert adopted.source == job.workers[1].pod_uid
+    assert adopted.state.generation == 2
+    assert_one_state(finish(job, [1, 2]))
+
+
+def test_joiner_without_a_witness_refuses_until_the_holder_is_proven_gone(job: AgentDouble) -> None:
+    """H4 WITNESS, H5 LOST."""
+    start(job, 1)
+    job.wait_step(1, 5, [0])
+    holder = job.workers[0]
+    job.start(1)
+    job.wait_attached(1)
+    job.announce([1], to=[1])  # 0 is cut off and trains on
+    joiner = job.workers[1]
+    left = job.wait(lambda: [m for m in joiner.messages(local.Left) if m.cause], "a refusal")[-1]
+    assert left.cause == "witness"
+    assert holder.pod_uid in left.message
+    assert joiner.messages(local.AdoptedLocally) == []
+    job.kill(0)
+    job.announce([1], lost=[holder.pod_uid], older=[1, 2], seals=[seal_of(joiner)], to=[1])
+    job.wait_step(3, 0, [1])
+    adopted = joiner.messages(local.AdoptedLocally, 3)[0]
+    assert (adopted.source, adopted.start_step, adopted.rolled_back) == ("nothing", 0, True)
+
+
+def test_survivors_say_at_once_that_a_collective_failed_and_keep_their_state(job: AgentDouble) -> None:
+    start(job, 3)
+    job.wait_step(1, 5, range(3))
+    job.kill(1)
+    for slot in (0, 2):
+        left = job.wait(lambda slot=slot: job.workers[slot].messages(local.Left), f"{slot} says so", 10)[-1]
+        assert (left.cause, left.left_up_to, left.state_adopted) == ("collective", 1, 1)
+        assert left.state == StatePair(1, last_step(job, slot, 1))
+    job.announce([0, 2], lost=[job.workers[1].pod_uid])
+    job.wait_step(2, 0, [0, 2])
+
+
+def test_planned_change_that_one_rank_has_not_heard_stops_nobody(job: AgentDouble) -> None:
+    """H11 CUTALL."""
+    start(job, 2)
+    job.wait_step(1, 5, range(2))
+    document = job.announce([0], PLANNED, to=[0])
+    step = last_step(job, 0, 1)
+    job.wait_step(1, step + 10, range(2))
+    assert job.workers[0].messages(local.Entering, 2) == []
+    job.tell(job.workers[1], document)
+    job.wait_step(2, 0, [0])
+    state = job.wait(lambda: job.workers[1].messages(local.Left), "1 leaves at the cut")[-1].state
+    assert state == job.workers[0].messages(local.AdoptedLocally, 2)[0].state
+
+
+def test_finished_rank_is_a_source_for_a_replacement(job: AgentDouble) -> None:
+    """H10 FINISH."""
+    start(job, 2)
+    job.go()
+    job.wait_finished(0, 1)
+    job.kill(1)
+    gone = job.workers[1].pod_uid
+    job.start(1)
+    job.wait_attached(1)
+    job.announce(range(2), lost=[gone])
+    ends = finish(job, [0, 1])
+    assert_one_state(ends)
+    assert job.workers[1].messages(local.AdoptedLocally)[0].start_step == 600
+    assert [end["generation"] for end in ends] == [2, 2]
+
+
+def test_job_continues_from_disk_when_every_process_is_gone(job: AgentDouble, tmp_path: Path) -> None:
+    settings = {env.CHECKPOINT_DIR: str(tmp_path / "ckpt"), env.CHECKPOINT_EVERY_SECONDS: "0.3"}
+    (tmp_path / "ckpt").mkdir()
+    start(job, 2, **settings)
+    first = [job.workers[0], job.workers[1]]
+    saved = job.wait(
+        lambda: [m.checkpoint for m in first[0].messages(local.Committed) if m.checkpoint], "a checkpoint is durable"
+    )[-1]
+    for slot in (0, 1):
+        job.kill(slot)
+    for slot in (0, 1):
+        job.start(slot, **settings)
+    job.wait_attached(0, 1)
+    job.announce(range(2), lost=[worker.pod_uid for worker in first])
+    job.first_commit(2, range(2))
+    adopted = job.workers[0].messages(local.AdoptedLocally)[0]
+    assert (adopted.source, adopted.rolled_back) == ("disk", True)
+    assert adopted.start_step >= saved["step"]
+    report = next(m for m in job.workers[0].messages(local.Committed) if m.generation == 2)
+    assert report.checkpoint["generation"] == 2  # rule CKPT: written before the first report
+    assert_one_state(finish(job, [0, 1]))
+
+
+def test_batchnorm_statistics_are_one_state_after_a_redo(job: AgentDouble) -> None:
+    start(job, 3, TEST_LAYER="batchnorm")
+    job.wait_step(1, 5, range(3))
+    job.kill(2)
+    job.announce([0, 1], lost=[job.workers[2].pod_uid])
+    job.wait_step(2, 0, [0, 1])
+    assert_one_state(finish(job, [0, 1]))
+
+
+def test_exact_mode_with_kill_growth_and_shrink_equals_a_run_of_one(job: AgentDouble, tmp_path: Path) -> None:
+    exact = {"TEST_REDUCTION": "exact", "TEST_LAYER": "dropout"}
+    start(job, 3, **exact)
+    job.wait_step(1, 5, range(3))
+    job.kill(0)
+    gone = job.workers[0].pod_uid
+    job.announce([1, 2], lost=[gone])
+    job.wait_step(2, 0, [1, 2])
+    for slot in (0, 3):
+        job.start(slot, TEST_INIT=str(10 + slot), **exact)
+    job.wait_attached(0, 3)
+    job.announce(range(4), PLANNED)
+    job.wait_step(3, 0, range(4))
+    job.announce([0, 3], PLANNED)
+    job.wait_step(4, 0, [0, 3])
+    elastic = finish(job, [0, 3])
+    assert_one_state(elastic)
+    alone = AgentDouble(tmp_path / "alone", job.zygote, job.script, {"TEST_STEPS": "600", **exact})
+    alone.directory.mkdir()
+    try:
+        start(alone, 1)
+        (reference,) = finish(alone, [0])
+    finally:
+        alone.close()
+    assert elastic[0]["hash"] == reference["hash"]
+    losses = [{int(k): v for k, v in end["losses"].items()} for end in (elastic[0], reference)]
+    assert all(losses[1][step] == loss for step, loss in losses[0].items())
