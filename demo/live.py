@@ -66,10 +66,10 @@ class LiveTable:
             if self._live:
                 self._live.update(self._table())
             else:
-                line = self._line()
+                line = self._line("state", "ready", "generation", "members")
                 if line != self._last:
                     self._last = line
-                    self._console.print(f"[dim]{self._clock()}   {line}[/]")
+                    self._console.print(f"[dim]{self._clock()}   {line}{self._line('step', 'loss')}[/]", soft_wrap=True)
 
     def _cells(self) -> dict[str, str]:
         status = self._status
@@ -86,13 +86,9 @@ class LiveTable:
             "incidents": str(len(status.get("incidents") or ())),
         }
 
-    def _line(self) -> str:
+    def _line(self, *names: str) -> str:
         cells = self._cells()
-        return "  ".join(
-            f"{name} {cells[name]}"
-            for name in ("state", "ready", "generation", "members", "step", "loss")
-            if cells[name]
-        )
+        return "".join(f"{name} {cells[name]}  " for name in names if cells[name])
 
     def _table(self) -> Group:
         table = Table(box=None, pad_edge=False)

@@ -217,10 +217,10 @@ class Tour:
 
 
 def _is_trainer(pid: int) -> bool:
-    """A trainer leads a session of its own; the zygote does not."""
+    """The agent names the processes that it forks: trainer-<local rank>, and the zygote that it forks them from."""
     try:
-        return os.getsid(pid) == pid
-    except ProcessLookupError:
+        return Path(f"/proc/{pid}/comm").read_text().startswith("trainer-")
+    except FileNotFoundError:
         return False
 
 

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 PR_SET_PDEATHSIG = 1
+PR_SET_NAME = 15
 
 
 def _die_with_parent(agent_pid: int, libc: ctypes.CDLL) -> None:
@@ -37,6 +38,11 @@ def _die_with_parent(agent_pid: int, libc: ctypes.CDLL) -> None:
     libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != agent_pid:
         os._exit(1)
+
+
+def _call_it(name: str, libc: ctypes.CDLL) -> None:
+    """Have `ps` and /proc/PID/comm tell a trainer from the zygote: their command lines are the same."""
+    libc.prctl(PR_SET_NAME, name.encode()[:15], 0, 0, 0)
 
 
 def _serve(channel: socket.socket, libc: ctypes.CDLL) -> dict[str, Any]:
@@ -61,6 +67,7 @@ def _serve(channel: socket.socket, libc: ctypes.CDLL) -> dict[str, Any]:
             channel.send(json.dumps({"id": request["id"], "pid": os.getpid()}).encode())
             channel.close()
             _die_with_parent(agent_pid, libc)
+            _call_it(f"trainer-{request['env'].get('LOCAL_RANK', '')}", libc)
             return request
         for fd in fds:
             os.close(fd)
@@ -115,6 +122,7 @@ def _zygote() -> tuple[types.ModuleType, dict[str, Any]]:
     setup = json.loads(sys.argv[2])
     libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    _call_it("zygote", libc)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # What `python FILE` and `python -m` put first; a preload module is found where the script would find it.
     sys.path[0] = os.path.dirname(os.path.realpath(setup["file"])) if setup["file"] else str(Path.cwd())
