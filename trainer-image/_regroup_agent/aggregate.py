@@ -136,7 +136,7 @@ def _session_phase(processes: Sequence[Process], facts: Facts) -> tuple[str, int
         return Phase.READY, 0, None
     outside = [p for p in processes if p.inside != newest]
     for p in outside:
-        if p.broken is not None or not p.may_enter(newest):
+        if not p.may_enter(newest):
             cause = p.broken or f"Process {p.local_rank} was restarted and waits for a newer generation."
             return Phase.BROKEN, newest, cause
     if outside or any(p.formed < newest for p in processes):

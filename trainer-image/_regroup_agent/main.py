@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from regroup.protocol import env
+from regroup.protocol import env, local
 
 from . import events as ev
 from .core import Core, Identity
@@ -95,7 +95,7 @@ class Agent:
         self._server = LocalServer(
             _socket_path(self._environ[env.STATE_DIR]),
             expects=self._core.expects,
-            on_message=lambda rank, incarnation, message: self._feed(ev.FromTrainer(rank, incarnation, message)),
+            on_message=self._from_trainer,
             on_closed=lambda rank, incarnation: self._feed(ev.Detached(rank, incarnation)),
             take_store=self._take_store,
             log=log,
@@ -177,6 +177,13 @@ class Agent:
     def _later(self, event: ev.Event) -> None:
         asyncio.get_running_loop().call_soon(self._feed, event)
 
+    def _from_trainer(self, local_rank: int, incarnation: int, message: Any) -> None:
+        if isinstance(message, local.Left) and message.cause is not None and self._processes > 1:
+            # A sibling's end breaks the group before it can be reaped: who knows it is no second incident.
+            for rank, of in self._trainers.dying():
+                self._feed(ev.Detached(rank, of))
+        self._feed(ev.FromTrainer(local_rank, incarnation, message))
+
     def _spawned(self, local_rank: int, incarnation: int) -> None:
         self._feed(ev.Spawned(local_rank, incarnation))
 
@@ -232,14 +239,14 @@ def _positive(environ: Mapping[str, str], name: str) -> int:
     return int(text)
 
 
-_NEEDED = (
+NEEDED = (
     env.OPERATOR_URL, env.NAMESPACE, env.POD_NAME, env.POD_UID, env.POD_IP, env.JOB_UID, env.CA_FILE, env.TOKEN_FILE,
     env.STATE_DIR,
 )  # fmt: skip
 
 
 def _check_environ(environ: Mapping[str, str]) -> None:
-    missing = [name for name in _NEEDED if not environ.get(name)]
+    missing = [name for name in NEEDED if not environ.get(name)]
     if missing:
         raise LaunchError(
             f"{', '.join(missing)} must be set: the operator, or `regroup run`, starts the agent with them."

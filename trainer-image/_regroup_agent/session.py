@@ -120,7 +120,7 @@ class Session:
         process.broken = None
         if process.inside <= process.left:
             process.inside = 0
-        if message.cause is not None:
+        if message.cause is not None and message.left_up_to >= worker.heard:  # else a newer one is on its way: no news
             process.broken = message.message or message.cause
             worker.send(
                 wire.Fault(

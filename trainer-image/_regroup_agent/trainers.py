@@ -12,11 +12,14 @@ import signal
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from .posix import die_with_parent
 from .zygote import Zygote
 
 MAX_LAST_LINE = 500
+_PF_EXITING = 0x4
+"""Bit of a task's flags (proc(5), stat): it is past the point of no return."""
 
 
 @dataclass
@@ -68,6 +71,13 @@ class Trainers:
             _kill_group(trainer.pid, signum)
         else:
             trainer.signals.append(signum)
+
+    def dying(self) -> list[tuple[int, int]]:
+        """Return (local rank, incarnation) of the processes that the kernel is taking down and that cannot be reaped yet.
+
+        Freeing a large process's memory takes the kernel tens of milliseconds; its peers may hear of its end before us.
+        """
+        return [(t.local_rank, t.incarnation) for pid, t in self._by_pid.items() if is_exiting(pid)]
 
     def reap(self) -> None:
         """Reap every dead child (on SIGCHLD): trainers, the zygote, and orphans that became ours."""
@@ -170,3 +180,12 @@ def _kill_group(pid: int, signum: int) -> None:
         os.killpg(pid, signum)
     except (ProcessLookupError, PermissionError):
         pass
+
+
+def is_exiting(pid: int) -> bool:
+    """Return whether the kernel has begun to take a process down; it is True until the process is reaped."""
+    try:
+        after_name = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+    except OSError:
+        return False
+    return bool(int(after_name[6]) & _PF_EXITING)

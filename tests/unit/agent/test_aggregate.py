@@ -42,6 +42,9 @@ OUT = process(left=3, entered=3)
         pytest.param([inside(3), process(floor=3)], Phase.BROKEN, 3, id="the restarted one cannot enter it"),
         pytest.param([process(left=3, state=S7), process(floor=3)], Phase.READY, 0, id="the sibling has left, too"),
         pytest.param([process(left=3, broken="why")], Phase.BROKEN, 3, id="left with an error"),
+        pytest.param(
+            [inside(4, "entered"), process(left=3, broken="why")], Phase.FORMING, 4, id="the sibling comes late"
+        ),
         pytest.param([inside(3), process(left=3, broken="why")], Phase.BROKEN, 3, id="one of two left with an error"),
         pytest.param([OUT], Phase.READY, 0, id="left for a newer one"),
     ],

@@ -249,6 +249,14 @@ def test_broken_collective_is_reported_at_once_with_the_peer() -> None:
     assert drive.effects[0].report.seal == Seal(1, StatePair(1, 4), 1, 1)  # type: ignore[union-attr]
 
 
+def test_broken_collective_of_a_generation_that_is_fenced_is_no_fault_h13() -> None:
+    drive = Drive(2).session().trains(1, 4).generation(2)
+    drive.says(left(1, 4), 0).says(local.Entering(2), 0)
+    drive.says(left(1, 4, cause="collective", message="Lost."), 1)
+    assert drive.bodies(wire.Fault, ever=True) == []
+    assert (drive.phase, drive.report.condition.cause) == (Phase.FORMING, None)
+
+
 # --- RESAY ---------------------------------------------------------------------------------------------------------
 
 

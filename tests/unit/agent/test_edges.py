@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -22,9 +23,14 @@ from _regroup_agent.launch import (
     python_command,
     trainer_env,
 )
+from _regroup_agent.main import NEEDED
 from _regroup_agent.progress import interval_s
 from _regroup_agent.statefile import UNKNOWN, Saved, StateFile
+from _regroup_agent.trainers import is_exiting
 from regroup.protocol import env
+from regroup_operator.api import parse_job
+from regroup_operator.render import RenderSettings, worker_pod
+from tests.builders.jobs import stored_job
 from tests.unit.agent.drive import generation
 
 # --- state file ----------------------------------------------------------------------------------------------------
@@ -105,6 +111,14 @@ BASE = {
     "HOME": "/h", "RANK": "9", env.OPERATOR_URL: "https://x", env.TOKEN_FILE: "/t", env.CA_FILE: "/c", env.STATE_DIR: "/s",
     env.CHECKPOINT_DIR: "/ckpt", env.MAX_WORLD_SIZE: "8", env.JOB_UID: "job", env.MAX_RESTARTS: "4",
 }  # fmt: skip
+
+
+def test_pod_has_what_the_agent_reads() -> None:
+    raw = stored_job()
+    settings = RenderSettings(operator_url="https://x", agent_image="x")
+    pod = worker_pod(parse_job(raw), 0, 0, settings=settings)
+    trainer = next(c for c in pod["spec"]["containers"] if c["name"] == "trainer")
+    assert {*NEEDED, env.PROCESSES, env.MAX_RESTARTS} <= {entry["name"] for entry in trainer["env"]}
 
 
 def test_environment_of_a_session_has_no_rank_and_no_secrets() -> None:
@@ -189,6 +203,22 @@ def test_lines_are_put_together_from_chunks() -> None:
 )
 def test_sentence_of_a_refusal(body: bytes, want: str) -> None:
     assert http.sentence(body) == want
+
+
+# --- processes -----------------------------------------------------------------------------------------------------
+
+
+def test_process_that_is_past_its_end_is_known_before_it_is_reaped() -> None:
+    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    try:
+        assert not is_exiting(process.pid)
+        process.kill()
+        assert os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT) is not None
+        assert is_exiting(process.pid)
+    finally:
+        process.kill()
+        process.communicate()
+    assert not is_exiting(process.pid)
 
 
 # --- zipapp --------------------------------------------------------------------------------------------------------
