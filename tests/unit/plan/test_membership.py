@@ -1,0 +1,428 @@
+"""The next generation: who, why, or what is waited for. Ids are sentences; the reason is part of the answer."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from regroup.protocol.document import FORCED, PLANNED
+from regroup.protocol.state import Phase
+from regroup_operator.model.members import MemberId
+from regroup_operator.model.records import Settings
+from regroup_operator.model.worker import Announce, Bounds, Current, Decision, Keep, Standing, Wait, Worker
+from regroup_operator.plan.membership import CUT_LINK_S, RECONNECT_S, names_of, next_generation
+from tests.builders.plan import (
+    make_bounds,
+    make_current,
+    make_fault,
+    make_older,
+    make_pod,
+    make_seal,
+    make_session,
+    make_worker,
+    uid_of,
+)
+
+NOW_S = 100.0
+SETTINGS = Settings()
+
+
+def decide(
+    workers: list[Worker],
+    current: Current | None = None,
+    bounds: Bounds | None = None,
+    refused: frozenset[str] | None = None,
+    first: bool = False,
+    now_s: float = NOW_S,
+) -> Decision:
+    return next_generation(
+        current=None if first else current or make_current(),
+        workers=tuple(workers),
+        bounds=bounds or make_bounds(),
+        refused=refused,
+        now_s=now_s,
+        settings=SETTINGS,
+    )
+
+
+def words(decision: Decision) -> tuple[Any, ...]:
+    """Return what a table compares: (kind, reason, members) or (wait, reason) or (keep,)."""
+    if isinstance(decision, Announce):
+        ids = ",".join(f"{w.id.slot}" + (f".{w.id.attempt}" if w.id.attempt else "") for w in decision.members)
+        return (decision.kind, decision.reason, ids)
+    return ("wait", decision.reason) if isinstance(decision, Wait) else ("keep",)
+
+
+def out(slot: int, attempt: int = 0, **changes: Any) -> Worker:
+    return make_worker(slot, Standing.OUTSIDE, attempt, **{"since_s": 0.0} | changes)
+
+
+def lost(slot: int, why: str = "PodDeleted") -> Worker:
+    return make_worker(slot, Standing.LOST, pod=None, session=None, why=why)
+
+
+def died(slot: int, **changes: Any) -> Worker:
+    return make_worker(slot, Standing.DIED, why="ProcessExited", **changes)
+
+
+def broken(slot: int, peer: int | None = None, **changes: Any) -> Worker:
+    fault = make_fault(peer=uid_of(peer) if peer is not None else None)
+    session = make_session(slot, Phase.BROKEN, 1, fault=fault, fault_generation=1, fault_at_s=90.0)
+    return make_worker(
+        slot, Standing.BROKEN, **{"session": session, "why": "CollectiveFailed", "since_s": 90.0} | changes
+    )
+
+
+def silent(slot: int, lost_at_s: float = 104.0, **changes: Any) -> Worker:
+    session = make_session(slot, Phase.TRAINING, 1, connected=False)
+    return make_worker(slot, Standing.SILENT, **{"session": session, "lost_at_s": lost_at_s} | changes)
+
+
+def draining(slot: int, **changes: Any) -> Worker:
+    return make_worker(slot, pod=make_pod(slot, terminating=True), **changes)
+
+
+A, B, C = make_worker(0), make_worker(1), make_worker(2)
+
+
+# --- the first generation ------------------------------------------------------------------------------------------
+
+FIXED = make_bounds(3, 3, elastic=False)
+WAITING_FOR_MORE = ("wait", "WaitingForMore")
+
+
+@pytest.mark.parametrize(
+    ("ready_since", "bounds", "want"),
+    [
+        pytest.param([0, 0, 0], None, (FORCED, "Started", "0,1,2"), id="all are ready"),
+        pytest.param([0, 0, 0, 0], None, (FORCED, "Started", "0,1,2"), id="more than all: the lowest slots"),
+        pytest.param([95, 96], None, WAITING_FOR_MORE, id="the minimum has been ready for 4 s"),
+        pytest.param([0, 70], None, (FORCED, "StartedSmaller", "0,1"), id="the minimum has been ready for 30 s"),
+        pytest.param([0, 70.5], None, WAITING_FOR_MORE, id="30 s count from when the minimum was reached"),
+        pytest.param([0], None, ("wait", "TooFewReady"), id="fewer than the minimum"),
+        pytest.param([0, 0], FIXED, ("wait", "TooFewReady"), id="fixed size waits for all"),
+        pytest.param([0, 0, 0], FIXED, (FORCED, "Started", "0,1,2"), id="fixed size with all"),
+        pytest.param([], None, ("wait", "TooFewReady"), id="nobody"),
+    ],
+)
+def test_first_generation(ready_since: list[float], bounds: Bounds | None, want: Any) -> None:
+    workers = [out(slot, since_s=since) for slot, since in enumerate(ready_since)]
+    assert words(decide(workers, bounds=bounds, first=True)) == want
+
+
+def test_first_generation_has_one_worker_of_a_slot_and_nobody_who_leaves() -> None:
+    workers = [out(0), out(0, 1), out(1, pod=make_pod(1, terminating=True)), out(2)]
+    assert words(decide(workers, bounds=make_bounds(2, 2), first=True)) == (FORCED, "Started", "0,2")
+    assert words(decide(workers, first=True)) == (FORCED, "StartedSmaller", "0,2")
+
+
+# --- a broken group ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("workers", "given", "want"),
+    [
+        pytest.param([A, B, C], {}, ("keep",), id="a healthy group is kept"),
+        pytest.param([A, B, lost(2)], {}, (FORCED, "MemberLost", "0,1"), id="a lost worker: the survivors form at once"),
+        pytest.param([A, B, died(2)], {}, (FORCED, "MemberLost", "0,1"), id="a lost process: without its worker"),
+        pytest.param(
+            [A, B, died(2, available=True)], {}, (FORCED, "MemberLost", "0,1,2"), id="a lost process that is back already"
+        ),
+        pytest.param([A, broken(1), C], {}, (FORCED, "MemberLost", "0,1,2"), id="a broken group without a culprit: all again"),
+        pytest.param(
+            [A, broken(1, since_s=99.9), C], {}, ("wait", "Settling"), id="the culprit's own report is waited for a moment"
+        ),
+        pytest.param([A, B, lost(2), out(2, 1)], {}, (FORCED, "MemberLost", "0,1,2.1"), id="a joiner that is ready comes along"),
+        pytest.param(
+            [A, lost(1), lost(2)], {}, ("wait", "TooFewMembers"), id="fewer than the minimum wait with their state"
+        ),
+        pytest.param([A, B, died(2)], {"bounds": FIXED}, ("wait", "TooFewMembers"), id="fixed size always waits"),
+        pytest.param(
+            [A, B, died(2, since_s=99.0)], {"bounds": make_bounds(rejoin_s=3.0)}, ("wait", "Rejoining"), id="rejoinSeconds wait"
+        ),
+        pytest.param(
+            [A, B, died(2, since_s=96.0)], {"bounds": make_bounds(rejoin_s=3.0)}, (FORCED, "MemberLost", "0,1"),
+            id="rejoinSeconds are over",
+        ),
+        pytest.param(
+            [A, B, lost(2)], {"bounds": make_bounds(rejoin_s=3.0)}, (FORCED, "MemberLost", "0,1"),
+            id="rejoinSeconds are for processes, not for pods",
+        ),
+        pytest.param([A, silent(1), lost(2)], {"bounds": make_bounds(minimum=1)}, (FORCED, "MemberLost", "0"),
+                     id="forced ones name only members with an open stream (FORCED)"),
+        pytest.param([A, draining(1), lost(2)], {"bounds": make_bounds(minimum=1)}, (FORCED, "MemberLost", "0"),
+                     id="who is leaving is not asked again"),
+        pytest.param([A, B, lost(2)], {"bounds": make_bounds(1, 1)}, (FORCED, "MemberLost", "0"), id="never more than wanted"),
+        pytest.param([A, B, lost(2), out(2, 1), out(2, 2)], {"bounds": make_bounds(5)}, (FORCED, "MemberLost", "0,1,2.2"),
+                     id="one pod of a slot: the youngest"),
+    ],
+)  # fmt: skip
+def test_broken_group(workers: list[Worker], given: Any, want: Any) -> None:
+    assert words(decide(workers, **given)) == want
+
+
+NEWER = make_current(number=2, adopted=False, announced_at_s=99.0)
+PENDING_0 = make_worker(0, Standing.PENDING, session=make_session(0, Phase.TRAINING, 1, heard=2))
+PENDING_1 = make_worker(1, Standing.PENDING, session=make_session(1, Phase.READY, heard=2))
+FORMS_2 = make_worker(2, Standing.FORMING, session=make_session(2, Phase.FORMING, 2))
+LATE = replace(NEWER, announced_at_s=70.0)
+
+
+@pytest.mark.parametrize(
+    ("workers", "current", "want"),
+    [
+        pytest.param([PENDING_0, PENDING_1, FORMS_2], NEWER, ("keep",), id="it has just been announced"),
+        pytest.param([make_worker(0, Standing.STARTING), FORMS_2], LATE, ("keep",), id="who starts is not late"),
+        pytest.param([PENDING_1, FORMS_2, A], LATE, (FORCED, "GenerationOverdue", "0,2"), id="who did not answer goes"),
+        pytest.param(
+            [PENDING_0, PENDING_1, FORMS_2], replace(LATE, kind=PLANNED), (FORCED, "GenerationOverdue", "0,2"),
+            id="planned: who heard and trains on is not the one that is late",
+        ),
+        pytest.param(
+            [PENDING_0, silent(1), FORMS_2], replace(LATE, kind=PLANNED), (FORCED, "GenerationOverdue", "0,2"),
+            id="planned: who is silent is",
+        ),
+        pytest.param([silent(0), B, FORMS_2], LATE, (FORCED, "GenerationOverdue", "1,2"), id="forced: who is silent goes"),
+        pytest.param([FORMS_2, A], LATE, ("keep",), id="all are in it: forming has its own end"),
+        pytest.param([PENDING_0, B, died(2)], NEWER, (FORCED, "MemberLost", "0,1"), id="another loss in between"),
+        pytest.param(
+            [make_worker(0, Standing.PENDING, session=make_session(0, Phase.BROKEN, 1)), B], replace(NEWER, known=False),
+            (FORCED, "GenerationOverdue", "0,1"), id="another operator's, and somebody has not heard: the next number (PERSIST)",
+        ),
+        pytest.param(
+            [replace(FORMS_2, id=MemberId(0, 0)), FORMS_2], replace(NEWER, known=False), ("keep",),
+            id="another operator's, and all have heard",
+        ),
+    ],
+)  # fmt: skip
+def test_generation_in_the_making(workers: list[Worker], current: Current, want: Any) -> None:
+    assert words(decide(workers, current, make_bounds(3, 1))) == want
+
+
+def test_deadline_that_has_passed_is_no_time_to_look_again_at() -> None:
+    """It would be due at once, and again at once."""
+    assert decide([FORMS_2, A], LATE, make_bounds(3, 1)) == Keep(None)
+    assert decide([FORMS_2, A], NEWER, make_bounds(3, 1)) == Keep(99.0 + SETTINGS.form_timeout_s)
+
+
+@pytest.mark.parametrize(
+    ("attempts", "ago_s", "want"),
+    [
+        pytest.param(1, 0.0, FORCED, id="the second attempt comes at once"),
+        pytest.param(2, 0.0, FORCED, id="the third, too"),
+        pytest.param(3, 0.1, "wait", id="then 0.2 s"),
+        pytest.param(3, 0.2, FORCED, id="after 0.2 s"),
+        pytest.param(30, 4.9, "wait", id="5 s at most"),
+        pytest.param(30, 5.0, FORCED, id="after 5 s"),
+    ],
+)
+def test_generations_that_do_not_form_come_slower_and_slower(attempts: int, ago_s: float, want: str) -> None:
+    current = replace(NEWER, attempts=attempts, announced_at_s=NOW_S - ago_s)
+    got = decide([A, B, died(2, available=True)], current)
+    assert words(got)[0] == want
+    if isinstance(got, Wait):
+        assert got.reason == "BackingOff"
+        assert got.until_s is not None
+        assert got.until_s > NOW_S
+
+
+# --- a fresh operator ----------------------------------------------------------------------------------------------
+
+UNKNOWN_1 = make_worker(1, Standing.SILENT, session=None, since_s=NOW_S - 1.0, lost_at_s=119.0)
+
+
+def test_fresh_operator_waits_for_those_on_their_way() -> None:
+    assert words(decide([A, UNKNOWN_1, lost(2)], bounds=make_bounds(3, 1))) == ("wait", "Reconnecting")
+    later = replace(UNKNOWN_1, since_s=NOW_S - RECONNECT_S)
+    assert words(decide([A, later, lost(2)], bounds=make_bounds(3, 1))) == (FORCED, "MemberLost", "0")
+    assert words(decide([A, UNKNOWN_1, C])) == ("keep",)
+
+
+# --- links (rule CLIQUE) -------------------------------------------------------------------------------------------
+
+UNFORMED = make_current(adopted=False)
+
+
+@pytest.mark.parametrize(
+    ("workers", "current", "want"),
+    [
+        pytest.param(
+            [broken(0, 2), broken(1), broken(2, 0)],
+            UNFORMED,
+            "0,1",
+            id="of a pair without a link the younger slot goes",
+        ),
+        pytest.param(
+            [broken(0, 1), broken(1), broken(2, 1)],
+            UNFORMED,
+            "0,2",
+            id="who is in the most broken links leaves the largest group",
+        ),
+        pytest.param([broken(0, 2), broken(1), broken(2)], UNFORMED, "0,1", id="one side's word is enough"),
+        pytest.param(
+            [broken(0, 2), broken(1), broken(2)], None, "0,1,2", id="once, after it trained, the same set is tried"
+        ),
+        pytest.param(
+            [broken(0, 2), broken(1), died(2, available=True)],
+            UNFORMED,
+            "0,1,2",
+            id="a peer that lost a process is no broken link",
+        ),
+        pytest.param([broken(0, 7), broken(1), broken(2)], UNFORMED, "0,1,2", id="a peer that nobody knows"),
+    ],
+)
+def test_broken_links(workers: list[Worker], current: Current | None, want: str) -> None:
+    assert words(decide(workers, current)) == (FORCED, "MemberLost", want)
+
+
+def test_broken_link_that_would_leave_too_few_is_tried_again() -> None:
+    workers = [broken(0, 1), broken(1, 0)]
+    current = make_current((0, 1), adopted=False)
+    assert words(decide(workers, current, make_bounds(2, 2, elastic=False))) == (FORCED, "MemberLost", "0,1")
+
+
+def test_worker_behind_a_broken_link_joins_again_after_a_minute() -> None:
+    session = make_session(2, fault=make_fault(peer=uid_of(0)), fault_generation=1, fault_at_s=90.0, adopted_to=0)
+    cut = out(2, session=session)
+    current = make_current((0, 1), number=2)
+    assert decide([A, B, cut], current) == Keep(90.0 + CUT_LINK_S)
+    assert words(decide([A, B, cut], current, now_s=90.0 + CUT_LINK_S)) == (PLANNED, "Resized", "0,1,2")
+    had_formed = replace(cut, session=replace(session, condition=replace(session.condition, adopted=1)))
+    assert words(decide([A, B, had_formed], current)) == (PLANNED, "Resized", "0,1,2")
+
+
+# --- rule WITNESS --------------------------------------------------------------------------------------------------
+
+
+def holding(slot: int, state: tuple[int, int] | None, adopted: int, **changes: Any) -> Worker:
+    seal = make_seal(2, state, adopted=adopted, state_adopted=adopted if state else 0)
+    session = make_session(slot, Phase.BROKEN, 2, adopted_to=adopted, seal=seal)
+    return make_worker(slot, **{"standing": Standing.BROKEN, "session": session, "why": "CollectiveFailed"} | changes)
+
+
+REFUSED = make_current((1, 2), number=2, adopted=False, older=(make_older(1, uid_of(0), uid_of(1), uid_of(2)),))
+
+
+def test_refused_set_is_not_announced_again() -> None:
+    workers = [holding(1, None, 1), holding(2, None, 0)]
+    tried = names_of(REFUSED, workers, workers)
+    got = decide(workers, REFUSED, make_bounds(3, 1), refused=tried)
+    assert words(got) == ("wait", "NoWitness")
+    assert isinstance(got, Wait)
+    assert got.until_s is None
+
+
+@pytest.mark.parametrize(
+    ("change", "want"),
+    [
+        pytest.param(lambda w: [*w, holding(0, (1, 9), 1, standing=Standing.OUTSIDE)], "0,1,2", id="the holder is reached again"),
+        pytest.param(
+            lambda w: [*w, holding(0, (1, 9), 1, standing=Standing.OUTSIDE, pod=make_pod(0, terminating=True))], "0,1,2",
+            id="the holder is there, but leaving: taken all the same",
+        ),
+        pytest.param(
+            lambda w: [*w, out(0, available=False, session=make_session(0, connected=False, seal=make_seal(1, None, adopted=1)))],
+            "1,2", id="its seal says that its copy is gone",
+        ),
+    ],
+)  # fmt: skip
+def test_refused_set_is_tried_again_when_something_is_new(change: Any, want: str) -> None:
+    holder_away = out(0, available=False, session=make_session(0, connected=False))
+    workers = [holding(1, None, 1), holding(2, None, 0)]
+    tried = names_of(REFUSED, [*workers, holder_away], workers)
+    got = decide(change(workers), REFUSED, make_bounds(3, 1), refused=tried)
+    assert words(got) == (FORCED, "MemberLost", want)
+
+
+def test_refused_set_is_tried_again_when_the_holders_pod_is_deleted() -> None:
+    holder_away = out(0, available=False, session=make_session(0, connected=False))
+    workers = [holding(1, None, 1), holding(2, None, 0)]
+    tried = names_of(REFUSED, [*workers, holder_away], workers)
+    gone = replace(REFUSED, older=(make_older(1, "gone/0.0", uid_of(1), uid_of(2)),))
+    assert words(decide(workers, gone, make_bounds(3, 1), refused=tried)) == (FORCED, "MemberLost", "1,2")
+
+
+def test_holders_come_first_when_a_set_has_refused() -> None:
+    """Two are wanted; the holder has the highest slot, and a double of slot 1 holds nothing."""
+    workers = [holding(0, None, 0), holding(1, None, 0), holding(3, (1, 9), 1, standing=Standing.OUTSIDE)]
+    got = decide(workers, REFUSED, make_bounds(2, 1), refused=frozenset({"x"}))
+    assert words(got) == (FORCED, "MemberLost", "0,3")
+
+
+def test_names_of_a_set_do_not_change_with_the_number_of_the_refusal() -> None:
+    """Or the same set would be announced, refused and announced for ever."""
+    before = [holding(1, (1, 5), 1), holding(2, None, 0)]
+    later = [
+        replace(w, session=replace(w.session, seal=replace(w.session.seal, left_up_to=9)))
+        for w in before
+        if w.session and w.session.seal
+    ]
+    newer = replace(REFUSED, number=9, older=(make_older(2, uid_of(1), uid_of(2)), *REFUSED.older))
+    assert names_of(REFUSED, before, before) == names_of(newer, later, later)
+
+
+# --- a healthy group: planned changes ------------------------------------------------------------------------------
+
+FRESH = {"since_s": 99.9}
+
+
+@pytest.mark.parametrize(
+    ("workers", "bounds", "want"),
+    [
+        pytest.param([A, B, C, out(3)], make_bounds(4), (PLANNED, "Resized", "0,1,2,3"), id="the last joiner comes at once"),
+        pytest.param([A, B, C, out(3, **FRESH)], make_bounds(5), ("keep",), id="joiners are collected for a second"),
+        pytest.param([A, B, C, out(3, since_s=98.9)], make_bounds(5), (PLANNED, "Resized", "0,1,2,3"), id="a second is over"),
+        pytest.param(
+            [A, B, C, out(3, since_s=94.9), out(4, **FRESH)], make_bounds(6), (PLANNED, "Resized", "0,1,2,3,4"),
+            id="but no longer than five",
+        ),
+        pytest.param([A, B, C, out(3, available=False)], make_bounds(4), ("keep",), id="only who is ready joins"),
+        pytest.param([A, B, C, out(3, pod=make_pod(3, terminating=True))], make_bounds(4), ("keep",), id="not who is leaving"),
+        pytest.param([A, B, C], make_bounds(2), (PLANNED, "Resized", "0,1"), id="the highest slots are drained"),
+        pytest.param([A, B, C, out(3)], make_bounds(2, 1), (PLANNED, "Resized", "0,1"), id="a scale-down takes nobody in"),
+        pytest.param([A, silent(1), C, out(3)], make_bounds(4), (PLANNED, "Resized", "0,1,2,3"), id="may name silent members"),
+        pytest.param(
+            [A, draining(1), C, out(1, 1)], make_bounds(3), (PLANNED, "Resized", "0,1.1,2"), id="a drained one hands its slot over"
+        ),
+        pytest.param([A, draining(1), C], make_bounds(3), (PLANNED, "Resized", "0,2"), id="or leaves it empty"),
+        pytest.param([A, draining(1), C], FIXED, ("wait", "ReplacingFirst"), id="unless too few would be left"),
+        pytest.param([A, B, make_worker(2, Standing.FINISHED), out(3)], make_bounds(4), ("keep",), id="not while one has finished"),
+        pytest.param(
+            [draining(0), draining(1), out(0, 1), out(1, 1)], make_bounds(2, 1), (PLANNED, "Resized", "0,1.1"),
+            id="all are leaving: one stays until another has its state",
+        ),
+        pytest.param([draining(0), out(0, 1)], make_bounds(1, 1), ("keep",), id="the only holder is never drained"),
+        pytest.param([A, B, out(1, 1), out(1, 2)], make_bounds(3), ("keep",), id="nobody joins a slot that is taken"),
+        pytest.param([A, out(1), out(1, 1)], make_bounds(2), (PLANNED, "Resized", "0,1.1"), id="the youngest pod of a slot"),
+        pytest.param(
+            [B, C, out(0)], make_bounds(2, 1), (PLANNED, "Resized", "0,1"), id="wanted slots replace unwanted ones"
+        ),
+        pytest.param([C, make_worker(3), out(0), out(1)], make_bounds(2, 1), (PLANNED, "Resized", "0,2"), id="but a holder stays"),
+        pytest.param([C, out(0)], make_bounds(1, 1), ("keep",), id="and the only one, too"),
+    ],
+)  # fmt: skip
+def test_planned_change(workers: list[Worker], bounds: Bounds, want: Any) -> None:
+    members = [w.id for w in workers if w.is_member]
+    assert words(decide(workers, make_current(members), bounds)) == want
+
+
+def test_nothing_is_planned_before_the_newest_has_adopted() -> None:
+    current = make_current(adopted=False, announced_at_s=95.0)
+    assert words(decide([A, B, C, out(3)], current, make_bounds(4))) == ("keep",)
+
+
+def test_sentences_name_numbers_and_culprits() -> None:
+    forced = decide([A, B, lost(2)])
+    assert isinstance(forced, Announce)
+    assert (forced.message, forced.cause, forced.culprit) == (
+        "worker 2 is gone with its pod; 2 workers go on.", "PodDeleted", "2",
+    )  # fmt: skip
+    waits = decide([A, lost(1), lost(2)])
+    assert isinstance(waits, Wait)
+    assert waits.message == "1 worker ready, 2 needed: worker 1 is gone with its pod; the others keep their state."
+    planned = decide([A, draining(1), C, out(1, 1)])
+    assert isinstance(planned, Announce)
+    assert (planned.cause, planned.culprit) == ("Drained", "1")
+    assert planned.message == "1 worker to join, 1 to leave: 3 workers train on."

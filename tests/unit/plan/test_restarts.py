@@ -1,0 +1,53 @@
+"""The (maxRestarts + 1)-th failure within the window fails the job."""
+
+from __future__ import annotations
+
+import pytest
+
+from regroup_operator.plan.restarts import Failure, Verdict, judge_restarts
+
+NOW = 1000.0
+
+
+def fail(at: float = NOW, worker: str = "1", code: int | None = 1, line: str = "") -> Failure:
+    return Failure(at, worker, code, line)
+
+
+@pytest.mark.parametrize(
+    ("recent", "new", "max_restarts", "kept", "fails"),
+    [
+        pytest.param([], [fail()], 1, (NOW,), False, id="the first of one allowed"),
+        pytest.param([900.0], [fail()], 1, (900.0, NOW), True, id="the second of one allowed"),
+        pytest.param([], [fail()], 0, (NOW,), True, id="none allowed"),
+        pytest.param([900.0], [fail()], 2, (900.0, NOW), False, id="exactly as many as allowed"),
+        pytest.param(
+            [399.0, 400.0, 401.0], [fail()], 2, (401.0, NOW), False, id="older than the window does not count"
+        ),
+        pytest.param([900.0, 950.0], [], 1, (900.0, 950.0), False, id="without a new one nothing is judged"),
+        pytest.param([], [fail(990.0), fail(980.0)], 1, (980.0, 990.0), True, id="two at once, oldest first"),
+        pytest.param([], [fail(300.0)], 0, (), False, id="one that is told late and lies before the window"),
+        pytest.param([500.0, 600.0, 700.0], [fail()], 1, (700.0, NOW), True, id="no more is kept than can matter"),
+    ],
+)
+def test_judge_restarts(
+    recent: list[float], new: list[Failure], max_restarts: int, kept: tuple[float, ...], fails: bool
+) -> None:
+    got = judge_restarts(recent=recent, new=new, max_restarts=max_restarts, window_s=600.0, now=NOW)
+    assert (got.recent, got.message is not None) == (kept, fails)
+
+
+@pytest.mark.parametrize(
+    ("failure", "says"),
+    [
+        pytest.param(fail(), "Worker 1 ended with exit code 1; 1 failures in 600 s", id="exit code"),
+        pytest.param(fail(code=-11), "ended with signal 11;", id="signal"),
+        pytest.param(fail(code=None), "ended with an unknown exit code;", id="unknown"),
+        pytest.param(fail(line="ValueError: no"), 'exit code 1: "ValueError: no";', id="with the last line"),
+        pytest.param(fail(worker="3.2"), "Worker 3.2 ended", id="pod of a slot"),
+    ],
+)
+def test_sentence_names_slot_code_and_last_line(failure: Failure, says: str) -> None:
+    got: Verdict = judge_restarts(recent=[], new=[failure], max_restarts=0, window_s=600.0, now=NOW)
+    assert got.message is not None
+    assert says in got.message
+    assert "spec.recovery.maxRestarts allows 0." in got.message

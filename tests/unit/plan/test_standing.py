@@ -1,0 +1,257 @@
+"""How each worker stands in the newest generation: a table of conditions, clocks and pods."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from regroup.protocol.document import PLANNED
+from regroup.protocol.state import Phase
+from regroup_operator.model.members import MemberId
+from regroup_operator.model.records import Pod, Session, Settings
+from regroup_operator.model.worker import Current, Standing, Worker
+from regroup_operator.plan.standing import assess
+from tests.builders.plan import make_current, make_fault, make_pod, make_progress, make_session
+
+NOW_S = 100.0
+
+
+def stand(
+    pod: Pod | None,
+    session: Session | None,
+    current: Current | None = None,
+    *,
+    others: tuple[Session, ...] = (),
+    tier: str | None = "Session",
+    released: frozenset[str] = frozenset(),
+    term_started_s: float = 0.0,
+    processes: int = 1,
+) -> Worker:
+    """Return worker 0 of a generation of three; the others train unless said otherwise."""
+    peers = others or (make_session(1, Phase.TRAINING, 1), make_session(2, Phase.TRAINING, 1))
+    sessions = {s.pod_uid: s for s in (*peers, *((session,) if session else ()))}
+    workers = assess(
+        current=current or make_current(),
+        tier=tier,
+        pods=(*((pod,) if pod else ()), make_pod(1), make_pod(2)),
+        sessions=sessions,
+        released=released,
+        processes=processes,
+        now_s=NOW_S,
+        term_started_s=term_started_s,
+        disconnect_s=5.0,
+        settings=Settings(),
+    )
+    return workers[0]
+
+
+G2 = make_current(number=2, adopted=False)
+G2_PLANNED = make_current(number=2, adopted=False, kind=PLANNED)
+G2_LAUNCHES = make_current(number=2, adopted=False, launches=True, incarnations={"uid-0.0": 4})
+UNKNOWN = make_current(number=2, adopted=False, known=False, incarnations={})
+
+
+@pytest.mark.parametrize(
+    ("session", "current", "want", "why"),
+    [
+        pytest.param(make_session(0, Phase.TRAINING, 1), None, Standing.TRAINING, "", id="trains"),
+        pytest.param(make_session(0, Phase.FORMING, 2), G2, Standing.FORMING, "", id="forms"),
+        pytest.param(make_session(0, Phase.ADOPTING, 2), G2, Standing.FORMING, "", id="adopts"),
+        pytest.param(make_session(0, Phase.FINISHED, 1), None, Standing.FINISHED, "", id="has finished"),
+        pytest.param(make_session(0, Phase.BROKEN, 1), None, Standing.BROKEN, "CollectiveFailed", id="lost its group"),
+        pytest.param(
+            make_session(0, Phase.READY, entered=1), None, Standing.DIED, "ProcessExited",
+            id="entered once and waits again: its process was restarted",
+        ),
+        pytest.param(
+            make_session(0, Phase.STARTING, entered=1), None, Standing.DIED, "ProcessExited",
+            id="entered once and starts: a process of it ended",
+        ),
+        pytest.param(
+            make_session(0, Phase.READY, session=False, entered=1), None, Standing.DIED, "ProcessExited",
+            id="its agent was restarted",
+        ),
+        pytest.param(
+            make_session(0, Phase.TRAINING, 1), G2, Standing.PENDING, "", id="still trains in the generation before"
+        ),
+        pytest.param(
+            make_session(0, Phase.BROKEN, 1), G2, Standing.PENDING, "",
+            id="left the one before broken and has not entered the newest: a fault of old (FENCE)",
+        ),
+        pytest.param(
+            make_session(0, Phase.BROKEN, 1), G2_PLANNED, Standing.PENDING, "",
+            id="the old group broke while a planned one is pending: it enters that",
+        ),
+        pytest.param(make_session(0, Phase.READY), G2, Standing.PENDING, "", id="joiner that has not entered"),
+        pytest.param(
+            make_session(0, Phase.STARTING), G2, Standing.DIED, "ProcessExited", id="joiner that lost its process before entering"
+        ),
+        pytest.param(
+            make_session(0, Phase.STARTING), UNKNOWN, Standing.STARTING, "", id="the same under another operator is waited for"
+        ),
+        pytest.param(
+            make_session(0, Phase.STARTING, incarnation=5), G2_LAUNCHES, Standing.STARTING, "",
+            id="its first process of this generation starts, session known",
+        ),
+        pytest.param(
+            make_session(0, Phase.STARTING, incarnation=6), G2_LAUNCHES, Standing.DIED, "ProcessExited",
+            id="its second process of this generation starts",
+        ),
+        pytest.param(
+            make_session(0, Phase.READY, incarnation=6), G2_LAUNCHES, Standing.PENDING, "",
+            id="its second process waits: it enters by itself",
+        ),
+        pytest.param(
+            make_session(0, Phase.STARTING, 2, session=False), G2, Standing.STARTING, "",
+            id="script starts with this generation's environment",
+        ),
+        pytest.param(
+            make_session(0, Phase.STARTING, 1, session=False, entered=1), G2_LAUNCHES, Standing.STARTING, "",
+            id="script whose old processes are being ended",
+        ),
+        pytest.param(
+            make_session(0, Phase.READY, 1, session=False, entered=1), make_current(launches=True), Standing.DIED,
+            "ProcessExited", id="script whose process ended",
+        ),
+        pytest.param(
+            make_session(0, Phase.BROKEN, 1, session=False), make_current(launches=True), Standing.BROKEN,
+            "CollectiveFailed", id="script that ends the siblings of a lost process",
+        ),
+        pytest.param(
+            make_session(0, Phase.STOPPED, 1, entered=1), None, Standing.LOST, "Stopped", id="stopped without having been told"
+        ),
+        pytest.param(
+            make_session(0, Phase.STOPPED, 1, entered=1, told_stop=True), None, Standing.FINISHED, "Stopped",
+            id="stopped as told",
+        ),
+    ],
+)  # fmt: skip
+def test_standing_of_a_connected_member(session: Session, current: Current | None, want: str, why: str) -> None:
+    got = stand(make_pod(0), session, current)
+    assert (got.standing, got.why) == (want, why)
+    assert got.since_s == session.condition_at_s
+
+
+def gone(**changes: Any) -> Session:
+    """A member whose stream closed 4 s ago at step 10."""
+    return make_session(0, Phase.TRAINING, 1, **{"connected": False, "closed_at_s": 96.0, "closed_step": 10} | changes)
+
+
+def peers(step: int, at_s: float, generation: int = 1) -> tuple[Session, ...]:
+    progress = {"progress": make_progress(step), "progress_generation": generation, "progress_at_s": at_s}
+    return (make_session(1, Phase.TRAINING, 1, **progress), make_session(2, Phase.TRAINING, 1))
+
+
+BROKEN_PEER = (
+    make_session(1, Phase.BROKEN, 1, fault=make_fault("collective"), fault_generation=1),
+    make_session(2, Phase.TRAINING, 1),
+)
+
+
+@pytest.mark.parametrize(
+    ("session", "others", "want", "lost_at_s"),
+    [
+        pytest.param(gone(closed_at_s=98.5), (), Standing.SILENT, 100.5, id="5 s less 3 s of probes after its stream closed"),
+        pytest.param(gone(closed_at_s=98.0), (), Standing.LOST, None, id="lost at that moment"),
+        pytest.param(gone(), peers(12, 99.0), Standing.SILENT, 104.0, id="two steps further is proof of life"),
+        pytest.param(gone(), peers(11, 99.0), Standing.LOST, None, id="one step may complete from buffers"),
+        pytest.param(gone(), peers(12, 94.0), Standing.LOST, None, id="old progress is none"),
+        pytest.param(gone(), peers(12, 99.0, generation=0), Standing.LOST, None, id="progress of an older generation is none"),
+        pytest.param(gone(closed_at_s=99.9), BROKEN_PEER, Standing.LOST, None, id="closed stream and a peer's fault: at once"),
+        pytest.param(
+            gone(closed_at_s=99.9), (make_session(1, Phase.BROKEN, 1, fault=make_fault("witness"), fault_generation=1),),
+            Standing.SILENT, 101.9, id="a refusal is no fault of a peer",
+        ),
+    ],
+)  # fmt: skip
+def test_standing_of_a_silent_member(session: Session, others: Any, want: str, lost_at_s: float | None) -> None:
+    got = stand(make_pod(0), session, others=others)
+    assert (got.standing, got.lost_at_s) == (want, lost_at_s)
+    assert got.why == ("Disconnected" if want == Standing.LOST else "")
+    assert not got.available
+
+
+@pytest.mark.parametrize(
+    ("pod", "session", "term_started_s", "want", "why"),
+    [
+        pytest.param(None, None, 0.0, Standing.LOST, "PodDeleted", id="the API has the pod no more"),
+        pytest.param(make_pod(phase="Failed"), make_session(0, Phase.TRAINING, 1), 0.0, Standing.LOST, "PodFailed", id="failed"),
+        pytest.param(
+            make_pod(phase="Failed"), make_session(0, Phase.FINISHED, 1), 0.0, Standing.LOST, "PodFailed",
+            id="failed after it had finished: its state is gone",
+        ),
+        pytest.param(make_pod(phase="Succeeded"), None, 0.0, Standing.LOST, "PodFailed", id="ended without a word"),
+        pytest.param(
+            make_pod(node_ready=False), make_session(0, Phase.TRAINING, 1), 0.0, Standing.TRAINING, "",
+            id="NotReady proves nothing (LOST)",
+        ),
+        pytest.param(make_pod(), None, 85.0, Standing.SILENT, "", id="never called in this young term: unknown"),
+        pytest.param(make_pod(), None, 80.0, Standing.LOST, "NeverConnected", id="never called in 20 s"),
+        pytest.param(
+            make_pod(terminating=True), make_session(0, Phase.TRAINING, 1), 0.0, Standing.TRAINING, "", id="terminating, trains on"
+        ),
+    ],
+)  # fmt: skip
+def test_standing_by_the_pod(
+    pod: Pod | None, session: Session | None, term_started_s: float, want: str, why: str
+) -> None:
+    got = stand(pod, session, term_started_s=term_started_s)
+    assert (got.standing, got.why, got.id) == (want, why, MemberId(0, 0))
+
+
+@pytest.mark.parametrize(
+    ("session", "tier", "current", "available"),
+    [
+        pytest.param(make_session(3), "Session", "g", True, id="session: attached and ready"),
+        pytest.param(make_session(3, Phase.TRAINING, 1), "Session", "g", True, id="session: in a group"),
+        pytest.param(make_session(3, Phase.STARTING), "Session", "g", False, id="session: not all attached"),
+        pytest.param(make_session(3, Phase.READY, session=False), "Session", "g", False, id="session: no process yet"),
+        pytest.param(
+            make_session(3, Phase.READY, session=False), None, None, True, id="first generation: agent connected"
+        ),
+        pytest.param(make_session(3, Phase.STARTING, 1, session=False), "Script", "g", True, id="script: runs"),
+        pytest.param(make_session(3, connected=False), "Session", "g", False, id="without a stream"),
+        pytest.param(None, "Session", "g", False, id="without a session"),
+    ],
+)
+def test_availability(session: Session | None, tier: str | None, current: str | None, available: bool) -> None:
+    got = assess(
+        current=make_current() if current else None,
+        tier=tier,
+        pods=(make_pod(3),),
+        sessions={session.pod_uid: session} if session else {},
+        released=frozenset(),
+        processes=1,
+        now_s=NOW_S,
+        term_started_s=0.0,
+        disconnect_s=5.0,
+        settings=Settings(),
+    )[-1]
+    assert (got.standing, got.available) == (Standing.OUTSIDE, available)
+
+
+def test_released_pod_is_never_available_again() -> None:
+    assert not stand(make_pod(0), make_session(0), released=frozenset({"uid-0.0"})).available
+
+
+def test_terminating_member_is_available_until_it_is_gone() -> None:
+    """It may be the only holder of the state; that it is leaving is `draining`."""
+    got = stand(make_pod(0, terminating=True), make_session(0, Phase.BROKEN, 1))
+    assert (got.available, got.draining) == (True, True)
+
+
+def test_two_pods_of_a_slot_are_two_workers() -> None:
+    got = assess(
+        current=make_current((0,)),
+        tier="Session",
+        pods=(make_pod(0), make_pod(0, 1)),
+        sessions={"uid-0.0": make_session(0, Phase.TRAINING, 1), "uid-0.1": make_session(0, attempt=1)},
+        released=frozenset(),
+        processes=1,
+        now_s=NOW_S,
+        term_started_s=0.0,
+        disconnect_s=5.0,
+        settings=Settings(),
+    )
+    assert [(w.id, w.standing) for w in got] == [((0, 0), Standing.TRAINING), ((0, 1), Standing.OUTSIDE)]

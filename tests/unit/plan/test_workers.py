@@ -1,0 +1,117 @@
+"""Which pods are made, released and deleted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from regroup_operator.model.members import MemberId
+from regroup_operator.model.worker import Standing, Worker
+from regroup_operator.plan.workers import CreateWorker, WorkerChanges, plan_workers
+from tests.builders.plan import make_pod, make_worker, uid_of
+
+A, B, C = make_worker(0), make_worker(1), make_worker(2)
+
+
+def outside(slot: int, attempt: int = 0, **changes: Any) -> Worker:
+    return make_worker(slot, Standing.OUTSIDE, attempt, **changes)
+
+
+def changes(*workers: Worker, **given: Any) -> WorkerChanges:
+    values: dict[str, Any] = {
+        "replicas": 3, "released": frozenset(), "named": (), "bad_nodes": {}, "settled": True, "ended": False,
+    }  # fmt: skip
+    return plan_workers(workers=workers, **values | given)
+
+
+def made(got: WorkerChanges) -> list[tuple[int, int]]:
+    return [(c.slot, c.attempt) for c in got.create]
+
+
+SILENT_ON_DEAD_NODE = make_worker(1, Standing.SILENT, pod=make_pod(1, node_ready=False), session=None)
+
+
+@pytest.mark.parametrize(
+    ("workers", "given", "want"),
+    [
+        pytest.param((), {}, [(0, 0), (1, 0), (2, 0)], id="a new job gets all its pods"),
+        pytest.param((A, B, C), {}, [], id="nothing is missing"),
+        pytest.param((A, C), {}, [(1, 0)], id="a slot without a pod gets one"),
+        pytest.param((A, C), {"named": [MemberId(1, 0)]}, [(1, 1)], id="a number that the status names is not used again"),
+        pytest.param((A, make_worker(1, pod=make_pod(1, phase="Failed")), C), {}, [(1, 1)], id="a failed pod is replaced"),
+        pytest.param((A, make_worker(1, pod=make_pod(1, terminating=True)), C), {}, [(1, 1)], id="one that is going, too"),
+        pytest.param((A, B, C), {"released": frozenset({uid_of(1)})}, [(1, 1)], id="a released one serves no more"),
+        pytest.param((A, SILENT_ON_DEAD_NODE, C), {}, [(1, 1)], id="silent on a node that is not ready: replaced"),
+        pytest.param(
+            (A, make_worker(1, pod=make_pod(1, node_ready=False)), C), {}, [], id="a node that is not ready proves nothing alone"
+        ),
+        pytest.param(
+            (A, make_worker(1, Standing.SILENT, session=None), C), {}, [], id="silence on a ready node proves nothing alone"
+        ),
+        pytest.param(
+            (A, SILENT_ON_DEAD_NODE, outside(1, 1, session=None, available=False), C), {}, [],
+            id="its replacement is on the way",
+        ),
+        pytest.param((A, B, C), {"replicas": 1}, [], id="fewer wanted: nothing is made"),
+        pytest.param((A,), {"ended": True}, [], id="a job that has ended gets nothing"),
+    ],
+)  # fmt: skip
+def test_creation(workers: tuple[Worker, ...], given: Any, want: list[tuple[int, int]]) -> None:
+    assert made(changes(*workers, **given)) == want
+
+
+def test_replacement_avoids_the_nodes_on_which_the_slot_failed() -> None:
+    got = changes(A, C, bad_nodes={1: ("node-7",), 2: ("node-8",)})
+    assert got.create == (CreateWorker(1, 0, ("node-7",)),)
+
+
+@pytest.mark.parametrize(
+    ("workers", "given", "want"),
+    [
+        pytest.param((A, B, outside(2)), {"replicas": 2}, [uid_of(2)], id="a slot that is not wanted any more"),
+        pytest.param((A, B, C), {"replicas": 2}, [], id="not while it is a member"),
+        pytest.param((A, B, outside(2)), {"replicas": 2, "settled": False}, [], id="not before all have adopted (RELEASE)"),
+        pytest.param(
+            (A, B, outside(2)), {"replicas": 2, "released": frozenset({uid_of(2)})}, [], id="what is released is released once"
+        ),
+        pytest.param((A, B, outside(2)), {}, [], id="a joiner of a wanted slot stays"),
+        pytest.param(
+            (A, B, outside(2, pod=make_pod(2, terminating=True))), {}, [uid_of(2)],
+            id="one that is being deleted and is no member: it may go early",
+        ),
+        pytest.param(
+            (A, B, outside(2, session=None, pod=make_pod(2, node_ready=False)), outside(2, 1)), {}, [uid_of(2)],
+            id="the old pod of a dead node, once the new one serves",
+        ),
+        pytest.param((A, B, C, outside(2, 1)), {}, [uid_of(2, 1)], id="the member serves, its double goes"),
+        pytest.param((A, B, outside(3, pod=make_pod(3, phase="Failed"))), {}, [], id="a dead pod is nobody"),
+        pytest.param((A, outside(2)), {"replicas": 2, "ended": True}, [], id="a job that has ended releases nobody"),
+    ],
+)  # fmt: skip
+def test_release(workers: tuple[Worker, ...], given: Any, want: list[str]) -> None:
+    got = changes(*workers, **given)
+    assert [p.uid for p in got.release] == want
+
+
+PENDING = outside(3, session=None, pod=make_pod(3, phase="Pending"))
+
+
+@pytest.mark.parametrize(
+    ("workers", "given", "want"),
+    [
+        pytest.param((A, outside(2)), {"released": frozenset({uid_of(2)})}, [uid_of(2)], id="released and still there"),
+        pytest.param(
+            (A, outside(2, pod=make_pod(2, terminating=True))), {"released": frozenset({uid_of(2)})}, [], id="going already"
+        ),
+        pytest.param(
+            (A, outside(2, pod=make_pod(2, phase="Succeeded"))), {"released": frozenset({uid_of(2)})}, [uid_of(2)],
+            id="ended before the deletion came through",
+        ),
+        pytest.param((A, PENDING), {"ended": True}, [uid_of(3)], id="never started and its job has ended"),
+        pytest.param((A, PENDING), {}, [], id="not started yet"),
+        pytest.param((A, B), {"ended": True}, [], id="what ran keeps its logs"),
+    ],
+)  # fmt: skip
+def test_deletion(workers: tuple[Worker, ...], given: Any, want: list[str]) -> None:
+    assert [p.uid for p in changes(*workers, **given).delete] == want
