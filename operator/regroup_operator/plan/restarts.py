@@ -38,9 +38,10 @@ def judge_restarts(
     last = max(new, key=lambda f: f.at)
     code = _code(last.exit_code)
     line = f': "{last.last_line}"' if last.last_line else ""
+    count = f"{len(counted)} failure" + ("" if len(counted) == 1 else "s")
     return Verdict(
         counted[-(max_restarts + 1) :],
-        f"Worker {last.worker} ended with {code}{line}; {len(counted)} failures in {window_s:.0f} s, "
+        f"Worker {last.worker} ended with {code}{line}; {count} in {window_s:.0f} s, "
         f"spec.recovery.maxRestarts allows {max_restarts}. Read its log: kubectl logs -p.",
     )
 

@@ -39,7 +39,7 @@ def test_judge_restarts(
 @pytest.mark.parametrize(
     ("failure", "says"),
     [
-        pytest.param(fail(), "Worker 1 ended with exit code 1; 1 failures in 600 s", id="exit code"),
+        pytest.param(fail(), "Worker 1 ended with exit code 1; 1 failure in 600 s", id="exit code"),
         pytest.param(fail(code=-11), "ended with signal 11;", id="signal"),
         pytest.param(fail(code=None), "ended with an unknown exit code;", id="unknown"),
         pytest.param(fail(line="ValueError: no"), 'exit code 1: "ValueError: no";', id="with the last line"),

@@ -1,0 +1,162 @@
+"""The document of the next generation: what it carries of those before (rule 2)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from regroup.protocol.document import CheckpointRef, Document, LineageEntry, MemberSeal
+from regroup.protocol.state import Phase
+from regroup_operator.model.members import MemberId, format_members, parse_members
+from regroup_operator.model.worker import Announce, Current, Standing, Worker
+from regroup_operator.plan.document import build_document, with_peers
+from tests.builders.plan import (
+    make_current,
+    make_fault,
+    make_older,
+    make_pod,
+    make_seal,
+    make_session,
+    make_worker,
+    uid_of,
+)
+
+A, B, C = make_worker(0), make_worker(1), make_worker(2)
+
+
+def build(
+    members: tuple[Worker, ...] = (A, B), current: Current | None = None, workers: Any = None, **given: Any
+) -> Document:
+    values: dict[str, Any] = {
+        "announce": Announce("forced", members, "MemberLost", "why"), "current": current, "workers": workers or members,
+        "job_uid": "job", "uid": "fresh", "processes": 2, "checkpoint": None, "session_tier": True,
+    }  # fmt: skip
+    return build_document(**values | given)
+
+
+def test_first_document() -> None:
+    got = build()
+    assert (got.number, got.uid, got.older, got.lost, got.world_size) == (1, "fresh", (), (), 4)
+    assert [(m.slot, m.pod, m.pod_uid, m.incarnation, m.host, m.processes) for m in got.members] == [
+        (0, "digits-worker-0-0", uid_of(0), 1, "10.0.0.0", 2), (1, "digits-worker-1-0", uid_of(1), 1, "10.0.0.1", 2),
+    ]  # fmt: skip
+
+
+def test_document_carries_checkpoint_and_lineage() -> None:
+    ref, lineage = CheckpointRef(1, 5, "step-5.g1-x"), (LineageEntry(1, 0),)
+    got = build(current=make_current((0, 1), lineage=lineage), checkpoint=ref)
+    assert (got.number, got.checkpoint, got.lineage) == (2, ref, lineage)
+
+
+OLD = make_older(1, uid_of(0), uid_of(1), uid_of(2))
+
+
+@pytest.mark.parametrize(
+    ("current", "workers", "older", "lost"),
+    [
+        pytest.param(make_current(), (A, B, C), [1], (), id="the newest, once all have adopted it, is the only older one"),
+        pytest.param(make_current(number=3, adopted=False, older=(OLD,)), (A, B, C), [3, 1], (), id="else those before it, too"),
+        pytest.param(make_current(), (A, B), [1], ("gone/2.0",), id="a member whose pod is gone is lost"),
+        pytest.param(
+            make_current(), (A, B, make_worker(2, pod=make_pod(2, phase="Failed"))), [1], (uid_of(2),), id="and one that failed"
+        ),
+        pytest.param(
+            make_current((0, 1), number=3, adopted=False, older=(make_older(1, uid_of(0), "gone/4.2"),)), (A, B), [3, 1],
+            ("gone/4.2",), id="of older generations, too",
+        ),
+    ],
+)  # fmt: skip
+def test_older_and_lost(current: Current, workers: tuple[Worker, ...], older: list[int], lost: tuple[str, ...]) -> None:
+    got = build(current=current, workers=workers)
+    assert ([o.number for o in got.older], got.lost) == (older, lost)
+
+
+def sealed(slot: int, left: int, adopted: int, state: tuple[int, int] | None = None, **changes: Any) -> Worker:
+    seal = make_seal(left, state, adopted=adopted, state_adopted=adopted if state else 0)
+    session = make_session(slot, Phase.BROKEN, left, seal=seal, connected=changes.pop("connected", True))
+    return make_worker(slot, Standing.BROKEN, session=session, **changes)
+
+
+GROUP_3 = make_current((0, 1), number=3, adopted=False, older=(make_older(1, uid_of(0), uid_of(1)),))
+
+
+@pytest.mark.parametrize(
+    ("workers", "older"),
+    [
+        pytest.param(
+            (sealed(0, 3, 1), sealed(1, 3, 1)), [1], id="all left it without having adopted: it never stepped"
+        ),
+        pytest.param((sealed(0, 3, 1), sealed(1, 3, 3)), [3, 1], id="one adopted it: it may have"),
+        pytest.param((sealed(0, 3, 1), B), [3, 1], id="one has promised nothing"),
+        pytest.param((sealed(0, 2, 1), sealed(1, 3, 1)), [3, 1], id="a promise of an older one is none for this"),
+        pytest.param((sealed(0, 3, 1),), [1], id="the other is gone with what it may have held"),
+        pytest.param((sealed(2, 3, 1),), [3, 1], id="nobody of it is left: it may have stepped"),
+    ],
+)
+def test_generation_that_never_stepped_is_not_carried_on(workers: tuple[Worker, ...], older: list[int]) -> None:
+    """So that a group which fails to form for hours does not fill the status."""
+    got = build(members=workers, current=GROUP_3, workers=workers)
+    assert [o.number for o in got.older] == older
+
+
+def test_seals_of_older_members_are_carried_though_they_cannot_be_reached_now() -> None:
+    away = sealed(1, 3, 1, (1, 9), connected=False)
+    stranger = sealed(7, 3, 1, (1, 9))
+    got = build(members=(A,), current=GROUP_3, workers=(A, away, stranger))
+    assert got.seals == (MemberSeal(uid_of(1), 3, make_seal(3, (1, 9)).state, 1, 1),)
+
+
+@pytest.mark.parametrize(
+    ("attempts", "session_tier", "host"),
+    [
+        pytest.param(0, True, 0, id="rank 0's worker hosts the store"),
+        pytest.param(1, True, 1, id="a form that failed moves it"),
+        pytest.param(2, True, 0, id="and back"),
+        pytest.param(1, False, 0, id="a script's MASTER_ADDR is always rank 0's"),
+    ],
+)
+def test_store_host(attempts: int, session_tier: bool, host: int) -> None:
+    got = build(current=make_current((0, 1), adopted=False, attempts=attempts), session_tier=session_tier)
+    assert (got.store.pod_uid, got.store.port, got.store.host) == (uid_of(host), 4000 + host, f"10.0.0.{host}")
+
+
+NO_PORT = make_worker(0, session=make_session(0, store_port=0))
+NO_IP = make_worker(0, pod=make_pod(0, ip=""))
+
+
+@pytest.mark.parametrize("worker", [NO_PORT, NO_IP], ids=["no socket", "no address yet"])
+def test_store_needs_a_socket_and_an_address(worker: Worker) -> None:
+    assert build(members=(worker, B)).store.pod_uid == uid_of(1)
+    with pytest.raises(ValueError, match="no member has a socket"):
+        build(members=(worker,))
+    with pytest.raises(ValueError, match="no member has a socket"):
+        build(members=(worker, B), session_tier=False)
+
+
+def test_peers_of_faults_get_their_uid_and_keep_it() -> None:
+    document = build()
+    fault = make_fault(peer_rank=3)
+    sessions = {uid_of(0): make_session(0, fault=fault, fault_generation=1), uid_of(1): make_session(1)}
+    named, peers = with_peers(sessions, document, {})
+    assert named[uid_of(0)].fault == make_fault(peer_rank=3, peer=uid_of(1))
+    assert peers == {uid_of(0): (1, uid_of(1))}
+    later, _ = with_peers(sessions, None, peers)  # another document is the newest now
+    assert later[uid_of(0)].fault == named[uid_of(0)].fault
+    assert with_peers({uid_of(1): make_session(1)}, None, peers)[1] == {}
+
+
+@pytest.mark.parametrize(
+    ("members", "text"),
+    [
+        pytest.param([], "", id="nobody"),
+        pytest.param([(0, 0), (1, 0), (2, 0)], "0-2", id="a range"),
+        pytest.param([(0, 0), (1, 0), (3, 0)], "0-1,3", id="a hole"),
+        pytest.param([(0, 0), (1, 2), (2, 0), (3, 0)], "0,1.2,2-3", id="a later pod of a slot"),
+        pytest.param([(5, 1)], "5.1", id="one"),
+    ],
+)
+def test_members_are_spelled_shortly(members: list[tuple[int, int]], text: str) -> None:
+    ids = [MemberId(*m) for m in members]
+    assert format_members(reversed(ids)) == text
+    assert list(parse_members(text)) == ids

@@ -1,0 +1,314 @@
+"""The composition: what is counted, written, told and remembered by one plan of a whole job."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from regroup.protocol.state import Phase
+from regroup.protocol.wire import Adopted, Draining, Generation, ProgressRequest, Prune, Stop, Welcome
+from regroup_operator.model.plan import JobPlan, Memory
+from regroup_operator.model.records import Observation, Pod, ProcessExit, Session, Settings
+from regroup_operator.plan.job import Clock, plan_job
+from tests.builders.plan import JobBuilder, make_job, make_pod, make_progress, make_session, uid_of
+
+CLOCK = Clock(100.0, 1_800_000_000.0)
+SETTINGS = Settings()
+MEMBERSHIP: dict[str, Any] = {
+    "generation": 1, "uid": "g1", "kind": "forced", "digest": "d", "startStep": 0, "adopted": True, "worldSize": 2,
+    "members": "0-1", "store": {"host": "10.0.0.0", "port": 4000, "slot": 0}, "older": [], "lost": [],
+}  # fmt: skip
+TRAINING: dict[str, Any] = {
+    "startTime": "2027-01-15T08:00:00Z", "tier": "Session", "membership": MEMBERSHIP,
+    "lineage": [{"generation": 1, "startStep": 0}],
+}  # fmt: skip
+
+
+def job(status: dict[str, Any] | None = TRAINING) -> JobBuilder:
+    builder = make_job().with_replicas(2).elastic(1, 4)
+    return builder.with_status(status) if status else builder
+
+
+def plan(
+    builder: JobBuilder | None = None,
+    *,
+    pods: tuple[Pod, ...] | None = None,
+    sessions: tuple[Session, ...] | None = None,
+    memory: Memory | None = None,
+    clock: Clock = CLOCK,
+    term_started_s: float = 0.0,
+) -> JobPlan:
+    """Plan a job of two workers that trains, unless said otherwise."""
+    pods = (make_pod(0), make_pod(1)) if pods is None else pods
+    sessions = (trains(0), trains(1)) if sessions is None else sessions
+    seen = Memory(seen_pods=frozenset({"-"}))
+    return plan_job(
+        (builder or job()).build(), Observation(pods, {s.pod_uid: s for s in sessions}, term_started_s), memory or seen,
+        clock, fresh_uid="fresh", settings=SETTINGS, endpoint="regroup.ns.svc:8443", agent_image="agent:1",
+    )  # fmt: skip
+
+
+def trains(slot: int, **changes: Any) -> Session:
+    return make_session(slot, Phase.TRAINING, 1, **{"told_tier": "Session", "told_generation": 1} | changes)
+
+
+def exits(slot: int, count: int, **changes: Any) -> Session:
+    return trains(
+        slot, num_exits=count, exits=tuple(ProcessExit(90.0 + i, 1, 0, 1, "boom") for i in range(count)), **changes
+    )
+
+
+def told(got: JobPlan, kind: type) -> list[str]:
+    return [t.pod_uid for t in got.tell if isinstance(t.body, kind)]
+
+
+def test_steady_job_is_planned_to_the_same_status() -> None:
+    first = plan()
+    again = plan(job(first.status), memory=first.memory, clock=Clock(130.0, 1_800_000_030.0))
+    assert again.status == first.status
+    assert (again.urgent, again.tell, again.create, again.delete, again.notes) == (False, (), (), (), ())
+
+
+def test_progress_alone_is_not_urgent() -> None:
+    first = plan()
+    moving = (trains(0, progress=make_progress(7, loss=0.5), progress_generation=1, progress_at_s=99.0), trains(1))
+    got = plan(job(first.status), sessions=moving, memory=first.memory)
+    assert got.status["progress"] == {"step": 7, "loss": 0.5, "at": "2027-01-15T07:59:59Z"}
+    assert (got.status != first.status, got.urgent) == (True, False)
+    later = plan(job(got.status), sessions=moving, memory=got.memory, clock=Clock(130.0, 1_800_000_032.0))
+    assert later.status == got.status  # the clocks drifted by two seconds; nothing has happened
+
+
+# --- counting ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("session", "pod", "memory", "count"),
+    [
+        pytest.param(exits(0, 1), make_pod(0), Memory(seen_pods=frozenset("-")), 1, id="an exit"),
+        pytest.param(exits(0, 3), make_pod(0), Memory(num_exits={uid_of(0): 1}), 2, id="those that were counted are not again"),
+        pytest.param(exits(0, 2), make_pod(0), Memory(num_exits={uid_of(0): 2}), 0, id="nothing new"),
+        pytest.param(
+            trains(0), make_pod(0, container_restarts=2, last_exit_code=137), Memory(), 0,
+            id="container restarts of before this operator were counted by the one before",
+        ),
+        pytest.param(
+            trains(0), make_pod(0, container_restarts=2, last_exit_code=137),
+            Memory(seen_pods=frozenset("-"), container_restarts={uid_of(0): 1}), 1, id="a container that failed",
+        ),
+        pytest.param(
+            trains(0), make_pod(0, container_restarts=1, last_exit_code=0), Memory(seen_pods=frozenset("-")), 0,
+            id="a container that ended well",
+        ),
+        pytest.param(
+            trains(0), make_pod(0, container_restarts=1, last_exit_code=143, terminating=True), Memory(seen_pods=frozenset("-")), 0,
+            id="a deletion is no failure",
+        ),
+        pytest.param(
+            trains(0, draining=Draining(20.0)), make_pod(0, container_restarts=1, last_exit_code=143),
+            Memory(seen_pods=frozenset("-")), 0, id="a drain is none",
+        ),
+        pytest.param(
+            trains(0), make_pod(0, phase="Failed", last_exit_code=2), Memory(seen_pods=frozenset("-")), 1,
+            id="a pod that ended by itself with an error",
+        ),
+        pytest.param(
+            trains(0), make_pod(0, phase="Failed", last_exit_code=137), Memory(seen_pods=frozenset("-")), 0,
+            id="a pod that was evicted is none",
+        ),
+        pytest.param(
+            trains(0), make_pod(0, phase="Failed", last_exit_code=2), Memory(seen_pods=frozenset({"-", uid_of(0)})), 0,
+            id="a failed pod counts once",
+        ),
+    ],
+)  # fmt: skip
+def test_what_counts_as_a_failure(session: Session, pod: Pod, memory: Memory, count: int) -> None:
+    got = plan(pods=(pod, make_pod(1)), sessions=(session, trains(1)), memory=memory)
+    assert got.status.get("restarts", {}).get("processes", 0) == count
+    again = plan(job(got.status), pods=(pod, make_pod(1)), sessions=(session, trains(1)), memory=got.memory)
+    assert again.status.get("restarts", {}).get("processes", 0) == count
+
+
+def test_replaced_pod_counts_once_however_often_it_is_asked_for() -> None:
+    """The informer is late: the second plan asks for the same pod again."""
+    status = TRAINING | {"membership": MEMBERSHIP | {"adopted": True}}
+    got = plan(job(status), pods=(make_pod(0),), sessions=(trains(0),))
+    assert got.create == ((1, 1, ()),)
+    assert got.status["restarts"]["pods"] == 1
+    again = plan(job(got.status), pods=(make_pod(0),), sessions=(trains(0),), memory=got.memory)
+    assert again.create == ((1, 1, ()),)
+    assert again.status["restarts"]["pods"] == 1
+
+
+def test_slot_that_fails_twice_on_a_node_avoids_it() -> None:
+    first = plan(pods=(make_pod(0), make_pod(1, phase="Failed", node="bad")), sessions=(trains(0),))
+    assert first.create == ((1, 1, ()),)
+    second = plan(
+        job(first.status),
+        pods=(make_pod(0), make_pod(1, phase="Failed", node="bad"), make_pod(1, 1, phase="Failed", node="bad")),
+        sessions=(trains(0),),
+        memory=first.memory,
+    )
+    assert second.create == ((1, 2, ("bad",)),)
+
+
+# --- released ------------------------------------------------------------------------------------------------------
+
+TWO_OF_THREE = (make_pod(0), make_pod(1), make_pod(2))
+
+
+def test_release_is_written_told_and_deleted_in_one_plan() -> None:
+    got = plan(pods=TWO_OF_THREE, sessions=(trains(0), trains(1), make_session(2)))
+    assert got.status["released"] == [uid_of(2)]
+    assert told(got, Stop) == [uid_of(2)]
+    assert [p.uid for p in got.delete] == [uid_of(2)]
+    assert got.urgent
+
+
+def test_nobody_is_released_by_a_plan_that_issues_a_generation() -> None:
+    """The generation that is about to be written is adopted by nobody yet, and may name the very pod."""
+    got = plan(pods=(make_pod(0), make_pod(2)), sessions=(trains(0), make_session(2)))
+    assert got.announced
+    assert got.status["membership"]["members"] == "0,2"
+    assert (got.status.get("released", []), got.delete) == ([], ())
+
+
+@pytest.mark.parametrize(
+    ("pods", "released"),
+    [
+        pytest.param(TWO_OF_THREE, [uid_of(2)], id="kept while the pod is there"),
+        pytest.param(TWO_OF_THREE[:2], [], id="forgotten with the pod"),
+    ],
+)
+def test_released_is_pruned(pods: tuple[Pod, ...], released: list[str]) -> None:
+    got = plan(job(TRAINING | {"released": [uid_of(2)]}), pods=pods, sessions=(trains(0), trains(1), make_session(2)))
+    assert got.status["released"] == released
+    assert "2" not in got.status["membership"]["members"].split(",")
+
+
+# --- adoption, progress, checkpoints -------------------------------------------------------------------------------
+
+FORMING = TRAINING | {
+    "membership": {k: v for k, v in MEMBERSHIP.items() if k != "startStep"}
+    | {"generation": 2, "uid": "g2", "adopted": False, "older": [{"generation": 1, "uid": "g1", "members": "0-1"}]}
+}
+
+
+def adopted(slot: int, **changes: Any) -> Session:
+    return make_session(
+        slot, Phase.TRAINING, 2, adopted=Adopted(9, "self"), adopted_generation=2, told_tier="Session", **changes
+    )
+
+
+def test_first_adoption_writes_start_step_and_lineage_the_last_forgets_the_older() -> None:
+    """MAD."""
+    first = plan(job(FORMING), sessions=(adopted(0), make_session(1, Phase.ADOPTING, 2)))
+    assert (first.status["membership"]["startStep"], first.status["membership"]["adopted"]) == (9, False)
+    assert first.status["lineage"][-1] == {"generation": 2, "startStep": 9}
+    assert len(first.status["membership"]["older"]) == 1
+    last = plan(job(first.status), sessions=(adopted(0), adopted(1)), memory=first.memory)
+    assert (last.status["membership"]["adopted"], last.status["membership"]["older"]) == (True, [])
+    assert len(last.status["lineage"]) == 2
+
+
+KNOWN: dict[str, Any] = {"generation": 1, "step": 8, "directory": "x", "kept": ["x"]}
+CHECKPOINT = {"generation": 1, "step": 8, "directory": "step-8.g1-x"}
+
+
+def at_step(step: int, generation: int = 1, **changes: Any) -> Session:
+    progress = make_progress(step, checkpoint=CHECKPOINT)
+    session = make_session(0, Phase.TRAINING, generation, told_tier="Session", told_generation=generation)
+    return replace(session, progress=progress, progress_generation=generation, progress_at_s=99.0, **changes)
+
+
+@pytest.mark.parametrize(
+    ("status", "session", "written"),
+    [
+        pytest.param(TRAINING, at_step(9), True, id="from the newest generation"),
+        pytest.param(FORMING, at_step(9, 2), False, id="not before startStep is known (MAD)"),
+        pytest.param(FORMING, at_step(9, 1), False, id="not from an older generation (CKPT)"),
+        pytest.param(TRAINING | {"checkpoint": KNOWN}, at_step(9), False, id="once"),
+        pytest.param(TRAINING | {"checkpoint": KNOWN | {"generation": 2, "step": 3}}, at_step(9), False,
+                     id="never an older one: (generation, step)"),
+    ],
+)  # fmt: skip
+def test_checkpoint(status: dict[str, Any], session: Session, written: bool) -> None:
+    builder = job(status).with_spec(checkpoint={"volumeClaim": "ckpt", "keep": 2})
+    got = plan(builder, sessions=(session, make_session(1, Phase.TRAINING, session.condition.generation)))
+    assert (got.status.get("checkpoint", {}).get("directory") == "step-8.g1-x") == written
+    assert (told(got, Prune) != []) == written
+    assert got.urgent or not written
+
+
+def test_progress_never_comes_from_an_older_generation() -> None:
+    got = plan(job(FORMING), sessions=(at_step(50, 1), make_session(1, Phase.FORMING, 2)))
+    assert "progress" not in got.status
+    planned = FORMING | {"membership": FORMING["membership"] | {"kind": "planned"}}
+    got = plan(job(planned), sessions=(at_step(50, 1), make_session(1, Phase.FORMING, 2)))
+    assert got.status["progress"]["step"] == 50  # while a planned one is pending, the one before trains on
+
+
+# --- commands ------------------------------------------------------------------------------------------------------
+
+
+def test_generation_is_told_to_all_and_the_document_to_the_stores_host() -> None:
+    pods = (make_pod(0), make_pod(1), make_pod(2, node_ready=False))
+    sessions = (make_session(0), make_session(1), make_session(2))
+    got = plan(job(None), pods=pods, sessions=sessions)
+    assert (got.announced, got.status["membership"]["members"]) == (True, "0-1")
+    bodies = {t.pod_uid: t.body for t in got.tell if isinstance(t.body, Generation)}
+    assert {uid: (b.member, b.group_rank, b.rank_offset) for uid, b in bodies.items()} == {
+        uid_of(0): (True, 0, 0), uid_of(1): (True, 1, 1), uid_of(2): (False, 0, 0),
+    }  # fmt: skip
+    assert [t.pod_uid for t in got.tell if t.body.TYPE == "document"] == [uid_of(0)]
+    assert {b.document_digest for b in bodies.values()} == {got.status["membership"]["digest"]}
+    assert told(got, Welcome) == [uid_of(0), uid_of(1), uid_of(2)]
+    heard = tuple(replace(s, told_generation=1, told_tier="Session") for s in sessions)
+    assert plan(job(got.status), pods=pods, sessions=heard, memory=got.memory).tell == ()
+
+
+def test_reconnected_agent_is_told_the_newest_generation_again() -> None:
+    got = plan(job(None), sessions=(make_session(0), make_session(1)))
+    again = plan(
+        job(got.status),
+        sessions=(trains(0), make_session(1, told_tier="Session")),
+        memory=got.memory,
+    )
+    assert told(again, Generation) == [uid_of(1)]
+
+
+def test_all_who_can_be_reached_are_asked_for_progress_while_one_is_silent() -> None:
+    silent = trains(1, connected=False, closed_at_s=99.5)
+    got = plan(sessions=(trains(0), silent))
+    assert told(got, ProgressRequest) == [uid_of(0)]
+    assert got.look_again_s == 101.0
+    asked = plan(sessions=(trains(0, asked_at_s=99.5), silent))
+    assert told(asked, ProgressRequest) == []
+
+
+def test_refused_job_makes_nothing_and_says_why() -> None:
+    got = plan(
+        job(None),
+        pods=(),
+        sessions=(),
+        memory=Memory(refusal="spec.template is wrong.", refusal_reason="InvalidTemplate"),
+    )
+    accepted = next(c for c in got.status["conditions"] if c["type"] == "Accepted")
+    assert (accepted["status"], accepted["reason"], accepted["message"]) == (
+        "False",
+        "InvalidTemplate",
+        "spec.template is wrong.",
+    )
+    assert (got.create, got.status["summary"]["state"]) == ((), "InvalidTemplate")
+    assert [n.reason for n in got.notes] == ["InvalidTemplate"]
+    again = plan(job(got.status), pods=(), sessions=(), memory=got.memory)
+    assert again.notes == ()
+
+
+def test_it_is_never_looked_at_again_in_the_past() -> None:
+    for now_s in (0.5, 1.0, 99.0, 100.0, 5000.0):
+        got = plan(job(FORMING), sessions=(make_session(0, Phase.FORMING, 2),), clock=Clock(now_s, 1.0))
+        assert got.look_again_s is not None
+        assert got.look_again_s > now_s

@@ -1,0 +1,170 @@
+"""Phase, conditions and columns: what people read is true."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from regroup_operator.model.records import Settings
+from regroup_operator.model.worker import Announce, Current, Decision, Keep, Standing, Wait, Worker
+from regroup_operator.plan.status import Said, duration, phase_of, summary, training_conditions, worker_conditions
+from tests.builders.plan import make_current, make_pod, make_worker
+
+A, B, C = make_worker(0), make_worker(1), make_worker(2)
+FORCED, PLANNED = Announce("forced", (A,), "r", "m"), Announce("planned", (A,), "r", "m")
+FORMING = make_current(adopted=False)
+PENDING_POD = make_worker(0, Standing.OUTSIDE, pod=make_pod(phase="Pending"))
+
+
+@pytest.mark.parametrize(
+    ("current", "decision", "workers", "trained", "want"),
+    [
+        pytest.param(None, Wait("TooFewReady", ""), [PENDING_POD], False, "Pending", id="no pod runs"),
+        pytest.param(None, Wait("TooFewReady", ""), [A, PENDING_POD], False, "Starting", id="a pod runs"),
+        pytest.param(None, FORCED, [A], False, "Starting", id="the first generation is announced"),
+        pytest.param(FORMING, Keep(), [A, B], False, "Starting", id="nobody has adopted ever"),
+        pytest.param(FORMING, FORCED, [A, B], False, "Starting", id="a fault before anybody trained"),
+        pytest.param(make_current(), Keep(), [A, B], True, "Running", id="all have adopted"),
+        pytest.param(make_current(), PLANNED, [A, B], True, "Running", id="a planned change interrupts nobody"),
+        pytest.param(replace(FORMING, kind="planned"), Keep(), [A, B], True, "Running", id="pending: the old group trains"),
+        pytest.param(make_current(), FORCED, [A, B], True, "Recovering", id="a fault"),
+        pytest.param(FORMING, Keep(), [A, B], True, "Recovering", id="forming after a fault"),
+        pytest.param(make_current(), Wait("Settling", ""), [A, make_worker(1, Standing.BROKEN)], True, "Recovering", id="broken"),
+        pytest.param(make_current(), Wait("TooFewMembers", ""), [A], True, "Waiting", id="too few"),
+        pytest.param(FORMING, Wait("NoWitness", ""), [A], True, "Waiting", id="no witness"),
+        pytest.param(make_current(), Wait("ReplacingFirst", ""), [A, B], True, "Running", id="a drain that waits"),
+        pytest.param(make_current(), Keep(), [A, make_worker(1, Standing.SILENT)], True, "Running", id="silent, not lost"),
+    ],
+)  # fmt: skip
+def test_phase(current: Current | None, decision: Decision, workers: list[Worker], trained: bool, want: str) -> None:
+    assert phase_of(current=current, decision=decision, workers=workers, trained=trained, ended=None) == want
+
+
+@pytest.mark.parametrize("ended", ["Succeeded", "Failed"])
+def test_phase_of_a_job_that_has_ended(ended: str) -> None:
+    assert phase_of(current=make_current(), decision=None, workers=[], trained=True, ended=ended) == ended
+
+
+def conditions(*workers: Worker, ended: bool = False, now_s: float = 100.0) -> list[Said]:
+    return worker_conditions(
+        workers=workers, replicas=3, ended=ended, now_s=now_s, settings=Settings(), endpoint="regroup.ns.svc:8443"
+    )
+
+
+def stuck(reason: str, **changes: Any) -> Worker:
+    pod = make_pod(2, phase="Pending", waiting_reason=reason, waiting_message="no such image", running_since_s=None)
+    return make_worker(2, Standing.OUTSIDE, pod=replace(pod, **changes), session=None)
+
+
+@pytest.mark.parametrize(
+    ("workers", "status", "reason", "says"),
+    [
+        pytest.param((A, B, C), "True", "AllRunning", "3 of 3 worker pods run.", id="all run"),
+        pytest.param((A, B), "False", "Starting", "2 of 3 worker pods run.", id="one is missing"),
+        pytest.param((A, B, stuck("ErrImagePull")), "False", "ErrImagePull",
+                     "2 of 3 worker pods run; digits-worker-2-0 cannot start: no such image", id="an image that does not exist"),
+        pytest.param((A, B, stuck("ContainerCreating")), "False", "Starting", "2 of 3 worker pods run.", id="an ordinary wait"),
+        pytest.param((A, B, stuck("", unschedulable="0/3 nodes are available")), "False", "Unschedulable",
+                     "digits-worker-2-0: 0/3 nodes are available", id="no room"),
+        pytest.param((A, B, make_worker(2, pod=make_pod(2, phase="Failed"))), "False", "Starting", "2 of 3", id="a dead pod"),
+        pytest.param(
+            (A, B, make_worker(2, Standing.SILENT, pod=make_pod(2, node_ready=False), session=None)), "False", "Starting",
+            "2 of 3", id="one on a node that is off is none",
+        ),
+    ],
+)  # fmt: skip
+def test_pods_ready(workers: tuple[Worker, ...], status: str, reason: str, says: str) -> None:
+    got = conditions(*workers)[0]
+    assert (got.type, got.status, got.reason) == ("PodsReady", status, reason)
+    assert says in got.message
+
+
+def unheard(since_s: float, standing: str = Standing.OUTSIDE) -> Worker:
+    return make_worker(2, standing, session=None, pod=make_pod(2, running_since_s=since_s))
+
+
+@pytest.mark.parametrize(
+    ("worker", "status", "reason"),
+    [
+        pytest.param(C, "True", "AllConnected", id="all are there"),
+        pytest.param(unheard(81.0), "False", "Connecting", id="running for 19 s"),
+        pytest.param(unheard(80.0), "False", "NoHello", id="running for 20 s"),
+        pytest.param(
+            unheard(90.0, Standing.SILENT), "True", "AllConnected", id="a member since before this operator: unknown"
+        ),
+    ],
+)
+def test_agents_connected(worker: Worker, status: str, reason: str) -> None:
+    got = conditions(A, B, worker)[1]
+    assert (got.type, got.status, got.reason) == ("AgentsConnected", status, reason)
+
+
+def test_worker_conditions_of_a_job_that_has_ended_complain_of_nothing() -> None:
+    assert {(c.status, c.reason) for c in conditions(ended=True)} == {("False", "Ended")}
+
+
+def said(phase: str, *workers: Worker, **given: Any) -> dict[str, Said]:
+    values: dict[str, Any] = {"decision": Keep(), "current": make_current(), "replicas": 3, "failure": None}
+    return {c.type: c for c in training_conditions(phase=phase, workers=workers, **values | given)}
+
+
+def test_training_and_degraded() -> None:
+    got = said("Running", A, B, C)
+    assert (got["Training"].status, got["Training"].message) == ("True", "Generation 1 trains with 3 workers.")
+    assert (got["Degraded"].status, got["Degraded"].reason) == ("False", "AsWanted")
+    assert said("Running", A, B, C, replicas=5)["Degraded"].message == "3 of 5 workers train."
+    silent = make_worker(2, Standing.SILENT)
+    assert said("Running", A, B, silent)["Degraded"].reason == "SilentWorkers"
+    waits = said("Waiting", A, decision=Wait("NoWitness", "It waits."), note="Worker 2 holds step 9.")
+    assert waits["Training"].message == "It waits. Worker 2 holds step 9."
+
+
+def test_end() -> None:
+    done = said("Succeeded", A, B, C)
+    assert done["Complete"].message == "All 3 workers of generation 1 finished."
+    assert "Failed" not in done
+    failed = said("Failed", A, failure="Worker 0 ended with exit code 1.")
+    assert (failed["Failed"].status, failed["Failed"].message) == ("True", "Worker 0 ended with exit code 1.")
+    assert failed["Degraded"].status == "False"
+
+
+def columns(**given: Any) -> dict[str, str]:
+    values: dict[str, Any] = {
+        "phase": "Running", "refused": None, "ready": 2, "replicas": 3,
+        "progress": {"step": 500, "totalSteps": 2000, "loss": 0.123456, "samplesPerSecond": 100.0},
+        "samples": {"committed": 50_000},
+    }  # fmt: skip
+    return summary(**values | given)
+
+
+def test_columns() -> None:
+    assert columns() == {"state": "Running", "ready": "2/3", "progress": "25%", "loss": "0.1235", "eta": "25m"}
+    assert columns(phase="Waiting")["eta"] == ""
+    assert columns(refused="InvalidTemplate")["state"] == "InvalidTemplate"
+    assert columns(progress={}, samples={}) == {
+        "state": "Running",
+        "ready": "2/3",
+        "progress": "",
+        "loss": "",
+        "eta": "",
+    }
+    assert columns(progress={"step": 0, "totalSteps": 10})["progress"] == "0%"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0, "0s"),
+        (59.4, "59s"),
+        (60, "1m"),
+        (3599, "59m59s"),
+        (3600, "1h"),
+        (4320, "1h12m"),
+        (172800, "2d"),
+        (187200, "2d4h"),
+    ],
+)
+def test_duration(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
