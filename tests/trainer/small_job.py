@@ -32,6 +32,7 @@ optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
 schedule = torch.optim.lr_scheduler.StepLR(optimizer, step_size=50, gamma=0.5)
 mine = id(model), [id(p) for p in model.parameters()]
 losses = {}
+evaluations = []
 if os.environ.get("TEST_FAULT"):
     import faults
 
@@ -55,6 +56,14 @@ with regroup.session(
                 step.backward(loss, weight=len(batch.y))
             step.commit(after=[schedule.step], max_norm=1.0)
             losses[step.index] = step.loss
+        if os.environ.get("TEST_EVAL") and step.committed and step.index % 5 == 0:
+            for attempt in job.collective("eval"):
+                with attempt as team:
+                    time.sleep(0.05)
+                    total = team.all_reduce(torch.ones(1))
+                    time.sleep(0.05)
+                    total += team.all_reduce(torch.ones(1))
+            evaluations.append([step.index, team.world_size, total.item()])
     same = job.model is model and (id(model), [id(p) for p in model.parameters()]) == mine
 
 tensors = [*model.state_dict().values(), *(t for s in optimizer.state.values() for t in s.values())]
@@ -64,6 +73,7 @@ print(
             "hash": hashlib.sha256(b"".join(t.numpy().tobytes() for t in tensors)).hexdigest(),
             "same_model": same,
             "losses": losses,
+            "evaluations": evaluations,
             "rank": job.rank,
             "generation": job.generation,
             "rate": schedule.get_last_lr()[0],

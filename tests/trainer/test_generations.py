@@ -1,11 +1,14 @@
 """Generations with real processes over gloo: form, break, redo, grow, shrink. The agent is a double, the trainers are real."""
 
+import socket
+
 import pytest
 
 from regroup.protocol import local
 from regroup.protocol.document import PLANNED
 from tests.trainer.agent_double import AgentDouble
 from tests.trainer.elastic_kit import assert_one_state, finish, job, start, zygote
+from tests.trainer.zygote import alive
 
 __all__ = ["job", "zygote"]  # fixtures
 
@@ -58,3 +61,70 @@ def test_planned_growth_and_shrink_leave_at_a_cut(job: AgentDouble) -> None:
     assert [m.cause for m in left] == [None]
     assert left[-1].state is not None
     assert job.workers[0].messages(local.Left) == []
+
+
+def test_collective_block_is_repeated_by_those_that_were_in_it(job: AgentDouble) -> None:
+    """Killed in mid-evaluation; then a joiner comes in while the others evaluate: it takes no part in that."""
+    settings = {"TEST_EVAL": "1", "TEST_STEPS": "200"}
+    start(job, 3, **settings)
+    job.wait_step(1, 6, range(3))  # step 5 is committed, its evaluation has begun
+    job.kill(1)
+    job.start(3, **settings)
+    job.announce([0, 2], lost=[job.workers[1].pod_uid])
+    job.wait_step(2, 12, [0, 2])
+    job.wait_attached(3)
+    step = max(m.step for m in job.workers[0].messages(local.Committed))
+    job.wait_step(2, (step // 5 + 1) * 5 + 1, [0, 2])
+    job.announce([0, 2, 3])  # forced, so that it does not wait for the end of the evaluation
+    job.first_commit(3, [0, 2, 3])
+    ends = finish(job, [0, 2, 3])
+    assert_one_state(ends)
+    for end in ends:
+        assert [index for index, _, _ in end["evaluations"]] == sorted({index for index, _, _ in end["evaluations"]})
+        assert all(total == 2 * size for _, size, total in end["evaluations"])
+    assert ends[0]["evaluations"] == ends[1]["evaluations"]
+    assert [size for _, size, _ in ends[0]["evaluations"]][-1] == 3
+
+
+def test_trainer_ends_with_its_agent(job: AgentDouble) -> None:
+    start(job, 2)
+    job.wait_step(1, 5, range(2))
+    connection = job.workers[0].connection
+    assert connection is not None
+    connection.shutdown(socket.SHUT_RDWR)
+    job.wait_exit(0)
+    job.wait(lambda: job.workers[1].messages(local.Left), "the other one's collective fails")
+    assert alive(job.workers[1].pid)
+
+
+def test_released_worker_exits_without_running_the_code_after_the_loop(job: AgentDouble) -> None:
+    start(job, 2)
+    job.wait_step(1, 5, range(2))
+    job.announce([0], PLANNED)
+    job.wait_step(2, 0, [0])
+    job.stop("Released", [1])
+    job.wait_exit(1)
+    assert job.workers[1].log == ""
+    assert_one_state(finish(job, [0]))
+
+
+def test_newer_generation_ends_forming_at_once(job: AgentDouble) -> None:
+    """Rule CLIQUE: the set that waits for a rank that never comes is told of the next one, and does not wait on."""
+    start(job, 3)
+    job.wait_step(1, 5, range(3))
+    job.workers[2].answers_entering = False
+    job.announce(range(3))
+    job.wait(lambda: len(job.workers[2].messages(local.Entering)) > 1, "2 wants to enter, and is not answered")
+    job.announce([0, 1], lost=[job.workers[2].pod_uid], older=[1, 2], hosts=1)
+    job.wait_step(3, 0, [0, 1])
+    assert job.workers[0].messages(local.FormedLocally, 2) == []
+    assert [m.cause for m in job.workers[0].messages(local.Left)] == []
+
+
+def test_script_with_another_number_of_steps_is_told_so(job: AgentDouble) -> None:
+    job.start(0)
+    job.start(1, TEST_STEPS="50")
+    job.wait_attached(0, 1)
+    job.announce(range(2))
+    job.wait_exit(0, 1)
+    assert "Ranks ask for different numbers of steps (50, 600)" in job.workers[0].log

@@ -23,15 +23,18 @@ class Arrival:
     """Generation in which that state was adopted; 0 without one."""
     agent_adopted: int
     """Highest generation that its worker's processes ever adopted, from the agent's file."""
+    block: int = 0
+    """It is inside this block of the user's own collectives since its last commit, counted from 1; 0: in none. No part of
+    the decision: it says who repeats the block (`collective`)."""
 
     def to_json(self) -> list[Any]:
         """Return the form in which it is gathered."""
-        return [self.state, self.state_adopted, self.agent_adopted]
+        return [self.state, self.state_adopted, self.agent_adopted, self.block]
 
     @classmethod
     def from_json(cls, data: list[Any]) -> "Arrival":
-        state, state_adopted, agent_adopted = data
-        return cls(None if state is None else StatePair(*state), state_adopted, agent_adopted)
+        state, state_adopted, agent_adopted, block = data
+        return cls(None if state is None else StatePair(*state), state_adopted, agent_adopted, block)
 
 
 @dataclass(frozen=True)

@@ -219,6 +219,41 @@ class Groups:
         if self._aborted:
             raise GroupBroken(f"the groups of generation {self.generation} were left")
 
+    def team(self, ranks: Sequence[int], name: str) -> "Team":
+        """Return these ranks (this one among them) as a group of their own; all of them must ask for it together.
+
+        `name` tells apart what one generation asks for. Raises GroupBroken.
+        """
+        if len(ranks) == self.world_size:
+            return Team(self, self.rank, self.world_size, self._gloo, self._nccl, self.world)
+        rank, size = list(ranks).index(self.rank), len(ranks)
+        with self._lock:
+            # While its sockets come up, `abort` looks for them as it does while the groups form.
+            kept, self._kept = self._kept or [], None
+        try:
+            self.check()
+            options: Any = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+            device, port = self._open_device()
+            options._devices, options._threads, options._timeout = [device], 2, _CONNECT
+            keys = PrefixStore(f"{self.assignment.store_prefix}/team/{name}", self._store)
+            keys.set(f"port/{rank}", str(port))
+            self._ports |= {int(text) for text in keys.multi_get([f"port/{other}" for other in range(size)])}
+            gloo = ProcessGroupGloo(PrefixStore("gloo", keys), rank, size, options)
+            gloo.set_timeout(_FOREVER)
+        except RuntimeError as error:
+            raise GroupBroken(str(error), self._peer(str(error))) from error
+        finally:
+            for connection in kept:
+                connection.close()
+            with self._lock:
+                if not self._aborted:
+                    self._kept = self._connected()
+        self.check()
+        group = ProcessGroup(PrefixStore("world", keys), rank, size)
+        group._register_backend(torch.device("cpu"), ProcessGroup.BackendType.GLOO, gloo)
+        group._set_default_backend(ProcessGroup.BackendType.GLOO)
+        return Team(self, rank, size, gloo, None, group)
+
     # --- the end -----------------------------------------------------------------------------------------------------
 
     def abort(self) -> None:
@@ -303,6 +338,27 @@ class Groups:
         port = int(found[1])
         swapped = (port & 0xFF) << 8 | port >> 8  # gloo 2.13 prints some ports in network byte order
         return self._ranks_by_port.get(port, self._ranks_by_port.get(swapped))
+
+
+@dataclass(frozen=True)
+class Team:
+    """Some or all ranks of a generation, as the user's collectives see them."""
+
+    groups: Groups
+    rank: int
+    world_size: int
+    gloo: Any
+    nccl: Any
+    group: Any
+    """A torch ProcessGroup."""
+
+    def backend(self, device: torch.device) -> Any:
+        """The backend for tensors on a device."""
+        return self.nccl if device.type == "cuda" and self.nccl is not None else self.gloo
+
+    def wait(self, work: Work) -> None:
+        """Wait for a collective. Raises GroupBroken."""
+        self.groups.wait([work])
 
 
 def _socket_inodes() -> dict[int, str]:

@@ -46,6 +46,8 @@ class Regrouper:
         """The generation continues from an older state than was reached before: a checkpoint is due before any report."""
         self.kept_own_state = False
         self.adopted_at_s = 0.0
+        self.block = 0
+        """The block of the user's own collectives that this process is in (`Arrival.block`)."""
         self._watcher = watcher
         self._state = state
         self._device = device
@@ -106,7 +108,7 @@ class Regrouper:
         self._watcher.watch(number, groups, settled=False)
         try:
             listen_fd = self._watcher.take_store(number) if assignment.hosts_store else None
-            arrival = Arrival(self._state.pair, self._state.adopted, answer.adopted)
+            arrival = Arrival(self._state.pair, self._state.adopted, answer.adopted, self.block)
             gathering = groups.form(arrival, listen_fd)
             self._retire()
             formed_s = time.monotonic()

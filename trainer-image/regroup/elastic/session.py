@@ -20,8 +20,9 @@ from regroup.protocol.document import LineageEntry
 from regroup.protocol.state import StatePair
 
 from .buffers import Buffers
+from .collective import Collective
 from .errors import DivergedError, GenerationChanged, GroupBroken, SampleError, UsageError
-from .groups import Groups
+from .groups import Groups, Team
 from .header import WIDTH, Header, Row
 from .pace import Pace
 from .reducer import ExactReducer, Reducer, parameter_hash
@@ -89,6 +90,7 @@ class Job:
         self._generation = 0
         self._cut = False
         self._compared = 0
+        self._blocks_left = 0
         self._known_by_all = 0
         self._attempted = -1
         self._redone = 0
@@ -188,6 +190,12 @@ class Job:
         if self._cut:
             self._cut = False
             self._regrouper.leave_at_cut()
+        self._regrouper.block = 0
+        self._adopt_newest()
+
+    def _adopt_newest(self) -> None:
+        """Be in the newest generation that must be followed, and take note if it is a new one. Raises Stopped."""
+        assert self._regrouper is not None
         groups = self._regrouper.ensure()
         if groups.generation == self._generation:
             return
@@ -244,6 +252,65 @@ class Job:
         if outcome != "Complete":
             raise SystemExit(0)
 
+    def collective(self, name: str) -> Collective:
+        """Return a block for collectives of your own between steps: `for attempt in job.collective("eval"):`."""
+        return Collective(self, name)
+
+    # --- a block of the user's own collectives; called by Collective -------------------------------------------------
+
+    def _enter_block(self, complete: bool) -> tuple[Team | None, bool]:
+        """Return who takes part in the block that begins (again) here, and whether all of them had completed it before.
+
+        complete: this process had, and was interrupted while it waited for the others. No team: plain `python`, or
+        another rank has left the block already, which it may only when all had completed it.
+        """
+        if self._regrouper is None:
+            return None, complete
+        self._regrouper.block = self._blocks_left + 1
+        while True:
+            try:
+                self._adopt_newest()
+            except Stopped as stopped:
+                self._end(stopped.outcome)
+                raise SystemExit(0) from None
+            groups, gathering = self._regrouper.groups, self._regrouper.gathering
+            assert groups is not None
+            assert gathering is not None
+            mine, ranks = gathering.arrivals[groups.rank], list(range(groups.world_size))
+            if self._compared == 0 and mine.block:  # the generation began while this process was in the block
+                others = [a for a in gathering.arrivals if a.block != mine.block and a.state is not None]
+                if complete and any(mine.state is None or a.state >= mine.state for a in others if a.state is not None):
+                    return None, True
+                ranks = [rank for rank, arrival in enumerate(gathering.arrivals) if arrival.block == mine.block]
+            try:
+                team = groups.team(ranks, f"{self._state.step}/{self._regrouper.block}")
+                num_complete = torch.tensor([int(complete)])
+                if team.world_size > 1:
+                    team.wait(team.gloo.allreduce([num_complete]))
+                return team, int(num_complete) == team.world_size
+            except GroupBroken as error:
+                self._leave(error)
+
+    def _left_block(self) -> None:
+        self._blocks_left += 1
+        if self._regrouper is not None:
+            self._regrouper.block = 0
+
+    def _block_interrupted(self, error: BaseException) -> bool:
+        """Return whether `error` ended a block because of a membership change."""
+        if self._watcher is None or not isinstance(error, Exception) or not is_collective_error(error):
+            return False
+        if not isinstance(error, (GenerationChanged, GroupBroken)) and not self._newer_is_announced():
+            return False
+        self._leave(GroupBroken(str(error)))
+        return True
+
+    def _newer_is_announced(self) -> bool:
+        """After an error of the user's own collective: wait for the generation that explains it."""
+        assert self._watcher is not None
+        bound_s = float(os.environ.get(env.DISCONNECT_SECONDS) or 5) + 5
+        return self._watcher.wait_newer(self._generation, bound_s)
+
     # --- one step; called by Step ------------------------------------------------------------------------------------
 
     def _begin(self, step: Step) -> None:
@@ -270,8 +337,7 @@ class Job:
             if not is_collective_error(error):
                 return False
             # A collective of the user's own. Ours ended in GenerationChanged already.
-            bound_s = float(os.environ.get(env.DISCONNECT_SECONDS) or 5) + 5
-            if not self._watcher.wait_newer(self._generation, bound_s):
+            if not self._newer_is_announced():
                 return False
             self._leave(GroupBroken(str(error)))
         step.interrupted = True
@@ -316,6 +382,7 @@ class Job:
         self._apply(step, weight, before, after, max_norm)
         step.loss = loss_sum / weight
         self._compared += 1
+        self._blocks_left = 0
         self._known_by_all = header.reportable_step
         self._cut = header.all_know_newer
         self._report(step.index + 1, step.loss, header.reportable_step)
