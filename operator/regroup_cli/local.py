@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from regroup.protocol import env
-from regroup_operator.api import ConflictError, Job, parse_job, processes_per_worker
+from regroup_operator.api import ConflictError, Job, SpecError, parse_job, processes_per_worker
 from regroup_operator.api.names import worker_pod_name
 from regroup_operator.model.ports import EventNote, Unauthorized
 from regroup_operator.model.records import Key, Pod
@@ -69,9 +69,16 @@ class FileStore:
         """Change the spec as a user would; what does not hold is a SpecError and changes nothing."""
         with self._locked():
             raw = self.read()
+            replicas = raw["spec"].get("replicas", 1)
             change(raw["spec"])
             raw["metadata"]["generation"] += 1
             job = parse_job(raw)
+            if job.status.start_time is not None and not job.elastic and job.spec.replicas != replicas:
+                # The API server's rule, in its words (api/crd.py): there is none here.
+                raise SpecError(
+                    f"spec.replicas ({job.spec.replicas}) of a started job of fixed size cannot change from {replicas}. "
+                    "Keep it, or set spec.elasticPolicy."
+                )
             self._bump(raw)
         return job
 
