@@ -36,6 +36,7 @@ class Memory:
     container_restarts: Mapping[str, int] = field(default_factory=dict)
     """By pod UID: the container restarts that have been counted."""
     bad_nodes: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
+    """By slot: the node on which its pods failed twice in a row."""
     failed_on: Mapping[int, str] = field(default_factory=dict)
     """By slot: the node on which its pod failed last."""
     seen_pods: frozenset[str] = frozenset()

@@ -155,8 +155,10 @@ class _Planner:
             if pod.phase == "Failed" and pod.uid not in self.memory.seen_pods and pod.node:
                 if self.memory.seen_pods and 0 < (pod.last_exit_code or 0) < 128 and not leaves:
                     new.append(Failure(self.clock.wall, name, pod.last_exit_code))  # ended by itself, not by a signal
-                if failed_on.get(pod.slot) == pod.node:
-                    bad_nodes[pod.slot] = tuple(sorted({*bad_nodes.get(pod.slot, ()), pod.node}))
+                # The last one only, and only if the job is known to run elsewhere, too: a slot must not run out of nodes.
+                elsewhere = any(p.node not in ("", pod.node) and p.node_ready for p in self.obs.pods)
+                if failed_on.get(pod.slot) == pod.node and elsewhere:
+                    bad_nodes[pod.slot] = (pod.node,)
                 failed_on[pod.slot] = pod.node
         alive = {pod.uid for pod in self.obs.pods}
         seen = frozenset(p.uid for p in self.obs.pods if p.phase == "Failed") | (self.memory.seen_pods & alive)

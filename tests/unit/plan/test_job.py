@@ -154,6 +154,18 @@ def test_slot_that_fails_twice_on_a_node_avoids_it() -> None:
     assert second.create == ((1, 2, ("bad",)),)
 
 
+def test_slot_of_a_job_that_runs_on_one_node_only_avoids_none() -> None:
+    bad = {"phase": "Failed", "node": "only"}
+    first = plan(pods=(make_pod(0, node="only"), make_pod(1, **bad)), sessions=(trains(0),))
+    second = plan(
+        job(first.status),
+        pods=(make_pod(0, node="only"), make_pod(1, **bad), make_pod(1, 1, **bad)),
+        sessions=(trains(0),),
+        memory=first.memory,
+    )
+    assert second.create == ((1, 2, ()),)
+
+
 # --- released ------------------------------------------------------------------------------------------------------
 
 TWO_OF_THREE = (make_pod(0), make_pod(1), make_pod(2))
