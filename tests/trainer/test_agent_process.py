@@ -268,7 +268,8 @@ def test_script_starts_with_torchruns_environment_and_restarts_for_each_generati
     assert {n["env"]["TORCHELASTIC_RESTART_COUNT"] for n in again} == {"1"}
     operator.wait(lambda h: isinstance(h.body, wire.Adopted) and h.report.condition.generation == 2)
     assert not any(isinstance(h.body, wire.Fault) for h in operator.heard)
-    (pair.directory / "exit").write_text("0")
+    (pair.directory / "exit.new").write_text("0")
+    (pair.directory / "exit.new").rename(pair.directory / "exit")
     done = operator.wait_body(wire.Finished)
     assert (done.report.condition.phase, done.report.condition.generation) == (Phase.FINISHED, 2)
 

@@ -61,6 +61,11 @@ class Core:
         dues.append(worker.ending.due_s if worker.ending else None)
         return min((due for due in dues if due is not None), default=None)
 
+    @property
+    def by_session(self) -> bool:
+        """True once it is known that the script uses the library."""
+        return self._worker.by_session
+
     def report(self, body: Any) -> wire.Report:
         """Return a report of this moment: the whole condition and seal around `body`."""
         return self._worker.report(body)

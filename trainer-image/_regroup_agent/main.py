@@ -120,7 +120,10 @@ class Agent:
         self._finish(1)
 
     def _feed(self, event: ev.Event) -> None:
-        self._execute(self._core.handle(event, time.monotonic()))
+        effects = self._core.handle(event, time.monotonic())
+        if self._core.by_session:
+            self._store.listen()
+        self._execute(effects)
         self._set_timer()
 
     def _execute(self, effects: list[ev.Effect]) -> None:

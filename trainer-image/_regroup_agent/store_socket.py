@@ -1,4 +1,8 @@
-"""The fresh listening socket that becomes the next generation's store. One socket per generation, never used twice."""
+"""The fresh socket that becomes the next generation's store. One socket per generation, never used twice.
+
+For a session it listens from the start, so that who connects before the store serves waits instead of failing. A script
+binds the port itself: until then it is only held, and who connects is refused at once instead of being reset later.
+"""
 
 from __future__ import annotations
 
@@ -7,16 +11,23 @@ import socket
 
 
 class StoreSocket:
-    """Always holds one listening socket nobody has used. `port` goes out with every report."""
+    """Always holds one bound socket nobody has used. `port` goes out with every report."""
 
     def __init__(self, pod_ip: str) -> None:
         self._pod_ip = pod_ip
+        self._listens = False
         self._socket = self._open()
 
     @property
     def port(self) -> int:
         """TCP port of the fresh socket."""
         return int(self._socket.getsockname()[1])
+
+    def listen(self) -> None:
+        """Listen from now on, on this socket and all that follow; again does nothing."""
+        if not self._listens:
+            self._listens = True
+            self._socket.listen(4096)
 
     def take(self) -> socket.socket:
         """Return the fresh socket, the caller's now, and open another."""
@@ -29,5 +40,6 @@ class StoreSocket:
         sock = socket.socket(socket.AF_INET if address.version == 4 else socket.AF_INET6, socket.SOCK_STREAM)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind((self._pod_ip if address.is_loopback else "", 0))
-        sock.listen(4096)
+        if self._listens:
+            sock.listen(4096)
         return sock

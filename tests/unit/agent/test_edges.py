@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -26,6 +27,7 @@ from _regroup_agent.launch import (
 from _regroup_agent.main import NEEDED
 from _regroup_agent.progress import interval_s
 from _regroup_agent.statefile import UNKNOWN, Saved, StateFile
+from _regroup_agent.store_socket import StoreSocket
 from _regroup_agent.trainers import is_exiting
 from regroup.protocol import env
 from regroup_operator.api import parse_job
@@ -203,6 +205,21 @@ def test_lines_are_put_together_from_chunks() -> None:
 )
 def test_sentence_of_a_refusal(body: bytes, want: str) -> None:
     assert http.sentence(body) == want
+
+
+# --- the store's socket --------------------------------------------------------------------------------------------
+
+
+def test_store_socket_is_held_for_a_script_and_listens_for_a_session() -> None:
+    store = StoreSocket("127.0.0.1")
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", store.port))
+    store.listen()
+    socket.create_connection(("127.0.0.1", store.port)).close()
+    with store.take() as taken:
+        assert taken.getsockname()[1] != store.port
+        socket.create_connection(("127.0.0.1", store.port)).close()
+    store.take().close()
 
 
 # --- processes -----------------------------------------------------------------------------------------------------
