@@ -19,7 +19,8 @@ def main() -> int:
     parser.add_argument("--keep", action="store_true", help="leave the cluster up, with the kubectl lines to try")
     arguments = parser.parse_args()
     try:
-        return tour.run(Console(), keep=arguments.keep)
+        console = Console(width=None if sys.stdout.isatty() else 120)
+        return tour.run(console, keep=arguments.keep)
     except (ClusterError, RuntimeError) as error:
         print(f"demo: {error}", file=sys.stderr)
         return 1

@@ -60,7 +60,6 @@ def incident_table(incidents: list[dict[str, Any]]) -> Table:
         table.add_column(name)
     for name in ("detect", "decide", "persist", "form", "transfer", "first step", "redone"):
         table.add_column(name, justify="right")
-    table.add_column("decision")
     for i in incidents:
         parts = [
             i.get(k)
@@ -71,6 +70,5 @@ def incident_table(incidents: list[dict[str, Any]]) -> Table:
             i.get("cause", ""),
             i.get("culprit", ""),
             *("" if p is None else f"{p:.0f}" for p in parts),
-            i["decision"],
         )
     return table
