@@ -56,6 +56,9 @@ with regroup.session(
                 step.backward(loss, weight=len(batch.y))
             step.commit(after=[schedule.step], max_norm=1.0)
             losses[step.index] = step.loss
+        if os.environ.get("TEST_FORK") and step.index == 2 and os.fork() == 0:
+            time.sleep(12)  # a data loader's worker that outlives its parent; longer than the test's bound
+            os._exit(0)
         if os.environ.get("TEST_EVAL") and step.committed and step.index % 5 == 0:
             for attempt in job.collective("eval"):
                 with attempt as team:

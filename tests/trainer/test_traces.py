@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from regroup.protocol import env, local
 from regroup.protocol.document import PLANNED
 from regroup.protocol.state import StatePair
@@ -56,8 +58,11 @@ def test_joiner_without_a_witness_refuses_until_the_holder_is_proven_gone(job: A
     assert (adopted.source, adopted.start_step, adopted.rolled_back) == ("nothing", 0, True)
 
 
-def test_survivors_say_at_once_that_a_collective_failed_and_keep_their_state(job: AgentDouble) -> None:
-    start(job, 3)
+@pytest.mark.parametrize("environment", [{}, {"TEST_FORK": "1"}], ids=["plain", "with a forked child left behind"])
+def test_survivors_say_at_once_that_a_collective_failed_and_keep_their_state(
+    job: AgentDouble, environment: dict[str, str]
+) -> None:
+    start(job, 3, **environment)
     job.wait_step(1, 5, range(3))
     job.kill(1)
     for slot in (0, 2):

@@ -12,6 +12,7 @@ import os
 import re
 import socket
 import threading
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -60,11 +61,13 @@ class Groups:
         self._ports: set[int] = {assignment.store_port}
         self._kept: list[socket.socket] | None = None
         self._ranks_by_port: dict[int, int] = {}
+        self._document: Document | None = assignment.document
         self._store: Any = None
         self._gloo: Any = None
         self._nccl: Any = None
         self._world: Any = None
         self._result: Gathering | BaseException | None = None
+        _alive.add(self)
 
     # --- forming -----------------------------------------------------------------------------------------------------
 
@@ -117,6 +120,7 @@ class Groups:
         document = codec.from_json(Document, codec.parse(document_text))
         if document.digest() != assignment.document_digest:
             raise GroupBroken(f"The members of generation {self.generation} do not agree on its document.")
+        self._document = document
         arrivals = []
         for rank, text in enumerate(others):
             value = codec.parse(text)
@@ -280,6 +284,20 @@ class Groups:
         self._world = self._nccl = self._gloo = self._store = None
         threading.Thread(target=holders.clear, name="regroup-close", daemon=True).start()
 
+    def forget_in_child(self) -> None:
+        """In a forked child (a data loader's worker): close what it inherited, or the peers of a killed trainer would see its
+        connections open until the child ends."""
+        for connection in self._kept or ():
+            connection.detach()
+        for fd, inode in _socket_inodes().items():
+            if inode not in self._inodes_before:
+                with contextlib.suppress(OSError):
+                    probe = socket.socket(fileno=fd)
+                    ours = self._is_ours(probe)
+                    probe.detach()
+                    if ours:
+                        os.close(fd)
+
     # --- sockets -----------------------------------------------------------------------------------------------------
 
     def _connected(self) -> list[socket.socket]:
@@ -327,17 +345,23 @@ class Groups:
         return 0
 
     def _store_rank(self) -> int | None:
-        document = self.assignment.document
+        document = self._document
         return document.rank_offset(document.store.pod_uid) if document is not None else None
 
     def _peer(self, message: str) -> int | None:
-        """Return the rank that a gloo error names by its listening address, else None."""
-        found = re.search(r"\[[^\]]*\]:(\d+)", message)
+        """Return the rank that a gloo error names by its address, else None. Of several on one host, the first."""
+        found = re.search(r"\[([^\]]*)\]:(\d+)", message)
         if found is None:
             return None
-        port = int(found[1])
+        port = int(found[2])
         swapped = (port & 0xFF) << 8 | port >> 8  # gloo 2.13 prints some ports in network byte order
-        return self._ranks_by_port.get(port, self._ranks_by_port.get(swapped))
+        for candidate in (port, swapped):
+            if candidate in self._ranks_by_port:
+                return self._ranks_by_port[candidate]
+        # The other side's own port, where it connected to us: then its host, if only one member lives there.
+        members = self._document.members if self._document is not None else ()
+        there = [member.pod_uid for member in members if member.host == found[1]]
+        return self._document.rank_offset(there[0]) if self._document is not None and len(there) == 1 else None
 
 
 @dataclass(frozen=True)
@@ -359,6 +383,17 @@ class Team:
     def wait(self, work: Work) -> None:
         """Wait for a collective. Raises GroupBroken."""
         self.groups.wait([work])
+
+
+_alive: weakref.WeakSet[Groups] = weakref.WeakSet()
+
+
+def _in_child() -> None:
+    for groups in list(_alive):
+        groups.forget_in_child()
+
+
+os.register_at_fork(after_in_child=_in_child)
 
 
 def _socket_inodes() -> dict[int, str]:

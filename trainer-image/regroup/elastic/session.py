@@ -99,6 +99,9 @@ class Job:
         self._watcher: Watcher | None = None
         self._regrouper: Regrouper | None = None
         path = os.environ.get(env.SOCKET)
+        # Until the first generation: what the environment says; a joiner is told nothing, and is nobody yet.
+        self._last_rank = int(os.environ.get(env.RANK) or -1) if path else 0
+        self._last_world_size = 1
         if path:
             attach = local.Attach(
                 os.getpid(), int(os.environ.get(env.LOCAL_RANK) or 0), int(os.environ.get(env.INCARNATION) or 0)
@@ -120,7 +123,7 @@ class Job:
 
     @property
     def rank(self) -> int:
-        """Index of this process in the generation. It changes with it: compute nothing lasting from it."""
+        """Index of this process in the generation; -1 before the first. It changes: compute nothing lasting from it."""
         return self.groups.rank if self.groups is not None else self._last_rank
 
     @property
@@ -499,10 +502,6 @@ class Job:
         prune = self._watcher.take_prune() if self._watcher is not None else None
         if prune is not None and self._checkpointer is not None and self.is_main:
             self._checkpointer.prune(prune.keep, self._generation)
-
-    _last_rank = 0
-    _last_world_size = 1
-
 
 def local_checkpoint(saved: Any) -> dict[str, Any]:
     """Return a CheckpointRef as the report's JSON object."""

@@ -32,6 +32,7 @@ class Watcher:
         self._path = path
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._socket.connect(path)
+        os.register_at_fork(after_in_child=self._socket.close)  # or the agent would not see this process's end in it
         self._changed = threading.Condition()
         self._send_lock = threading.Lock()
         self._newest: Assignment | None = None
@@ -129,14 +130,14 @@ class Watcher:
             self._agent_gone()
 
     def ask(self, message: local.Entering | local.AdoptedLocally) -> Answer:
-        """Send a message that the agent answers when it has persisted it, and return the answer."""
+        """Send a message that the agent answers when it has persisted it, and return the answer; a stop is a no."""
         key = ("entering" if isinstance(message, local.Entering) else "adopted", message.generation)
         with self._changed:
             self._answers.pop(key, None)
         self.send(message)
         with self._changed:
-            self._changed.wait_for(lambda: key in self._answers)
-            return self._answers.pop(key)
+            self._changed.wait_for(lambda: key in self._answers or self._stop is not None)
+            return self._answers.pop(key, None) or Answer(key[0], message.generation, ok=False, adopted=0)
 
     def take_store(self, generation: int) -> int | None:
         """Return the descriptor of the listening socket that the agent keeps for this generation's store, or None."""
