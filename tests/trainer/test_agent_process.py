@@ -332,13 +332,13 @@ def test_deleted_pod_says_so_and_trains_on_until_stop(operator: OperatorEdge, wo
 
 
 def test_deleted_pod_whose_grace_is_over_ends_its_processes(operator: OperatorEdge, worker: Worker) -> None:
-    worker.start_raw(REGROUP_GRACE_SECONDS="6")
+    worker.start_raw(REGROUP_GRACE_SECONDS="2")
     welcome(operator)
     ready(operator)
     train(operator, worker)
     assert worker.agent is not None
     worker.agent.terminate()
-    assert operator.wait_body(wire.Draining).body.deadline_s == pytest.approx(1.0)
+    assert operator.wait_body(wire.Draining).body.deadline_s == pytest.approx(1.2)
     assert worker.agent.wait(10) == 143
     assert not alive(worker.noted("started")[0]["pid"])
 

@@ -16,7 +16,7 @@ AFTER_COMPLETE_S = 300.0
 """The same after stop{Complete}: what the script does with the trained model is its own, and takes its time."""
 AFTER_TERM_S = 5.0
 DRAIN_MARGIN_S = 5.0
-"""A draining agent ends its processes this long before its grace is over."""
+"""A draining agent ends its processes this long before its grace is over; of a short grace, two fifths."""
 DRAINED_CODE = 128 + signal.SIGTERM
 
 
@@ -62,8 +62,9 @@ def after_sigterm(connected: bool, grace_s: float, now_s: float) -> Ending:
     """Return the plan for a pod that is being deleted. Nobody to wait for: the processes are ended at once."""
     if not connected:
         return Ending(DRAINED_CODE, now_s, now_s + AFTER_TERM_S)
-    end_s = now_s + max(grace_s - DRAIN_MARGIN_S, 0.0)
-    return Ending(DRAINED_CODE, end_s, end_s + DRAIN_MARGIN_S * 0.8, draining=True)
+    margin_s = min(DRAIN_MARGIN_S, 0.4 * grace_s)
+    end_s = now_s + grace_s - margin_s
+    return Ending(DRAINED_CODE, end_s, end_s + margin_s * 0.8, draining=True)
 
 
 def restart_delay_s(crashes: int) -> float:

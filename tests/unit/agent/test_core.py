@@ -367,6 +367,14 @@ def test_deleted_pod_trains_on_only_where_somebody_can_release_it(connected: boo
     assert drive.exits(-15).of(ev.Exit) == [ev.Exit(143)]
 
 
+@pytest.mark.parametrize(("grace_s", "trains_s"), [(5, 3.0), (25, 20.0), (600, 595.0)])
+def test_deleted_pod_ends_its_processes_in_time_for_its_grace(grace_s: float, trains_s: float) -> None:
+    drive = Drive(grace_s=grace_s).session().trains(1, 3).feed(ev.Terminated())
+    assert drive.bodies() == [wire.Draining(trains_s)]
+    assert drive.wait(trains_s - 0.1).of(ev.Signal) == []
+    assert [s.signum for s in drive.wait(grace_s - trains_s).of(ev.Signal)] == [signal.SIGTERM, signal.SIGKILL]
+
+
 def test_stop_of_a_draining_pod_keeps_its_last_moment() -> None:
     drive = Drive(grace_s=30).session().trains(1, 3).feed(ev.Terminated()).wait(20).command(wire.Stop("Released"))
     assert drive.wait(4).of(ev.Signal) == []
