@@ -192,6 +192,7 @@ class Worker:
         self.stderr = directory / "stderr"
         self.stdout = directory / "stdout"
         self.agent: subprocess.Popen[bytes] | None = None
+        self.python = sys.executable
 
     def start(self, *command: str, **environ: str) -> None:
         """Start the agent with this command; REGROUP_PRELOAD=json keeps the zygote small."""
@@ -216,7 +217,7 @@ class Worker:
             **environ,
         }
         with self.stderr.open("ab") as err, self.stdout.open("ab") as out:
-            argv = [sys.executable, "-I", str(self.zipapp), "--", *command]
+            argv = [self.python, "-I", str(self.zipapp), "--", *command]
             self.agent = subprocess.Popen(argv, env=values, stderr=err, stdout=out, start_new_session=True)
 
     def start_raw(self, *args: str, **environ: str) -> None:

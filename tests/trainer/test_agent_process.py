@@ -18,6 +18,7 @@ from _regroup_agent.statefile import UNKNOWN
 from regroup.protocol import wire
 from regroup.protocol.state import Phase, StatePair
 from tests.trainer.agent_edge import RAW_TRAINER, Heard, OperatorEdge, Worker, alive, generation, operator_edge, until
+from tests.unit.agent.python39 import oldest_python
 
 
 @pytest.fixture(scope="module")
@@ -94,6 +95,22 @@ def test_session_from_hello_to_training_to_stop(operator: OperatorEdge, worker: 
     assert worker.agent is not None
     assert worker.agent.wait(10) == 0
     assert worker.noted("stop")[0]["outcome"] == "Complete"
+
+
+def test_agent_runs_under_the_oldest_python(operator: OperatorEdge, worker: Worker) -> None:
+    worker.python = oldest_python()
+    worker.start_raw("take")
+    welcome(operator)
+    ready(operator)
+    train(operator, worker)
+    assert worker.noted("store")[0]["said"] == "1"
+    before = len(operator.heard)
+    os.kill(worker.noted("started")[0]["pid"], signal.SIGKILL)
+    operator.wait_body(wire.Fault, after=before)
+    ready(operator, before)
+    operator.tell(wire.Stop("Released"))
+    assert worker.agent is not None
+    assert worker.agent.wait(10) == 0
 
 
 def test_killed_process_is_reported_at_once_and_restarted_with_a_higher_incarnation(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import shutil
 import socket
 import subprocess
 import sys
@@ -34,6 +33,7 @@ from regroup_operator.api import parse_job
 from regroup_operator.render import RenderSettings, worker_pod
 from tests.builders.jobs import stored_job
 from tests.unit.agent.drive import generation
+from tests.unit.agent.python39 import oldest_python
 
 # --- state file ----------------------------------------------------------------------------------------------------
 
@@ -241,20 +241,11 @@ def test_process_that_is_past_its_end_is_known_before_it_is_reaped() -> None:
 # --- zipapp --------------------------------------------------------------------------------------------------------
 
 
-def _oldest_python() -> str:
-    """Return a Python 3.9 where there is one, else the running interpreter."""
-    for python in sorted(Path("~/.pyenv/versions").expanduser().glob("3.9.*/bin/python3.9")):
-        return str(python)
-    found = shutil.which("python3.9")
-    works = found and subprocess.run([found, "-c", ""], capture_output=True).returncode == 0
-    return found if found and works else sys.executable
-
-
 def test_zipapp_imports_the_standard_library_and_itself_only(tmp_path: Path) -> None:
     build(tmp_path / "agent.pyz")
     script = "import json, sys; print(json.dumps(sorted(getattr(sys, 'stdlib_module_names', []))))"
     names = json.loads(subprocess.run([sys.executable, "-c", script], capture_output=True, check=True).stdout)
-    argv = [_oldest_python(), "-I", "-S", str(tmp_path / "agent.pyz"), "--check-imports"]
+    argv = [oldest_python(), "-I", "-S", str(tmp_path / "agent.pyz"), "--check-imports"]
     modules = subprocess.run(argv, capture_output=True, check=True, text=True).stdout.split()
     # Modules that only the older Python's standard library has; `sys.stdlib_module_names` is of 3.10.
     allowed = {*names, "__main__", "_bootlocale", "asynchat", "asyncore", "binascii", "imp"}
@@ -275,7 +266,7 @@ def test_zipapp_is_the_same_bytes_each_time(tmp_path: Path) -> None:
 
 def test_zipapp_without_its_environment_says_what_is_missing(tmp_path: Path) -> None:
     build(tmp_path / "agent.pyz")
-    argv = [_oldest_python(), "-I", str(tmp_path / "agent.pyz"), "--", "python", "train.py"]
+    argv = [oldest_python(), "-I", str(tmp_path / "agent.pyz"), "--", "python", "train.py"]
     done = subprocess.run(argv, capture_output=True, text=True, env={"PATH": "/usr/bin:/bin"})
     assert done.returncode == 2
     assert done.stderr.startswith("regroup: REGROUP_OPERATOR_URL, ")
