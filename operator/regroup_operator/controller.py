@@ -21,10 +21,10 @@ from typing import Protocol
 
 from regroup_operator.api import ConflictError, Job, RegroupError, SpecError, UnavailableError
 from regroup_operator.membership.registry import Registry
-from regroup_operator.model.plan import JobPlan, Memory
+from regroup_operator.model.plan import Clock, JobPlan, Memory
 from regroup_operator.model.ports import AlreadyExists, EventNote, JobStore, Recorder, Workers
 from regroup_operator.model.records import Key, Observation, Settings
-from regroup_operator.plan.job import Clock, plan_job
+from regroup_operator.plan.job import plan_job
 
 logger = logging.getLogger(__name__)
 

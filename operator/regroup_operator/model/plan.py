@@ -4,12 +4,48 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Any
 
 from regroup.protocol.document import Document
 from regroup_operator.model.members import MemberId
 from regroup_operator.model.ports import EventNote
 from regroup_operator.model.records import Pod
+
+
+@dataclass(frozen=True)
+class Clock:
+    """Now. `now_s`: monotonic seconds. `wall`: seconds since the epoch, for what people read."""
+
+    now_s: float
+    wall: float
+
+    def wall_at(self, at_s: float) -> float:
+        """Return the seconds since the epoch of a monotonic time."""
+        return self.wall - (self.now_s - at_s)
+
+    def stamp(self, at_s: float) -> str:
+        """Return RFC 3339 UTC in whole seconds of a monotonic time."""
+        return timestamp(self.wall_at(at_s))
+
+    def timestamp(self, ago_s: float = 0.0) -> str:
+        """Return RFC 3339 UTC in whole seconds, of now or of some time ago."""
+        return timestamp(self.wall - ago_s)
+
+
+def timestamp(wall: float) -> str:
+    """Return RFC 3339 UTC in whole seconds of seconds since the epoch."""
+    return datetime.fromtimestamp(wall, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+@dataclass(frozen=True)
+class Failure:
+    """One counted failure. `at` is seconds since the epoch."""
+
+    at: float
+    worker: str
+    exit_code: int | None
+    last_line: str = ""
 
 
 @dataclass(frozen=True)

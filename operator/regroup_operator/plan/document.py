@@ -8,7 +8,6 @@ from dataclasses import replace
 from regroup.protocol.document import (
     CheckpointRef,
     Document,
-    LineageEntry,
     Member,
     MemberSeal,
     OlderGeneration,
@@ -110,8 +109,3 @@ def with_peers(
         if uid in peers and peers[uid][0] == number:
             out[uid] = replace(session, fault=replace(fault, peer=peers[uid][1]))
     return out, peers
-
-
-def lineage_entries(pairs: Iterable[tuple[int, int]]) -> tuple[LineageEntry, ...]:
-    """Return lineage records from (generation, start step) pairs."""
-    return tuple(LineageEntry(g, s) for g, s in pairs)

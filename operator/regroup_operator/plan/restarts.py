@@ -9,15 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-
-@dataclass(frozen=True)
-class Failure:
-    """One counted failure. `at` is seconds since the epoch."""
-
-    at: float
-    worker: str
-    exit_code: int | None
-    last_line: str = ""
+from regroup_operator.model.plan import Failure
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,9 @@ import pytest
 
 from regroup.protocol.state import Phase
 from regroup.protocol.wire import Adopted, Draining, Generation, ProgressRequest, Prune, Stop, Welcome
-from regroup_operator.model.plan import JobPlan, Memory
+from regroup_operator.model.plan import Clock, JobPlan, Memory
 from regroup_operator.model.records import Observation, Pod, ProcessExit, Session, Settings
-from regroup_operator.plan.job import Clock, plan_job
+from regroup_operator.plan.job import plan_job
 from tests.builders.plan import JobBuilder, make_job, make_pod, make_progress, make_session, uid_of
 
 CLOCK = Clock(100.0, 1_800_000_000.0)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from regroup_operator.plan.restarts import Failure, Verdict, judge_restarts
+from regroup_operator.model.plan import Failure
+from regroup_operator.plan.restarts import Verdict, judge_restarts
 
 NOW = 1000.0
 

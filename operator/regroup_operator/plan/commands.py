@@ -1,0 +1,85 @@
+"""Say what each connected agent has to be told: tier, newest generation, stop, `progress?`. Pure.
+
+Derived from what the agent was told on its open stream and has heard, so that a lost stream is made good by the next one.
+The controller sends after the status is written (rules PERSIST, RELEASE).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import accumulate
+
+from regroup.protocol.document import Document
+from regroup.protocol.wire import DocumentCommand, Generation, ProgressRequest, Stop, Welcome
+from regroup_operator.model.plan import Tell
+from regroup_operator.model.records import Pod
+from regroup_operator.model.worker import Standing, Worker
+
+ASK_EVERY_S = 1.0
+"""While a member is silent, everybody who can be reached is asked for progress this often."""
+
+
+def plan_commands(
+    *,
+    workers: Iterable[Worker],
+    tier: str | None,
+    document: Document | None,
+    released: frozenset[str],
+    stop: str | None,
+    now_s: float,
+) -> Iterator[Tell]:
+    """Yield the commands. `document` is the newest generation's, where this operator has it; `stop` the outcome of a job
+    that has ended: everybody is stopped then, before only the released."""
+    workers = tuple(workers)
+    assignment = _Assignment(document) if document is not None else None
+    silent = any(w.is_member and w.standing == Standing.SILENT for w in workers)
+    for worker in workers:
+        session, pod = worker.session, worker.pod
+        if session is None or pod is None or not session.connected:
+            continue
+        word = tier or "Unknown"
+        if session.told_tier != word:
+            yield Tell(pod.uid, Welcome(word))
+        if stop is not None or pod.uid in released:
+            if not session.told_stop:
+                yield Tell(pod.uid, Stop(stop or "Released"))
+            continue
+        if assignment is not None and max(session.told_generation, session.condition.heard) < assignment.number:
+            yield from assignment.of(pod)
+        if silent and (session.asked_at_s is None or now_s >= session.asked_at_s + ASK_EVERY_S):
+            yield Tell(pod.uid, ProgressRequest())
+
+
+class _Assignment:
+    """One generation, told to many: what they share is computed once."""
+
+    def __init__(self, document: Document) -> None:
+        self.number = document.number
+        self._document, self._digest, self._world_size = document, document.digest(), document.world_size
+        offsets = accumulate((m.processes for m in document.members), initial=0)
+        self._places = {m.pod_uid: place for m, place in zip(document.members, enumerate(offsets))}
+
+    def of(self, pod: Pod) -> Iterator[Tell]:
+        """Yield what this pod is told; the store's host gets the document, too."""
+        document = self._document
+        index, offset = self._places.get(pod.uid, (0, 0))
+        hosts = pod.uid == document.store.pod_uid
+        body = Generation(
+            number=document.number,
+            uid=document.uid,
+            kind=document.kind,
+            member=pod.uid in self._places,
+            rank_offset=offset,
+            world_size=self._world_size,
+            slot=pod.slot,
+            group_rank=index,
+            store_host=document.store.host,
+            store_port=document.store.port,
+            store_prefix=document.store_prefix(),
+            hosts_store=hosts,
+            document_digest=self._digest,
+            reason=document.reason,
+        )
+        yield Tell(pod.uid, body)
+        if hosts:
+            yield Tell(pod.uid, DocumentCommand(document))

@@ -1,0 +1,104 @@
+"""Between the status and the policies: read the newest generation from it, write the next one into it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from regroup.protocol.document import CheckpointRef, Document, LineageEntry, OlderGeneration
+from regroup.protocol.state import Phase
+from regroup_operator.model.members import MemberId, format_members, gone_name, parse_members
+from regroup_operator.model.plan import Memory
+from regroup_operator.model.records import Pod, Session
+from regroup_operator.model.worker import Announce, Current
+
+SCRIPT_AFTER_S = 30.0
+"""Processes that run this long without attaching belong to an unmodified script (tier Script). Longer than a session's
+imports take on a busy node: until then nobody says Running of a job in which nobody trains."""
+
+
+def read_current(
+    status: Mapping[str, Any], pods: Iterable[Pod], memory: Memory, term_started_s: float
+) -> Current | None:
+    """Return the newest generation, None before the first. `memory` knows more of it if this operator issued it."""
+    membership = status.get("membership")
+    if membership is None:
+        return None
+    uids = {pod.id: pod.uid for pod in pods}
+    document, announced_at_s = memory.document, memory.announced_at_s
+    known = document is not None and document.uid == membership["uid"]
+    older = tuple(
+        OlderGeneration(
+            o["generation"], o["uid"], tuple(uids.get(m, gone_name(m)) for m in parse_members(o["members"]))
+        )
+        for o in membership.get("older", ())
+    )
+    return Current(
+        number=membership["generation"],
+        uid=membership["uid"],
+        kind=membership["kind"],
+        members=parse_members(membership["members"]),
+        adopted=membership.get("adopted", False),
+        announced_at_s=announced_at_s if known and announced_at_s is not None else term_started_s,
+        older=older,
+        lineage=tuple(LineageEntry(e["generation"], e["startStep"]) for e in status.get("lineage", ())),
+        known=known,
+        attempts=0 if membership.get("adopted") else max(1, memory.attempts),
+        launches=known and memory.launches,
+        incarnations={m.pod_uid: m.incarnation for m in document.members} if known and document else {},
+    )
+
+
+def membership_status(document: Document, decision: Announce, previous: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return status.membership for a generation that is about to be written."""
+    older: list[Mapping[str, Any]] = []
+    if previous is not None:
+        this = {key: previous[key] for key in ("generation", "uid", "members")}
+        carried = {generation.uid for generation in document.older}
+        older = [o for o in (this, *previous.get("older", ())) if o["uid"] in carried]
+    host = next(m.slot for m in document.members if m.pod_uid == document.store.pod_uid)
+    return {
+        "generation": document.number,
+        "uid": document.uid,
+        "kind": document.kind,
+        "digest": document.digest(),
+        "adopted": False,
+        "worldSize": document.world_size,
+        "members": format_members(w.id for w in decision.members),
+        "store": {"host": document.store.host, "port": document.store.port, "slot": host},
+        "older": older,
+        "lost": list(document.lost),
+    }
+
+
+def named_members(status: Mapping[str, Any]) -> list[MemberId]:
+    """Return all members that the status names: their attempt numbers are not used again."""
+    membership = status.get("membership")
+    if membership is None:
+        return []
+    texts = [membership["members"], *(o["members"] for o in membership.get("older", ()))]
+    return [member for text in texts for member in parse_members(text)]
+
+
+def named_checkpoint(status: Mapping[str, Any]) -> CheckpointRef | None:
+    """Return the durable checkpoint that the status names."""
+    named = status.get("checkpoint")
+    return CheckpointRef(named["generation"], named["step"], named["directory"]) if named else None
+
+
+def decide_tier(status: Mapping[str, Any], sessions: Sequence[Session], now_s: float) -> str | None:
+    """Return Session once a process has said that it uses the library, Script when all members run for SCRIPT_AFTER_S
+    without, None while that is open."""
+    tier: str | None = status.get("tier")
+    if tier == "Session" or any(s.condition.session for s in sessions):
+        return "Session"
+    membership = status.get("membership")
+    if tier is not None or membership is None:
+        return tier
+    started = [
+        s.condition_at_s
+        for s in sessions
+        if s.connected and (s.condition.phase, s.condition.generation) == (Phase.STARTING, membership["generation"])
+    ]
+    everybody = bool(started) and len(started) >= len(parse_members(membership["members"]))
+    return "Script" if everybody and now_s >= max(started) + SCRIPT_AFTER_S else None

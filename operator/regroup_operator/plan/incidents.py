@@ -1,0 +1,47 @@
+"""Tell a change of membership as an incident: what was decided and why, and how long each part took. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from regroup_operator.model.plan import Clock
+from regroup_operator.model.worker import Announce, Worker
+
+
+def make_incident(number: int, decision: Announce, workers: Sequence[Worker], clock: Clock) -> dict[str, Any]:
+    """Return the incident of generation `number` as it is known when the generation is issued."""
+    faults = (w.session.fault for w in workers if w.is_member and w.why == decision.cause and w.session)
+    fault = next((fault for fault in faults if fault is not None), None)
+    waited_s = max(0.0, clock.now_s - decision.detected_at_s)
+    incident = {
+        "generation": number,
+        "at": clock.timestamp(waited_s),
+        "decision": decision.message,
+        "cause": decision.cause or None,
+        "culprit": decision.culprit or None,
+        "detectMs": round(fault.observed_ms if fault is not None else 0.0, 1),
+        "decideMs": round(waited_s * 1000, 1),
+    }
+    return {key: value for key, value in incident.items() if value is not None}
+
+
+def with_times(
+    incident: dict[str, Any], number: int, members: Sequence[Worker], persist_ms: float | None
+) -> dict[str, Any]:
+    """Return the incident of the newest generation with what its members have measured since; what is known stays."""
+    out = dict(incident)
+    sessions = [w.session for w in members if w.session is not None]
+    formed = [s.formed.form_ms for s in sessions if s.formed and s.formed_generation == number]
+    moved = [s.adopted.transfer_ms for s in sessions if s.adopted and s.adopted_generation == number]
+    first = [s.first_progress for s in sessions if s.first_progress and s.progress_generation == number]
+    if persist_ms is not None:
+        out.setdefault("persistMs", round(persist_ms, 1))
+    if formed and len(formed) == len(members):
+        out.setdefault("formMs", round(max(formed), 1))
+    if moved and len(moved) == len(members):
+        out.setdefault("transferMs", round(max(moved), 1))
+    if first:
+        out.setdefault("firstStepMs", round(max(p.first_step_ms or 0.0 for p in first), 1))
+        out.setdefault("stepsRedone", max(p.steps_redone for p in first))
+    return out
