@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from regroup_operator.model.members import parse_members
 from regroup_operator.model.records import Settings
 from tests.builders.plan import make_job
 from tests.unit.controller.world import World
@@ -17,7 +18,7 @@ WALKS = 25
 MOVES = 12
 
 
-def walk(tmp_path: Path, seed: int, moves: int = MOVES) -> World:
+def walk(tmp_path: Path, seed: int, moves: int = MOVES, script: str = "session") -> World:
     """Return the world after a walk and peace."""
     rng = random.Random(seed)
     job = make_job().with_replicas(3).with_recovery(maxRestarts=10_000)
@@ -27,10 +28,11 @@ def walk(tmp_path: Path, seed: int, moves: int = MOVES) -> World:
         tmp_path,
         job,
         processes=rng.choice([1, 1, 2]),
-        known_session=rng.random() < 0.5,
+        script=script,
+        known_session=script == "session" and rng.random() < 0.5,
         settings=Settings(term_grace_s=rng.choice([0.0, 20.0])),
     )
-    world.advance(rng.choice([0.0, 0.1, 1.0]), step_every_s=0.1)
+    world.advance(rng.choice([0.0, 0.1, 1.0]) if script == "session" else 40.0, step_every_s=0.1)
     dark: set[str] = set()
 
     def some_agent() -> str | None:
@@ -104,3 +106,14 @@ def test_job_survives_a_walk_through_faults(tmp_path: Path, seed: int) -> None:
     world.until(lambda: len(set(world.training().split(","))) == replicas, limit_s=200, step_every_s=0.5)
     assert world.phase == "Running"
     assert world.status["summary"]["ready"] == f"{replicas}/{replicas}"
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_script_survives_a_walk_through_faults(tmp_path: Path, seed: int) -> None:
+    world = walk(tmp_path, seed, script="plain")
+    replicas = world.store.read()["spec"]["replicas"]
+    world.until(lambda: world.status["summary"]["ready"] == f"{replicas}/{replicas}" and world.phase == "Running", 200)
+    world.advance(40)
+    assert len(parse_members(world.members)) == replicas
+    assert (world.phase, len(world.names())) == ("Running", replicas)
+    assert all(t.alive for a in world.agents.values() for t in a.trainers.values())
