@@ -1,4 +1,4 @@
-"""Handwritten digits: real data that ships with scikit-learn. Runs unchanged under plain `python`, `regroup run` and in a cluster."""
+"""Handwritten digits, real data that ships with scikit-learn: plain `python`, `regroup run` or a cluster, unchanged."""
 
 import argparse
 import hashlib
@@ -11,8 +11,12 @@ import regroup
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--steps", type=int, default=1000)
-parser.add_argument("--reduction", choices=["fast", "exact"], default="fast", help="exact: bitwise equal at any world size")
-parser.add_argument("--pace", type=float, default=0.0, help="seconds added to each step, so that there is time to watch")
+parser.add_argument(
+    "--reduction", choices=["fast", "exact"], default="fast", help="exact: bitwise equal at any world size"
+)
+parser.add_argument(
+    "--pace", type=float, default=0.0, help="seconds added to each step, so that there is time to watch"
+)
 args = parser.parse_args()
 
 torch.manual_seed(7)

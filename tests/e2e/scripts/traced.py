@@ -9,10 +9,10 @@ import time
 
 started = time.time()
 
-import torch  # noqa: E402
-from sklearn.datasets import load_digits  # noqa: E402
+import torch
+from sklearn.datasets import load_digits
 
-import regroup  # noqa: E402
+import regroup
 
 TRACE = os.open(
     f"{os.environ['TRACE']}/{os.environ['HOSTNAME']}-{os.getpid()}.jsonl", os.O_WRONLY | os.O_CREAT | os.O_APPEND
