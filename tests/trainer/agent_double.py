@@ -54,7 +54,7 @@ class Worker:
     adopted: int = 0
     connection: socket.socket | None = None
     heard: list[Heard] = field(default_factory=list)
-    store: socket.socket | None = None
+    stores: dict[int, socket.socket] = field(default_factory=dict)
     answers_entering: bool = True
 
     def messages(self, kind: type, generation: int | None = None) -> list[Any]:
@@ -141,10 +141,11 @@ class AgentDouble:
         """Send the next generation to its members and to all other workers. `older`: numbers; default: the last one."""
         members = [self.workers[slot] for slot in slots]
         host = self.workers[hosts] if hosts is not None else members[0]
-        host.store = socket.socket()
-        host.store.bind(("127.0.0.1", 0))
-        host.store.listen(64)
+        store = socket.socket()
+        store.bind(("127.0.0.1", 0))
+        store.listen(64)
         number = self.documents[-1].number + 1 if self.documents else 1
+        host.stores[number] = store
         numbers = set(older) if older is not None else {number - 1}
         document = Document(
             number=number,
@@ -152,7 +153,7 @@ class AgentDouble:
             job_uid="job",
             kind=kind,
             members=tuple(Member(w.slot, w.pod_uid, w.pod_uid, w.incarnation, "127.0.0.1", 1) for w in members),
-            store=Store("127.0.0.1", host.store.getsockname()[1], host.pod_uid),
+            store=Store("127.0.0.1", store.getsockname()[1], host.pod_uid),
             older=tuple(
                 OlderGeneration(d.number, d.uid, tuple(m.pod_uid for m in d.members))
                 for d in self.documents
@@ -297,9 +298,12 @@ class AgentDouble:
                 except ProtocolError as error:
                     raise AssertionError(str(error)) from error
                 if isinstance(message, local.TakeStore):
-                    assert worker.store is not None
-                    socket.send_fds(connection, [b"1"], [worker.store.fileno()])
-                    worker.store.close()
+                    store = worker.stores.pop(message.generation, None)
+                    if store is None:
+                        connection.sendall(b"0")
+                    else:
+                        socket.send_fds(connection, [b"1"], [store.fileno()])
+                        store.close()
                     connection.close()
                     return
                 self._hear(worker, connection, message)

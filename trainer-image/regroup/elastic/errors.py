@@ -1,13 +1,13 @@
 """What the elastic session raises.
 
-    RegroupError                 a sentence for the user
-      UsageError                 the script asks for something that cannot work
-      StateError                 a `state` entry, model or optimizer that cannot be saved or loaded
-      DivergedError              ranks of one generation disagree (parameters, step)
-      SampleError                a step would use samples other than its own (rule QUOTA)
-    GenerationChanged            ends a `with step:` block; swallowed by it
-    GroupBroken                  a collective of ours failed; becomes GenerationChanged (internal)
-    Refused                      the group may not train: no witness of the newest state (internal)
+RegroupError                 a sentence for the user
+  UsageError                 the script asks for something that cannot work
+  StateError                 a `state` entry, model or optimizer that cannot be saved or loaded
+  DivergedError              ranks of one generation disagree (parameters, step)
+  SampleError                a step would use samples other than its own (rule QUOTA)
+GenerationChanged            ends a `with step:` block; swallowed by it
+GroupBroken                  a collective of ours failed; becomes GenerationChanged (internal)
+Refused                      the group may not train: no witness of the newest state (internal)
 """
 
 

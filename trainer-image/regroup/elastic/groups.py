@@ -87,7 +87,9 @@ class Groups:
             raise result
         if isinstance(result, GroupBroken):
             raise result
-        raise GroupBroken(f"forming generation {self.generation} ended: {result or 'interrupted'}", self._peer(str(result)))
+        raise GroupBroken(
+            f"forming generation {self.generation} ended: {result or 'interrupted'}", self._peer(str(result))
+        )
 
     def _run(self, arrival: Arrival, listen_fd: int | None) -> None:
         try:
@@ -143,7 +145,13 @@ class Groups:
         host, port = self.assignment.store_host, self.assignment.store_port
         if self.assignment.hosts_store:
             return TCPStore(
-                host, port, is_master=True, wait_for_workers=False, timeout=_CONNECT, master_listen_fd=listen_fd, use_libuv=True
+                host,
+                port,
+                is_master=True,
+                wait_for_workers=False,
+                timeout=_CONNECT,
+                master_listen_fd=listen_fd,
+                use_libuv=True,
             )
         try:
             # The listening socket exists before the generation is announced, so this tells "unreachable" from "busy".

@@ -206,4 +206,3 @@ class Regrouper:
                 peer_rank=peer_rank,
             )
         )
-

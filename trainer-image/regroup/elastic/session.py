@@ -488,7 +488,9 @@ class Job:
             pair=pair,
             generation=self._generation,
             uid=gathering.document.uid if gathering is not None else "alone",
-            parent_generation=self._regrouper.parent_generation if self._regrouper is not None else self._generation - 1,
+            parent_generation=self._regrouper.parent_generation
+            if self._regrouper is not None
+            else self._generation - 1,
             start_step=self._regrouper.start_step if self._regrouper is not None else 0,
             digest=self.plan.digest(pair.step),
             acknowledged=None if all_have_it else lambda: self._known_by_all >= pair.step,
@@ -502,6 +504,7 @@ class Job:
         prune = self._watcher.take_prune() if self._watcher is not None else None
         if prune is not None and self._checkpointer is not None and self.is_main:
             self._checkpointer.prune(prune.keep, self._generation)
+
 
 def local_checkpoint(saved: Any) -> dict[str, Any]:
     """Return a CheckpointRef as the report's JSON object."""

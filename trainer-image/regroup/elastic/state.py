@@ -73,7 +73,9 @@ class TrainingState:
         if misfit is None and set(tree["state"]) != set(self.extra):
             misfit = f"It has state entries {sorted(tree['state'])}, the script has {sorted(self.extra)}."
         if misfit is not None:
-            raise StateError(f"The state to continue from does not fit this script. {misfit} Run one script in all workers.")
+            raise StateError(
+                f"The state to continue from does not fit this script. {misfit} Run one script in all workers."
+            )
         with self.changing():
             try:
                 self.model.load_state_dict(tree["model"])

@@ -102,7 +102,11 @@ class Step:
         self.sample_hash += job.plan.hash_ids(current.ids)
 
     def commit(
-        self, after: Sequence[Callable[[], Any]] = (), *, before: Sequence[Callable[[], Any]] = (), max_norm: float | None = None
+        self,
+        after: Sequence[Callable[[], Any]] = (),
+        *,
+        before: Sequence[Callable[[], Any]] = (),
+        max_norm: float | None = None,
     ) -> None:
         """Reduce, clip to `max_norm`, run `before`, step the optimizer, run `after`: all or nothing.
 
@@ -122,4 +126,6 @@ def is_collective_error(error: BaseException) -> bool:
     if type(error).__name__ in ("DistBackendError", "DistNetworkError", "DistError"):
         return True
     text = str(error)
-    return isinstance(error, RuntimeError) and any(word in text for word in ("gloo", "NCCL", "Connection closed by peer"))
+    return isinstance(error, RuntimeError) and any(
+        word in text for word in ("gloo", "NCCL", "Connection closed by peer")
+    )

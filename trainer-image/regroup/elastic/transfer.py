@@ -96,5 +96,3 @@ def _layout(sizes: list[int]) -> tuple[list[int], int]:
 def _chunks(total: int) -> Iterator[tuple[int, int]]:
     for low in range(0, total, CHUNK_BYTES):
         yield low, min(low + CHUNK_BYTES, total)
-
-

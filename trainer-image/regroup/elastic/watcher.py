@@ -18,6 +18,9 @@ from regroup.protocol.codec import ProtocolError
 from regroup.protocol.document import FORCED
 from regroup.protocol.local import Answer, Assignment, PruneLocally, StopLocally
 
+_TAKE_STORE_S = 5.0
+"""Bound for the agent's answer; without a descriptor the trainer binds the port itself, or fails to form and says so."""
+
 
 class Target(Protocol):
     """Something of one generation that can be ended from another thread."""
@@ -141,13 +144,13 @@ class Watcher:
 
     def take_store(self, generation: int) -> int | None:
         """Return the descriptor of the listening socket that the agent keeps for this generation's store, or None."""
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        descriptors: list[int] = []
+        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+            connection.settimeout(_TAKE_STORE_S)
             connection.connect(self._path)
             connection.sendall(local.encode(local.TakeStore(generation)))
-            flag, descriptors, _, _ = socket.recv_fds(connection, 1, 1)
-        if flag == b"1" and descriptors:
-            return descriptors[0]
-        return None
+            _, descriptors, _, _ = socket.recv_fds(connection, 1, 1)
+        return descriptors[0] if descriptors else None
 
     def close(self) -> None:
         """Stop listening: from now on the agent may go."""
