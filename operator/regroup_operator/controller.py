@@ -101,7 +101,9 @@ class Controller:
         if memory.refusal is None:
             memory = await self._prepared(job, memory)
         pods = self._workers.list(job.key, job.uid)
-        observation = Observation(pods, self._registry.sessions(pods), self._term_started_s)
+        observation = Observation(
+            pods, self._registry.sessions(pods), self._term_started_s, self._registry.refusals(pods)
+        )
         clock = Clock(self._monotonic(), self._wall())
         plan = plan_job(
             job,

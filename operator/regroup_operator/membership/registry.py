@@ -39,11 +39,23 @@ class Registry:
         self._streams: dict[str, Stream] = {}
         self._pods: dict[str, Pod] = {}
         self._steps: dict[str, tuple[int, int]] = {}
+        self._refusals: dict[str, str] = {}
         self.dropped_reports = 0
 
     def sessions(self, pods: Iterable[Pod]) -> dict[str, Session]:
         """Return the sessions of these pods, by UID."""
         return {pod.uid: self._sessions[pod.uid] for pod in pods if pod.uid in self._sessions}
+
+    def refusals(self, pods: Iterable[Pod]) -> dict[str, str]:
+        """Return why the agents of these pods were turned away, by UID: what they say cannot be understood here."""
+        return {pod.uid: self._refusals[pod.uid] for pod in pods if pod.uid in self._refusals}
+
+    def refuse(self, pod: Pod, sentence: str) -> None:
+        """Remember that an authenticated agent was turned away, until it says a hello that can be taken."""
+        if self._refusals.get(pod.uid) != sentence:
+            self._refusals[pod.uid] = sentence
+            self._pods[pod.uid] = pod
+            self._enqueue((pod.namespace, pod.job))
 
     def num_connected(self) -> int:
         """Return the number of open streams."""
@@ -62,6 +74,7 @@ class Registry:
             return False
         self._sessions[pod.uid] = session
         self._pods[pod.uid] = pod
+        self._refusals.pop(pod.uid, None)
         if isinstance(report.body, Progress):
             newest = (report.generation, report.body.step)
             self._steps[pod.job_uid] = max(newest, self._steps.get(pod.job_uid, newest))
@@ -108,6 +121,7 @@ class Registry:
         for uid in [uid for uid in self._sessions if not alive(uid) and uid not in self._streams]:
             del self._sessions[uid]
             self._pods.pop(uid, None)
+        self._refusals = {uid: why for uid, why in self._refusals.items() if alive(uid)}
         jobs = {pod.job_uid for pod in self._pods.values()}
         self._steps = {job: step for job, step in self._steps.items() if job in jobs}
 

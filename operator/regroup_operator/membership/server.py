@@ -78,7 +78,7 @@ class Endpoint:
                 f"The report is of job UID {report.job_uid}, pod {pod.name} belongs to job {pod.job} ({pod.job_uid}).",
             )
         if isinstance(report.body, Hello):
-            _check_version(report.body.protocol)
+            self._check_version(pod, report.body.protocol)
         elif not self._registry.knows(pod.uid, report.boot):
             raise _Answer(409, HELLO_FIRST)
         self._registry.report(pod, report)
@@ -88,7 +88,7 @@ class Endpoint:
         """GET: the stream of commands. Open for as long as the agent lives: it is the heartbeat."""
         pod = await self._authenticated(request)
         version = request.query.get("protocol", "")
-        _check_version(int(version) if version.isdigit() else -1)
+        self._check_version(pod, int(version) if version.isdigit() else -1)
         boot = request.query.get("boot", "")
         if not boot:
             raise _Answer(400, "The query parameter boot is missing: the agent's boot id names the stream.")
@@ -107,6 +107,13 @@ class Endpoint:
             self._registry.close(pod, stream)
         return response
 
+    def _check_version(self, pod: Pod, version: int) -> None:
+        if version == VERSION:
+            return
+        known = f"Protocol version {version} is not spoken here, {VERSION} is. Use an agent of the operator's release."
+        self._registry.refuse(pod, known)
+        raise _Answer(400, known)
+
     async def _authenticated(self, request: web.Request) -> Pod:
         leader = self._leader()
         if leader is not None:
@@ -115,13 +122,6 @@ class Endpoint:
         if scheme != "Bearer" or not token:
             raise _Answer(401, "The request has no bearer token.")
         return await self._authenticator.authenticate(token, request.match_info["namespace"], request.match_info["pod"])
-
-
-def _check_version(version: int) -> None:
-    if version != VERSION:
-        raise _Answer(
-            400, f"Protocol version {version} is not spoken here, {VERSION} is. Use an agent of the operator's release."
-        )
 
 
 @web.middleware

@@ -148,3 +148,5 @@ class Observation:
     sessions: dict[str, Session] = field(default_factory=dict)
     """By pod UID."""
     term_started_s: float = 0.0
+    refusals: dict[str, str] = field(default_factory=dict)
+    """By pod UID: the sentence with which the agent was turned away."""

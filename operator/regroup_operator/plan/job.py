@@ -323,6 +323,7 @@ class _Planner:
                 now_s=self.clock.now_s,
                 settings=self.settings,
                 endpoint=self.endpoint,
+                refusals=self.obs.refusals,
             ),
             *training_conditions(
                 phase=phase,

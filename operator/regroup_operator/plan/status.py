@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,9 +50,16 @@ def phase_of(
 
 
 def worker_conditions(
-    *, workers: Sequence[Worker], replicas: int, ended: bool, now_s: float, settings: Settings, endpoint: str
+    *,
+    workers: Sequence[Worker],
+    replicas: int,
+    ended: bool,
+    now_s: float,
+    settings: Settings,
+    endpoint: str,
+    refusals: Mapping[str, str],
 ) -> list[Said]:
-    """Return PodsReady and AgentsConnected."""
+    """Return PodsReady and AgentsConnected. `refusals`: why agents were turned away, by pod UID."""
     if ended:
         return [Said(kind, "False", "Ended", "The job has ended.") for kind in ("PodsReady", "AgentsConnected")]
     usable = [w for w in workers if w.pod is not None and w.pod.usable]
@@ -85,7 +92,12 @@ def worker_conditions(
     ]
     # A member that has not called since the operator's start is on its way: nothing is said of it yet.
     connected = sum(w.connected or (w.standing == Standing.SILENT and w.session is None) for w in workers)
-    if late:
+    refused = [refusals[p.uid] for p in pods if p.uid in refusals]
+    if refused:
+        verb = "is" if len(refused) == 1 else "are"
+        what = f"{len(refused)} of {replicas} agents {verb} turned away: {refused[0]}"
+        out.append(Said("AgentsConnected", "False", "Refused", what))
+    elif late:
         verb = "has" if len(late) == 1 else "have"
         out.append(
             Said(

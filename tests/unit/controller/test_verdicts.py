@@ -72,7 +72,9 @@ def test_template_of_a_started_job_is_not_tried_again(tmp_path: Path) -> None:
         pytest.param(SpecError("No.", reason="PodSecurity"), True, id="a refusal is"),
     ],
 )
-def test_failed_creation_holds_up_no_other_and_is_raised_for_the_back_off(tmp_path: Path, error: Exception, noted: bool) -> None:
+def test_failed_creation_holds_up_no_other_and_is_raised_for_the_back_off(
+    tmp_path: Path, error: Exception, noted: bool
+) -> None:
     world = World(tmp_path, make_job().with_replicas(2), start=False)
     calls = say(world, "create", error, {0})
     operator = world.start_operator()

@@ -14,7 +14,7 @@ from regroup_operator.model.records import Settings
 from tests.builders.plan import make_job
 from tests.unit.controller.world import World
 
-WALKS = 12
+WALKS = 9
 MOVES = 12
 
 

@@ -101,6 +101,16 @@ def test_agents_of_pods_that_are_gone_are_forgotten() -> None:
     assert not world.registry.knows("pod-uid", "boot")
 
 
+def test_agent_that_was_turned_away_is_remembered_until_it_can_be_understood() -> None:
+    world = Setting()
+    world.registry.refuse(POD, "Protocol version 2 is not spoken here.")
+    world.registry.refuse(POD, "Protocol version 2 is not spoken here.")
+    assert world.registry.refusals([POD]) == {"pod-uid": "Protocol version 2 is not spoken here."}
+    assert len(world.enqueued) == 1
+    world.registry.report(POD, hello())
+    assert world.registry.refusals([POD]) == {}
+
+
 def test_leader_that_ends_closes_all_streams() -> None:
     world = Setting()
     world.registry.report(POD, hello())

@@ -102,7 +102,7 @@ def check(current: Current, workers: tuple[Worker, ...], bounds: Bounds, refused
 @pytest.mark.parametrize("bounds", BOUNDS, ids=str)
 @pytest.mark.parametrize("current", CURRENTS, ids=["adopted", "young", "old", "planned", "unknown"])
 def test_every_decision_keeps_the_rules(current: Current, bounds: Bounds) -> None:
-    kinds = [STANDINGS, STANDINGS, ("training", "broken link", "lost", "draining")]
+    kinds = [STANDINGS, STANDINGS, ("training", "broken link", "lost")]
     tables = [[member(slot, kind) for kind in kinds[slot]] for slot in range(3)]
     for members in product(*tables):
         for kind in JOINERS:
