@@ -152,6 +152,7 @@ class Operator:
             endpoint=settings.url.removeprefix("https://"),
             agent_image=settings.agent_image,
             observer=self._metrics,
+            progress_writes_per_s=settings.progress_writes_per_second,
         )
         self._watch.start()
 

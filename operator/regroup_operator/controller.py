@@ -20,6 +20,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from regroup_operator.api import ConflictError, Job, RegroupError, SpecError, UnavailableError
+from regroup_operator.kube.events import TokenBucket
 from regroup_operator.membership.registry import Registry
 from regroup_operator.model.plan import Clock, JobPlan, Memory
 from regroup_operator.model.ports import AlreadyExists, EventNote, JobStore, Recorder, Workers
@@ -30,6 +31,8 @@ logger = logging.getLogger(__name__)
 
 CONFLICTS = 5
 """Plans in a row that may lose the race for the status before the work queue's back-off takes over."""
+BUDGET_RETRY_S = 1.0
+"""When progress is due but all jobs together have written enough of it."""
 
 
 class Observer(Protocol):
@@ -58,12 +61,14 @@ class Controller:
         endpoint: str,
         agent_image: str = "",
         observer: Observer | None = None,
+        progress_writes_per_s: float = 20.0,
         monotonic: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
     ) -> None:
         self._store, self._workers, self._recorder, self._registry = store, workers, recorder, registry
         self._settings, self._endpoint, self._agent_image = settings, endpoint, agent_image
         self._observer = observer
+        self._progress_writes = TokenBucket(progress_writes_per_s, max(1.0, progress_writes_per_s))
         self._monotonic, self._wall = monotonic, wall
         self._memory: dict[Key, tuple[str, Memory]] = {}
         self._term_started_s = monotonic()
@@ -155,9 +160,12 @@ class Controller:
         if plan.status != job.status.to_dict():
             since = memory.progress_written_s
             due = since + self._settings.progress_write_s if since is not None else clock.now_s
-            if not plan.urgent and clock.now_s < due:
-                self._memory[job.key] = (job.uid, memory)
-                return due
+            if not plan.urgent:
+                if clock.now_s >= due and not self._progress_writes.take(clock.now_s):
+                    due = clock.now_s + BUDGET_RETRY_S
+                if clock.now_s < due:
+                    self._memory[job.key] = (job.uid, memory)
+                    return due
             started = self._monotonic()
             await self._store.write_status(job, plan.status)
             ended = self._monotonic()

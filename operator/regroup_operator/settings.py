@@ -86,6 +86,9 @@ class OperatorSettings(BaseModel):
     num_workers: int = Field(default=16, ge=1)
     """Jobs that are reconciled at the same time. Each waits for the API most of the time."""
 
+    progress_writes_per_second: float = Field(default=20.0, gt=0)
+    """Status writes per second that carry progress only, all jobs together; others are never delayed."""
+
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """Least severe level that is logged."""
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from regroup_operator.model.records import Settings
 from tests.builders.plan import make_job
 from tests.unit.controller.world import World
 
@@ -154,3 +155,15 @@ def test_idle_job_writes_nothing(tmp_path: Path) -> None:
     before = world.store.num_writes
     world.advance(700)
     assert world.store.num_writes == before
+
+
+def test_progress_of_all_jobs_together_is_written_so_often_and_nothing_else_waits_for_it(tmp_path: Path) -> None:
+    settings = Settings(progress_write_s=0.0)
+    world = World(tmp_path, make_job().with_replicas(3), settings=settings, progress_writes_per_s=0.5)
+    world.advance(10, step_every_s=0.2)
+    before = world.store.num_writes
+    world.advance(20, step_every_s=0.2)
+    assert world.store.num_writes - before in range(8, 12)
+    world.kill_process(world.uid(1))
+    world.settle()
+    assert world.generation == 2

@@ -237,6 +237,7 @@ class Operator:
             endpoint="regroup.ns.svc:8443",
             monotonic=lambda: world.now_s,
             wall=lambda: WALL + world.now_s,
+            progress_writes_per_s=world.progress_writes_per_s,
         )
 
 
@@ -253,6 +254,7 @@ class World:
         known_session: bool = False,
         total_steps: int = 1_000_000,
         settings: Settings | None = None,
+        progress_writes_per_s: float = 20.0,
         start: bool = True,
     ) -> None:
         self.now_s = START_S
@@ -262,7 +264,7 @@ class World:
             known_session,
             total_steps,
         )
-        self.settings = settings or Settings()
+        self.settings, self.progress_writes_per_s = settings or Settings(), progress_writes_per_s
         self.store = Store(tmp_path / "job.json", self._wrote)
         self.store.create(job.with_spec(processesPerWorker=processes).manifest())
         self.pods = Pods(self)
