@@ -27,9 +27,13 @@ def make_incident(number: int, decision: Announce, workers: Sequence[Worker], cl
 
 
 def with_times(
-    incident: dict[str, Any], number: int, members: Sequence[Worker], persist_ms: float | None
+    incident: dict[str, Any], number: int, members: Sequence[Worker], persist_ms: float | None, *, planned: bool = False
 ) -> dict[str, Any]:
-    """Return the incident of the newest generation with what its members have measured since; what is known stays."""
+    """Return the incident of the newest generation with what its members have measured since; what is known stays.
+
+    Members begin to form a forced generation together: the slowest one's time counts. To a `planned` one the joiners come
+    early and wait while the others train on: there the time of the last to come counts, the shortest.
+    """
     out = dict(incident)
     sessions = [w.session for w in members if w.session is not None]
     formed = [s.formed.form_ms for s in sessions if s.formed and s.formed_generation == number]
@@ -38,7 +42,7 @@ def with_times(
     if persist_ms is not None:
         out.setdefault("persistMs", round(persist_ms, 1))
     if formed and len(formed) == len(members):
-        out.setdefault("formMs", round(max(formed), 1))
+        out.setdefault("formMs", round((min if planned else max)(formed), 1))
     if moved and len(moved) == len(members):
         out.setdefault("transferMs", round(max(moved), 1))
     if first:

@@ -216,7 +216,10 @@ class _Planner:
             self.current = replace(current, adopted=True, older=(), attempts=0)
         incidents = self.status.get("incidents")
         if incidents and incidents[-1]["generation"] == current.number:
-            incidents[-1] = with_times(incidents[-1], current.number, self.members, self.memory.persist_ms)
+            planned = current.kind == PLANNED
+            incidents[-1] = with_times(
+                incidents[-1], current.number, self.members, self.memory.persist_ms, planned=planned
+            )
 
     # --- the end ---------------------------------------------------------------------------------------------------
 
