@@ -72,7 +72,8 @@ fix: venv ## Let the tools correct what they can
 venv: .venv/.synced ## Create .venv with every locked package
 
 .venv/.synced: pyproject.toml uv.lock | $(UV)
-	$(UV) sync --frozen --all-extras
+	@began=$$SECONDS; $(UV) sync --frozen --all-extras && \
+	  $(PY) -c "from cluster import progress; progress.record('Python packages', 'download', $$((SECONDS - began)))"
 	@touch $@
 
 $(UV):
