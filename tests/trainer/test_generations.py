@@ -41,7 +41,7 @@ def test_survivors_redo_at_most_one_step_after_sigkill(job: AgentDouble, victim:
     assert_one_state(finish(job, [0, 1, 2, 3]))
     for slot in survivors:
         commits = [m for m in job.workers[slot].messages(local.Committed) if m.loss is not None]
-        assert [m.step for m in commits ] == sorted({m.step for m in commits})
+        assert [m.step for m in commits] == sorted({m.step for m in commits})
         assert all(m.steps_redone <= 1 for m in commits)
 
 

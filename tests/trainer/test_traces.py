@@ -28,7 +28,9 @@ def test_torn_copy_is_never_offered_when_the_source_dies_in_mid_copy(job: AgentD
     assert kept.generation == 1
     job.announce([0, 1, 2], PLANNED)
     job.wait(lambda: not alive(job.workers[0].pid), "the source dies")
-    left = job.wait(lambda: len(job.workers[2].messages(local.Left)) > 1 and job.workers[2].messages(local.Left), "2 breaks")[-1]
+    left = job.wait(
+        lambda: len(job.workers[2].messages(local.Left)) > 1 and job.workers[2].messages(local.Left), "2 breaks"
+    )[-1]
     assert (left.cause, left.state) == ("collective", kept)
     job.announce([1, 2], lost=[job.workers[0].pod_uid], older=[2, 3])
     job.wait_step(4, 0, [1, 2])

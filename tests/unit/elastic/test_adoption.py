@@ -43,7 +43,9 @@ def empty(agent: int = 0) -> Arrival:
     return Arrival(None, 0, agent)
 
 
-def seal(uid: str, left: int, state: tuple[int, int] | None, adopted: int, state_adopted: int | None = None) -> MemberSeal:
+def seal(
+    uid: str, left: int, state: tuple[int, int] | None, adopted: int, state_adopted: int | None = None
+) -> MemberSeal:
     pair = None if state is None else StatePair(*state)
     held_in = 0 if pair is None else adopted if state_adopted is None else state_adopted
     return MemberSeal(uid, left, pair, adopted, held_in)
@@ -52,7 +54,9 @@ def seal(uid: str, left: int, state: tuple[int, int] | None, adopted: int, state
 @pytest.mark.parametrize(
     ("doc", "arrivals", "want"),
     [
-        pytest.param(document(1, "ab"), [empty(), empty()], Fallback(None, False), id="first generation: disk or nothing"),
+        pytest.param(
+            document(1, "ab"), [empty(), empty()], Fallback(None, False), id="first generation: disk or nothing"
+        ),
         pytest.param(
             document(2, "ab", {1: "abc"}),
             [holds(1, 5), holds(1, 6)],

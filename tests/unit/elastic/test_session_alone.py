@@ -105,13 +105,13 @@ class Unsaveable:
             {"state": {"ema": Unsaveable({1, 2})}}, StateError, ["ema.inner.value", "set"], id="state that holds a set"
         ),
         pytest.param({"reduction": "slow"}, UsageError, ["'slow'", '"exact"'], id="unknown reduction"),
-        pytest.param({"global_batch": 18}, Exception, ["global_batch (18)", "microbatch (4)"], id="uneven microbatches"),
+        pytest.param(
+            {"global_batch": 18}, Exception, ["global_batch (18)", "microbatch (4)"], id="uneven microbatches"
+        ),
         pytest.param({"data": 3}, Exception, ["data is int"], id="data without samples"),
     ],
 )
-def test_what_cannot_work_is_refused_by_name(
-    changes: dict[str, Any], error: type[Exception], words: list[str]
-) -> None:
+def test_what_cannot_work_is_refused_by_name(changes: dict[str, Any], error: type[Exception], words: list[str]) -> None:
     with pytest.raises(error) as caught:
         make_job(**changes)
     assert all(word in str(caught.value) for word in words), caught.value
