@@ -97,5 +97,5 @@ class Collective:
 
     def _all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
         if self._team is not None and self._team.world_size > 1:
-            self._team.wait(self._team.backend(tensor.device).allreduce([tensor]))
+            self._team.all_reduce(tensor)
         return tensor

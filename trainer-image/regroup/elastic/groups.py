@@ -16,7 +16,7 @@ import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch._C._distributed_c10d import PrefixStore, ProcessGroup, ProcessGroupGloo, TCPStore, Work
@@ -33,7 +33,17 @@ _FOREVER = timedelta(days=30)
 _CONNECT = timedelta(seconds=10)
 """Bound for connecting to a store or a peer that is there; past it the link is reported as broken (rule CLIQUE)."""
 
+_SLICE = timedelta(milliseconds=20)
+"""Longest time that an abort goes unnoticed in a wait that gloo itself never ends."""
+
 _ONE_DEVICE = threading.Lock()
+
+
+class Pending(NamedTuple):
+    """A collective that has been started."""
+
+    work: Work
+    on_gloo: bool
 
 
 @dataclass(frozen=True)
@@ -206,25 +216,40 @@ class Groups:
             self._world = group
         return self._world
 
-    def wait(self, works: Sequence[Work]) -> None:
-        """Wait for collectives; on CUDA for their end on the device too. Raises GroupBroken when one fails."""
+    def wait(self, pending: Sequence["Pending"]) -> None:
+        """Wait for collectives; on CUDA for their end on the device too. Raises GroupBroken when one fails, or at `abort`."""
         try:
-            for work in works:
-                work.wait()
-            if self._nccl is not None and works:
+            for work, on_gloo in pending:
+                if on_gloo:
+                    self._wait_gloo(work)
+                else:
+                    work.wait()
+            if self._nccl is not None and pending:
                 torch.cuda.current_stream(self.device).synchronize()
         except RuntimeError as error:
             raise GroupBroken(str(error), self._peer(str(error))) from error
         self.check()
 
-    def launch(self, method: str, *arguments: Any, control: bool = False) -> Work:
-        """Start a collective of the backend by its name. Raises GroupBroken when it cannot start."""
+    def _wait_gloo(self, work: Work) -> None:
+        # In slices: gloo 2.13 forgets a send whose write fails because the connection was just closed, and its waiter
+        # would wait for ever. The end of a slice changes nothing about the collective.
+        while True:
+            try:
+                work.wait(_SLICE)
+                return
+            except RuntimeError as error:
+                if "Operation timed out!" not in str(error):
+                    raise
+            self.check()
+
+    def launch(self, method: str, *arguments: Any, control: bool = False) -> "Pending":
+        """Start a collective of the backend by its name, for `wait`. Raises GroupBroken when it cannot start."""
         self.check()
+        backend = self.control if control else self.data
         try:
-            work: Work = getattr(self.control if control else self.data, method)(*arguments)
+            return Pending(getattr(backend, method)(*arguments), backend is self._gloo)
         except RuntimeError as error:
             raise GroupBroken(str(error), self._peer(str(error))) from error
-        return work
 
     def check(self) -> None:
         """Raise GroupBroken once the groups have been aborted."""
@@ -384,13 +409,15 @@ class Team:
     group: Any
     """A torch ProcessGroup."""
 
-    def backend(self, device: torch.device) -> Any:
-        """The backend for tensors on a device."""
-        return self.nccl if device.type == "cuda" and self.nccl is not None else self.gloo
-
-    def wait(self, work: Work) -> None:
-        """Wait for a collective. Raises GroupBroken."""
-        self.groups.wait([work])
+    def all_reduce(self, tensor: torch.Tensor) -> None:
+        """Sum a tensor over the team, in place. Blocks. Raises GroupBroken."""
+        backend = self.nccl if tensor.device.type == "cuda" and self.nccl is not None else self.gloo
+        self.groups.check()
+        try:
+            work = backend.allreduce([tensor])
+        except RuntimeError as error:
+            raise GroupBroken(str(error)) from error
+        self.groups.wait([Pending(work, backend is self.gloo)])
 
 
 _alive: weakref.WeakSet[Groups] = weakref.WeakSet()

@@ -13,7 +13,7 @@ import torch
 from regroup.data import ExactSum, SamplePlan
 
 from .errors import UsageError
-from .groups import Groups
+from .groups import Groups, Pending
 from .header import Header
 
 BUCKET_BYTES = 25 << 20
@@ -74,7 +74,7 @@ class Reducer:
         if not self.buckets:
             raise UsageError("The model has no parameter that requires a gradient, so there is nothing to train.")
         self._groups: Groups | None = None
-        self._works: list[Any] = []
+        self._works: list[Pending] = []
         self._launched = 0
         self._handles = []
         for bucket in self.buckets:

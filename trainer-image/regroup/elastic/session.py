@@ -289,7 +289,7 @@ class Job:
                 team = groups.team(ranks, f"{self._state.step}/{self._regrouper.block}")
                 num_complete = torch.tensor([int(complete)])
                 if team.world_size > 1:
-                    team.wait(team.gloo.allreduce([num_complete]))
+                    team.all_reduce(num_complete)
                 return team, int(num_complete) == team.world_size
             except GroupBroken as error:
                 self._leave(error)
