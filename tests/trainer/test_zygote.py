@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -92,7 +94,9 @@ def test_file_that_does_not_exist_is_pythons_own_sentence(operator: OperatorEdge
 
 
 def compare(operator: OperatorEdge, worker: Worker, command: list[str]) -> None:
-    want = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    # A shell's background job ignores SIGINT, and so would the python that it starts.
+    default = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    want = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, preexec_fn=default)
     worker.start(*command)
     hello = operator.wait_body(wire.Hello)
     operator.wait_stream()
