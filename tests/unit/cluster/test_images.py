@@ -101,7 +101,7 @@ def members(archive: io.BytesIO) -> list[str]:
 def test_image_saved_by_docker_is_adopted_through_its_nested_index(tmp_path: Path) -> None:
     program, saved, layout = tmp_path / "program", tmp_path / "saved", tmp_path / "layout"
     program.write_bytes(b"program")
-    image = oci.add_single_file(saved, "docker.io/library/one:1", program, "/one")
+    image = oci.add_single_file(saved, "registry.example/one:1", program, "/one")
     nested = json.dumps({"manifests": [{k: v for k, v in image.manifest.items() if k != "annotations"}]}).encode()
     digest = "sha256:" + hashlib.sha256(nested).hexdigest()
     oci.blob(saved, digest).write_bytes(nested)
