@@ -22,7 +22,7 @@ def zygote() -> Iterator[Zygote]:
 
 @pytest.fixture
 def job(tmp_path: Path, zygote: Zygote) -> Iterator[AgentDouble]:
-    double = AgentDouble(tmp_path, zygote, SCRIPT, {"TEST_STEPS": "600"})
+    double = AgentDouble(tmp_path, zygote, SCRIPT, {"TEST_STEPS": "400"})
     yield double
     double.close()
 

@@ -21,8 +21,8 @@ def test_group_forms_and_finishes_with_one_state(job: AgentDouble, world_size: i
     assert_one_state(ends)
     for worker in job.workers.values():
         steps = [m.step for m in worker.messages(local.Committed) if m.loss is not None]
-        assert steps == list(range(1, 601))
-        assert worker.messages(local.Committed)[-1].reportable_step == 600
+        assert steps == list(range(1, 401))
+        assert worker.messages(local.Committed)[-1].reportable_step == 400
         assert worker.messages(local.AdoptedLocally)[0].source == "nothing"
 
 
@@ -127,4 +127,4 @@ def test_script_with_another_number_of_steps_is_told_so(job: AgentDouble) -> Non
     job.wait_attached(0, 1)
     job.announce(range(2))
     job.wait_exit(0, 1)
-    assert "Ranks ask for different numbers of steps (50, 600)" in job.workers[0].log
+    assert "Ranks ask for different numbers of steps (50, 400)" in job.workers[0].log

@@ -101,7 +101,7 @@ def test_finished_rank_is_a_source_for_a_replacement(job: AgentDouble) -> None:
     job.announce(range(2), lost=[gone])
     ends = finish(job, [0, 1])
     assert_one_state(ends)
-    assert job.workers[1].messages(local.AdoptedLocally)[0].start_step == 600
+    assert job.workers[1].messages(local.AdoptedLocally)[0].start_step == 400
     assert [end["generation"] for end in ends] == [2, 2]
 
 
@@ -154,7 +154,7 @@ def test_exact_mode_with_kill_growth_and_shrink_equals_a_run_of_one(job: AgentDo
     job.wait_step(4, 0, [0, 3])
     elastic = finish(job, [0, 3])
     assert_one_state(elastic)
-    alone = AgentDouble(tmp_path / "alone", job.zygote, job.script, {"TEST_STEPS": "600", **exact})
+    alone = AgentDouble(tmp_path / "alone", job.zygote, job.script, {"TEST_STEPS": "400", **exact})
     alone.directory.mkdir()
     try:
         start(alone, 1)

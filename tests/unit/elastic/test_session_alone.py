@@ -145,7 +145,7 @@ def test_users_own_error_is_raised_and_a_failed_apply_leaves_no_state() -> None:
     job = make_job()
     with pytest.raises(ZeroDivisionError, match="mine"):
         run(job, after=[fails])
-    assert job._state.pair is None
+    assert job.state.pair is None
 
 
 def test_changing_buffers_are_refused_in_exact_mode() -> None:

@@ -13,9 +13,51 @@ import torch
 
 from .errors import GenerationChanged, GroupBroken
 from .groups import Team
+from .regrouper import Regrouper
 
 if TYPE_CHECKING:
     from .session import Job
+
+
+class Blocks:
+    """The blocks of one job, counted since the last commit: who takes part in the one that begins here."""
+
+    def __init__(self, job: "Job", regrouper: Regrouper | None) -> None:
+        self.num_left = 0
+        self._job = job
+        self._regrouper = regrouper
+
+    def enter(self, complete: bool) -> tuple[Team | None, bool]:
+        """Return who takes part in the block that begins (again) here, and whether all of them had completed it before.
+
+        complete: this process had, and was interrupted while it waited for the others. No team: plain `python`, or
+        another rank has left the block already, which it may only when all had completed it.
+        """
+        if self._regrouper is None:
+            return None, complete
+        self._regrouper.block = self.num_left + 1
+        while True:
+            groups, gathering = self._job.regrouped()
+            mine, ranks = gathering.arrivals[groups.rank], list(range(groups.world_size))
+            if self._job.is_fresh and mine.block:  # the generation began while this process was in the block
+                others = [a for a in gathering.arrivals if a.block != mine.block and a.state is not None]
+                if complete and any(mine.state is None or a.state >= mine.state for a in others if a.state is not None):
+                    return None, True
+                ranks = [rank for rank, arrival in enumerate(gathering.arrivals) if arrival.block == mine.block]
+            try:
+                team = groups.team(ranks, f"{self._job.step}/{self._regrouper.block}")
+                num_complete = torch.tensor([int(complete)])
+                if team.world_size > 1:
+                    team.all_reduce(num_complete)
+                return team, int(num_complete) == team.world_size
+            except GroupBroken as error:
+                self._job.leave(error)
+
+    def left(self) -> None:
+        """The block was completed by all."""
+        self.num_left += 1
+        if self._regrouper is not None:
+            self._regrouper.block = 0
 
 
 class Collective:
@@ -28,9 +70,10 @@ class Collective:
     Plain `with job.collective("eval") as team:` is one attempt: a membership change in it raises GenerationChanged.
     """
 
-    def __init__(self, job: "Job", name: str) -> None:
+    def __init__(self, job: "Job", blocks: Blocks, name: str) -> None:
         self.name = name
         self._job = job
+        self._blocks = blocks
         self._done = False
         self._repeats = False
         self._entered = False
@@ -44,7 +87,7 @@ class Collective:
 
     def __enter__(self) -> "Collective":
         if not self._entered:
-            self._team, _ = self._job._enter_block(complete=False)
+            self._team, _ = self._blocks.enter(complete=False)
         self._entered = False
         return self
 
@@ -56,15 +99,15 @@ class Collective:
                 self._all_reduce(torch.zeros(1))  # everyone has reached the end
                 self._done = True
             except GroupBroken as broken:
-                self._job._leave(broken)
+                self._job.leave(broken)
                 error = broken
                 # Whoever is in it again says whether it, too, had reached the end.
-                self._team, self._done = self._job._enter_block(complete=True)
+                self._team, self._done = self._blocks.enter(complete=True)
                 self._entered = not self._done
-        elif not self._job._block_interrupted(error):
+        elif not self._job.is_membership(error):
             return False
         if self._done:
-            self._job._left_block()
+            self._blocks.left()
             return False
         if self._repeats:
             return True

@@ -18,6 +18,7 @@ from regroup.protocol.state import StatePair
 
 from . import transfer
 from .adoption import Arrival, Copy, Fallback, Refuse, decide
+from .durable import Origin
 from .errors import GroupBroken, Refused
 from .groups import Gathering, Groups
 from .state import TrainingState
@@ -40,8 +41,7 @@ class Regrouper:
     ) -> None:
         self.groups: Groups | None = None
         self.gathering: Gathering | None = None
-        self.start_step = 0
-        self.parent_generation = 0
+        self.origin = Origin(0, "", 0, 0)
         self.rolled_back = False
         """The generation continues from an older state than was reached before: a checkpoint is due before any report."""
         self.kept_own_state = False
@@ -124,7 +124,8 @@ class Regrouper:
                 cause = "witness" if isinstance(error, Refused) else "collective"
                 self._send_left(cause, str(error), getattr(error, "peer_rank", None))
             return
-        self.gathering, self.start_step = gathering, adopted.start_step
+        self.gathering = gathering
+        self.origin = Origin(number, assignment.uid, adopted.state.generation, adopted.start_step)
         self.rolled_back, self.kept_own_state = adopted.rolled_back, adopted.source == "self"
         self.adopted_at_s = time.monotonic()
         self.groups = groups
@@ -138,7 +139,6 @@ class Regrouper:
             source, pair = self._fall_back(groups, gathering, decision)
         else:
             source, pair = self._copy(groups, gathering, decision)
-        self.parent_generation = pair.generation
         self._state.named(pair, groups.generation)
         transfer_ms = (time.monotonic() - formed_s) * 1e3
         return AdoptedLocally(groups.generation, pair.step, source, pair, transfer_ms, decision.rolled_back)

@@ -47,7 +47,7 @@ class Step:
         self._pending: list[tuple[int, torch.Tensor]] = []
 
     def __enter__(self) -> "Step":
-        self._job._begin(self)
+        self._job.begin(self)
         return self
 
     def __exit__(
@@ -59,14 +59,14 @@ class Step:
                     f"The block of step {self.index} ended without step.commit(). Call it once, as the block's last line."
                 )
             return False
-        return self._job._interrupted(self, error)
+        return self._job.interrupted(self, error)
 
     def microbatches(self) -> Iterator[Microbatch]:
         """Yield this rank's share of the step. Random numbers are those of the virtual worker, on whatever rank."""
         job = self._job
         share = job.share()
         for v in share:
-            job._check()
+            job.check()
             ids = job.plan.ids(self.index, v)
             batch = job.source.fetch(ids)
             with ExitStack() as stack:
@@ -87,13 +87,13 @@ class Step:
         job, current = self._job, self._current
         if current is None or current.virtual_worker in self.weights:
             raise UsageError("step.backward() goes inside `for batch in step.microbatches():`, once for each batch.")
-        job._check()
+        job.check()
         if self._last:
             job.reducer.arm(job.groups)
         try:
             loss_sum.backward()  # type: ignore[no-untyped-call]
         except GroupBroken as error:
-            job._leave(error)
+            job.leave(error)
             raise GenerationChanged(str(error)) from error
         v = current.virtual_worker
         job.reducer.after_backward(v)
@@ -116,7 +116,7 @@ class Step:
             raise UsageError(f"step.commit() was called twice in step {self.index}.")
         for v, loss in self._pending:
             self.loss_sums[v] = float(loss)  # the one place where the host waits for the losses
-        self._job._commit(self, before, after, max_norm)
+        self._job.commit(self, before, after, max_norm)
 
 
 def is_collective_error(error: BaseException) -> bool:

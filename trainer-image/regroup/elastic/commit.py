@@ -1,0 +1,129 @@
+"""The commit of a step: everything is reduced, checked and applied on every rank, or nothing is on this one.
+
+Owns the one header collective of a step and what follows from it (rules CUTALL, QUOTA, ACK). Ranks may end up one commit
+apart when one dies in between; adoption brings them together.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from regroup.protocol.state import StatePair
+
+from .buffers import Buffers
+from .errors import DivergedError, GenerationChanged, GroupBroken, SampleError, UsageError
+from .groups import Groups
+from .header import WIDTH, Header, Row
+from .reducer import parameter_hash
+
+if TYPE_CHECKING:
+    from .session import Job
+    from .step import Step
+
+COMPARED_STEPS = 100
+"""Parameters are compared across ranks in this many first steps of a generation."""
+
+
+class Committer:
+    """Commits the steps of one job. `num_committed` counts those of the current generation."""
+
+    def __init__(self, job: "Job", buffers: Buffers) -> None:
+        self.num_committed = 0
+        self._job = job
+        self._buffers = buffers
+
+    def commit(
+        self,
+        step: "Step",
+        before: Sequence[Callable[[], Any]],
+        after: Sequence[Callable[[], Any]],
+        max_norm: float | None,
+    ) -> Header:
+        """Commit on this rank, and return what the ranks told each other. Raises GenerationChanged: nothing was applied."""
+        job, groups = self._job, self._job.groups
+        row = Row(
+            step=step.index,
+            loss_sum=sum(step.loss_sums.values()),
+            weight=sum(step.weights.values()),
+            knows_newer=job.knows_newer(),
+            sample_hash=step.sample_hash,
+            snapshotted=step.index,
+            total=job.total or 0,
+            parameter_hash=parameter_hash(job.model.parameters()) if self._compares(groups) else 0,
+            buffers_changed=self._buffers.changed(),
+        )
+        try:
+            job.reducer.launch(groups)
+            header = exchange(groups, row, job.reducer.wait)
+            self._verify(step, header)
+            loss_sum, weight = job.reducer.totals(header, step.loss_sums, step.weights, groups)
+            if header.buffers_changed:
+                self._buffers.average(groups, exact=job.exact)
+        except GroupBroken as error:
+            job.leave(error)
+            raise GenerationChanged(str(error)) from error
+        self._apply(step, weight, before, after, max_norm)
+        step.loss = loss_sum / weight
+        self.num_committed += 1
+        return header
+
+    def _compares(self, groups: Groups | None) -> bool:
+        return groups is not None and groups.world_size > 1 and self.num_committed < COMPARED_STEPS
+
+    def _verify(self, step: "Step", header: Header) -> None:
+        """Raise rather than commit what is not this step, everywhere (rule QUOTA). The same on all ranks."""
+        problem = header.disagreement()
+        if problem is not None:
+            raise DivergedError(problem)
+        if header.sample_hash != self._job.plan.expected_hash(step.index):
+            raise SampleError(
+                f"Step {step.index} was not committed: the ranks' samples are not the step's {self._job.plan.global_batch}. "
+                "Call step.backward() once for every batch of step.microbatches()."
+            )
+        if not header.weight > 0:
+            raise UsageError(f"Step {step.index} has a total weight of {header.weight:g}; it must be greater than 0.")
+        if header.buffers_changed and self._job.exact:
+            raise UsageError(
+                f'reduction="exact" refuses buffers that change in forward ({self._buffers.name_of_changed()}), because '
+                'their value depends on the world size. Use reduction="fast", or a layer without running statistics.'
+            )
+
+    def _apply(
+        self,
+        step: "Step",
+        weight: float,
+        before: Sequence[Callable[[], Any]],
+        after: Sequence[Callable[[], Any]],
+        max_norm: float | None,
+    ) -> None:
+        """Everything that changes the state. An exception in here leaves it without a name: nobody copies it."""
+        job = self._job
+        with job.state.changing():
+            job.reducer.scale(weight)
+            if max_norm is not None:
+                torch.nn.utils.clip_grad_norm_(job.model.parameters(), max_norm)
+            for hook in before:
+                hook()
+            job.optimizer.step()
+            for hook in after:
+                hook()
+        job.state.named(StatePair(job.generation, step.index + 1), job.generation)
+        step.committed = True
+
+
+def exchange(groups: Groups | None, row: Row, meanwhile: Callable[[Groups | None], None] | None = None) -> Header:
+    """Gather one row of every rank; all ranks call it. Raises GroupBroken. `meanwhile` is waited for before the rows are."""
+    if groups is None or groups.world_size == 1:
+        if meanwhile is not None:
+            meanwhile(groups)
+        if groups is not None:
+            groups.check()
+        return Header((row,))
+    mine = torch.tensor(row.pack(), dtype=torch.int64)
+    rows = torch.zeros(groups.world_size * WIDTH, dtype=torch.int64)
+    work = groups.launch("_allgather_base", rows, mine, control=True)
+    if meanwhile is not None:
+        meanwhile(groups)
+    groups.wait([work])
+    return Header(tuple(Row.unpack(values) for values in rows.view(-1, WIDTH).tolist()))
