@@ -46,3 +46,15 @@ def finish(job: AgentDouble, slots: list[int]) -> list[dict[str, Any]]:
 def assert_one_state(ends: list[dict[str, Any]]) -> None:
     assert len({end["hash"] for end in ends}) == 1
     assert all(end["same_model"] for end in ends)
+
+
+def run_alone(job: AgentDouble, **environment: str) -> dict[str, Any]:
+    """Run the job's script with one rank and no fault, and return its last line."""
+    alone = AgentDouble(job.directory / "alone", job.zygote, job.script, environment)
+    alone.directory.mkdir()
+    try:
+        start(alone, 1)
+        (reference,) = finish(alone, [0])
+    finally:
+        alone.close()
+    return reference

@@ -8,7 +8,7 @@ from regroup.protocol import env, local
 from regroup.protocol.document import PLANNED
 from regroup.protocol.state import StatePair
 from tests.trainer.agent_double import AgentDouble, seal_of
-from tests.trainer.elastic_kit import assert_one_state, finish, job, start, zygote
+from tests.trainer.elastic_kit import assert_one_state, finish, job, run_alone, start, zygote
 from tests.trainer.zygote import alive
 
 __all__ = ["job", "zygote"]  # fixtures
@@ -137,7 +137,7 @@ def test_batchnorm_statistics_are_one_state_after_a_redo(job: AgentDouble) -> No
     assert_one_state(finish(job, [0, 1]))
 
 
-def test_exact_mode_with_kill_growth_and_shrink_equals_a_run_of_one(job: AgentDouble, tmp_path: Path) -> None:
+def test_exact_mode_with_kill_growth_and_shrink_equals_a_run_of_one(job: AgentDouble) -> None:
     exact = {"TEST_REDUCTION": "exact", "TEST_LAYER": "dropout"}
     start(job, 3, **exact)
     job.wait_step(1, 5, range(3))
@@ -154,13 +154,7 @@ def test_exact_mode_with_kill_growth_and_shrink_equals_a_run_of_one(job: AgentDo
     job.wait_step(4, 0, [0, 3])
     elastic = finish(job, [0, 3])
     assert_one_state(elastic)
-    alone = AgentDouble(tmp_path / "alone", job.zygote, job.script, {"TEST_STEPS": "400", **exact})
-    alone.directory.mkdir()
-    try:
-        start(alone, 1)
-        (reference,) = finish(alone, [0])
-    finally:
-        alone.close()
+    reference = run_alone(job, TEST_STEPS="400", **exact)
     assert elastic[0]["hash"] == reference["hash"]
     losses = [{int(k): v for k, v in end["losses"].items()} for end in (elastic[0], reference)]
     assert all(losses[1][step] == loss for step, loss in losses[0].items())
