@@ -18,7 +18,10 @@ TREE: dict[str, Any] = {
         "empty": torch.zeros(0, 3),
         "slice": torch.arange(12).reshape(3, 4)[:, 1],
     },
-    "optimizer": {"state": {0: {"step": torch.tensor(3.0)}}, "param_groups": [{"lr": 0.1, "betas": (0.9, 0.99), "x": None}]},
+    "optimizer": {
+        "state": {0: {"step": torch.tensor(3.0)}},
+        "param_groups": [{"lr": 0.1, "betas": (0.9, 0.99), "x": None}],
+    },
     "state": {},
 }
 
@@ -43,7 +46,9 @@ def rank(number: int) -> Any:
 
 
 @pytest.mark.parametrize("chunk_bytes", [16, 48, 1 << 20])
-def test_state_arrives_as_it_was_sent(wire: list[torch.Tensor], monkeypatch: pytest.MonkeyPatch, chunk_bytes: int) -> None:
+def test_state_arrives_as_it_was_sent(
+    wire: list[torch.Tensor], monkeypatch: pytest.MonkeyPatch, chunk_bytes: int
+) -> None:
     monkeypatch.setattr(transfer, "CHUNK_BYTES", chunk_bytes)
     transfer.send(rank(0), pack(TREE))
     got = transfer.receive(rank(1), 0, keep=True)
