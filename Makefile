@@ -44,7 +44,7 @@ test-api: venv ## A real kube-apiserver and etcd (built once, cached)
 
 .PHONY: test-e2e
 test-e2e: venv ## Real kubelets and containers, power cuts included (root)
-	$(PYTEST) tests/e2e
+	$(PYTEST) -rP tests/e2e  # -rP: the figures that the tests measured
 
 .PHONY: bench-recovery
 bench-recovery: venv ## SIGKILL -> next step, Regroup beside torchrun: a table and bench/out/recovery.json
