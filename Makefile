@@ -72,7 +72,7 @@ fix: venv ## Let the tools correct what they can
 venv: .venv/.synced ## Create .venv with every locked package
 
 .venv/.synced: pyproject.toml uv.lock | $(UV)
-	@began=$$SECONDS; $(UV) sync --frozen --all-extras && \
+	@began=$$SECONDS; $(UV) sync --frozen --all-extras --compile-bytecode && \
 	  $(PY) -c "from cluster import progress; progress.record('Python packages', 'download', $$((SECONDS - began)))"
 	@touch $@
 

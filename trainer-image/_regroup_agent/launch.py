@@ -92,6 +92,8 @@ def trainer_env(
     """
     out = {name: value for name, value in environ.items() if name not in _AGENTS_OWN and name not in env.RESERVED}
     out.setdefault("PYTHONUNBUFFERED", "1")
+    # A store that goes with its host is our daily business; torch would fill stderr with its C++ stack traces.
+    out.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     out[env.SOCKET] = socket_path
     out[env.INCARNATION] = str(incarnation)
     out[env.LOCAL_RANK] = str(local_rank)
