@@ -128,6 +128,7 @@ def test_environment_of_a_session_has_no_rank_and_no_secrets() -> None:
     assert got == {
         "HOME": "/h", env.CHECKPOINT_DIR: "/ckpt", env.MAX_WORLD_SIZE: "8", env.JOB_UID: "job", env.MAX_RESTARTS: "4",
         env.SOCKET: "/a", env.INCARNATION: "5", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "PYTHONUNBUFFERED": "1",
+        "TORCH_CPP_LOG_LEVEL": "ERROR",
     }  # fmt: skip
 
 
