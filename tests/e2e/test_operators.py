@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 
+from cluster.errors import ClusterError
 from cluster.kubectl import Kubectl
 from demo import faults, installation
 from tests.e2e.kit import wait_until
@@ -17,7 +18,7 @@ QUIET_S = 20.0
 
 
 def test_killed_operator_disturbs_nobody(jobs: Callable[..., TracedJob], operator: Kubectl) -> None:
-    job = jobs(elastic=(2, 3), environment={"STEPS": 100000})
+    job = jobs(elastic=(2, 3), environment={"STEPS": 100000, "STEP_SECONDS": 0.05})
     before = job.training(workers=3, steps=20)
     generation, pids = before.commits[-1].generation, before.pids(before.commits[-1].generation)
     begun = time.time()
@@ -53,7 +54,10 @@ def test_two_operators_never_give_one_number_to_two_lists(jobs: Callable[..., Tr
 
     def watch() -> None:
         while not watching.is_set():
-            membership = job.status().get("membership")
+            try:
+                membership = job.status().get("membership")
+            except ClusterError:
+                continue
             if membership:
                 seen.setdefault(membership["generation"], set()).add((membership["uid"], membership["members"]))
 
@@ -68,7 +72,7 @@ def test_two_operators_never_give_one_number_to_two_lists(jobs: Callable[..., Tr
         generation = job.trace().commits[-1].generation
         wait_until(lambda: _leads_instead(operator, name), timeout_s=60, what="the other operator leads")
         job.wait_trace(lambda t: t.commits[-1].generation > generation, 60, "the other operator does not act")
-        job.kill_rank(2)
+        job.kill_rank(0)
     finally:
         faults.signal_main(uid, "regroup_operator", signal.SIGCONT)
     job.training(workers=3, steps=10, timeout_s=120)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from demo import installation
+from tests.e2e.kit import wait_until
 from tests.e2e.training import TracedJob
 
 SURVIVORS_S = 2.0
@@ -33,3 +35,20 @@ def test_deleted_pod_is_replaced_while_the_others_train(jobs: Callable[..., Trac
         assert after.missing() == []
     print(f"pod deleted -> survivors' next committed step, s: {[round(g, 3) for g in gaps]}")
     assert max(gaps) <= SURVIVORS_S, gaps
+
+
+def test_job_that_lost_every_pod_goes_on_from_its_durable_checkpoint(jobs: Callable[..., TracedJob]) -> None:
+    job = jobs(
+        elastic=(2, 3), environment={"STEPS": 100000}, checkpoint={"volumeClaim": "saved", "everySeconds": 2, "keep": 2}
+    )
+    installation.volume(job.kubectl, job.namespace, "saved")
+    before = job.training(workers=3, steps=20)
+    generation = before.commits[-1].generation
+    wait_until(lambda: "checkpoint" in job.status(), timeout_s=60, what="a durable checkpoint in the status")
+    saved = job.status()["checkpoint"]
+    for pod in job.pods():
+        job.delete_pod(pod["metadata"]["name"], grace_s=0)
+    job.wait(120, "the job does not come back", state="Running", generation=generation + 1, ready="3/3", adopted=True)
+    first = next(e["startStep"] for e in job.status()["lineage"] if e["generation"] > generation)
+    assert first >= saved["step"] > 0, "it did not go on from the checkpoint"
+    assert job.trace().missing() == []

@@ -104,7 +104,7 @@ def start(
         "command": command or ["python", "-u", f"/scripts/{script}"],
         "env": [{"name": n, "value": str(v)} for n, v in variables.items()],
         "volumeMounts": [{"name": "scripts", "mountPath": "/scripts"}, {"name": "trace", "mountPath": "/trace"}],
-        "resources": {"requests": {"cpu": "50m", "memory": "200Mi"}},
+        "resources": {"requests": {"cpu": "400m", "memory": "200Mi"}},
         "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
         **(container or {}),
     }
