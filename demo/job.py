@@ -6,6 +6,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
+from cluster.errors import ClusterError
 from cluster.kubectl import Kubectl, wait_until
 
 RESOURCE = "distributedtrainingjobs.regroup.dev"
@@ -76,7 +77,10 @@ class JobView:
             seen.update(self.status())
             return matches(seen, wanted)
 
-        wait_until(there, timeout_s=timeout_s, otherwise=f"{otherwise} (status: {describe(seen)})", every_s=0.2)
+        try:
+            wait_until(there, timeout_s=timeout_s, otherwise=otherwise, every_s=0.2)
+        except ClusterError as error:
+            raise ClusterError(f"{error} (status: {describe(seen)})") from None
         return seen
 
 

@@ -9,6 +9,7 @@ there for readers without Regroup.
 """
 
 import contextlib
+import enum
 import hashlib
 import os
 import pickle
@@ -200,11 +201,20 @@ def _for_dcp(value: Any) -> Any:
     return value
 
 
+def _enum_member(kind: Any, name: Any) -> Any:
+    """Stand in for the `getattr` by which Python 3.11.0 to 3.11.3 pickles a member of an enum, and for nothing else."""
+    if not (isinstance(kind, type) and issubclass(kind, enum.Enum) and name in kind.__members__):
+        raise pickle.UnpicklingError(f"its index asks for {name!r} of {kind!r}, which is no part of DCP's format")
+    return kind[name]
+
+
 def _reader(path: Path) -> Any:
     from torch.distributed.checkpoint.filesystem import FileSystemReader
 
     class Unpickler(pickle.Unpickler):
         def find_class(self, module: str, name: str) -> Any:
+            if (module, name) == ("builtins", "getattr"):
+                return _enum_member
             if name not in _CLASSES.get(module, ()):
                 raise pickle.UnpicklingError(f"its index names {module}.{name}, which is no part of DCP's format")
             return super().find_class(module, name)
