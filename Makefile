@@ -6,10 +6,14 @@ UV := .uv/bin/uv
 PY := .venv/bin/python
 PYTEST := $(PY) -m pytest -q
 export OMP_NUM_THREADS := 1
+# When make was called, in seconds since the epoch: the tour counts from here.
+export MAKE_BEGAN := $(shell date +%s.%N)
+# $(call downloaded,NAME,PYTHON): note what has taken since $$began, for the tour to print apart.
+downloaded = $(2) -c "from cluster import progress; progress.record('$(1)', 'download', $$((SECONDS - began)))"
 
 .PHONY: help
 help: ## Explain every target
-	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  \033[1m%-16s\033[0m %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk 'BEGIN {FS = ":.*## "} /^[a-z0-9-]+:.*## / {printf "  \033[1m%-16s\033[0m %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 # --- the two commands of the README ---------------------------------------------------------------------------------
 
@@ -72,14 +76,14 @@ fix: venv ## Let the tools correct what they can
 venv: .venv/.synced ## Create .venv with every locked package
 
 .venv/.synced: pyproject.toml uv.lock | $(UV)
-	@began=$$SECONDS; $(UV) sync --frozen --all-extras --compile-bytecode && \
-	  $(PY) -c "from cluster import progress; progress.record('Python packages', 'download', $$((SECONDS - began)))"
+	@began=$$SECONDS; $(UV) sync --frozen --all-extras && $(call downloaded,Python packages,$(PY))
+	@$(UV) sync --frozen --all-extras --compile-bytecode
 	@touch $@
 
 $(UV):
 	@python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "make: python3 is older than 3.11. Install Python 3.11 or newer." >&2; exit 1; }
-	python3 -m venv .uv
-	.uv/bin/pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)
+	@began=$$SECONDS; python3 -m venv .uv && \
+	  .uv/bin/pip install --quiet --disable-pip-version-check uv==$(UV_VERSION) && $(call downloaded,uv,python3)
 
 .PHONY: clean
 clean: ## Remove everything that was built here, caches included
