@@ -1,5 +1,5 @@
 """`regroup` and `kubectl regroup`: what a person types. Parsing, local processes and words; every decision is the operator's.
 
-`local.py` implements the controller's ports for processes on this machine, `run.py` is `regroup run`, `scale.py` changes a
-running local job.
+`local.py` implements the controller's ports for processes on this machine, `run.py` is `regroup run`; `regroup scale` and
+`regroup status`, in `__main__.py`, read and change the file of a running local job.
 """

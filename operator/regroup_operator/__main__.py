@@ -33,11 +33,11 @@ from regroup_operator.kube.events import EventRecorder
 from regroup_operator.kube.jobs import JOBS, ClusterJobStore
 from regroup_operator.kube.lease import Elector, LeaseTimes
 from regroup_operator.kube.pods import PodStore
-from regroup_operator.kube.queue import WorkQueue
 from regroup_operator.kube.workers import ClusterWorkers
 from regroup_operator.membership.registry import Registry
 from regroup_operator.membership.server import serve
 from regroup_operator.model.records import Key
+from regroup_operator.queue import WorkQueue
 from regroup_operator.render import Renderer, RenderSettings
 from regroup_operator.settings import OperatorSettings, load
 from regroup_operator.trust import Trust

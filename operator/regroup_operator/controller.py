@@ -20,8 +20,8 @@ from dataclasses import replace
 from typing import Protocol
 
 from regroup_operator.api import ConflictError, Job, RegroupError, SpecError, UnavailableError
-from regroup_operator.kube.events import TokenBucket
 from regroup_operator.membership.registry import Registry
+from regroup_operator.model.bucket import TokenBucket
 from regroup_operator.model.plan import Clock, JobPlan, Memory
 from regroup_operator.model.ports import AlreadyExists, EventNote, JobStore, Recorder, Workers
 from regroup_operator.model.records import Key, Observation, Settings

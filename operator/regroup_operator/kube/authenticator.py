@@ -21,7 +21,7 @@ import orjson
 
 from regroup_operator.api import UnavailableError
 from regroup_operator.kube.client import TOKEN_REVIEWS, Client
-from regroup_operator.kube.events import TokenBucket
+from regroup_operator.model.bucket import TokenBucket
 from regroup_operator.model.ports import Forbidden, PodLookup, Unauthorized
 from regroup_operator.model.records import Pod
 

@@ -18,6 +18,7 @@ from typing import Any
 
 from regroup_operator.api import GROUP, KIND, VERSION, Job, NotFoundError
 from regroup_operator.kube.client import EVENTS, ApiError, Client
+from regroup_operator.model.bucket import TokenBucket
 from regroup_operator.model.ports import EventNote
 
 log = logging.getLogger(__name__)
@@ -35,26 +36,6 @@ class Regarding:
     name: str
     uid: str
     resource_version: str
-
-
-class TokenBucket:
-    """Allows `burst` at once and `per_s` a second in the long run. Pure: the clock is passed in."""
-
-    def __init__(self, per_s: float, burst: float) -> None:
-        self._per_s = per_s
-        self._burst = burst
-        self._tokens = burst
-        self._at_s: float | None = None
-
-    def take(self, now_s: float) -> bool:
-        """Take one token if there is one."""
-        if self._at_s is not None:
-            self._tokens = min(self._burst, self._tokens + (now_s - self._at_s) * self._per_s)
-        self._at_s = now_s
-        if self._tokens < 1:
-            return False
-        self._tokens -= 1
-        return True
 
 
 @dataclass

@@ -12,7 +12,7 @@ import pytest
 
 from regroup_operator.api import UnavailableError
 from regroup_operator.kube.authenticator import ClusterAuthenticator
-from regroup_operator.kube.events import TokenBucket
+from regroup_operator.model.bucket import TokenBucket
 from regroup_operator.model.ports import Forbidden, Unauthorized
 from regroup_operator.model.records import Pod
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from regroup_operator.kube.events import EventBook, Regarding, TokenBucket, event_body
+from regroup_operator.kube.events import EventBook, Regarding, event_body
+from regroup_operator.model.bucket import TokenBucket
 from regroup_operator.model.ports import EventNote
 
 JOB = Regarding("team", "digits", "job-uid", "17")

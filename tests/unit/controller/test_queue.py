@@ -8,7 +8,7 @@ import itertools
 import pytest
 
 from regroup_operator.api import UnavailableError
-from regroup_operator.kube.queue import BACKOFF_MAX_S, BACKOFF_MIN_S, Schedule, WorkQueue
+from regroup_operator.queue import BACKOFF_MAX_S, BACKOFF_MIN_S, Schedule, WorkQueue
 
 A, B, C = ("one", "a"), ("one", "b"), ("one", "c")
 X = ("two", "x")

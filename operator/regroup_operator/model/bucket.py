@@ -1,0 +1,23 @@
+"""How much may be done at once, and how much in the long run: status writes, events, token reviews."""
+
+from __future__ import annotations
+
+
+class TokenBucket:
+    """Allows `burst` at once and `per_s` a second in the long run. Pure: the clock is passed in."""
+
+    def __init__(self, per_s: float, burst: float) -> None:
+        self._per_s = per_s
+        self._burst = burst
+        self._tokens = burst
+        self._at_s: float | None = None
+
+    def take(self, now_s: float) -> bool:
+        """Take one token if there is one."""
+        if self._at_s is not None:
+            self._tokens = min(self._burst, self._tokens + (now_s - self._at_s) * self._per_s)
+        self._at_s = now_s
+        if self._tokens < 1:
+            return False
+        self._tokens -= 1
+        return True
