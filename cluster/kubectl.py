@@ -40,6 +40,11 @@ class Kubectl:
             raise NotYetError(f"kubectl {' '.join(arguments[:3])}: {done.stderr.strip()[-600:]}")
         return done.stdout
 
+    def stream(self, *arguments: str) -> "subprocess.Popen[str]":
+        """Start kubectl and return its process, whose standard output is read line by line; the caller ends it."""
+        command = [*self._command, *arguments]
+        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+
     def get(self, *arguments: str) -> Any:
         """Return the parsed JSON of `kubectl get`."""
         return json.loads(self.run("get", *arguments, "--output=json"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import subprocess
 import sys
 
 from rich.console import Console
@@ -21,8 +22,9 @@ def main() -> int:
     try:
         console = Console(width=None if sys.stdout.isatty() else 120)
         return tour.run(console, keep=arguments.keep)
-    except (ClusterError, RuntimeError) as error:
-        print(f"demo: {error}", file=sys.stderr)
+    except (ClusterError, RuntimeError, OSError, LookupError, subprocess.SubprocessError) as error:
+        what = str(error) if isinstance(error, (ClusterError, RuntimeError)) else f"{type(error).__name__}: {error}"
+        print(f"demo: {what}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("demo: stopped at your wish.", file=sys.stderr)

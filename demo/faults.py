@@ -9,11 +9,12 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from cluster import lifecycle
+from cluster.errors import ClusterError
 
 
 @dataclass(frozen=True)
@@ -45,30 +46,67 @@ def _processes(pod_uid: str) -> Iterator[ContainerProcess]:
         yield ContainerProcess(int(entry.name), int(status["NSpid"].split()[-1]), int(status["PPid"]), command)
 
 
+def trainers(pod_uid: str) -> list[int]:
+    """Return this machine's process ids of the trainers of a pod, without what they were forked from."""
+    every = processes(pod_uid)
+    agents = {p.pid for p in every if p.inner_pid == 1}
+    return [p.pid for p in every if p.parent in agents and _is_trainer(p.pid)]
+
+
+def kill_trainer(pod_uid: str) -> float:
+    """SIGKILL a trainer process of a pod; return when, in seconds since the epoch."""
+    victims = trainers(pod_uid)
+    if not victims:
+        raise ClusterError(f"The pod {pod_uid} has no trainer process on this machine that could be killed.")
+    return _kill(victims[0])
+
+
 def kill_inner(pod_uid: str, inner_pid: int) -> float:
     """SIGKILL the process that has this id inside its container; return when, in seconds since the epoch."""
-    victim = next(p for p in processes(pod_uid) if p.inner_pid == inner_pid and "pause" not in p.command)
-    os.kill(victim.pid, signal.SIGKILL)
-    return time.time()
+    victim = _only(pod_uid, f"process {inner_pid}", lambda p: p.inner_pid == inner_pid and "pause" not in p.command)
+    return _kill(victim.pid)
 
 
 def kill_main(pod_uid: str, word: str) -> float:
     """SIGKILL the container's first process, whose command line has `word`; return when, in seconds since the epoch."""
-    victim = next(p for p in processes(pod_uid) if p.inner_pid == 1 and word in p.command)
-    os.kill(victim.pid, signal.SIGKILL)
-    return time.time()
+    return _kill(_main(pod_uid, word).pid)
 
 
 def signal_main(pod_uid: str, word: str, number: signal.Signals) -> None:
     """Send another signal to the container's first process."""
-    victim = next(p for p in processes(pod_uid) if p.inner_pid == 1 and word in p.command)
-    os.kill(victim.pid, number)
+    os.kill(_main(pod_uid, word).pid, number)
+
+
+def _main(pod_uid: str, word: str) -> ContainerProcess:
+    return _only(pod_uid, f"first process with {word!r}", lambda p: p.inner_pid == 1 and word in p.command)
+
+
+def _only(pod_uid: str, what: str, fits: Callable[[ContainerProcess], bool]) -> ContainerProcess:
+    for process in processes(pod_uid):
+        if fits(process):
+            return process
+    raise ClusterError(f"The pod {pod_uid} has no {what} on this machine: it has ended, or it runs elsewhere.")
+
+
+def _kill(pid: int) -> float:
+    sent = time.time()
+    os.kill(pid, signal.SIGKILL)
+    return sent
+
+
+def _is_trainer(pid: int) -> bool:
+    """The agent names the processes that it forks: trainer-<local rank>."""
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().startswith("trainer-")
+    except FileNotFoundError:
+        return False
 
 
 def power_off(node: str) -> float:
-    """Cut a node's power; return when, in seconds since the epoch."""
+    """Cut a node's power; return when that began, in seconds since the epoch."""
+    began = time.time()
     lifecycle.power_off(node)
-    return time.time()
+    return began
 
 
 def power_on(node: str) -> None:

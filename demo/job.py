@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,20 +35,20 @@ class JobView:
 
     def pods(self) -> list[dict[str, Any]]:
         """Return its worker pods, by slot."""
-        found = json.loads(self._run("get", "pods", f"--selector=regroup.dev/job-name={self.name}", "--output=json"))
+        found: dict[str, list[dict[str, Any]]] = json.loads(
+            self._run("get", "pods", f"--selector=regroup.dev/job-name={self.name}", "--output=json")
+        )
         return sorted(
             found["items"], key=lambda p: (int(p["metadata"]["labels"]["regroup.dev/slot"]), p["metadata"]["name"])
         )
 
     def pod(self, slot: int) -> dict[str, Any]:
         """Return the running pod of a slot."""
-        for pod in reversed(self.pods()):
-            if (
-                pod["metadata"]["labels"]["regroup.dev/slot"] == str(slot)
-                and "deletionTimestamp" not in pod["metadata"]
-            ):
-                return pod
-        raise LookupError(f"No pod in slot {slot}.")
+        of_slot = [p for p in self.pods() if p["metadata"]["labels"]["regroup.dev/slot"] == str(slot)]
+        alive = [p for p in of_slot if "deletionTimestamp" not in p["metadata"]]
+        if alive:
+            return alive[-1]
+        raise ClusterError(f"The job {self.name} has no pod in slot {slot}.")
 
     def patch_replicas(self, replicas: int) -> None:
         """Resize with kubectl patch."""
@@ -67,6 +68,11 @@ class JobView:
     def logs(self, pod: str) -> str:
         """Return what the trainer container of a pod has printed."""
         return self._run("logs", pod, "--container=trainer")
+
+    def stream_logs(self, pod: str) -> subprocess.Popen[str]:
+        """Follow the trainer container's log, each line with the time at which it was written; the caller ends it."""
+        options = ("--container=trainer", "--follow", "--timestamps")
+        return self.kubectl.stream("--namespace", self.namespace, "logs", pod, *options)
 
     def wait(self, timeout_s: float, otherwise: str, **wanted: Any) -> dict[str, Any]:
         """Wait until the status has these values: state=, generation=, world_size=, step= (at least), ready=. Return it."""

@@ -1,4 +1,8 @@
-"""The live table of the tour: one job's columns and the acts, redrawn twice a second."""
+"""The live table of the tour: one job and the acts, redrawn twice a second.
+
+State, ready, generation, members and incidents are the job's status, as kubectl shows it; step and loss are the trainers' log,
+because the status has progress only every ten seconds.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +18,7 @@ from rich.text import Text
 
 from cluster.errors import ClusterError
 from demo.job import JobView
+from demo.steps import Steps
 
 REDRAW_S = 0.5
 
@@ -21,8 +26,8 @@ REDRAW_S = 0.5
 class LiveTable:
     """Shows a job until the block ends; `act` says what is being done to it. On no terminal: one line per change."""
 
-    def __init__(self, console: Console, job: JobView) -> None:
-        self._console, self._job = console, job
+    def __init__(self, console: Console, job: JobView, steps: Steps) -> None:
+        self._console, self._job, self._steps = console, job, steps
         self._done = threading.Event()
         self._status: dict[str, Any] = {}
         self._act = ""
@@ -74,15 +79,14 @@ class LiveTable:
     def _cells(self) -> dict[str, str]:
         status = self._status
         membership, summary = status.get("membership") or {}, status.get("summary") or {}
-        progress = status.get("progress") or {}
+        newest = self._steps.newest
         return {
             "state": summary.get("state", ""),
             "ready": summary.get("ready", ""),
             "generation": str(membership.get("generation", "")),
             "members": membership.get("members", ""),
-            "step": str(progress.get("step", "")),
-            "progress": summary.get("progress", ""),
-            "loss": summary.get("loss", ""),
+            "step": str(newest.number) if newest else "",
+            "loss": newest.loss if newest else "",
             "incidents": str(len(status.get("incidents") or ())),
         }
 

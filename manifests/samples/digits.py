@@ -14,6 +14,7 @@ parser.add_argument("--steps", type=int, default=1000)
 parser.add_argument(
     "--reduction", choices=["fast", "exact"], default="fast", help="exact: bitwise equal at any world size"
 )
+parser.add_argument("--print-every", type=int, default=200, help="steps between two lines")
 parser.add_argument(
     "--pace", type=float, default=0.0, help="seconds added to each step, so that there is time to watch"
 )
@@ -38,8 +39,9 @@ with regroup.session(
                 loss = torch.nn.functional.cross_entropy(model(batch.x), batch.y, reduction="sum")
                 step.backward(loss, weight=len(batch.y))
             step.commit()
-        if step.committed and job.is_main and (step.index + 1) % 200 == 0:
-            print(f"step {step.index + 1}  loss {step.loss:.4f}  ranks {job.world_size}", flush=True)
+        if step.committed and job.is_main and (step.index + 1) % args.print_every == 0:
+            where = f"generation {job.generation}  ranks {job.world_size}"
+            print(f"step {step.index + 1}  loss {step.loss:.4f}  {where}", flush=True)
     if job.is_main:
         accuracy = (model(held_out[0]).argmax(1) == held_out[1]).float().mean().item()
         parameters = hashlib.sha256(b"".join(p.detach().numpy().tobytes() for p in model.parameters())).hexdigest()

@@ -1,0 +1,57 @@
+"""Follow the logs of a job's trainers while pods come and go: `kubectl logs --follow`, one for each pod."""
+
+from __future__ import annotations
+
+import subprocess
+import threading
+from types import TracebackType
+
+from cluster.errors import ClusterError
+from demo.job import JobView
+from demo.steps import Steps, parse
+
+LOOK_S = 1.0
+"""How often new pods are looked for. A log is read from its beginning, so nothing is missed meanwhile."""
+
+
+class Followed:
+    """The steps of a job, read until the block ends."""
+
+    def __init__(self, job: JobView) -> None:
+        self.steps = Steps()
+        self._job = job
+        self._done = threading.Event()
+        self._streams: dict[str, subprocess.Popen[str]] = {}
+        self._looker = threading.Thread(target=self._look, daemon=True)
+
+    def __enter__(self) -> Steps:
+        self._looker.start()
+        return self.steps
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._done.set()
+        self._looker.join()
+        for stream in self._streams.values():
+            stream.kill()
+            stream.wait()
+
+    def _look(self) -> None:
+        while not self._done.wait(LOOK_S):
+            try:
+                running = [p["metadata"]["name"] for p in self._job.pods() if p["status"].get("phase") == "Running"]
+            except ClusterError:
+                continue  # kubectl had no answer this time
+            for name in running:
+                stream = self._streams.get(name)
+                if stream is None or stream.poll() is not None:
+                    self._streams[name] = self._job.stream_logs(name)
+                    threading.Thread(target=self._read, args=(self._streams[name],), daemon=True).start()
+
+    def _read(self, stream: subprocess.Popen[str]) -> None:
+        assert stream.stdout is not None
+        for line in stream.stdout:
+            step = parse(line)
+            if step is not None:
+                self.steps.add(step)
