@@ -18,7 +18,7 @@ from regroup_operator.api.errors import (
     StatusError,
     UnavailableError,
 )
-from regroup_operator.api.job import Job, parse_job, parse_status, processes_per_worker
+from regroup_operator.api.job import Job, parse_job, parse_status, processes_per_worker, worker_digest
 from regroup_operator.api.spec import JobSpec
 from regroup_operator.api.status import JobStatus
 
@@ -41,4 +41,5 @@ __all__ = [
     "parse_status",
     "processes_per_worker",
     "set_condition",
+    "worker_digest",
 ]

@@ -8,6 +8,8 @@ render/ adds to it: names and places under /regroup are ours.
 from __future__ import annotations
 
 import copy
+import hashlib
+import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -136,6 +138,24 @@ def processes_per_worker(job: Job) -> int:
     return max(1, int(limit))
 
 
+def worker_digest(job: Job) -> str:
+    """Return a short digest of everything in the spec that a worker's pod is made from.
+
+    Two pods of a job differ in more than slot, attempt and nodes only if their digests differ. Recovery's times are in
+    it where the pod carries them; what the operator's own installation adds (image, address) is not.
+    """
+    checkpoint, recovery = job.spec.checkpoint, job.spec.recovery
+    processes = processes_per_worker(job)
+    made_from = {
+        "template": job.raw["spec"]["template"],
+        "processes": processes,
+        "maxWorldSize": processes * job.max_replicas,
+        "checkpoint": None if checkpoint is None else checkpoint.model_dump(),
+        "recovery": [recovery.disconnect_seconds, recovery.max_restarts],
+    }
+    return hashlib.sha256(json.dumps(made_from, sort_keys=True).encode()).hexdigest()[:12]
+
+
 def _template_problems(spec_raw: Mapping[str, Any], spec: JobSpec) -> Iterator[str]:
     """Yield a sentence for each thing in the template that collides with what render/ adds."""
     where = "spec.template"
@@ -143,6 +163,12 @@ def _template_problems(spec_raw: Mapping[str, Any], spec: JobSpec) -> Iterator[s
     for key in (template.get("metadata") or {}).get("labels") or {}:
         if key.startswith("regroup.dev/"):
             yield f"{where}.metadata.labels has {key}, but labels under regroup.dev/ are set by Regroup. Remove it."
+    for key in (template.get("metadata") or {}).get("annotations") or {}:
+        if key.startswith("regroup.dev/"):
+            yield (
+                f"{where}.metadata.annotations has {key}, but annotations under regroup.dev/ are set by Regroup. "
+                "Remove it."
+            )
     pod = template["spec"]
     for volume in _mappings(pod.get("volumes")):
         if str(volume.get("name", "")).startswith("regroup-") or volume.get("name") == "regroup":

@@ -12,6 +12,8 @@ LABEL_ROLE = "regroup.dev/role"
 LABEL_SLOT = "regroup.dev/slot"
 LABEL_LEADER = "regroup.dev/leader"
 """On the operator's own pods: "true" on the leader; the membership Service selects it."""
+ANNOTATION_SPEC_DIGEST = "regroup.dev/spec-digest"
+"""On a worker's pod: `api.job.worker_digest` of the job that it was made from."""
 
 ROLE_WORKER = "worker"
 TRAINER_CONTAINER = "trainer"

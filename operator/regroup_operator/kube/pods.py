@@ -14,7 +14,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from regroup_operator.api import GROUP, KIND
-from regroup_operator.api.names import LABEL_ROLE, ROLE_WORKER, TRAINER_CONTAINER, parse_worker_pod_name
+from regroup_operator.api.names import (
+    ANNOTATION_SPEC_DIGEST,
+    LABEL_ROLE,
+    ROLE_WORKER,
+    TRAINER_CONTAINER,
+    parse_worker_pod_name,
+)
 from regroup_operator.kube.client import NODES, PODS, ApiError, Client
 from regroup_operator.kube.informer import Informer
 from regroup_operator.model.records import Key, Pod
@@ -88,6 +94,7 @@ def slim_pod(item: Mapping[str, Any], previous: Pod | None, now_s: float) -> Pod
         waiting_reason=waiting.get("reason", ""),
         waiting_message=waiting.get("message", ""),
         unschedulable=_unschedulable(status),
+        spec_digest=(metadata.get("annotations") or {}).get(ANNOTATION_SPEC_DIGEST, ""),
     )
 
 

@@ -40,6 +40,8 @@ class Pod:
     waiting_message: str = ""
     unschedulable: str = ""
     """Message of PodScheduled=False, else empty."""
+    spec_digest: str = ""
+    """`api.worker_digest` of the spec that the pod was made from; empty: not known."""
 
     @property
     def alive(self) -> bool:

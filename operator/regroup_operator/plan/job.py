@@ -9,7 +9,7 @@ from typing import Any
 from regroup.protocol.document import PLANNED, Document
 from regroup.protocol.state import Phase
 from regroup.protocol.wire import Prune
-from regroup_operator.api import Job, processes_per_worker, set_condition
+from regroup_operator.api import Job, processes_per_worker, set_condition, worker_digest
 from regroup_operator.api.names import selector
 from regroup_operator.api.status import MAX_INCIDENTS, MAX_LINEAGE
 from regroup_operator.model.members import MemberId
@@ -42,7 +42,7 @@ from regroup_operator.plan.status import (
     training_conditions,
     worker_conditions,
 )
-from regroup_operator.plan.workers import plan_workers
+from regroup_operator.plan.workers import outdated, plan_workers
 
 OUTCOMES = {SUCCEEDED: "Complete", FAILED: "Failed"}
 """What `stop` says to the agents of a job that has ended."""
@@ -94,10 +94,13 @@ class _Planner:
 
     def plan(self) -> JobPlan:
         failure = self._failures()
-        self.tier = decide_tier(self.status, tuple(self.obs.sessions.values()), self.clock.now_s)
+        self.current = read_current(self.status, self.obs.pods, self.memory, self.obs.term_started_s)
+        if self.current is None:
+            self._outdated()
+        sessions = [s for uid, s in self.obs.sessions.items() if uid not in self.released]
+        self.tier = decide_tier(self.status, sessions, self.clock.now_s)
         if self.tier is not None:
             self.status["tier"] = self.tier
-        self.current = read_current(self.status, self.obs.pods, self.memory, self.obs.term_started_s)
         self._assess()
         self._adoption()
         ended = self._ended(failure)
@@ -165,6 +168,14 @@ class _Planner:
         replaced, self.memory = count_created(create, self.obs.pods, self.memory)
         if replaced and self.status.get("membership"):
             self._restarts()["pods"] += replaced
+
+    def _outdated(self) -> None:
+        """Before the first generation: release the pods of an earlier spec, and forget what kind of script they had."""
+        earlier = [uid for uid in outdated(self.obs.pods, worker_digest(self.job)) if uid not in self.released]
+        if earlier:
+            self._release(earlier)
+            self.released = frozenset(self.status["released"])
+            self.status.pop("tier", None)
 
     def _release(self, uids: list[str]) -> None:
         """Write who is released; forget those whose pods are gone: a UID never comes back."""

@@ -1,8 +1,9 @@
 """Decide which worker pods to create, to release and to delete.
 
 Pure. Every slot below spec.replicas has one pod that can serve; a pod is replaced when it is gone or failed, or when its
-node is not ready and its agent silent. A pod leaves by rule RELEASE: only after all members of the newest generation have
-adopted, and only once its UID stands in status.released. Never a forced delete.
+node is not ready and its agent silent; before the first generation also when the spec has changed since it was made. A
+pod leaves by rule RELEASE: only after all members of the newest generation have adopted, and only once its UID stands in
+status.released. Never a forced delete.
 """
 
 from __future__ import annotations
@@ -31,6 +32,15 @@ class WorkerChanges:
     create: tuple[CreateWorker, ...] = ()
     release: tuple[Pod, ...] = ()
     delete: tuple[Pod, ...] = ()
+
+
+def outdated(pods: Iterable[Pod], spec_digest: str) -> list[str]:
+    """Return the UIDs of pods that were made from another spec than the one with this digest (`api.worker_digest`).
+
+    Asked only while there is no generation: nobody needs these pods, and none of them may get into the first one. Later
+    the spec that pods are made from is immutable.
+    """
+    return [pod.uid for pod in pods if pod.alive and pod.spec_digest not in ("", spec_digest)]
 
 
 def plan_workers(

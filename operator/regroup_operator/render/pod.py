@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from regroup.protocol import env
-from regroup_operator.api import Job, processes_per_worker
+from regroup_operator.api import Job, processes_per_worker, worker_digest
 from regroup_operator.api.names import (
+    ANNOTATION_SPEC_DIGEST,
     LABEL_SLOT,
     TRAINER_CONTAINER,
     config_map_name,
@@ -66,6 +67,7 @@ def worker_pod(
     pod["metadata"]["annotations"] = {
         "kubectl.kubernetes.io/default-container": TRAINER_CONTAINER,
         **(user_metadata.get("annotations") or {}),
+        ANNOTATION_SPEC_DIGEST: worker_digest(job),
     }
     spec: dict[str, Any] = pod["spec"]
     spec["restartPolicy"] = "OnFailure"

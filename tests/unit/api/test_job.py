@@ -91,6 +91,11 @@ def test_bad_shape_gets_one_sentence(change: Change, sentence: str) -> None:
             "labels under regroup.dev/",
             id="our label",
         ),
+        pytest.param(
+            lambda job: job["spec"]["template"].update(metadata={"annotations": {"regroup.dev/spec-digest": "1"}}),
+            "annotations under regroup.dev/",
+            id="our annotation",
+        ),
         pytest.param(with_pod(volumes=[{"name": "regroup-state"}]), "volume names", id="our volume"),
         pytest.param(with_pod(initContainers=[{"name": "regroup-agent"}]), "regroup-agent", id="our init container"),
         pytest.param(

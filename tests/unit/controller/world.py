@@ -21,7 +21,7 @@ from _regroup_agent.statefile import Saved
 from regroup.protocol import VERSION, codec, wire
 from regroup.protocol.state import StatePair
 from regroup_cli.local import FileStore
-from regroup_operator.api import Job
+from regroup_operator.api import Job, worker_digest
 from regroup_operator.api.names import worker_pod_name
 from regroup_operator.controller import Controller
 from regroup_operator.membership.registry import Registry, Stream
@@ -83,7 +83,10 @@ class Pods:
         if self.pod(job.namespace, name) is not None:
             return
         uid = f"pod{next(self._uids)}"
-        pod = Pod(job.namespace, name, uid, job.name, job.uid, slot, attempt, ip=f"10.0.0.{slot}", node=f"node-{slot}")
+        pod = Pod(
+            job.namespace, name, uid, job.name, job.uid, slot, attempt,
+            ip=f"10.0.0.{slot}", node=f"node-{slot}", spec_digest=worker_digest(job),
+        )  # fmt: skip
         self.by_uid[uid] = pod
         if slot not in self.pending:
             self._world.run_pod(uid)

@@ -17,6 +17,7 @@ POD: dict[str, Any] = {
         "namespace": "team",
         "uid": "pod-uid",
         "resourceVersion": "812",
+        "annotations": {"regroup.dev/spec-digest": "0123456789ab"},
         "labels": {"regroup.dev/job-name": "digits", "regroup.dev/role": "worker", "regroup.dev/slot": "3"},
         "ownerReferences": [
             {
@@ -69,6 +70,7 @@ def test_running_worker_is_read_whole() -> None:
     assert (pod.phase, pod.ip, pod.node, pod.node_ready) == ("Running", "10.1.2.3", "node-2", True)
     assert (pod.container_restarts, pod.last_exit_code, pod.running_since_s) == (2, 137, 50.0)
     assert (pod.terminating, pod.waiting_reason, pod.unschedulable) == (False, "", "")
+    assert pod.spec_digest == "0123456789ab"
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from regroup_operator.model.members import MemberId
+from regroup_operator.model.records import Pod
 from regroup_operator.model.worker import Standing, Worker
-from regroup_operator.plan.workers import CreateWorker, WorkerChanges, plan_workers
+from regroup_operator.plan.workers import CreateWorker, WorkerChanges, outdated, plan_workers
 from tests.builders.plan import make_pod, make_worker, uid_of
 
 A, B, C = make_worker(0), make_worker(1), make_worker(2)
@@ -115,3 +116,20 @@ PENDING = outside(3, session=None, pod=make_pod(3, phase="Pending"))
 )  # fmt: skip
 def test_deletion(workers: tuple[Worker, ...], given: Any, want: list[str]) -> None:
     assert [p.uid for p in changes(*workers, **given).delete] == want
+
+
+@pytest.mark.parametrize(
+    ("pod", "want"),
+    [
+        pytest.param(make_pod(1, spec_digest="new"), [], id="made from the spec as it is"),
+        pytest.param(make_pod(1, spec_digest="old"), [uid_of(1)], id="made from an earlier one"),
+        pytest.param(make_pod(1, spec_digest="old", phase="Pending"), [uid_of(1)], id="its image cannot be pulled"),
+        pytest.param(
+            make_pod(1, spec_digest="old", terminating=True), [uid_of(1)], id="going, but its agent may be ready"
+        ),
+        pytest.param(make_pod(1, spec_digest="old", phase="Failed"), [], id="dead: replaced anyway, its logs stay"),
+        pytest.param(make_pod(1), [], id="of unknown origin"),
+    ],
+)
+def test_outdated(pod: Pod, want: list[str]) -> None:
+    assert outdated([pod], "new") == want

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from regroup.protocol import env
-from regroup_operator.api import parse_job
+from regroup_operator.api import parse_job, worker_digest
 from regroup_operator.render import RenderSettings, dry_run_pod, worker_pod
 from tests.builders.jobs import Change, Manifest, stored_job, trainer, with_pod, with_spec, with_trainer
 
@@ -62,11 +62,21 @@ def test_pod_is_named_labelled_and_owned_by_the_job() -> None:
     ]
 
 
+def with_template_metadata(metadata: Manifest) -> Manifest:
+    raw = stored_job()
+    raw["spec"]["template"]["metadata"] = metadata
+    return raw
+
+
 def test_users_labels_and_annotations_are_kept_and_ours_added() -> None:
     own = {"labels": {"team": "a", "app.kubernetes.io/name": "digits"}, "annotations": {"note": "b"}}
     metadata = render(lambda job: job["spec"]["template"].update(metadata=own))["metadata"]
     assert metadata["labels"].items() >= {**own["labels"], "regroup.dev/slot": "2"}.items()
-    assert metadata["annotations"] == {"kubectl.kubernetes.io/default-container": "trainer", "note": "b"}
+    assert metadata["annotations"] == {
+        "kubectl.kubernetes.io/default-container": "trainer",
+        "note": "b",
+        "regroup.dev/spec-digest": worker_digest(parse_job(with_template_metadata(own))),
+    }
 
 
 def test_trainer_runs_the_agent_with_the_original_command_behind_it() -> None:
@@ -229,6 +239,49 @@ def test_dry_run_pod_differs_from_a_worker_in_its_name_only() -> None:
     assert dry["metadata"].pop("generateName") == "digits-dry-run-"
     assert worker["metadata"].pop("name") == "digits-worker-0-0"
     assert dry == worker
+
+
+@pytest.mark.parametrize(
+    ("change", "changes"),
+    [
+        pytest.param(with_trainer(image="example/trainer:2"), True, id="image"),
+        pytest.param(lambda job: job["spec"]["template"].update(metadata={"labels": {"a": "b"}}), True, id="label"),
+        pytest.param(with_spec(processesPerWorker=2), True, id="processes"),
+        pytest.param(with_trainer(resources={"limits": {"nvidia.com/gpu": 2}}), True, id="GPUs"),
+        pytest.param(with_spec(checkpoint={"volumeClaim": "ckpt"}), True, id="checkpoint"),
+        pytest.param(with_spec(elasticPolicy={"minReplicas": 2, "maxReplicas": 6}), True, id="maxReplicas"),
+        pytest.param(lambda job: job["spec"].pop("elasticPolicy"), True, id="fixed size"),
+        pytest.param(with_spec(recovery={"disconnectSeconds": 9}), True, id="disconnectSeconds"),
+        pytest.param(with_spec(recovery={"maxRestarts": 9}), True, id="maxRestarts"),
+        pytest.param(with_spec(replicas=4), False, id="replicas of an elastic job"),
+        pytest.param(with_spec(elasticPolicy={"minReplicas": 1, "maxReplicas": 5}), False, id="minReplicas"),
+        pytest.param(
+            with_spec(recovery={"windowSeconds": 9, "rejoinSeconds": 9}), False, id="the operator's own times"
+        ),
+    ],
+)
+def test_digest_changes_with_what_the_pod_is_made_from(change: Change, changes: bool) -> None:
+    """The plan compares digests, not pods: the one must differ exactly when the other does."""
+    before, after = render(), render(change)
+    digests = [pod["metadata"]["annotations"].pop("regroup.dev/spec-digest") for pod in (before, after)]
+    assert (before != after) is changes
+    assert (digests[0] != digests[1]) is changes
+
+
+def test_digest_grows_with_a_job_of_fixed_size() -> None:
+    def fixed(job: Manifest) -> None:
+        del job["spec"]["elasticPolicy"]
+
+    three, four = render(fixed), render(fixed, with_spec(replicas=4))
+    key = "regroup.dev/spec-digest"
+    assert three["metadata"]["annotations"][key] != four["metadata"]["annotations"][key]
+
+
+def test_digest_is_that_of_the_job_not_of_the_pod_or_the_installation() -> None:
+    job = parse_job(stored_job())
+    other = RenderSettings(operator_url="https://elsewhere:1", agent_image="example/operator:2")
+    pods = (worker_pod(job, 0, 0, settings=SETTINGS), worker_pod(job, 3, 7, settings=other, avoid_nodes=("n1",)))
+    assert len({pod["metadata"]["annotations"]["regroup.dev/spec-digest"] for pod in pods}) == 1
 
 
 def test_rendering_does_not_change_the_job() -> None:
