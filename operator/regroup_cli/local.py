@@ -194,7 +194,6 @@ class LocalWorkers:
             out |= {
                 env.CHECKPOINT_DIR: spec.checkpoint.path or "",
                 env.CHECKPOINT_EVERY_SECONDS: str(spec.checkpoint.every_seconds),
-                env.CHECKPOINT_KEEP: str(spec.checkpoint.keep),
             }
         return out
 

@@ -15,8 +15,11 @@ import pytest
 import torch
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
-from regroup.checkpoint import Checkpointer, CheckpointError, pack
+from regroup.checkpoint import Checkpointer, CheckpointError, pack, store
 from regroup.checkpoint.store import marks
+from regroup.data import SamplePlan
+from regroup.elastic.durable import Durable, Origin
+from regroup.elastic.state import TrainingState
 from regroup.protocol.document import CheckpointRef, LineageEntry
 from regroup.protocol.state import StatePair
 
@@ -49,7 +52,7 @@ def flat(tree: dict[str, Any]) -> tuple[str, dict[str, bytes]]:
 
 
 def make(directory: Path, job_uid: str = "job-1", **changes: Any) -> Checkpointer:
-    return Checkpointer(str(directory), every_s=0, keep=2, job_uid=job_uid, **changes)
+    return Checkpointer(str(directory), every_s=0, job_uid=job_uid, **changes)
 
 
 def save(
@@ -267,6 +270,25 @@ def test_step_that_not_every_rank_committed_is_not_a_checkpoint(tmp_path: Path, 
     assert checkpointer.problem is None
 
 
+def test_step_that_is_acknowledged_by_another_state_is_not_committed(tmp_path: Path) -> None:
+    """The writer was cut off; what its rank commits in a later generation, from another's state, has the same number."""
+    checkpointer = make(tmp_path)
+    asked, answered = threading.Event(), threading.Event()
+
+    def acknowledged() -> bool:
+        asked.set()
+        return answered.wait(30)
+
+    save(checkpointer, 1, 101, acknowledged=acknowledged, wait=False)
+    assert asked.wait(30)
+    checkpointer.cancel()
+    answered.set()
+    assert checkpointer.wait(30)
+    assert checkpointer.last_committed is None
+    assert "its generation ended" in str(checkpointer.problem)
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize("moment", ["while data is written", "before the commit"])
 def test_writer_killed_leaves_a_directory_that_is_skipped(tmp_path: Path, moment: str) -> None:
     older = save(make(tmp_path), 1, 10)
@@ -289,7 +311,8 @@ def test_writer_killed_leaves_a_directory_that_is_skipped(tmp_path: Path, moment
         "Skipped step-20.g1-aaaa1111: it has no COMMIT.json, its writer stopped before it was complete.",
     )
     # The next generation's prune takes the remains away, and nothing else.
-    assert reader.prune(["step-30.g2-00000002"], generation=2) == ("step-10.g1-00000001", "step-20.g1-aaaa1111")
+    reader.prune(["step-30.g2-00000002"], generation=2)
+    assert reader.wait(30)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -311,18 +334,58 @@ def test_state_that_cannot_be_saved_is_refused_before_anything_is_written(tmp_pa
     assert list(tmp_path.iterdir()) == []
 
 
+LATER = ["step-70.g2-00000002", "step-75.g3-00000003"]
+
+
 def test_prune_deletes_only_this_jobs_and_never_above_its_generation(tmp_path: Path) -> None:
     checkpointer = make(tmp_path)
     save(make(tmp_path, job_uid="job-2"), 1, 5)
     for generation, step in [(1, 10), (1, 50), (2, 60), (2, 70), (3, 75)]:
         save(checkpointer, generation, step)
-    assert checkpointer.retained(LINEAGE) == ("step-70.g2-00000002", "step-60.g2-00000002")
-    assert checkpointer.retained(LINEAGE, CheckpointRef(3, 75, "step-75.g3-00000003"))[0] == "step-75.g3-00000003"
-    assert checkpointer.prune(("step-75.g3-00000003",), generation=1) == ("step-10.g1-00000001", "step-50.g1-00000001")
-    assert checkpointer.prune(("step-70.g2-00000002",), generation=3) == ("step-60.g2-00000002",)
-    assert sorted(path.name for path in tmp_path.iterdir()) == [
-        "step-5.g1-00000001", "step-70.g2-00000002", "step-75.g3-00000003",
-    ]  # fmt: skip
+    for word, generation, left in [
+        ("step-75.g3-00000003", 1, ["step-5.g1-00000001", "step-60.g2-00000002", *LATER]),
+        ("step-70.g2-00000002", 3, ["step-5.g1-00000001", *LATER]),
+    ]:
+        checkpointer.prune((word,), generation)
+        assert checkpointer.wait(30)
+        assert sorted(path.name for path in tmp_path.iterdir()) == left
+
+
+def test_volume_that_hangs_does_not_hold_the_training_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpointer = make(tmp_path)
+    for step in (10, 20, 30):
+        save(checkpointer, 1, step)
+    hangs, seen = threading.Event(), threading.Event()
+    names = store.names
+
+    def hanging(directory: Path) -> Any:
+        seen.set()
+        assert hangs.wait(30)
+        return names(directory)
+
+    monkeypatch.setattr(store, "names", hanging)
+    checkpointer.prune(["step-20.g1-00000001"], generation=1)
+    checkpointer.prune(["step-30.g1-00000001"], generation=1)  # while the volume hangs: the newest word counts
+    assert seen.wait(30)
+    assert checkpointer.busy
+    assert not checkpointer.wait(0)
+    assert not checkpointer.due(0.0)
+    hangs.set()
+    assert checkpointer.wait(30)
+    assert [path.name for path in tmp_path.iterdir()] == ["step-30.g1-00000001"]
+    save(checkpointer, 1, 40)
+    assert checkpointer.problem is None
+
+
+def test_word_that_comes_while_a_checkpoint_is_written_is_done_after_it(tmp_path: Path) -> None:
+    checkpointer = make(tmp_path)
+    save(checkpointer, 1, 10)
+    acknowledged = threading.Event()
+    save(checkpointer, 1, 20, acknowledged=acknowledged.is_set, wait=False)
+    checkpointer.prune(["step-20.g1-00000001"], generation=1)
+    acknowledged.set()
+    assert checkpointer.wait(30)
+    assert [path.name for path in tmp_path.iterdir()] == ["step-20.g1-00000001"]
 
 
 def test_missing_checkpoint_that_the_status_names_is_said(tmp_path: Path) -> None:
@@ -332,5 +395,28 @@ def test_missing_checkpoint_that_the_status_names_is_said(tmp_path: Path) -> Non
 
 
 def test_due_counts_from_the_first_call_and_from_each_start(tmp_path: Path) -> None:
-    checkpointer = Checkpointer(str(tmp_path), every_s=10, keep=1, job_uid="job-1")
+    checkpointer = Checkpointer(str(tmp_path), every_s=10, job_uid="job-1")
     assert [checkpointer.due(now_s) for now_s in (100, 109, 110, 111, 120)] == [False, False, True, False, True]
+
+
+def test_session_that_took_another_ranks_state_commits_nothing_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rank 0 wrote (1, 101) and was cut off; the others did step 101 again, and that is what it adopts and goes on from."""
+    monkeypatch.setenv("REGROUP_CHECKPOINT_DIR", str(tmp_path))
+    monkeypatch.setenv("REGROUP_CHECKPOINT_EVERY_SECONDS", "0")
+    model, optimizer = build()
+    state = TrainingState(model, optimizer, {})
+    durable = Durable(state, SamplePlan(0, 100, 4, 2, 2))
+    state.named(StatePair(1, 101), 1)
+    durable.save_if_due(Origin(1, "aaaa", 0, 0), alone=False)
+    durable.known_by_all = 100
+    checkpointer = durable.checkpointer
+    assert checkpointer is not None
+    assert not checkpointer.wait(0)
+    durable.lost()
+    assert durable.known_by_all == 0
+    durable.known_by_all = 200
+    assert checkpointer.wait(30)
+    assert durable.report() is None
+    assert list(tmp_path.iterdir()) == []

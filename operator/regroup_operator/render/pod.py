@@ -198,7 +198,6 @@ def _environment(job: Job, settings: RenderSettings) -> list[dict[str, Any]]:
     if checkpoint is not None:
         values[env.CHECKPOINT_DIR] = checkpoint.path or CHECKPOINT_DIR
         values[env.CHECKPOINT_EVERY_SECONDS] = str(checkpoint.every_seconds)
-        values[env.CHECKPOINT_KEEP] = str(checkpoint.keep)
     return [
         *({"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}} for name, path in fields.items()),
         *({"name": name, "value": value} for name, value in values.items()),

@@ -14,7 +14,6 @@ from regroup.checkpoint.selection import (
     parse_name,
     prunable,
     refusal,
-    retained,
     unwelcome,
 )
 from regroup.protocol.document import CheckpointRef, LineageEntry
@@ -79,9 +78,10 @@ def test_newest_is_by_generation_then_step() -> None:
     late, good = at(1, 100), at(2, 60)
     lineage = (LineageEntry(1, 0), LineageEntry(2, 50))
     assert max(late, good) == good
-    assert retained([late, good], lineage, None, keep=3) == [good]
+    assert refusal(good, lineage, None) is None
     # Without anything of g2 the fenced branch is not taken either.
-    assert retained([late, at(1, 50), at(1, 30)], lineage, None, keep=3) == [at(1, 50), at(1, 30)]
+    assert "is fenced" in str(refusal(late, lineage, None))
+    assert refusal(at(1, 50), lineage, None) is None
 
 
 def test_what_may_be_read_is_an_ancestor_of_every_later_generation() -> None:

@@ -166,11 +166,7 @@ def test_checkpoint_directory_reaches_the_trainer(checkpoint: Manifest, director
     own_volume = [{"name": "data", "mountPath": "/data"}]
     pod = render(with_spec(checkpoint=checkpoint), with_trainer(volumeMounts=own_volume))
     found = environment(pod)
-    assert (found[env.CHECKPOINT_DIR], found[env.CHECKPOINT_EVERY_SECONDS], found[env.CHECKPOINT_KEEP]) == (
-        directory,
-        "60",
-        "2",
-    )
+    assert (found[env.CHECKPOINT_DIR], found[env.CHECKPOINT_EVERY_SECONDS]) == (directory, "60")
     assert ("/regroup/checkpoint" in mounts(pod)) is mounted
     claims = [v["persistentVolumeClaim"] for v in pod["spec"]["volumes"] if "persistentVolumeClaim" in v]
     assert claims == ([{"claimName": "ckpt"}] if mounted else [])

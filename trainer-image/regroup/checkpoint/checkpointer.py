@@ -1,8 +1,8 @@
 """What a session holds of the durable tier: copy on the caller's thread, write in the background, never crash training.
 
-Owns one background write at a time, the host copies it reads from, and the sentences about what went wrong. Which rank
-writes, when the state is consistent and which ranks have committed the step is the caller's (`regroup.elastic`); with
-replicated data parallelism the process of rank 0 writes for all.
+Owns the writer thread (one write at a time, then what is to be pruned), the host copies it reads from, and the sentences
+about what went wrong. Which rank writes, when the state is consistent and which ranks have committed the step is the
+caller's (`regroup.elastic`); with replicated data parallelism the process of rank 0 writes for all.
 
 A write: data aside -> fsync -> rename -> wait until every rank has acknowledged the step -> COMMIT.json (rule CKPT).
 """
@@ -11,6 +11,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -35,18 +36,18 @@ class Newest(NamedTuple):
 class Checkpointer:
     """The checkpoints of one job in one directory. Methods are called from one thread, the trainer's; none is collective."""
 
-    def __init__(
-        self, directory: str, every_s: float, keep: int, job_uid: str, *, acknowledge_within_s: float = 60.0
-    ) -> None:
+    def __init__(self, directory: str, every_s: float, job_uid: str, *, acknowledge_within_s: float = 60.0) -> None:
         """every_s: least time between the starts of two writes. acknowledge_within_s: how long a write waits for all ranks."""
         store.prepare()
         self._directory = Path(directory)
         self._every_s = every_s
-        self._keep = keep
         self._job_uid = job_uid
         self._acknowledge_within_s = acknowledge_within_s
         self._started_s: float | None = None
+        self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
+        self._busy = False
+        self._word: tuple[Sequence[str], int] | None = None
         self._cancelled = threading.Event()
         self._copies: dict[str, torch.Tensor] = {}
         self._last: CheckpointRef | None = None
@@ -59,19 +60,19 @@ class Checkpointer:
 
     @property
     def problem(self) -> str | None:
-        """One sentence: why the last write came to nothing. None: it did not fail, or none was tried."""
+        """One sentence: why the last write or deletion came to nothing. None: it did not fail, or none was tried."""
         return self._problem
 
     @property
-    def writing(self) -> bool:
-        """True while a write is in the background."""
-        return self._thread is not None and self._thread.is_alive()
+    def busy(self) -> bool:
+        """True while the writer thread writes or deletes."""
+        return self._busy
 
     def due(self, now_s: float) -> bool:
         """Return True when it is time to `save`. now_s: any monotonic clock; the first call only starts it."""
         if self._started_s is None:
             self._started_s = now_s
-        if self.writing or now_s - self._started_s < self._every_s:
+        if self.busy or now_s - self._started_s < self._every_s:
             return False
         self._started_s = now_s
         return True
@@ -88,7 +89,7 @@ class Checkpointer:
         digest: str = "",
         acknowledged: Callable[[], bool] | None = None,
     ) -> bool:
-        """Copy the state to host memory and start to write it; blocks for the copy. False: the last write still runs.
+        """Copy the state to host memory and start to write it; blocks for the copy. False: the writer is still `busy`.
 
         generation, uid: that which this process is a member of; pair: the state's; parent_generation, start_step: where
         the generation began; digest: of the samples (SamplePlan.digest). `acknowledged` is asked from another thread,
@@ -96,7 +97,7 @@ class Checkpointer:
         no other rank. What goes wrong is in `problem`; nothing is raised but for a tree that cannot be saved
         (CheckpointError, which names the entry).
         """
-        if self.writing:
+        if self.busy:
             return False
         structure, tensors = pack(tree)
         copies = self._copy(tensors)
@@ -110,21 +111,22 @@ class Checkpointer:
             digest=digest,
         )
         self._cancelled = threading.Event()
-        arguments = (name_of(generation, pair.step, uid), structure, copies, record, acknowledged, self._cancelled)
-        # Daemon: a trainer that is told to exit does not wait for a volume that hangs; the reader skips the half.
-        self._thread = threading.Thread(target=self._write, args=arguments, name="regroup-checkpoint", daemon=True)
-        self._thread.start()
+        name = name_of(generation, pair.step, uid)
+        self._start(partial(self._write, name, structure, copies, record, acknowledged, self._cancelled))
         return True
 
     def cancel(self) -> None:
-        """Give up a write that still waits for ranks: its generation has ended before all had committed the step."""
+        """Have the write that runs end without a COMMIT, whatever is acknowledged from now on: its state was replaced.
+
+        One that was found acknowledged before this call is committed still.
+        """
         self._cancelled.set()
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Block until no write runs; return False if one still does after `timeout_s`."""
+        """Block until the writer thread has nothing to do; return False if it still has after `timeout_s`."""
         if self._thread is not None:
             self._thread.join(timeout_s)
-        return not self.writing
+        return not self.busy
 
     def newest(self, lineage: Sequence[LineageEntry], named: CheckpointRef | None = None) -> Newest:
         """Return the newest checkpoint that may be read and whose every byte is as committed; reads it once for that.
@@ -168,34 +170,17 @@ class Checkpointer:
             )
         return tree
 
-    def retained(self, lineage: Sequence[LineageEntry], named: CheckpointRef | None = None) -> tuple[str, ...]:
-        """Return the directories that `prune` should keep: the newest `keep` that may be read, newest first.
+    def prune(self, keep: Sequence[str], generation: int) -> None:
+        """Have the writer thread delete what the operator's word allows (`selection.prunable`). Does not block.
 
-        Of this job, by their COMMIT.json; their data is not read. Raises OSError.
+        keep: the command's; generation: the one it was heard in. Of several words the newest counts: it keeps no more of
+        what is old. A directory that cannot be deleted is left for the next word, and is in `problem`.
         """
-        names = selection.retained(self._ours(store.names(self._directory)[0]), lineage, named, self._keep)
-        return tuple(name.directory for name in names)
-
-    def prune(self, keep: Sequence[str], generation: int) -> tuple[str, ...]:
-        """Delete what the operator's word allows (`selection.prunable`); return the directories deleted. Raises nothing.
-
-        keep: the command's; generation: the one it was heard in. A directory that cannot be deleted is left for next time.
-        """
-        deleted = []
-        try:
-            committed, unfinished = store.names(self._directory)
-            ours = [name for name in unfinished if store.job_of(self._directory, name) == self._job_uid]
-            for name in [
-                name for part in selection.prunable(self._ours(committed), ours, keep, generation) for name in part
-            ]:
-                store.delete(self._directory, name)
-                deleted.append(name.directory)
-        except OSError as error:
-            self._problem = f"Old checkpoints in {self._directory} cannot be deleted ({error.strerror})."
-        return tuple(deleted)
-
-    def _ours(self, names: Sequence[Name]) -> list[Name]:
-        return [name for name in names if store.job_of(self._directory, name) == self._job_uid]
+        with self._lock:
+            self._word = (keep, generation)
+            if self._busy:
+                return  # the thread comes to it
+        self._start(None)
 
     def _copy(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Return host copies, in the memory of the last time where it fits: fresh pages would cost more than the copy."""
@@ -211,6 +196,37 @@ class Checkpointer:
             torch.cuda.current_stream(device).synchronize()
         self._copies = copies
         return copies
+
+    # --- the writer thread -------------------------------------------------------------------------------------------
+
+    def _start(self, write: Callable[[], None] | None) -> None:
+        self._busy = True
+        # Daemon: a trainer that is told to exit does not wait for a volume that hangs; the reader skips the half.
+        self._thread = threading.Thread(target=self._work, args=(write,), name="regroup-checkpoint", daemon=True)
+        self._thread.start()
+
+    def _work(self, write: Callable[[], None] | None) -> None:
+        if write is not None:
+            write()
+        while True:
+            with self._lock:
+                word, self._word = self._word, None
+                if word is None:
+                    self._busy = False
+                    return
+            self._prune(*word)
+
+    def _prune(self, keep: Sequence[str], generation: int) -> None:
+        try:
+            committed, unfinished = store.names(self._directory)
+            parts = selection.prunable(self._ours(committed), self._ours(unfinished), keep, generation)
+            for name in [name for part in parts for name in part]:
+                store.delete(self._directory, name)
+        except OSError as error:
+            self._problem = f"Old checkpoints in {self._directory} cannot be deleted ({error.strerror})."
+
+    def _ours(self, names: Sequence[Name]) -> list[Name]:
+        return [name for name in names if store.job_of(self._directory, name) == self._job_uid]
 
     def _write(
         self,
@@ -249,9 +265,13 @@ class Checkpointer:
     def _await_all(self, acknowledged: Callable[[], bool] | None, cancelled: threading.Event) -> str | None:
         """Return None when every rank has acknowledged, else the sentence why not."""
         deadline_s = time.monotonic() + self._acknowledge_within_s
-        while acknowledged is not None and not acknowledged():
+        while True:
+            # Asked before it is looked at: what is acknowledged after a cancel is a step of another state.
+            known = acknowledged is None or acknowledged()
+            if cancelled.is_set():
+                return "its generation ended before every rank had committed the step."
+            if known:
+                return None
             if time.monotonic() > deadline_s:
                 return f"not every rank had committed its step after {self._acknowledge_within_s:g} s."
-            if cancelled.wait(0.02):
-                return "its generation ended before every rank had committed the step."
-        return None
+            cancelled.wait(0.02)

@@ -106,11 +106,6 @@ class CheckpointInfo:
         """The state's name."""
         return StatePair(self.commit.state_generation, self.commit.step)
 
-    @property
-    def ref(self) -> CheckpointRef:
-        """What status.checkpoint says of it."""
-        return CheckpointRef(self.name.generation, self.name.step, self.name.directory)
-
 
 def parse_commit(text: str, name: Name, job_uid: str) -> Commit:
     """Return the record in a COMMIT.json. Raises CheckpointError, one sentence, if it is damaged or not this checkpoint's."""
@@ -184,13 +179,6 @@ def unwelcome(names: Iterable[Name], generation: int) -> str | None:
     if above > generation:
         return f"Generation {above} has written a checkpoint, so generation {generation} is fenced and writes none."
     return None
-
-
-def retained(
-    names: Iterable[Name], lineage: Sequence[LineageEntry], named: CheckpointRef | None, keep: int
-) -> list[Name]:
-    """Return the newest `keep` of the committed `names` that may be read, newest first."""
-    return sorted((name for name in names if refusal(name, lineage, named) is None), reverse=True)[:keep]
 
 
 def prunable(

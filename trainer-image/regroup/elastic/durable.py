@@ -42,11 +42,11 @@ class Durable:
         self.checkpointer: Checkpointer | None = None
         self.known_by_all = 0
         """Number of steps that every rank has committed for certain: only those may get a COMMIT (rule CKPT)."""
+        self._said: str | None = None
         directory = os.environ.get(env.CHECKPOINT_DIR)
         if directory:
             every_s = float(os.environ.get(env.CHECKPOINT_EVERY_SECONDS) or 300)
-            keep = int(os.environ.get(env.CHECKPOINT_KEEP) or 3)
-            self.checkpointer = Checkpointer(directory, every_s, keep, os.environ.get(env.JOB_UID) or "local")
+            self.checkpointer = Checkpointer(directory, every_s, os.environ.get(env.JOB_UID) or "local")
 
     def continue_alone(self) -> Origin:
         """Plain `python`: load the newest checkpoint, if there is one, give the state its name, and say who goes on."""
@@ -67,6 +67,7 @@ class Durable:
     def save_if_due(self, origin: Origin, *, alone: bool) -> None:
         """Start to write in the background when it is time; called by rank 0 after a commit."""
         if self.checkpointer is not None and self.checkpointer.due(time.monotonic()):
+            self._say_problem()
             self._save(origin, known=alone)
 
     def save_now(self, origin: Origin, *, interrupted: Callable[[], bool]) -> None:
@@ -75,16 +76,17 @@ class Durable:
             return
         if self._wait(interrupted):
             self._save(origin, known=True)
-        if self._wait(interrupted) and self.checkpointer.problem is not None:
-            print(self.checkpointer.problem, flush=True)
+        if self._wait(interrupted):
+            self._say_problem()
 
     def lost(self) -> None:
         """The state was replaced by another rank's: what is being written may be of a step that was never committed by all."""
+        self.known_by_all = 0
         if self.checkpointer is not None:
             self.checkpointer.cancel()
 
     def prune(self, word: PruneLocally | None, generation: int) -> None:
-        """Delete what the operator's word allows."""
+        """Delete what the operator's word allows, in the background: a volume that hangs keeps nobody from training."""
         if self.checkpointer is not None and word is not None:
             self.checkpointer.prune(word.keep, generation)
 
@@ -110,6 +112,13 @@ class Durable:
             digest=self._plan.digest(pair.step),
             acknowledged=None if known else lambda: self.known_by_all >= pair.step,
         )
+
+    def _say_problem(self) -> None:
+        """Say once why the last write or deletion came to nothing."""
+        problem = self.checkpointer.problem if self.checkpointer is not None else None
+        if problem is not None and problem != self._said:
+            print(problem, flush=True)
+        self._said = problem
 
     def _wait(self, interrupted: Callable[[], bool]) -> bool:
         """Return True when nothing is being written any more, False when `interrupted` came first."""
