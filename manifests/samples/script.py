@@ -35,8 +35,10 @@ while step < args.steps:
     loss.backward()
     optimizer.step()
     step += 1
+    if rank == 0 and step % 100 == 0:
+        print(f"step {step} loss {loss.item():.4f}", flush=True)
     if rank == 0 and step % 10 == 0:
         torch.save({"model": model.module.state_dict(), "step": step}, args.checkpoint + ".tmp")
         os.replace(args.checkpoint + ".tmp", args.checkpoint)
-print(f"rank {rank} finished step {step} loss {loss.item() if step else 0:.4f}", flush=True)
+print(f"rank {rank} finished step {step}", flush=True)
 dist.destroy_process_group()
