@@ -179,7 +179,8 @@ class Incident(WrittenModel):
     """The worker, and its process where known, that caused it."""
 
     detect_ms: float | None = None
-    """From the event to the operator's knowledge of it, in milliseconds."""
+    """From the event to the operator's knowledge of it, in milliseconds; absent where nobody saw the event itself. For a worker
+    that fell silent it counts from the last progress."""
 
     decide_ms: float | None = None
     """From knowledge to decision, in milliseconds."""

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from regroup.protocol import codec
-from regroup.protocol.wire import Command, Generation, Progress, ProgressRequest, Report, Stop, Welcome
+from regroup.protocol.wire import Command, Generation, Ping, Progress, ProgressRequest, Report, Stop, Welcome
 from regroup_operator.membership.sessions import apply_report, stream_closed, stream_opened
 from regroup_operator.model.records import Key, Pod, Session
 
@@ -112,8 +112,10 @@ class Registry:
             session = replace(session, told_tier=body.tier)
         elif isinstance(body, Stop):
             session = replace(session, told_stop=True)
-        elif isinstance(body, ProgressRequest):
-            session = replace(session, asked_at_s=self._clock())
+        elif isinstance(body, Ping | ProgressRequest):
+            now_s = self._clock()
+            since_s = session.unanswered_since_s if session.unanswered_since_s is not None else now_s
+            session = replace(session, asked_at_s=now_s, unanswered_since_s=since_s)
         self._sessions[pod_uid] = session
 
     def forget(self, alive: Callable[[str], bool]) -> None:

@@ -31,7 +31,6 @@ def apply_report(session: Session | None, report: Report, now_s: float) -> Sessi
             connected=False,
             condition=condition,
             condition_at_s=now_s,
-            first_seen_s=now_s,
         )
     elif _older(session, report):
         return None
@@ -47,6 +46,7 @@ def apply_report(session: Session | None, report: Report, now_s: float) -> Sessi
         condition_at_s=now_s if moved else session.condition_at_s,
         seal=report.seal,
         store_port=report.store_port,
+        unanswered_since_s=None,
     )
     return _apply_body(session, report, now_s)
 
@@ -77,8 +77,6 @@ def _older(session: Session, report: Report) -> bool:
 
 def _apply_body(session: Session, report: Report, now_s: float) -> Session:
     body, generation = report.body, report.condition.generation
-    if isinstance(body, Hello):
-        return replace(session, processes=body.processes)
     if isinstance(body, Formed):
         return replace(session, formed=body, formed_generation=generation)
     if isinstance(body, Adopted):
@@ -95,6 +93,7 @@ def _apply_body(session: Session, report: Report, now_s: float) -> Session:
             progress=body,
             progress_generation=generation,
             progress_at_s=now_s if moved else session.progress_at_s,
+            step_s=_step_s(session, body, now_s) if same else session.step_s,
             first_progress=first,
         )
     if isinstance(body, Fault):
@@ -102,6 +101,13 @@ def _apply_body(session: Session, report: Report, now_s: float) -> Session:
     if isinstance(body, Draining):
         return replace(session, draining=body)
     return session
+
+
+def _step_s(session: Session, progress: Progress, now_s: float) -> float | None:
+    before, at_s = session.progress, session.progress_at_s
+    if before is None or at_s is None or progress.step <= before.step:
+        return session.step_s
+    return (now_s - at_s) / (progress.step - before.step)
 
 
 def _apply_fault(session: Session, report: Report, fault: Fault, now_s: float) -> Session:
@@ -112,7 +118,6 @@ def _apply_fault(session: Session, report: Report, fault: Fault, now_s: float) -
         fault=fault,
         fault_generation=max(report.condition.generation, report.condition.entered),
         fault_at_s=at_s,
-        fault_incarnation=report.condition.incarnation,
     )
     if fault.cause == "exit" and fault.exit_code != 0 and not _counted(session, fault, at_s):
         ended = ProcessExit(
@@ -121,6 +126,7 @@ def _apply_fault(session: Session, report: Report, fault: Fault, now_s: float) -
             fault.local_rank if fault.local_rank is not None else 0,
             fault.exit_code if fault.exit_code is not None else -1,
             fault.last_line or "",
+            max(report.condition.generation, report.condition.entered),
         )
         session = replace(session, exits=(*session.exits, ended)[-MAX_EXITS:], num_exits=session.num_exits + 1)
     return session
@@ -148,6 +154,7 @@ def stream_opened(session: Session, boot: str) -> Session:
         boot=boot,
         connected=True,
         closed_at_s=None,
+        unanswered_since_s=None,
         told_generation=0,
         told_tier="",
         told_stop=False,

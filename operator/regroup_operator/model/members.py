@@ -12,6 +12,10 @@ class MemberId(NamedTuple):
     slot: int
     attempt: int
 
+    def __str__(self) -> str:
+        """Return slot or slot.attempt: as the status and all texts spell a worker."""
+        return f"{self.slot}.{self.attempt}" if self.attempt else f"{self.slot}"
+
 
 def gone_name(member: MemberId) -> str:
     """Return what stands for the UID of a pod that the API no longer has; it is always among a document's `lost`."""
@@ -28,14 +32,14 @@ def format_members(members: Iterable[MemberId]) -> str:
             parts.append(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}")
             run.clear()
 
-    for slot, attempt in sorted(members):
-        if attempt:
+    for member in sorted(members):
+        if member.attempt:
             flush()
-            parts.append(f"{slot}.{attempt}")
+            parts.append(str(member))
             continue
-        if run and slot != run[-1] + 1:
+        if run and member.slot != run[-1] + 1:
             flush()
-        run.append(slot)
+        run.append(member.slot)
     flush()
     return ",".join(parts)
 

@@ -76,6 +76,8 @@ class Memory:
     failed_on: Mapping[int, str] = field(default_factory=dict)
     """By slot: the node on which its pod failed last."""
     seen_pods: frozenset[str] = frozenset()
+    script_failed: int = 0
+    """Tier Script: the newest generation of which an exit has been counted."""
     refusal: str | None = None
     """Verdict on the spec (a sentence), judged at `judged_generation`."""
     refusal_reason: str = ""

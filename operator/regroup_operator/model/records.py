@@ -71,17 +71,17 @@ class Session:
     """When `condition.phase`, generation or incarnation last changed."""
     seal: Seal | None = None
     store_port: int = 0
-    processes: int = 1
     closed_at_s: float | None = None
     """When the command stream closed; None while it is open."""
     closed_step: int = 0
     """Newest step known when the stream closed: only progress two above it proves life (rule FENCE)."""
-    first_seen_s: float = 0.0
     progress: Progress | None = None
     first_progress: Progress | None = None
     """The report of the first commit in `progress_generation` (it carries first_step_ms)."""
     progress_generation: int = 0
     progress_at_s: float | None = None
+    step_s: float | None = None
+    """Mean duration of the steps between the last two reports of progress."""
     formed: Formed | None = None
     formed_generation: int = 0
     adopted: Adopted | None = None
@@ -90,7 +90,6 @@ class Session:
     fault: Fault | None = None
     fault_generation: int = 0
     fault_at_s: float | None = None
-    fault_incarnation: int = 0
     draining: Draining | None = None
     exits: tuple[ProcessExit, ...] = ()
     """Trainer processes that ended by themselves, oldest first, at most the last 32."""
@@ -101,7 +100,9 @@ class Session:
     told_tier: str = ""
     told_stop: bool = False
     asked_at_s: float | None = None
-    """When `progress?` was last asked of this agent."""
+    """When `progress?` or `ping` was last sent to this agent."""
+    unanswered_since_s: float | None = None
+    """When the first of them was sent that nothing has followed; None: the agent has spoken since."""
 
 
 @dataclass(frozen=True)
@@ -113,6 +114,8 @@ class ProcessExit:
     local_rank: int
     exit_code: int
     last_line: str = ""
+    generation: int = 0
+    """In which it was, or which it was started for."""
 
 
 @dataclass(frozen=True)

@@ -41,11 +41,23 @@ class Worker:
     """SILENT: when it is called lost if nothing is heard."""
     why: str = ""
     """LOST, DIED, BROKEN: CamelCase cause."""
+    last_seen_s: float | None = None
+    """LOST without a word: when it was last known to live."""
 
     @property
     def connected(self) -> bool:
         """True while the agent's stream is open."""
         return self.session is not None and self.session.connected
+
+    @property
+    def expected(self) -> bool:
+        """True for a member that has not opened a stream since the operator's start: it is on its way, and how it stood
+        before still holds."""
+        return (
+            self.standing == Standing.SILENT
+            and (self.session is None or self.session.closed_at_s is None)
+            and (not self.connected)
+        )
 
     @property
     def draining(self) -> bool:
@@ -106,6 +118,8 @@ class Announce:
     cause: str = ""
     culprit: str = ""
     detected_at_s: float = 0.0
+    detect_s: float | None = None
+    """How long the cause had been there by then; None: that is not known, or what its fault report says."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Say what each connected agent has to be told: tier, newest generation, stop, `progress?`. Pure.
+"""Say what each connected agent has to be told: tier, newest generation, stop, `progress?`, ping. Pure.
 
 Derived from what the agent was told on its open stream and has heard, so that a lost stream is made good by the next one.
 The controller sends after the status is written (rules PERSIST, RELEASE).
@@ -10,13 +10,13 @@ from collections.abc import Iterable, Iterator
 from itertools import accumulate
 
 from regroup.protocol.document import Document
-from regroup.protocol.wire import DocumentCommand, Generation, ProgressRequest, Stop, Welcome
+from regroup.protocol.wire import DocumentCommand, Generation, Ping, ProgressRequest, Stop, Welcome
 from regroup_operator.model.plan import Tell
 from regroup_operator.model.records import Pod
 from regroup_operator.model.worker import Standing, Worker
 
 ASK_EVERY_S = 1.0
-"""While a member is silent, everybody who can be reached is asked for progress this often."""
+"""While a member is silent or progress stalls, everybody who can be reached is asked this often."""
 
 
 def plan_commands(
@@ -26,10 +26,11 @@ def plan_commands(
     document: Document | None,
     released: frozenset[str],
     stop: str | None,
+    stalled: bool,
     now_s: float,
 ) -> Iterator[Tell]:
     """Yield the commands. `document` is the newest generation's, where this operator has it; `stop` the outcome of a job
-    that has ended: everybody is stopped then, before only the released."""
+    that has ended: everybody is stopped then, before only the released. `stalled`: steps are overdue."""
     workers = tuple(workers)
     assignment = _Assignment(document) if document is not None else None
     silent = any(w.is_member and w.standing == Standing.SILENT for w in workers)
@@ -46,8 +47,8 @@ def plan_commands(
             continue
         if assignment is not None and max(session.told_generation, session.condition.heard) < assignment.number:
             yield from assignment.of(pod)
-        if silent and (session.asked_at_s is None or now_s >= session.asked_at_s + ASK_EVERY_S):
-            yield Tell(pod.uid, ProgressRequest())
+        if (silent or stalled) and (session.asked_at_s is None or now_s >= session.asked_at_s + ASK_EVERY_S):
+            yield Tell(pod.uid, ProgressRequest() if silent else Ping())
 
 
 class _Assignment:

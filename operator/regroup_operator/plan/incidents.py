@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from regroup.protocol.wire import Fault
 from regroup_operator.model.plan import Clock
 from regroup_operator.model.worker import Announce, Worker
 
@@ -20,10 +21,16 @@ def make_incident(number: int, decision: Announce, workers: Sequence[Worker], cl
         "decision": decision.message,
         "cause": decision.cause or None,
         "culprit": decision.culprit or None,
-        "detectMs": round(fault.observed_ms if fault is not None else 0.0, 1),
+        "detectMs": _detect_ms(decision, fault),
         "decideMs": round(waited_s * 1000, 1),
     }
     return {key: value for key, value in incident.items() if value is not None}
+
+
+def _detect_ms(decision: Announce, fault: Fault | None) -> float | None:
+    if decision.detect_s is not None:
+        return round(decision.detect_s * 1000, 1)
+    return round(fault.observed_ms, 1) if fault is not None else None
 
 
 def with_times(

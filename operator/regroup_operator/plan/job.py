@@ -9,8 +9,7 @@ from typing import Any
 from regroup.protocol.document import PLANNED, Document
 from regroup.protocol.state import Phase
 from regroup.protocol.wire import Prune
-from regroup_operator.api import Job, processes_per_worker, set_condition, worker_digest
-from regroup_operator.api.names import selector
+from regroup_operator.api import Job, processes_per_worker, worker_digest
 from regroup_operator.api.status import MAX_INCIDENTS, MAX_LINEAGE
 from regroup_operator.model.members import MemberId
 from regroup_operator.model.plan import Clock, JobPlan, Memory, Tell, timestamp
@@ -19,6 +18,7 @@ from regroup_operator.model.records import Observation, Settings
 from regroup_operator.model.worker import Announce, Bounds, Decision, Keep, Standing, Wait, Worker
 from regroup_operator.plan.commands import ASK_EVERY_S, plan_commands
 from regroup_operator.plan.document import build_document, with_peers
+from regroup_operator.plan.face import View, face, is_urgent
 from regroup_operator.plan.failures import count_created, see_failures
 from regroup_operator.plan.generation import (
     SCRIPT_AFTER_S,
@@ -32,16 +32,8 @@ from regroup_operator.plan.incidents import make_incident, with_times
 from regroup_operator.plan.membership import names_of, next_generation
 from regroup_operator.plan.progress import checkpoint_status, newest_progress, progress_status
 from regroup_operator.plan.restarts import judge_restarts
-from regroup_operator.plan.standing import assess
-from regroup_operator.plan.status import (
-    FAILED,
-    SUCCEEDED,
-    Said,
-    phase_of,
-    summary,
-    training_conditions,
-    worker_conditions,
-)
+from regroup_operator.plan.standing import ANSWER_S, assess
+from regroup_operator.plan.status import FAILED, SUCCEEDED
 from regroup_operator.plan.workers import outdated, plan_workers
 
 OUTCOMES = {SUCCEEDED: "Complete", FAILED: "Failed"}
@@ -93,7 +85,6 @@ class _Planner:
     # --- the order of things ---------------------------------------------------------------------------------------
 
     def plan(self) -> JobPlan:
-        failure = self._failures()
         self.current = read_current(self.status, self.obs.pods, self.memory, self.obs.term_started_s)
         if self.current is None:
             self._outdated()
@@ -101,6 +92,7 @@ class _Planner:
         self.tier = decide_tier(self.status, sessions, self.clock.now_s)
         if self.tier is not None:
             self.status["tier"] = self.tier
+        failure = self._failures()
         self._assess()
         self._adoption()
         ended = self._ended(failure)
@@ -125,11 +117,11 @@ class _Planner:
         self._release([pod.uid for pod in changes.release])
         self._count_created([MemberId(c.slot, c.attempt) for c in changes.create])
         self._progress()
-        self._conditions(decision, ended, failure)
+        self._face(decision, ended, failure)
         self._commands(ended, document)
         return JobPlan(
             status=self.status,
-            urgent=self._urgent(),
+            urgent=is_urgent(self.status, self.job.status.to_dict()),
             memory=self.memory,
             tell=tuple(self.tell),
             create=tuple((c.slot, c.attempt, c.avoid_nodes) for c in changes.create),
@@ -148,7 +140,7 @@ class _Planner:
 
     def _failures(self) -> str | None:
         """Count what has failed; return the sentence that fails the job, if there was too much."""
-        seen = see_failures(self.obs, self.memory, self.clock)
+        seen = see_failures(self.obs, self.memory, self.clock, tier=self.tier, current=self.current)
         self.memory = seen.memory
         if not seen.failures:
             return None
@@ -200,6 +192,12 @@ class _Planner:
             settings=self.settings,
         )
         self.members = [w for w in self.workers if w.is_member]
+        self.newest = newest_progress(self.obs.sessions.values(), self.current) if self.current else None
+
+    def _stalled(self) -> bool:
+        """Whether steps are overdue in a generation that trains."""
+        trains = self.current is not None and self.current.adopted
+        return trains and self.newest is not None and self.clock.now_s >= self.newest.stalls_at_s
 
     def _adoption(self) -> None:
         """With the first `adopted` write startStep and lineage (rule MAD); with the last, forget the older generations."""
@@ -296,7 +294,7 @@ class _Planner:
     # --- what people see -------------------------------------------------------------------------------------------
 
     def _progress(self) -> None:
-        newest = newest_progress(self.obs.sessions.values(), self.current) if self.current else None
+        newest = self.newest
         if newest is None or self.current is None:
             return
         self.status["progress"] = progress_status(newest, self.status.get("progress") or {}, self.clock)
@@ -318,91 +316,26 @@ class _Planner:
             if pruner is not None:
                 self.tell.append(Tell(pruner.uid, Prune(tuple(checkpoint["kept"]))))
 
-    def _conditions(self, decision: Decision | None, ended: str | None, failure: str | None) -> None:
-        membership = self.status.get("membership") or {}
-        earlier = any(e["generation"] < membership.get("generation", 0) for e in self.status.get("lineage", ()))
-        trained = earlier or bool(membership.get("adopted"))
-        phase = phase_of(current=self.current, decision=decision, workers=self.workers, trained=trained, ended=ended)
-        refusal = self.memory.refusal
-        accepted = Said("Accepted", "True", "Valid", "The job can run as written.")
-        if refusal is not None:
-            accepted = Said("Accepted", "False", self.memory.refusal_reason or "InvalidSpec", refusal)
-        before = list(self.status.get("conditions", ()))
-        said = [
-            accepted,
-            *worker_conditions(
-                workers=self.workers,
-                replicas=self.replicas,
-                ended=ended is not None,
-                now_s=self.clock.now_s,
+    def _face(self, decision: Decision | None, ended: str | None, failure: str | None) -> None:
+        part, notes = face(
+            View(
+                job=self.job,
+                obs=self.obs,
+                memory=self.memory,
+                clock=self.clock,
                 settings=self.settings,
                 endpoint=self.endpoint,
-                refusals=self.obs.refusals,
-            ),
-            *training_conditions(
-                phase=phase,
-                decision=decision,
-                current=self.current,
-                replicas=self.replicas,
                 workers=self.workers,
-                failure=failure or next((c["message"] for c in before if c["type"] == "Failed"), None),
-                note=self._refusal_note(decision),
+                current=self.current,
+                decision=decision,
+                ended=ended,
+                failure=failure,
+                stalled=self._stalled(),
             ),
-        ]
-        conditions: list[dict[str, Any]] = before
-        for one in said:
-            conditions = set_condition(conditions, one.type, one.status, one.reason, one.message,  # type: ignore[arg-type]
-                                       self.clock.timestamp(), self.job.spec_generation)  # fmt: skip
-        self.status["conditions"] = conditions
-        if ended and self.job.status.phase != ended:
-            self.notes.append(EventNote("Normal" if ended == SUCCEEDED else "Warning", ended, said[-1].message))
-        if refusal and not any(c["type"] == "Accepted" and c["message"] == refusal for c in before):
-            self.notes.append(EventNote("Warning", accepted.reason, refusal))
-        ready = 0 if ended else self._ready()
-        self.status.update(
-            observedGeneration=self.job.spec_generation,
-            phase=phase,
-            replicas=sum(p.usable for p in self.obs.pods),
-            readyReplicas=ready,
-            selector=selector(self.job.name),
-            agentImage=self.agent_image,
-            summary=summary(
-                phase=phase,
-                refused=accepted.reason if refusal else None,
-                ready=ready,
-                replicas=self.replicas,
-                progress=self.status.get("progress") or {},
-                samples=self.status.get("samples") or {},
-            ),
+            self.status,
         )
-
-    def _ready(self) -> int:
-        # Who has not called since the operator's start is what the status said before.
-        adopted = self.current is not None and self.current.adopted
-        ready = sum(
-            w.available
-            or w.standing in (Standing.TRAINING, Standing.FINISHED)
-            or (adopted and w.standing == Standing.SILENT and w.session is None)
-            for w in self.workers
-            if w.pod
-        )
-        return min(ready, self.replicas)
-
-    def _refusal_note(self, decision: Decision | None) -> str:
-        if not isinstance(decision, Wait) or decision.reason != "NoWitness":
-            return ""
-        faults = [w.session.fault for w in self.members if w.session and w.session.fault]
-        return next((f.message for f in faults if f.cause == "witness"), "")
-
-    def _urgent(self) -> bool:
-        """Whether anything but progress differs from what is stored."""
-
-        def skeleton(status: dict[str, Any]) -> dict[str, Any]:
-            kept = {k: v for k, v in status.items() if k not in ("progress", "samples")}
-            kept["summary"] = {k: v for k, v in (status.get("summary") or {}).items() if k in ("state", "ready")}
-            return kept
-
-        return skeleton(self.status) != skeleton(self.job.status.to_dict())
+        self.status.update(part, agentImage=self.agent_image)
+        self.notes += notes
 
     # --- commands and the next look --------------------------------------------------------------------------------
 
@@ -414,6 +347,7 @@ class _Planner:
             document=issued or known,
             released=frozenset(self.status.get("released", ())),
             stop=OUTCOMES.get(ended or ""),
+            stalled=self._stalled(),
             now_s=self.clock.now_s,
         )
 
@@ -428,8 +362,12 @@ class _Planner:
                 times.append(pod.running_since_s + self.settings.hello_timeout_s)
             if worker.standing == Standing.STARTING and self.tier is None:
                 times.append(max(worker.since_s + SCRIPT_AFTER_S, now_s + 2.0))
-        if any(w.standing == Standing.SILENT for w in self.members):
+        if self._stalled() or any(w.standing == Standing.SILENT for w in self.members):
             times.append(now_s + ASK_EVERY_S)
+            asked = (w.session.unanswered_since_s for w in self.members if w.session)
+            times += [at_s + ANSWER_S for at_s in asked if at_s is not None]
+        elif self.newest is not None:
+            times.append(self.newest.stalls_at_s)
         return min(at_s for at_s in times if at_s > now_s)  # what is due has been looked at
 
 

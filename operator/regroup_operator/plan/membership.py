@@ -159,7 +159,7 @@ def _forced(
         holders_first=refused is not None,
     )
     chosen = _without_cut_links(current, chosen, bounds.minimum)
-    where = f"worker {_name(culprit)}"
+    where = f"worker {culprit.id}"
     if refused is not None and refused == names_of(current, workers, chosen):
         return Wait(
             "NoWitness",
@@ -192,8 +192,9 @@ def _forced(
         "MemberLost" if not late else "GenerationOverdue",
         f"{where} {_verb(culprit)}; {_count(chosen, 'worker')} go on.",
         cause=culprit.why or ("Overdue" if late else ""),
-        culprit=_name(culprit),
+        culprit=str(culprit.id),
         detected_at_s=culprit.since_s,
+        detect_s=None if culprit.last_seen_s is None else culprit.since_s - culprit.last_seen_s,
     )
 
 
@@ -317,7 +318,7 @@ def _planned(
         "Resized",
         f"{change}: {_count(target, 'worker')} train on.",
         cause="Resized" if not any(w.draining for w in members) else "Drained",
-        culprit=",".join(_name(w) for w in members if w.draining),
+        culprit=",".join(str(w.id) for w in members if w.draining),
         detected_at_s=max([w.since_s for w in new], default=now_s),
     )
 
@@ -349,10 +350,6 @@ def _cut_until_s(worker: Worker, members: set[str], current: Current) -> float:
 # --- words ---------------------------------------------------------------------------------------------------------
 
 
-def _name(worker: Worker) -> str:
-    return f"{worker.id.slot}" if not worker.id.attempt else f"{worker.id.slot}.{worker.id.attempt}"
-
-
 def _count(items: Iterable[object], noun: str) -> str:
     number = len(list(items))
     return f"{number} {noun}" + ("" if number == 1 else "s")
@@ -367,6 +364,7 @@ def _verb(worker: Worker) -> str:
         "PodDeleted": "is gone with its pod",
         "PodFailed": "failed",
         "Disconnected": "cannot be reached",
+        "Unresponsive": "does not answer",
         "NeverConnected": "has not called",
         "ProcessExited": "lost a process",
         "CollectiveFailed": "lost its group",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from math import inf
 from typing import Any
 
 from regroup.protocol.document import PLANNED
@@ -15,6 +16,11 @@ from regroup.protocol.wire import Progress
 from regroup_operator.model.plan import Clock
 from regroup_operator.model.records import Session
 from regroup_operator.model.worker import Current
+
+REPORT_EVERY_S = 1.0
+"""Agents report progress at most this often (_regroup_agent.progress.INTERVAL_S)."""
+STALL_STEPS = 3
+STALL_SLACK_S = 0.1
 
 
 @dataclass(frozen=True)
@@ -25,13 +31,22 @@ class Reported:
     step: int
     at_s: float
     report: Progress
+    step_s: float | None
+    """Duration of a step, by the worker that reported; None: it has seen no second report yet."""
+
+    @property
+    def stalls_at_s(self) -> float:
+        """When the group counts as stalled if nothing more is reported: three steps after the next report was due."""
+        if self.step_s is None:
+            return inf
+        return self.at_s + REPORT_EVERY_S + max(STALL_SLACK_S, STALL_STEPS * self.step_s)
 
 
 def newest_progress(sessions: Iterable[Session], current: Current) -> Reported | None:
     """Return the furthest report of a generation that counts, the latest of equal ones."""
     counted = (current.number, current.number - 1) if current.kind == PLANNED else (current.number,)
     found = [
-        Reported(s.progress_generation, s.progress.step, s.progress_at_s or 0.0, s.progress)
+        Reported(s.progress_generation, s.progress.step, s.progress_at_s or 0.0, s.progress, s.step_s)
         for s in sessions
         if s.progress is not None and s.progress_generation in counted
     ]

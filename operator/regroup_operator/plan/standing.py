@@ -1,18 +1,23 @@
 """Say how each worker stands in the newest generation, from conditions and clocks alone (rules RESAY, FENCE, LOST).
 
 Pure. *Progress is proof of life*: no synchronous step completes without every rank, so a silent worker is kept while
-the step count moves. NotReady or unreachable proves nothing; a pod that is gone or failed does.
+the step count moves. NotReady or unreachable proves nothing; a pod that is gone or failed does. An open stream proves
+little: keepalives are answered by the kernel (or a mesh sidecar), so that once progress stalls the agents are asked.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
-from regroup.protocol.document import PLANNED
 from regroup.protocol.state import Phase
 from regroup_operator.model.members import MemberId
 from regroup_operator.model.records import Pod, Session, Settings
 from regroup_operator.model.worker import Current, Standing, Worker
+from regroup_operator.plan.progress import Reported, newest_progress
+
+ANSWER_S = 0.5
+"""An agent that does not answer for so long while its group stalls cannot be reached."""
 
 _ATTACHED = (Phase.READY, Phase.FORMING, Phase.ADOPTING, Phase.TRAINING, Phase.BROKEN, Phase.FINISHED)
 _IN_GROUP = {
@@ -49,7 +54,7 @@ def assess(
         s.connected and _broke(s, current.number) and s.fault is not None and s.fault.cause == "collective"
         for s in in_group
     )
-    newest_progress = _newest_progress(in_group, current)
+    newest = newest_progress(in_group, current) if current else None
     out: list[Worker] = []
     for pod in pods:
         session = sessions.get(pod.uid)
@@ -66,7 +71,7 @@ def assess(
                 available,
                 processes=processes,
                 faulted=faulted,
-                newest_progress=newest_progress,
+                newest=newest,
                 now_s=now_s,
                 term_started_s=term_started_s,
                 disconnect_s=disconnect_s,
@@ -94,19 +99,6 @@ def _broke(session: Session, generation: int) -> bool:
     return condition.phase == Phase.BROKEN and condition.entered >= generation
 
 
-def _newest_progress(sessions: Iterable[Session], current: Current | None) -> tuple[int, float]:
-    """Return (step, time) of the newest progress in the newest generation; (-1, -inf) without one."""
-    best = (-1, float("-inf"))
-    if current is None:
-        return best
-    # While a planned generation is pending, its members still train in the one before.
-    counted = (current.number, current.number - 1) if current.kind == PLANNED else (current.number,)
-    for session in sessions:
-        if session.progress and session.progress_at_s is not None and session.progress_generation in counted:
-            best = max(best, (session.progress.step, session.progress_at_s))
-    return best
-
-
 def _member(
     pod: Pod,
     session: Session | None,
@@ -115,7 +107,7 @@ def _member(
     *,
     processes: int,
     faulted: bool,
-    newest_progress: tuple[int, float],
+    newest: Reported | None,
     now_s: float,
     term_started_s: float,
     disconnect_s: float,
@@ -124,11 +116,21 @@ def _member(
     def worker(standing: str, since_s: float, why: str = "", lost_at_s: float | None = None) -> Worker:
         return Worker(pod.id, pod, session, standing, available and standing != Standing.LOST, since_s, lost_at_s, why)
 
+    def unreachable(since_s: float, silent_s: float, why: str) -> Worker:
+        """Return it as silent, and lost once it was for disconnectSeconds."""
+        lost_at_s = silent_s + disconnect_s
+        if now_s < lost_at_s:
+            return worker(Standing.SILENT, since_s, lost_at_s=lost_at_s)
+        seen_s = newest.at_s if newest is not None else silent_s
+        return replace(worker(Standing.LOST, lost_at_s, why), last_seen_s=min(seen_s, silent_s))
+
     said_finished = session is not None and session.condition.phase in (Phase.FINISHED, Phase.STOPPED)
     if pod.phase == "Failed" or (not pod.alive and not said_finished):
         return worker(Standing.LOST, now_s, "PodFailed")
     if session is None:
         deadline = term_started_s + settings.term_grace_s
+        if newest is not None and newest.step_s is not None:  # steps were committed in this term
+            deadline = max(deadline, newest.at_s + disconnect_s)
         if now_s >= deadline:
             return worker(Standing.LOST, deadline, "NeverConnected")
         return worker(Standing.SILENT, term_started_s, lost_at_s=deadline)
@@ -136,19 +138,23 @@ def _member(
         if session.condition.phase == Phase.STOPPED:
             return worker(Standing.FINISHED if session.told_stop else Standing.LOST, now_s, "Stopped")
         closed = session.closed_at_s if session.closed_at_s is not None else now_s
-        step, at_s = newest_progress
         base = closed - settings.probe_s
-        if step >= session.closed_step + 2:
-            base = max(base, at_s)
+        if session.unanswered_since_s is not None:
+            base = min(base, session.unanswered_since_s)
+        if newest is not None and newest.step >= session.closed_step + 2:
+            base = max(base, newest.at_s)
         elif faulted:
             return worker(Standing.LOST, closed, "Disconnected")
-        if now_s >= base + disconnect_s:
-            return worker(Standing.LOST, base + disconnect_s, "Disconnected")
-        return worker(Standing.SILENT, closed, lost_at_s=base + disconnect_s)
+        return unreachable(closed, base, "Disconnected")
     condition = session.condition
     since = session.condition_at_s
     if condition.phase == Phase.STOPPED:
         return worker(Standing.FINISHED if session.told_stop else Standing.LOST, since, "Stopped")
+    unanswered = session.unanswered_since_s
+    if condition.phase == Phase.TRAINING and newest is not None and unanswered is not None:
+        silent_s = max(unanswered, newest.at_s)
+        if now_s >= max(unanswered + ANSWER_S, newest.stalls_at_s):
+            return unreachable(silent_s, silent_s, "Unresponsive")
     if condition.generation == current.number and condition.phase in _IN_GROUP:
         return worker(_IN_GROUP[condition.phase], since)
     if _restarted(session, current, processes):

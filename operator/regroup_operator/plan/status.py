@@ -14,6 +14,10 @@ PENDING, STARTING, RUNNING, RECOVERING, WAITING, SUCCEEDED, FAILED = (
 )  # fmt: skip
 
 
+ORDINARY = ("Starting", "Ended")
+"""Reasons of PodsReady=False that pass by themselves."""
+
+
 @dataclass(frozen=True)
 class Said:
     """One condition, without its times."""
@@ -25,9 +29,16 @@ class Said:
 
 
 def phase_of(
-    *, current: Current | None, decision: Decision | None, workers: Sequence[Worker], trained: bool, ended: str | None
+    *,
+    current: Current | None,
+    decision: Decision | None,
+    workers: Sequence[Worker],
+    trained: bool,
+    ended: str | None,
+    stalled: bool = False,
 ) -> str:
-    """Return status.phase. `trained`: a generation has adopted before; `ended`: Succeeded, Failed or None."""
+    """Return status.phase. `trained`: a generation has adopted before; `ended`: Succeeded, Failed or None; `stalled`: steps
+    are overdue, which is the fault of the worker that cannot be reached, if there is one, and else the script's own affair."""
     if ended:
         return ended
     if current is None:
@@ -42,7 +53,8 @@ def phase_of(
     if not trained:
         return STARTING
     broken = any(w.standing in (Standing.BROKEN, Standing.DIED, Standing.LOST) for w in members)
-    if broken:
+    silent = any(w.standing == Standing.SILENT and not w.expected for w in members)
+    if broken or (stalled and silent):
         return RECOVERING
     if current.adopted or current.kind == "planned":
         return RUNNING
@@ -64,10 +76,16 @@ def worker_conditions(
         return [Said(kind, "False", "Ended", "The job has ended.") for kind in ("PodsReady", "AgentsConnected")]
     usable = [w for w in workers if w.pod is not None and w.pod.usable]
     pods = [w.pod for w in usable if w.pod]
-    running = [w.pod for w in usable if w.pod and w.pod.phase == "Running" and (w.pod.node_ready or w.connected)]
     stuck = next(
         (p for p in pods if p.waiting_reason and p.waiting_reason not in ("ContainerCreating", "PodInitializing")), None
     )
+    # A pod whose containers crash again and again has the phase Running, too.
+    running = [
+        w.pod
+        for w in usable
+        if w.pod and w.pod.phase == "Running" and not w.pod.waiting_reason and (w.pod.node_ready or w.connected)
+    ]
+    running_uids = {p.uid for p in running}
     unplaced = next((p for p in pods if p.unschedulable), None)
     counts = f"{min(len(running), replicas)} of {replicas} worker pods run"
     if len(running) >= replicas:
@@ -84,14 +102,14 @@ def worker_conditions(
     late = [
         w
         for w in workers
-        if w.pod in running
-        and w.session is None
+        if w.session is None
         and w.pod is not None
+        and w.pod.uid in running_uids
         and w.pod.running_since_s is not None
         and now_s >= w.pod.running_since_s + settings.hello_timeout_s
     ]
     # A member that has not called since the operator's start is on its way: nothing is said of it yet.
-    connected = sum(w.connected or (w.standing == Standing.SILENT and w.session is None) for w in workers)
+    connected = sum(w.connected or w.expected for w in workers)
     refused = [refusals[p.uid] for p in pods if p.uid in refusals]
     if refused:
         verb = "is" if len(refused) == 1 else "are"

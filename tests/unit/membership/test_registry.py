@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 
-from regroup.protocol.wire import Command, Ping, Progress, ProgressRequest, Stop, Welcome
+from regroup.protocol.wire import Changed, Command, Ping, Progress, ProgressRequest, Stop, Welcome
 from regroup_operator.membership.registry import Registry, Stream
 from regroup_operator.model.records import Pod
 from tests.unit.membership.reports import hello, make_report
@@ -76,6 +76,19 @@ def test_told_is_remembered_for_the_stream_only() -> None:
     told = lines(stream)
     assert [type(c.body) for c in told if c] == [Welcome, ProgressRequest, Stop]
     assert {(c.job_uid, c.pod_uid, c.incarnation, c.generation) for c in told if c} == {("job-uid", "pod-uid", 1, 4)}
+
+
+def test_what_was_not_answered_is_known_from_the_first_time_it_was_asked() -> None:
+    world = Setting()
+    world.registry.report(POD, hello())
+    world.registry.open(POD, "boot")
+    for now_s in (100.0, 101.0):
+        world.now_s = now_s
+        world.registry.tell("pod-uid", "job-uid", 1, Ping())
+    session = world.registry.sessions([POD])["pod-uid"]
+    assert (session.asked_at_s, session.unanswered_since_s) == (101.0, 100.0)
+    world.registry.report(POD, make_report(Changed()))
+    assert world.registry.sessions([POD])["pod-uid"].unanswered_since_s is None
 
 
 def test_closed_stream_knows_the_newest_step_of_its_job_only() -> None:

@@ -14,7 +14,7 @@ import aiohttp
 import pytest
 
 from regroup.protocol import MAX_REPORT_BYTES, codec
-from regroup.protocol.wire import Command, Hello, Progress, Report, Welcome
+from regroup.protocol.wire import Command, Progress, Report, Welcome
 from regroup_operator.api import UnavailableError
 from regroup_operator.membership.certificates import Authority, reload, server_context
 from regroup_operator.membership.registry import Registry
@@ -290,13 +290,5 @@ def test_certificate_carries_its_names_only() -> None:
                 server_hostname="regroup.regroup-system.svc",
             ) as answer:
                 assert answer.status == 204
-
-    with_server(test)
-
-
-def test_hello_of_another_number_of_processes_is_known() -> None:
-    async def test(server: Server) -> None:
-        await server.post(line(make_report(Hello(1, 8))))
-        assert server.session().processes == 8
 
     with_server(test)

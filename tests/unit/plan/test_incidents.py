@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from regroup.protocol.wire import Formed
-from regroup_operator.plan.incidents import with_times
-from tests.builders.plan import make_session, make_worker
+from regroup.protocol.wire import Fault, Formed
+from regroup_operator.model.plan import Clock
+from regroup_operator.model.worker import Announce, Standing
+from regroup_operator.plan.incidents import make_incident, with_times
+from tests.builders.plan import make_fault, make_session, make_worker
 
 
 @pytest.mark.parametrize(
@@ -22,6 +24,20 @@ def test_form_time(planned: bool, want: float) -> None:
         for slot, form_ms in enumerate((40.0, 90.0))
     ]
     assert with_times({"generation": 2}, 2, members, None, planned=planned)["formMs"] == want
+
+
+@pytest.mark.parametrize(
+    ("fault", "detect_s", "want"),
+    [
+        pytest.param(make_fault("exit", observed_ms=12.5), None, 12.5, id="what the report says"),
+        pytest.param(None, 5.2, 5200.0, id="silent: since the last progress"),
+        pytest.param(None, None, None, id="nobody saw when the pod went"),
+    ],
+)
+def test_detect_time(fault: Fault | None, detect_s: float | None, want: float | None) -> None:
+    culprit = make_worker(1, Standing.DIED, why="x", session=make_session(1, fault=fault))
+    decision = Announce("forced", (), "r", "m", cause="x", culprit="1", detected_at_s=100.0, detect_s=detect_s)
+    assert make_incident(2, decision, [culprit], Clock(100.0, 1e9)).get("detectMs") == want
 
 
 def test_form_time_is_not_said_before_all_have_formed() -> None:

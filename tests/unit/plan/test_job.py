@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from regroup.protocol.state import Phase
-from regroup.protocol.wire import Adopted, Draining, Generation, ProgressRequest, Prune, Stop, Welcome
+from regroup.protocol.wire import Adopted, Draining, Generation, Ping, ProgressRequest, Prune, Stop, Welcome
 from regroup_operator.model.plan import Clock, JobPlan, Memory
 from regroup_operator.model.records import Observation, Pod, ProcessExit, Session, Settings
 from regroup_operator.plan.job import plan_job
@@ -298,6 +298,47 @@ def test_all_who_can_be_reached_are_asked_for_progress_while_one_is_silent() -> 
     assert got.look_again_s == 101.0
     asked = plan(sessions=(trains(0, asked_at_s=99.5), silent))
     assert told(asked, ProgressRequest) == []
+
+
+def stalls(slot: int, **changes: Any) -> Session:
+    """A worker that trained ten steps a second until two seconds ago."""
+    progress = {"progress": make_progress(9), "progress_generation": 1, "progress_at_s": 98.0, "step_s": 0.1}
+    return trains(slot, **progress | changes)
+
+
+def test_agents_are_pinged_when_steps_are_overdue() -> None:
+    got = plan(sessions=(stalls(0), trains(1)))
+    assert told(got, Ping) == [uid_of(0), uid_of(1)]
+    assert got.status["phase"] == "Running"
+    soon = plan(sessions=(stalls(0, asked_at_s=99.8), trains(1, asked_at_s=99.8, unanswered_since_s=99.8)))
+    assert told(soon, Ping) == []
+    assert soon.look_again_s == pytest.approx(100.3)
+
+
+def test_the_job_is_looked_at_again_when_the_next_step_is_overdue() -> None:
+    got = plan(sessions=(stalls(0, progress_at_s=99.5), trains(1)))
+    assert told(got, Ping) == []
+    assert got.look_again_s == pytest.approx(100.8)
+
+
+def test_job_whose_agent_does_not_answer_is_recovering_before_it_is_lost() -> None:
+    got = plan(sessions=(stalls(0, asked_at_s=99.4), trains(1, asked_at_s=99.4, unanswered_since_s=99.4)))
+    assert (got.status["phase"], got.announced, told(got, ProgressRequest)) == ("Recovering", False, [])
+    degraded = next(c for c in got.status["conditions"] if c["type"] == "Degraded")
+    assert (degraded["reason"], degraded["message"]) == ("SilentWorkers", "1 of 2 agents cannot be reached.")
+    lost = plan(sessions=(stalls(0, progress_at_s=90.0), trains(1, unanswered_since_s=92.0)))
+    incident = lost.status["incidents"][-1]
+    assert (lost.announced, incident["cause"], incident["culprit"]) == (True, "Unresponsive", "1")
+    assert (incident["detectMs"], incident["decideMs"]) == (7000.0, 3000.0)  # last step at 90, lost at 97, now 100
+
+
+def test_pod_that_cannot_start_is_an_event_once() -> None:
+    pods = (make_pod(0), make_pod(1, phase="Pending", waiting_reason="ErrImagePull", waiting_message="not found"))
+    got = plan(job(None), pods=pods, sessions=())
+    says = "1 of 2 worker pods run; digits-worker-1-0 cannot start: not found"
+    assert [(n.kind, n.reason, n.note) for n in got.notes] == [("Warning", "ErrImagePull", says)]
+    backing_off = (pods[0], replace(pods[1], waiting_reason="ImagePullBackOff"))
+    assert plan(job(got.status), pods=backing_off, sessions=(), memory=got.memory).notes == ()
 
 
 def test_refused_job_makes_nothing_and_says_why() -> None:

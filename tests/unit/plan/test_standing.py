@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -143,6 +144,17 @@ def peers(step: int, at_s: float, generation: int = 1) -> tuple[Session, ...]:
     return (make_session(1, Phase.TRAINING, 1, **progress), make_session(2, Phase.TRAINING, 1))
 
 
+def asked(since_s: float, **changes: Any) -> Session:
+    """A member with an open stream that has not answered since."""
+    return make_session(0, Phase.TRAINING, 1, unanswered_since_s=since_s, **changes)
+
+
+def stalled(at_s: float, step_s: float = 0.1) -> tuple[Session, ...]:
+    """The peers of a group whose newest progress is of `at_s`."""
+    first, second = peers(10, at_s)
+    return (replace(first, step_s=step_s), second)
+
+
 BROKEN_PEER = (
     make_session(1, Phase.BROKEN, 1, fault=make_fault("collective"), fault_generation=1),
     make_session(2, Phase.TRAINING, 1),
@@ -170,6 +182,39 @@ def test_standing_of_a_silent_member(session: Session, others: Any, want: str, l
     assert (got.standing, got.lost_at_s) == (want, lost_at_s)
     assert got.why == ("Disconnected" if want == Standing.LOST else "")
     assert not got.available
+
+
+@pytest.mark.parametrize(
+    ("session", "others", "want", "lost_at_s"),
+    [
+        pytest.param(asked(99.4), stalled(98.0), Standing.SILENT, 104.4, id="no answer for half a second while steps are overdue"),
+        pytest.param(asked(99.6), stalled(98.0), Standing.TRAINING, None, id="it may still answer"),
+        pytest.param(asked(99.4), stalled(99.0), Standing.TRAINING, None, id="steps are committed: alive"),
+        pytest.param(asked(90.0), stalled(98.0), Standing.SILENT, 103.0, id="counted from the newest progress"),
+        pytest.param(asked(95.0), stalled(93.0), Standing.LOST, None, id="lost after disconnectSeconds without an answer"),
+        pytest.param(asked(95.0), stalled(93.0, step_s=3.0), Standing.TRAINING, None, id="slow steps are not overdue yet"),
+        pytest.param(asked(90.0), peers(10, 80.0), Standing.TRAINING, None, id="how long a step takes is not known"),
+        pytest.param(
+            asked(95.0, connected=False, closed_at_s=99.9), stalled(93.0), Standing.LOST, None,
+            id="the stream closes at last: it was silent for longer",
+        ),
+    ],
+)  # fmt: skip
+def test_standing_of_a_member_that_does_not_answer(
+    session: Session, others: Any, want: str, lost_at_s: float | None
+) -> None:
+    got = stand(make_pod(0), session, others=others)
+    assert (got.standing, got.lost_at_s) == (want, lost_at_s)
+    if want == Standing.LOST:
+        assert (got.why, got.last_seen_s) == ("Unresponsive" if session.connected else "Disconnected", 93.0)
+
+
+def test_progress_keeps_a_member_that_has_not_called_this_operator() -> None:
+    """It trains: no synchronous step completes without every rank. What was said again after a reconnect proves nothing."""
+    kept = stand(make_pod(0), None, others=stalled(99.0), term_started_s=70.0)
+    assert (kept.standing, kept.lost_at_s) == (Standing.SILENT, 104.0)
+    resaid = stand(make_pod(0), None, others=peers(10, 99.0), term_started_s=70.0)
+    assert (resaid.standing, resaid.why) == (Standing.LOST, "NeverConnected")
 
 
 @pytest.mark.parametrize(

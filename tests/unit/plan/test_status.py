@@ -10,7 +10,7 @@ import pytest
 from regroup_operator.model.records import Settings
 from regroup_operator.model.worker import Announce, Current, Decision, Keep, Standing, Wait, Worker
 from regroup_operator.plan.status import Said, duration, phase_of, summary, training_conditions, worker_conditions
-from tests.builders.plan import make_current, make_pod, make_worker
+from tests.builders.plan import make_current, make_pod, make_session, make_worker
 
 A, B, C = make_worker(0), make_worker(1), make_worker(2)
 FORCED, PLANNED = Announce("forced", (A,), "r", "m"), Announce("planned", (A,), "r", "m")
@@ -42,6 +42,22 @@ def test_phase(current: Current | None, decision: Decision, workers: list[Worker
     assert phase_of(current=current, decision=decision, workers=workers, trained=trained, ended=None) == want
 
 
+@pytest.mark.parametrize(
+    ("worker", "want"),
+    [
+        pytest.param(make_worker(1, Standing.SILENT, session=make_session(1, connected=False, closed_at_s=1.0)), "Recovering",
+                     id="a worker cannot be reached and nobody steps"),
+        pytest.param(B, "Running", id="the script takes its time between two steps"),
+        pytest.param(make_worker(1, Standing.SILENT, session=None), "Running", id="has not called this operator yet"),
+        pytest.param(make_worker(1, Standing.SILENT, session=make_session(1, connected=False)), "Running",
+                     id="said hello, opens its stream"),
+    ],
+)  # fmt: skip
+def test_phase_of_a_group_that_stalls(worker: Worker, want: str) -> None:
+    got = phase_of(current=make_current(), decision=Keep(), workers=[A, worker], trained=True, ended=None, stalled=True)
+    assert got == want
+
+
 @pytest.mark.parametrize("ended", ["Succeeded", "Failed"])
 def test_phase_of_a_job_that_has_ended(ended: str) -> None:
     assert phase_of(current=make_current(), decision=None, workers=[], trained=True, ended=ended) == ended
@@ -71,6 +87,8 @@ def stuck(reason: str, **changes: Any) -> Worker:
         pytest.param((A, B), "False", "Starting", "2 of 3 worker pods run.", id="one is missing"),
         pytest.param((A, B, stuck("ErrImagePull")), "False", "ErrImagePull",
                      "2 of 3 worker pods run; digits-worker-2-0 cannot start: no such image", id="an image that does not exist"),
+        pytest.param((A, B, stuck("CrashLoopBackOff", phase="Running")), "False", "CrashLoopBackOff",
+                     "2 of 3 worker pods run; digits-worker-2-0 cannot start", id="a container that crashes again and again"),
         pytest.param((A, B, stuck("ContainerCreating")), "False", "Starting", "2 of 3 worker pods run.", id="an ordinary wait"),
         pytest.param((A, B, stuck("", unschedulable="0/3 nodes are available")), "False", "Unschedulable",
                      "digits-worker-2-0: 0/3 nodes are available", id="no room"),
