@@ -56,10 +56,12 @@ def newest_progress(sessions: Iterable[Session], current: Current) -> Reported |
 def progress_status(newest: Reported, known: Mapping[str, Any], clock: Clock) -> dict[str, Any]:
     """Return status.progress. What is unchanged keeps its time, since the two clocks drift against each other."""
     report = newest.report
+    # Who adopts says its step without a loss; a step that was committed without one had a loss that is not a number.
+    loss = report.loss if report.loss is not None or newest.step > known.get("step", -1) else known.get("loss")
     progress = {
         "step": newest.step,
         "totalSteps": report.total_steps if report.total_steps is not None else known.get("totalSteps"),
-        "loss": report.loss if report.loss is not None else known.get("loss"),
+        "loss": loss,
         "samplesPerSecond": report.samples_per_second,
     }
     same = known.get("at") is not None and all(known.get(key) == value for key, value in progress.items())

@@ -1,0 +1,50 @@
+"""What status.progress says of the newest report, and when a group counts as stalled."""
+
+from __future__ import annotations
+
+from math import inf
+from typing import Any
+
+import pytest
+
+from regroup_operator.model.plan import Clock
+from regroup_operator.plan.progress import Reported, newest_progress, progress_status
+from tests.builders.plan import make_current, make_progress, make_session
+
+CLOCK = Clock(100.0, 1_800_000_000.0)
+
+
+def reported(step: int = 7, at_s: float = 98.0, step_s: float | None = None, **changes: Any) -> Reported:
+    return Reported(1, step, at_s, make_progress(step, **changes), step_s)
+
+
+@pytest.mark.parametrize(
+    ("newest", "known", "want"),
+    [
+        pytest.param(reported(loss=0.5), {"step": 6, "loss": 0.6}, 0.5, id="the newest loss"),
+        pytest.param(reported(), {"step": 7, "loss": 0.6}, 0.6, id="adoption says the step without a loss"),
+        pytest.param(reported(), {"step": 6, "loss": 0.6}, None, id="a loss that is no number hides no divergence"),
+        pytest.param(reported(), {}, None, id="nothing is known"),
+    ],
+)
+def test_loss(newest: Reported, known: dict[str, Any], want: float | None) -> None:
+    assert progress_status(newest, known, CLOCK).get("loss") == want
+
+
+@pytest.mark.parametrize(
+    ("step_s", "stalls_at_s"),
+    [
+        pytest.param(None, inf, id="unknown: never"),
+        pytest.param(0.01, 99.1, id="quick steps: a tenth of a second after the next report was due"),
+        pytest.param(10.0, 129.0, id="slow steps: three of them later"),
+    ],
+)
+def test_when_a_group_stalls(step_s: float | None, stalls_at_s: float) -> None:
+    assert reported(step_s=step_s).stalls_at_s == pytest.approx(stalls_at_s)
+
+
+@pytest.mark.parametrize(("kind", "want"), [("planned", 9), ("forced", None)])
+def test_the_generation_before_counts_while_a_planned_one_is_pending(kind: str, want: int | None) -> None:
+    session = make_session(0, progress=make_progress(9), progress_generation=1, progress_at_s=98.0)
+    newest = newest_progress([session], make_current(number=2, kind=kind))
+    assert (newest.step if newest else None) == want
