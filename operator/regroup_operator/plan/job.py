@@ -113,6 +113,8 @@ class _Planner:
             bad_nodes=self.memory.bad_nodes,
             settled=document is None and (self.current is None or self.current.adopted),
             ended=ended is not None or self.memory.refusal is not None,
+            now_s=self.clock.now_s,
+            hello_timeout_s=self.settings.hello_timeout_s,
         )
         self._release([pod.uid for pod in changes.release])
         self._count_created([MemberId(c.slot, c.attempt) for c in changes.create])
@@ -127,7 +129,7 @@ class _Planner:
             create=tuple((c.slot, c.attempt, c.avoid_nodes) for c in changes.create),
             delete=(*changes.delete, *(p for p in changes.release if not p.terminating)),
             notes=tuple(self.notes),
-            look_again_s=self._look_again(decision),
+            look_again_s=self._look_again(decision, changes.look_again_s),
             announced=document is not None,
         )
 
@@ -351,9 +353,11 @@ class _Planner:
             now_s=self.clock.now_s,
         )
 
-    def _look_again(self, decision: Decision | None) -> float:
+    def _look_again(self, decision: Decision | None, workers_s: float | None) -> float:
         now_s = self.clock.now_s
         times = [now_s + self.settings.resync_s]
+        if workers_s is not None:
+            times.append(workers_s)
         if isinstance(decision, Wait | Keep) and decision.until_s is not None:
             times.append(decision.until_s)
         for worker in self.workers:

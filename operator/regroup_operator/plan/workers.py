@@ -4,6 +4,9 @@ Pure. Every slot below spec.replicas has one pod that can serve; a pod is replac
 node is not ready and its agent silent; before the first generation also when the spec has changed since it was made. A
 pod leaves by rule RELEASE: only after all members of the newest generation have adopted, and only once its UID stands in
 status.released. Never a forced delete.
+
+Once the job has ended its workers end by themselves, and their pods stay for their logs. A pod that would not end is
+deleted: nothing of the job shall go on, or hold a GPU.
 """
 
 from __future__ import annotations
@@ -27,11 +30,13 @@ class CreateWorker:
 
 @dataclass(frozen=True)
 class WorkerChanges:
-    """`release`: pods to write into status.released, then stop and delete. `delete`: released ones that are still there."""
+    """`release`: pods to write into status.released, then stop and delete. `delete`: released ones that are still there, and
+    those that would outlive the job. `look_again_s`: when the next of these is due; None: only an event helps."""
 
     create: tuple[CreateWorker, ...] = ()
     release: tuple[Pod, ...] = ()
     delete: tuple[Pod, ...] = ()
+    look_again_s: float | None = None
 
 
 def outdated(pods: Iterable[Pod], spec_digest: str) -> list[str]:
@@ -52,19 +57,23 @@ def plan_workers(
     bad_nodes: Mapping[int, tuple[str, ...]],
     settled: bool,
     ended: bool,
+    now_s: float,
+    hello_timeout_s: float,
 ) -> WorkerChanges:
     """Return the changes to the job's pods.
 
     `named` are all members that the status still names: their attempt numbers are not used again. `bad_nodes` are the
     nodes on which a slot's pods failed. `settled`: every member of the newest generation has adopted it (a generation that
     is about to be written is not), so that nobody else is needed any more. `ended`: the job is complete or failed, nothing
-    is created or released; pods that never started would otherwise wait for ever.
+    is created or released; what does not end by itself within `hello_timeout_s` of its agent's last word is deleted.
     """
     pods = [w for w in workers if w.pod is not None]
     leaving = tuple(w.pod for w in pods if w.pod and w.pod.uid in released and not w.pod.terminating)
     if ended:
-        waiting = tuple(w.pod for w in pods if w.pod and w.pod.phase == "Pending" and not w.pod.terminating)
-        return WorkerChanges(delete=tuple(dict.fromkeys((*leaving, *waiting))))
+        remaining = [(w.pod, _given_up_s(w, w.pod, hello_timeout_s)) for w in pods if w.pod and w.pod.usable]
+        given_up = (pod for pod, at_s in remaining if at_s is not None and at_s <= now_s)
+        later = [at_s for _, at_s in remaining if at_s is not None and at_s > now_s]
+        return WorkerChanges(delete=tuple(dict.fromkeys((*leaving, *given_up))), look_again_s=min(later, default=None))
     attempts: dict[int, int] = {}
     for slot, attempt in [*(w.id for w in pods), *named]:
         attempts[slot] = max(attempts.get(slot, -1), attempt)
@@ -88,6 +97,21 @@ def plan_workers(
         and (w.id.slot >= replicas or w.pod.terminating or serving.get(w.id.slot, w).id != w.id)
     )
     return WorkerChanges(create, release, leaving)
+
+
+def _given_up_s(worker: Worker, pod: Pod, hello_timeout_s: float) -> float | None:
+    """Return when a pod of an ended job is deleted if it is still there; None: its agent is told to stop, and exits.
+
+    The kubelet needs a moment from the agent's exit to the pod's end. A pod whose sidecar runs on never comes to it, nor
+    one whose container crashes again before its agent could call.
+    """
+    if pod.phase == "Pending":
+        return float("-inf")
+    if worker.connected:
+        return None
+    closed_s = worker.session.closed_at_s if worker.session else None
+    heard_s = max((at_s for at_s in (closed_s, pod.running_since_s) if at_s is not None), default=float("-inf"))
+    return heard_s + hello_timeout_s
 
 
 def _serves(worker: Worker, released: frozenset[str]) -> bool:

@@ -94,7 +94,8 @@ class Pods:
 
     async def delete(self, pod: Pod) -> None:
         released = pod.uid in self._world.status.get("released", ())
-        assert released or pod.phase == "Pending", f"{pod.name} was deleted before its release was written"
+        ended = self._world.phase in ("Succeeded", "Failed")
+        assert released or pod.phase == "Pending" or ended, f"{pod.name} was deleted before its release was written"
         self.deleted.append(pod.uid)
         self._world.terminate(pod.uid)
 
@@ -276,6 +277,8 @@ class World:
         self.unreachable: set[str] = set()
         self.cut_links: set[frozenset[str]] = set()
         self.slow: set[tuple[str, int]] = set()
+        self.sidecar = False
+        """Whether the template has a container that runs on when the trainer's has ended."""
         self.notes: list[EventNote] = []
         self.generations: dict[int, str] = {}
         self.committed: list[tuple[int, int]] = []
@@ -427,7 +430,8 @@ class World:
         if pod.terminating:
             self.vanish(agent.uid)
         elif code == 0:
-            self.pods.by_uid[agent.uid] = replace(pod, phase="Succeeded", running_since_s=None)
+            phase = "Running" if self.sidecar else "Succeeded"
+            self.pods.by_uid[agent.uid] = replace(pod, phase=phase, running_since_s=None)
         else:
             restarts = pod.container_restarts + 1
             self.pods.by_uid[agent.uid] = replace(pod, container_restarts=restarts, last_exit_code=code)

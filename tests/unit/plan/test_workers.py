@@ -10,7 +10,7 @@ from regroup_operator.model.members import MemberId
 from regroup_operator.model.records import Pod
 from regroup_operator.model.worker import Standing, Worker
 from regroup_operator.plan.workers import CreateWorker, WorkerChanges, outdated, plan_workers
-from tests.builders.plan import make_pod, make_worker, uid_of
+from tests.builders.plan import make_pod, make_session, make_worker, uid_of
 
 A, B, C = make_worker(0), make_worker(1), make_worker(2)
 
@@ -22,6 +22,7 @@ def outside(slot: int, attempt: int = 0, **changes: Any) -> Worker:
 def changes(*workers: Worker, **given: Any) -> WorkerChanges:
     values: dict[str, Any] = {
         "replicas": 3, "released": frozenset(), "named": (), "bad_nodes": {}, "settled": True, "ended": False,
+        "now_s": 100.0, "hello_timeout_s": 20.0,
     }  # fmt: skip
     return plan_workers(workers=workers, **values | given)
 
@@ -95,6 +96,12 @@ def test_release(workers: tuple[Worker, ...], given: Any, want: list[str]) -> No
     assert [p.uid for p in got.release] == want
 
 
+def dead(closed_at_s: float | None = None, **of_pod: Any) -> Worker:
+    """A worker whose trainer container does not run and whose agent is not connected, unless said otherwise."""
+    session = None if closed_at_s is None else make_session(1, connected=False, closed_at_s=closed_at_s)
+    return make_worker(1, Standing.SILENT, session=session, pod=make_pod(1, **{"running_since_s": None} | of_pod))
+
+
 PENDING = outside(3, session=None, pod=make_pod(3, phase="Pending"))
 
 
@@ -111,11 +118,26 @@ PENDING = outside(3, session=None, pod=make_pod(3, phase="Pending"))
         ),
         pytest.param((A, PENDING), {"ended": True}, [uid_of(3)], id="never started and its job has ended"),
         pytest.param((A, PENDING), {}, [], id="not started yet"),
-        pytest.param((A, B), {"ended": True}, [], id="what ran keeps its logs"),
+        pytest.param((A, B), {"ended": True}, [], id="an agent that is there is told, and exits"),
+        pytest.param((dead(phase="Succeeded"),), {"ended": True}, [], id="what has ended keeps its logs"),
+        pytest.param((dead(phase="Failed"),), {"ended": True}, [], id="what has failed, too"),
+        pytest.param((dead(terminating=True),), {"ended": True}, [], id="going already though its job has ended"),
+        pytest.param((dead(),), {"ended": True}, [uid_of(1)], id="its container waits to crash again, its agent is nowhere"),
+        pytest.param((dead(running_since_s=81.0),), {"ended": True}, [], id="its container runs: its agent may call yet"),
+        pytest.param((dead(running_since_s=80.0),), {"ended": True}, [uid_of(1)], id="its agent does not call"),
+        pytest.param((dead(closed_at_s=81.0),), {"ended": True}, [], id="its agent has just stopped"),
+        pytest.param((dead(closed_at_s=80.0),), {"ended": True}, [uid_of(1)], id="its agent has stopped, a sidecar runs on"),
+        pytest.param((dead(closed_at_s=80.0),), {}, [], id="nobody is given up while the job runs"),
     ],
 )  # fmt: skip
 def test_deletion(workers: tuple[Worker, ...], given: Any, want: list[str]) -> None:
     assert [p.uid for p in changes(*workers, **given).delete] == want
+
+
+def test_ended_job_is_looked_at_when_the_next_pod_is_given_up() -> None:
+    late = make_worker(2, Standing.SILENT, session=None, pod=make_pod(2, running_since_s=99.0))
+    assert changes(A, dead(closed_at_s=90.0), late, ended=True).look_again_s == 110.0
+    assert changes(A, dead(closed_at_s=80.0), ended=True).look_again_s is None
 
 
 @pytest.mark.parametrize(

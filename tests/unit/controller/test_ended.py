@@ -1,0 +1,52 @@
+"""A job that has ended leaves nothing running; what it ran keeps its logs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.builders.plan import make_job
+from tests.unit.controller.world import World
+
+
+@pytest.mark.parametrize("sidecar", [False, True], ids=["trainer only", "with a sidecar that runs on"])
+def test_pods_of_a_complete_job(tmp_path: Path, sidecar: bool) -> None:
+    world = World(tmp_path, make_job().with_replicas(2), total_steps=5)
+    world.sidecar = sidecar
+    world.until(lambda: world.phase == "Succeeded", step_every_s=0.5)
+    pods = set(world.pods.by_uid)
+    world.advance(10)
+    assert set(world.pods.by_uid) == pods
+    world.advance(15)
+    assert set(world.pods.by_uid) == (set() if sidecar else pods)
+    assert {pod.phase for pod in world.pods.by_uid.values()} <= {"Succeeded"}
+
+
+def test_container_that_crashes_for_ever_does_not_outlive_its_job(tmp_path: Path) -> None:
+    world = World(tmp_path, make_job().with_replicas(2).with_recovery(maxRestarts=0))
+    world.until(lambda: world.phase == "Running", step_every_s=0.5)
+    crashing, other = sorted(world.pods.by_uid)
+    world.agents[crashing].die()
+    pod = world.pods.by_uid[crashing]
+    world.pods.by_uid[crashing] = replace(
+        pod, running_since_s=None, container_restarts=1, last_exit_code=137, waiting_reason="CrashLoopBackOff"
+    )
+    world.dirty()
+    world.until(lambda: world.phase == "Failed")
+    world.advance(25)
+    assert set(world.pods.by_uid) == {other}
+    assert world.pods.by_uid[other].phase == "Succeeded"
+
+
+def test_agent_that_cannot_be_reached_does_not_outlive_its_job(tmp_path: Path) -> None:
+    """Nobody can tell it to stop; the kubelet can."""
+    world = World(tmp_path, make_job().with_replicas(2).with_recovery(maxRestarts=0))
+    world.until(lambda: world.phase == "Running", step_every_s=0.5)
+    cut, other = sorted(world.pods.by_uid)
+    world.cut_off(cut)
+    world.kill_process(other)
+    world.until(lambda: world.phase == "Failed")
+    world.advance(25)
+    assert set(world.pods.by_uid) == {other}
