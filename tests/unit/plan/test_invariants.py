@@ -139,6 +139,8 @@ def test_no_number_is_used_twice_and_nobody_is_released_early() -> None:
             bad_nodes={},
             settled=settled,
             ended=False,
+            now_s=100.0,
+            hello_timeout_s=20.0,
         )
         used = {w.id for w in workers if w.pod} | set(named)
         for create in got.create:
