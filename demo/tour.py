@@ -1,6 +1,6 @@
 """The tour: one job trained to its end while a process, a pod, a node and the operator die and the job is resized.
 
-Here: what comes before and after the acts (acts.py), and how long it all took.
+Here: what comes before and after the acts (acts.py).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from rich.console import Console
 from cluster import lifecycle, paths, progress
 from cluster.errors import ClusterError
 from cluster.kubectl import Kubectl, wait_until
-from demo import installation
+from demo import installation, times
 from demo.acts import Acts
 from demo.claims import Claims, incident_table
 from demo.follow import Followed
@@ -28,8 +28,6 @@ from demo.live import LiveTable
 NAMESPACE = "tour"
 SAMPLE = paths.REPOSITORY / "manifests" / "samples" / "digits.yaml"
 ACCURACY = 0.97
-FIRST_RUN_S, LATER_RUN_S = 900, 180
-"""What a run is meant to take on two cores, without downloads: with everything to build, and with nothing."""
 
 
 def apply_sample(k: Kubectl, name: str = "digits", change: Callable[[dict[str, Any]], None] | None = None) -> JobView:
@@ -113,7 +111,9 @@ def _run(console: Console, began_s: float) -> int:
     console.print(incident_table(status.get("incidents") or []))
     console.print()
     claims.show(console)
-    _times(console, time.time() - began_s)
+    total_s = time.time() - began_s
+    for sentence in times.sentences(total_s, progress.recorded_since(total_s).values()):
+        console.print(f"\n{sentence}", highlight=False)
     for claim in claims.failed:
         console.print(f"[bold red]FAILED[/] {claim.what}: {claim.seen}")
     return 1 if claims.failed else 0
@@ -136,27 +136,12 @@ def _arguments(job: dict[str, Any]) -> list[str]:
     return arguments
 
 
-def _times(console: Console, total_s: float) -> None:
-    steps = progress.recorded_since(total_s).values()
-    downloads_s = sum(s["seconds"] for s in steps if s["kind"] == "download")
-    built = any(s["kind"] == "build" for s in steps)
-    bound_s = FIRST_RUN_S if built else LATER_RUN_S
-    console.print(
-        f"\n{total_s:.0f} s since the command was typed, {downloads_s:.0f} s of it downloads.", highlight=False
-    )
-    if total_s - downloads_s > bound_s:
-        kind = "a run that builds" if built else "a run with everything cached"
-        console.print(
-            f"That is more than the {bound_s} s (without downloads) that {kind} should take on two cores: is the machine busy?"
-        )
-
-
 def _how_to_go_on(console: Console) -> None:
     python = (paths.REPOSITORY / ".venv" / "bin" / "python").relative_to(paths.REPOSITORY)
     sample = SAMPLE.relative_to(paths.REPOSITORY)
     find = "grep -l ^trainer-0 /proc/[0-9]*/comm"
     console.print(
-        "\nThe cluster stays up. The job has ended; these lines start it again, for an hour, and break it:\n"
+        "\nThe cluster stays up. These lines start the job anew, for an hour, and break it by hand:\n"
         f"  export KUBECONFIG={Path(paths.kubeconfig())} PATH={paths.bin_dir()}:$PATH\n"
         f"  kubectl config set-context --current --namespace={NAMESPACE}\n"
         "  kubectl delete trainingjob digits\n"
