@@ -10,7 +10,7 @@ from cluster.errors import ClusterError
 from demo.job import JobView
 from demo.steps import Steps, parse
 
-LOOK_S = 1.0
+LOOK_S = 2.0
 """How often new pods are looked for. A log is read from its beginning, so nothing is missed meanwhile."""
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
+from contextlib import suppress
 from types import TracebackType
 from typing import Any
 
@@ -21,6 +22,8 @@ from demo.job import JobView
 from demo.steps import Steps
 
 REDRAW_S = 0.5
+READ_S = 1.0
+"""How often the status is read: each reading is a kubectl, whose processor time the trainers lack."""
 
 
 class LiveTable:
@@ -63,11 +66,12 @@ class LiveTable:
         return f"{time.monotonic() - self._began_s:5.1f}s"
 
     def _run(self) -> None:
+        read_s = -READ_S
         while not self._done.wait(REDRAW_S):
-            try:
-                self._status = self._job.status()
-            except ClusterError:
-                continue
+            if time.monotonic() >= read_s + READ_S:
+                read_s = time.monotonic()
+                with suppress(ClusterError):  # kubectl had no answer this time
+                    self._status = self._job.status()
             if self._live:
                 self._live.update(self._table())
             else:
