@@ -1,6 +1,7 @@
 """The cluster under the end-to-end tests: ours, or the one that REGROUP_CONTEXT names.
 
-Brings up what is not up and takes down only what it brought up. What the machine lacks fails the tests with a sentence.
+Brings up what is not up and takes down only what it brought up; then nothing of it may be left on the machine. What the
+machine lacks fails the tests with a sentence.
 """
 
 import uuid
@@ -9,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from cluster import images, lifecycle, paths
+from cluster import host, images, lifecycle, paths
 from cluster.kubectl import Kubectl
 from cluster.settings import Settings
 from demo import installation
-from tests.e2e import training
+from tests.e2e import machine, training
 from tests.e2e.kit import Cluster, wait_until
 from tests.e2e.training import TracedJob
 
@@ -25,11 +26,30 @@ def cluster() -> Iterator[Cluster]:
     if context:
         yield Cluster(Kubectl(None, context=context), context)
         return
-    was_up = lifecycle.is_up()
+    if lifecycle.is_up():
+        lifecycle.up(Settings())
+        yield Cluster(Kubectl(paths.kubeconfig()), None)
+        return
+    lifecycle.down()  # what a run that was killed may have left
+    host.check()  # installs packages, which stay
+    before = machine.snapshot()
     lifecycle.up(Settings())
     yield Cluster(Kubectl(paths.kubeconfig()), None)
-    if not was_up:
-        lifecycle.down()
+    lifecycle.down()
+    left = machine.snapshot() - before
+    assert not left, "`python -m cluster down` left this behind:\n" + "\n".join(sorted(left))
+
+
+@pytest.fixture(scope="session")
+def own_cluster(cluster: Cluster) -> Cluster:
+    """The cluster if it is ours; in another one the test fails with a sentence."""
+    if cluster.context is not None:
+        pytest.fail(
+            f"REGROUP_CONTEXT={cluster.context} names an existing cluster. This test signals its containers from this machine, "
+            "shares directories with its pods or switches its nodes off, which needs our own: unset REGROUP_CONTEXT.",
+            pytrace=False,
+        )
+    return cluster
 
 
 @pytest.fixture(scope="session")
@@ -61,16 +81,14 @@ def _image(name: str, cluster: Cluster) -> str:
 
 
 @pytest.fixture(scope="session")
-def operator(cluster: Cluster, trainer_image: str, operator_image: str) -> Iterator[Kubectl]:  # noqa: ARG001
+def operator(own_cluster: Cluster, trainer_image: str, operator_image: str) -> Iterator[Kubectl]:  # noqa: ARG001
     """The operator, installed through its chart with two replicas, running the tree as it is."""
-    installation.install(cluster.kubectl)
-    installation.restart_operators(cluster.kubectl)
-    yield cluster.kubectl
-    if cluster.context is not None:
-        return
-    for namespace in cluster.kubectl.get("namespaces")["items"]:
+    installation.install(own_cluster.kubectl)
+    installation.restart_operators(own_cluster.kubectl)
+    yield own_cluster.kubectl
+    for namespace in own_cluster.kubectl.get("namespaces")["items"]:
         if namespace["metadata"]["name"].startswith("train-"):
-            installation.remove_namespace(cluster.kubectl, namespace["metadata"]["name"])
+            installation.remove_namespace(own_cluster.kubectl, namespace["metadata"]["name"])
 
 
 @pytest.fixture

@@ -29,7 +29,7 @@ def test_three_nodes_are_ready(cluster: Cluster) -> None:
     assert list(cluster.nodes().values()).count(True) >= 3
 
 
-@pytest.mark.usefixtures("cluster")
+@pytest.mark.usefixtures("own_cluster")
 def test_up_again_keeps_what_runs() -> None:
     before = {node.name: nodes.init_pid(node) for node in nodes.known()}
     lifecycle.up(Settings())
@@ -69,16 +69,16 @@ def test_pods_reach_each_other_by_name_across_nodes_and_the_api_server_by_cluste
     assert _log_of_finished(cluster, restricted_namespace, "client") == "200 TLSv1.3"
 
 
-def test_power_off_is_noticed_within_15_seconds_and_power_on_heals(cluster: Cluster) -> None:
-    node = sorted(cluster.nodes())[-1]
-    cluster.power_off(node)
+def test_power_off_is_noticed_within_15_seconds_and_power_on_heals(own_cluster: Cluster) -> None:
+    node = sorted(own_cluster.nodes())[-1]
+    own_cluster.power_off(node)
     try:
         started_s = time.monotonic()
-        wait_until(lambda: not cluster.nodes()[node], timeout_s=15, what=f"{node} is NotReady")
+        wait_until(lambda: not own_cluster.nodes()[node], timeout_s=15, what=f"{node} is NotReady")
         assert time.monotonic() - started_s > 1, "the node was not Ready to begin with"
     finally:
-        cluster.power_on(node)
-    assert cluster.nodes()[node]
+        own_cluster.power_on(node)
+    assert own_cluster.nodes()[node]
 
 
 def _listens(cluster: Cluster, namespace: str) -> bool:
@@ -97,16 +97,16 @@ def _log_of_finished(cluster: Cluster, namespace: str, name: str) -> str:
     return log
 
 
-def test_fake_gpus_appear_survive_a_power_cut_and_go(cluster: Cluster) -> None:
+def test_fake_gpus_appear_survive_a_power_cut_and_go(own_cluster: Cluster) -> None:
     def gpus() -> list[str]:
-        items = cluster.kubectl.get("nodes")["items"]
+        items = own_cluster.kubectl.get("nodes")["items"]
         return [item["status"]["allocatable"].get("nvidia.com/gpu", "0") for item in items]
 
     lifecycle.up(Settings(num_gpus=8))
     try:
         assert gpus() == ["8", "8", "8"]
-        cluster.power_off("n3")
-        cluster.power_on("n3")
+        own_cluster.power_off("n3")
+        own_cluster.power_on("n3")
         assert gpus() == ["8", "8", "8"]
     finally:
         lifecycle.up(Settings())

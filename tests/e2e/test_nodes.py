@@ -6,23 +6,14 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-import pytest
-
 from cluster import addresses, nodes
 from cluster.kubectl import Kubectl
 from demo import faults, installation
-from tests.e2e.kit import Cluster, wait_until
+from tests.e2e.kit import wait_until
 from tests.e2e.training import TracedJob
 
 TRIALS = 10
 USUALLY_S, NEVER_AFTER_S, WITH_LEADER_S = 10.0, 15.0, 60.0
-
-pytestmark = pytest.mark.usefixtures("own_cluster")
-
-
-@pytest.fixture
-def own_cluster(cluster: Cluster) -> None:
-    assert cluster.context is None, "These tests switch nodes off: unset REGROUP_CONTEXT, or deselect test_nodes.py."
 
 
 def test_survivors_of_a_power_cut_step_again_within_ten_seconds(
