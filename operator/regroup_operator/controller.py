@@ -5,7 +5,7 @@ It decides nothing (plan/ does) and knows neither Kubernetes nor HTTP. What it o
 1. The status is written by compare-and-swap on the resourceVersion that the plan was made from (rule PERSIST). On a conflict
    nothing else happens: read again, plan again.
 2. Only then is a generation announced, a worker told to stop (rule RELEASE: its UID stands in status.released by now).
-3. Only then are pods deleted and created.
+3. Only then are pods deleted and created (making.py: each with its own back-off, so that none holds up the next plan).
 
 A CR event, a pod event, an agent's report, a due deadline: all only lead here.
 """
@@ -15,22 +15,27 @@ from __future__ import annotations
 import logging
 import time
 import uuid
+from collections import deque
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from regroup_operator.api import ConflictError, Job, RegroupError, SpecError, UnavailableError
+from regroup_operator.api import ConflictError, Job, SpecError, UnavailableError, parse_status
+from regroup_operator.making import Making
 from regroup_operator.membership.registry import Registry
 from regroup_operator.model.bucket import TokenBucket
 from regroup_operator.model.plan import Clock, JobPlan, Memory
-from regroup_operator.model.ports import AlreadyExists, EventNote, JobStore, Recorder, Workers
+from regroup_operator.model.ports import EventNote, JobStore, Recorder, Workers
 from regroup_operator.model.records import Key, Observation, Settings
 from regroup_operator.plan.job import plan_job
+from regroup_operator.plan.status import FAILED, SUCCEEDED
 
 logger = logging.getLogger(__name__)
 
 CONFLICTS = 5
 """Plans in a row that may lose the race for the status before the work queue's back-off takes over."""
+UNANSWERED = 5
+"""Plans of one job that are kept while the answer to their write is not known."""
 BUDGET_RETRY_S = 1.0
 """When progress is due but all jobs together have written enough of it."""
 
@@ -45,6 +50,20 @@ class Observer(Protocol):
     def status_written(self) -> None:
         """A job's status was written."""
         ...
+
+
+@dataclass
+class _Kept:
+    """What is kept of a job between two looks; lost with the operator, and safe to lose."""
+
+    uid: str
+    making: Making
+    memory: Memory = field(default_factory=Memory)
+    refusal: EventNote | None = None
+    """Verdict on the template as it was at `judged_generation`."""
+    judged_generation: int | None = None
+    unanswered: deque[JobPlan] = field(default_factory=lambda: deque(maxlen=UNANSWERED))
+    """Plans whose status was sent and perhaps stored: no answer came."""
 
 
 class Controller:
@@ -70,13 +89,14 @@ class Controller:
         self._observer = observer
         self._progress_writes = TokenBucket(progress_writes_per_s, max(1.0, progress_writes_per_s))
         self._monotonic, self._wall = monotonic, wall
-        self._memory: dict[Key, tuple[str, Memory]] = {}
+        self._kept: dict[Key, _Kept] = {}
         self._term_started_s = monotonic()
 
     async def reconcile(self, key: Key) -> float | None:
         """Bring one job forward. Returns the seconds after which it wants to be seen again, None: only an event helps.
 
-        Raises UnavailableError and anything unexpected: the work queue tries again with back-off.
+        Raises UnavailableError where the job cannot be read, judged or written, and anything unexpected: the work queue
+        tries again with back-off. What cannot be made or deleted is no error here (making.py).
         """
         for _ in range(CONFLICTS):
             job = await self._read(key)
@@ -96,16 +116,22 @@ class Controller:
             logger.warning("%s/%s: %s", *key, error)
             return None
         if job is None or job.deleting:
-            self._memory.pop(key, None)
+            self._kept.pop(key, None)
             return None
         return job
 
     async def _once(self, job: Job) -> float | None:
-        memory = await self._judged(job, self._recall(job))
-        # A job that has ended needs no workers: its pods and sessions are looked at, nothing is made.
-        if memory.refusal is None:
-            memory = await self._prepared(job, memory)
+        kept = self._recall(job)
+        self._answer(job, kept)
+        await self._judge(job, kept)
         pods = self._workers.list(job.key, job.uid)
+        obstacle, prepare_s = None, None
+        # A job that is refused or has ended needs nothing made: its pods and sessions are looked at.
+        if kept.refusal is None and job.status.phase not in (SUCCEEDED, FAILED):
+            goes_on = job.status.start_time is not None or bool(pods)
+            obstacle, prepare_s = await kept.making.prepare(job, goes_on=goes_on)
+            pods = self._workers.list(job.key, job.uid)
+        refusal = kept.refusal or obstacle
         observation = Observation(
             pods, self._registry.sessions(pods), self._term_started_s, self._registry.refusals(pods)
         )
@@ -113,48 +139,43 @@ class Controller:
         plan = plan_job(
             job,
             observation,
-            memory,
+            replace(
+                kept.memory,
+                refusal=refusal.note if refusal else None,
+                refusal_reason=refusal.reason if refusal else "",
+            ),
             clock,
             fresh_uid=uuid.uuid4().hex[:8],
             settings=self._settings,
             endpoint=self._endpoint,
             agent_image=self._agent_image,
         )
-        later = await self._write(job, plan, clock)
-        await self._act(job, plan)
-        due = [d for d in (plan.look_again_s, later) if d is not None]
+        write_s = await self._write(job, plan, clock, kept)
+        self._say(job, plan)
+        change_s = await kept.making.change(job, plan, pods)
+        due = [d for d in (plan.look_again_s, prepare_s, write_s, change_s) if d is not None]
         return max(0.0, min(due) - self._monotonic()) if due else None
 
-    def _recall(self, job: Job) -> Memory:
-        uid, memory = self._memory.get(job.key, ("", Memory()))
-        return memory if uid == job.uid else Memory()
+    def _recall(self, job: Job) -> _Kept:
+        kept = self._kept.get(job.key)
+        if kept is None or kept.uid != job.uid:
+            making = Making(self._workers, self._recorder, self._monotonic)
+            kept = self._kept[job.key] = _Kept(job.uid, making)
+        return kept
 
-    async def _judged(self, job: Job, memory: Memory) -> Memory:
+    async def _judge(self, job: Job, kept: _Kept) -> None:
         """Have the template tried once per spec generation (not once the job has workers: it is immutable then)."""
-        if memory.judged_generation == job.spec_generation:
-            return memory
-        refusal, reason = None, ""
+        if kept.judged_generation == job.spec_generation:
+            return
+        kept.refusal = None
         if job.status.start_time is None:
             try:
                 await self._workers.validate(job)
             except SpecError as error:
-                refusal, reason = str(error), error.reason
-        memory = replace(memory, refusal=refusal, refusal_reason=reason, judged_generation=job.spec_generation)
-        self._memory[job.key] = (job.uid, memory)
-        return memory
+                kept.refusal = EventNote("Warning", error.reason, str(error))
+        kept.judged_generation = job.spec_generation
 
-    async def _prepared(self, job: Job, memory: Memory) -> Memory:
-        """Have what the job has once made; a name that somebody else has is a verdict on a job that has not started."""
-        try:
-            await self._workers.prepare(job)
-        except SpecError as error:
-            if job.status.start_time is not None:
-                raise
-            # Judged anew at the next look: the name may have become free.
-            memory = replace(memory, refusal=str(error), refusal_reason=error.reason, judged_generation=None)
-        return memory
-
-    async def _write(self, job: Job, plan: JobPlan, clock: Clock) -> float | None:
+    async def _write(self, job: Job, plan: JobPlan, clock: Clock, kept: _Kept) -> float | None:
         """Write the status if it changed; progress alone waits its turn. Returns when it is due, on the monotonic clock."""
         memory = plan.memory
         if plan.status != job.status.to_dict():
@@ -164,10 +185,15 @@ class Controller:
                 if clock.now_s >= due and not self._progress_writes.take(clock.now_s):
                     due = clock.now_s + BUDGET_RETRY_S
                 if clock.now_s < due:
-                    self._memory[job.key] = (job.uid, memory)
+                    kept.memory = memory
                     return due
             started = self._monotonic()
-            await self._store.write_status(job, plan.status)
+            try:
+                await self._store.write_status(job, plan.status)
+            except UnavailableError:
+                kept.unanswered.append(plan)
+                raise
+            kept.unanswered.clear()
             ended = self._monotonic()
             memory = replace(memory, progress_written_s=ended)
             if plan.announced:
@@ -175,10 +201,21 @@ class Controller:
             if self._observer:
                 self._observer.status_written()
         # Remembered only after the write: a plan that lost its race has announced nothing and counted nothing.
-        self._memory[job.key] = (job.uid, memory)
+        kept.memory = memory
         return None
 
-    async def _act(self, job: Job, plan: JobPlan) -> None:
+    def _answer(self, job: Job, kept: _Kept) -> None:
+        """Take up a plan whose write took effect although its answer was lost, or what it counted would be counted again."""
+        if not kept.unanswered:
+            return
+        stored = job.status.to_dict()
+        plan = next((p for p in kept.unanswered if parse_status({"status": p.status}).to_dict() == stored), None)
+        if plan is not None:
+            kept.unanswered.clear()
+            kept.memory = replace(plan.memory, progress_written_s=self._monotonic())
+            self._say(job, plan)
+
+    def _say(self, job: Job, plan: JobPlan) -> None:
         membership = plan.status.get("membership") or {}
         number = membership.get("generation", 0)
         for tell in plan.tell:
@@ -187,27 +224,3 @@ class Controller:
             self._observer.generation_issued(membership["kind"])
         for note in plan.notes:
             self._recorder.record(job, note)
-        # Deleted first: what does not fit into a quota beside the old pods may fit without them.
-        for pod in plan.delete:
-            await self._workers.delete(pod)
-        failed: RegroupError | None = None
-        for slot, attempt, avoid_nodes in plan.create:
-            try:
-                await self._create(job, slot, attempt, avoid_nodes)
-            except RegroupError as error:
-                failed = failed or error
-        if failed is not None:
-            if not isinstance(failed, UnavailableError | ConflictError):
-                reason = failed.reason if isinstance(failed, SpecError) else "CreateFailed"
-                self._recorder.record(job, EventNote("Warning", reason, str(failed)))
-            raise failed
-
-    async def _create(self, job: Job, slot: int, attempt: int, avoid_nodes: tuple[str, ...]) -> None:
-        """Create a worker; where a pod of that name is not ours or is going, under the next free number."""
-        while True:
-            try:
-                await self._workers.create(job, slot, attempt, avoid_nodes)
-            except AlreadyExists:
-                attempt += 1
-            else:
-                return

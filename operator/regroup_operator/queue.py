@@ -22,7 +22,8 @@ from regroup_operator.model.records import Key
 log = logging.getLogger(__name__)
 
 BACKOFF_MIN_S = 0.05
-BACKOFF_MAX_S = 60.0
+BACKOFF_MAX_S = 5.0
+"""No longer than silence takes to be a lost worker: when the API server is back, a job may have one to react to."""
 
 
 class Schedule:

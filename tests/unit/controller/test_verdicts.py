@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from regroup_operator.api import SpecError, UnavailableError
+from regroup_operator.api import Job, RegroupError, SpecError, UnavailableError
+from regroup_operator.making import TELL_AGAIN_S, TOLD_AFTER
 from regroup_operator.model.ports import AlreadyExists
 from tests.builders.plan import make_job
 from tests.unit.controller.world import World
@@ -45,15 +47,55 @@ def test_template_that_is_refused_makes_no_pod_and_is_tried_again_when_it_change
     assert (world.condition("Accepted")["status"], world.phase) == ("True", "Running")
 
 
-def test_name_that_is_taken_is_a_verdict_until_it_is_free(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        pytest.param(
+            SpecError("Service digits is not this job's.", reason="NameTaken"), "NameTaken", id="a name is taken"
+        ),
+        pytest.param(RegroupError("services is forbidden: exceeded quota."), "CreateFailed", id="a quota is full"),
+    ],
+)
+def test_job_whose_service_cannot_be_made_says_so_and_starts_once_it_can(
+    tmp_path: Path, error: Exception, reason: str
+) -> None:
     world = World(tmp_path, make_job().with_replicas(2), start=False)
-    say(world, "prepare", SpecError("Service digits exists and is not this job's.", reason="NameTaken"))
+    calls = say(world, "prepare", error)
+    validations = say(world, "validate", None)
     world.start_operator()
-    world.settle()
-    assert (world.condition("Accepted")["reason"], world.names()) == ("NameTaken", [])
+    world.advance(30)
+    accepted = world.condition("Accepted")
+    assert (accepted["status"], accepted["reason"], accepted["message"]) == ("False", reason, str(error))
+    assert ([n.reason for n in world.notes], world.names(), world.status["summary"]["state"]) == ([reason], [], reason)
+    assert (len(calls), len(validations)) == (6, 1)  # at 0, 1, 3, 7, 15, 23 s
     say(world, "prepare", None)
-    world.advance(world.settings.resync_s)
-    assert world.phase == "Running"
+    world.advance(8)
+    assert (world.phase, world.condition("Accepted")["status"]) == ("Running", "True")
+
+
+def test_service_that_cannot_be_made_without_an_answer_is_raised_and_told_in_the_end(tmp_path: Path) -> None:
+    world = World(tmp_path, make_job().with_replicas(1), start=False)
+    say(world, "prepare", UnavailableError("failed calling webhook."))
+    operator = world.start_operator()
+    for _ in range(TOLD_AFTER - 1):
+        with pytest.raises(UnavailableError):
+            world.reconcile(operator)
+    assert (world.names(), world.status) == ([], {})
+    world.reconcile(operator)
+    assert (world.condition("Accepted")["reason"], world.names()) == ("CreateFailed", [])
+
+
+def test_job_that_trains_recovers_although_its_config_map_cannot_be_written(tmp_path: Path) -> None:
+    world = World(tmp_path, make_job().with_replicas(2).elastic(1, 2))
+    world.advance(1, step_every_s=0.1)
+    calls = say(world, "prepare", RegroupError('ConfigMap "digits-regroup" is invalid: field is immutable'))
+    world.kill_process(world.uid(1))
+    world.advance(10, step_every_s=0.1)
+    assert (world.phase, world.generation > 1, world.condition("Accepted")["status"]) == ("Running", True, "True")
+    assert [n.note for n in world.notes if n.reason == "CreateFailed"] == [
+        'ConfigMap "digits-regroup" is invalid: field is immutable'
+    ]
+    assert len(calls) == 4, "a report is no reason to try again"
 
 
 def test_template_of_a_started_job_is_not_tried_again(tmp_path: Path) -> None:
@@ -65,24 +107,119 @@ def test_template_of_a_started_job_is_not_tried_again(tmp_path: Path) -> None:
     assert (calls, world.members) == ([], "0-2")
 
 
-@pytest.mark.parametrize(
-    ("error", "noted"),
-    [
-        pytest.param(UnavailableError("The API server does not answer."), False, id="trouble is not told to the user"),
-        pytest.param(SpecError("No.", reason="PodSecurity"), True, id="a refusal is"),
-    ],
-)
-def test_failed_creation_holds_up_no_other_and_is_raised_for_the_back_off(
-    tmp_path: Path, error: Exception, noted: bool
-) -> None:
-    world = World(tmp_path, make_job().with_replicas(2), start=False)
-    calls = say(world, "create", error, {0})
-    operator = world.start_operator()
-    with pytest.raises(type(error)):
-        world.reconcile(operator)
-    assert [slot for slot, *_ in calls] == [0, 1]
-    assert world.names() == ["1-0"]
-    assert bool(world.notes) == noted
+def test_pod_that_is_refused_holds_up_no_other_and_is_tried_less_and_less_often(tmp_path: Path) -> None:
+    world = World(tmp_path, make_job().with_replicas(3).elastic(2, 3), start=False)
+    calls = say(world, "create", RegroupError("exceeded quota: gpus"), {0, 2})
+    world.start_operator()
+    world.settle()
+    assert ([slot for slot, *_ in calls], world.names()) == ([0, 1, 2], ["1-0"])
+    for _ in range(50):
+        world.dirty()
+        world.settle()
+    assert len(calls) == 3, "a look is no reason to try again"
+    world.advance(60)
+    assert [slot for slot, *_ in calls].count(0) == 6  # at 0, 1, 3, 7, 15, 31 s
+    assert [n.note for n in world.notes if n.reason == "CreateFailed"] == ["exceeded quota: gpus"]
+    say(world, "create", None)
+    world.advance(31)
+    assert world.names() == ["0-0", "1-0", "2-0"]
+
+
+def test_lost_worker_is_seen_in_time_although_a_pod_is_refused_since_long(tmp_path: Path) -> None:
+    """Silence is decided at the plan's own deadline; nothing else happens that would lead to a look."""
+    world = World(tmp_path, make_job().with_replicas(4).elastic(1, 4), start=False)
+    say(world, "create", RegroupError("exceeded quota: gpus"), {3})
+    world.start_operator()
+    world.until(lambda: world.phase == "Running")
+    world.advance(100, step_every_s=0.5)
+    uid = world.uid(1)
+    world.power_off(uid)
+    world.cut_off(uid)
+    world.advance(7, step_every_s=None)
+    assert world.members == "0,2"
+
+
+def test_refusal_is_told_again_after_a_while_only(tmp_path: Path) -> None:
+    world = World(tmp_path, make_job().with_replicas(1), start=False)
+    say(world, "create", SpecError("No.", reason="PodSecurity"), {0})
+    world.start_operator()
+    world.advance(TELL_AGAIN_S - 1)
+    assert [n.reason for n in world.notes] == ["PodSecurity"]
+    world.advance(40)
+    assert [n.reason for n in world.notes] == ["PodSecurity", "PodSecurity"]
+
+
+def test_without_an_answer_the_next_worker_waits_and_people_are_told_when_it_lasts(tmp_path: Path) -> None:
+    """Each try may take a time-out's length: at most one between two plans."""
+    world = World(tmp_path, make_job().with_replicas(3), start=False)
+    calls = say(world, "create", UnavailableError("failed calling webhook."))
+    world.start_operator()
+    world.settle()
+    assert [slot for slot, *_ in calls] == [0]
+    world.advance(2.5)
+    assert [slot for slot, *_ in calls] == [0, 1, 2], "no slot starves behind another"
+    assert world.notes == []
+    world.advance(30)
+    assert {n.reason for n in world.notes} == {"CreateFailed"}
+    say(world, "create", None)
+    world.advance(31)
+    assert world.phase == "Running"
+
+
+def test_pods_that_fail_before_they_run_come_less_and_less_often(tmp_path: Path) -> None:
+    """The kubelet refuses them: each is made, has failed, and another one is due."""
+    world = World(tmp_path, make_job().with_replicas(1), start=False)
+    world.pods.pending = {0}
+    made: list[float] = []
+    real = type(world.pods).create
+
+    async def create(job: Any, slot: int, attempt: int, avoid_nodes: tuple[str, ...]) -> None:
+        made.append(world.now_s)
+        await real(world.pods, job, slot, attempt, avoid_nodes)
+        for uid, pod in world.pods.by_uid.items():
+            world.pods.by_uid[uid] = replace(pod, phase="Failed")
+
+    world.pods.create = create  # type: ignore[method-assign]
+    world.start_operator()
+    world.advance(60)
+    assert [at_s - made[0] for at_s in made] == [0, 1, 3, 7, 15, 31]
+
+
+def test_deletion_that_is_refused_is_no_reason_for_more_tries(tmp_path: Path) -> None:
+    world = World(tmp_path, make_job().with_replicas(3).elastic(1, 3))
+    world.advance(1, step_every_s=0.1)
+    calls = say(world, "delete", RegroupError("pods is forbidden."))
+    world.scale(2)
+    world.advance(10, step_every_s=0.1)
+    assert (world.members, [n.reason for n in world.notes].count("DeleteFailed")) == ("0-1", 1)
+    assert len(calls) <= 5  # at 0, 1, 3, 7 s, and once more where the release took a moment
+    say(world, "delete", None)
+    world.advance(16, step_every_s=0.1)
+    assert world.names() == ["0-0", "1-0"]
+
+
+def test_status_write_whose_answer_is_lost_counts_nothing_twice(tmp_path: Path) -> None:
+    world = World(tmp_path, make_job().with_replicas(2).elastic(1, 2))
+    world.advance(1, step_every_s=0.1)
+    operator = world.operator
+    assert operator is not None
+    world.kill_process(world.uid(1))
+    real = type(world.store).write_status
+
+    async def write_status(job: Job, status: dict[str, Any]) -> Job:
+        await real(world.store, job, status)
+        raise UnavailableError("No answer to PUT.")
+
+    world.store.write_status = write_status  # type: ignore[method-assign]
+    with pytest.raises(UnavailableError):
+        world.settle()
+    del world.store.write_status
+    announced = world.generation
+    world.dirty()
+    world.advance(1, step_every_s=0.1)
+    assert world.status["restarts"]["processes"] == 1
+    assert (announced, world.training()) == (2, "0-0,1-0")
+    assert [n.note for n in world.notes if n.note.startswith("Generation 2:")]
 
 
 def test_deletion_comes_before_creation(tmp_path: Path) -> None:
