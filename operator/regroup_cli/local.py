@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 import ctypes
 import fcntl
 import hmac
@@ -25,7 +26,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from regroup.protocol import env
-from regroup_operator.api import ConflictError, Job, SpecError, parse_job, processes_per_worker
+from regroup_operator.api import ConflictError, Job, check_change, parse_job, processes_per_worker
 from regroup_operator.api.names import worker_pod_name
 from regroup_operator.model.ports import EventNote, Unauthorized
 from regroup_operator.model.records import Key, Pod
@@ -69,16 +70,11 @@ class FileStore:
         """Change the spec as a user would; what does not hold is a SpecError and changes nothing."""
         with self._locked():
             raw = self.read()
-            replicas = raw["spec"].get("replicas", 1)
+            before = parse_job(copy.deepcopy(raw))
             change(raw["spec"])
             raw["metadata"]["generation"] += 1
             job = parse_job(raw)
-            if job.status.start_time is not None and not job.elastic and job.spec.replicas != replicas:
-                # The API server's rule, in its words (api/crd.py): there is none here.
-                raise SpecError(
-                    f"spec.replicas ({job.spec.replicas}) of a started job of fixed size cannot change from {replicas}. "
-                    "Keep it, or set spec.elasticPolicy."
-                )
+            check_change(before, job)
             self._bump(raw)
         return job
 

@@ -1,7 +1,7 @@
 """A small valid job, and the specs that must be refused with the sentence each must get.
 
-`BAD_SPECS` is used twice: against `parse_job` (tests/unit/api) and against a real API server (tests/api), so that the
-two answers stay one.
+`BAD_SPECS` and `BAD_CHANGES` are used twice: against `parse_job` and `check_change` (tests/unit/api), and against a real
+API server (tests/api), so that the two answers stay one.
 """
 
 from __future__ import annotations
@@ -146,3 +146,65 @@ BAD_SPECS: dict[str, tuple[Change, str]] = {
     ),
 }
 """What both the API server and `parse_job` answer with this very sentence."""
+
+
+def without_policy(job: Manifest) -> None:
+    """Make `job` one of fixed size."""
+    job["spec"].pop("elasticPolicy")
+
+
+def _once(what: str) -> str:
+    return f"{what} once the job has started (status.startTime is set). Change it back, or delete the job and create it anew."
+
+
+ELASTIC: Change = with_spec()
+BAD_CHANGES: dict[str, tuple[Change, Change, str]] = {
+    "template": (
+        ELASTIC,
+        lambda job: job["spec"]["template"]["spec"].update(nodeSelector={"a": "b"}),
+        _once("spec.template cannot change"),
+    ),
+    "processesPerWorker": (ELASTIC, with_spec(processesPerWorker=2), _once("spec.processesPerWorker cannot change")),
+    "processesPerWorker removed": (
+        with_spec(processesPerWorker=2),
+        lambda job: job["spec"].pop("processesPerWorker"),
+        _once("spec.processesPerWorker cannot change"),
+    ),
+    "checkpoint": (ELASTIC, with_spec(checkpoint={"volumeClaim": "ckpt"}), _once("spec.checkpoint cannot change")),
+    "checkpoint's interval": (
+        with_spec(checkpoint={"volumeClaim": "ckpt"}),
+        lambda job: job["spec"]["checkpoint"].update(everySeconds=7),
+        _once("spec.checkpoint cannot change"),
+    ),
+    "maxReplicas raised": (
+        ELASTIC,
+        with_spec(replicas=8, elasticPolicy={"minReplicas": 2, "maxReplicas": 8}),
+        _once("spec.elasticPolicy.maxReplicas (8) cannot change from 5"),
+    ),
+    "maxReplicas lowered": (
+        ELASTIC,
+        with_spec(elasticPolicy={"minReplicas": 2, "maxReplicas": 4}),
+        _once("spec.elasticPolicy.maxReplicas (4) cannot change from 5"),
+    ),
+    "elasticPolicy removed": (ELASTIC, without_policy, _once("spec.elasticPolicy cannot be added or removed")),
+    "elasticPolicy added": (
+        without_policy,
+        with_spec(replicas=4, elasticPolicy={"minReplicas": 2, "maxReplicas": 5}),
+        _once("spec.elasticPolicy cannot be added or removed"),
+    ),
+    "replicas of a job of fixed size": (
+        without_policy,
+        with_spec(replicas=4),
+        "spec.replicas (4) of a started job of fixed size cannot change from 3. Change it back, or delete the job and "
+        "create it anew with spec.elasticPolicy.",
+    ),
+}
+"""The job as it was, a change of it once it has started, and what both the API server and `check_change` answer."""
+
+GOOD_CHANGES: dict[str, Change] = {
+    "replicas inside the bounds": with_spec(replicas=5),
+    "minReplicas": with_spec(elasticPolicy={"minReplicas": 1, "maxReplicas": 5}),
+    "recovery": with_spec(recovery={"disconnectSeconds": 9}),
+    "nothing": with_spec(),
+}
+"""What may change while the job runs."""

@@ -8,6 +8,7 @@ Read `spec.py` for the fields, `job.py` for how the rest of the operator reads a
 from the models.
 """
 
+from regroup_operator.api.changes import check_change
 from regroup_operator.api.conditions import Condition, set_condition
 from regroup_operator.api.crd import GROUP, KIND, PLURAL, VERSION
 from regroup_operator.api.errors import (
@@ -37,6 +38,7 @@ __all__ = [
     "SpecError",
     "StatusError",
     "UnavailableError",
+    "check_change",
     "parse_job",
     "parse_status",
     "processes_per_worker",

@@ -1,8 +1,7 @@
 """The CustomResourceDefinition, made from the models. Pure.
 
-Owns what only the CRD has: structural schema, columns, scale subresource, and the rules that compare with the stored
-object or read metadata. Bounds on template lists exist because CEL's cost is estimated from them; without them the API
-server refuses the CRD.
+Owns what only the CRD has: structural schema, columns, scale subresource, and the rule that reads metadata. Bounds on
+template lists exist because CEL's cost is estimated from them; without them the API server refuses the CRD.
 """
 
 from __future__ import annotations
@@ -10,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from regroup_operator.api.base import cel
+from regroup_operator.api.changes import CHANGE_RULES
 from regroup_operator.api.names import MAX_JOB_NAME
 from regroup_operator.api.spec import JobSpec
 from regroup_operator.api.status import JobStatus
@@ -37,17 +37,6 @@ _KEPT = (
     "required",
 )
 
-_STARTED = "has(oldSelf.status) && has(oldSelf.status.startTime)"
-
-
-def _immutable(field: str, kept: str) -> dict[str, str]:
-    return cel(
-        f"!({_STARTED}) || ({kept})",
-        f"spec.{field} cannot change once the job has started (status.startTime is set). "
-        "Change it back, or delete the job and create it anew.",
-    )
-
-
 OBJECT_RULES = [
     cel(
         f"self.metadata.name.size() <= {MAX_JOB_NAME} && self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$')",
@@ -56,23 +45,7 @@ OBJECT_RULES = [
         f"'metadata.name (' + self.metadata.name + ') must have at most {MAX_JOB_NAME} characters, start with a "
         "letter and contain only a-z, 0-9 and -. Choose another name.'",
     ),
-    _immutable("template", "self.spec.template == oldSelf.spec.template"),
-    _immutable(
-        "processesPerWorker",
-        "has(self.spec.processesPerWorker) == has(oldSelf.spec.processesPerWorker) && "
-        "(!has(self.spec.processesPerWorker) || self.spec.processesPerWorker == oldSelf.spec.processesPerWorker)",
-    ),
-    _immutable(
-        "checkpoint",
-        "has(self.spec.checkpoint) == has(oldSelf.spec.checkpoint) && "
-        "(!has(self.spec.checkpoint) || self.spec.checkpoint == oldSelf.spec.checkpoint)",
-    ),
-    cel(
-        f"!({_STARTED}) || has(self.spec.elasticPolicy) || self.spec.replicas == oldSelf.spec.replicas",
-        "spec.replicas of a started job of fixed size cannot change. Keep it, or set spec.elasticPolicy.",
-        "'spec.replicas (%d) of a started job of fixed size cannot change from %d. "
-        "Keep it, or set spec.elasticPolicy.'.format([self.spec.replicas, oldSelf.spec.replicas])",
-    ),
+    *CHANGE_RULES,
 ]
 
 

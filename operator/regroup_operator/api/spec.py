@@ -2,7 +2,7 @@
 
 Each rule is written twice, side by side: as CEL for the API server and as a validator for those who have no API
 server (`regroup run`). tests/api holds that both say the same sentence. Rules that compare with the stored object
-(immutability) and with metadata are in crd.py; those beyond CEL's means are in job.py.
+(immutability) are in changes.py, the one about metadata in crd.py; those beyond CEL's means are in job.py.
 """
 
 from __future__ import annotations
@@ -217,7 +217,8 @@ class ElasticPolicy(SpecModel):
     """Training goes on with as few workers as this; below it the survivors wait with their state."""
 
     max_replicas: int = Field(ge=1, le=MAX_REPLICAS)
-    """The most workers that spec.replicas may ask for."""
+    """The most workers that spec.replicas may ask for. Immutable once the job has started: the script was told how many
+    ranks it must have work for."""
 
     @model_validator(mode="after")
     def _ordered(self) -> ElasticPolicy:
@@ -282,7 +283,8 @@ class RecoveryPolicy(SpecModel):
     """Length in seconds of the window in which maxRestarts counts."""
 
     disconnect_seconds: int = Field(default=5, ge=1, le=3600)
-    """Seconds without a connection and without progress after which a silent worker is lost."""
+    """Seconds without a connection and without progress after which a silent worker is lost. Workers that exist go on
+    waiting for the operator's word as long as it was when they were made, and 5 s."""
 
     rejoin_seconds: int = Field(default=0, ge=0, le=3600)
     """Seconds that the others wait for a crashed process to restart in place before they go on without its worker.
@@ -308,7 +310,8 @@ class JobSpec(SpecModel):
     started, unless elasticPolicy is set."""
 
     elastic_policy: ElasticPolicy | None = None
-    """The range in which replicas may change while the job runs. Absent: the size is fixed."""
+    """The range in which replicas may change while the job runs. Absent: the size is fixed. It cannot be added or
+    removed once the job has started."""
 
     processes_per_worker: int | None = Field(default=None, ge=1, le=256)
     """Training processes in each worker. Absent: the nvidia.com/gpu limit of the container trainer, else 1. Immutable
