@@ -266,7 +266,7 @@ class Core:
         if worker.adopted_body is not None and worker.adopted_body[0] == generation:
             worker.send(worker.adopted_body[1])
         if worker.progress.newest is not None and worker.progress.generation == generation:
-            worker.send(worker.progress.newest)
+            worker.send(worker.progress.again(now_s))
         if worker.finished_body is not None and worker.finished_body[0] == generation:
             worker.send(worker.finished_body[1])
         if worker.ending is not None and worker.ending.draining:

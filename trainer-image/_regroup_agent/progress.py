@@ -23,6 +23,7 @@ class Progress:
         self.due_s: float | None = None
         """When the newest commit is to be reported; None: nothing to say."""
         self._sent_s = float("-inf")
+        self._committed_s = 0.0
 
     @property
     def step(self) -> int:
@@ -43,6 +44,7 @@ class Progress:
         old = self.newest
         if old is not None and message.reportable_step <= old.step and message.checkpoint in (None, old.checkpoint):
             return
+        self._committed_s = now_s
         unsaid = old if old is not None and self.due_s is not None else None
         self.newest = wire.Progress(
             step=max(message.reportable_step, old.step if old else 0),
@@ -62,11 +64,17 @@ class Progress:
 
     def take(self, now_s: float) -> wire.Progress | None:
         """Return what to report now, and count it as said."""
-        said = self.newest
+        said = self.again(now_s)
         self.due_s, self._sent_s = None, now_s
         if said is not None:
-            self.newest = replace(said, first_step_ms=None, steps_redone=0)
+            self.newest = replace(said, first_step_ms=None, steps_redone=0, age_ms=0.0)
         return said
+
+    def again(self, now_s: float) -> wire.Progress | None:
+        """Return the newest commit as it is to be said at this time, without counting it as said."""
+        if self.newest is None:
+            return None
+        return replace(self.newest, age_ms=round((now_s - self._committed_s) * 1000, 1))
 
 
 def interval_s(group_rank: int, world_size: int) -> float:

@@ -88,12 +88,14 @@ def _apply_body(session: Session, report: Report, now_s: float) -> Session:
             first = body
         # The same step said again (after `progress?`, after a reconnect) is no sign of life.
         moved = not same or session.progress is None or body.step > session.progress.step
+        at_s = now_s - body.age_ms / 1000
         return replace(
             session,
             progress=body,
             progress_generation=generation,
-            progress_at_s=now_s if moved else session.progress_at_s,
-            step_s=_step_s(session, body, now_s) if same else session.step_s,
+            progress_at_s=at_s if moved else session.progress_at_s,
+            progress_told_s=now_s if moved else session.progress_told_s,
+            step_s=_step_s(session, body, at_s) if same else session.step_s,
             first_progress=first,
         )
     if isinstance(body, Fault):
@@ -103,11 +105,11 @@ def _apply_body(session: Session, report: Report, now_s: float) -> Session:
     return session
 
 
-def _step_s(session: Session, progress: Progress, now_s: float) -> float | None:
-    before, at_s = session.progress, session.progress_at_s
-    if before is None or at_s is None or progress.step <= before.step:
+def _step_s(session: Session, progress: Progress, at_s: float) -> float | None:
+    before, before_s = session.progress, session.progress_at_s
+    if before is None or before_s is None or progress.step <= before.step:
         return session.step_s
-    return (now_s - at_s) / (progress.step - before.step)
+    return max(0.0, at_s - before_s) / (progress.step - before.step)
 
 
 def _apply_fault(session: Session, report: Report, fault: Fault, now_s: float) -> Session:

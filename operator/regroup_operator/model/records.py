@@ -80,6 +80,8 @@ class Session:
     """The report of the first commit in `progress_generation` (it carries first_step_ms)."""
     progress_generation: int = 0
     progress_at_s: float | None = None
+    """When its step was committed; progress_told_s: when that was first heard."""
+    progress_told_s: float = 0.0
     step_s: float | None = None
     """Mean duration of the steps between the last two reports of progress."""
     formed: Formed | None = None

@@ -31,22 +31,27 @@ class Reported:
     step: int
     at_s: float
     report: Progress
+    told_s: float
     step_s: float | None
     """Duration of a step, by the worker that reported; None: it has seen no second report yet."""
 
     @property
     def stalls_at_s(self) -> float:
-        """When the group counts as stalled if nothing more is reported: three steps after the next report was due."""
+        """When the group counts as stalled if nothing more is reported: three steps after the next report was due, or at
+        once where the newest commit was older than that when it was told."""
         if self.step_s is None:
             return inf
-        return self.at_s + REPORT_EVERY_S + max(STALL_SLACK_S, STALL_STEPS * self.step_s)
+        overdue_s = max(STALL_SLACK_S, STALL_STEPS * self.step_s)
+        return self.told_s if self.told_s - self.at_s >= overdue_s else self.told_s + REPORT_EVERY_S + overdue_s
 
 
 def newest_progress(sessions: Iterable[Session], current: Current) -> Reported | None:
     """Return the furthest report of a generation that counts, the latest of equal ones."""
     counted = (current.number, current.number - 1) if current.kind == PLANNED else (current.number,)
     found = [
-        Reported(s.progress_generation, s.progress.step, s.progress_at_s or 0.0, s.progress, s.step_s)
+        Reported(
+            s.progress_generation, s.progress.step, s.progress_at_s or 0.0, s.progress, s.progress_told_s, s.step_s
+        )
         for s in sessions
         if s.progress is not None and s.progress_generation in counted
     ]

@@ -59,6 +59,8 @@ def assess(
     for pod in pods:
         session = sessions.get(pod.uid)
         available = pod.uid not in released and _available(pod, session, tier, current)
+        if session is not None and session.unanswered_since_s is not None:
+            available = available and now_s < session.unanswered_since_s + disconnect_s
         if current is None or pod.id not in members:
             since = session.condition_at_s if session else pod.running_since_s or now_s
             out.append(Worker(pod.id, pod, session, Standing.OUTSIDE, available, since))

@@ -124,9 +124,10 @@ def test_every_process_dies_and_the_job_says_that_it_rolled_back(tmp_path: Path)
     assert any(n.reason == "RolledBack" for n in world.notes)
 
 
-def test_powered_off_node_is_silence_and_costs_seven_seconds(tmp_path: Path) -> None:
+def test_powered_off_node_before_the_first_step_is_lost_after_seven_seconds(tmp_path: Path) -> None:
     """The stream breaks after 5 s of probes; disconnectSeconds (5) less 3 s later the worker is lost, no fault needed."""
-    world = running(tmp_path)
+    world = World(tmp_path, make_job().with_replicas(3).elastic(2, 5), settings=Settings(term_grace_s=0.0))
+    world.advance(0.1)
     uid = world.uid(1)
     world.power_off(uid)
     world.advance(5)
@@ -136,6 +137,29 @@ def test_powered_off_node_is_silence_and_costs_seven_seconds(tmp_path: Path) -> 
     world.advance(0.3)
     assert (world.generation, world.training(), world.phase) == (2, "0-0,2-0", "Running")
     assert world.status["incidents"][-1]["cause"] == "Disconnected"
+
+
+def test_training_that_stalls_is_told_before_the_silent_worker_is_lost(tmp_path: Path) -> None:
+    """Its stream is open until the kernel's probes say otherwise: steps are overdue, and it does not answer a ping."""
+    world = running(tmp_path)
+    world.advance(5, step_every_s=0.1)
+    world.power_off(world.uid(1))
+    assert world.phase == "Running"
+    world.advance(1.9)
+    assert (world.generation, world.phase) == (1, "Recovering")
+    world.advance(4.8)
+    assert (world.generation, world.training(), world.phase) == (2, "0-0,2-0", "Running")
+    incident = world.status["incidents"][-1]
+    assert (incident["cause"], incident["culprit"]) == ("Unresponsive", "1")
+    assert 5000 <= incident["detectMs"] <= 6700
+
+
+def test_script_that_takes_its_time_between_two_steps_is_running(tmp_path: Path) -> None:
+    """An evaluation stalls the steps, too: every agent answers."""
+    world = running(tmp_path)
+    world.advance(5, step_every_s=0.1)
+    world.advance(60)
+    assert (world.generation, world.phase) == (1, "Running")
 
 
 def test_node_not_ready_means_a_new_pod_under_another_number_and_release_later(tmp_path: Path) -> None:

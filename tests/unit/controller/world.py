@@ -139,7 +139,7 @@ class Agent:
 
     def read(self) -> bool:
         """Take one command from the stream; False if there is none."""
-        if self.stream is None or self.stream._lines.empty():
+        if not self.alive or self.stream is None or self.stream._lines.empty():
             return False
         line = self.stream._lines.get_nowait()
         if line is None:

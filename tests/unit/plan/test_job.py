@@ -302,8 +302,9 @@ def test_all_who_can_be_reached_are_asked_for_progress_while_one_is_silent() -> 
 
 def stalls(slot: int, **changes: Any) -> Session:
     """A worker that trained ten steps a second until two seconds ago."""
-    progress = {"progress": make_progress(9), "progress_generation": 1, "progress_at_s": 98.0, "step_s": 0.1}
-    return trains(slot, **progress | changes)
+    at_s = changes.pop("progress_at_s", 98.0)
+    progress = {"progress": make_progress(9), "progress_generation": 1, "progress_at_s": at_s, "progress_told_s": at_s}
+    return trains(slot, step_s=0.1, **progress, **changes)
 
 
 def test_agents_are_pinged_when_steps_are_overdue() -> None:

@@ -14,8 +14,9 @@ from tests.builders.plan import make_current, make_progress, make_session
 CLOCK = Clock(100.0, 1_800_000_000.0)
 
 
-def reported(step: int = 7, at_s: float = 98.0, step_s: float | None = None, **changes: Any) -> Reported:
-    return Reported(1, step, at_s, make_progress(step, **changes), step_s)
+def reported(step: int = 7, *, age_s: float = 0.0, step_s: float | None = None, **changes: Any) -> Reported:
+    """Return progress that was told at 98."""
+    return Reported(1, step, 98.0 - age_s, make_progress(step, **changes), 98.0, step_s)
 
 
 @pytest.mark.parametrize(
@@ -32,15 +33,17 @@ def test_loss(newest: Reported, known: dict[str, Any], want: float | None) -> No
 
 
 @pytest.mark.parametrize(
-    ("step_s", "stalls_at_s"),
+    ("step_s", "age_s", "stalls_at_s"),
     [
-        pytest.param(None, inf, id="unknown: never"),
-        pytest.param(0.01, 99.1, id="quick steps: a tenth of a second after the next report was due"),
-        pytest.param(10.0, 129.0, id="slow steps: three of them later"),
+        pytest.param(None, 0.0, inf, id="unknown: never"),
+        pytest.param(0.01, 0.0, 99.1, id="quick steps: a tenth of a second after the next report was due"),
+        pytest.param(10.0, 0.0, 129.0, id="slow steps: three of them later"),
+        pytest.param(0.01, 0.5, 98.0, id="the step was old when it was told: at once"),
+        pytest.param(1.0, 0.5, 102.0, id="half a step old is not old"),
     ],
 )
-def test_when_a_group_stalls(step_s: float | None, stalls_at_s: float) -> None:
-    assert reported(step_s=step_s).stalls_at_s == pytest.approx(stalls_at_s)
+def test_when_a_group_stalls(step_s: float | None, age_s: float, stalls_at_s: float) -> None:
+    assert reported(step_s=step_s, age_s=age_s).stalls_at_s == pytest.approx(stalls_at_s)
 
 
 @pytest.mark.parametrize(("kind", "want"), [("planned", 9), ("forced", None)])

@@ -140,7 +140,12 @@ def gone(**changes: Any) -> Session:
 
 
 def peers(step: int, at_s: float, generation: int = 1) -> tuple[Session, ...]:
-    progress = {"progress": make_progress(step), "progress_generation": generation, "progress_at_s": at_s}
+    progress = {
+        "progress": make_progress(step),
+        "progress_generation": generation,
+        "progress_at_s": at_s,
+        "progress_told_s": at_s,
+    }
     return (make_session(1, Phase.TRAINING, 1, **progress), make_session(2, Phase.TRAINING, 1))
 
 
@@ -258,6 +263,10 @@ def test_standing_by_the_pod(
         pytest.param(make_session(3, Phase.STARTING, 1, session=False), "Script", "g", True, id="script: runs"),
         pytest.param(make_session(3, connected=False), "Session", "g", False, id="without a stream"),
         pytest.param(None, "Session", "g", False, id="without a session"),
+        pytest.param(make_session(3, unanswered_since_s=96.0), "Session", "g", True, id="it may still answer"),
+        pytest.param(
+            make_session(3, unanswered_since_s=95.0), "Session", "g", False, id="its stream is open, and it is frozen"
+        ),
     ],
 )
 def test_availability(session: Session | None, tier: str | None, current: str | None, available: bool) -> None:

@@ -67,6 +67,8 @@ class Progress:
     steps_redone: int = 0
     checkpoint: Optional[dict[str, Any]] = None
     """{generation, step, directory} of the newest durable checkpoint that this group committed."""
+    age_ms: float = 0.0
+    """How long ago the step was committed when this was sent: not every commit is reported."""
 
 
 @dataclass(frozen=True)
