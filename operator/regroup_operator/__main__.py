@@ -110,6 +110,25 @@ class Operator:
         """Everything that needs the CA; then what needs the pods; then what needs the lease."""
         settings = self._settings
         await self._trust.load()
+        try:
+            async with asyncio.TaskGroup() as life:
+                life.create_task(self._trust.run(), name="trust")
+                await self._stand_by()
+                await self._elector.acquire()
+                life.create_task(self._elector.hold(), name="lease")
+                # Weeks may have passed since the start: nobody is answered, no bundle written, before this is current.
+                await self._trust.load()
+                self._begin_term()
+                if settings.pod_name:
+                    life.create_task(leader.claim(self._client, settings.namespace, settings.pod_name), name="label")
+                life.create_task(self._queue.run(), name="queue")
+                life.create_task(self._resync(), name="resync")
+        except ExceptionGroup as group:
+            raise group.exceptions[0] from group
+
+    async def _stand_by(self) -> None:
+        """Listen (503) and learn of the pods, so that a term can begin at once."""
+        settings = self._settings
         authenticator = ClusterAuthenticator(self._pods, ClusterReviewer(self._client))
         runner, port = await serve(
             self._registry,
@@ -125,15 +144,6 @@ class Operator:
         await self._pods.synced()
         self._unready = None
         await self._resource_exists()
-        await self._elector.acquire()
-        async with asyncio.TaskGroup() as term:
-            term.create_task(self._elector.hold(), name="lease")
-            self._begin_term()
-            term.create_task(self._trust.run(), name="trust")
-            if settings.pod_name:
-                term.create_task(leader.claim(self._client, settings.namespace, settings.pod_name), name="label")
-            term.create_task(self._queue.run(), name="queue")
-            term.create_task(self._resync(), name="resync")
 
     def _begin_term(self) -> None:
         settings = self._settings

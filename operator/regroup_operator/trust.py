@@ -9,11 +9,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import ssl
-import time
 from collections.abc import Callable
 
 from regroup_operator.api import RegroupError
 from regroup_operator.kube.client import ApiError, Client
+from regroup_operator.kube.lease import boot_clock
 from regroup_operator.kube.secret import load_or_create
 from regroup_operator.membership.certificates import Authority, reload, server_context
 from regroup_operator.settings import OperatorSettings
@@ -25,17 +25,17 @@ RETRY_S = 2.0
 
 
 class Trust:
-    """`await load()` once; then `context` serves and `ca_bundle()` is what agents shall trust. `run()` keeps both current."""
+    """After `await load()`, `context` serves and `ca_bundle()` is what agents shall trust; `run()` keeps both current, in a
+    replica that stands by too. Who begins to lead calls `load()` again: what a standby knows may be LOOK_S old."""
 
-    def __init__(
-        self, client: Client, settings: OperatorSettings, *, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, client: Client, settings: OperatorSettings, *, clock: Callable[[], float] = boot_clock) -> None:
         self._client = client
         self._settings = settings
         self._clock = clock
         self._seen: dict[str, bytes] = {}
         self._issued_s = 0.0
         self._context: ssl.SSLContext | None = None
+        self._reading = asyncio.Lock()
 
     @property
     def context(self) -> ssl.SSLContext:
@@ -48,7 +48,7 @@ class Trust:
         return (self._seen["ca.crt"] + self._seen.get("old-ca.crt", b"")).decode()
 
     async def load(self) -> None:
-        """Read or make the CA and issue the first certificate. Waits while the API server is away.
+        """Read or make the CA, and issue a certificate if it is due. Waits while the API server is away.
 
         Raises RegroupError when the Secret holds something else.
         """
@@ -70,8 +70,14 @@ class Trust:
                 log.warning("The certificate was not renewed: %s", error)
 
     async def _refresh(self) -> None:
+        async with self._reading:  # an answer that came late must not replace a newer one
+            data = await load_or_create(
+                self._client, self._settings.namespace, self._settings.ca_secret_name, _new_authority
+            )
+            self._take(data)
+
+    def _take(self, data: dict[str, bytes]) -> None:
         settings = self._settings
-        data = await load_or_create(self._client, settings.namespace, settings.ca_secret_name, _new_authority)
         renew_s = settings.certificate_days * 86400 / 3
         if data == self._seen and self._clock() < self._issued_s + renew_s:
             return
