@@ -21,7 +21,7 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from regroup_operator.api import ConflictError, Job, SpecError, UnavailableError, parse_status
-from regroup_operator.making import Making
+from regroup_operator.making import TOLD_AFTER, Making
 from regroup_operator.membership.registry import Registry
 from regroup_operator.model.bucket import TokenBucket
 from regroup_operator.model.plan import Clock, JobPlan, Memory
@@ -62,6 +62,8 @@ class _Kept:
     refusal: EventNote | None = None
     """Verdict on the template as it was at `judged_generation`."""
     judged_generation: int | None = None
+    num_unjudged: int = 0
+    """How often the template was tried without an answer."""
     unanswered: deque[JobPlan] = field(default_factory=lambda: deque(maxlen=UNANSWERED))
     """Plans whose status was sent and perhaps stored: no answer came."""
 
@@ -173,6 +175,11 @@ class Controller:
                 await self._workers.validate(job)
             except SpecError as error:
                 kept.refusal = EventNote("Warning", error.reason, str(error))
+            except UnavailableError:
+                kept.num_unjudged += 1
+                if kept.num_unjudged < TOLD_AFTER:
+                    raise
+                # A webhook that fails, for example: making the pods will say so.
         kept.judged_generation = job.spec_generation
 
     async def _write(self, job: Job, plan: JobPlan, clock: Clock, kept: _Kept) -> float | None:

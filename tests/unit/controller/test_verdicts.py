@@ -85,6 +85,19 @@ def test_service_that_cannot_be_made_without_an_answer_is_raised_and_told_in_the
     assert (world.condition("Accepted")["reason"], world.names()) == ("CreateFailed", [])
 
 
+def test_template_that_cannot_be_tried_is_no_reason_for_silence(tmp_path: Path) -> None:
+    world = World(tmp_path, make_job().with_replicas(1), start=False)
+    for method in ("validate", "create"):
+        say(world, method, UnavailableError("failed calling webhook."))
+    operator = world.start_operator()
+    for _ in range(TOLD_AFTER - 1):
+        with pytest.raises(UnavailableError):
+            world.reconcile(operator)
+    world.advance(10)
+    assert [n.note for n in world.notes] == ["failed calling webhook."]
+    assert world.phase == "Pending"
+
+
 def test_job_that_trains_recovers_although_its_config_map_cannot_be_written(tmp_path: Path) -> None:
     world = World(tmp_path, make_job().with_replicas(2).elastic(1, 2))
     world.advance(1, step_every_s=0.1)
