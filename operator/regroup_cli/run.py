@@ -43,7 +43,8 @@ def job_object(args: argparse.Namespace) -> dict[str, Any]:
         "template": {"spec": {"containers": [trainer]}},
     }
     if args.min is not None or args.max is not None:
-        low, high = args.min or 1, args.max or max(args.workers, args.min or 1)
+        low = 1 if args.min is None else args.min
+        high = max(args.workers, low) if args.max is None else args.max
         spec["elasticPolicy"] = {"minReplicas": low, "maxReplicas": high}
     if args.checkpoint is not None:
         path = str(Path(args.checkpoint).absolute())

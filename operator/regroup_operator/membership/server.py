@@ -88,7 +88,7 @@ class Endpoint:
         """GET: the stream of commands. Open for as long as the agent lives: it is the heartbeat."""
         pod = await self._authenticated(request)
         version = request.query.get("protocol", "")
-        self._check_version(pod, int(version) if version.isdigit() else -1)
+        self._check_version(pod, int(version) if version.isdecimal() and len(version) < 10 else -1)
         boot = request.query.get("boot", "")
         if not boot:
             raise _Answer(400, "The query parameter boot is missing: the agent's boot id names the stream.")

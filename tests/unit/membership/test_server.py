@@ -210,6 +210,8 @@ def test_message_of_64_kib_is_read() -> None:
         pytest.param({"boot": ""}, 400, "The query parameter boot is missing", id="no boot"),
         pytest.param({"protocol": "2"}, 400, "Protocol version 2 is not spoken here", id="another version"),
         pytest.param({"protocol": ""}, 400, "Protocol version -1 is not spoken here", id="no version"),
+        pytest.param({"protocol": "%C2%B2"}, 400, "Protocol version -1 is not spoken", id="a digit that is no number"),
+        pytest.param({"protocol": "9" * 5000}, 400, "Protocol version -1 is not spoken", id="a number without end"),
         pytest.param({"boot": "second"}, 409, "Say hello first", id="commands before hello"),
         pytest.param({"token": "token-1"}, 403, "bound to pod", id="another pod's token"),
     ],
