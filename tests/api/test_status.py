@@ -44,7 +44,6 @@ FULL = JobStatus(
         members="0-1,2.3",
         store=Store(host="10.98.1.4", port=41000, slot=0),
         older=[OlderGeneration(generation=6, uid="9b", members="0-2")],
-        seals=[{"podUID": "u", "leftUpTo": 6, "state": {"generation": 6, "step": 411}}],
         lost=["pod-uid"],
     ),
     released=["gone-uid"],

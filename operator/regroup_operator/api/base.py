@@ -62,7 +62,7 @@ def cel(rule: str, message: str, expression: str | None = None) -> dict[str, str
     return entry
 
 
-def with_rules(*rules: dict[str, str], **extra: Any) -> ConfigDict:
-    """Return a model_config that attaches CEL rules (and other schema keys) to a model's object schema."""
-    schema: dict[str, Any] = {"x-kubernetes-validations": list(rules), **extra}
+def with_rules(*rules: dict[str, str]) -> ConfigDict:
+    """Return a model_config that attaches CEL rules to a model's object schema."""
+    schema: dict[str, Any] = {"x-kubernetes-validations": list(rules)}
     return ConfigDict(json_schema_extra=schema)

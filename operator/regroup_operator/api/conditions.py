@@ -83,8 +83,3 @@ def set_condition(
     if not found:
         result.append(made)
     return result
-
-
-def condition_is(conditions: Iterable[Mapping[str, Any]], type: str, status: ConditionStatus = "True") -> bool:
-    """Return whether the condition of `type` is there and has `status`."""
-    return any(c["type"] == type and c["status"] == status for c in conditions)

@@ -1,7 +1,7 @@
 """Write every file that is made from the models: `python -m regroup_operator.api.generate [--check]`.
 
 `make verify` runs it with --check and fails when a file is not what the models say. manifests/install.yaml is rendered
-from the chart by helm (`make manifests`) and held by tests/api.
+from the chart by `python -m manifests.render` and held by tests/api; `make generate` runs both.
 """
 
 from __future__ import annotations

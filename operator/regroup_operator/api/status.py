@@ -7,7 +7,7 @@ people and machines that look.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import Field
 
@@ -59,7 +59,8 @@ class Membership(WrittenModel):
     """planned: changes at a step boundary. forced: interrupts, because a member was lost."""
 
     digest: str
-    """Digest of the generation's document; a document rebuilt after a restart must have it."""
+    """Digest of the generation's document, by which its members know that they read the right one. It is never rebuilt: an
+    operator that lacks the document issues the next generation."""
 
     start_step: int | None = None
     """Step that the generation began with; known once the first member has adopted the state."""
@@ -78,9 +79,6 @@ class Membership(WrittenModel):
 
     older: list[OlderGeneration] = Field(default_factory=list)
     """The last generation that all of its members adopted, and every one after it."""
-
-    seals: list[dict[str, Any]] = Field(default_factory=list)
-    """What interrupted members promised: up to which generation they left, and the state they hold."""
 
     lost: list[str] = Field(default_factory=list)
     """UIDs of pods of older generations that are gone from the API."""
