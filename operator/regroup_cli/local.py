@@ -221,10 +221,6 @@ class LocalWorkers:
                 return agent.pod
         raise Unauthorized("The token belongs to no worker of this job.")
 
-    def process_ids(self) -> dict[str, int]:
-        """Return the agents' process ids by worker name."""
-        return {a.pod.name: a.process.pid for a in self._agents.values() if a.process.poll() is None}
-
     async def stop(self, grace_s: float = 5.0) -> None:
         """End every agent, and with it its trainers: SIGTERM, then SIGKILL."""
         for sign, wait_s in ((signal.SIGTERM, grace_s), (signal.SIGKILL, 5.0)):
