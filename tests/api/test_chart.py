@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import subprocess
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
+import yaml
 
 from cluster import binaries
 from manifests import render
@@ -41,6 +44,67 @@ def test_unknown_or_impossible_value_is_refused_by_its_name() -> None:
     assert done.returncode != 0
     assert "replica" in done.stderr
     assert "firstWaitSecond" in done.stderr
+
+
+def rendered(*sets: str) -> str:
+    done = subprocess.run(
+        [str(binaries.ensure() / "helm"), "template", "regroup", "helm/regroup", "--kube-version=1.36.3",
+         *(f"--set-json={value}" for value in sets)],
+        cwd=ROOT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+EFFECTS = {
+    "replicas": "3",
+    "image.repository": '"elsewhere/operator"',
+    "image.tag": '"2"',
+    "image.pullPolicy": '"Always"',
+    "imagePullSecrets": '[{"name": "mine"}]',
+    "agent.image": '"elsewhere/agent"',
+    "agent.pullPolicy": '"Never"',
+    "agent.imagePullSecrets": '["theirs"]',
+    "watchNamespaces": '["team"]',
+    "logLevel": '"debug"',
+    "settings": '{"joinQuietSeconds": 2}',
+    "resources": '{"limits": {"cpu": "7"}}',
+    "podAnnotations": '{"a": "b"}',
+    "nodeSelector": '{"a": "b"}',
+    "tolerations": '[{"key": "a"}]',
+    "priorityClassName": '"high"',
+}
+
+
+def test_every_value_has_an_effect() -> None:
+    def leaves(values: dict[str, Any], at: str = "") -> Iterator[str]:
+        for name, value in values.items():
+            if not at and name in ("image", "agent"):
+                yield from leaves(value, f"{name}.")
+            else:
+                yield at + name
+
+    values = yaml.safe_load((ROOT / "helm/regroup/values.yaml").read_text())
+    default = rendered()
+    assert set(leaves(values)) == set(EFFECTS)
+    assert [name for name, value in EFFECTS.items() if rendered(f"{name}={value}") == default] == []
+
+
+def test_operator_of_some_namespaces_gets_its_rights_there_only() -> None:
+    def kinds(text: str, kind: str) -> dict[str, dict[str, Any]]:
+        documents = filter(None, yaml.safe_load_all(text))
+        return {
+            d["metadata"].get("namespace", "") + "/" + d["metadata"]["name"]: d for d in documents if d["kind"] == kind
+        }
+
+    everywhere = kinds(rendered(), "ClusterRole")["/regroup-operator"]["rules"]
+    narrow = rendered('watchNamespaces=["a","b"]')
+    cluster = kinds(narrow, "ClusterRole")["/regroup-operator"]["rules"]
+    roles, bindings = kinds(narrow, "Role"), kinds(narrow, "RoleBinding")
+    assert [rule["resources"] for rule in cluster] == [["nodes"], ["tokenreviews"]]
+    for namespace in ("a", "b"):
+        assert roles[f"{namespace}/regroup-jobs"]["rules"] == [rule for rule in everywhere if rule not in cluster]
+        assert bindings[f"{namespace}/regroup-jobs"]["subjects"][0]["namespace"] == "default"
 
 
 def test_everything_that_the_chart_makes_is_there(installed: Api) -> None:

@@ -6,16 +6,25 @@ import dataclasses
 import json
 import re
 from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
 
 from regroup_operator.model.records import Settings
-from regroup_operator.settings import load, variable
+from regroup_operator.settings import OperatorSettings, SettingsError, load, variable
 
 CHART = Path(__file__).resolve().parents[2] / "helm" / "regroup"
 
 
-def settings_in_chart() -> set[str]:
-    schema = json.loads((CHART / "values.schema.json").read_text())
-    return set(schema["properties"]["settings"]["properties"])
+def schema() -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((CHART / "values.schema.json").read_text())
+    return found
+
+
+def settings_in_chart() -> dict[str, dict[str, Any]]:
+    found: dict[str, dict[str, Any]] = schema()["properties"]["settings"]["properties"]
+    return found
 
 
 def environment_name(value: str) -> str:
@@ -40,3 +49,38 @@ def test_operator_reads_every_variable_that_the_deployment_sets() -> None:
     assert len(names) >= 5
     sample = {"REGROUP_SETTINGS_LOG_LEVEL": "info", "REGROUP_SETTINGS_AGENT_IMAGE_PULL_POLICY": "Always"}
     load({name: sample.get(name, "x") for name in names})
+
+
+@pytest.mark.parametrize("name", settings_in_chart())
+def test_chart_takes_no_number_that_the_operator_refuses(name: str) -> None:
+    """What helm takes and the operator does not would be a pod that starts again and again."""
+    bounds = settings_in_chart()[name]
+    smallest = bounds["minimum"] if "minimum" in bounds else bounds["exclusiveMinimum"] + 0.001
+    others = {"REGROUP_SETTINGS_LEASE_DURATION_SECONDS": "100"} if "lease" in name else {}
+    if name == "leaseDurationSeconds":  # the two others must fit into it
+        others = {variable("lease_renew_deadline_s"): "1", variable("lease_retry_s"): "1"}
+    load(others | {environment_name(name): str(smallest)})
+    too_small = smallest - 1 if bounds["type"] == "integer" else smallest - 0.001
+    with pytest.raises(SettingsError):
+        load(others | {environment_name(name): str(too_small)})
+
+
+def test_number_of_each_field_has_the_type_of_the_chart() -> None:
+    fields = {variable(name): field.annotation for name, field in OperatorSettings.model_fields.items()}
+    types = {"integer": int, "number": float}
+    assert {name: fields[environment_name(name)] for name in settings_in_chart()} == {
+        name: types[bounds["type"]] for name, bounds in settings_in_chart().items()
+    }
+
+
+def test_schema_knows_every_value_and_nothing_else() -> None:
+    def names(values: dict[str, Any], node: dict[str, Any], at: str) -> tuple[set[str], set[str]]:
+        given, known = {at + name for name in values}, {at + name for name in node["properties"]}
+        for name, value in values.items():
+            if isinstance(value, dict) and "properties" in node["properties"][name] and name != "settings":
+                inner = names(value, node["properties"][name], f"{at}{name}.")
+                given, known = given | inner[0], known | inner[1]
+        return given, known
+
+    given, known = names(yaml.safe_load((CHART / "values.yaml").read_text()), schema(), "")
+    assert given == known - {"global"}  # helm itself puts that in

@@ -14,3 +14,26 @@ app.kubernetes.io/component: operator
 {{- define "regroup.image" -}}
 {{ .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}
 {{- end }}
+
+{{- /* What the operator may do where its jobs are: follow jobs, and own their pods, Services and ConfigMaps. */}}
+{{- define "regroup.jobRules" -}}
+- apiGroups: [regroup.dev]
+  resources: [distributedtrainingjobs]
+  verbs: [get, list, watch]
+- apiGroups: [regroup.dev]
+  resources: [distributedtrainingjobs/status]
+  verbs: [update]
+# Without it an ownerReference with blockOwnerDeletion is refused where that admission is on.
+- apiGroups: [regroup.dev]
+  resources: [distributedtrainingjobs/finalizers]
+  verbs: [update]
+- apiGroups: [""]
+  resources: [pods]
+  verbs: [get, list, watch, create, delete]
+- apiGroups: [""]
+  resources: [services, configmaps]
+  verbs: [get, create, patch]
+- apiGroups: [events.k8s.io]
+  resources: [events]
+  verbs: [create, patch]
+{{- end }}
