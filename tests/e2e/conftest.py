@@ -92,15 +92,21 @@ def operator(own_cluster: Cluster, trainer_image: str, operator_image: str) -> I
 
 
 @pytest.fixture
-def jobs(operator: Kubectl) -> Iterator[Callable[..., TracedJob]]:
+def jobs(operator: Kubectl, train_namespace: str) -> Callable[..., TracedJob]:
     """A function that starts a traced job (see training.start) in a restricted namespace of the test's own."""
-    namespace = f"train-{uuid.uuid4().hex[:8]}"
-    installation.namespace(operator, namespace)
 
     def start(name: str = "digits", **options: Any) -> TracedJob:
-        return training.start(operator, namespace, name, **options)
+        return training.start(operator, train_namespace, name, **options)
 
-    yield start
+    return start
+
+
+@pytest.fixture
+def train_namespace(operator: Kubectl) -> Iterator[str]:
+    """A namespace of the test's own for jobs, that enforces Pod Security "restricted"; its pods are gone afterwards."""
+    namespace = f"train-{uuid.uuid4().hex[:8]}"
+    installation.namespace(operator, namespace)
+    yield namespace
     installation.remove_namespace(operator, namespace)
     wait_until(lambda: not _trainers(operator, namespace), timeout_s=60, what=f"the pods of {namespace} are gone")
 

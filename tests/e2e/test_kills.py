@@ -72,14 +72,22 @@ def test_fixed_size_job_waits_for_its_process_and_no_longer(jobs: Start) -> None
     for _ in range(TRIALS):
         before = job.training(workers=3, steps=10)
         generation = before.commits[-1].generation
+        survivors = {key for key, rank in before.pids(generation).items() if rank != 1}
         killed = job.kill_rank(1)
         trace = job.wait_trace(lambda t, g=generation: t.commits[-1].generation > g, 60, "nobody trains after the kill")  # type: ignore[misc]
         built = [
             float(str(b["t"])) - float(str(b["started"])) for b in trace.built if float(str(b["started"])) > killed
         ]
         waits.append((trace.first_of(generation + 1).t - killed, built[0]))
+        _nothing_lost(trace, generation, killed)
+        after = job.training(workers=3, steps=5)
+        assert survivors <= set(after.pids(after.commits[-1].generation)), "a survivor lost its process"
     print(
         f"SIGKILL -> next committed step (the script's own build), s: {[(round(a, 3), round(b, 3)) for a, b in waits]}"
     )
     assert all(total <= RECOVERY_S + build for total, build in waits), waits
-    assert job.containers() == containers
+    assert job.containers() == containers, "a pod or container was restarted"
+    trace = job.trace()
+    print(f"steps done twice in {TRIALS} kills: {len(trace.redone())}")
+    assert len(trace.redone()) <= TRIALS
+    assert trace.missing() == []

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from typing import Any
 
 from cluster import addresses, nodes
 from cluster.kubectl import Kubectl
-from demo import faults, installation
-from tests.e2e.kit import wait_until
-from tests.e2e.training import TracedJob
+from demo import faults
+from tests.e2e.training import TracedJob, alive, leader_node, node_with_workers
 
 TRIALS = 10
 USUALLY_S, NEVER_AFTER_S, WITH_LEADER_S = 10.0, 15.0, 60.0
@@ -20,11 +18,11 @@ def test_survivors_of_a_power_cut_step_again_within_ten_seconds(
     jobs: Callable[..., TracedJob], operator: Kubectl
 ) -> None:
     job = jobs(elastic=(1, 3), environment={"STEPS": 100000})
-    waits, leader = [], _leader_node(operator)
+    waits, leader = [], leader_node(operator)
     for _ in range(TRIALS):
         before = job.training(workers=3, steps=10)
         generation = before.commits[-1].generation
-        node, lost = _node_with_workers(job, leader)
+        node, lost = node_with_workers(job, leader)
         cut = faults.power_off(node)
         try:
             trace = job.wait_trace(
@@ -37,7 +35,7 @@ def test_survivors_of_a_power_cut_step_again_within_ten_seconds(
             after = job.training(workers=3, steps=5)
             assert set(after.pids(after.first_of(generation + 1).generation)) == survivors
             assert survivors <= set(after.pids(after.commits[-1].generation)), "a survivor lost its process"
-            homes = {p["metadata"]["name"]: p["spec"].get("nodeName") for p in job.pods() if _alive(p)}
+            homes = {p["metadata"]["name"]: p["spec"].get("nodeName") for p in job.pods() if alive(p)}
             assert node not in homes.values(), "the worker is rebuilt on another node"
             assert after.missing() == []
         finally:
@@ -53,7 +51,7 @@ def test_power_cut_of_the_leaders_node_is_survived_within_a_minute(
     job = jobs(elastic=(2, 3), environment={"STEPS": 100000})
     before = job.training(workers=3, steps=10)
     generation = before.commits[-1].generation
-    node = _leader_node(operator)
+    node = leader_node(operator)
     lost = {p["metadata"]["name"] for p in job.pods() if p["spec"]["nodeName"] == node}
     assert len(lost) == 1, "one worker a node"
     cut = faults.power_off(node)
@@ -67,31 +65,6 @@ def test_power_cut_of_the_leaders_node_is_survived_within_a_minute(
         assert survivors <= set(after.pids(after.commits[-1].generation)), "a survivor lost its process"
     finally:
         faults.power_on(node)
-
-
-def _leader_node(k: Kubectl) -> str:
-    wait_until(lambda: installation.leader(k) is not None, timeout_s=60, what="an operator leads")
-    pod = installation.leader(k)
-    assert pod is not None
-    return str(pod["spec"]["nodeName"])
-
-
-def _node_with_workers(job: TracedJob, leader: str) -> tuple[str, set[str]]:
-    """Return a node that holds workers but neither the leader nor all workers, and the pods on it."""
-    by_node: dict[str, set[str]] = {}
-    for pod in job.pods():
-        if _alive(pod):
-            by_node.setdefault(pod["spec"]["nodeName"], set()).add(pod["metadata"]["name"])
-    fitting = {
-        node: pods for node, pods in by_node.items() if node != leader and len(pods) < sum(map(len, by_node.values()))
-    }
-    assert fitting, f"no node has some workers and not the leader: {by_node}, leader on {leader}"
-    node = min(fitting, key=lambda n: (len(fitting[n]), n))
-    return node, fitting[node]
-
-
-def _alive(pod: dict[str, Any]) -> bool:
-    return "deletionTimestamp" not in pod["metadata"] and pod["status"].get("phase") == "Running"
 
 
 def test_all_nodes_are_on_afterwards(operator: Kubectl) -> None:

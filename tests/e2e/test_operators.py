@@ -11,24 +11,34 @@ from collections.abc import Callable
 from cluster.errors import ClusterError
 from cluster.kubectl import Kubectl
 from demo import faults, installation
+from tests.e2e.columns import SAMPLE_S, sampled
 from tests.e2e.kit import wait_until
 from tests.e2e.training import TracedJob
 
 QUIET_S = 20.0
+WATCHED_S = 10.0
+"""After the new leader's first status."""
 
 
 def test_killed_operator_disturbs_nobody(jobs: Callable[..., TracedJob], operator: Kubectl) -> None:
     job = jobs(elastic=(2, 3), environment={"STEPS": 100000, "STEP_SECONDS": 0.05})
     before = job.training(workers=3, steps=20)
     generation, pids = before.commits[-1].generation, before.pids(before.commits[-1].generation)
-    begun = time.time()
-    job.wait_trace(lambda t: t.commits[-1].t >= begun + QUIET_S, QUIET_S + 20, "no 20 s of steps")
-    leader = installation.leader(operator)
-    assert leader is not None
-    killed = faults.kill_main(leader["metadata"]["uid"], "regroup_operator")
-    trace = job.wait_trace(
-        lambda t: t.commits[-1].t >= killed + QUIET_S, QUIET_S + 20, "training stopped with the operator"
-    )
+    with sampled(job) as rows:
+        begun = time.time()
+        job.wait_trace(lambda t: t.commits[-1].t >= begun + QUIET_S, QUIET_S + 20, "no 20 s of steps")
+        leader = installation.leader(operator)
+        assert leader is not None
+        killed = faults.kill_main(leader["metadata"]["uid"], "regroup_operator")
+        trace = job.wait_trace(
+            lambda t: t.commits[-1].t >= killed + QUIET_S, QUIET_S + 20, "training stopped with the operator"
+        )
+        step = trace.step_at(killed + QUIET_S)
+        status = job.wait(60, "the status does not move again", step=step)
+        back = time.time()
+        job.wait_trace(
+            lambda t: t.commits[-1].t >= back + WATCHED_S, WATCHED_S + 20, "training stopped at the takeover"
+        )
     usual = trace.intervals_s(since=begun, until=killed)
     then = trace.intervals_s(since=killed, until=killed + QUIET_S)
     p99 = statistics.quantiles(usual, n=100)[98]
@@ -37,10 +47,10 @@ def test_killed_operator_disturbs_nobody(jobs: Callable[..., TracedJob], operato
     )
     assert max(then) <= 3 * p99, (max(then), p99)
     assert trace.commits[-1].generation == generation, "a generation was issued"
-    wait_until(lambda: installation.leader(operator) is not None, timeout_s=60, what="an operator leads again")
-    step = job.trace().commits[-1].step
-    status = job.wait(60, "the status does not come back", state="Running", ready="3/3", step=step)
     assert status["membership"]["generation"] == generation
+    shown = {(r.cells["STATE"], r.cells["READY"], r.cells["GENERATION"]) for r in rows}
+    assert shown == {("Running", "3/3", str(generation))}
+    assert len(rows) >= 0.5 * (rows[-1].after - begun) / SAMPLE_S, "kubectl was asked too seldom"
     after = job.trace()
     assert set(after.pids(generation)) == set(pids), "a worker was disturbed"
 

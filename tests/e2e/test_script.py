@@ -17,11 +17,11 @@ def _starts(job: TracedJob, slot: int) -> list[tuple[int, int, int]]:
     return [(int(r), int(w), int(s)) for r, w, s in _STARTED.findall(job.logs(job.pod(slot)["metadata"]["name"]))]
 
 
-def _wait_starts(job: TracedJob, number: int, world_size: int) -> None:
-    """Wait until slot 0's newest start is at least its `number`-th and of this world size."""
+def _wait_starts(job: TracedJob, number: int, world_size: int, slot: int = 0) -> None:
+    """Wait until a slot's newest start is at least its pod's `number`-th and of this world size."""
 
     def there() -> bool:
-        starts = _starts(job, 0)
+        starts = _starts(job, slot)
         return len(starts) >= number and starts[-1][1] == world_size
 
     wait_until(there, timeout_s=60, what=f"start {number} with world size {world_size}")
@@ -39,9 +39,12 @@ def test_script_starts_again_in_the_same_pods_from_its_own_checkpoint(jobs: Call
     trainer = max(faults.processes(pod["metadata"]["uid"]), key=lambda p: p.inner_pid)
     faults.kill_inner(pod["metadata"]["uid"], trainer.inner_pid)
     _wait_starts(job, 2, 2)
+    _wait_starts(job, 2, 2, slot=1)
+    assert job.containers() == containers, "the kill cost a pod or a container"
 
     job.scale(3)
     _wait_starts(job, 3, 3)
+    assert job.containers().items() > containers.items(), "growth cost a pod or a container"
     job.scale(1)
     _wait_starts(job, 4, 1)
 
@@ -50,6 +53,5 @@ def test_script_starts_again_in_the_same_pods_from_its_own_checkpoint(jobs: Call
     assert first_steps[0] == 0
     assert first_steps == sorted(first_steps), "a start went back behind an earlier one"
     assert all(step > 0 for step in first_steps[1:]), "a start did not use the script's own checkpoint"
-    assert job.containers()["script-worker-0-0"] == containers["script-worker-0-0"], (
-        "the pod or its container was replaced"
-    )
+    survivor = "script-worker-0-0"
+    assert job.containers()[survivor] == containers[survivor], "shrinking cost the survivor its pod or container"

@@ -23,12 +23,24 @@ class Commit:
 
 
 @dataclass(frozen=True)
+class Done:
+    """One process has taken its last step, in this generation. `parameters` is their SHA-256."""
+
+    t: float
+    pod: str
+    pid: int
+    generation: int
+    world_size: int
+    parameters: str
+
+
+@dataclass(frozen=True)
 class Trace:
     """Everything that all processes wrote, in order of time."""
 
     commits: tuple[Commit, ...]
     built: tuple[dict[str, object], ...]
-    done: tuple[dict[str, object], ...]
+    done: tuple[Done, ...]
 
     def first_of(self, generation: int) -> Commit:
         """Return the first commit of a generation or a later one."""
@@ -76,6 +88,13 @@ class Trace:
             generations.setdefault(c.step, set()).add(c.generation)
         return sorted(step for step, by in generations.items() if len(by) > 1)
 
+    def ended_at(self) -> float:
+        """Return when every process of the last generation was done; infinity while one is not."""
+        last = max((d.generation for d in self.done), default=0)
+        said = {(d.pod, d.pid): d for d in self.done if d.generation == last}
+        whole = {d.world_size for d in said.values()} == {len(said)}
+        return max(d.t for d in said.values()) if whole else float("inf")
+
     def missing(self) -> list[int]:
         """Return the steps between the first and the last that nobody committed."""
         steps = {c.step for c in self.commits}
@@ -101,5 +120,9 @@ def parse(lines: Iterable[str]) -> Trace:
     return Trace(
         tuple(commits),
         tuple(e for e in events if e["event"] == "built"),
-        tuple(e for e in events if e["event"] == "done"),
+        tuple(
+            Done(e["t"], e["pod"], e["pid"], e["generation"], e["world_size"], e["parameters"])
+            for e in events
+            if e["event"] == "done"
+        ),
     )

@@ -1,4 +1,4 @@
-"""Traced jobs for the end-to-end tests: make one, wait for it, read its trace."""
+"""Jobs for the end-to-end tests: the sample, and traced ones: make one, wait for it, read its trace, find what to break."""
 
 from __future__ import annotations
 
@@ -7,11 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import yaml
+
+from cluster import paths
 from cluster.kubectl import Kubectl, wait_until
 from demo import faults, installation
 from demo.job import JobView
 from tests.e2e import trace
 
+SAMPLE = paths.REPOSITORY / "manifests" / "samples" / "digits.yaml"
 SCRIPTS = Path(__file__).parent / "scripts"
 IMAGE = "localhost/regroup-trainer:dev"
 
@@ -70,6 +74,42 @@ class TracedJob(JobView):
             )
             for p in self.pods()
         }
+
+
+def leader_node(k: Kubectl) -> str:
+    """Return the node of the leading operator, once there is one."""
+    wait_until(lambda: installation.leader(k) is not None, timeout_s=60, otherwise="No operator leads within 60 s.")
+    pod = installation.leader(k)
+    assert pod is not None
+    return str(pod["spec"]["nodeName"])
+
+
+def node_with_workers(job: JobView, leader: str) -> tuple[str, set[str]]:
+    """Return a node that holds workers but neither the leader nor all workers, and the pods on it."""
+    by_node: dict[str, set[str]] = {}
+    for pod in job.pods():
+        if alive(pod):
+            by_node.setdefault(pod["spec"]["nodeName"], set()).add(pod["metadata"]["name"])
+    fitting = {
+        node: pods for node, pods in by_node.items() if node != leader and len(pods) < sum(map(len, by_node.values()))
+    }
+    assert fitting, f"no node has some workers and not the leader: {by_node}, leader on {leader}"
+    node = min(fitting, key=lambda n: (len(fitting[n]), n))
+    return node, fitting[node]
+
+
+def alive(pod: dict[str, Any]) -> bool:
+    """Return whether a pod runs and is not about to go."""
+    return "deletionTimestamp" not in pod["metadata"] and pod["status"].get("phase") == "Running"
+
+
+def sample(k: Kubectl, namespace: str) -> JobView:
+    """Apply manifests/samples/digits.yaml as it is, with a volume for its claim."""
+    claim, job = yaml.safe_load_all(SAMPLE.read_text())
+    installation.volume(k, namespace, claim["metadata"]["name"])
+    job["metadata"]["namespace"] = namespace
+    k.apply(job)
+    return JobView(k, namespace, job["metadata"]["name"])
 
 
 def start(

@@ -58,16 +58,15 @@ def _state(state: str, window: tuple[float, float], trace: Trace) -> Iterator[st
     marks = [window[0], *inside, window[1]]
     near = {c.generation for c in trace.commits if window[0] <= c.t <= window[1] + STEADY_S}
     steady = len(near) == 1 and max(b - a for a, b in itertools.pairwise(marks)) <= STEADY_S
-    ended = len(trace.done) > 0 and window[0] > max(float(str(d["t"])) for d in trace.done)
     if state == "Running" and not inside:
         yield "Running, but nobody committed"
     if state != "Running" and steady:
         yield f"{state}, but the group committed all the time"
     if state in ("Pending", "Starting") and times and times[0] < window[0]:
         yield f"{state}, but the first step was committed long ago"
-    if state == "Succeeded" and not any(float(str(d["t"])) <= window[1] for d in trace.done):
-        yield "Succeeded, but nobody had finished"
-    if state != "Succeeded" and ended:
+    if state == "Succeeded" and window[1] < trace.ended_at():
+        yield "Succeeded, but not every process had finished"
+    if state != "Succeeded" and window[0] > trace.ended_at():
         yield f"{state}, but the job had ended"
     if state in ("Failed", "Waiting"):
         yield f"{state}, but nothing failed for good and members were never too few"

@@ -1,25 +1,30 @@
 """The judge of the end-to-end test of kubectl's columns: what it must call false, and what it must let pass."""
 
+from dataclasses import replace
+
 import pytest
 
-from tests.e2e.trace import Commit, Trace
+from tests.e2e.columns import cells
+from tests.e2e.trace import Commit, Done, Trace
 from tests.e2e.truth import Asked, Row, judge
 
 ASKED = [Asked(100.0, 2)]
 
 
-def trained(*, kill_at: float | None = None, until: float = 130.0) -> Trace:
-    """Two pods step every 0.1 s from 105 on; at `kill_at` pod b dies, and a alone goes on 0.3 s later in generation 2."""
+def trained(*, kill_at: float | None = None, pause_s: float = 0.3, until: float = 130.0) -> Trace:
+    """Two pods step every 0.1 s from 105 on; at `kill_at` pod b dies, and a goes on alone after a pause in generation 2."""
     commits = []
     for n in range(round((until - 105) / 0.1)):
         t = 105 + n / 10
-        if kill_at is not None and kill_at <= t < kill_at + 0.3:
+        if kill_at is not None and kill_at <= t < kill_at + pause_s:
             continue
         late = kill_at is not None and t >= kill_at
         for rank, pod in enumerate("a" if late else "ab"):
             commits.append(Commit(t, pod, 7, rank, 2 if late else 1, n))
     built = tuple({"event": "built", "t": 104.0, "pod": pod, "pid": 7} for pod in "ab")
-    return Trace(tuple(commits), built, ({"event": "done", "t": until},))
+    last, left = (2, "a") if kill_at is not None else (1, "ab")
+    done = tuple(Done(until, pod, 7, last, len(left), "digest") for pod in left)
+    return Trace(tuple(commits), built, done)
 
 
 def row(at: float, state: str = "Running", ready: str = "2/2", step: int | None = None, generation: int = 1) -> Row:
@@ -49,7 +54,7 @@ def test_true_lines_pass(true: Row) -> None:
     [
         (row(115, "Starting"), "committed all the time"),
         (row(115, "Recovering"), "committed all the time"),
-        (row(115, "Succeeded"), "nobody had finished"),
+        (row(115, "Succeeded"), "not every process had finished"),
         (row(115, "Waiting"), "never too few"),
         (row(133, "Running", step=250, generation=2), "nobody committed"),
         (row(133, "Recovering", step=250, generation=2), "had ended"),
@@ -67,7 +72,45 @@ def test_false_lines_are_caught(false: Row, says: str) -> None:
     assert any(says in problem for problem in judge(false, trained(kill_at=120.0), ASKED))
 
 
+@pytest.mark.parametrize(
+    ("at", "state", "says"),
+    [
+        pytest.param(121.5, "Running", None, id="Running may be shown for two seconds"),
+        pytest.param(123.0, "Running", "nobody committed", id="and no longer"),
+        pytest.param(123.0, "Recovering", None, id="Recovering is true"),
+        pytest.param(123.0, "Starting", "committed long ago", id="Starting is not"),
+        pytest.param(130.0, "Running", None, id="Running again"),
+    ],
+)
+def test_while_nobody_commits(at: float, state: str, says: str | None) -> None:
+    trace = trained(kill_at=120.0, pause_s=6.0, until=140.0)
+    ready, generation, step = ("2/2", 1, 150) if at < 126.0 else ("1/2", 2, 250)
+    problems = judge(row(at, state, ready, step, generation), trace, ASKED)
+    assert any(says in problem for problem in problems) if says else problems == []
+
+
+def test_succeeded_needs_the_word_of_every_process() -> None:
+    trace = trained()
+    shown = row(132.5, "Succeeded", "0/2", step=250)
+    assert judge(shown, trace, ASKED) == []
+    (problem,) = judge(shown, replace(trace, done=trace.done[:1]), ASKED)
+    assert "not every process had finished" in problem
+    later = replace(trace.done[1], t=133.0)
+    (problem,) = judge(shown, replace(trace, done=(trace.done[0], later)), ASKED)
+    assert "not every process had finished" in problem
+
+
 def test_a_job_without_a_state_is_late_after_two_seconds() -> None:
     blank = {"STATE": "", "READY": "", "STEP": "", "GENERATION": ""}
     assert judge(Row(101.0, 101.1, blank), trained(), ASKED) == []
     assert judge(Row(102.5, 102.6, blank), trained(), ASKED) == ["no state 2.5 s after the job was made"]
+
+
+def test_cells_of_kubectls_table() -> None:
+    text = (
+        "NAME     STATE     READY   STEP   PROGRESS   LOSS    RESTARTS   ETA   AGE   GENERATION   SAMPLES/S\n"
+        "digits   Running   3/3     120    7%         0.052              12s   41s   3            1393.965\n"
+    )
+    seen = cells(text)
+    assert (seen["STATE"], seen["READY"], seen["STEP"], seen["RESTARTS"]) == ("Running", "3/3", "120", "")
+    assert (seen["AGE"], seen["GENERATION"], seen["SAMPLES/S"]) == ("41s", "3", "1393.965")

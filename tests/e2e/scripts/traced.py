@@ -3,6 +3,7 @@
 Environment: STEPS, REDUCTION, GLOBAL_BATCH, STEP_SECONDS (extra time a step takes, so that a run lasts), TRACE (directory).
 """
 
+import hashlib
 import json
 import os
 import time
@@ -50,7 +51,5 @@ with regroup.session(
                 loss = torch.nn.functional.cross_entropy(model(batch.x), batch.y, reduction="sum")
                 step.backward(loss, weight=len(batch.y))
             step.commit(after=[lambda: trace("commit", step=step.index, generation=job.generation, rank=job.rank)])
-    with torch.no_grad():
-        accuracy = (model(x[1500:]).argmax(1) == y[1500:]).float().mean().item()
-    flat = torch.cat([p.detach().flatten() for p in model.parameters()])
-    trace("done", accuracy=accuracy, parameters=flat.double().sum().item())
+    digest = hashlib.sha256(b"".join(p.detach().numpy().tobytes() for p in model.parameters())).hexdigest()
+    trace("done", generation=job.generation, world_size=job.world_size, parameters=digest)

@@ -1,0 +1,50 @@
+"""`kubectl get trainingjobs -o wide`, again and again while a test breaks things."""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+
+from cluster.errors import ClusterError
+from demo.job import JobView
+from tests.e2e.truth import Row
+
+SAMPLE_S = 0.5
+
+
+@contextmanager
+def sampled(job: JobView) -> Iterator[list[Row]]:
+    """Ask for the job's line every SAMPLE_S while the block runs; the list grows meanwhile."""
+    rows: list[Row] = []
+    done = threading.Event()
+    with ThreadPoolExecutor(1) as pool:
+        sampler = pool.submit(_sample, job, rows, done)
+        try:
+            yield rows
+        finally:
+            done.set()
+        sampler.result()
+
+
+def _sample(job: JobView, rows: list[Row], done: threading.Event) -> None:
+    due = time.monotonic()
+    while not done.wait(max(0.0, due - time.monotonic())):
+        due = max(due + SAMPLE_S, time.monotonic())
+        before = time.time()
+        try:
+            text = job.kubectl.run("--namespace", job.namespace, "get", "trainingjobs", job.name, "-o", "wide")
+        except ClusterError:  # the job is not there yet
+            continue
+        rows.append(Row(before, time.time(), cells(text)))
+
+
+def cells(text: str) -> dict[str, str]:
+    """Return {column: cell} of kubectl's table with one line."""
+    header, line = text.splitlines()
+    columns = [(found[0], found.start()) for found in re.finditer(r"\S+", header)]
+    ends = [start for _, start in columns[1:]] + [len(line)]
+    return {word: line[start:end].strip() for (word, start), end in zip(columns, ends, strict=True)}
