@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from regroup.protocol import env
-from regroup_operator.api import ConflictError, Job, check_change, parse_job, processes_per_worker
+from regroup_operator.api import ConflictError, Job, check_change, parse_job, processes_per_worker, worker_digest
 from regroup_operator.api.names import worker_pod_name
 from regroup_operator.model.ports import EventNote, Unauthorized
 from regroup_operator.model.records import Key, Pod
@@ -163,6 +163,7 @@ class LocalWorkers:
             ip=ADDRESS,
             node="localhost",
             running_since_s=time.monotonic(),
+            spec_digest=worker_digest(job),
         )
         agent = self._agents[uid] = _Agent(pod, token, process)
         agent.waiter = asyncio.get_running_loop().create_task(self._wait(agent))
