@@ -4,6 +4,7 @@ Brings up what is not up and takes down only what it brought up; then nothing of
 machine lacks fails the tests with a sentence.
 """
 
+import shutil
 import uuid
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -109,6 +110,7 @@ def train_namespace(operator: Kubectl) -> Iterator[str]:
     yield namespace
     installation.remove_namespace(operator, namespace)
     wait_until(lambda: not _trainers(operator, namespace), timeout_s=60, what=f"the pods of {namespace} are gone")
+    shutil.rmtree(paths.cache() / "volumes" / namespace, ignore_errors=True)
 
 
 def _trainers(k: Kubectl, namespace: str) -> list[str]:
