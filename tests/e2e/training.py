@@ -13,7 +13,7 @@ from cluster import paths
 from cluster.kubectl import Kubectl, wait_until
 from demo import faults, installation
 from demo.job import JobView
-from tests.e2e import trace
+from tests.e2e.trace import Trace, load
 
 SAMPLE = paths.REPOSITORY / "manifests" / "samples" / "digits.yaml"
 SCRIPTS = Path(__file__).parent / "scripts"
@@ -26,13 +26,13 @@ class TracedJob(JobView):
 
     directory: Path
 
-    def trace(self) -> trace.Trace:
+    def trace(self) -> Trace:
         """Return what has been traced so far."""
-        return trace.load(self.directory)
+        return load(self.directory)
 
-    def wait_trace(self, condition: Callable[[trace.Trace], bool], timeout_s: float, otherwise: str) -> trace.Trace:
+    def wait_trace(self, condition: Callable[[Trace], bool], timeout_s: float, otherwise: str) -> Trace:
         """Wait until the trace fulfils a condition; return it."""
-        seen: list[trace.Trace] = []
+        seen: list[Trace] = []
 
         def there() -> bool:
             seen[:] = [self.trace()]
@@ -41,7 +41,7 @@ class TracedJob(JobView):
         wait_until(there, timeout_s=timeout_s, otherwise=otherwise, every_s=0.1)
         return seen[0]
 
-    def training(self, *, workers: int, timeout_s: float = 120, steps: int = 20) -> trace.Trace:
+    def training(self, *, workers: int, timeout_s: float = 120, steps: int = 20) -> Trace:
         """Wait until a settled generation of so many workers has committed `steps` steps; return the trace."""
         status = self.wait(timeout_s, f"{self.name} does not train with {workers} workers", state="Running", adopted=True,
                            ready=f"{workers}/{workers}")  # fmt: skip
