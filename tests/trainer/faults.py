@@ -2,24 +2,58 @@
 
 import os
 import signal
+import time
+from pathlib import Path
+from typing import Any
 
 from regroup.elastic import transfer
+from regroup.elastic.errors import GroupBroken
 from regroup.elastic.groups import Groups
+from regroup.elastic.reducer import Reducer
 
 
 def install(name: str) -> None:
-    """Arrange for the fault: `source-dies-in-transfer:G` kills the source in mid-copy of generation G."""
-    kind, _, generation = name.partition(":")
-    assert kind == "source-dies-in-transfer", name
+    """Arrange for a fault:
+
+    source-dies-in-transfer:G   SIGKILL to the source in mid-copy of generation G
+    dies-before-apply:N         step N is reduced everywhere and committed by the others (the file TEST_FAULT_GO says so);
+                                then SIGKILL, before this process applies it
+    breaks-before-apply:N       the same moment, but the group breaks and the process lives on
+    """
+    kind, _, number = name.partition(":")
+    if kind == "source-dies-in-transfer":
+        _source_dies(int(number))
+    else:
+        assert kind in ("dies-before-apply", "breaks-before-apply"), name
+        _ends_before_apply(int(number), dies=kind.startswith("dies"))
+
+
+def _source_dies(generation: int) -> None:
     transfer.CHUNK_BYTES = 4096
     broadcast, chunks = transfer._broadcast, 0
 
     def dying(groups: Groups, tensor: object, source: int) -> None:
         nonlocal chunks
-        if groups.generation == int(generation) and groups.rank == source:
+        if groups.generation == generation and groups.rank == source:
             chunks += 1
             if chunks == 6:  # length, text, three chunks, and no more
                 os.kill(os.getpid(), signal.SIGKILL)
         broadcast(groups, tensor, source)  # type: ignore[arg-type]
 
     transfer._broadcast = dying  # type: ignore[assignment]
+
+
+def _ends_before_apply(index: int, *, dies: bool) -> None:
+    totals = Reducer.totals  # what a commit asks for between the reduction and the optimizer
+
+    def ending(reducer: Any, header: Any, losses: Any, weights: Any, groups: Any) -> tuple[float, float]:
+        if header.rows[0].step == index and groups.generation == 1:
+            deadline_s = time.monotonic() + 60
+            while not Path(os.environ["TEST_FAULT_GO"]).exists() and time.monotonic() < deadline_s:
+                time.sleep(0.01)
+            if dies:
+                os.kill(os.getpid(), signal.SIGKILL)
+            raise GroupBroken("TEST_FAULT")
+        return totals(reducer, header, losses, weights, groups)
+
+    Reducer.totals = ending  # type: ignore[method-assign]

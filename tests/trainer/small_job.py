@@ -1,6 +1,13 @@
 """A small training script for the tests of the elastic session. What it does beyond training is read from TEST_* variables.
 
-Its last line is JSON: hash of the parameters, losses by step, identity of the model, ids of the samples by step.
+TEST_EVAL       evaluate after every fifth step
+TEST_EVAL_WAIT  G:N  in generation G, stay in the evaluation after step N until a newer one interrupts it
+TEST_STEP_WAIT  G:N  in generation G, do not commit step N before a newer one was heard, planned or forced
+TEST_BEFORE     a collective before the loop
+TEST_BREAK      N    break out of the loop after step N
+TEST_SECOND     session or block: what may come only once, or not after the loop
+
+Its last line is JSON: hash of the parameters, losses by step, identity of the model, what the evaluations gave.
 """
 
 import hashlib
@@ -18,6 +25,10 @@ def number(name: str, default: float) -> float:
     return float(os.environ.get(name, default))
 
 
+def waits(name: str, index: int) -> bool:
+    return os.environ.get(name) == f"{job.generation}:{index}"
+
+
 torch.manual_seed(int(number("TEST_INIT", 3)))
 hidden = int(number("TEST_HIDDEN", 32))
 x = torch.randn(1000, 16, generator=torch.Generator().manual_seed(1))
@@ -33,20 +44,28 @@ schedule = torch.optim.lr_scheduler.StepLR(optimizer, step_size=50, gamma=0.5)
 mine = id(model), [id(p) for p in model.parameters()]
 losses = {}
 evaluations = []
+before = []
 if os.environ.get("TEST_FAULT"):
     import faults
 
     faults.install(os.environ["TEST_FAULT"])
 
-with regroup.session(
-    model=model,
-    optimizer=optimizer,
-    data=(x, y),
-    global_batch=48,
-    microbatch=4,
-    state={"schedule": schedule},
-    reduction=os.environ.get("TEST_REDUCTION", "fast"),
-) as job:
+settings = {
+    "model": model,
+    "optimizer": optimizer,
+    "data": (x, y),
+    "global_batch": 48,
+    "microbatch": 4,
+    "state": {"schedule": schedule},
+    "reduction": os.environ.get("TEST_REDUCTION", "fast"),
+}
+with regroup.session(**settings) as job:
+    if os.environ.get("TEST_SECOND") == "session":
+        regroup.session(**settings)
+    if os.environ.get("TEST_BEFORE"):
+        for attempt in job.collective("before"):
+            with attempt as team:
+                before = [team.world_size, team.all_reduce(torch.full((1,), 100.0)).item()]
     for step in job.steps(int(number("TEST_STEPS", 100))):
         with step:
             if not Path(os.environ.get("TEST_GO", "/")).exists():
@@ -54,6 +73,8 @@ with regroup.session(
             for batch in step.microbatches():
                 loss = torch.nn.functional.cross_entropy(model(batch.x), batch.y, reduction="sum")
                 step.backward(loss, weight=len(batch.y))
+            while waits("TEST_STEP_WAIT", step.index) and not job.knows_newer():
+                time.sleep(0.01)
             step.commit(after=[schedule.step], max_norm=1.0)
             losses[step.index] = step.loss
         if os.environ.get("TEST_FORK") and step.index == 2 and os.fork() == 0:
@@ -62,11 +83,20 @@ with regroup.session(
         if os.environ.get("TEST_EVAL") and step.committed and step.index % 5 == 0:
             for attempt in job.collective("eval"):
                 with attempt as team:
+                    while waits("TEST_EVAL_WAIT", step.index):
+                        time.sleep(0.01)
+                        team.all_reduce(torch.ones(1))
                     time.sleep(0.05)
                     total = team.all_reduce(torch.ones(1))
                     time.sleep(0.05)
                     total += team.all_reduce(torch.ones(1))
             evaluations.append([step.index, team.world_size, total.item()])
+        if step.committed and step.index == number("TEST_BREAK", -1):
+            break
+    if os.environ.get("TEST_SECOND") == "block":
+        for attempt in job.collective("final"):
+            with attempt as team:
+                team.all_reduce(torch.ones(1))
     same = job.model is model and (id(model), [id(p) for p in model.parameters()]) == mine
 
 tensors = [*model.state_dict().values(), *(t for s in optimizer.state.values() for t in s.values())]
@@ -77,6 +107,7 @@ print(
             "same_model": same,
             "losses": losses,
             "evaluations": evaluations,
+            "before": before,
             "rank": job.rank,
             "generation": job.generation,
             "rate": schedule.get_last_lr()[0],

@@ -20,8 +20,10 @@ def test_group_forms_and_finishes_with_one_state(job: AgentDouble, world_size: i
     ends = finish(job, list(range(world_size)))
     assert_one_state(ends)
     for worker in job.workers.values():
-        steps = [m.step for m in worker.messages(local.Committed) if m.loss is not None]
-        assert steps == list(range(1, 401))
+        commits = [m for m in worker.messages(local.Committed) if m.loss is not None]
+        assert [m.step for m in commits] == list(range(1, 401))
+        # Rule ACK: a commit is certain once the next one is; before that, a rank may be without it.
+        assert [m.reportable_step for m in commits] == list(range(400))
         assert worker.messages(local.Committed)[-1].reportable_step == 400
         assert worker.messages(local.AdoptedLocally)[0].source == "nothing"
 
@@ -42,7 +44,8 @@ def test_survivors_redo_at_most_one_step_after_sigkill(job: AgentDouble, victim:
     for slot in survivors:
         commits = [m for m in job.workers[slot].messages(local.Committed) if m.loss is not None]
         assert [m.step for m in commits] == sorted({m.step for m in commits})
-        assert all(m.steps_redone <= 1 for m in commits)
+        assert next(m.steps_redone for m in commits if m.generation == 2) <= 1
+        assert all(m.steps_redone == 0 for m in commits if m.generation != 2)
 
 
 def test_planned_growth_and_shrink_leave_at_a_cut(job: AgentDouble) -> None:
@@ -84,6 +87,65 @@ def test_collective_block_is_repeated_by_those_that_were_in_it(job: AgentDouble)
         assert all(total == 2 * size for _, size, total in end["evaluations"])
     assert ends[0]["evaluations"] == ends[1]["evaluations"]
     assert [size for _, size, _ in ends[0]["evaluations"]][-1] == 3
+
+
+def test_generation_that_interrupts_an_evaluation_after_the_cut_is_the_one_to_train_in(job: AgentDouble) -> None:
+    """All ranks know of a planned generation, so they leave after step 5; but a forced one comes before they are gone."""
+    start(job, 2, TEST_EVAL="1", TEST_STEP_WAIT="1:5", TEST_EVAL_WAIT="1:5", TEST_STEPS="60")
+    job.wait_step(1, 5, range(2))
+    job.announce(range(2), PLANNED)
+    job.wait_step(1, 6, range(2))
+    job.announce(range(2), older=[1])
+    job.first_commit(3, range(2))
+    ends = finish(job, [0, 1])
+    assert_one_state(ends)
+    assert [end["evaluations"][1] for end in ends] == [[5, 2, 4.0]] * 2
+
+
+def test_blocks_before_the_loop_and_in_it_are_not_one(job: AgentDouble) -> None:
+    """A process that is restarted in place repeats the block before its loop, while the others repeat an evaluation."""
+    settings = {"TEST_BEFORE": "1", "TEST_EVAL": "1", "TEST_EVAL_WAIT": "1:5", "TEST_STEPS": "60"}
+    start(job, 3, **settings)
+    job.wait_step(1, 6, range(3))
+    job.kill(1)
+    job.wait_exit(1)
+    job.run(1, **settings)
+    job.wait_attached(1)
+    job.announce(range(3))
+    job.first_commit(2, range(3))
+    ends = finish(job, [0, 1, 2])
+    assert_one_state(ends)
+    assert [end["before"] for end in ends] == [[3, 300.0], [1, 100.0], [3, 300.0]]
+    assert ends[0]["evaluations"][:3] == [[0, 3, 6.0], [5, 2, 4.0], [10, 3, 6.0]]
+
+
+def test_replacement_joins_a_job_whose_script_broke_out_of_its_loop(job: AgentDouble) -> None:
+    start(job, 2, TEST_BREAK="20")
+    job.wait_finished(0, 1)
+    job.kill(1)
+    gone = job.workers[1].pod_uid
+    job.start(1, TEST_BREAK="20")
+    job.wait_attached(1)
+    job.announce(range(2), lost=[gone])
+    ends = finish(job, [0, 1])
+    assert_one_state(ends)
+    assert [worker.messages(local.FinishedLocally)[-1].step for worker in job.workers.values()] == [21, 21]
+
+
+@pytest.mark.parametrize(
+    ("what", "sentence"),
+    [
+        ("session", "regroup.session() was called a second time in this process"),
+        ("block", 'job.collective("final") comes after the loop'),
+    ],
+)
+def test_script_that_asks_for_too_much_is_told_so(job: AgentDouble, what: str, sentence: str) -> None:
+    start(job, 1, TEST_SECOND=what, TEST_STEPS="3")
+    if what == "block":
+        job.wait_finished(0)
+        job.stop()
+    job.wait_exit(0)
+    assert sentence in job.workers[0].log
 
 
 def test_trainer_ends_with_its_agent(job: AgentDouble) -> None:

@@ -1,11 +1,12 @@
 """Traces of docs/design/protocol.md that need real processes: torn copies, witnesses, finished ranks, lost disks."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from regroup.protocol import env, local
-from regroup.protocol.document import PLANNED
+from regroup.protocol.document import PLANNED, CheckpointRef
 from regroup.protocol.state import StatePair
 from tests.trainer.agent_double import AgentDouble, seal_of
 from tests.trainer.elastic_kit import assert_one_state, finish, job, run_alone, start, zygote
@@ -38,6 +39,49 @@ def test_torn_copy_is_never_offered_when_the_source_dies_in_mid_copy(job: AgentD
     assert adopted.source == job.workers[1].pod_uid
     assert adopted.state.generation == 2
     assert_one_state(finish(job, [1, 2]))
+
+
+def test_same_step_of_an_older_generation_is_replaced(job: AgentDouble, tmp_path: Path) -> None:
+    """H2 STATE: 0 commits step 8, 1 does not; 1 does it again alone; then both are at step 9, and are not the same."""
+    go = tmp_path / "fault"
+    environment = {"TEST_FAULT": "breaks-before-apply:8", "TEST_FAULT_GO": str(go), "TEST_STEP_WAIT": "2:9"}
+    job.start(0)
+    job.start(1, **environment)
+    job.wait_attached(0, 1)
+    job.announce(range(2))
+    job.wait_step(1, 9, [0])
+    go.touch()
+    left = [
+        job.wait(lambda slot=slot: job.workers[slot].messages(local.Left), f"{slot} says so")[-1] for slot in (0, 1)
+    ]
+    assert [m.state for m in left] == [StatePair(1, 9), StatePair(1, 8)]
+    job.announce([1])
+    job.wait_step(2, 9, [1])
+    (redone,) = job.workers[1].messages(local.Committed, 2)
+    assert (redone.step, redone.steps_redone) == (9, 1)
+    job.announce(range(2))
+    job.wait_step(3, 0, range(2))
+    adopted = job.workers[0].messages(local.AdoptedLocally, 3)[0]
+    assert (adopted.source, adopted.state) == (job.workers[1].pod_uid, StatePair(2, 9))
+    assert_one_state(finish(job, [0, 1]))
+
+
+def test_step_that_was_reduced_but_not_applied_by_the_one_that_died_is_kept_by_the_others(
+    job: AgentDouble, tmp_path: Path
+) -> None:
+    go = tmp_path / "fault"
+    job.start(0)
+    job.start(1)
+    job.start(2, TEST_FAULT="dies-before-apply:8", TEST_FAULT_GO=str(go))
+    job.wait_attached(0, 1, 2)
+    job.announce(range(3))
+    job.wait_step(1, 9, range(2))
+    go.touch()
+    job.wait_exit(2)
+    job.announce([0, 1], lost=[job.workers[2].pod_uid])
+    job.wait_step(2, 0, [0, 1])
+    assert {job.workers[slot].messages(local.AdoptedLocally, 2)[0].start_step for slot in (0, 1)} == {9}
+    assert_one_state(finish(job, [0, 1]))
 
 
 def test_joiner_without_a_witness_refuses_until_the_holder_is_proven_gone(job: AgentDouble) -> None:
@@ -106,15 +150,19 @@ def test_finished_rank_is_a_source_for_a_replacement(job: AgentDouble) -> None:
 
 
 def test_job_continues_from_disk_when_every_process_is_gone(job: AgentDouble, tmp_path: Path) -> None:
-    settings = {env.CHECKPOINT_DIR: str(tmp_path / "ckpt"), env.CHECKPOINT_EVERY_SECONDS: "0.3"}
-    (tmp_path / "ckpt").mkdir()
+    """And from the one before, if the newest is damaged."""
+    directory = tmp_path / "ckpt"
+    settings = {env.CHECKPOINT_DIR: str(directory), env.CHECKPOINT_EVERY_SECONDS: "0.3"}
+    directory.mkdir()
     start(job, 2, **settings)
     first = [job.workers[0], job.workers[1]]
-    saved = job.wait(
-        lambda: [m.checkpoint for m in first[0].messages(local.Committed) if m.checkpoint], "a checkpoint is durable"
-    )[-1]
+    older, saved = two_checkpoints(job)
     for slot in (0, 1):
         job.kill(slot)
+        job.wait_exit(slot)
+    damaged = max(directory.glob("step-*"), key=lambda path: int(path.name[5:].partition(".")[0]))
+    data = max(damaged.rglob("*.distcp"), key=lambda path: path.stat().st_size)
+    data.write_bytes(data.read_bytes()[:-1])
     for slot in (0, 1):
         job.start(slot, **settings)
     job.wait_attached(0, 1)
@@ -122,10 +170,51 @@ def test_job_continues_from_disk_when_every_process_is_gone(job: AgentDouble, tm
     job.first_commit(2, range(2))
     adopted = job.workers[0].messages(local.AdoptedLocally)[0]
     assert (adopted.source, adopted.rolled_back) == ("disk", True)
-    assert adopted.start_step >= saved["step"]
+    assert older["step"] <= adopted.start_step < int(damaged.name[5:].partition(".")[0])
+    assert f"Skipped {damaged.name}: {data.name} has" in job.workers[0].log
+    assert saved["step"] > older["step"]
     report = next(m for m in job.workers[0].messages(local.Committed) if m.generation == 2)
     assert report.checkpoint["generation"] == 2  # rule CKPT: written before the first report
     assert_one_state(finish(job, [0, 1]))
+
+
+def test_job_whose_volume_cannot_be_read_waits_instead_of_beginning_anew(job: AgentDouble, tmp_path: Path) -> None:
+    """And begins no history that would make the old one prunable."""
+    settings = {env.CHECKPOINT_DIR: str(tmp_path / "ckpt"), env.CHECKPOINT_EVERY_SECONDS: "0.3"}
+    (tmp_path / "ckpt").mkdir()
+    start(job, 2, **settings)
+    first = [job.workers[0], job.workers[1]]
+    _, saved = two_checkpoints(job)
+    named = CheckpointRef(saved["generation"], saved["step"], saved["directory"])
+    for slot in (0, 1):
+        job.kill(slot)
+        job.wait_exit(slot)
+    (tmp_path / "ckpt").rename(tmp_path / "away")
+    for slot in (0, 1):
+        job.start(slot, **settings)
+    job.wait_attached(0, 1)
+    gone = [worker.pod_uid for worker in first]
+    job.announce(range(2), lost=gone, checkpoint=named)
+    for slot in (0, 1):
+        messages = job.workers[slot].messages
+        left = job.wait(lambda messages=messages: [m for m in messages(local.Left) if m.cause], f"{slot} refuses")[-1]
+        assert (left.cause, left.state, messages(local.AdoptedLocally)) == ("witness", None, [])
+        assert f"names checkpoint {saved['directory']}" in left.message
+        assert str(tmp_path / "ckpt") in left.message
+    (tmp_path / "away").rename(tmp_path / "ckpt")
+    job.announce(range(2), lost=gone, checkpoint=named, older=[1, 2], seals=[seal_of(w) for w in job.workers.values()])
+    job.first_commit(3, range(2))
+    assert job.workers[0].messages(local.AdoptedLocally)[0].source == "disk"
+
+
+def two_checkpoints(job: AgentDouble) -> list[dict[str, Any]]:
+    """The first and the newest checkpoint that worker 0 reported, once there are two."""
+
+    def reported() -> list[dict[str, Any]]:
+        found = [m.checkpoint for m in job.workers[0].messages(local.Committed) if m.checkpoint]
+        return [found[0], found[-1]] if found and found[0] != found[-1] else []
+
+    return job.wait(reported, "two checkpoints are durable")  # type: ignore[no-any-return]
 
 
 def test_batchnorm_statistics_are_one_state_after_a_redo(job: AgentDouble) -> None:

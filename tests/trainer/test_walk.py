@@ -121,6 +121,7 @@ def test_group_comes_back_as_one_state_from_any_sequence(
             ends.append(run_alone(job, TEST_STEPS=STEPS, **environment))
     finally:
         job.close()
+    assert len(job.documents) >= 5  # `same_model` of assert_one_state: the user's object, after all of these
     assert_one_state(ends)
     losses: dict[tuple[int, int], set[float]] = {}
     for message in (m for worker in job.everyone for m in worker.messages(local.Committed)):

@@ -7,14 +7,15 @@ What a training script uses is below; `regroup.elastic.session` is where to read
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # what a type checker sees of the lazy names below
-    from regroup.elastic.errors import GenerationChanged, RegroupError
+    from regroup.elastic.errors import GenerationChanged
     from regroup.elastic.session import Job, session
+    from regroup.errors import RegroupError
 
 _EXPORTS = {
     "session": "regroup.elastic.session",
     "Job": "regroup.elastic.session",
     "GenerationChanged": "regroup.elastic.errors",
-    "RegroupError": "regroup.elastic.errors",
+    "RegroupError": "regroup.errors",
 }
 
 __all__ = ["GenerationChanged", "Job", "RegroupError", "session"]

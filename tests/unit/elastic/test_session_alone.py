@@ -8,6 +8,8 @@ import pytest
 import torch
 
 import regroup
+from regroup.checkpoint import CheckpointError
+from regroup.data import DataError
 from regroup.elastic.errors import SampleError, StateError, UsageError
 from regroup.elastic.session import Job
 from regroup.protocol import env
@@ -129,13 +131,70 @@ def test_step_without_commit_is_an_error() -> None:
         run(make_job(), commit=False)
 
 
-def test_commit_is_refused_when_a_microbatch_is_missing() -> None:
-    """Rule QUOTA: the sum of sample hashes is not the step's."""
+@pytest.mark.parametrize("reduction", ["fast", "exact"])
+def test_commit_is_refused_when_a_microbatch_is_missing(reduction: str) -> None:
+    job = make_job(reduction=reduction)
+    before = [p.detach().clone() for p in job.model.parameters()]
+    try:
+        with pytest.raises(SampleError, match=r"Step 0 was not committed: .* for 1 of this rank's 4 microbatches"):
+            run(job, batches=1)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert all(torch.equal(a, b) for a, b in zip(before, job.model.parameters()))
+
+
+def test_commit_is_refused_when_the_samples_are_not_the_steps() -> None:
+    """Rule QUOTA: the sum of sample hashes is not the step's, though their number is."""
+
+    def other_samples(step: Any) -> None:
+        step.sample_hash += 1
+
     job = make_job()
     before = [p.detach().clone() for p in job.model.parameters()]
-    with pytest.raises(SampleError, match="Step 0 was not committed"):
-        run(job, batches=1)
+    with pytest.raises(SampleError, match="Step 0 was not committed: the ranks' samples"), job:
+        train(job, 1, in_step=other_samples)
     assert all(torch.equal(a, b) for a, b in zip(before, job.model.parameters()))
+
+
+def test_second_loop_is_refused() -> None:
+    with make_job() as job:
+        train(job, 3)
+        with pytest.raises(UsageError, match=r"job\.steps\(\) was called a second time"):
+            train(job, 3)
+
+
+def test_collectives_are_refused_after_the_loop_and_in_a_step() -> None:
+    def evaluate(job: Job) -> None:
+        for attempt in job.collective("eval"):
+            with attempt as team:
+                team.all_reduce(torch.ones(1))
+
+    with make_job() as job:
+        evaluate(job)
+        train(job, 1)
+        with pytest.raises(UsageError, match=r'job\.collective\("eval"\) comes after the loop'):
+            evaluate(job)
+    other = make_job()
+    with pytest.raises(UsageError, match=r'job\.collective\("eval"\) is inside `with step:`'), other:
+        train(other, 1, in_step=lambda _step: evaluate(other))
+
+
+def test_parameters_that_would_be_trained_apart_are_refused() -> None:
+    model, head = torch.nn.Linear(4, 2), torch.nn.Linear(2, 3)
+    both = torch.optim.SGD([*model.parameters(), *head.parameters()], lr=0.1)
+    with pytest.raises(UsageError, match=r"param_groups\[0\]\['params'\]\[2\], of shape \[3, 2\], is not a parameter"):
+        make_job(model=model, optimizer=both)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 2), torch.nn.Linear(2, 2))
+    model[0].weight.requires_grad_(False)
+    job = make_job(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
+    model[0].weight.requires_grad_(True)
+    with pytest.raises(UsageError, match=r"parameter 0\.weight is True, and was False"), job:
+        train(job, 1)
+
+
+def test_every_error_for_the_user_is_a_regroup_error() -> None:
+    assert issubclass(DataError, regroup.RegroupError)
+    assert issubclass(CheckpointError, regroup.RegroupError)
 
 
 def test_users_own_error_is_raised_and_a_failed_apply_leaves_no_state() -> None:

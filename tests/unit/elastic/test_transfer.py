@@ -50,10 +50,12 @@ def test_state_arrives_as_it_was_sent(
     wire: list[torch.Tensor], monkeypatch: pytest.MonkeyPatch, chunk_bytes: int
 ) -> None:
     monkeypatch.setattr(transfer, "CHUNK_BYTES", chunk_bytes)
-    transfer.send(rank(0), pack(TREE))
-    got = transfer.receive(rank(1), 0, keep=True)
+    transfer.send(rank(0), pack(TREE), "00ff")
+    received = transfer.receive(rank(1), 0, keep=True)
     assert wire == []
-    assert got is not None
+    assert received is not None
+    got, digest = received
+    assert digest == "00ff"
     assert got["optimizer"]["param_groups"] == TREE["optimizer"]["param_groups"]
     assert list(got["optimizer"]["state"]) == [0]
     for name, tensor in TREE["model"].items():
@@ -65,7 +67,7 @@ def test_rank_that_needs_nothing_takes_part_in_every_broadcast(
     wire: list[torch.Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(transfer, "CHUNK_BYTES", 32)
-    transfer.send(rank(0), pack(TREE))
+    transfer.send(rank(0), pack(TREE), "00ff")
     assert transfer.receive(rank(1), 0, keep=False) is None
     assert wire == []
 

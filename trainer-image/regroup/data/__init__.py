@@ -11,7 +11,7 @@ size. So there is neither loader state nor random-number state to save: the step
 
 from .errors import DataError
 from .exact import ExactSum, Exchange, GroupExchange
-from .ids import SamplePlan, join_hash, share_of, shares_of, split_hash
+from .ids import SamplePlan, share_of, shares_of
 from .rng import microbatch_rng
 from .sources import Batch, Source, as_source
 
@@ -24,9 +24,7 @@ __all__ = [
     "SamplePlan",
     "Source",
     "as_source",
-    "join_hash",
     "microbatch_rng",
     "share_of",
     "shares_of",
-    "split_hash",
 ]

@@ -10,8 +10,8 @@ Traffic: each rank sends its K nodes once and receives 1/W of everybody's, then 
 tensor, against 2 x for a ring all-reduce. That is the price of a proof; `fast` is the default.
 """
 
-from collections.abc import Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import torch
 
@@ -37,10 +37,11 @@ class Exchange(Protocol):
 
 
 class GroupExchange:
-    """An Exchange over a torch.distributed process group, or a backend object that was never registered."""
+    """An Exchange over a torch process group, or a backend object that was never registered."""
 
-    def __init__(self, group: Any) -> None:
-        self._group = group
+    def __init__(self, run: Callable[..., None]) -> None:
+        """run: called with a method's name and its arguments; runs it on the group and waits for it."""
+        self._run = run
 
     def all_to_all(
         self, output: torch.Tensor, input: torch.Tensor, output_splits: list[int], input_splits: list[int]
@@ -48,16 +49,12 @@ class GroupExchange:
         """See Exchange."""
         # As bytes: then no backend's list of supported dtypes matters.
         size = input.element_size()
-        self._group.alltoall_base(
-            output.view(torch.uint8),
-            input.view(torch.uint8),
-            [n * size for n in output_splits],
-            [n * size for n in input_splits],
-        ).wait()
+        splits = [n * size for n in output_splits], [n * size for n in input_splits]
+        self._run("alltoall_base", output.view(torch.uint8), input.view(torch.uint8), *splits)
 
     def all_gather(self, output: torch.Tensor, input: torch.Tensor) -> None:
         """See Exchange."""
-        self._group._allgather_base(output.view(torch.uint8), input.view(torch.uint8)).wait()
+        self._run("_allgather_base", output.view(torch.uint8), input.view(torch.uint8))
 
 
 def _add(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:

@@ -73,19 +73,6 @@ def shares_of(num_virtual: int, world_size: int) -> tuple[range, ...]:
     return tuple(share_of(num_virtual, rank, world_size) for rank in range(world_size))
 
 
-def split_hash(value: int) -> tuple[float, float]:
-    """Return (low, high) 32 bits of a hash sum as floats, so that it can ride in a float64 all-reduce.
-
-    The sum of each part is exact up to 2**21 ranks; `join_hash` of the two sums is the sum of the hashes mod 2**64.
-    """
-    return float(value & 0xFFFFFFFF), float(value >> 32)
-
-
-def join_hash(low: float, high: float) -> int:
-    """Return the hash sum, mod 2**64, from the summed parts of `split_hash`."""
-    return int(low) + (int(high) << 32) & MASK
-
-
 @dataclass(frozen=True)
 class SamplePlan:
     """Which sample ids each step uses. Equal fields give equal answers on every rank, for the job's life.

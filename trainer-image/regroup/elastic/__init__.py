@@ -7,5 +7,5 @@ checkpoint on disk looks like (`regroup.checkpoint`), who is a member (the opera
 thread that listens to the agent; `groups` store and process groups of one generation; `adoption` whose state wins (pure);
 `transfer` the bytes; `state` model, optimizer and `state` as a tree; `reducer` gradients, `buffers` running statistics;
 `header` what ranks tell each other once a step (pure); `collective` the user's own collectives; `durable` when checkpoints
-are written and read; `pace` how fast it goes.
+are written and read; `reporter` what the agent is told, `pace` how fast it goes.
 """

@@ -6,11 +6,27 @@ clock, no tensors. The traces H2, H3, H4, H5 and MAD in docs/design/protocol.md 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Any
 
 from regroup.protocol.document import Document
 from regroup.protocol.state import StatePair
+
+
+@dataclass(frozen=True)
+class Block:
+    """Where in the script a block of the user's own collectives is (`collective`)."""
+
+    place: int
+    """Number of committed steps; BEFORE_LOOP: the script's loop has not begun."""
+    number: int
+    """Which one since the last commit, counted from 1."""
+    name: str
+    complete: bool = False
+    """This process has reached the block's end, and only waits for the others to."""
+
+
+BEFORE_LOOP = -1
 
 
 @dataclass(frozen=True)
@@ -23,18 +39,26 @@ class Arrival:
     """Generation in which that state was adopted; 0 without one."""
     agent_adopted: int
     """Highest generation that its worker's processes ever adopted, from the agent's file."""
-    block: int = 0
-    """It is inside this block of the user's own collectives since its last commit, counted from 1; 0: in none. No part of
-    the decision: it says who repeats the block (`collective`)."""
+    block: Block | None = None
+    """It is inside this block of the user's own collectives. No part of the decision: it says who repeats the block."""
+    ended: bool = False
+    """Its script has left its loop: the job ends here, at whatever step it was. No part of the decision either."""
 
     def to_json(self) -> list[Any]:
         """Return the form in which it is gathered."""
-        return [self.state, self.state_adopted, self.agent_adopted, self.block]
+        block = None if self.block is None else astuple(self.block)
+        return [self.state, self.state_adopted, self.agent_adopted, block, self.ended]
 
     @classmethod
     def from_json(cls, data: list[Any]) -> "Arrival":
-        state, state_adopted, agent_adopted, block = data
-        return cls(None if state is None else StatePair(*state), state_adopted, agent_adopted, block)
+        state, state_adopted, agent_adopted, block, ended = data
+        return cls(
+            None if state is None else StatePair(*state),
+            state_adopted,
+            agent_adopted,
+            None if block is None else Block(*block),
+            ended,
+        )
 
 
 @dataclass(frozen=True)

@@ -1,22 +1,52 @@
 """`job.collective(name)`: the user's own collectives between steps (evaluation), repeated after a membership change.
 
 Owns who takes part. All ranks of a generation do, except where the generation began while some were inside the block: then
-those that were, since the others (a joiner, a rank that missed the commit) go on to the next step and meet them there. A
-block is left only when every rank in it has reached its end, so nobody repeats it without the others.
+those that were at the same place of the script, since the others (a joiner, a rank that missed the commit) go on to the next step
+and meet them there. A block is left only when every rank in it has reached its end, so nobody repeats it without the others.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .errors import GenerationChanged, GroupBroken
-from .groups import Team
+from .adoption import BEFORE_LOOP, Arrival, Block
+from .errors import GenerationChanged, GroupBroken, UsageError
 from .regrouper import Regrouper
+from .team import Team, form_team
 
 if TYPE_CHECKING:
     from .session import Job
+
+
+def together(arrivals: Sequence[Arrival], rank: int, here: Block) -> list[int]:
+    """Return the ranks that run the block `here`, which `rank` enters before its generation's first commit.
+
+    Without `rank` itself: it has completed the block, and somebody has left it already. Pure. Raises UsageError when
+    other ranks are in another block at the same place. The ranks of one block agree on this, as do those of the rest.
+    """
+    there = [a.block if a.block is not None and a.block.place == here.place else None for a in arrivals]
+    if there[rank] is None:
+        # Those that were at this place when the generation began repeat the block without the others: they cannot know
+        # whether these come through here before the next commit.
+        return [other for other, block in enumerate(there) if block is None]
+    for block in there:
+        if block is not None and block.number == here.number and block.name != here.name:
+            raise UsageError(
+                f'Some ranks are in job.collective("{block.name}"), others in job.collective("{here.name}"). '
+                "Enter the same blocks in the same order on all ranks."
+            )
+    inside = {other: block for other, block in enumerate(there) if block is not None and block.number <= here.number}
+    outside = [a.state for other, a in enumerate(arrivals) if other not in inside and a.state is not None]
+
+    def left(other: int, block: Block) -> bool:
+        mine = arrivals[other].state
+        complete = block.complete and block.number == here.number
+        return complete and any(mine is None or state >= mine for state in outside)
+
+    return [other for other, block in inside.items() if not left(other, block)]
 
 
 class Blocks:
@@ -27,26 +57,28 @@ class Blocks:
         self._job = job
         self._regrouper = regrouper
 
-    def enter(self, complete: bool) -> tuple[Team | None, bool]:
+    def here(self, name: str) -> Block:
+        """Return where in the script this process is."""
+        return Block(BEFORE_LOOP if self._job.total is None else self._job.step, self.num_left + 1, name)
+
+    def enter(self, here: Block) -> tuple[Team | None, bool]:
         """Return who takes part in the block that begins (again) here, and whether all of them had completed it before.
 
-        complete: this process had, and was interrupted while it waited for the others. No team: plain `python`, or
-        another rank has left the block already, which it may only when all had completed it.
+        No team: plain `python`, or another rank has left the block already, which it may only when all had completed it.
         """
         if self._regrouper is None:
-            return None, complete
-        self._regrouper.block = self.num_left + 1
+            return None, here.complete
+        self._regrouper.block = here
         while True:
             groups, gathering = self._job.regrouped()
-            mine, ranks = gathering.arrivals[groups.rank], list(range(groups.world_size))
-            if self._job.is_fresh and mine.block:  # the generation began while this process was in the block
-                others = [a for a in gathering.arrivals if a.block != mine.block and a.state is not None]
-                if complete and any(mine.state is None or a.state >= mine.state for a in others if a.state is not None):
+            ranks = list(range(groups.world_size))
+            if self._job.is_fresh:
+                ranks = together(gathering.arrivals, groups.rank, here)
+                if groups.rank not in ranks:
                     return None, True
-                ranks = [rank for rank, arrival in enumerate(gathering.arrivals) if arrival.block == mine.block]
             try:
-                team = groups.team(ranks, f"{self._job.step}/{self._regrouper.block}")
-                num_complete = torch.tensor([int(complete)])
+                team = form_team(groups, ranks, f"{here.place}/{here.number}/{here.name}")
+                num_complete = torch.tensor([int(here.complete)])
                 if team.world_size > 1:
                     team.all_reduce(num_complete)
                 return team, int(num_complete) == team.world_size
@@ -57,7 +89,7 @@ class Blocks:
         """The block was completed by all."""
         self.num_left += 1
         if self._regrouper is not None:
-            self._regrouper.block = 0
+            self._regrouper.block = None
 
 
 class Collective:
@@ -79,6 +111,8 @@ class Collective:
         self._entered = False
         """The next attempt's team stands already."""
         self._team: Team | None = None
+        self._here: Block | None = None
+        """Where it is in the script, from the first attempt on."""
 
     def __iter__(self) -> Iterator["Collective"]:
         self._repeats = True
@@ -86,8 +120,11 @@ class Collective:
             yield self
 
     def __enter__(self) -> "Collective":
+        self._job.check_between_steps(self.name)
+        if self._here is None:
+            self._here = self._blocks.here(self.name)
         if not self._entered:
-            self._team, _ = self._blocks.enter(complete=False)
+            self._team, _ = self._blocks.enter(self._here)
         self._entered = False
         return self
 
@@ -102,11 +139,13 @@ class Collective:
                 self._job.leave(broken)
                 error = broken
                 # Whoever is in it again says whether it, too, had reached the end.
-                self._team, self._done = self._blocks.enter(complete=True)
+                assert self._here is not None
+                self._team, self._done = self._blocks.enter(replace(self._here, complete=True))
                 self._entered = not self._done
         elif not self._job.is_membership(error):
             return False
         if self._done:
+            self._here = None
             self._blocks.left()
             return False
         if self._repeats:
@@ -128,7 +167,10 @@ class Collective:
 
     @property
     def group(self) -> Any:
-        """The processes in the block, for `torch.distributed` calls with `group=`; None in plain `python`."""
+        """The processes in the block, for `torch.distributed` calls with `group=`; None in plain `python`.
+
+        On CPU such a call may stay blocked for good when a peer dies in it (`Team.group`); `all_reduce` never does.
+        """
         return self._team.group if self._team is not None else None
 
     def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:

@@ -26,12 +26,46 @@ COMPARED_STEPS = 100
 
 
 class Committer:
-    """Commits the steps of one job. `num_committed` counts those of the current generation."""
+    """Begins and commits the steps of one job. `num_committed` counts those of the current generation."""
 
     def __init__(self, job: "Job", buffers: Buffers) -> None:
         self.num_committed = 0
         self._job = job
         self._buffers = buffers
+        self._step: Step | None = None
+
+    @property
+    def in_step(self) -> bool:
+        """True inside the block of a step that is not committed yet."""
+        return self._step is not None and not self._step.committed
+
+    def begin(self, step: "Step") -> None:
+        """The step's block is entered."""
+        self._step = step
+        self._job.begin_step(step)
+        self._buffers.keep()
+
+    def end(self) -> None:
+        """The step's block is left, one way or another."""
+        self._step = None
+
+    def check(self) -> None:
+        """Raise GenerationChanged once the groups must be left."""
+        regrouper = self._job.regrouper
+        if regrouper is None:
+            return
+        if regrouper.groups is None or regrouper.groups.aborted:
+            regrouper.leave()
+            raise GenerationChanged(f"generation {self._job.generation} has ended")
+
+    def interrupted(self, step: "Step", error: BaseException) -> bool:
+        """Return whether `error` ended the block because of a membership change; then the same step comes again."""
+        if not self._job.is_membership(error):
+            return False
+        step.interrupted = True
+        if not step.committed:
+            self._buffers.restore()
+        return True
 
     def commit(
         self,
@@ -39,8 +73,9 @@ class Committer:
         before: Sequence[Callable[[], Any]],
         after: Sequence[Callable[[], Any]],
         max_norm: float | None,
-    ) -> Header:
-        """Commit on this rank, and return what the ranks told each other. Raises GenerationChanged: nothing was applied."""
+    ) -> None:
+        """Commit on this rank. Raises GenerationChanged: nothing was applied."""
+        self.check()
         job, groups = self._job, self._job.groups
         row = Row(
             step=step.index,
@@ -66,7 +101,7 @@ class Committer:
         self._apply(step, weight, before, after, max_norm)
         step.loss = loss_sum / weight
         self.num_committed += 1
-        return header
+        job.committed(step, header)
 
     def _compares(self, groups: Groups | None) -> bool:
         return groups is not None and groups.world_size > 1 and self.num_committed < COMPARED_STEPS

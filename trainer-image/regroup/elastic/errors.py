@@ -1,18 +1,16 @@
 """What the elastic session raises.
 
-RegroupError                 a sentence for the user
+RegroupError                 a sentence for the user (`regroup.errors`)
   UsageError                 the script asks for something that cannot work
   StateError                 a `state` entry, model or optimizer that cannot be saved or loaded
   DivergedError              ranks of one generation disagree (parameters, step)
   SampleError                a step would use samples other than its own (rule QUOTA)
 GenerationChanged            ends a `with step:` block; swallowed by it
 GroupBroken                  a collective of ours failed; becomes GenerationChanged (internal)
-Refused                      the group may not train: no witness of the newest state (internal)
+Refused                      the group may not train: the newest state cannot be had here (internal)
 """
 
-
-class RegroupError(Exception):
-    """One sentence: what was found, which rule it breaks, what to do."""
+from regroup.errors import RegroupError
 
 
 class UsageError(RegroupError):
@@ -47,4 +45,4 @@ class GroupBroken(Exception):
 
 
 class Refused(Exception):
-    """Adoption refused: this group has no witness of the newest state."""
+    """Adoption refused: this group has no witness of the newest state, or cannot read the checkpoint that it must have."""

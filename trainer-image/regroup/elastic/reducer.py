@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import torch
 
-from regroup.data import ExactSum, SamplePlan
+from regroup.data import ExactSum, GroupExchange, SamplePlan
 
 from .errors import UsageError
 from .groups import Groups, Pending
@@ -69,8 +69,10 @@ def buckets_of(parameters: Iterable[torch.nn.Parameter], limit_bytes: int = BUCK
 class Reducer:
     """Plain all-reduce. Once a step: `begin`, `arm` before the last backward, `launch`, `wait`, then `scale`."""
 
-    def __init__(self, parameters: Iterable[torch.nn.Parameter]) -> None:
-        self.buckets = buckets_of(parameters)
+    def __init__(self, named: Iterable[tuple[str, torch.nn.Parameter]]) -> None:
+        """named: the model's parameters, by name."""
+        self._named = [(name, parameter, parameter.requires_grad) for name, parameter in named]
+        self.buckets = buckets_of([parameter for _, parameter, _ in self._named])
         if not self.buckets:
             raise UsageError("The model has no parameter that requires a gradient, so there is nothing to train.")
         self._groups: Groups | None = None
@@ -87,7 +89,13 @@ class Reducer:
             handle.remove()
 
     def begin(self) -> None:
-        """Zero the gradients and forget what an interrupted step began."""
+        """Zero the gradients and forget what an interrupted step began. Raises UsageError."""
+        for name, parameter, trained in self._named:
+            if parameter.requires_grad != trained:
+                raise UsageError(
+                    f"requires_grad of parameter {name} is {parameter.requires_grad}, and was {trained} in regroup.session(). "
+                    "Freeze and unfreeze before it: which gradients are summed over ranks is settled there."
+                )
         self._groups, self._works, self._launched = None, [], 0
         for bucket in self.buckets:
             bucket.clear()
@@ -152,8 +160,8 @@ class Reducer:
 class ExactReducer(Reducer):
     """Sums every virtual worker's gradients along the tree over virtual workers: the same bits at any world size."""
 
-    def __init__(self, parameters: Iterable[torch.nn.Parameter], plan: SamplePlan) -> None:
-        super().__init__(parameters)
+    def __init__(self, named: Iterable[tuple[str, torch.nn.Parameter]], plan: SamplePlan) -> None:
+        super().__init__(named)
         self._plan = plan
         self._generation = -1
         self._sums: list[ExactSum] = []
@@ -188,7 +196,7 @@ class ExactReducer(Reducer):
         """Nothing overlaps in this mode."""
 
     def wait(self, groups: Groups | None) -> None:
-        exchange = _Exchange(groups)
+        exchange = _exchange(groups)
         for bucket, total in zip(self.buckets, self._sums):
             total.reduce(exchange, out=bucket.flat)
 
@@ -198,29 +206,18 @@ class ExactReducer(Reducer):
         """The sums of float weights depend on the order too, so they go along the tree as well."""
         for v in sorted(losses):
             self._scalars.add(v, torch.tensor([losses[v], weights[v]], dtype=torch.float64))
-        loss_sum, weight = self._scalars.reduce(_Exchange(groups)).tolist()
+        loss_sum, weight = self._scalars.reduce(_exchange(groups)).tolist()
         return loss_sum, weight
 
 
-class _Exchange:
-    """`regroup.data.Exchange` over the generation's groups; errors are ours (GroupBroken)."""
+def _exchange(groups: Groups | None) -> GroupExchange:
+    """Return the exchange among the generation's ranks; errors are ours (GroupBroken)."""
 
-    def __init__(self, groups: Groups | None) -> None:
-        self._groups = groups
+    def run(method: str, *arguments: Any) -> None:
+        assert groups is not None  # a world of one exchanges nothing
+        groups.wait([groups.launch(method, *arguments)])
 
-    def all_to_all(
-        self, output: torch.Tensor, input: torch.Tensor, output_splits: list[int], input_splits: list[int]
-    ) -> None:
-        size = input.element_size()
-        splits = [n * size for n in output_splits], [n * size for n in input_splits]
-        self._run("alltoall_base", output.view(torch.uint8), input.view(torch.uint8), *splits)
-
-    def all_gather(self, output: torch.Tensor, input: torch.Tensor) -> None:
-        self._run("_allgather_base", output.view(torch.uint8), input.view(torch.uint8))
-
-    def _run(self, method: str, *arguments: Any) -> None:
-        assert self._groups is not None  # a world of one exchanges nothing
-        self._groups.wait([self._groups.launch(method, *arguments)])
+    return GroupExchange(run)
 
 
 def parameter_hash(parameters: Iterable[torch.Tensor]) -> int:

@@ -12,12 +12,13 @@ import time
 import torch
 
 from regroup.checkpoint import Checkpointer, CheckpointInfo
+from regroup.data import SamplePlan
 from regroup.protocol import env
 from regroup.protocol.local import AdoptedLocally, Assignment, Entering, FormedLocally, Left, StopLocally
 from regroup.protocol.state import StatePair
 
 from . import transfer
-from .adoption import Arrival, Copy, Fallback, Refuse, decide
+from .adoption import Arrival, Block, Copy, Fallback, Refuse, decide
 from .durable import Origin
 from .errors import GroupBroken, Refused
 from .groups import Gathering, Groups
@@ -37,7 +38,12 @@ class Regrouper:
     """Keeps this process in the newest generation. `groups` are the ones in use; None between generations."""
 
     def __init__(
-        self, watcher: Watcher, state: TrainingState, device: torch.device, checkpointer: Checkpointer | None
+        self,
+        watcher: Watcher,
+        state: TrainingState,
+        plan: SamplePlan,
+        device: torch.device,
+        checkpointer: Checkpointer | None,
     ) -> None:
         self.groups: Groups | None = None
         self.gathering: Gathering | None = None
@@ -46,10 +52,13 @@ class Regrouper:
         """The generation continues from an older state than was reached before: a checkpoint is due before any report."""
         self.kept_own_state = False
         self.adopted_at_s = 0.0
-        self.block = 0
+        self.block: Block | None = None
         """The block of the user's own collectives that this process is in (`Arrival.block`)."""
+        self.ended = False
+        """This process, or one that it met, has left its loop: the job ends at the step that was adopted (`Arrival.ended`)."""
         self._watcher = watcher
         self._state = state
+        self._plan = plan
         self._device = device
         self._checkpointer = checkpointer
         self._host = os.environ.get(env.POD_IP) or "127.0.0.1"
@@ -108,7 +117,7 @@ class Regrouper:
         self._watcher.watch(number, groups, settled=False)
         try:
             listen_fd = self._watcher.take_store(number) if assignment.hosts_store else None
-            arrival = Arrival(self._state.pair, self._state.adopted, answer.adopted, self.block)
+            arrival = Arrival(self._state.pair, self._state.adopted, answer.adopted, self.block, self.ended)
             gathering = groups.form(arrival, listen_fd)
             self._retire()
             formed_s = time.monotonic()
@@ -125,6 +134,7 @@ class Regrouper:
                 self._send_left(cause, str(error), getattr(error, "peer_rank", None))
             return
         self.gathering = gathering
+        self.ended = any(arrival.ended for arrival in gathering.arrivals)
         self.origin = Origin(number, assignment.uid, adopted.state.generation, adopted.start_step)
         self.rolled_back, self.kept_own_state = adopted.rolled_back, adopted.source == "self"
         self.adopted_at_s = time.monotonic()
@@ -147,45 +157,66 @@ class Regrouper:
         """Follow a rank's state: send it, receive it, or hold it already."""
         equal = [arrival.state == decision.state for arrival in gathering.arrivals]
         if not all(equal):
-            self._move(groups, decision.source, keep=not equal[groups.rank])
+            self._move(groups, decision.source, decision.state, keep=not equal[groups.rank])
         if equal[groups.rank]:
             return "self", decision.state
         return gathering.document.member_of_rank(decision.source).pod_uid, decision.state
 
-    def _move(self, groups: Groups, source: int, *, keep: bool) -> None:
+    def _move(self, groups: Groups, source: int, pair: StatePair, *, keep: bool) -> None:
         if groups.rank == source:
-            transfer.send(groups, self._state.packed())
+            transfer.send(groups, self._state.packed(), self._plan.digest(pair.step))
             return
-        tree = transfer.receive(groups, source, keep=keep)
-        if tree is not None:
+        received = transfer.receive(groups, source, keep=keep)
+        if received is not None:
+            tree, digest = received
             self._state.load(tree)
+            self._plan.digest(pair.step, known=(pair.step, digest))
 
     def _fall_back(self, groups: Groups, gathering: Gathering, decision: Fallback) -> tuple[str, StatePair]:
-        """Follow the newest of the best survivor, the durable checkpoint and nothing. Rank 0 reads the disk for all."""
+        """Follow the newest of the best survivor, the durable checkpoint and nothing. Rank 0 reads the disk for all.
+
+        Raises Refused, on all ranks, when that would be nothing although the job's status names a checkpoint: a volume
+        that cannot be read today may be read tomorrow, and a history that begins anew would let it be pruned.
+        """
         best = decision.best
         held = best.state if best is not None else None
-        info = self._newest_on_disk(gathering, above=held) if groups.rank == 0 else None
-        found = transfer.share_text(groups, 0, json.dumps(info.pair) if info is not None else "")
-        if not found:
+        info, skipped = self._newest_on_disk(gathering, above=held) if groups.rank == 0 else (None, ())
+        text = json.dumps({"pair": info.pair if info is not None else None, "skipped": " ".join(skipped)[:300]})
+        found = json.loads(transfer.share_text(groups, 0, text))
+        if found["pair"] is None:
             if best is not None:
                 return self._copy(groups, gathering, best)
-            self._move(groups, 0, keep=True)
-            return "nothing", StatePair(groups.generation, 0)
+            named = gathering.document.checkpoint
+            if named is not None:
+                raise Refused(
+                    f"The job's status names checkpoint {named.directory}, and no checkpoint can be read: "
+                    f"{found['skipped'] or 'REGROUP_CHECKPOINT_DIR is not set.'} "
+                    "Make it readable, then delete the pod of one worker: the job goes on from there."
+                )
+            pair = StatePair(groups.generation, 0)
+            self._move(groups, 0, pair, keep=True)
+            return "nothing", pair
+        pair = StatePair(*found["pair"])
         if info is not None:
             assert self._checkpointer is not None
             self._state.load(self._checkpointer.load(info, into=self._state.tree()))
-        self._move(groups, 0, keep=True)
-        return "disk", StatePair(*json.loads(found))
+            if info.commit.digest:
+                self._plan.digest(pair.step, known=(pair.step, info.commit.digest))
+        self._move(groups, 0, pair, keep=True)
+        return "disk", pair
 
-    def _newest_on_disk(self, gathering: Gathering, above: StatePair | None) -> CheckpointInfo | None:
+    def _newest_on_disk(
+        self, gathering: Gathering, above: StatePair | None
+    ) -> tuple[CheckpointInfo | None, tuple[str, ...]]:
+        """Return the newest checkpoint that is newer than `above`, and why others, or all, were passed over."""
         if self._checkpointer is None:
-            return None
+            return None, ()
         newest = self._checkpointer.newest(gathering.document.lineage, gathering.document.checkpoint)
         for sentence in newest.skipped:
             print(sentence, flush=True)
         if newest.info is None or (above is not None and newest.info.pair <= above):
-            return None
-        return newest.info
+            return None, newest.skipped
+        return newest.info, newest.skipped
 
     # --- small parts -------------------------------------------------------------------------------------------------
 

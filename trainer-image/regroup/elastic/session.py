@@ -6,7 +6,7 @@ same code runs in a world of one, without groups. One session per process; all m
 
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from types import TracebackType
 from typing import Any
 
@@ -19,12 +19,12 @@ from .buffers import Buffers
 from .collective import Blocks, Collective
 from .commit import Committer, exchange
 from .durable import Durable, Origin
-from .errors import GenerationChanged, GroupBroken, UsageError
+from .errors import DivergedError, GenerationChanged, GroupBroken, UsageError
 from .groups import Gathering, Groups
-from .header import Row
-from .pace import Pace
+from .header import Header, Row
 from .reducer import ExactReducer, Reducer
 from .regrouper import Regrouper, Stopped
+from .reporter import Reporter
 from .state import TrainingState
 from .step import Step, is_collective_error
 from .watcher import Watcher
@@ -55,6 +55,9 @@ def session(
 class Job:
     """One training job as this process takes part in it."""
 
+    _attached = False
+    """This process has taken part in a job; a second session would cut the first one off from the agent."""
+
     def __init__(
         self,
         model: torch.nn.Module,
@@ -66,11 +69,18 @@ class Job:
         seed: int,
         reduction: str,
     ) -> None:
+        path = os.environ.get(env.SOCKET)
+        if path and Job._attached:
+            raise UsageError(
+                "regroup.session() was called a second time in this process, which takes part in one job only. "
+                "Train everything in one session, with further objects in its `state`."
+            )
         self.model, self.optimizer = model, optimizer
         self.source = as_source(data)
         max_world_size = int(os.environ.get(env.MAX_WORLD_SIZE) or 1)
         self.plan = SamplePlan(seed, len(self.source), global_batch, microbatch, max_world_size)
-        parameters = list(model.parameters())
+        check_optimizer(optimizer, model)
+        parameters = list(model.named_parameters())
         if reduction not in ("fast", "exact"):
             raise UsageError(f'reduction is {reduction!r}; it must be "fast" or "exact".')
         self.exact = reduction == "exact"
@@ -80,20 +90,19 @@ class Job:
         self.outcome: str | None = None
         """How the job ended (Complete, Failed, Released, Suspended); None: not yet."""
         self.state = TrainingState(model, optimizer, state)
-        self._buffers = Buffers(model)
-        self._pace = Pace()
         self._generation = 0
         self._cut = False
-        self._attempted = -1
-        self._redone = 0
+        """All ranks know of a newer, planned generation: they leave this one together, before the next step."""
+        self._looped = False
+        self._left_loop = False
         self.total: int | None = None
         """Number of steps that the script asks for; None before its loop."""
         self._origin = Origin(0, "", 0, 0)
         self._durable = Durable(self.state, self.plan)
-        self._committer = Committer(self, self._buffers)
+        self.committer = Committer(self, Buffers(model))
         self._watcher: Watcher | None = None
-        self._regrouper: Regrouper | None = None
-        path = os.environ.get(env.SOCKET)
+        self.regrouper: Regrouper | None = None
+        """None in plain `python`."""
         # Until the first generation: what the environment says; a joiner is told nothing, and is nobody yet.
         self._last_rank = int(os.environ.get(env.RANK) or -1) if path else 0
         self._last_world_size = 1
@@ -102,15 +111,19 @@ class Job:
                 os.getpid(), int(os.environ.get(env.LOCAL_RANK) or 0), int(os.environ.get(env.INCARNATION) or 0)
             )
             self._watcher = Watcher(path, attach)
-            self._regrouper = Regrouper(self._watcher, self.state, parameters[0].device, self._durable.checkpointer)
-        self._blocks = Blocks(self, self._regrouper)
+            Job._attached = True
+            self.regrouper = Regrouper(
+                self._watcher, self.state, self.plan, parameters[0][1].device, self._durable.checkpointer
+            )
+        self._reporter = Reporter(self._watcher, self.plan, self._durable)
+        self._blocks = Blocks(self, self.regrouper)
 
     # --- what a script reads -----------------------------------------------------------------------------------------
 
     @property
     def groups(self) -> Groups | None:
         """The groups of the current generation; None in plain `python` and between generations."""
-        return self._regrouper.groups if self._regrouper is not None else None
+        return self.regrouper.groups if self.regrouper is not None else None
 
     @property
     def generation(self) -> int:
@@ -146,8 +159,17 @@ class Job:
         """Yield steps until `total` are committed, the one in flight again after each membership change.
 
         Ends when the whole job is complete. When the job ends in another way (failed, released by a scale-down), the
-        process exits instead: code after the loop runs only for a complete job.
+        process exits instead: code after the loop runs only for a complete job. Call it once; raises UsageError else.
         """
+        if self._looped:
+            raise UsageError(
+                "job.steps() was called a second time; its loop is the whole job. Call it once, with the number of steps "
+                "of all epochs together."
+            )
+        self._looped = True
+        return self._loop(total)
+
+    def _loop(self, total: int) -> Iterator[Step]:
         self.total = total
         while self.outcome is None:
             try:
@@ -155,13 +177,18 @@ class Job:
             except Stopped as stopped:
                 self._end(stopped.outcome)
                 return
-            if self.state.step >= total:
-                self._finish(total)
+            if self.state.step >= total or self._ended:
+                self._finish()
                 continue
             step = Step(self, self.state.step)
             yield step
             if not step.committed and not step.interrupted:
                 raise UsageError(f"Step {step.index} was not entered. Write `with step:` in the loop over job.steps().")
+
+    @property
+    def _ended(self) -> bool:
+        """True once a script, this one or that of another rank, has left its loop: the job ends at the step it was at."""
+        return self._left_loop or (self.regrouper is not None and self.regrouper.ended)
 
     def __enter__(self) -> "Job":
         return self
@@ -171,43 +198,45 @@ class Job:
     ) -> None:
         try:
             if error is None and self.outcome is None and self.total is not None:
-                for _ in self.steps(self.state.step):  # the script broke out of its loop: the job ends at this step
-                    raise UsageError("Ranks left their loops at different steps.")
+                self._left_loop = True  # the script broke out of its loop
+                if self.regrouper is not None:
+                    self.regrouper.ended = True
+                next(self._loop(self.total), None)
         finally:
             self.reducer.close()
-            if self._regrouper is not None:
-                self._regrouper.close()
+            if self.regrouper is not None:
+                self.regrouper.close()
             if self._watcher is not None:
                 self._watcher.close()
 
     def _ensure(self) -> None:
         """Be in a generation: interrupt -> form -> adopt where needed. Raises Stopped."""
-        if self._regrouper is None:
+        if self.regrouper is None:
             if self._generation == 0:
                 self._start_alone()
             return
         if self._cut:
             self._cut = False
-            self._regrouper.leave_at_cut()
-        self._regrouper.block = 0
+            self.regrouper.leave_at_cut()
+        self.regrouper.block = None
         self._adopt_newest()
 
     def _adopt_newest(self) -> None:
         """Be in the newest generation that must be followed, and take note if it is a new one. Raises Stopped."""
-        assert self._regrouper is not None
-        groups = self._regrouper.ensure()
+        assert self.regrouper is not None
+        groups = self.regrouper.ensure()
         if groups.generation == self._generation:
             return
         self._generation = groups.generation
         self._last_rank, self._last_world_size = groups.rank, groups.world_size
-        self._committer.num_committed = 0
-        self._redone = 0
+        self._cut = False  # it was agreed on in a generation that is over
+        self.committer.num_committed = 0
         self.reducer.begin_generation(groups)
-        self._pace.begin_generation(self._regrouper.adopted_at_s)
-        self._origin = self._regrouper.origin
-        if not self._regrouper.kept_own_state:
+        self._reporter.begin_generation(groups.generation, self.regrouper.adopted_at_s)
+        self._origin = self.regrouper.origin
+        if not self.regrouper.kept_own_state:
             self._durable.lost()
-        if self._regrouper.rolled_back and groups.rank == 0:  # rule CKPT: before the first report
+        if self.regrouper.rolled_back and groups.rank == 0:  # rule CKPT: before the first report
             self._durable.save_now(self._origin, interrupted=self._must_leave)
 
     def _start_alone(self) -> None:
@@ -215,26 +244,29 @@ class Job:
         self._origin = self._durable.continue_alone()
         self._generation = self._origin.generation
         self.reducer.begin_generation(None)
-        self._pace.begin_generation(time.monotonic())
+        self._reporter.begin_generation(self._generation, time.monotonic())
 
     def _must_leave(self) -> bool:
         return self._watcher is not None and self._watcher.must_leave(self._generation)
 
-    def _finish(self, total: int) -> None:
+    def _finish(self) -> None:
         """The last step is committed: prove that all ranks have it, save it, then serve as a source until the stop."""
+        step = self.state.step
+        row = Row(step, 0.0, 1.0, knows_newer=False, sample_hash=0, snapshotted=step, total=self.total or 0)
         try:
-            exchange(self.groups, Row(total, 0.0, 1.0, knows_newer=False, sample_hash=0, snapshotted=total))
+            problem = exchange(self.groups, row).disagreement()
         except GroupBroken as error:
             self.leave(error)
             return
-        self._durable.known_by_all = total
+        if problem is not None:
+            raise DivergedError(problem)
+        self._durable.known_by_all = step
         if self.is_main:
             self._durable.save_now(self._origin, interrupted=self._must_leave)
+        self._reporter.finished(step)
         if self._watcher is None:
             self._end("Complete")
             return
-        self._report(total, None, total)
-        self._watcher.send(local.FinishedLocally(self._generation, total))
         self._watcher.wait_forced_above(self._generation)
         if self._watcher.stop is not None:
             self._end(self._watcher.stop.outcome)
@@ -245,7 +277,10 @@ class Job:
             raise SystemExit(0)
 
     def collective(self, name: str) -> Collective:
-        """Return a block for collectives of your own between steps: `for attempt in job.collective("eval"):`."""
+        """Return a block for collectives of your own between steps: `for attempt in job.collective("eval"):`.
+
+        Raises UsageError, when it is entered, inside a step or after the loop.
+        """
         return Collective(self, self._blocks, name)
 
     # --- for the other files of this package -------------------------------------------------------------------------
@@ -256,8 +291,8 @@ class Job:
 
     def leave(self, error: GroupBroken) -> None:
         """Leave the groups, which broke, and tell the agent why if no newer generation explains it."""
-        if self._regrouper is not None:
-            self._regrouper.leave(error)
+        if self.regrouper is not None:
+            self.regrouper.leave(error)
 
     def is_membership(self, error: BaseException) -> bool:
         """Return whether `error` comes of a membership change; then the groups are left. Else it is the user's own.
@@ -280,84 +315,60 @@ class Job:
 
     def regrouped(self) -> tuple[Groups, Gathering]:
         """Be in the newest generation that must be followed, inside a block of collectives; return it."""
-        assert self._regrouper is not None
+        assert self.regrouper is not None
         try:
             self._adopt_newest()
         except Stopped as stopped:
             self._end(stopped.outcome)
             raise SystemExit(0) from None
-        groups, gathering = self._regrouper.groups, self._regrouper.gathering
+        groups, gathering = self.regrouper.groups, self.regrouper.gathering
         assert groups is not None
         assert gathering is not None
         return groups, gathering
 
+    def check_between_steps(self, name: str) -> None:
+        """Raise UsageError unless a block of collectives may be entered here."""
+        block = f'job.collective("{name}")'
+        if self.outcome is not None:
+            raise UsageError(
+                f"{block} comes after the loop, when the job has ended and its ranks no longer meet. "
+                "Move it into the loop, after the commit of the last step."
+            )
+        if self.committer.in_step:
+            raise UsageError(
+                f"{block} is inside `with step:` before step.commit(), where the group must not change. "
+                "Move it behind the block of the step."
+            )
+
     @property
     def is_fresh(self) -> bool:
         """True until the first commit of the current generation."""
-        return self._committer.num_committed == 0
+        return self.committer.num_committed == 0
 
-    # --- one step; called by Step ------------------------------------------------------------------------------------
-
-    def begin(self, step: Step) -> None:
+    def begin_step(self, step: Step) -> None:
         """The step's block is entered."""
         self.reducer.begin()
-        self._buffers.keep()
-        if step.index == self._attempted:
-            self._redone = 1
-        self._attempted = step.index
+        self._reporter.begin_step(step.index)
 
-    def check(self) -> None:
-        """Raise GenerationChanged once the groups must be left."""
-        if self._regrouper is None:
-            return
-        groups = self._regrouper.groups
-        if groups is None or groups.aborted:
-            self._regrouper.leave()
-            raise GenerationChanged(f"generation {self._generation} has ended")
-
-    def interrupted(self, step: Step, error: BaseException) -> bool:
-        """Return whether `error` ended the block because of a membership change; then the same step comes again."""
-        if not self.is_membership(error):
-            return False
-        step.interrupted = True
-        if not step.committed:
-            self._buffers.restore()
-        return True
-
-    def commit(
-        self,
-        step: Step,
-        before: Sequence[Callable[[], Any]],
-        after: Sequence[Callable[[], Any]],
-        max_norm: float | None,
-    ) -> None:
-        """Commit, report, and write a checkpoint if it is time."""
-        self.check()
-        header = self._committer.commit(step, before, after, max_norm)
+    def committed(self, step: Step, header: Header) -> None:
+        """The step is committed: report it, and write a checkpoint if it is time."""
         self._blocks.num_left = 0
         self._cut = header.all_know_newer
         self._durable.known_by_all = header.reportable_step
-        self._report(step.index + 1, step.loss, header.reportable_step)
+        self._reporter.committed(step.index + 1, step.loss, header.reportable_step, self.total)
         if self.is_main:
             self._durable.save_if_due(self._origin, alone=self._watcher is None)
             self._durable.prune(self._watcher.take_prune() if self._watcher is not None else None, self._generation)
 
-    def _report(self, committed: int, loss: float | None, reportable: int) -> None:
-        if self._watcher is None:
-            return
-        first_step_ms = self._pace.committed(time.monotonic()) if loss is not None else None
-        self._watcher.send(
-            local.Committed(
-                generation=self._generation,
-                step=committed,
-                reportable_step=reportable,
-                loss=loss if loss is not None and abs(loss) < float("inf") else None,
-                samples=self.plan.samples(reportable),
-                digest=self.plan.digest(reportable),
-                total_steps=self.total,
-                samples_per_second=self._pace.steps_per_s(self.plan.global_batch),
-                first_step_ms=first_step_ms,
-                steps_redone=self._redone if first_step_ms is not None else 0,
-                checkpoint=self._durable.report(),
-            )
-        )
+
+def check_optimizer(optimizer: Any, model: torch.nn.Module) -> None:
+    """Raise UsageError for a parameter that the optimizer steps and the model does not own: it would be no part of the
+    state, and its gradient of no reduction."""
+    owned = {id(parameter) for parameter in model.parameters()}
+    for i, group in enumerate(getattr(optimizer, "param_groups", ())):
+        for j, parameter in enumerate(group["params"]):
+            if id(parameter) not in owned:
+                raise UsageError(
+                    f"optimizer.param_groups[{i}]['params'][{j}], of shape {list(parameter.shape)}, is not a parameter of "
+                    "the model. Put everything that is trained into one module, and pass that as model."
+                )

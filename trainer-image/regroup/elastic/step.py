@@ -14,7 +14,7 @@ import torch
 
 from regroup.data import microbatch_rng
 
-from .errors import GenerationChanged, GroupBroken, UsageError
+from .errors import GenerationChanged, GroupBroken, SampleError, UsageError
 
 if TYPE_CHECKING:
     from .session import Job
@@ -47,26 +47,27 @@ class Step:
         self._pending: list[tuple[int, torch.Tensor]] = []
 
     def __enter__(self) -> "Step":
-        self._job.begin(self)
+        self._job.committer.begin(self)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, _trace: TracebackType | None
     ) -> bool:
+        self._job.committer.end()
         if error is None:
             if not self.committed and not self.interrupted:
                 raise UsageError(
                     f"The block of step {self.index} ended without step.commit(). Call it once, as the block's last line."
                 )
             return False
-        return self._job.interrupted(self, error)
+        return self._job.committer.interrupted(self, error)
 
     def microbatches(self) -> Iterator[Microbatch]:
         """Yield this rank's share of the step. Random numbers are those of the virtual worker, on whatever rank."""
         job = self._job
         share = job.share()
         for v in share:
-            job.check()
+            job.committer.check()
             ids = job.plan.ids(self.index, v)
             batch = job.source.fetch(ids)
             with ExitStack() as stack:
@@ -87,7 +88,7 @@ class Step:
         job, current = self._job, self._current
         if current is None or current.virtual_worker in self.weights:
             raise UsageError("step.backward() goes inside `for batch in step.microbatches():`, once for each batch.")
-        job.check()
+        job.committer.check()
         if self._last:
             job.reducer.arm(job.groups)
         try:
@@ -114,9 +115,16 @@ class Step:
         """
         if self.committed:
             raise UsageError(f"step.commit() was called twice in step {self.index}.")
+        self._job.committer.check()
+        share = self._job.share()
+        if len(self.weights) != len(share):
+            raise SampleError(
+                f"Step {self.index} was not committed: step.backward() was called for {len(self.weights)} of this rank's "
+                f"{len(share)} microbatches. Call it once for every batch of step.microbatches()."
+            )
         for v, loss in self._pending:
             self.loss_sums[v] = float(loss)  # the one place where the host waits for the losses
-        self._job.commit(self, before, after, max_norm)
+        self._job.committer.commit(self, before, after, max_norm)
 
 
 def is_collective_error(error: BaseException) -> bool:

@@ -17,11 +17,12 @@ CHUNK_BYTES = 32 << 20
 _ALIGN = 16
 
 
-def send(groups: Groups, packed: tuple[str, dict[str, torch.Tensor]]) -> None:
-    """Broadcast a packed state (`regroup.checkpoint.tree.pack`) from this rank. Raises GroupBroken."""
+def send(groups: Groups, packed: tuple[str, dict[str, torch.Tensor]], digest: str) -> None:
+    """Broadcast a packed state (`regroup.checkpoint.tree.pack`) from this rank, with the digest of its samples
+    (`SamplePlan.digest`), which a receiver would compute from all of them. Raises GroupBroken."""
     structure, tensors = packed
     meta = [[name, str(tensor.dtype).removeprefix("torch."), list(tensor.shape)] for name, tensor in tensors.items()]
-    text = json.dumps({"structure": structure, "tensors": meta}).encode()
+    text = json.dumps({"structure": structure, "tensors": meta, "digest": digest}).encode()
     _broadcast(groups, torch.tensor([len(text)], dtype=torch.int64), groups.rank)
     _broadcast(groups, torch.frombuffer(bytearray(text), dtype=torch.uint8), groups.rank)
     pieces = [_bytes(tensor) for tensor in tensors.values()]
@@ -35,8 +36,8 @@ def send(groups: Groups, packed: tuple[str, dict[str, torch.Tensor]]) -> None:
         _broadcast(groups, chunk, groups.rank)
 
 
-def receive(groups: Groups, source: int, *, keep: bool) -> trees.Tree | None:
-    """Take part in the broadcast from `source`; return the tree, in host memory, or None where it is not needed."""
+def receive(groups: Groups, source: int, *, keep: bool) -> tuple[trees.Tree, str] | None:
+    """Take part in the broadcast from `source`; return the tree, in host memory, and the digest; None: not to be kept."""
     length = torch.zeros(1, dtype=torch.int64)
     _broadcast(groups, length, source)
     text = torch.zeros(int(length.item()), dtype=torch.uint8)
@@ -54,7 +55,7 @@ def receive(groups: Groups, source: int, *, keep: bool) -> trees.Tree | None:
         name: staged[offset : offset + size].view(dtype).reshape(shape).clone()
         for (name, dtype, shape), offset, size in zip(dtypes, offsets, sizes)
     }
-    return trees.unpack(meta["structure"], tensors)
+    return trees.unpack(meta["structure"], tensors), meta["digest"]
 
 
 def share_text(groups: Groups, source: int, text: str) -> str:

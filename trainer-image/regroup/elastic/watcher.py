@@ -10,7 +10,6 @@ import os
 import signal
 import socket
 import threading
-import time
 from typing import Any, Protocol
 
 from regroup.protocol import local
@@ -39,7 +38,6 @@ class Watcher:
         self._changed = threading.Condition()
         self._send_lock = threading.Lock()
         self._newest: Assignment | None = None
-        self._newest_heard_s = 0.0
         self._forced_number = 0
         self._stop: StopLocally | None = None
         self._answers: dict[tuple[str, int], Answer] = {}
@@ -51,16 +49,6 @@ class Watcher:
         self._thread.start()
 
     # --- what was heard ----------------------------------------------------------------------------------------------
-
-    @property
-    def newest(self) -> Assignment | None:
-        """The assignment with the highest number heard so far."""
-        return self._newest
-
-    @property
-    def newest_heard_s(self) -> float:
-        """Monotonic time in seconds at which `newest` was heard."""
-        return self._newest_heard_s
 
     @property
     def stop(self) -> StopLocally | None:
@@ -185,7 +173,7 @@ class Watcher:
             elif isinstance(message, Assignment):
                 if self._newest is not None and message.number <= self._newest.number:
                     return
-                self._newest, self._newest_heard_s = message, time.monotonic()
+                self._newest = message
                 if message.kind == FORCED:
                     self._forced_number = message.number
             if self._due() and self._target is not None:
