@@ -98,6 +98,38 @@ def test_template_that_cannot_be_tried_is_no_reason_for_silence(tmp_path: Path) 
     assert world.phase == "Pending"
 
 
+def test_job_that_has_started_gets_its_pods_back_although_its_service_cannot_be_looked_at(tmp_path: Path) -> None:
+    world = World(tmp_path, make_job().with_replicas(2))
+    world.advance(1, step_every_s=0.1)
+    say(world, "prepare", RegroupError("services is forbidden."))
+    for uid in list(world.pods.by_uid):
+        world.vanish(uid)
+    world.advance(1)
+    assert world.names() == ["0-1", "1-1"]
+
+
+def test_pods_that_wait_for_a_node_are_kept_although_the_service_cannot_be_looked_at(tmp_path: Path) -> None:
+    world = World(tmp_path, make_job().with_replicas(2), start=False)
+    world.pods.pending = {0, 1}
+    world.start_operator()
+    world.settle()
+    say(world, "prepare", RegroupError("services is forbidden."))
+    world.dirty()
+    world.advance(10)
+    assert (world.names(), world.pods.deleted) == (["0-0", "1-0"], [])
+    assert [n.note for n in world.notes] == ["services is forbidden."]
+
+
+def test_job_that_has_ended_needs_nothing_made(tmp_path: Path) -> None:
+    world = World(tmp_path, make_job().with_replicas(1), total_steps=3)
+    world.advance(3, step_every_s=0.1)
+    assert world.phase == "Succeeded"
+    calls = say(world, "prepare", None)
+    world.dirty()
+    world.settle()
+    assert calls == []
+
+
 def test_job_that_trains_recovers_although_its_config_map_cannot_be_written(tmp_path: Path) -> None:
     world = World(tmp_path, make_job().with_replicas(2).elastic(1, 2))
     world.advance(1, step_every_s=0.1)
@@ -179,10 +211,8 @@ def test_without_an_answer_the_next_worker_waits_and_people_are_told_when_it_las
     assert world.phase == "Running"
 
 
-def test_pods_that_fail_before_they_run_come_less_and_less_often(tmp_path: Path) -> None:
-    """The kubelet refuses them: each is made, has failed, and another one is due."""
-    world = World(tmp_path, make_job().with_replicas(1), start=False)
-    world.pods.pending = {0}
+def refused_by_the_kubelet(world: World) -> list[float]:
+    """From now on every new pod has failed before it ran; return the times at which they are made."""
     made: list[float] = []
     real = type(world.pods).create
 
@@ -190,12 +220,48 @@ def test_pods_that_fail_before_they_run_come_less_and_less_often(tmp_path: Path)
         made.append(world.now_s)
         await real(world.pods, job, slot, attempt, avoid_nodes)
         for uid, pod in world.pods.by_uid.items():
-            world.pods.by_uid[uid] = replace(pod, phase="Failed")
+            if pod.running_since_s is None:
+                world.pods.by_uid[uid] = replace(pod, phase="Failed")
+
+    world.pods.create = create  # type: ignore[method-assign]
+    return made
+
+
+def test_pods_that_fail_before_they_run_come_less_and_less_often(tmp_path: Path) -> None:
+    """The kubelet refuses them: each is made, has failed, and another one is due."""
+    world = World(tmp_path, make_job().with_replicas(1), start=False)
+    world.pods.pending = {0}
+    made = refused_by_the_kubelet(world)
+    world.start_operator()
+    world.advance(60)
+    assert [at_s - made[0] for at_s in made] == [0, 1, 3, 7, 15, 31]
+
+
+def test_pod_of_the_slot_that_ran_long_ago_is_no_reason_for_more_tries(tmp_path: Path) -> None:
+    """The pod of a node without power stays, terminating, with a container that ran."""
+    world = World(tmp_path, make_job().with_replicas(2).elastic(1, 2))
+    world.advance(1, step_every_s=0.1)
+    uid = world.uid(1)
+    world.power_off(uid)
+    world.cut_off(uid)
+    world.node_not_ready(uid)
+    world.pods.pending = {1}
+    made = refused_by_the_kubelet(world)
+    world.advance(60, step_every_s=0.5)
+    assert uid in world.pods.by_uid
+    assert 4 <= len(made) <= 7
+
+
+def test_many_refusals_at_once_are_one_event(tmp_path: Path) -> None:
+    world = World(tmp_path, make_job().with_replicas(3), start=False)
+
+    async def create(job: Any, slot: int, *_: Any) -> None:
+        raise RegroupError(f"{job.name}-worker-{slot}-0 is forbidden.")
 
     world.pods.create = create  # type: ignore[method-assign]
     world.start_operator()
     world.advance(60)
-    assert [at_s - made[0] for at_s in made] == [0, 1, 3, 7, 15, 31]
+    assert [n.note for n in world.notes] == ["digits-worker-0-0 is forbidden."]
 
 
 def test_deletion_that_is_refused_is_no_reason_for_more_tries(tmp_path: Path) -> None:
