@@ -1,18 +1,15 @@
 """Store and process groups of one generation: one object that forms once and ends with one `abort()`.
 
-Owns the sockets. torch 2.13's gloo ignores `abort`, so the connected sockets that forming opened are found by comparing
-/proc/self/fd, kept as duplicates (a closed descriptor's number may be reused), and shut down: every thread that is
-blocked on one raises. NCCL has an abort of its own. Forming runs in a helper thread, because the store's constructor cannot
-be interrupted; who waits for it can. Nothing here decides when.
+torch 2.13's gloo ignores `abort`, so what `sockets` found of it is shut down: every thread that is blocked on one raises.
+NCCL has an abort of its own. Forming runs in a helper thread, because the store's constructor cannot be interrupted; who
+waits for it can. Nothing here decides when. Groups of some of the ranks are in `team`.
 """
 
 import contextlib
 import json
-import os
 import re
 import socket
 import threading
-import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -27,6 +24,7 @@ from regroup.protocol.local import Assignment
 
 from .adoption import Arrival
 from .errors import GroupBroken, UsageError
+from .sockets import Sockets
 
 _FOREVER = timedelta(days=30)
 """No collective times out: membership ends a group, never a clock (design, rule 1 of three)."""
@@ -35,8 +33,6 @@ _CONNECT = timedelta(seconds=10)
 
 _SLICE = timedelta(milliseconds=20)
 """Longest time that an abort goes unnoticed in a wait that gloo itself never ends."""
-
-_ONE_DEVICE = threading.Lock()
 
 
 class Pending(NamedTuple):
@@ -54,6 +50,15 @@ class Gathering:
     arrivals: tuple[Arrival, ...]
 
 
+def open_gloo(store: Any, rank: int, size: int, device: Any) -> Any:
+    """Return a gloo backend whose members connect now, within 10 s, and whose collectives never time out."""
+    options: Any = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+    options._devices, options._threads, options._timeout = [device], 2, _CONNECT
+    gloo = ProcessGroupGloo(store, rank, size, options)
+    gloo.set_timeout(_FOREVER)
+    return gloo
+
+
 class Groups:
     """The groups of one generation, `rank` of `world_size`. `abort` may be called from any thread, at any time."""
 
@@ -67,9 +72,7 @@ class Groups:
         self._lock = threading.Lock()
         self._done = threading.Event()
         self._aborted = False
-        self._inodes_before = set(_socket_inodes().values())
-        self._ports: set[int] = {assignment.store_port}
-        self._kept: list[socket.socket] | None = None
+        self.sockets = Sockets(assignment.store_port)
         self._ranks_by_port: dict[int, int] = {}
         self._document: Document | None = assignment.document
         self._store: Any = None
@@ -77,7 +80,6 @@ class Groups:
         self._nccl: Any = None
         self._world: Any = None
         self._result: Gathering | BaseException | None = None
-        _alive.add(self)
 
     # --- forming -----------------------------------------------------------------------------------------------------
 
@@ -105,23 +107,24 @@ class Groups:
         try:
             result: Gathering | BaseException = self._form(arrival, listen_fd)
         except BaseException as error:
-            result = error
-        with self._lock:
-            self._result = result
-            if isinstance(result, Gathering) and not self._aborted:
-                self._kept = self._connected()
+            result = error.with_traceback(None)  # its frames hold the store open
+        self._result = result
+        if isinstance(result, Gathering):
+            self.sockets.keep()
         self._done.set()
 
     def _form(self, arrival: Arrival, listen_fd: int | None) -> Gathering:
         assignment = self.assignment
         self._store = store = self._open_store(listen_fd)
+        # An abort before the store was there has shut nothing down: its host would wait for the others for ever.
+        self._check_aborted()
         keys = PrefixStore(assignment.store_prefix, store)
         keys.set_timeout(_FOREVER)
         if assignment.hosts_store:
             if assignment.document is None:
                 raise UsageError("The agent named this process as the store's host without the generation document.")
             keys.set("document", codec.canonical(codec.to_json(assignment.document)).decode())
-        device, port = self._open_device()
+        device, port = self.open_device()
         here = {"arrival": arrival.to_json(), "port": port}
         keys.set(f"here/{self.rank}", json.dumps(here))
         # The barrier waits without bound: a member may be in the middle of a long step. The operator decides who is slow.
@@ -138,14 +141,9 @@ class Groups:
             value = codec.parse(text)
             arrivals.append(Arrival.from_json(value["arrival"]))
             self._ranks_by_port[value["port"]] = rank
-        self._ports |= set(self._ranks_by_port)
+        self.sockets.add_ports(self._ranks_by_port)
         self._check_aborted()
-        options: Any = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
-        options._devices = [device]
-        options._threads = 2
-        options._timeout = _CONNECT
-        self._gloo = ProcessGroupGloo(PrefixStore("gloo", keys), self.rank, self.world_size, options)
-        self._gloo.set_timeout(_FOREVER)
+        self._gloo = open_gloo(PrefixStore("gloo", keys), self.rank, self.world_size, device)
         if self.device.type == "cuda":
             self._nccl = self._open_nccl(PrefixStore("nccl", keys))
         self._check_aborted()
@@ -200,6 +198,16 @@ class Groups:
         return self._gloo
 
     @property
+    def nccl(self) -> Any:
+        """The NCCL backend; None where the model is on the CPU."""
+        return self._nccl
+
+    @property
+    def store(self) -> Any:
+        """The generation's store."""
+        return self._store
+
+    @property
     def aborted(self) -> bool:
         return self._aborted
 
@@ -227,7 +235,7 @@ class Groups:
             if self._nccl is not None and pending:
                 torch.cuda.current_stream(self.device).synchronize()
         except RuntimeError as error:
-            raise GroupBroken(str(error), self._peer(str(error))) from error
+            raise self.broken(error) from error
         self.check()
 
     def _wait_gloo(self, work: Work) -> None:
@@ -249,47 +257,20 @@ class Groups:
         try:
             return Pending(getattr(backend, method)(*arguments), backend is self._gloo)
         except RuntimeError as error:
-            raise GroupBroken(str(error), self._peer(str(error))) from error
+            raise self.broken(error) from error
 
     def check(self) -> None:
         """Raise GroupBroken once the groups have been aborted."""
         if self._aborted:
             raise GroupBroken(f"the groups of generation {self.generation} were left")
 
-    def team(self, ranks: Sequence[int], name: str) -> "Team":
-        """Return these ranks (this one among them) as a group of their own; all of them must ask for it together.
+    def broken(self, error: RuntimeError) -> GroupBroken:
+        """Return what to raise for a backend's error, with the rank that it names."""
+        return GroupBroken(str(error), self._peer(str(error)))
 
-        `name` tells apart what one generation asks for. Raises GroupBroken.
-        """
-        if len(ranks) == self.world_size:
-            return Team(self, self.rank, self.world_size, self._gloo, self._nccl, self.world)
-        rank, size = list(ranks).index(self.rank), len(ranks)
-        with self._lock:
-            # While its sockets come up, `abort` looks for them as it does while the groups form.
-            kept, self._kept = self._kept or [], None
-        try:
-            self.check()
-            options: Any = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
-            device, port = self._open_device()
-            options._devices, options._threads, options._timeout = [device], 2, _CONNECT
-            keys = PrefixStore(f"{self.assignment.store_prefix}/team/{name}", self._store)
-            keys.set(f"port/{rank}", str(port))
-            self._ports |= {int(text) for text in keys.multi_get([f"port/{other}" for other in range(size)])}
-            gloo = ProcessGroupGloo(PrefixStore("gloo", keys), rank, size, options)
-            gloo.set_timeout(_FOREVER)
-        except RuntimeError as error:
-            raise GroupBroken(str(error), self._peer(str(error))) from error
-        finally:
-            for connection in kept:
-                connection.close()
-            with self._lock:
-                if not self._aborted:
-                    self._kept = self._connected()
-        self.check()
-        group = ProcessGroup(PrefixStore("world", keys), rank, size)
-        group._register_backend(torch.device("cpu"), ProcessGroup.BackendType.GLOO, gloo)
-        group._set_default_backend(ProcessGroup.BackendType.GLOO)
-        return Team(self, rank, size, gloo, None, group)
+    def open_device(self) -> tuple[Any, int]:
+        """Return a device for gloo on this worker's address, and the port that it listens on."""
+        return self.sockets.open_device(self._host)
 
     # --- the end -----------------------------------------------------------------------------------------------------
 
@@ -299,12 +280,7 @@ class Groups:
             if self._aborted:
                 return
             self._aborted = True
-            connections = self._kept if self._kept is not None else self._connected()
-            self._kept = None
-        for connection in connections:
-            with contextlib.suppress(OSError):
-                connection.shutdown(socket.SHUT_RDWR)
-            connection.close()
+        self.sockets.shut_down()
         if self._nccl is not None:
             with contextlib.suppress(RuntimeError):
                 self._nccl.abort()
@@ -316,66 +292,6 @@ class Groups:
         holders = [self._world, self._nccl, self._gloo, self._store]
         self._world = self._nccl = self._gloo = self._store = None
         threading.Thread(target=holders.clear, name="regroup-close", daemon=True).start()
-
-    def forget_in_child(self) -> None:
-        """In a forked child (a data loader's worker): close what it inherited, or the peers of a killed trainer would see its
-        connections open until the child ends."""
-        for connection in self._kept or ():
-            connection.detach()
-        for fd, inode in _socket_inodes().items():
-            if inode not in self._inodes_before:
-                with contextlib.suppress(OSError):
-                    probe = socket.socket(fileno=fd)
-                    ours = self._is_ours(probe)
-                    probe.detach()
-                    if ours:
-                        os.close(fd)
-
-    # --- sockets -----------------------------------------------------------------------------------------------------
-
-    def _connected(self) -> list[socket.socket]:
-        """Duplicates of the connected sockets that forming opened: to the store, and to peers either way."""
-        found = []
-        for fd, inode in _socket_inodes().items():
-            if inode in self._inodes_before:
-                continue
-            with contextlib.suppress(OSError):
-                connection = socket.socket(fileno=os.dup(fd))
-                if self._is_ours(connection):
-                    found.append(connection)
-                else:
-                    connection.close()
-        return found
-
-    def _is_ours(self, connection: socket.socket) -> bool:
-        try:
-            if connection.family not in (socket.AF_INET, socket.AF_INET6):
-                return False
-            here, there = connection.getsockname()[1], connection.getpeername()[1]
-        except OSError:  # not connected: gloo's listening socket, which does not survive a shutdown
-            return False
-        return there in self._ports or (here in self._ports and here != self.assignment.store_port)
-
-    def _open_device(self) -> tuple[Any, int]:
-        """Return gloo's device and the port that it listens on, one thread at a time: the helper thread of a form that was
-        interrupted may come here late, and its port would be taken for ours (then nothing shuts our connections down)."""
-        with _ONE_DEVICE:
-            before = set(_socket_inodes().values())
-            device = ProcessGroupGloo.create_device(hostname=self._host, lazy_init=False)
-            port = self._new_listening_port(before)
-        self._ports.add(port)
-        return device, port
-
-    def _new_listening_port(self, before: set[str]) -> int:
-        for fd, inode in _socket_inodes().items():
-            if inode in before:
-                continue
-            with contextlib.suppress(OSError), socket.socket(fileno=os.dup(fd)) as candidate:
-                if candidate.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-                    port = int(candidate.getsockname()[1])
-                    if port != self.assignment.store_port:
-                        return port
-        return 0
 
     def _store_rank(self) -> int | None:
         document = self._document
@@ -395,48 +311,3 @@ class Groups:
         members = self._document.members if self._document is not None else ()
         there = [member.pod_uid for member in members if member.host == found[1]]
         return self._document.rank_offset(there[0]) if self._document is not None and len(there) == 1 else None
-
-
-@dataclass(frozen=True)
-class Team:
-    """Some or all ranks of a generation, as the user's collectives see them."""
-
-    groups: Groups
-    rank: int
-    world_size: int
-    gloo: Any
-    nccl: Any
-    group: Any
-    """A torch ProcessGroup."""
-
-    def all_reduce(self, tensor: torch.Tensor) -> None:
-        """Sum a tensor over the team, in place. Blocks. Raises GroupBroken."""
-        backend = self.nccl if tensor.device.type == "cuda" and self.nccl is not None else self.gloo
-        self.groups.check()
-        try:
-            work = backend.allreduce([tensor])
-        except RuntimeError as error:
-            raise GroupBroken(str(error)) from error
-        self.groups.wait([Pending(work, backend is self.gloo)])
-
-
-_alive: weakref.WeakSet[Groups] = weakref.WeakSet()
-
-
-def _in_child() -> None:
-    for groups in list(_alive):
-        groups.forget_in_child()
-
-
-os.register_at_fork(after_in_child=_in_child)
-
-
-def _socket_inodes() -> dict[int, str]:
-    """Return, by descriptor, what /proc says of this process's sockets: a name that is never used twice."""
-    found = {}
-    for name in os.listdir("/proc/self/fd"):  # noqa: PTH208 - in the path of a recovery; half the cost of Path's
-        with contextlib.suppress(OSError):
-            target = os.readlink(f"/proc/self/fd/{name}")  # noqa: PTH115
-            if target.startswith("socket:"):
-                found[int(name)] = target
-    return found

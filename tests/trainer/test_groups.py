@@ -1,0 +1,85 @@
+"""Forming that is interrupted leaves nothing behind: no thread that waits, no socket."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+import torch
+from torch._C._distributed_c10d import PrefixStore, TCPStore
+
+from regroup.elastic.adoption import Arrival
+from regroup.elastic.errors import GroupBroken
+from regroup.elastic.groups import Groups
+from regroup.protocol.document import FORCED, Document, Member, Store
+from regroup.protocol.local import Assignment
+from tests.trainer.waiting import until
+
+
+def assignment(store_port: int) -> Assignment:
+    """Return the part of rank 0 of two, which hosts the store; the other one never comes."""
+    members = tuple(Member(slot, f"w-{slot}", f"pod-{slot}", 1, "127.0.0.1", 1) for slot in (0, 1))
+    document = Document(1, "uid1", "job", FORCED, members, Store("127.0.0.1", store_port, "pod-0"))
+    return Assignment(
+        number=1,
+        uid="uid1",
+        kind=FORCED,
+        member=True,
+        rank=0,
+        world_size=2,
+        local_rank=0,
+        local_world_size=1,
+        group_rank=0,
+        pod_uid="pod-0",
+        store_host="127.0.0.1",
+        store_port=store_port,
+        store_prefix=document.store_prefix(),
+        hosts_store=True,
+        document_digest=document.digest(),
+        document=document,
+    )
+
+
+def forming() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "regroup-form"]
+
+
+def sockets() -> set[str]:
+    return {link for fd in Path("/proc/self/fd").iterdir() if (link := _link(fd)).startswith("socket:")}
+
+
+def _link(fd: Path) -> str:
+    try:
+        return str(fd.readlink())
+    except FileNotFoundError:
+        return ""
+
+
+def abort_once_it_waits(groups: Groups) -> None:
+    """Abort when the barrier was entered: the last thing before the wait for the others."""
+    part = groups.assignment
+    try:
+        store = TCPStore(part.store_host, part.store_port, is_master=False, timeout=timedelta(seconds=30))
+        PrefixStore(part.store_prefix, store).wait(["arrived"])
+    finally:
+        groups.abort()
+
+
+@pytest.mark.parametrize("moment", ["before the store is open", "while it waits for the others"])
+def test_interrupted_form_leaves_no_thread_and_no_socket(moment: str) -> None:
+    before = sockets()
+    listener = socket.create_server(("127.0.0.1", 0))
+    groups = Groups(assignment(listener.getsockname()[1]), "127.0.0.1", torch.device("cpu"))
+    if moment == "before the store is open":
+        groups.abort()
+    else:
+        threading.Thread(target=abort_once_it_waits, args=(groups,)).start()
+    with pytest.raises(GroupBroken, match=r"interrupted|ended"):
+        groups.form(Arrival(None, 0, 0), listener.detach())
+    until(lambda: not forming(), said=lambda: "the helper thread still waits on its own store")
+    groups.close()
+    del groups
+    until(lambda: sockets() <= before, said=lambda: f"left open: {sockets() - before}")

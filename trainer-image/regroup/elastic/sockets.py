@@ -1,0 +1,146 @@
+"""The sockets that one generation's store and groups opened: found, kept, shut down, and closed in a forked child.
+
+torch 2.13's gloo ignores `abort` and says nothing of its descriptors, so they are found by comparing /proc/self/fd with what
+was there before, told from others by their ports, and kept as duplicates (a closed descriptor's number may be reused). A
+shutdown makes every thread that is blocked on one raise. Nothing here decides when.
+"""
+
+import contextlib
+import os
+import socket
+import threading
+import weakref
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from torch._C._distributed_c10d import ProcessGroupGloo
+
+_ONE_DEVICE = threading.Lock()
+
+
+class Sockets:
+    """The connected sockets of one generation. `shut_down` may be called from any thread, at any time."""
+
+    def __init__(self, store_port: int) -> None:
+        self._store_port = store_port
+        self._ports = {store_port}
+        self._inodes_before = set(_inodes().values())
+        self._lock = threading.Lock()
+        self._kept: list[socket.socket] | None = None
+        self._shut = False
+        _alive.add(self)
+
+    def add_ports(self, ports: Iterable[int]) -> None:
+        """Take sockets at these ports for ours from now on: a peer listens there."""
+        self._ports |= set(ports)
+
+    def open_device(self, host: str) -> tuple[Any, int]:
+        """Return gloo's device and the port that it listens on, one thread at a time: the helper thread of a form that was
+        interrupted may come here late, and its port would be taken for ours (then nothing shuts our connections down)."""
+        with _ONE_DEVICE:
+            before = set(_inodes().values())
+            device = ProcessGroupGloo.create_device(hostname=host, lazy_init=False)
+            port = self._new_listening_port(before)
+        self._ports.add(port)
+        return device, port
+
+    def keep(self) -> None:
+        """Duplicate what is connected now: from here on `shut_down` need not look for it."""
+        with self._lock:
+            if not self._shut:
+                self._kept = self._connected()
+
+    @contextlib.contextmanager
+    def opening(self) -> Iterator[None]:
+        """While more of them come up, `shut_down` looks for them; then they are kept."""
+        with self._lock:
+            kept, self._kept = self._kept or [], None
+        try:
+            yield
+        finally:
+            for connection in kept:
+                connection.close()
+            self.keep()
+
+    def shut_down(self) -> None:
+        """End every wait on one of them, once."""
+        with self._lock:
+            if self._shut:
+                return
+            self._shut = True
+            connections = self._kept if self._kept is not None else self._connected()
+            self._kept = None
+        for connection in connections:
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+            connection.close()
+
+    def forget_in_child(self) -> None:
+        """In a forked child (a data loader's worker): close what it inherited, or the peers of a killed trainer would see its
+        connections open until the child ends."""
+        for connection in self._kept or ():
+            connection.detach()
+        for fd, inode in _inodes().items():
+            if inode not in self._inodes_before:
+                with contextlib.suppress(OSError):
+                    probe = socket.socket(fileno=fd)
+                    ours = self._is_ours(probe)
+                    probe.detach()
+                    if ours:
+                        os.close(fd)
+
+    def _connected(self) -> list[socket.socket]:
+        """Duplicates of the connected sockets that forming opened: to the store, and to peers either way."""
+        found = []
+        for fd, inode in _inodes().items():
+            if inode in self._inodes_before:
+                continue
+            with contextlib.suppress(OSError):
+                connection = socket.socket(fileno=os.dup(fd))
+                if self._is_ours(connection):
+                    found.append(connection)
+                else:
+                    connection.close()
+        return found
+
+    def _is_ours(self, connection: socket.socket) -> bool:
+        try:
+            if connection.family not in (socket.AF_INET, socket.AF_INET6):
+                return False
+            here, there = connection.getsockname()[1], connection.getpeername()[1]
+        except OSError:  # not connected: gloo's listening socket, which does not survive a shutdown
+            return False
+        return there in self._ports or (here in self._ports and here != self._store_port)
+
+    def _new_listening_port(self, before: set[str]) -> int:
+        for fd, inode in _inodes().items():
+            if inode in before:
+                continue
+            with contextlib.suppress(OSError), socket.socket(fileno=os.dup(fd)) as candidate:
+                if candidate.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                    port = int(candidate.getsockname()[1])
+                    if port != self._store_port:
+                        return port
+        return 0
+
+
+_alive: weakref.WeakSet[Sockets] = weakref.WeakSet()
+
+
+def _in_child() -> None:
+    for sockets in list(_alive):
+        sockets.forget_in_child()
+
+
+os.register_at_fork(after_in_child=_in_child)
+
+
+def _inodes() -> dict[int, str]:
+    """Return, by descriptor, what /proc says of this process's sockets: a name that is never used twice."""
+    found = {}
+    for name in os.listdir("/proc/self/fd"):  # noqa: PTH208 - in the path of a recovery; half the cost of Path's
+        with contextlib.suppress(OSError):
+            target = os.readlink(f"/proc/self/fd/{name}")  # noqa: PTH115
+            if target.startswith("socket:"):
+                found[int(name)] = target
+    return found
