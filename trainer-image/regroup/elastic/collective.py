@@ -58,7 +58,18 @@ class Blocks:
         self._regrouper = regrouper
 
     def here(self, name: str) -> Block:
-        """Return where in the script this process is."""
+        """Return where in the script this process is. Raises UsageError where no block may be entered."""
+        block = f'job.collective("{name}")'
+        if self._job.outcome is not None:
+            raise UsageError(
+                f"{block} comes after the loop, when the job has ended and its ranks no longer meet. "
+                "Move it into the loop, after the commit of the last step."
+            )
+        if self._job.committer.in_step:
+            raise UsageError(
+                f"{block} is inside `with step:` before step.commit(), where the group must not change. "
+                "Move it behind the block of the step."
+            )
         return Block(BEFORE_LOOP if self._job.total is None else self._job.step, self.num_left + 1, name)
 
     def enter(self, here: Block) -> tuple[Team | None, bool]:
@@ -120,7 +131,6 @@ class Collective:
             yield self
 
     def __enter__(self) -> "Collective":
-        self._job.check_between_steps(self.name)
         if self._here is None:
             self._here = self._blocks.here(self.name)
         if not self._entered:
@@ -142,7 +152,7 @@ class Collective:
                 assert self._here is not None
                 self._team, self._done = self._blocks.enter(replace(self._here, complete=True))
                 self._entered = not self._done
-        elif not self._job.is_membership(error):
+        elif self._job.regrouper is None or not self._job.regrouper.explains(error):
             return False
         if self._done:
             self._here = None
@@ -150,6 +160,7 @@ class Collective:
             return False
         if self._repeats:
             return True
+        self._here = None
         raise GenerationChanged(
             f'The group changed inside job.collective("{self.name}"). '
             f'To have it repeated, write: for attempt in job.collective("{self.name}"): with attempt as team: ...'

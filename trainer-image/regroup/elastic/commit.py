@@ -51,16 +51,12 @@ class Committer:
 
     def check(self) -> None:
         """Raise GenerationChanged once the groups must be left."""
-        regrouper = self._job.regrouper
-        if regrouper is None:
-            return
-        if regrouper.groups is None or regrouper.groups.aborted:
-            regrouper.leave()
-            raise GenerationChanged(f"generation {self._job.generation} has ended")
+        if self._job.regrouper is not None:
+            self._job.regrouper.check()
 
     def interrupted(self, step: "Step", error: BaseException) -> bool:
         """Return whether `error` ended the block because of a membership change; then the same step comes again."""
-        if not self._job.is_membership(error):
+        if self._job.regrouper is None or not self._job.regrouper.explains(error):
             return False
         step.interrupted = True
         if not step.committed:

@@ -66,6 +66,19 @@ def buckets_of(parameters: Iterable[torch.nn.Parameter], limit_bytes: int = BUCK
     return buckets
 
 
+def check_optimizer(optimizer: Any, model: torch.nn.Module) -> None:
+    """Raise UsageError for a parameter that the optimizer steps and the model does not own: it would be no part of the
+    state, and its gradient of no reduction."""
+    owned = {id(parameter) for parameter in model.parameters()}
+    for i, group in enumerate(getattr(optimizer, "param_groups", ())):
+        for j, parameter in enumerate(group["params"]):
+            if id(parameter) not in owned:
+                raise UsageError(
+                    f"optimizer.param_groups[{i}]['params'][{j}], of shape {list(parameter.shape)}, is not a parameter of "
+                    "the model. Put everything that is trained into one module, and pass that as model."
+                )
+
+
 class Reducer:
     """Plain all-reduce. Once a step: `begin`, `arm` before the last backward, `launch`, `wait`, then `scale`."""
 

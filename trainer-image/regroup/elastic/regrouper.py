@@ -20,7 +20,7 @@ from regroup.protocol.state import StatePair
 from . import transfer
 from .adoption import Arrival, Block, Copy, Fallback, Refuse, decide
 from .durable import Origin
-from .errors import GroupBroken, Refused
+from .errors import GenerationChanged, GroupBroken, Refused
 from .groups import Gathering, Groups
 from .state import TrainingState
 from .watcher import Watcher
@@ -91,6 +91,29 @@ class Regrouper:
         groups.close()
         if error is not None and not self._watcher.knows_newer(groups.generation) and self._watcher.stop is None:
             self._send_left("collective", str(error), error.peer_rank)
+
+    def check(self) -> None:
+        """Raise GenerationChanged once the groups must be left."""
+        if self.groups is None or self.groups.aborted:
+            self.leave()
+            raise GenerationChanged(f"generation {self.origin.generation} has ended")
+
+    def explains(self, error: BaseException) -> bool:
+        """Return whether `error` comes of a membership change; then the groups are left. Else it is the user's own.
+
+        Ours say so themselves. A collective of the user's own counts only if a newer generation is heard within
+        `disconnectSeconds` + 5 s; this waits for it.
+        """
+        if isinstance(error, GenerationChanged):
+            return True
+        if not isinstance(error, GroupBroken):
+            if not _is_collective_error(error):
+                return False
+            bound_s = float(os.environ.get(env.DISCONNECT_SECONDS) or 5) + 5
+            if not self._watcher.wait_newer(self.origin.generation, bound_s):
+                return False
+        self.leave(GroupBroken(str(error)))
+        return True
 
     def leave_at_cut(self) -> None:
         """Leave healthy groups together with all other ranks (rule CUTALL). They are closed once the next ones stand."""
@@ -237,3 +260,13 @@ class Regrouper:
                 peer_rank=peer_rank,
             )
         )
+
+
+def _is_collective_error(error: BaseException) -> bool:
+    """True for what torch raises when a process group fails: the user's own collectives inside a block."""
+    if type(error).__name__ in ("DistBackendError", "DistNetworkError", "DistError"):
+        return True
+    text = str(error)
+    return isinstance(error, RuntimeError) and any(
+        word in text for word in ("gloo", "NCCL", "Connection closed by peer")
+    )

@@ -19,14 +19,14 @@ from .buffers import Buffers
 from .collective import Blocks, Collective
 from .commit import Committer, exchange
 from .durable import Durable, Origin
-from .errors import DivergedError, GenerationChanged, GroupBroken, UsageError
+from .errors import DivergedError, GroupBroken, UsageError
 from .groups import Gathering, Groups
 from .header import Header, Row
-from .reducer import ExactReducer, Reducer
+from .reducer import ExactReducer, Reducer, check_optimizer
 from .regrouper import Regrouper, Stopped
 from .reporter import Reporter
 from .state import TrainingState
-from .step import Step, is_collective_error
+from .step import Step
 from .watcher import Watcher
 
 
@@ -294,25 +294,6 @@ class Job:
         if self.regrouper is not None:
             self.regrouper.leave(error)
 
-    def is_membership(self, error: BaseException) -> bool:
-        """Return whether `error` comes of a membership change; then the groups are left. Else it is the user's own.
-
-        Ours say so themselves. A collective of the user's own counts only if a newer generation is heard within
-        `disconnectSeconds` + 5 s; this waits for it.
-        """
-        if self._watcher is None or not isinstance(error, Exception):
-            return False
-        if isinstance(error, GenerationChanged):
-            return True
-        if not isinstance(error, GroupBroken):
-            if not is_collective_error(error):
-                return False
-            bound_s = float(os.environ.get(env.DISCONNECT_SECONDS) or 5) + 5
-            if not self._watcher.wait_newer(self._generation, bound_s):
-                return False
-        self.leave(GroupBroken(str(error)))
-        return True
-
     def regrouped(self) -> tuple[Groups, Gathering]:
         """Be in the newest generation that must be followed, inside a block of collectives; return it."""
         assert self.regrouper is not None
@@ -325,20 +306,6 @@ class Job:
         assert groups is not None
         assert gathering is not None
         return groups, gathering
-
-    def check_between_steps(self, name: str) -> None:
-        """Raise UsageError unless a block of collectives may be entered here."""
-        block = f'job.collective("{name}")'
-        if self.outcome is not None:
-            raise UsageError(
-                f"{block} comes after the loop, when the job has ended and its ranks no longer meet. "
-                "Move it into the loop, after the commit of the last step."
-            )
-        if self.committer.in_step:
-            raise UsageError(
-                f"{block} is inside `with step:` before step.commit(), where the group must not change. "
-                "Move it behind the block of the step."
-            )
 
     @property
     def is_fresh(self) -> bool:
@@ -359,16 +326,3 @@ class Job:
         if self.is_main:
             self._durable.save_if_due(self._origin, alone=self._watcher is None)
             self._durable.prune(self._watcher.take_prune() if self._watcher is not None else None, self._generation)
-
-
-def check_optimizer(optimizer: Any, model: torch.nn.Module) -> None:
-    """Raise UsageError for a parameter that the optimizer steps and the model does not own: it would be no part of the
-    state, and its gradient of no reduction."""
-    owned = {id(parameter) for parameter in model.parameters()}
-    for i, group in enumerate(getattr(optimizer, "param_groups", ())):
-        for j, parameter in enumerate(group["params"]):
-            if id(parameter) not in owned:
-                raise UsageError(
-                    f"optimizer.param_groups[{i}]['params'][{j}], of shape {list(parameter.shape)}, is not a parameter of "
-                    "the model. Put everything that is trained into one module, and pass that as model."
-                )

@@ -125,15 +125,3 @@ class Step:
         for v, loss in self._pending:
             self.loss_sums[v] = float(loss)  # the one place where the host waits for the losses
         self._job.committer.commit(self, before, after, max_norm)
-
-
-def is_collective_error(error: BaseException) -> bool:
-    """True for what torch raises when a process group fails: the user's own collectives inside a block."""
-    if isinstance(error, (GenerationChanged, GroupBroken)):
-        return True
-    if type(error).__name__ in ("DistBackendError", "DistNetworkError", "DistError"):
-        return True
-    text = str(error)
-    return isinstance(error, RuntimeError) and any(
-        word in text for word in ("gloo", "NCCL", "Connection closed by peer")
-    )
