@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -42,15 +43,24 @@ class TracedJob(JobView):
         return seen[0]
 
     def training(self, *, workers: int, timeout_s: float = 120, steps: int = 20) -> Trace:
-        """Wait until a settled generation of so many workers has committed `steps` steps; return the trace."""
-        status = self.wait(timeout_s, f"{self.name} does not train with {workers} workers", state="Running", adopted=True,
-                           ready=f"{workers}/{workers}")  # fmt: skip
-        generation = status["membership"]["generation"]
-        return self.wait_trace(
-            lambda t: len({c.step for c in t.commits if c.generation == generation}) >= steps,
-            60,
-            f"{self.name} commits too few steps in generation {generation}",
-        )
+        """Wait until a settled generation of so many workers has committed `steps` steps; return the trace.
+
+        A generation that a later one replaces meanwhile does not count: the status may lag behind the fault that ended it.
+        """
+        ready = f"{workers}/{workers}"
+        otherwise = f"{self.name} does not train with {workers} workers"
+        least = 0
+        while True:
+            status = self.wait(timeout_s, otherwise, state="Running", adopted=True, ready=ready, generation=least)
+            generation = status["membership"]["generation"]
+            trace = self.wait_trace(
+                partial(_has_come, generation=generation, steps=steps),
+                60,
+                f"{self.name} commits too few steps in generation {generation}",
+            )
+            if trace.commits[-1].generation == generation:
+                return trace
+            least = generation + 1
 
     def victim(self, rank: int) -> tuple[dict[str, Any], int]:
         """Return the pod of a rank of the newest generation, and the rank's process id in its container."""
@@ -110,6 +120,12 @@ def sample(k: Kubectl, namespace: str) -> JobView:
     job["metadata"]["namespace"] = namespace
     k.apply(job)
     return JobView(k, namespace, job["metadata"]["name"])
+
+
+def _has_come(trace: Trace, *, generation: int, steps: int) -> bool:
+    """Return whether a generation has committed so many steps, or another has taken its place."""
+    committed = {c.step for c in trace.commits if c.generation == generation}
+    return len(committed) >= steps or trace.commits[-1].generation > generation
 
 
 def start(
