@@ -16,7 +16,9 @@ from regroup_operator.model.records import Pod
 from regroup_operator.model.worker import Standing, Worker
 
 ASK_EVERY_S = 1.0
-"""While a member is silent or progress stalls, everybody who can be reached is asked this often."""
+"""While a member is silent or progress stalls, everybody who can be reached is asked this often, ..."""
+ASKED_PER_S = 50.0
+"""... and in a large job less often: an evaluation between two steps stalls progress, too."""
 
 
 def plan_commands(
@@ -33,6 +35,7 @@ def plan_commands(
     that has ended: everybody is stopped then, before only the released. `stalled`: steps are overdue."""
     workers = tuple(workers)
     assignment = _Assignment(document) if document is not None else None
+    every_s = max(ASK_EVERY_S, len(workers) / ASKED_PER_S)
     silent = any(w.is_member and w.standing == Standing.SILENT for w in workers)
     for worker in workers:
         session, pod = worker.session, worker.pod
@@ -47,7 +50,7 @@ def plan_commands(
             continue
         if assignment is not None and max(session.told_generation, session.condition.heard) < assignment.number:
             yield from assignment.of(pod)
-        if (silent or stalled) and (session.asked_at_s is None or now_s >= session.asked_at_s + ASK_EVERY_S):
+        if (silent or stalled) and (session.asked_at_s is None or now_s >= session.asked_at_s + every_s):
             yield Tell(pod.uid, ProgressRequest() if silent else Ping())
 
 
