@@ -81,11 +81,12 @@ def test_two_operators_never_give_one_number_to_two_lists(jobs: Callable[..., Tr
         job.kill_rank(1)
         generation = job.trace().commits[-1].generation
         wait_until(lambda: _leads_instead(operator, name), timeout_s=60, what="the other operator leads")
-        job.wait_trace(lambda t: t.commits[-1].generation > generation, 60, "the other operator does not act")
+        trace = job.wait_trace(lambda t: t.commits[-1].generation > generation, 60, "the other operator does not act")
+        generation = trace.commits[-1].generation
         job.kill_rank(0)
     finally:
         faults.signal_main(uid, "regroup_operator", signal.SIGCONT)
-    job.training(workers=3, steps=10, timeout_s=120)
+    job.training(workers=3, steps=10, after=generation)
     watching.set()
     watcher.join()
     assert len(seen) >= 3, "generations were watched"

@@ -42,14 +42,14 @@ class TracedJob(JobView):
         wait_until(there, timeout_s=timeout_s, otherwise=otherwise, every_s=0.1)
         return seen[0]
 
-    def training(self, *, workers: int, timeout_s: float = 120, steps: int = 20) -> Trace:
-        """Wait until a settled generation of so many workers has committed `steps` steps; return the trace.
+    def training(self, *, workers: int, timeout_s: float = 120, steps: int = 20, after: int = 0) -> Trace:
+        """Wait until a settled generation of so many workers, above `after`, has committed `steps` steps; return the trace.
 
         A generation that a later one replaces meanwhile does not count: the status may lag behind the fault that ended it.
         """
         ready = f"{workers}/{workers}"
         otherwise = f"{self.name} does not train with {workers} workers"
-        least = 0
+        least = after + 1
         while True:
             status = self.wait(timeout_s, otherwise, state="Running", adopted=True, ready=ready, generation=least)
             generation = status["membership"]["generation"]
