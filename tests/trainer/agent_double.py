@@ -29,7 +29,8 @@ from regroup.protocol.document import (
     Store,
 )
 from regroup.protocol.state import StatePair
-from tests.trainer.zygote import Zygote, alive
+from tests.trainer.waiting import alive
+from tests.trainer.zygote import Zygote
 
 
 @dataclass

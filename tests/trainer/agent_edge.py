@@ -24,6 +24,7 @@ from aiohttp import web
 from regroup.protocol import codec, env, wire
 from regroup.protocol.document import Document, Member, Store
 from regroup_operator.membership.certificates import Authority, server_context
+from tests.trainer.waiting import until
 
 JOB_UID, POD_UID, POD = "job-uid", "pod-uid", "digits-worker-0-0"
 RAW_TRAINER = Path(__file__).with_name("raw_trainer.py")
@@ -40,7 +41,10 @@ class Heard:
 
 
 class OperatorEdge:
-    """Takes reports, streams commands. `refuse` answers every request with a status and sentence while it is set."""
+    """Takes reports, streams commands. `refuse` answers every request with a status and sentence while it is set.
+
+    While `frozen` is set it answers nothing, but its kernel takes what is sent.
+    """
 
     def __init__(self, directory: Path) -> None:
         authority = Authority.create()
@@ -53,6 +57,7 @@ class OperatorEdge:
         self.peers: set[tuple[str, int]] = set()
         """Connections that reports came on."""
         self.refuse: tuple[int, str] | None = None
+        self.frozen = False
         self.newest = 0
         self.keepalive_s = 75.0
         """How long an idle connection is kept; counts from the next `up`."""
@@ -138,14 +143,20 @@ class OperatorEdge:
             await self._runner.cleanup()
             self._runner = None
 
+    async def _thawed(self) -> None:
+        while self.frozen:
+            await asyncio.sleep(0.005)
+
     def _refusal(self) -> web.Response | None:
         if self.refuse is None:
             return None
         return web.json_response({"error": self.refuse[1]}, status=self.refuse[0])
 
     async def _reports(self, request: web.Request) -> web.Response:
+        await self._thawed()
         self.tokens.append(request.headers["Authorization"])
-        assert request.transport is not None
+        if request.transport is None:  # given up meanwhile
+            raise web.HTTPRequestTimeout
         self.peers.add(request.transport.get_extra_info("peername"))
         text = await request.read()
         refusal = self._refusal()
@@ -158,6 +169,7 @@ class OperatorEdge:
         return web.Response(status=204)
 
     async def _commands(self, request: web.Request) -> web.StreamResponse:
+        await self._thawed()
         refusal = self._refusal()
         if refusal is not None:
             return refusal
@@ -249,22 +261,6 @@ class Worker:
             with contextlib.suppress(ProcessLookupError):
                 self.agent.send_signal(signal.SIGKILL)
             self.agent.wait(10)
-
-
-def until(done: Callable[[], Any], timeout_s: float = 15.0, said: Callable[[], str] = lambda: "") -> None:
-    """Return once `done()` is true; fail after `timeout_s`."""
-    deadline = time.monotonic() + timeout_s
-    while not done():
-        assert time.monotonic() < deadline, said() or "did not happen in time"
-        time.sleep(0.005)
-
-
-def alive(pid: int) -> bool:
-    """Return whether a process runs (a zombie does not)."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 @contextlib.contextmanager

@@ -1,30 +1,12 @@
-"""What the tests of the elastic session share: a zygote for the whole run, a double for each test, and how a job ends."""
+"""What the tests of the elastic session share: the script, how a job starts, and how it ends."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from tests.trainer.agent_double import AgentDouble
-from tests.trainer.zygote import Zygote
 
 SCRIPT = Path(__file__).parent / "small_job.py"
-
-
-@pytest.fixture(scope="session")
-def zygote() -> Iterator[Zygote]:
-    zygote = Zygote()
-    yield zygote
-    zygote.close()
-
-
-@pytest.fixture
-def job(tmp_path: Path, zygote: Zygote) -> Iterator[AgentDouble]:
-    double = AgentDouble(tmp_path, zygote, SCRIPT, {"TEST_STEPS": "400"})
-    yield double
-    double.close()
 
 
 def start(job: AgentDouble, count: int, **environment: str) -> None:

@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from regroup.elastic.durable import Durable, Origin
 from regroup.elastic.state import TrainingState
 from regroup.protocol.document import CheckpointRef, LineageEntry
 from regroup.protocol.state import StatePair
+from tests.trainer.waiting import until
 
 LINEAGE = (LineageEntry(1, 0), LineageEntry(2, 50))
 
@@ -73,13 +73,6 @@ def save(
     if wait:
         assert checkpointer.wait(30)
     return tree
-
-
-def poll(condition: Callable[[], object], deadline_s: float = 30) -> None:
-    end_s = time.monotonic() + deadline_s
-    while not condition():
-        assert time.monotonic() < end_s, "the condition did not come true in time"
-        time.sleep(0.002)
 
 
 def test_checkpoint_restores_model_and_fresh_optimizer(tmp_path: Path) -> None:
@@ -218,7 +211,7 @@ def test_fenced_generation_that_commits_late_is_not_read(tmp_path: Path) -> None
     g1, g2 = make(tmp_path), make(tmp_path)
     go_on = threading.Event()
     save(g1, 1, 100, acknowledged=go_on.is_set, wait=False)
-    poll((tmp_path / "step-100.g1-00000001").exists)
+    until((tmp_path / "step-100.g1-00000001").exists)
     save(g2, 2, 60)
     go_on.set()
     assert g1.wait(30)
@@ -245,7 +238,7 @@ def test_commit_waits_for_every_rank(tmp_path: Path) -> None:
     checkpointer = make(tmp_path)
     acknowledged = threading.Event()
     save(checkpointer, 1, 10, acknowledged=acknowledged.is_set, wait=False)
-    poll((tmp_path / "step-10.g1-00000001").exists)
+    until((tmp_path / "step-10.g1-00000001").exists)
     assert checkpointer.newest(LINEAGE).info is None
     assert not checkpointer.due(0.0)
     assert not checkpointer.save({}, pair=StatePair(1, 11), generation=1, uid="x", parent_generation=0, start_step=0), (
@@ -297,9 +290,9 @@ def test_writer_killed_leaves_a_directory_that_is_skipped(tmp_path: Path, moment
     aside, path = tmp_path / ".writing-step-20.g1-aaaa1111", tmp_path / "step-20.g1-aaaa1111"
     try:
         if moment == "while data is written":
-            poll(lambda: any(file.stat().st_size for file in aside.glob("*.distcp")) or path.exists(), 60)
+            until(lambda: any(file.stat().st_size for file in aside.glob("*.distcp")) or path.exists(), 60)
         else:
-            poll(path.exists, 60)
+            until(path.exists, 60)
     finally:
         writer.send_signal(signal.SIGKILL)
         writer.wait()

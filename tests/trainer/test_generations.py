@@ -7,10 +7,8 @@ import pytest
 from regroup.protocol import local
 from regroup.protocol.document import PLANNED
 from tests.trainer.agent_double import AgentDouble
-from tests.trainer.elastic_kit import assert_one_state, finish, job, start, zygote
-from tests.trainer.zygote import alive
-
-__all__ = ["job", "zygote"]  # fixtures
+from tests.trainer.elastic_kit import assert_one_state, finish, start
+from tests.trainer.waiting import alive
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 4])

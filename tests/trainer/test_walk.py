@@ -14,10 +14,9 @@ import pytest
 from regroup.protocol import local
 from regroup.protocol.document import FORCED, PLANNED
 from tests.trainer.agent_double import AgentDouble
-from tests.trainer.elastic_kit import assert_one_state, finish, run_alone, zygote
-from tests.trainer.zygote import Zygote, alive
-
-__all__ = ["zygote"]  # fixture
+from tests.trainer.elastic_kit import assert_one_state, finish, run_alone
+from tests.trainer.waiting import alive
+from tests.trainer.zygote import Zygote
 
 STEPS = "600"
 SECONDS = float(os.environ.get("WALK_SECONDS", "15"))

@@ -6,35 +6,11 @@ import functools
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-from _regroup_agent.build import build
 from regroup.protocol import wire
-from tests.trainer.agent_edge import OperatorEdge, Worker, generation, operator_edge
-
-
-@pytest.fixture(scope="module")
-def zipapp(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    target = tmp_path_factory.mktemp("agent") / "agent.pyz"
-    build(target)
-    return target
-
-
-@pytest.fixture
-def operator(tmp_path: Path) -> Iterator[OperatorEdge]:
-    with operator_edge(tmp_path) as edge:
-        yield edge
-
-
-@pytest.fixture
-def worker(tmp_path: Path, operator: OperatorEdge, zipapp: Path) -> Iterator[Worker]:
-    one = Worker(tmp_path, operator, zipapp, 1)
-    yield one
-    one.close()
-
+from tests.trainer.agent_edge import OperatorEdge, Worker, generation
 
 SCRIPTS = {
     "an exit code": "import sys\nsys.exit(3)",

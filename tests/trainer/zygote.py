@@ -40,14 +40,6 @@ class Zygote:
         self._process.wait(10)
 
 
-def alive(pid: int) -> bool:
-    """Return whether a process runs (a killed one may be a zombie for a moment)."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in ("Z", "X")
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-
-
 def _main() -> None:
     import torch
     import torch._dynamo  # every optimizer's constructor imports it, and that takes seconds

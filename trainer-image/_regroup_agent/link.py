@@ -72,7 +72,7 @@ class Link:
         self._host_header = url.netloc.rpartition("@")[2]
         self._base = f"/v1/namespaces/{endpoint.namespace}/pods/{endpoint.pod}"
         self._reports: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
-        self._unanswered: deque[Any] = deque()  # bodies on their way, in order
+        self._unanswered: deque[tuple[Any, float]] = deque()  # bodies on their way, in order, with their time
         self._faults: deque[tuple[wire.Fault, float]] = deque(
             maxlen=MAX_UNANSWERED
         )  # not answered yet, with their time
@@ -131,6 +131,7 @@ class Link:
             tasks = {
                 asyncio.ensure_future(self._read_commands(commands, answer)),
                 asyncio.ensure_future(self._read_answers()),
+                asyncio.ensure_future(self._bound_answers()),
             }
             try:
                 done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -172,10 +173,20 @@ class Link:
                 self._on_up()  # what was said in between is said again
                 self._resend_faults()
 
+    async def _bound_answers(self) -> None:
+        """Give the connection up when a report has waited too long: the kernel of a frozen operator takes what is written
+        and answers keepalives, and its agents would not look for the one that replaces it."""
+        while True:
+            since_s = self._unanswered[0][1] if self._unanswered else time.monotonic()
+            left_s = since_s + ANSWER_TIMEOUT_S - time.monotonic()
+            if left_s <= 0:
+                raise _BrokenError(f"The operator has not answered a report for {ANSWER_TIMEOUT_S:g} s.")
+            await asyncio.sleep(left_s)
+
     async def _read_answer(self, reader: asyncio.StreamReader) -> None:
         answer = await http.read_head(reader)
         body = await http.read_body(reader, answer)
-        sent = self._unanswered.popleft() if self._unanswered else None
+        sent = self._unanswered.popleft()[0] if self._unanswered else None
         status = answer.status
         if 200 <= status < 300 or (status in (400, 413, 422) and not isinstance(sent, wire.Hello)):
             if isinstance(sent, wire.Fault):
@@ -199,11 +210,11 @@ class Link:
             self._say_once(_sentence(error, self._endpoint.url))
             writer.transport.abort()
             return
-        self._unanswered.append(report.body)
+        self._unanswered.append((report.body, time.monotonic()))
         writer.write(request)  # asyncio hands it to the kernel at once where it takes it
 
     def _resend_faults(self) -> None:
-        on_their_way = {id(body) for body in self._unanswered}
+        on_their_way = {id(body) for body, _ in self._unanswered}
         for fault, at_s in list(self._faults):
             if id(fault) not in on_their_way:
                 late = replace(fault, observed_ms=fault.observed_ms + (time.monotonic() - at_s) * 1000)

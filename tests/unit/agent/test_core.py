@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -48,6 +49,36 @@ def test_command_that_is_fenced_changes_nothing(body: object, changed: dict[str,
     assert [log.text for log in drive.of(ev.Log)] == ([refused] if refused else [])
     assert drive.told() == drive.bodies() == drive.of(ev.Start) == []
     assert drive.report == before
+
+
+def forming(drive: Drive) -> Drive:
+    return drive.session().generation(1).says(local.Entering(1))
+
+
+PINGED = {
+    "not welcomed yet": (lambda d: d.feed(ev.Connected()), Phase.READY),
+    "between a script's processes": (
+        lambda d: d.feed(ev.Connected()).generation(1).command(wire.Welcome("Script")).exits(1),
+        Phase.READY,
+    ),
+    "starting": (lambda d: d.feed(ev.Connected()).command(wire.Welcome("Session")), Phase.STARTING),
+    "ready": (lambda d: d.session(), Phase.READY),
+    "forming": (forming, Phase.FORMING),
+    "adopting": (lambda d: forming(d).says(local.FormedLocally(1, 1.0)), Phase.ADOPTING),
+    "training": (lambda d: d.session().trains(1, 3), Phase.TRAINING),
+    "broken": (lambda d: d.session().trains(1, 3).says(left(1, 3, cause="collective")), Phase.BROKEN),
+    "finished": (lambda d: d.session().trains(1, 3).says(local.FinishedLocally(1, 3)), Phase.FINISHED),
+    "draining": (lambda d: d.session().trains(1, 3).feed(ev.Terminated()), Phase.TRAINING),
+}
+
+
+@pytest.mark.parametrize(("prepare", "phase"), PINGED.values(), ids=PINGED)
+def test_ping_is_answered_at_once_in_every_phase(prepare: Callable[[Drive], Drive], phase: str) -> None:
+    """Who does not answer within half a second is taken for silent."""
+    drive = prepare(Drive())
+    assert drive.phase == phase
+    drive.command(wire.Ping())
+    assert drive.bodies() == [wire.Changed()]
 
 
 def test_message_of_a_process_that_was_replaced_is_dropped() -> None:

@@ -1,0 +1,53 @@
+"""What tests with real processes share. Expensive things are made once for the run: the agent's zipapp, a zygote with torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from _regroup_agent.build import build
+from tests.trainer.agent_double import AgentDouble
+from tests.trainer.agent_edge import OperatorEdge, Worker, operator_edge
+from tests.trainer.elastic_kit import SCRIPT
+from tests.trainer.zygote import Zygote
+
+
+@pytest.fixture(scope="session")
+def zipapp(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The agent as a pod has it."""
+    target = tmp_path_factory.mktemp("agent") / "agent.pyz"
+    build(target)
+    return target
+
+
+@pytest.fixture
+def operator(tmp_path: Path) -> Iterator[OperatorEdge]:
+    """The operator's edge for one worker; the test decides."""
+    with operator_edge(tmp_path) as edge:
+        yield edge
+
+
+@pytest.fixture
+def worker(tmp_path: Path, operator: OperatorEdge, zipapp: Path) -> Iterator[Worker]:
+    """A worker of one process, not started."""
+    one = Worker(tmp_path, operator, zipapp, 1)
+    yield one
+    one.close()
+
+
+@pytest.fixture(scope="session")
+def zygote() -> Iterator[Zygote]:
+    """What forks the trainers of the elastic tests."""
+    zygote = Zygote()
+    yield zygote
+    zygote.close()
+
+
+@pytest.fixture
+def job(tmp_path: Path, zygote: Zygote) -> Iterator[AgentDouble]:
+    """Workers of the small job, which the test starts and announces generations to."""
+    double = AgentDouble(tmp_path, zygote, SCRIPT, {"TEST_STEPS": "400"})
+    yield double
+    double.close()
