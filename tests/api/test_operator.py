@@ -22,6 +22,7 @@ import yaml
 
 from cluster import apiserver
 from manifests import render
+from regroup_operator.membership.certificates import Authority
 from tests.api.conftest import Api
 from tests.builders.jobs import make_job
 
@@ -214,6 +215,59 @@ def test_job_that_cannot_run_says_why_everywhere_and_gets_nothing(
     assert leader.process.poll() is None
 
 
+PROBES = {
+    "pods": {"kind": "Pod", "spec": {"containers": [{"name": "c", "image": "i"}]}},
+    "services": {"kind": "Service", "spec": {"ports": [{"port": 1}]}},
+}
+
+
+def limit(api: Api, namespace: str, resource: str) -> None:
+    """Have a quota refuse every object of a kind. Admission goes by the quota's status, which nobody else writes here."""
+    probe = {"apiVersion": "v1", "metadata": {"name": "probe", "namespace": namespace}, **PROBES[resource]}
+    metadata = {"name": "full", "namespace": namespace}
+    quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": metadata, "spec": {"hard": {resource: "0"}}}
+    api.done("create", "--filename=-", document=quota)
+    full = json.dumps({"status": {"hard": {resource: "0"}, "used": {resource: "0"}}})
+    api.done("patch", "quota", "full", f"--namespace={namespace}", "--subresource=status", "--type=merge", f"-p={full}")
+    until(
+        lambda: "exceeded quota" in api.kubectl("create", "--dry-run=server", "--filename=-", document=probe).error,
+        "the quota is known",
+    )
+
+
+def test_job_whose_service_a_quota_refuses_says_so_and_starts_once_there_is_room(
+    api: Api, namespace: str, leader: Replica
+) -> None:
+    limit(api, namespace, "services")
+    create(api, namespace)
+    accepted = until(lambda: condition(api, namespace, "Accepted"), "a verdict")
+    assert (accepted["status"], accepted["reason"]) == ("False", "CreateFailed")
+    assert "quota" in accepted["message"]
+    until(lambda: "quota" in api.done("events", "--for=dtj/digits", f"--namespace={namespace}"), "an event")
+    assert api.done("get", "pods", f"--namespace={namespace}", "-oname") == ""
+    api.done("delete", "quota", "full", f"--namespace={namespace}")
+    until(lambda: api.done("get", "pods", f"--namespace={namespace}", "-oname").count("\n") == 3, "three pods")
+    until(lambda: (condition(api, namespace, "Accepted") or {})["status"] == "True", "the job is accepted")
+    assert leader.process.poll() is None
+
+
+def test_pods_that_a_quota_refuses_are_told_once_and_come_when_there_is_room(
+    api: Api, namespace: str, leader: Replica
+) -> None:
+    limit(api, namespace, "pods")
+    create(api, namespace)
+    told = until(
+        lambda: [line for line in api.done("events", "--for=dtj/digits", f"--namespace={namespace}").splitlines()
+                 if "quota" in line],
+        "an event",
+    )  # fmt: skip
+    assert len(told) == 1
+    assert "CreateFailed" in told[0]
+    api.done("delete", "quota", "full", f"--namespace={namespace}")
+    until(lambda: api.done("get", "pods", f"--namespace={namespace}", "-oname").count("\n") == 3, "three pods")
+    assert leader.process.poll() is None
+
+
 def test_metrics_are_there(api: Api, namespace: str, leader: Replica) -> None:
     create(api, namespace)
     until(lambda: status(api, namespace), "a status")
@@ -247,6 +301,27 @@ def test_second_replica_waits_and_takes_over_from_one_that_ends(api: Api, operat
     assert third.stop() == 0, third.log.read_text()
     lease = api.get("lease", "regroup", f"--namespace={render.NAMESPACE}")
     assert not lease["spec"].get("holderIdentity"), "the lease is released"
+
+
+def test_replica_that_takes_over_serves_and_hands_out_the_ca_of_now(api: Api, namespace: str, operators: Start) -> None:
+    """It has stood by while the CA changed, and looks at the Secret every five minutes only."""
+    first = operators("first")
+    until(first.leads, "the first one leads")
+    second = operators("second")
+    until(second.ready, "the second one stands by")
+    old, new = ca_of(api), Authority.create()
+    pair = {"old-ca.crt": old.encode(), "ca.crt": new.ca_pem, "ca.key": new.key_pem}
+    change = {"data": {key: base64.b64encode(value).decode() for key, value in pair.items()}}
+    patch = f"--patch={json.dumps(change)}"
+    api.done("patch", "secret", "regroup-ca", f"--namespace={render.NAMESPACE}", "--type=merge", patch)
+    assert first.stop() == 0, first.log.read_text()
+    until(second.leads, "the second one leads")
+    create(api, namespace)
+    until(lambda: status(api, namespace), "a status")
+    bundle = api.get("configmap", "digits-regroup", f"--namespace={namespace}")["data"]["ca.crt"]
+    assert bundle == new.ca_pem.decode() + old
+    assert second.agent_call(new.ca_pem.decode())[0] == 401
+    assert second.stop() == 0, second.log.read_text()
 
 
 def ca_of(api: Api) -> str:
