@@ -30,7 +30,8 @@ from regroup_operator.plan.generation import (
 )
 from regroup_operator.plan.incidents import make_incident, with_times
 from regroup_operator.plan.membership import names_of, next_generation
-from regroup_operator.plan.progress import checkpoint_status, newest_progress, progress_status
+from regroup_operator.plan.progress import checkpoint_status, progress_status
+from regroup_operator.plan.pulse import newest_progress
 from regroup_operator.plan.restarts import judge_restarts
 from regroup_operator.plan.standing import ANSWER_S, assess
 from regroup_operator.plan.status import FAILED, SUCCEEDED

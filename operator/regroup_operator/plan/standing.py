@@ -14,7 +14,7 @@ from regroup.protocol.state import Phase
 from regroup_operator.model.members import MemberId
 from regroup_operator.model.records import Pod, Session, Settings
 from regroup_operator.model.worker import Current, Standing, Worker
-from regroup_operator.plan.progress import Reported, newest_progress
+from regroup_operator.plan.pulse import Reported, newest_progress
 
 ANSWER_S = 0.5
 """An agent that does not answer for so long while its group stalls cannot be reached."""
