@@ -176,7 +176,13 @@ class Acts:
             seen.update(self.job.status())
             if (seen.get("summary") or {}).get("state") == "Failed":
                 raise ClusterError(next(c["message"] for c in seen["conditions"] if c["type"] == "Failed"))
-            return condition(seen)
+            if condition(seen):
+                return True
+            if (seen.get("summary") or {}).get("state") == "Succeeded":
+                raise ClusterError(
+                    "The job came to its end before the tour did: this machine is too busy for its pace."
+                )
+            return False
 
         wait_until(there, timeout_s=timeout_s, otherwise=f"After {timeout_s:.0f} s {otherwise}.", every_s=0.3)
         return seen

@@ -28,19 +28,19 @@ from demo.live import LiveTable
 NAMESPACE = "tour"
 SAMPLE = paths.REPOSITORY / "manifests" / "samples" / "digits.yaml"
 ACCURACY = 0.97
+HURRY = "hurry"
 
 
-def apply_sample(k: Kubectl, name: str = "digits", change: Callable[[dict[str, Any]], None] | None = None) -> JobView:
-    """Apply the sample job under a name, with a volume for its claim."""
+def apply_sample(k: Kubectl, name: str, change: Callable[[dict[str, Any]], None]) -> tuple[JobView, Path]:
+    """Apply the sample job, changed, under a name; return it and the directory of its checkpoint volume."""
     claim, job = yaml.safe_load_all(SAMPLE.read_text())
     claim_name = claim["metadata"]["name"].replace("digits", name)
-    installation.volume(k, NAMESPACE, claim_name)
+    directory = installation.volume(k, NAMESPACE, claim_name)
     job["metadata"] = {"name": name, "namespace": NAMESPACE}
     job["spec"]["checkpoint"]["volumeClaim"] = claim_name
-    if change:
-        change(job)
+    change(job)
     k.apply(job)
-    return JobView(k, NAMESPACE, name)
+    return JobView(k, NAMESPACE, name), directory
 
 
 def outcome(job: JobView) -> tuple[float, str]:
@@ -86,20 +86,25 @@ def _run(console: Console, began_s: float) -> int:
     installation.namespace(k, NAMESPACE)
     console.print(f"\n[bold]$ kubectl apply -f {SAMPLE.relative_to(paths.REPOSITORY)}[/]")
     console.print("[dim]state, ready, generation, members: the job's status; step, loss: the trainers' log[/]")
-    job, claims = apply_sample(k, "digits", _every_step_printed), Claims()
-    with Followed(job) as steps, LiveTable(console, job, steps) as live:
-        acts = Acts(k, job, steps, claims, live)
-        acts.start(3)
-        acts.kill_process()
-        acts.delete_pod()
-        acts.power_off()
-        acts.kill_operator()
-        acts.resize()
-        status = acts.finish()
+    (job, directory), claims = apply_sample(k, "digits", _watched), Claims()
+    try:
+        with Followed(job) as steps, LiveTable(console, job, steps) as live:
+            acts = Acts(k, job, steps, claims, live)
+            acts.start(3)
+            acts.kill_process()
+            acts.delete_pod()
+            acts.power_off()
+            acts.kill_operator()
+            acts.resize()
+            (directory / HURRY).touch()
+            status = acts.finish()
+    except ClusterError:
+        claims.show(console)
+        raise
     accuracy, parameters = outcome(job)
     claims.check(f"held-out accuracy >= {ACCURACY}", accuracy >= ACCURACY, f"{accuracy:.4f}")
     with progress.step("The same job, one worker, no faults", "start", expected_s=40):
-        reference = apply_sample(k, "reference", _without_faults)
+        reference, _ = apply_sample(k, "reference", _without_faults)
         reference.wait(300, "The reference run does not end", state="Succeeded")
     _, expected = outcome(reference)
     claims.check("parameters bitwise equal to the run without faults", parameters == expected, parameters[:12])
@@ -119,8 +124,9 @@ def _run(console: Console, began_s: float) -> int:
     return 1 if claims.failed else 0
 
 
-def _every_step_printed(job: dict[str, Any]) -> None:
-    _arguments(job).extend(["--print-every", "1"])
+def _watched(job: dict[str, Any]) -> None:
+    """Every step printed; the pause in the steps lasts until the acts are over, however long they take here."""
+    _arguments(job).extend(["--print-every", "1", "--hurry", f"/regroup/checkpoint/{HURRY}"])
 
 
 def _without_faults(job: dict[str, Any]) -> None:
@@ -145,7 +151,7 @@ def _how_to_go_on(console: Console) -> None:
         f"  export KUBECONFIG={Path(paths.kubeconfig())} PATH={paths.bin_dir()}:$PATH\n"
         f"  kubectl config set-context --current --namespace={NAMESPACE}\n"
         "  kubectl delete trainingjob digits\n"
-        f'  sed \'s/"1600"/"60000"/\' {sample} | kubectl apply -f -\n'
+        f'  sed \'s/"2000"/"60000"/\' {sample} | kubectl apply -f -\n'
         "  kubectl get trainingjobs -o wide --watch\n"
         "  kubectl scale trainingjob digits --replicas=5\n"
         """  kubectl patch trainingjob digits --type=merge --patch='{"spec": {"replicas": 3}}'\n"""
