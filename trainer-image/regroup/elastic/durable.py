@@ -22,6 +22,8 @@ from regroup.protocol.state import StatePair
 from .state import TrainingState
 
 _SLICE_S = 0.2
+_LAST_S = 2.0
+"""Where it takes longer, one checkpoint too many stays: the job has ended, and its volume hangs."""
 
 
 @dataclass(frozen=True)
@@ -89,6 +91,12 @@ class Durable:
         """Delete what the operator's word allows, in the background: a volume that hangs keeps nobody from training."""
         if self.checkpointer is not None and word is not None:
             self.checkpointer.prune(word.keep, generation)
+
+    def prune_last(self, word: PruneLocally | None, generation: int) -> None:
+        """Delete what the operator's last word allows, which it spoke of the last checkpoint; takes 2 s at most."""
+        self.prune(word, generation)
+        if self.checkpointer is not None:
+            self.checkpointer.wait(_LAST_S)
 
     def report(self) -> dict[str, Any] | None:
         """Return the newest checkpoint that this process committed, as a report has it."""

@@ -269,6 +269,8 @@ class Job:
             return
         self._watcher.wait_forced_above(self._generation)
         if self._watcher.stop is not None:
+            if self.is_main:
+                self._durable.prune_last(self._watcher.take_prune(), self._generation)
             self._end(self._watcher.stop.outcome)
 
     def _end(self, outcome: str) -> None:
