@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import json
 import os
@@ -237,6 +238,31 @@ def test_process_that_is_past_its_end_is_known_before_it_is_reaped() -> None:
         process.kill()
         process.communicate()
     assert not is_exiting(process.pid)
+
+
+# --- the oldest Python ---------------------------------------------------------------------------------------------
+
+
+TRAINER_IMAGE = Path(__file__).parents[3] / "trainer-image"
+OLD = sorted([*TRAINER_IMAGE.glob("_regroup_agent/*.py"), *TRAINER_IMAGE.glob("regroup/protocol/*.py")])
+
+
+@pytest.mark.parametrize("path", [TRAINER_IMAGE / "regroup/__init__.py", *OLD], ids=lambda path: path.name)
+def test_source_is_python_3_9(path: Path) -> None:
+    """Holds on every machine, also without that interpreter: nothing newer in the syntax."""
+    ast.parse(path.read_text(), feature_version=(3, 9))
+
+
+def test_machine_without_python_3_9_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("PATH", "HOME", "PYENV_ROOT", "UV_PYTHON_INSTALL_DIR"):
+        monkeypatch.setenv(name, str(tmp_path))
+    with pytest.warns(UserWarning, match=r"no Python 3\.9 on this machine"):
+        assert oldest_python() == sys.executable
+    (tmp_path / "versions/3.9.7/bin").mkdir(parents=True)
+    python = tmp_path / "versions/3.9.7/bin/python3.9"
+    python.write_text("#!/bin/sh\nexit 0\n")
+    python.chmod(0o755)
+    assert oldest_python() == str(python)
 
 
 # --- zipapp --------------------------------------------------------------------------------------------------------

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 from regroup.protocol import env
@@ -16,11 +15,11 @@ from regroup_operator.api.spec import ALLOWED_ENV, RESERVED_ENV, RESERVED_ENV_PR
 from regroup_operator.render import RenderSettings
 from regroup_operator.render.pod import worker_pod
 from tests.builders.jobs import stored_job
+from tests.unit.agent.python39 import oldest_python
 
 ROOT = Path(__file__).parents[3]
 AGENT = ROOT / "trainer-image/_regroup_agent"
 LIBRARY = [ROOT / "trainer-image/regroup" / part for part in ("elastic", "checkpoint", "data")]
-PYTHON_39 = Path("/root/.pyenv/versions/3.9.18/bin/python3.9")
 NAMES = {
     name: value
     for name, value in vars(env).items()
@@ -71,8 +70,7 @@ def vars_between(first: str, last: str) -> set[str]:
 
 
 def test_protocol_is_importable_in_the_oldest_python_of_a_training_image() -> None:
-    """Standard library only, and 3.9 where that interpreter is on the machine (else the oldest there is: this one)."""
-    python = str(PYTHON_39) if PYTHON_39.exists() else sys.executable
+    """Standard library only."""
     code = (
         "import sys; sys.path.insert(0, sys.argv[1]);"
         "from regroup.protocol import codec, document, env, local, state, wire;"
@@ -83,7 +81,7 @@ def test_protocol_is_importable_in_the_oldest_python_of_a_training_image() -> No
         "assert not {'torch', 'numpy', 'pydantic', 'aiohttp'} & ours, ours; print('ok')"
     )
     done = subprocess.run(
-        [python, "-I", "-S", "-c", code, str(ROOT / "trainer-image")],
+        [oldest_python(), "-I", "-S", "-c", code, str(ROOT / "trainer-image")],
         capture_output=True,
         text=True,
         timeout=60,
