@@ -79,9 +79,8 @@ class Memory:
     script_failed: int = 0
     """Tier Script: the newest generation of which an exit has been counted."""
     refusal: str | None = None
-    """Verdict on the spec (a sentence), judged at `judged_generation`."""
+    """The sentence that keeps the job from running, as of now: a verdict on its template, or what cannot be made."""
     refusal_reason: str = ""
-    judged_generation: int | None = None
     progress_written_s: float | None = None
 
 
