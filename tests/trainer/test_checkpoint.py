@@ -413,3 +413,19 @@ def test_session_that_took_another_ranks_state_commits_nothing_of_its_own(
     assert checkpointer.wait(30)
     assert durable.report() is None
     assert list(tmp_path.iterdir()) == []
+
+
+def test_volume_that_takes_no_checkpoint_is_said_once_while_training_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("REGROUP_CHECKPOINT_DIR", str(tmp_path / "file" / "checkpoints"))
+    monkeypatch.setenv("REGROUP_CHECKPOINT_EVERY_SECONDS", "0")
+    state = TrainingState(*build(), {})
+    durable = Durable(state, SamplePlan(0, 100, 4, 2, 2))
+    assert durable.checkpointer is not None
+    for _ in range(3):
+        state.named(StatePair(1, 7), 1)
+        durable.save_if_due(Origin(1, "aaaa", 0, 0), alone=True)
+        assert durable.checkpointer.wait(30)
+    assert capsys.readouterr().out.count("Checkpoint step-7.g1-aaaa could not be written to") == 1
