@@ -95,8 +95,8 @@ class Walk:
 
 @pytest.mark.parametrize(
     ("seed", "environment"),
-    [(1, {"TEST_EVAL": "1"}), (2, {"TEST_REDUCTION": "exact"})],
-    ids=["fast, with evaluations in between", "exact"],
+    [(1, {"TEST_EVAL": "1", "TEST_BEFORE": "1"}), (2, {"TEST_REDUCTION": "exact"})],
+    ids=["fast, with blocks before the loop and in it", "exact"],
 )
 def test_group_comes_back_as_one_state_from_any_sequence(
     tmp_path: Path, zygote: Zygote, seed: int, environment: dict[str, str]

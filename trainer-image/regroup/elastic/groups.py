@@ -9,7 +9,9 @@ import contextlib
 import json
 import re
 import socket
+import sys
 import threading
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -79,6 +81,7 @@ class Groups:
         self._gloo: Any = None
         self._nccl: Any = None
         self._world: Any = None
+        self._kept: list[Any] = []
         self._result: Gathering | BaseException | None = None
 
     # --- forming -----------------------------------------------------------------------------------------------------
@@ -287,11 +290,16 @@ class Groups:
         self._done.set()
 
     def close(self) -> None:
-        """Abort, and let go of the memory in a thread: a backend's destructor waits for its threads."""
+        """Abort, and let go of the memory in a thread: a backend's destructor waits for its threads (`_let_go`)."""
         self.abort()
-        holders = [self._world, self._nccl, self._gloo, self._store]
+        held = [x for x in (self._world, self._nccl, self._gloo, self._store, *self._kept) if x is not None]
         self._world = self._nccl = self._gloo = self._store = None
-        threading.Thread(target=holders.clear, name="regroup-close", daemon=True).start()
+        self._kept = []
+        threading.Thread(target=_let_go, args=(held,), name="regroup-close", daemon=True).start()
+
+    def keep(self, *backends: Any) -> None:
+        """Let go of these together with the groups."""
+        self._kept += backends
 
     def _store_rank(self) -> int | None:
         document = self._document
@@ -311,3 +319,16 @@ class Groups:
         members = self._document.members if self._document is not None else ()
         there = [member.pod_uid for member in members if member.host == found[1]]
         return self._document.rank_offset(there[0]) if self._document is not None and len(there) == 1 else None
+
+
+def _let_go(held: list[Any]) -> None:
+    """Drop these when nobody else refers to them: whoever drops the last reference runs the destructor, which never ends
+    when gloo has forgotten a send. An exception's traceback or a block of collectives may refer to a backend for longer."""
+    while held:
+        held[:] = [backend for backend in held if sys.getrefcount(backend) > _OWN_REFERENCES]
+        time.sleep(_LET_GO_S)
+
+
+_OWN_REFERENCES = 3
+"""In `_let_go`: the list's, the loop's, the argument's."""
+_LET_GO_S = 0.1

@@ -63,4 +63,5 @@ def form_team(groups: Groups, ranks: Sequence[int], name: str) -> Team:
     group = ProcessGroup(PrefixStore("world", keys), rank, size)
     group._register_backend(torch.device("cpu"), ProcessGroup.BackendType.GLOO, gloo)
     group._set_default_backend(ProcessGroup.BackendType.GLOO)
+    groups.keep(group, gloo)
     return Team(groups, rank, size, gloo, None, group)

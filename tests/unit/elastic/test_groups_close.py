@@ -1,0 +1,28 @@
+"""A backend's destructor may never end, so it must not run in the thread that trains, whoever drops the last reference."""
+
+import threading
+import time
+
+from regroup.elastic import groups
+
+
+class Backend:
+    def __init__(self, ended_in: list[str]) -> None:
+        self.ended_in = ended_in
+
+    def __del__(self) -> None:
+        self.ended_in.append(threading.current_thread().name)
+
+
+def test_backend_that_is_still_referred_to_ends_in_the_closing_thread() -> None:
+    ended_in: list[str] = []
+    backend = Backend(ended_in)
+    closing = threading.Thread(target=groups._let_go, args=([backend, Backend(ended_in)],), name="closing", daemon=True)
+    closing.start()
+    deadline_s = time.monotonic() + 30
+    while not ended_in and time.monotonic() < deadline_s:
+        time.sleep(0.01)
+    assert ended_in == ["closing"]  # the one that nobody else refers to
+    del backend
+    closing.join(30)
+    assert ended_in == ["closing", "closing"]
