@@ -15,7 +15,8 @@ from tests.e2e.trace import Trace
 
 LAG_S, STEP_LAG_S = 2.0, 12.0
 STEADY_S = 0.5
-"""A group that commits at least this often in the whole window, in one generation, is Running and nothing else."""
+"""A group that commits at least this often in the whole window, in one generation, is Running and nothing else; and one
+whose next commit follows the answer by no more is in the middle of a step."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ def _state(state: str, window: tuple[float, float], trace: Trace) -> Iterator[st
     marks = [window[0], *inside, window[1]]
     near = {c.generation for c in trace.commits if window[0] <= c.t <= window[1] + STEADY_S}
     steady = len(near) == 1 and max(b - a for a, b in itertools.pairwise(marks)) <= STEADY_S
-    if state == "Running" and not inside:
+    if state == "Running" and not near:
         yield "Running, but nobody committed"
     if state != "Running" and steady:
         yield f"{state}, but the group committed all the time"

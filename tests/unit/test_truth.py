@@ -36,6 +36,7 @@ def row(at: float, state: str = "Running", ready: str = "2/2", step: int | None 
     "true",
     [
         row(115),
+        row(104.6, generation=1, step=0),  # in the middle of the first step
         row(115, step=10),  # 9 s old
         row(105.5, "Starting", "0/2", generation=1),
         row(121, "Recovering", "1/2"),
@@ -52,6 +53,7 @@ def test_true_lines_pass(true: Row) -> None:
 @pytest.mark.parametrize(
     ("false", "says"),
     [
+        (row(104.2, step=0), "nobody committed"),
         (row(115, "Starting"), "committed all the time"),
         (row(115, "Recovering"), "committed all the time"),
         (row(115, "Succeeded"), "not every process had finished"),
@@ -79,6 +81,7 @@ def test_false_lines_are_caught(false: Row, says: str) -> None:
         pytest.param(123.0, "Running", "nobody committed", id="and no longer"),
         pytest.param(123.0, "Recovering", None, id="Recovering is true"),
         pytest.param(123.0, "Starting", "committed long ago", id="Starting is not"),
+        pytest.param(125.2, "Running", "nobody committed", id="nor long before the next step"),
         pytest.param(130.0, "Running", None, id="Running again"),
     ],
 )
