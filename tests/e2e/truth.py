@@ -61,7 +61,7 @@ def _state(state: str, window: tuple[float, float], trace: Trace) -> Iterator[st
     steady = len(near) == 1 and max(b - a for a, b in itertools.pairwise(marks)) <= STEADY_S
     if state == "Running" and not near:
         yield "Running, but nobody committed"
-    if state != "Running" and steady:
+    if state not in ("Running", "Succeeded") and steady:
         yield f"{state}, but the group committed all the time"
     if state in ("Pending", "Starting") and times and times[0] < window[0]:
         yield f"{state}, but the first step was committed long ago"
@@ -102,8 +102,6 @@ def _ready(row: Row, window: tuple[float, float], trace: Trace, asked: Sequence[
     possible = {*before, *(a.replicas for a in asked if window[0] < a.t <= window[1])}
     if wanted not in possible:
         yield f"{wanted} wanted, but the user asked for {sorted(possible)}"
-    if row.cells["STATE"] != "Running":
-        return
     moments = _moments(window, trace)
     least = min(min(_pods(trace, t, surely=True), wanted) for t in moments)
     most = max(min(_pods(trace, t, surely=False), wanted) for t in moments)
