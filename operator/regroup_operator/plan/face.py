@@ -145,7 +145,9 @@ def _notes(view: View, said: Sequence[Said], before: Sequence[Mapping[str, Any]]
 def _ready(view: View) -> int:
     adopted = view.current is not None and view.current.adopted
     ready = sum(
-        w.available or w.standing in (Standing.TRAINING, Standing.FINISHED) or (adopted and w.expected)
+        (w.available and w.standing != Standing.SILENT)
+        or w.standing in (Standing.TRAINING, Standing.FINISHED)
+        or (adopted and w.expected)
         for w in view.workers
         if w.pod
     )

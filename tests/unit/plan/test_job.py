@@ -325,6 +325,7 @@ def test_the_job_is_looked_at_again_when_the_next_step_is_overdue() -> None:
 def test_job_whose_agent_does_not_answer_is_recovering_before_it_is_lost() -> None:
     got = plan(sessions=(stalls(0, asked_at_s=99.4), trains(1, asked_at_s=99.4, unanswered_since_s=99.4)))
     assert (got.status["phase"], got.announced, told(got, ProgressRequest)) == ("Recovering", False, [])
+    assert got.status["summary"]["ready"] == "1/2"
     degraded = next(c for c in got.status["conditions"] if c["type"] == "Degraded")
     assert (degraded["reason"], degraded["message"]) == ("SilentWorkers", "1 of 2 agents cannot be reached.")
     lost = plan(sessions=(stalls(0, progress_at_s=90.0), trains(1, unanswered_since_s=92.0)))
