@@ -1,8 +1,16 @@
-"""How many steps a generation does again."""
+"""How many steps a generation does again, and what is said at the end."""
+
+from typing import cast
 
 import pytest
+import torch
 
-from regroup.elastic.reporter import Attempts
+from regroup.data import SamplePlan
+from regroup.elastic.durable import Durable
+from regroup.elastic.reporter import Attempts, Reporter
+from regroup.elastic.state import TrainingState
+from regroup.elastic.watcher import Watcher
+from regroup.protocol import local
 
 
 def generation(attempts: Attempts, *indices: int, commits: bool = True) -> int:
@@ -36,3 +44,33 @@ def test_generation_that_commits_nothing_leaves_the_count_to_the_next() -> None:
     assert generation(attempts, 8, commits=False) == 3
     assert generation(attempts, 8, 9) == 3
     assert generation(attempts, 9) == 1
+
+
+class Agent:
+    """Keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.told: list[object] = []
+
+    def send(self, message: object) -> None:
+        self.told.append(message)
+
+
+@pytest.mark.parametrize(
+    ("last", "want"),
+    [
+        pytest.param(20, 0.25, id="the loss of the last step, which this process has committed"),
+        pytest.param(19, None, id="none where it was adopted"),
+    ],
+)
+def test_end_is_told_with_the_loss_of_its_step(last: int, want: float | None) -> None:
+    agent, plan, model = Agent(), SamplePlan(0, 100, 10, 5, 1), torch.nn.Linear(1, 1)
+    state = TrainingState(model, torch.optim.SGD(model.parameters(), lr=0.1), {})
+    reporter = Reporter(cast(Watcher, agent), plan, Durable(state, plan))
+    reporter.begin_generation(1, 0.0)
+    reporter.committed(last, 0.25, last, 20)
+    reporter.finished(20)
+    _, told, finished = agent.told
+    assert isinstance(told, local.Committed)
+    assert (told.step, told.loss) == (20, want)
+    assert isinstance(finished, local.FinishedLocally)

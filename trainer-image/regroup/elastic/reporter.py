@@ -45,6 +45,8 @@ class Reporter:
         self._pace = Pace()
         self._attempts = Attempts()
         self._generation = 0
+        self._last: tuple[int, float] | None = None
+        """The last step that this process committed, and its loss."""
 
     def begin_generation(self, generation: int, adopted_s: float) -> None:
         """Adoption was complete at `adopted_s`, monotonic seconds."""
@@ -57,6 +59,7 @@ class Reporter:
 
     def committed(self, step: int, loss: float, reportable: int, total: int | None) -> None:
         """A step was committed; all ranks are certain to hold `reportable` steps (rule ACK). `total`: the script asks for."""
+        self._last = step, loss
         first_step_ms = self._pace.committed(time.monotonic())
         if first_step_ms is None:
             self._send(step, reportable, total, loss=loss)
@@ -66,8 +69,9 @@ class Reporter:
         self._attempts.told(step - 1)
 
     def finished(self, step: int) -> None:
-        """The last step is committed on all ranks."""
-        self._send(step, step, step)
+        """The last step is committed on all ranks. Its loss is said again: a step without one had a loss that is no number."""
+        loss = self._last[1] if self._last is not None and self._last[0] == step else None
+        self._send(step, step, step, loss=loss)
         if self._watcher is not None:
             self._watcher.send(local.FinishedLocally(self._generation, step))
 
