@@ -64,19 +64,23 @@ def run(console: Console, *, keep: bool) -> int:
         return 2
     was_up = lifecycle.is_up()
     try:
-        code = _run(console, began_s)
+        code = _run(console, was_up=was_up)
     finally:
         if keep:
             _how_to_go_on(console)
         elif not was_up:
             lifecycle.down()
+    total_s = time.time() - began_s
+    for sentence in times.sentences(total_s, progress.recorded_since(total_s).values()):
+        console.print(f"\n{sentence}", highlight=False)
     return code
 
 
-def _run(console: Console, began_s: float) -> int:
+def _run(console: Console, *, was_up: bool) -> int:
     k = installation.cluster_up()
     installation.install(k)
-    installation.restart_operators(k)
+    if was_up:  # the operators may run an image that was there before
+        installation.restart_operators(k)
     installation.remove_namespace(k, NAMESPACE)
     wait_until(
         lambda: NAMESPACE not in k.run("get", "namespaces", "--output=name"),
@@ -97,6 +101,7 @@ def _run(console: Console, began_s: float) -> int:
             acts.kill_operator()
             acts.resize()
             (directory / HURRY).touch()
+            reference, _ = apply_sample(k, "reference", _without_faults)
             status = acts.finish()
     except ClusterError:
         claims.show(console)
@@ -104,7 +109,6 @@ def _run(console: Console, began_s: float) -> int:
     accuracy, parameters = outcome(job)
     claims.check(f"held-out accuracy >= {ACCURACY}", accuracy >= ACCURACY, f"{accuracy:.4f}")
     with progress.step("The same job, one worker, no faults", "start", expected_s=40):
-        reference, _ = apply_sample(k, "reference", _without_faults)
         reference.wait(300, "The reference run does not end", state="Succeeded")
     _, expected = outcome(reference)
     claims.check("parameters bitwise equal to the run without faults", parameters == expected, parameters[:12])
@@ -116,9 +120,6 @@ def _run(console: Console, began_s: float) -> int:
     console.print(incident_table(status.get("incidents") or []))
     console.print()
     claims.show(console)
-    total_s = time.time() - began_s
-    for sentence in times.sentences(total_s, progress.recorded_since(total_s).values()):
-        console.print(f"\n{sentence}", highlight=False)
     for claim in claims.failed:
         console.print(f"[bold red]FAILED[/] {claim.what}: {claim.seen}")
     return 1 if claims.failed else 0
