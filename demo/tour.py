@@ -152,7 +152,7 @@ def _how_to_go_on(console: Console) -> None:
         f"  export KUBECONFIG={Path(paths.kubeconfig())} PATH={paths.bin_dir()}:$PATH\n"
         f"  kubectl config set-context --current --namespace={NAMESPACE}\n"
         "  kubectl delete trainingjob digits\n"
-        f'  sed \'s/"2000"/"60000"/\' {sample} | kubectl apply -f -\n'
+        f'  sed \'s/"1600"/"60000"/\' {sample} | kubectl apply -f -\n'
         "  kubectl get trainingjobs -o wide --watch\n"
         "  kubectl scale trainingjob digits --replicas=5\n"
         """  kubectl patch trainingjob digits --type=merge --patch='{"spec": {"replicas": 3}}'\n"""
