@@ -50,6 +50,14 @@ class Trace:
         """Return the last commit of an earlier generation."""
         return [c for c in self.commits if c.generation < generation][-1]
 
+    def starting_at(self, t: float) -> set[str]:
+        """Return the pods that have begun to train, and had not built their model by then."""
+        built: dict[str, float] = {}
+        for b in self.built:
+            pod, at_s = str(b["pod"]), float(str(b["t"]))
+            built[pod] = min(at_s, built.get(pod, at_s))
+        return {pod for pod, at_s in built.items() if at_s > t}
+
     def gap_s(self, generation: int) -> float:
         """Return the time without a commit between a generation and those before it."""
         return self.first_of(generation).t - self.last_before(generation).t
