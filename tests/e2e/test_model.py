@@ -21,7 +21,7 @@ SCRIPT = training.SAMPLE.with_suffix(".py")
 
 
 def test_exact_run_with_faults_equals_a_fixed_size_run_without(operator: Kubectl, train_namespace: str) -> None:
-    job = training.sample(operator, train_namespace)
+    job, hurry = training.sample(operator, train_namespace)
     generation = _trains(job, 3)
     _kill(job, slot=0)
     generation = _trains(job, 3, after=generation)
@@ -31,6 +31,7 @@ def test_exact_run_with_faults_equals_a_fixed_size_run_without(operator: Kubectl
     generation = _trains(job, 5, after=generation)
     job.patch_replicas(2)
     _trains(job, 2, after=generation)
+    hurry.touch()
     status = job.wait(300, "the sample does not end", state="Succeeded")
     assert len(status["incidents"]) >= 5
     accuracy, parameters = _printed("".join(job.logs(pod["metadata"]["name"]) for pod in job.pods()))

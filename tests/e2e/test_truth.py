@@ -33,6 +33,7 @@ def test_columns_follow_the_trainers(jobs: Callable[..., TracedJob], operator: K
             asked.append(Asked(time.time(), replicas))
             job.patch_replicas(replicas)
             generation = _trains(job, replicas, after=generation)
+        job.hurry()
         job.wait(240, "the job does not end", state="Succeeded")
         ended = len(rows)
         wait_until(lambda: len(rows) >= ended + 4 / SAMPLE_S, timeout_s=20, what="some lines of the ended job")

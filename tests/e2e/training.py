@@ -27,6 +27,10 @@ class TracedJob(JobView):
 
     directory: Path
 
+    def hurry(self) -> None:
+        """Let its steps pause no more."""
+        (self.directory / "hurry").touch()
+
     def trace(self) -> Trace:
         """Return what has been traced so far."""
         return load(self.directory)
@@ -113,13 +117,14 @@ def alive(pod: dict[str, Any]) -> bool:
     return "deletionTimestamp" not in pod["metadata"] and pod["status"].get("phase") == "Running"
 
 
-def sample(k: Kubectl, namespace: str) -> JobView:
-    """Apply manifests/samples/digits.yaml as it is, with a volume for its claim."""
+def sample(k: Kubectl, namespace: str) -> tuple[JobView, Path]:
+    """Apply manifests/samples/digits.yaml with a volume for its claim; return it, and the file that ends its pauses."""
     claim, job = yaml.safe_load_all(SAMPLE.read_text())
-    installation.volume(k, namespace, claim["metadata"]["name"])
+    directory = installation.volume(k, namespace, claim["metadata"]["name"])
     job["metadata"]["namespace"] = namespace
+    job["spec"]["template"]["spec"]["containers"][0]["args"] += ["--hurry", "/regroup/checkpoint/hurry"]
     k.apply(job)
-    return JobView(k, namespace, job["metadata"]["name"])
+    return JobView(k, namespace, job["metadata"]["name"]), directory / "hurry"
 
 
 def _has_come(trace: Trace, *, generation: int, steps: int) -> bool:
