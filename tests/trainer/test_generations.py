@@ -6,9 +6,15 @@ import pytest
 
 from regroup.protocol import local
 from regroup.protocol.document import PLANNED
-from tests.trainer.agent_double import AgentDouble
+from tests.trainer.agent_double import AgentDouble, Worker
 from tests.trainer.elastic_kit import assert_one_state, finish, start
 from tests.trainer.waiting import alive
+
+
+def commits_of(worker: Worker) -> list[local.Committed]:
+    """Return what was said at each commit. Who adopts says no loss; the end says the last step again, as certain."""
+    said: list[local.Committed] = worker.messages(local.Committed)
+    return [m for m in said if m.loss is not None and m.reportable_step < m.step]
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 4])
@@ -18,7 +24,7 @@ def test_group_forms_and_finishes_with_one_state(job: AgentDouble, world_size: i
     ends = finish(job, list(range(world_size)))
     assert_one_state(ends)
     for worker in job.workers.values():
-        commits = [m for m in worker.messages(local.Committed) if m.loss is not None]
+        commits = commits_of(worker)
         assert [m.step for m in commits] == list(range(1, 401))
         # Rule ACK: a commit is certain once the next one is; before that, a rank may be without it.
         assert [m.reportable_step for m in commits] == list(range(400))
@@ -40,7 +46,7 @@ def test_survivors_redo_at_most_one_step_after_sigkill(job: AgentDouble, victim:
     job.first_commit(3, range(4))
     assert_one_state(finish(job, [0, 1, 2, 3]))
     for slot in survivors:
-        commits = [m for m in job.workers[slot].messages(local.Committed) if m.loss is not None]
+        commits = commits_of(job.workers[slot])
         assert [m.step for m in commits] == sorted({m.step for m in commits})
         assert next(m.steps_redone for m in commits if m.generation == 2) <= 1
         assert all(m.steps_redone == 0 for m in commits if m.generation != 2)
