@@ -190,7 +190,7 @@ def _forced(
         FORCED,
         chosen,
         "MemberLost" if not late else "GenerationOverdue",
-        f"{where} {_verb(culprit)}; {_count(chosen, 'worker')} go on.",
+        f"{where} {_verb(culprit)}; {_count(chosen, 'worker')} {_verb_of(chosen, 'go')} on.",
         cause=culprit.why or ("Overdue" if late else ""),
         culprit=str(culprit.id),
         detected_at_s=culprit.since_s,
@@ -316,7 +316,7 @@ def _planned(
         PLANNED,
         target,
         "Resized",
-        f"{change}: {_count(target, 'worker')} train on.",
+        f"{change}: {_count(target, 'worker')} {_verb_of(target, 'train')} on.",
         cause="Resized" if not any(w.draining for w in members) else "Drained",
         culprit=",".join(str(w.id) for w in members if w.draining),
         detected_at_s=max([w.since_s for w in new], default=now_s),
@@ -353,6 +353,11 @@ def _cut_until_s(worker: Worker, members: set[str], current: Current) -> float:
 def _count(items: Iterable[object], noun: str) -> str:
     number = len(list(items))
     return f"{number} {noun}" + ("" if number == 1 else "s")
+
+
+def _verb_of(subject: tuple[Worker, ...], verb: str) -> str:
+    """Return the verb in the number of its subject."""
+    return verb if len(subject) != 1 else f"{verb}es" if verb.endswith("o") else f"{verb}s"
 
 
 def _verb(worker: Worker) -> str:

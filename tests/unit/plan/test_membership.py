@@ -419,6 +419,9 @@ def test_sentences_name_numbers_and_culprits() -> None:
     assert (forced.message, forced.cause, forced.culprit) == (
         "worker 2 is gone with its pod; 2 workers go on.", "PodDeleted", "2",
     )  # fmt: skip
+    alone = decide([A, lost(1), lost(2)], bounds=make_bounds(3, 1))
+    assert isinstance(alone, Announce)
+    assert alone.message == "worker 1 is gone with its pod; 1 worker goes on."
     waits = decide([A, lost(1), lost(2)])
     assert isinstance(waits, Wait)
     assert waits.message == "1 worker ready, 2 needed: worker 1 is gone with its pod; the others keep their state."
