@@ -120,7 +120,10 @@ def _said(view: View, phase: str, before: Sequence[Mapping[str, Any]]) -> list[S
             current=view.current,
             replicas=view.job.spec.replicas,
             workers=view.workers,
-            failure=view.failure or next((c["message"] for c in before if c["type"] == "Failed"), None),
+            # What failed it stays: others of its processes may end a moment later.
+            failure=next(
+                (c["message"] for c in before if c["type"] == "Failed" and c["status"] == "True"), view.failure
+            ),
             note=_refusal_note(view),
         ),
     ]

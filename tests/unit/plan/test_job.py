@@ -300,6 +300,20 @@ def test_all_who_can_be_reached_are_asked_for_progress_while_one_is_silent() -> 
     assert told(asked, ProgressRequest) == []
 
 
+def test_what_failed_the_job_stays_though_others_fail_a_moment_later() -> None:
+    failing = job().with_recovery(maxRestarts=0)
+    first = plan(failing, sessions=(exits(0, 1), trains(1)))
+    assert first.status["phase"] == "Failed"
+    later = plan(
+        job(first.status).with_recovery(maxRestarts=0), sessions=(exits(0, 1), exits(1, 1)), memory=first.memory
+    )
+    message, again = (
+        [c["message"] for c in got.status["conditions"] if c["type"] == "Failed"] for got in (first, later)
+    )
+    assert (message, later.notes) == (again, ())
+    assert [n.note for n in first.notes] == message
+
+
 def stalls(slot: int, **changes: Any) -> Session:
     """A worker that trained ten steps a second until two seconds ago."""
     at_s = changes.pop("progress_at_s", 98.0)
