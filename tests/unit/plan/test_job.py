@@ -330,6 +330,18 @@ def test_agents_are_pinged_when_steps_are_overdue() -> None:
     assert soon.look_again_s == pytest.approx(100.3)
 
 
+@pytest.mark.parametrize(
+    ("size", "asked"), [pytest.param(50, 50, id="small"), pytest.param(100, 0, id="every two seconds")]
+)
+def test_a_large_job_is_pinged_less_often(size: int, asked: int) -> None:
+    """About fifty answers a second: an evaluation between two steps stalls progress, too."""
+    membership = {**MEMBERSHIP, "members": f"0-{size - 1}", "worldSize": size}
+    builder = make_job().with_replicas(size).elastic(1, size).with_status({**TRAINING, "membership": membership})
+    sessions = tuple((stalls if slot == 0 else trains)(slot, asked_at_s=98.9) for slot in range(size))
+    got = plan(builder, pods=tuple(make_pod(slot) for slot in range(size)), sessions=sessions)
+    assert len(told(got, Ping)) == asked
+
+
 def test_the_job_is_looked_at_again_when_the_next_step_is_overdue() -> None:
     got = plan(sessions=(stalls(0, progress_at_s=99.5), trains(1)))
     assert told(got, Ping) == []
