@@ -13,11 +13,11 @@ import uuid
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Any
 
 from regroup_operator.api import GROUP, KIND, VERSION, Job, NotFoundError
 from regroup_operator.kube.client import EVENTS, ApiError, Client
+from regroup_operator.kube.microtime import micro_time
 from regroup_operator.model.bucket import TokenBucket
 from regroup_operator.model.ports import EventNote
 
@@ -141,7 +141,7 @@ class EventRecorder:
 
     def record(self, job: Job | Regarding, note: EventNote) -> None:
         """Publish `note` about `job` some time soon, or lose it. Never blocks, never raises."""
-        series = self._book.note(job, note, self._clock(), _now())
+        series = self._book.note(job, note, self._clock(), micro_time())
         if series is None:
             return
         try:
@@ -180,7 +180,3 @@ class EventRecorder:
             series.posted = True
         except ApiError as error:
             log.debug("An event was lost: %s", error)
-
-
-def _now() -> str:
-    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

@@ -17,11 +17,11 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Any, Literal
 
 from regroup_operator.api import NotFoundError
 from regroup_operator.kube.client import LEASES, ApiConflict, ApiError, Client
+from regroup_operator.kube.microtime import micro_time
 
 log = logging.getLogger(__name__)
 
@@ -183,7 +183,7 @@ class Elector:
                 await self._create(left_s)
             else:
                 assert self._sight is not None
-                now = _now()
+                now = micro_time()
                 mine = {
                     "holderIdentity": self.identity,
                     "leaseDurationSeconds": self._times.duration_s,
@@ -211,7 +211,7 @@ class Elector:
         self._saw(lease)
 
     async def _create(self, timeout_s: float) -> None:
-        now = _now()
+        now = micro_time()
         body = {
             "apiVersion": "coordination.k8s.io/v1",
             "kind": "Lease",
@@ -253,8 +253,3 @@ class Elector:
                 self._die(f"The lease {self._name} was not renewed for {self._times.renew_deadline_s:g} s.")
                 return
             self._over.wait(min(left_s, 0.5))
-
-
-def _now() -> str:
-    """Return the wall clock as a MicroTime; people read it, no decision does."""
-    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
