@@ -1,5 +1,4 @@
-"""The tour behind `make demo`, and the parts of it that the end-to-end tests share.
+"""The tour behind `make demo`. What it shares with the tests (faults, job views, the judge) is in harness/.
 
-`installation` puts the operator into a cluster through its chart, `job` reads one job, `follow` and `steps` its trainers' log,
-`faults` breaks things for real, `acts` does so in the order that `tour` asks for. Nothing here belongs to the product.
+`tour` prepares and ends it, `acts` breaks things in order, `follow` reads the trainers' log, `live` shows the job meanwhile.
 """

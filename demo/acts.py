@@ -14,11 +14,11 @@ from typing import Any
 
 from cluster.errors import ClusterError
 from cluster.kubectl import Kubectl, wait_until
-from demo import faults, installation
 from demo.claims import Claims
-from demo.job import JobView
 from demo.live import LiveTable
-from demo.steps import Step, Steps
+from harness import faults, installation
+from harness.job import JobView
+from harness.steps import Step, Steps
 
 QUIET_S = 20.0
 """So long before and after the operator's death the steps are compared."""

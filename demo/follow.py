@@ -7,8 +7,8 @@ import threading
 from types import TracebackType
 
 from cluster.errors import ClusterError
-from demo.job import JobView
-from demo.steps import Steps, parse
+from harness.job import JobView
+from harness.steps import Steps, parse
 
 LOOK_S = 2.0
 """How often new pods are looked for. A log is read from its beginning, so nothing is missed meanwhile."""

@@ -18,8 +18,8 @@ from rich.table import Table
 from rich.text import Text
 
 from cluster.errors import ClusterError
-from demo.job import JobView
-from demo.steps import Steps
+from harness.job import JobView
+from harness.steps import Steps
 
 REDRAW_S = 0.5
 READ_S = 1.0

@@ -18,12 +18,13 @@ from rich.console import Console
 from cluster import lifecycle, paths, progress
 from cluster.errors import ClusterError
 from cluster.kubectl import Kubectl, wait_until
-from demo import installation, times
+from demo import times
 from demo.acts import Acts
 from demo.claims import Claims, incident_table
 from demo.follow import Followed
-from demo.job import JobView
 from demo.live import LiveTable
+from harness import installation
+from harness.job import JobView
 
 NAMESPACE = "tour"
 SAMPLE = paths.REPOSITORY / "manifests" / "samples" / "digits.yaml"

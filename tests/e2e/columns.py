@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 from cluster.errors import ClusterError
-from demo.job import JobView
+from harness.job import JobView
 from tests.e2e.truth import Row
 
 SAMPLE_S = 0.5

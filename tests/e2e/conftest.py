@@ -14,10 +14,10 @@ import pytest
 from cluster import host, images, lifecycle, paths
 from cluster.kubectl import Kubectl
 from cluster.settings import Settings
-from demo import installation
-from tests.e2e import machine, training
+from harness import installation, traced_job
+from harness.traced_job import TracedJob
+from tests.e2e import machine
 from tests.e2e.kit import Cluster, wait_until
-from tests.e2e.training import TracedJob
 
 
 @pytest.fixture(scope="session")
@@ -94,10 +94,10 @@ def operator(own_cluster: Cluster, trainer_image: str, operator_image: str) -> I
 
 @pytest.fixture
 def jobs(operator: Kubectl, train_namespace: str) -> Callable[..., TracedJob]:
-    """A function that starts a traced job (see training.start) in a restricted namespace of the test's own."""
+    """A function that starts a traced job (see traced_job.start) in a restricted namespace of the test's own."""
 
     def start(name: str = "digits", **options: Any) -> TracedJob:
-        return training.start(operator, train_namespace, name, **options)
+        return traced_job.start(operator, train_namespace, name, **options)
 
     return start
 

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.e2e.trace import Trace
-from tests.e2e.training import TracedJob
+from harness.trace import Trace
+from harness.traced_job import TracedJob
 
 RECOVERY_S = 1.0
 TRIALS = 3

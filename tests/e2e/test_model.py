@@ -11,17 +11,16 @@ import sys
 import yaml
 
 from cluster.kubectl import Kubectl
-from demo import faults
-from demo.job import JobView
-from tests.e2e import training
+from harness import faults, traced_job
+from harness.job import JobView
 
 ACCURACY = 0.97
 MAX_LINES = 60
-SCRIPT = training.SAMPLE.with_suffix(".py")
+SCRIPT = traced_job.SAMPLE.with_suffix(".py")
 
 
 def test_exact_run_with_faults_equals_a_fixed_size_run_without(operator: Kubectl, train_namespace: str) -> None:
-    job, hurry = training.sample(operator, train_namespace)
+    job, hurry = traced_job.sample(operator, train_namespace)
     generation = _trains(job, 3)
     _kill(job, slot=0)
     generation = _trains(job, 3, after=generation)
@@ -61,7 +60,7 @@ def _kill(job: JobView, slot: int) -> None:
 
 def _plain_python() -> str:
     """Run the sample as the manifest does, but for the pause between steps, on this machine; return what it printed."""
-    _, job = yaml.safe_load_all(training.SAMPLE.read_text())
+    _, job = yaml.safe_load_all(traced_job.SAMPLE.read_text())
     trainer = job["spec"]["template"]["spec"]["containers"][0]
     arguments = trainer["args"]
     arguments[arguments.index("--pace") + 1] = "0"

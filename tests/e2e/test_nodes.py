@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 from cluster import addresses, nodes
 from cluster.kubectl import Kubectl
-from demo import faults
-from tests.e2e.training import TracedJob, alive, leader_node, node_with_workers
+from harness import faults
+from harness.traced_job import TracedJob, alive, leader_node, node_with_workers
 
 TRIALS = 10
 USUALLY_S, NEVER_AFTER_S, WITH_LEADER_S = 10.0, 15.0, 60.0

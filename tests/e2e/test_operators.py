@@ -10,10 +10,10 @@ from collections.abc import Callable
 
 from cluster.errors import ClusterError
 from cluster.kubectl import Kubectl
-from demo import faults, installation
+from harness import faults, installation
+from harness.traced_job import TracedJob
 from tests.e2e.columns import SAMPLE_S, sampled
 from tests.e2e.kit import wait_until
-from tests.e2e.training import TracedJob
 
 QUIET_S = 20.0
 WATCHED_S = 10.0

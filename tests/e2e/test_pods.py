@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from demo import installation
+from harness import installation
+from harness.traced_job import TracedJob
 from tests.e2e.kit import wait_until
-from tests.e2e.training import TracedJob
 
 SURVIVORS_S = 2.0
 TRIALS = 3

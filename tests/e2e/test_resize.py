@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.e2e.training import TracedJob
+from harness.traced_job import TracedJob
 
 PAUSE_S = 0.5
 

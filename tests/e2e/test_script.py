@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from demo import faults
+from harness import faults
+from harness.traced_job import TracedJob
 from tests.e2e.kit import wait_until
-from tests.e2e.training import TracedJob
 
 _STARTED = re.compile(r"^rank (\d+) of (\d+) starts at step (\d+)$", re.MULTILINE)
 

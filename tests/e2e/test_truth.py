@@ -6,10 +6,10 @@ import time
 from collections.abc import Callable
 
 from cluster.kubectl import Kubectl
-from demo import faults
+from harness import faults
+from harness.traced_job import TracedJob, leader_node, node_with_workers
 from tests.e2e.columns import SAMPLE_S, sampled
 from tests.e2e.kit import wait_until
-from tests.e2e.training import TracedJob, leader_node, node_with_workers
 from tests.e2e.truth import Asked, judge
 
 

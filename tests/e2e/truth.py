@@ -11,7 +11,7 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from tests.e2e.trace import Trace
+from harness.trace import Trace
 
 LAG_S, STEP_LAG_S = 2.0, 12.0
 STEADY_S = 0.5

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from harness.polling import alive
 from regroup.protocol import env, local
 from regroup.protocol.codec import ProtocolError
 from regroup.protocol.document import (
@@ -29,7 +30,6 @@ from regroup.protocol.document import (
     Store,
 )
 from regroup.protocol.state import StatePair
-from tests.trainer.waiting import alive
 from tests.trainer.zygote import Zygote
 
 

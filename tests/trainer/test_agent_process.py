@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 from _regroup_agent.statefile import UNKNOWN
+from harness.polling import alive, state_of, until
 from regroup.protocol import wire
 from regroup.protocol.state import Phase, StatePair
 from tests.trainer.agent_edge import RAW_TRAINER, Heard, OperatorEdge, Worker, generation
-from tests.trainer.waiting import alive, state_of, until
 from tests.unit.agent.python39 import oldest_python
 
 

@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
+from harness.polling import until
 from regroup.checkpoint import Checkpointer, CheckpointError, pack, store
 from regroup.checkpoint.store import marks
 from regroup.data import SamplePlan
@@ -21,7 +22,6 @@ from regroup.elastic.durable import Durable, Origin
 from regroup.elastic.state import TrainingState
 from regroup.protocol.document import CheckpointRef, LineageEntry
 from regroup.protocol.state import StatePair
-from tests.trainer.waiting import until
 
 LINEAGE = (LineageEntry(1, 0), LineageEntry(2, 50))
 

@@ -4,11 +4,11 @@ import socket
 
 import pytest
 
+from harness.polling import alive
 from regroup.protocol import local
 from regroup.protocol.document import PLANNED
 from tests.trainer.agent_double import AgentDouble, Worker
 from tests.trainer.elastic_kit import assert_one_state, finish, start
-from tests.trainer.waiting import alive
 
 
 def commits_of(worker: Worker) -> list[local.Committed]:

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tests.trainer.waiting import until
+from harness.polling import until
 
 DIGITS = Path(__file__).parents[2] / "manifests" / "samples" / "digits.py"
 STEPS = "1500"

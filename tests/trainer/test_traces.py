@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
+from harness.polling import alive
 from regroup.protocol import env, local
 from regroup.protocol.document import PLANNED, CheckpointRef
 from regroup.protocol.state import StatePair
 from tests.trainer.agent_double import AgentDouble, seal_of
 from tests.trainer.elastic_kit import assert_one_state, finish, run_alone, start
-from tests.trainer.waiting import alive
 
 
 def last_step(double: AgentDouble, slot: int, generation: int) -> int:

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from harness.polling import alive
 from regroup.protocol import local
 from regroup.protocol.document import FORCED, PLANNED
 from tests.trainer.agent_double import AgentDouble
 from tests.trainer.elastic_kit import assert_one_state, finish, run_alone
-from tests.trainer.waiting import alive
 from tests.trainer.zygote import Zygote
 
 STEPS = "600"

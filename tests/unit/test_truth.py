@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
+from harness.trace import Commit, Done, Trace
 from tests.e2e.columns import cells
-from tests.e2e.trace import Commit, Done, Trace
 from tests.e2e.truth import Asked, Row, judge
 
 ASKED = [Asked(100.0, 2)]

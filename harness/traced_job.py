@@ -12,9 +12,9 @@ import yaml
 
 from cluster import paths
 from cluster.kubectl import Kubectl, wait_until
-from demo import faults, installation
-from demo.job import JobView
-from tests.e2e.trace import Trace, load
+from harness import faults, installation
+from harness.job import JobView
+from harness.trace import Trace, load
 
 SAMPLE = paths.REPOSITORY / "manifests" / "samples" / "digits.yaml"
 SCRIPTS = Path(__file__).parent / "scripts"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from demo.steps import Step, Steps, parse
+from harness.steps import Step, Steps, parse
 
 
 def log(*steps: tuple[float, int, int]) -> Steps:
