@@ -9,7 +9,7 @@ import pytest
 from regroup.protocol.state import StatePair
 from regroup_operator.model.records import Settings
 from tests.builders.plan import JobBuilder, make_job
-from tests.unit.controller.world import World
+from tests.simulator.world import World
 
 
 def running(tmp_path: Path, job: JobBuilder | None = None, **kwargs: object) -> World:

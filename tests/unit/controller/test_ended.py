@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.builders.plan import make_job
-from tests.unit.controller.world import World
+from tests.simulator.world import World
 
 
 @pytest.mark.parametrize("sidecar", [False, True], ids=["trainer only", "with a sidecar that runs on"])

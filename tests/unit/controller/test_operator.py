@@ -11,7 +11,7 @@ import pytest
 from regroup_operator.api import ConflictError
 from regroup_operator.model.records import Settings
 from tests.builders.plan import JobBuilder, make_job
-from tests.unit.controller.world import Operator, World
+from tests.simulator.world import Operator, World
 
 
 class Killed(Exception):

@@ -9,7 +9,7 @@ import pytest
 
 from regroup_operator.api import parse_job, worker_digest
 from tests.builders.plan import make_job
-from tests.unit.controller.world import World
+from tests.simulator.world import World
 
 
 def change(world: World, spec_change: Any) -> str:

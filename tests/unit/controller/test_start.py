@@ -9,7 +9,7 @@ import pytest
 
 from regroup_operator.model.records import Settings
 from tests.builders.plan import make_job
-from tests.unit.controller.world import World
+from tests.simulator.world import World
 
 
 @pytest.mark.parametrize("processes", [1, 2])

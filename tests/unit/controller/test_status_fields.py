@@ -8,7 +8,7 @@ from typing import Any
 
 from regroup_operator.api.crd import object_schema
 from tests.builders.plan import JobBuilder, make_job
-from tests.unit.controller.world import World
+from tests.simulator.world import World
 
 REPORTED_BY_TENSORS = {
     "status.checkpoint",

@@ -12,7 +12,7 @@ from regroup_operator.api import Job, RegroupError, SpecError, UnavailableError
 from regroup_operator.making import TELL_AGAIN_S, TOLD_AFTER
 from regroup_operator.model.ports import AlreadyExists
 from tests.builders.plan import make_job
-from tests.unit.controller.world import World
+from tests.simulator.world import World
 
 
 def say(world: World, method: str, error: Exception | None, slots: set[int] | None = None) -> list[tuple[Any, ...]]:

@@ -12,7 +12,7 @@ import pytest
 from regroup_operator.model.members import parse_members
 from regroup_operator.model.records import Settings
 from tests.builders.plan import make_job
-from tests.unit.controller.world import World
+from tests.simulator.world import World
 
 WALKS = 9
 MOVES = 12

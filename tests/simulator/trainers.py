@@ -25,7 +25,7 @@ from regroup.protocol.local import (
 from regroup.protocol.state import StatePair
 
 if TYPE_CHECKING:
-    from tests.unit.controller.world import Agent
+    from tests.simulator.world import Agent
 
 
 class Group:

@@ -28,7 +28,7 @@ from regroup_operator.membership.registry import Registry, Stream
 from regroup_operator.model.ports import EventNote
 from regroup_operator.model.records import Key, Pod, Settings
 from tests.builders.plan import JobBuilder
-from tests.unit.controller.trainers import Group, Trainer
+from tests.simulator.trainers import Group, Trainer
 
 KEY: Key = ("default", "digits")
 T = TypeVar("T")
