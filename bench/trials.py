@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.commits import BENCH_LOG, LogReader, first_after, pids_of, steady_epoch
+from harness.polling import until
 
 POLL_S = 0.05
 """Recovery is told by the time stamps in the log, so looking seldom costs no precision and leaves the cores alone."""
@@ -43,17 +44,19 @@ class _Run:
 
     def wait(self, what: str, is_done: Callable[[], bool]) -> None:
         """Poll the log until `is_done`. Raises BenchError with the launcher's last lines."""
-        deadline_s = time.monotonic() + DEADLINE_S
-        while True:
+
+        def there() -> bool:
             self.log.poll()
-            if is_done():
-                return
-            code = self.process.poll()
-            if code is not None or time.monotonic() > deadline_s:
-                why = f"ended with exit code {code}" if code is not None else f"made no progress for {DEADLINE_S:.0f} s"
-                lines = self.output.read_text(errors="replace").splitlines()[-15:]
-                raise BenchError("\n  ".join([f"The launcher {why} while waiting for {what}. Its last lines:", *lines]))
-            time.sleep(POLL_S)
+            code = None if is_done() else self.process.poll()
+            if code is not None:
+                raise BenchError(f"The launcher ended with exit code {code} before {what}. {self._last_lines()}")
+            return is_done()
+
+        until(there, what, timeout_s=DEADLINE_S, every_s=POLL_S, details=self._last_lines, error=BenchError)
+
+    def _last_lines(self) -> str:
+        lines = self.output.read_text(errors="replace").splitlines()[-15:]
+        return "\n  ".join(["The launcher's last lines:", *lines])
 
 
 def measure(

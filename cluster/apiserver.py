@@ -176,9 +176,7 @@ def _wait_ready(directory: Path, authority: Authority, url: str) -> None:
             return False
 
     try:
-        wait_until(
-            ready, timeout_s=_READY_TIMEOUT_S, otherwise=f"The API server was not ready in {_READY_TIMEOUT_S} s."
-        )
+        wait_until(ready, "the API server is ready", timeout_s=_READY_TIMEOUT_S)
     except ClusterError:
         stop(directory)
         raise

@@ -44,9 +44,8 @@ def start(settings: Settings) -> Kubectl:
     kubectl = Kubectl(server.kubeconfig)
     wait_until(
         lambda: bool(kubectl.get("serviceaccount", "default", "--namespace=default")),
+        f"the controller manager has made the default service account; its log is in {state / 'log'}.",
         timeout_s=30,
-        otherwise="The controller manager made no default service account within 30 s: see its log in "
-        f"{state / 'log'}.",
     )
     kubectl.apply(*_roles())
     _ensure_dns(state)

@@ -2,13 +2,15 @@
 
 import json
 import subprocess
-import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from cluster import paths
 from cluster.errors import ClusterError
+from harness.polling import until
+
+T = TypeVar("T")
 
 
 class NotYetError(ClusterError):
@@ -55,16 +57,6 @@ class Kubectl:
         self.run("apply", "--server-side", "--force-conflicts", "--filename=-", text=json.dumps(items))
 
 
-def wait_until(condition: Callable[[], bool], *, timeout_s: float, otherwise: str, every_s: float = 0.1) -> None:
-    """Poll until `condition` holds; a NotYetError inside it counts as not yet. Raise `otherwise` at the deadline."""
-    deadline = time.monotonic() + timeout_s
-    last = ""
-    while True:
-        try:
-            if condition():
-                return
-        except NotYetError as error:
-            last = f" ({error})"
-        if time.monotonic() > deadline:
-            raise ClusterError(otherwise + last)
-        time.sleep(every_s)
+def wait_until(condition: Callable[[], T], what: str, *, timeout_s: float, every_s: float = 0.1) -> T:
+    """Wait as harness.polling.until does; a NotYetError counts as "not yet". Raise ClusterError at the deadline."""
+    return until(condition, what, timeout_s=timeout_s, every_s=every_s, passing=NotYetError, error=ClusterError)

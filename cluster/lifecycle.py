@@ -192,8 +192,8 @@ def _load(image: oci.Image) -> None:
 def _wait_ready(kubectl: Kubectl, node: addresses.Node) -> None:
     wait_until(
         lambda: nodes.ready_again(kubectl, node),
+        f"node {node.name} is Ready; its logs are in {nodes.directory(node)}/log.",
         timeout_s=_READY_TIMEOUT_S,
-        otherwise=f"Node {node.name} was not Ready within {_READY_TIMEOUT_S:.0f} s: see {nodes.directory(node)}/log.",
     )
 
 

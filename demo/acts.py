@@ -44,7 +44,7 @@ class Acts:
         self._wait(
             lambda s: self._trains(s, 0) and s["summary"]["ready"] == f"{workers}/{workers}",
             180,
-            "the job does not start",
+            "the job trains",
         )
 
     def kill_process(self) -> None:
@@ -113,12 +113,11 @@ class Acts:
             max(then) <= SLOWER * p99,
             f"slowest of {len(then)}: {_ms(max(then))}, p99 {_ms(p99)}",
         )
-        wait_until(lambda: installation.leader(self.kubectl) is not None, timeout_s=60, every_s=0.5,
-                   otherwise="No operator leads again within 60 s.")  # fmt: skip
+        wait_until(lambda: installation.leader(self.kubectl), "an operator leads again", timeout_s=60, every_s=0.5)
         self._wait(
             lambda s: (s.get("progress") or {}).get("step", 0) > newest.number and s["summary"]["ready"] == "3/3",
             60,
-            "the status does not move again",
+            "the status moves again",
         )
         self.claims.check(
             "... no generation was issued", self._generation() == generation, f"generation {self._generation()}"
@@ -144,7 +143,7 @@ class Acts:
     def finish(self) -> dict[str, Any]:
         """Wait for the end; return the final status."""
         self.live.act("training to the end")
-        return self._wait(lambda s: (s.get("summary") or {}).get("state") == "Succeeded", 600, "the job does not end")
+        return self._wait(lambda s: (s.get("summary") or {}).get("state") == "Succeeded", 600, "the job ends")
 
     # --- seeing ----------------------------------------------------------------------------------------------------
 
@@ -155,10 +154,12 @@ class Acts:
             ready = status["summary"]["ready"] if self._trains(status, generation) else ""
             return ready == f"{workers}/{workers}" and status["membership"]["worldSize"] == workers
 
-        status = self._wait(there, 120, f"the job does not train with {workers} workers")
-        wait_until(lambda: self.steps.around(generation) is not None, timeout_s=30,
-                   otherwise=f"The trainers' log has no step after generation {generation}.")  # fmt: skip
-        around = self.steps.around(generation)
+        status = self._wait(there, 120, f"the job trains with {workers} workers")
+        around = wait_until(
+            lambda: self.steps.around(generation),
+            f"the trainers' log has a step after generation {generation}",
+            timeout_s=30,
+        )
         assert around is not None
         decisions = [i["decision"] for i in status.get("incidents") or () if i["generation"] > generation]
         cost = f"  ({_ms(around[1].at_s - since_s)})" if since_s is not None else ""
@@ -171,7 +172,7 @@ class Acts:
         running = (status.get("summary") or {}).get("state") == "Running"
         return running and membership.get("generation", 0) > generation and bool(membership.get("adopted"))
 
-    def _wait(self, condition: Callable[[dict[str, Any]], bool], timeout_s: float, otherwise: str) -> dict[str, Any]:
+    def _wait(self, condition: Callable[[dict[str, Any]], bool], timeout_s: float, what: str) -> dict[str, Any]:
         seen: dict[str, Any] = {}
 
         def there() -> bool:
@@ -187,15 +188,15 @@ class Acts:
                 )
             return False
 
-        wait_until(there, timeout_s=timeout_s, otherwise=f"After {timeout_s:.0f} s {otherwise}.", every_s=0.3)
+        wait_until(there, what, timeout_s=timeout_s, every_s=0.3)
         return seen
 
     def _wait_steps(self, until_s: float) -> None:
         """Wait until the trainers have logged a step after this moment."""
         wait_until(
             lambda: self._newest().at_s >= until_s,
+            "the trainers' log has a newer step",
             timeout_s=until_s - time.time() + 60,
-            otherwise="The trainers' log has had no step for a minute.",
         )
 
     def _newest(self) -> Step:

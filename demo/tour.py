@@ -85,8 +85,8 @@ def _run(console: Console, *, was_up: bool) -> int:
     installation.remove_namespace(k, NAMESPACE)
     wait_until(
         lambda: NAMESPACE not in k.run("get", "namespaces", "--output=name"),
+        "the last tour's namespace is gone",
         timeout_s=90,
-        otherwise="The last tour's namespace does not go.",
     )
     installation.namespace(k, NAMESPACE)
     console.print(f"\n[bold]$ kubectl apply -f {SAMPLE.relative_to(paths.REPOSITORY)}[/]")
@@ -110,7 +110,7 @@ def _run(console: Console, *, was_up: bool) -> int:
     accuracy, parameters = outcome(job)
     claims.check(f"held-out accuracy >= {ACCURACY}", accuracy >= ACCURACY, f"{accuracy:.4f}")
     with progress.step("The same job, one worker, no faults", "start", expected_s=40):
-        reference.wait(300, "The reference run does not end", state="Succeeded")
+        reference.wait(300, "the reference run ends", state="Succeeded")
     _, expected = outcome(reference)
     claims.check("parameters bitwise equal to the run without faults", parameters == expected, parameters[:12])
     console.print()

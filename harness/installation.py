@@ -41,14 +41,14 @@ def install(k: Kubectl, **values: Any) -> None:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode != 0:
             raise RuntimeError(f"helm could not install the chart: {done.stderr.strip()[-800:]}")
-        wait_until(lambda: leader(k) is not None, timeout_s=60, otherwise="No operator has won the lease within 60 s.")
+        wait_until(lambda: leader(k), "an operator holds the lease", timeout_s=60)
 
 
 def restart_operators(k: Kubectl) -> None:
     """Have the operators run the image that was loaded last."""
     k.run("--namespace", SYSTEM, "rollout", "restart", "deployment/regroup-operator")
     k.run("--namespace", SYSTEM, "rollout", "status", "deployment/regroup-operator", "--timeout=90s", timeout_s=100)
-    wait_until(lambda: leader(k) is not None, timeout_s=60, otherwise="No operator has won the lease within 60 s.")
+    wait_until(lambda: leader(k), "an operator holds the lease", timeout_s=60)
 
 
 def leader(k: Kubectl) -> dict[str, Any] | None:

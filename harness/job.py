@@ -74,7 +74,7 @@ class JobView:
         options = ("--container=trainer", "--follow", "--timestamps")
         return self.kubectl.stream("--namespace", self.namespace, "logs", pod, *options)
 
-    def wait(self, timeout_s: float, otherwise: str, **wanted: Any) -> dict[str, Any]:
+    def wait(self, timeout_s: float, what: str, **wanted: Any) -> dict[str, Any]:
         """Wait until the status has these values: state=, generation=, world_size=, step= (at least), ready=. Return it."""
         seen: dict[str, Any] = {}
 
@@ -84,7 +84,7 @@ class JobView:
             return matches(seen, wanted)
 
         try:
-            wait_until(there, timeout_s=timeout_s, otherwise=otherwise, every_s=0.2)
+            wait_until(there, what, timeout_s=timeout_s, every_s=0.2)
         except ClusterError as error:
             raise ClusterError(f"{error} (status: {describe(seen)})") from None
         return seen

@@ -1,29 +1,81 @@
-"""What tests with real processes wait by: a deadline and a condition, never a pause."""
+"""Wait for a condition until a deadline: the one helper for tests, tour, benchmarks and the cluster. Standard library only.
+
+Nothing waits by a pause of fixed length: a condition says when to go on, and a deadline names what never came.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
+from typing import TypeVar
+
+T = TypeVar("T")
 
 
-def until(done: Callable[[], Any], timeout_s: float = 30.0, said: Callable[[], str] = lambda: "") -> None:
-    """Return once `done()` is true; fail after `timeout_s` with what `said()` says."""
-    deadline_s = time.monotonic() + timeout_s
-    while not done():
-        assert time.monotonic() < deadline_s, said() or "did not happen in time"
-        time.sleep(0.005)
+class TimedOutError(AssertionError):
+    """What was waited for did not come in time: one sentence, then what the caller adds."""
 
 
-def state_of(pid: int) -> str:
-    """Return the kernel's letter for a process's state: R, S, T (stopped), Z, ...; empty: there is none."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except (FileNotFoundError, ProcessLookupError):
-        return ""
+def until(
+    condition: Callable[[], T],
+    what: str,
+    *,
+    timeout_s: float = 60.0,
+    every_s: float = 0.02,
+    details: Callable[[], str] | None = None,
+    passing: type[Exception] | tuple[type[Exception], ...] = (),
+    error: Callable[[str], Exception] = TimedOutError,
+) -> T:
+    """Return the first true value of `condition`, asked every `every_s`; it is asked at least once after the deadline.
+
+    After `timeout_s` raises `error("Not within 30 s: WHAT ...")` with what `details()` adds. An exception in `passing` counts
+    as "not yet" and the last one is quoted. `what` is the awaited state as a phrase: "an operator leads".
+    """
+    deadline = _Deadline(what, timeout_s, details, error)
+    while True:
+        try:
+            value = condition()
+            if value:
+                return value
+        except passing as not_yet:
+            deadline.last = not_yet
+        deadline.check()
+        time.sleep(every_s)
 
 
-def alive(pid: int) -> bool:
-    """Return whether a process runs (a killed one may be a zombie for a moment)."""
-    return state_of(pid) not in ("", "Z", "X")
+async def until_async(
+    condition: Callable[[], T],
+    what: str,
+    *,
+    timeout_s: float = 60.0,
+    every_s: float = 0.005,
+    details: Callable[[], str] | None = None,
+    error: Callable[[str], Exception] = TimedOutError,
+) -> T:
+    """The same, while the event loop goes on. `condition` is an ordinary function."""
+    deadline = _Deadline(what, timeout_s, details, error)
+    while not (value := condition()):
+        deadline.check()
+        await asyncio.sleep(every_s)
+    return value
+
+
+class _Deadline:
+    def __init__(
+        self, what: str, timeout_s: float, details: Callable[[], str] | None, error: Callable[[str], Exception]
+    ) -> None:
+        self._what, self._timeout_s, self._details, self._error = what, timeout_s, details, error
+        self._ends_s = time.monotonic() + timeout_s
+        self.last: Exception | None = None
+
+    def check(self) -> None:
+        """Raise if the condition was still false after the deadline."""
+        if time.monotonic() <= self._ends_s:
+            return
+        text = f"Not within {self._timeout_s:g} s: {self._what}"
+        if self.last is not None:
+            text += f" ({self.last})"
+        if self._details is not None:
+            text += f"\n{self._details()}"
+        raise self._error(text) from self.last

@@ -35,16 +35,16 @@ class TracedJob(JobView):
         """Return what has been traced so far."""
         return load(self.directory)
 
-    def wait_trace(self, condition: Callable[[Trace], bool], timeout_s: float, otherwise: str) -> Trace:
+    def wait_trace(self, condition: Callable[[Trace], bool], timeout_s: float, what: str) -> Trace:
         """Wait until the trace fulfils a condition; return it."""
-        seen: list[Trace] = []
 
-        def there() -> bool:
-            seen[:] = [self.trace()]
-            return bool(seen[0].commits) and condition(seen[0])
+        def there() -> Trace | None:
+            trace = self.trace()
+            return trace if trace.commits and condition(trace) else None
 
-        wait_until(there, timeout_s=timeout_s, otherwise=otherwise, every_s=0.1)
-        return seen[0]
+        found = wait_until(there, what, timeout_s=timeout_s)
+        assert found is not None
+        return found
 
     def training(self, *, workers: int, timeout_s: float = 120, steps: int = 20, after: int = 0) -> Trace:
         """Wait until a settled generation of so many workers, above `after`, has committed `steps` steps; return the trace.
@@ -52,15 +52,15 @@ class TracedJob(JobView):
         A generation that a later one replaces meanwhile does not count: the status may lag behind the fault that ended it.
         """
         ready = f"{workers}/{workers}"
-        otherwise = f"{self.name} does not train with {workers} workers"
+        what = f"{self.name} trains with {workers} workers"
         least = after + 1
         while True:
-            status = self.wait(timeout_s, otherwise, state="Running", adopted=True, ready=ready, generation=least)
+            status = self.wait(timeout_s, what, state="Running", adopted=True, ready=ready, generation=least)
             generation = status["membership"]["generation"]
             trace = self.wait_trace(
                 partial(_has_come, generation=generation, steps=steps),
                 60,
-                f"{self.name} commits too few steps in generation {generation}",
+                f"{self.name} commits {steps} steps in generation {generation}",
             )
             if trace.commits[-1].generation == generation:
                 return trace
@@ -92,8 +92,7 @@ class TracedJob(JobView):
 
 def leader_node(k: Kubectl) -> str:
     """Return the node of the leading operator, once there is one."""
-    wait_until(lambda: installation.leader(k) is not None, timeout_s=60, otherwise="No operator leads within 60 s.")
-    pod = installation.leader(k)
+    pod = wait_until(lambda: installation.leader(k), "an operator leads", timeout_s=60)
     assert pod is not None
     return str(pod["spec"]["nodeName"])
 

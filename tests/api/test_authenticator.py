@@ -6,11 +6,12 @@ import asyncio
 
 import pytest
 
+from harness.polling import until_async
 from regroup_operator.kube.authenticator import ClusterAuthenticator, ClusterReviewer
 from regroup_operator.kube.client import PODS
 from regroup_operator.model.ports import Forbidden, Unauthorized
 from tests.api.conftest import Api
-from tests.api.test_informer import store, until, worker
+from tests.api.test_informer import store, worker
 
 
 def token(api: Api, namespace: str, pod: str, audience: str = "regroup") -> str:
@@ -31,7 +32,7 @@ def test_agent_gets_in_with_its_pods_token_and_with_no_other(api: Api, namespace
                 pod_body = worker(namespace, slot)
                 pod_body["spec"]["serviceAccountName"] = "default"
                 await client.create(PODS, namespace, pod_body)
-            await until(lambda: len(pods.list((namespace, "digits"), "job-uid")) == 2, "both pods")
+            await until_async(lambda: len(pods.list((namespace, "digits"), "job-uid")) == 2, "both pods")
             subject = ClusterAuthenticator(pods, ClusterReviewer(client))
             own = await asyncio.to_thread(token, api, namespace, first)
             other = await asyncio.to_thread(token, api, namespace, second)
@@ -49,7 +50,7 @@ def test_agent_gets_in_with_its_pods_token_and_with_no_other(api: Api, namespace
                 await subject.authenticate(forged, namespace, first)
 
             await client.delete(PODS, namespace, first)
-            await until(lambda: pods.pod(namespace, first) is None, "the pod's end")
+            await until_async(lambda: pods.pod(namespace, first) is None, "the pod's end")
             with pytest.raises(Forbidden, match="not, or not yet, known"):
                 await subject.authenticate(own, namespace, first)
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 from cluster import apiserver
+from harness.polling import until_async
 from regroup_operator.kube.client import NODES, PODS, Client, Resource
 from regroup_operator.kube.pods import PodStore
 from regroup_operator.model.records import Key, Pod
@@ -44,16 +45,6 @@ def worker(namespace: str, slot: int, node: str = "") -> dict[str, Any]:
     }
 
 
-async def until(condition: Callable[[], bool], what: str) -> None:
-    """Wait for `condition` to become true, or fail with `what` after a deadline."""
-    try:
-        async with asyncio.timeout(DEADLINE_S):
-            while not condition():
-                await asyncio.sleep(0.02)
-    except TimeoutError:
-        raise AssertionError(f"not within {DEADLINE_S} s: {what}") from None
-
-
 @asynccontextmanager
 async def store(kubeconfig: Path) -> AsyncIterator[tuple[Client, PodStore, list[Key]]]:
     """Yield a client and a running, synced pod store with the keys that it called out."""
@@ -80,16 +71,16 @@ def test_store_hears_of_creation_change_and_deletion(api: Api, namespace: str) -
         async with store(api.kubeconfig) as (client, pods, changed):
             await client.create(PODS, namespace, worker(namespace, 1))
             await client.create(PODS, namespace, worker(namespace, 0))
-            await until(lambda: [pod.slot for pod in found(pods, namespace)] == [0, 1], "both pods, sorted")
+            await until_async(lambda: [pod.slot for pod in found(pods, namespace)] == [0, 1], "both pods, sorted")
             assert (namespace, "digits") in changed
             status = {"status": {"phase": "Running", "podIP": "10.9.8.7", "podIPs": [{"ip": "10.9.8.7"}]}}
             await client.patch(PODS, namespace, "digits-worker-0-0", status, subresource="status")
-            await until(lambda: found(pods, namespace)[0].ip == "10.9.8.7", "the pod's address")
+            await until_async(lambda: found(pods, namespace)[0].ip == "10.9.8.7", "the pod's address")
             changed.clear()
             pod = pods.pod(namespace, "digits-worker-1-0")
             assert pod is not None
             await client.delete(PODS, namespace, pod.name, uid=pod.uid)
-            await until(lambda: len(found(pods, namespace)) == 1, "the deletion")
+            await until_async(lambda: len(found(pods, namespace)) == 1, "the deletion")
             assert set(changed) == {(namespace, "digits")}
             assert pods.pod(namespace, pod.name) is None
 
@@ -103,15 +94,17 @@ def test_pods_readiness_follows_their_node(api: Api, namespace: str) -> None:
             await client.create(NODES, None, {"apiVersion": "v1", "kind": "Node", "metadata": {"name": node}})
             await set_ready(client, node, "True")
             await client.create(PODS, namespace, worker(namespace, 0, node))
-            await until(lambda: any(pod.node == node and pod.node_ready for pod in found(pods, namespace)), "ready")
+            await until_async(
+                lambda: any(pod.node == node and pod.node_ready for pod in found(pods, namespace)), "ready"
+            )
             changed.clear()
             await set_ready(client, node, "Unknown")
-            await until(lambda: not found(pods, namespace)[0].node_ready, "the node's loss")
+            await until_async(lambda: not found(pods, namespace)[0].node_ready, "the node's loss")
             assert (namespace, "digits") in changed
             await set_ready(client, node, "True")
-            await until(lambda: found(pods, namespace)[0].node_ready, "the node's return")
+            await until_async(lambda: found(pods, namespace)[0].node_ready, "the node's return")
             await client.delete(NODES, None, node)
-            await until(lambda: not found(pods, namespace)[0].node_ready, "the node's deletion")
+            await until_async(lambda: not found(pods, namespace)[0].node_ready, "the node's deletion")
 
     asyncio.run(scenario())
 
@@ -131,21 +124,21 @@ def test_store_outlives_the_api_server_and_believes_a_server_that_lost_its_histo
             for _ in range(60):  # so that the history is longer than that of a new server
                 await client.patch(NAMESPACES, None, "default", {"metadata": {"labels": {"n": str(_)}}})
             await client.create(PODS, "default", worker("default", 0))
-            await until(lambda: len(found(pods, "default")) == 1, "the pod")
+            await until_async(lambda: len(found(pods, "default")) == 1, "the pod")
             await asyncio.to_thread(server.stop)
             assert len(found(pods, "default")) == 1
             await asyncio.to_thread(apiserver.start, tmp_path, port=port)
             await client.create(PODS, "default", worker("default", 1))
-            await until(lambda: len(found(pods, "default")) == 2, "the pod made after the restart")
+            await until_async(lambda: len(found(pods, "default")) == 2, "the pod made after the restart")
 
             await asyncio.to_thread(server.stop)
             shutil.rmtree(tmp_path / "etcd")
             changed.clear()
             await asyncio.to_thread(apiserver.start, tmp_path, port=port)
-            await until(lambda: found(pods, "default") == [], "that both pods are gone")
+            await until_async(lambda: found(pods, "default") == [], "that both pods are gone")
             assert set(changed) == {("default", "digits")}
             await client.create(PODS, "default", worker("default", 7))
-            await until(lambda: [pod.slot for pod in found(pods, "default")] == [7], "the pod of the new history")
+            await until_async(lambda: [pod.slot for pod in found(pods, "default")] == [7], "the pod of the new history")
 
     try:
         asyncio.run(scenario())

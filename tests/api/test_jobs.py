@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from harness.polling import until_async
 from regroup_operator.api import ConflictError, Job, SpecError, parse_job
 from regroup_operator.handlers import JobWatch
 from regroup_operator.kube.client import CONFIG_MAPS, EVENTS, PODS, SERVICES, Client
@@ -20,7 +21,6 @@ from regroup_operator.kube.workers import ClusterWorkers
 from regroup_operator.model.ports import AlreadyExists, EventNote
 from regroup_operator.render import Renderer, RenderSettings
 from tests.api.conftest import Api
-from tests.api.test_informer import until
 from tests.builders.jobs import make_job
 
 SETTINGS = RenderSettings("https://regroup.ops.svc:8443", "localhost/regroup-operator:dev")
@@ -281,12 +281,12 @@ def test_every_change_of_a_job_reaches_the_queue(api: Api, namespace: str) -> No
         )
         watch.start()
         try:
-            await until(lambda: (world.job.key, False) in heard, "the job that was there already")
+            await until_async(lambda: (world.job.key, False) in heard, "the job that was there already")
             heard.clear()
             await world.client.patch(JOBS, *world.job.key, {"spec": {"replicas": 4}})
-            await until(lambda: (world.job.key, False) in heard, "the change")
+            await until_async(lambda: (world.job.key, False) in heard, "the change")
             await world.client.delete(JOBS, *world.job.key)
-            await until(lambda: (world.job.key, True) in heard, "the deletion")
+            await until_async(lambda: (world.job.key, True) in heard, "the deletion")
         finally:
             await watch.stop(10)
         assert not ended, "an ordered stop is no failure"
@@ -300,9 +300,9 @@ def test_kopf_leaves_no_trace_in_a_job(api: Api, namespace: str) -> None:
         watch = JobWatch(world.client, [], lambda key, _: heard.append(key), lambda: None)
         watch.start()
         try:
-            await until(lambda: world.job.key in heard, "the job")
+            await until_async(lambda: world.job.key in heard, "the job")
             await world.client.patch(JOBS, *world.job.key, {"spec": {"replicas": 4}})
-            await until(lambda: heard.count(world.job.key) > 1, "the change")
+            await until_async(lambda: heard.count(world.job.key) > 1, "the change")
         finally:
             await watch.stop(10)
         metadata = (await world.client.get(JOBS, *world.job.key))["metadata"]

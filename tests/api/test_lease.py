@@ -8,11 +8,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from harness.polling import until
 from tests.api.conftest import Api
 
 CANDIDATE = """
@@ -71,13 +72,6 @@ class Candidate:
 
     def signal(self, number: int) -> None:
         os.kill(self.process.pid, number)
-
-
-def until(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {DEADLINE_S} s: {what}"
-        time.sleep(0.02)
 
 
 def interleaved(first: Candidate, second: Candidate) -> bool:

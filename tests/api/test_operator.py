@@ -10,7 +10,6 @@ import signal
 import ssl
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -21,21 +20,13 @@ import pytest
 import yaml
 
 from cluster import apiserver
+from harness.polling import until
 from manifests import render
 from regroup_operator.membership.certificates import Authority
 from tests.api.conftest import Api
 from tests.builders.jobs import make_job
 
 DEADLINE_S = 40.0
-
-
-def until(condition: Callable[[], Any], what: str) -> Any:
-    """Return what `condition` returns once that is true."""
-    deadline = time.monotonic() + DEADLINE_S
-    while not (found := condition()):
-        assert time.monotonic() < deadline, f"not within {DEADLINE_S} s: {what}"
-        time.sleep(0.05)
-    return found
 
 
 class Replica:

@@ -11,9 +11,10 @@ import pytest
 import yaml
 
 from cluster import apiserver, binaries
+from harness.polling import until
 from manifests import render
 from tests.api.conftest import CRD, ROOT, Api
-from tests.api.test_operator import Replica, create, status, until
+from tests.api.test_operator import Replica, create, status
 
 
 @pytest.fixture

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 
 from cluster import host, images, lifecycle, paths
-from cluster.kubectl import Kubectl
+from cluster.kubectl import Kubectl, wait_until
 from cluster.settings import Settings
 from harness import installation, traced_job
 from harness.traced_job import TracedJob
 from tests.e2e import machine
-from tests.e2e.kit import Cluster, wait_until
+from tests.e2e.kit import Cluster
 
 
 @pytest.fixture(scope="session")

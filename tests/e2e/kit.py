@@ -1,13 +1,9 @@
-"""What end-to-end tests share: the cluster as they see it, waiting, and pods that Pod Security "restricted" admits."""
+"""What end-to-end tests share: the cluster as they see it, and pods that Pod Security "restricted" admits."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import pytest
-
-from cluster import kubectl, lifecycle
-from cluster.errors import ClusterError
+from cluster import lifecycle
 from cluster.kubectl import Kubectl
 
 
@@ -35,14 +31,6 @@ class Cluster:
                 c["type"] == "Ready" and c["status"] == "True" for c in item["status"]["conditions"]
             )
         return result
-
-
-def wait_until(condition: Callable[[], bool], *, timeout_s: float, what: str) -> None:
-    """Poll until `condition` holds, else fail with `what` and the seconds waited."""
-    try:
-        kubectl.wait_until(condition, timeout_s=timeout_s, otherwise=f"{what}: not within {timeout_s} s")
-    except ClusterError as error:
-        pytest.fail(str(error))
 
 
 def restricted_pod(namespace: str, name: str, image: str, command: list[str], **spec: Any) -> dict[str, Any]:

@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from cluster.kubectl import wait_until
 from harness.traced_job import TracedJob
-from tests.e2e.kit import wait_until
 
 Start = Callable[..., TracedJob]
 

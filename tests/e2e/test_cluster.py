@@ -6,8 +6,9 @@ import pytest
 
 from cluster import lifecycle, nodes
 from cluster.errors import ClusterError
+from cluster.kubectl import wait_until
 from cluster.settings import Settings
-from tests.e2e.kit import Cluster, restricted_pod, wait_until
+from tests.e2e.kit import Cluster, restricted_pod
 
 _TORCH = """
 import os, torch, torch.distributed, sklearn, numpy, regroup

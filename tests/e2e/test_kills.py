@@ -46,7 +46,7 @@ def _kill(job: TracedJob, who: str, processes: int) -> float:
     (victim,) = [key for key, r in ranks.items() if r == rank]
     killed = job.kill_rank(rank)
     trace = job.wait_trace(
-        lambda t: t.commits[-1].generation > generation, 30, f"nobody trains after the kill of {who}"
+        lambda t: t.commits[-1].generation > generation, 30, f"the group trains after the kill of {who}"
     )
     first = trace.first_of(generation + 1)
     _nothing_lost(trace, generation, killed)
@@ -74,7 +74,9 @@ def test_fixed_size_job_waits_for_its_process_and_no_longer(jobs: Start) -> None
         generation = before.commits[-1].generation
         survivors = {key for key, rank in before.pids(generation).items() if rank != 1}
         killed = job.kill_rank(1)
-        trace = job.wait_trace(lambda t, g=generation: t.commits[-1].generation > g, 60, "nobody trains after the kill")  # type: ignore[misc]
+        trace = job.wait_trace(
+            lambda t, g=generation: t.commits[-1].generation > g, 60, "the group trains after the kill"
+        )  # type: ignore[misc]
         built = [
             float(str(b["t"])) - float(str(b["started"])) for b in trace.built if float(str(b["started"])) > killed
         ]

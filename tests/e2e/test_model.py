@@ -31,7 +31,7 @@ def test_exact_run_with_faults_equals_a_fixed_size_run_without(operator: Kubectl
     job.patch_replicas(2)
     _trains(job, 2, after=generation)
     hurry.touch()
-    status = job.wait(300, "the sample does not end", state="Succeeded")
+    status = job.wait(300, "the sample ends", state="Succeeded")
     assert len(status["incidents"]) >= 5
     accuracy, parameters = _printed("".join(job.logs(pod["metadata"]["name"]) for pod in job.pods()))
     expected = _printed(_plain_python())
@@ -48,7 +48,7 @@ def test_sample_script_is_short() -> None:
 
 def _trains(job: JobView, workers: int, after: int = 0) -> int:
     """Wait until so many workers train in a generation above `after`; return its number."""
-    status = job.wait(120, f"the sample does not train with {workers} workers", state="Running", adopted=True,
+    status = job.wait(120, f"the sample trains with {workers} workers", state="Running", adopted=True,
                       ready=f"{workers}/{workers}", world_size=workers, generation=after + 1)  # fmt: skip
     return int(status["membership"]["generation"])
 

@@ -28,7 +28,7 @@ def test_survivors_of_a_power_cut_step_again_within_ten_seconds(
             trace = job.wait_trace(
                 lambda t, g=generation: t.commits[-1].generation > g,  # type: ignore[misc]
                 60,
-                "the survivors do not train after the power cut",
+                "the survivors train after the power cut",
             )
             waits.append(trace.first_of(generation + 1).t - cut)
             survivors = {key for key in before.pids(generation) if key[0] not in lost}
@@ -56,7 +56,9 @@ def test_power_cut_of_the_leaders_node_is_survived_within_a_minute(
     assert len(lost) == 1, "one worker a node"
     cut = faults.power_off(node)
     try:
-        trace = job.wait_trace(lambda t: t.commits[-1].generation > generation, 90, "nobody trains after the power cut")
+        trace = job.wait_trace(
+            lambda t: t.commits[-1].generation > generation, 90, "the survivors train after the power cut"
+        )
         wait = trace.first_of(generation + 1).t - cut
         print(f"power cut with the leader -> survivors' next committed step: {wait:.1f} s")
         assert wait <= WITH_LEADER_S

@@ -9,11 +9,10 @@ import time
 from collections.abc import Callable
 
 from cluster.errors import ClusterError
-from cluster.kubectl import Kubectl
+from cluster.kubectl import Kubectl, wait_until
 from harness import faults, installation
 from harness.traced_job import TracedJob
 from tests.e2e.columns import SAMPLE_S, sampled
-from tests.e2e.kit import wait_until
 
 QUIET_S = 20.0
 WATCHED_S = 10.0
@@ -26,18 +25,18 @@ def test_killed_operator_disturbs_nobody(jobs: Callable[..., TracedJob], operato
     generation, pids = before.commits[-1].generation, before.pids(before.commits[-1].generation)
     with sampled(job) as rows:
         begun = time.time()
-        job.wait_trace(lambda t: t.commits[-1].t >= begun + QUIET_S, QUIET_S + 20, "no 20 s of steps")
+        job.wait_trace(lambda t: t.commits[-1].t >= begun + QUIET_S, QUIET_S + 20, "20 s of steps")
         leader = installation.leader(operator)
         assert leader is not None
         killed = faults.kill_main(leader["metadata"]["uid"], "regroup_operator")
         trace = job.wait_trace(
-            lambda t: t.commits[-1].t >= killed + QUIET_S, QUIET_S + 20, "training stopped with the operator"
+            lambda t: t.commits[-1].t >= killed + QUIET_S, QUIET_S + 20, "training goes on without the operator"
         )
         step = trace.step_at(killed + QUIET_S)
-        status = job.wait(60, "the status does not move again", step=step)
+        status = job.wait(60, "the status moves again", step=step)
         back = time.time()
         job.wait_trace(
-            lambda t: t.commits[-1].t >= back + WATCHED_S, WATCHED_S + 20, "training stopped at the takeover"
+            lambda t: t.commits[-1].t >= back + WATCHED_S, WATCHED_S + 20, "training goes on after the takeover"
         )
     usual = trace.intervals_s(since=begun, until=killed)
     then = trace.intervals_s(since=killed, until=killed + QUIET_S)
@@ -81,7 +80,7 @@ def test_two_operators_never_give_one_number_to_two_lists(jobs: Callable[..., Tr
         job.kill_rank(1)
         generation = job.trace().commits[-1].generation
         wait_until(lambda: _leads_instead(operator, name), timeout_s=60, what="the other operator leads")
-        trace = job.wait_trace(lambda t: t.commits[-1].generation > generation, 60, "the other operator does not act")
+        trace = job.wait_trace(lambda t: t.commits[-1].generation > generation, 60, "the other operator acts")
         generation = trace.commits[-1].generation
         job.kill_rank(0)
     finally:

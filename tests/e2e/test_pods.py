@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from cluster.kubectl import wait_until
 from harness import installation
 from harness.traced_job import TracedJob
-from tests.e2e.kit import wait_until
 
 SURVIVORS_S = 2.0
 TRIALS = 3
@@ -25,7 +25,7 @@ def test_deleted_pod_is_replaced_while_the_others_train(jobs: Callable[..., Trac
         trace = job.wait_trace(
             lambda t, g=generation: t.commits[-1].generation > g,  # type: ignore[misc]
             30,
-            "the survivors do not train after the pod was deleted",
+            "the survivors train after the pod was deleted",
         )
         gaps.append(trace.first_of(generation + 1).t - max(deleted, trace.last_before(generation + 1).t))
         survivors = {key for key in before.pids(generation) if key[0] != pod["metadata"]["name"]}
@@ -48,7 +48,7 @@ def test_job_that_lost_every_pod_goes_on_from_its_durable_checkpoint(jobs: Calla
     saved = job.status()["checkpoint"]
     for pod in job.pods():
         job.delete_pod(pod["metadata"]["name"], grace_s=0)
-    job.wait(120, "the job does not come back", state="Running", generation=generation + 1, ready="3/3", adopted=True)
+    job.wait(120, "the job trains again", state="Running", generation=generation + 1, ready="3/3", adopted=True)
     first = next(e["startStep"] for e in job.status()["lineage"] if e["generation"] > generation)
     assert first >= saved["step"] > 0, "it did not go on from the checkpoint"
     assert job.trace().missing() == []

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
+from cluster.kubectl import wait_until
 from harness import faults
 from harness.traced_job import TracedJob
-from tests.e2e.kit import wait_until
 
 _STARTED = re.compile(r"^rank (\d+) of (\d+) starts at step (\d+)$", re.MULTILINE)
 
@@ -30,7 +30,7 @@ def _wait_starts(job: TracedJob, number: int, world_size: int, slot: int = 0) ->
 def test_script_starts_again_in_the_same_pods_from_its_own_checkpoint(jobs: Callable[..., TracedJob]) -> None:
     command = ["python", "-u", "/regroup-samples/script.py", "--checkpoint", "/trace/script.pt", "--steps", "600"]
     job = jobs("script", replicas=2, elastic=(1, 3), command=command)
-    job.wait(90, "the script does not run", state="Running", ready="2/2")
+    job.wait(90, "the script runs", state="Running", ready="2/2")
     assert job.status()["tier"] == "Script"
     containers = job.containers()
     wait_until(lambda: (job.directory / "script.pt").exists(), timeout_s=60, what="the script's own checkpoint")
@@ -48,7 +48,7 @@ def test_script_starts_again_in_the_same_pods_from_its_own_checkpoint(jobs: Call
     job.scale(1)
     _wait_starts(job, 4, 1)
 
-    job.wait(120, "the script does not finish", state="Succeeded")
+    job.wait(120, "the script finishes", state="Succeeded")
     first_steps = [step for _, _, step in _starts(job, 0)]
     assert first_steps[0] == 0
     assert first_steps == sorted(first_steps), "a start went back behind an earlier one"

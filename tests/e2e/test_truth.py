@@ -5,11 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from cluster.kubectl import Kubectl
+from cluster.kubectl import Kubectl, wait_until
 from harness import faults
 from harness.traced_job import TracedJob, leader_node, node_with_workers
 from tests.e2e.columns import SAMPLE_S, sampled
-from tests.e2e.kit import wait_until
 from tests.e2e.truth import Asked, judge
 
 
@@ -34,7 +33,7 @@ def test_columns_follow_the_trainers(jobs: Callable[..., TracedJob], operator: K
             job.patch_replicas(replicas)
             generation = _trains(job, replicas, after=generation)
         job.hurry()
-        job.wait(240, "the job does not end", state="Succeeded")
+        job.wait(240, "the job ends", state="Succeeded")
         ended = len(rows)
         wait_until(lambda: len(rows) >= ended + 4 / SAMPLE_S, timeout_s=20, what="some lines of the ended job")
     trace = job.trace()

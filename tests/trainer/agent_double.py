@@ -16,7 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from harness.polling import alive
+from harness.polling import until
+from harness.processes import alive
 from regroup.protocol import env, local
 from regroup.protocol.codec import ProtocolError
 from regroup.protocol.document import (
@@ -219,16 +220,15 @@ class AgentDouble:
 
     def wait(self, condition: Callable[[], Any], what: str, timeout_s: float = 60) -> Any:
         """Return the condition's first true value; fail with the trainers' output when it does not come."""
-        with self._changed:
-            deadline_s = time.monotonic() + timeout_s
-            while True:
-                value = condition()
-                if value:
-                    return value
-                if time.monotonic() > deadline_s:
-                    logs = "\n".join(self._story(w) for w in self.everyone)
-                    raise AssertionError(f"{what} did not happen in {timeout_s:g} s\n{logs}")
-                self._changed.wait(0.02)
+
+        def locked() -> Any:
+            with self._changed:
+                return condition()
+
+        def stories() -> str:
+            return "\n".join(self._story(w) for w in self.everyone)
+
+        return until(locked, what, timeout_s=timeout_s, details=stories)
 
     def _story(self, worker: Worker) -> str:
         heard = "\n".join(f"{h.at_s:.3f} {h.message}" for h in worker.heard[-8:])

@@ -97,18 +97,17 @@ class OperatorEdge:
 
     def wait(self, what: Callable[[Heard], Any], timeout_s: float = 15.0, after: int = 0) -> Heard:
         """Return the first report from index `after` on that satisfies `what`. Fails after `timeout_s`."""
-        deadline = time.monotonic() + timeout_s
-        with self._news:
-            seen = after
-            while True:
-                for heard in self.heard[seen:]:
-                    if what(heard):
-                        return heard
-                seen = len(self.heard)
-                left_s = deadline - time.monotonic()
-                if left_s <= 0 or not self._news.wait(left_s):
-                    last = "\n".join(str(h.report) for h in self.heard[-5:])
-                    raise AssertionError(f"No such report in {timeout_s} s. The last ones:\n{last}")
+
+        def there() -> Heard | None:
+            with self._news:
+                return next((heard for heard in self.heard[after:] if what(heard)), None)
+
+        def last() -> str:
+            return "The last reports:\n" + "\n".join(str(h.report) for h in self.heard[-5:])
+
+        found = until(there, "such a report", timeout_s=timeout_s, every_s=0.005, details=last)
+        assert found is not None
+        return found
 
     def wait_phase(self, phase: str, timeout_s: float = 15.0, after: int = 0) -> Heard:
         return self.wait(lambda h: h.report.condition.phase == phase, timeout_s, after)
@@ -249,12 +248,22 @@ class Worker:
 
     def wait_noted(self, what: str, number: int = 1, timeout_s: float = 15.0) -> list[dict[str, Any]]:
         """Return the notes of a kind once there are at least `number`."""
-        until(lambda: len(self.noted(what)) >= number, timeout_s, lambda: f"{self.noted()}\n{self.log()}")
+        until(
+            lambda: len(self.noted(what)) >= number,
+            f"{number} notes {what!r} of the trainers",
+            timeout_s=timeout_s,
+            every_s=0.005,
+            details=lambda: f"{self.noted()}\n{self.log()}",
+        )
         return self.noted(what)
 
     def wait_disconnected(self) -> None:
         """Return once the agent has noticed that the operator is gone."""
-        until(lambda: "The operator" in self.log().rsplit("Connected to the operator", 1)[-1], said=self.log)
+        until(
+            lambda: "The operator" in self.log().rsplit("Connected to the operator", 1)[-1],
+            "the agent has lost the operator",
+            details=self.log,
+        )
 
     def close(self) -> None:
         if self.agent is not None and self.agent.poll() is None:

@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from _regroup_agent.statefile import UNKNOWN
-from harness.polling import alive, state_of, until
+from harness.polling import TimedOutError, until
+from harness.processes import alive, children, state_of
 from regroup.protocol import wire
 from regroup.protocol.state import Phase, StatePair
 from tests.trainer.agent_edge import RAW_TRAINER, Heard, OperatorEdge, Worker, generation
@@ -155,7 +156,7 @@ def test_agent_killed_takes_its_trainers_with_it(operator: OperatorEdge, pair: W
     pids = [n["pid"] for n in pair.noted("started")]
     assert pair.agent is not None
     pair.agent.kill()
-    until(lambda: not any(alive(pid) for pid in pids))
+    until(lambda: not any(alive(pid) for pid in pids), "every process has ended")
 
 
 def test_generation_is_refused_twice_and_below(operator: OperatorEdge, worker: Worker) -> None:
@@ -166,7 +167,9 @@ def test_generation_is_refused_twice_and_below(operator: OperatorEdge, worker: W
     second = worker.wait_noted("entering", 2)[1]
     assert (second["ok"], second["generation"]) == (False, 5)
     operator.tell(generation(4, 0, member=False)[0])
-    until(lambda: "Refused generation 4: 5 has been heard." in worker.log())
+    until(
+        lambda: "Refused generation 4: 5 has been heard." in worker.log(), "the refusal is logged", details=worker.log
+    )
 
 
 @pytest.mark.parametrize("phase", [Phase.READY, Phase.TRAINING])
@@ -186,9 +189,9 @@ def test_ping_is_answered_by_an_agent_that_runs_and_not_by_one_that_is_stopped(
 
     assert worker.agent is not None
     os.kill(worker.agent.pid, signal.SIGSTOP)
-    until(lambda: worker.agent is not None and state_of(worker.agent.pid) == "T")
+    until(lambda: worker.agent is not None and state_of(worker.agent.pid) == "T", "the agent is stopped")
     asked_s = pinged(operator)
-    with pytest.raises(AssertionError, match="No such report"):
+    with pytest.raises(TimedOutError):
         operator.wait(lambda h: isinstance(h.body, wire.Changed) and h.at_s >= asked_s, timeout_s=0.5)
     assert operator.streams == 1, "the kernel keeps the stream of a stopped agent"
     os.kill(worker.agent.pid, signal.SIGCONT)
@@ -237,7 +240,7 @@ def test_stores_host_waits_for_the_document_of_its_digest(operator: OperatorEdge
     command, document = generation(1, port)
     operator.tell(command)
     operator.tell(wire.DocumentCommand(replace(document, reason="another text")))
-    until(lambda: "Refused the document of generation 1" in worker.log())
+    until(lambda: "Refused the document of generation 1" in worker.log(), "the refusal is logged", details=worker.log)
     assert worker.noted("assignment") == []
     operator.tell(wire.DocumentCommand(document))
     assert worker.wait_noted("assignment")[0]["document"] == document.digest()
@@ -337,7 +340,7 @@ def test_stop_ends_what_does_not_listen(operator: OperatorEdge, worker: Worker) 
     worker.start(sys.executable, str(path))
     port = welcome(operator, "Unknown")
     operator.tell(generation(1, port)[0])
-    until(lambda: "up" in worker.stdout.read_text())
+    until(lambda: "up" in worker.stdout.read_text(), "the trainer has printed", details=worker.log)
     operator.tell(wire.Stop("Failed"))
     stopped = operator.wait_phase(Phase.STOPPED)
     assert stopped.report.condition.cause is None
@@ -433,7 +436,11 @@ def test_idle_connection_that_is_closed_is_opened_again_without_a_hello(operator
     welcome(operator)
     ready(operator)
     # Each hello opens one; one more is a connection that was opened again.
-    until(lambda: len(operator.peers) > sum(isinstance(h.body, wire.Hello) for h in operator.heard))
+    until(
+        lambda: len(operator.peers) > sum(isinstance(h.body, wire.Hello) for h in operator.heard),
+        "another connection",
+        details=worker.log,
+    )
     os.kill(worker.noted("started")[0]["pid"], signal.SIGKILL)
     operator.wait_body(wire.Fault)
 
@@ -441,7 +448,7 @@ def test_idle_connection_that_is_closed_is_opened_again_without_a_hello(operator
 def test_refusal_is_one_sentence_in_the_log_and_tried_again(operator: OperatorEdge, worker: Worker) -> None:
     operator.refuse = (403, "The token is of another pod.")
     worker.start_raw()
-    until(lambda: len(operator.tokens) >= 4)
+    until(lambda: len(operator.tokens) >= 4, "four requests", details=worker.log)
     assert worker.log().count("The operator answered 403: The token is of another pod.") == 1
     operator.refuse = None
     welcome(operator)
@@ -499,7 +506,7 @@ def test_container_restart_keeps_what_was_entered_and_raises_the_incarnation(
     hello = operator.wait_body(wire.Hello, after=before)
     condition = hello.report.condition
     assert (condition.entered, condition.adopted, condition.heard, condition.incarnation) == (3, 3, 3, 1)
-    until(lambda: operator.streams == 2)
+    until(lambda: operator.streams == 2, "a second stream", details=worker.log)
     operator.tell(wire.Welcome("Session"))
     operator.tell(generation(3, 0)[0])
     assert ready(operator, before).report.condition.incarnation == 2
@@ -555,16 +562,15 @@ def test_zygote_that_dies_is_started_again_and_its_trainers_live(operator: Opera
     assert worker.agent is not None
     (zygote,) = children(worker.agent.pid) - {trainer}
     os.kill(zygote, signal.SIGKILL)
-    until(lambda: "The zygote died; it is started again." in worker.log())
+    until(
+        lambda: "The zygote died; it is started again." in worker.log(), "the new zygote is logged", details=worker.log
+    )
     assert alive(trainer)
     before = len(operator.heard)
     os.kill(trainer, signal.SIGKILL)
     ready(operator, before)
-    until(lambda: zygote not in children(worker.agent.pid) and len(children(worker.agent.pid)) == 2)
-
-
-def children(pid: int) -> set[int]:
-    return {int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()}
+    agent = worker.agent.pid
+    until(lambda: zygote not in children(agent) and len(children(agent)) == 2, "a zygote and a trainer run again")
 
 
 @pytest.mark.parametrize("launcher", ["torchrun", "accelerate", "deepspeed", "mpirun"])

@@ -211,7 +211,7 @@ def test_fenced_generation_that_commits_late_is_not_read(tmp_path: Path) -> None
     g1, g2 = make(tmp_path), make(tmp_path)
     go_on = threading.Event()
     save(g1, 1, 100, acknowledged=go_on.is_set, wait=False)
-    until((tmp_path / "step-100.g1-00000001").exists)
+    until((tmp_path / "step-100.g1-00000001").exists, "the checkpoint's directory")
     save(g2, 2, 60)
     go_on.set()
     assert g1.wait(30)
@@ -238,7 +238,7 @@ def test_commit_waits_for_every_rank(tmp_path: Path) -> None:
     checkpointer = make(tmp_path)
     acknowledged = threading.Event()
     save(checkpointer, 1, 10, acknowledged=acknowledged.is_set, wait=False)
-    until((tmp_path / "step-10.g1-00000001").exists)
+    until((tmp_path / "step-10.g1-00000001").exists, "the checkpoint's directory")
     assert checkpointer.newest(LINEAGE).info is None
     assert not checkpointer.due(0.0)
     assert not checkpointer.save({}, pair=StatePair(1, 11), generation=1, uid="x", parent_generation=0, start_step=0), (
@@ -290,9 +290,14 @@ def test_writer_killed_leaves_a_directory_that_is_skipped(tmp_path: Path, moment
     aside, path = tmp_path / ".writing-step-20.g1-aaaa1111", tmp_path / "step-20.g1-aaaa1111"
     try:
         if moment == "while data is written":
-            until(lambda: any(file.stat().st_size for file in aside.glob("*.distcp")) or path.exists(), 60)
+            until(
+                lambda: any(file.stat().st_size for file in aside.glob("*.distcp")) or path.exists(),
+                "some data is written",
+                timeout_s=60,
+                every_s=0.005,
+            )
         else:
-            until(path.exists, 60)
+            until(path.exists, "the directory", timeout_s=60, every_s=0.005)
     finally:
         writer.send_signal(signal.SIGKILL)
         writer.wait()

@@ -4,7 +4,7 @@ import socket
 
 import pytest
 
-from harness.polling import alive
+from harness.processes import alive
 from regroup.protocol import local
 from regroup.protocol.document import PLANNED
 from tests.trainer.agent_double import AgentDouble, Worker

@@ -79,7 +79,7 @@ def test_interrupted_form_leaves_no_thread_and_no_socket(moment: str) -> None:
         threading.Thread(target=abort_once_it_waits, args=(groups,)).start()
     with pytest.raises(GroupBroken, match=r"interrupted|ended"):
         groups.form(Arrival(None, 0, 0), listener.detach())
-    until(lambda: not forming(), said=lambda: "the helper thread still waits on its own store")
+    until(lambda: not forming(), "no helper thread waits on its own store")
     groups.close()
     del groups
-    until(lambda: sockets() <= before, said=lambda: f"left open: {sockets() - before}")
+    until(lambda: sockets() <= before, "no socket is left open", details=lambda: str(sockets() - before))

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from _regroup_agent import link
 from _regroup_agent.link import Endpoint, Link
+from harness.polling import until_async
 from regroup.protocol import wire
 from regroup.protocol.state import Condition, Phase
 from tests.trainer.agent_edge import JOB_UID, POD, POD_UID, OperatorEdge
@@ -18,13 +17,6 @@ from tests.trainer.agent_edge import JOB_UID, POD, POD_UID, OperatorEdge
 
 def report(body: Any) -> wire.Report:
     return wire.Report(JOB_UID, POD_UID, "boot", Condition(1, 0, Phase.READY), None, 0, body)
-
-
-async def happens(what: Callable[[], Any]) -> None:
-    deadline_s = time.monotonic() + 30
-    while not what():
-        assert time.monotonic() < deadline_s, "did not happen in time"
-        await asyncio.sleep(0.005)
 
 
 def test_operator_that_freezes_is_given_up_and_told_the_fault_by_the_next_connection(
@@ -48,17 +40,17 @@ def test_operator_that_freezes_is_given_up_and_told_the_fault_by_the_next_connec
 
     async def scene() -> None:
         running = asyncio.ensure_future(one.run())
-        await happens(lambda: events == ["up"])
+        await until_async(lambda: events == ["up"], "the first connection")
         for number in range(3):  # answered, each
             one.send(report(wire.Changed()))
-            await happens(lambda number=number: len(operator.heard) == 2 + number)
+            await until_async(lambda number=number: len(operator.heard) == 2 + number, "the report is heard")
         operator.frozen = True
         one.send(report(wire.Fault("exit", "lost?")))
-        await happens(lambda: events == ["up", "down"])
+        await until_async(lambda: events == ["up", "down"], "the operator is given up")
         assert "The operator has not answered a report for 0.5 s." in said
         operator.frozen = False
-        await happens(lambda: events == ["up", "down", "up"])
-        await happens(lambda: any(isinstance(h.body, wire.Fault) for h in operator.heard))
+        await until_async(lambda: events == ["up", "down", "up"], "the second connection")
+        await until_async(lambda: any(isinstance(h.body, wire.Fault) for h in operator.heard), "the fault is heard")
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
 

@@ -2,97 +2,29 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from harness.local_run import LocalRun
 from harness.polling import until
 
 DIGITS = Path(__file__).parents[2] / "manifests" / "samples" / "digits.py"
 STEPS = "1500"
 
 
-class Run:
-    """A running `regroup run`, its job's file and its processes."""
-
-    def __init__(self, directory: Path, *arguments: str) -> None:
-        self.state = directory / "state"
-        self.log = directory / "log"
-        command = [sys.executable, "-m", "regroup_cli", "run", "--state-dir", str(self.state), *arguments]
-        with self.log.open("wb") as log:
-            self.process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
-
-    def status(self) -> dict[str, Any]:
-        try:
-            found: dict[str, Any] = json.loads((self.state / "job.json").read_text()).get("status") or {}
-        except FileNotFoundError:
-            return {}
-        return found
-
-    def wait(self, condition: Callable[[dict[str, Any]], bool], what: str, timeout_s: float = 120) -> dict[str, Any]:
-        deadline = time.monotonic() + timeout_s
-        while time.monotonic() < deadline:
-            status = self.status()
-            if condition(status):
-                return status
-            assert self.process.poll() is None or condition(self.status()), (
-                f"ended before {what}:\n{self.log.read_text()}"
-            )
-            time.sleep(0.05)
-        pytest.fail(f"{what}: not within {timeout_s:.0f} s\n{self.log.read_text()}")
-
-    def trains(self, ranks: int, after: int = 0) -> dict[str, Any]:
-        """Wait until a settled generation above `after` has these ranks and has committed a step."""
-
-        def there(status: dict[str, Any]) -> bool:
-            membership = status.get("membership") or {}
-            settled = membership.get("adopted") and membership.get("worldSize") == ranks
-            return bool(settled) and membership["generation"] > after and status.get("phase") == "Running"
-
-        return self.wait(there, f"{ranks} ranks train in a generation above {after}")
-
-    def scale(self, workers: int) -> None:
-        subprocess.run([sys.executable, "-m", "regroup_cli", "scale", str(self.state), str(workers)], check=True)
-
-    def agents(self) -> dict[int, str]:
-        """Return {pid: worker} of the agents."""
-        found = {}
-        for pid in _children(self.process.pid):
-            environment = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace")
-            worker = re.search(r"REGROUP_POD_NAME=([^\0]+)", environment)
-            if worker:
-                found[pid] = worker[1]
-        return found
-
-    def trainers(self) -> dict[str, int]:
-        """Return {worker: pid} of the trainers (one process per worker)."""
-        return {
-            worker: child
-            for agent, worker in self.agents().items()
-            for child in _children(agent)
-            if Path(f"/proc/{child}/comm").read_text().startswith("trainer-")
-        }
-
-
-def _children(pid: int) -> list[int]:
-    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-
-
 @pytest.fixture
-def start(tmp_path: Path) -> Iterator[Callable[..., Run]]:
-    runs: list[Run] = []
+def start(tmp_path: Path) -> Iterator[Callable[..., LocalRun]]:
+    runs: list[LocalRun] = []
 
-    def begin(*arguments: str) -> Run:
-        runs.append(Run(tmp_path, *arguments))
+    def begin(*arguments: str) -> LocalRun:
+        runs.append(LocalRun(tmp_path, *arguments))
         return runs[-1]
 
     yield begin
@@ -113,7 +45,9 @@ def _parameters(text: str) -> str:
     return found[2]
 
 
-def test_kill_grow_shrink_and_total_loss_end_in_the_same_parameters(start: Callable[..., Run], tmp_path: Path) -> None:
+def test_kill_grow_shrink_and_total_loss_end_in_the_same_parameters(
+    start: Callable[..., LocalRun], tmp_path: Path
+) -> None:
     """SIGKILL of a rank, 3 -> 5 -> 2, then every process at once: resumed from disk, bitwise equal to plain python.
 
     Of the checkpoints, one a second, no more stay than were asked for.
@@ -143,7 +77,11 @@ def test_kill_grow_shrink_and_total_loss_end_in_the_same_parameters(start: Calla
         lambda s: (s.get("checkpoint") or {}).get("generation", 0) >= fourth, "a checkpoint of the last group"
     )
     # The writer may have committed one more than the operator has heard of.
-    until(lambda: len(_committed(checkpoints)) in (2, 3), said=lambda: f"there are {_committed(checkpoints)}")
+    until(
+        lambda: len(_committed(checkpoints)) in (2, 3),
+        "two checkpoints stay",
+        details=lambda: str(_committed(checkpoints)),
+    )
     for agent in run.agents():
         os.kill(agent, signal.SIGKILL)
     run.trains(2, after=fourth)
@@ -161,7 +99,7 @@ def test_kill_grow_shrink_and_total_loss_end_in_the_same_parameters(start: Calla
     assert _parameters(run.log.read_text()) == _parameters(plain.stdout)
 
 
-def test_script_that_exits_1_fails_the_run_with_its_last_line(start: Callable[..., Run], tmp_path: Path) -> None:
+def test_script_that_exits_1_fails_the_run_with_its_last_line(start: Callable[..., LocalRun], tmp_path: Path) -> None:
     script = tmp_path / "broken.py"
     script.write_text("import sys\nsys.exit('no such dataset')\n")
     run = start("--workers", "1", "--max-restarts", "1", str(script))

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from harness.polling import alive
+from harness.processes import alive
 from regroup.protocol import env, local
 from regroup.protocol.document import PLANNED, CheckpointRef
 from regroup.protocol.state import StatePair

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.polling import alive
+from harness.processes import alive
 from regroup.protocol import local
 from regroup.protocol.document import FORCED, PLANNED
 from tests.trainer.agent_double import AgentDouble

@@ -1,8 +1,8 @@
 """A backend's destructor may never end, so it must not run in the thread that trains, whoever drops the last reference."""
 
 import threading
-import time
 
+from harness.polling import until
 from regroup.elastic import groups
 
 
@@ -19,9 +19,7 @@ def test_backend_that_is_still_referred_to_ends_in_the_closing_thread() -> None:
     backend = Backend(ended_in)
     closing = threading.Thread(target=groups._let_go, args=([backend, Backend(ended_in)],), name="closing", daemon=True)
     closing.start()
-    deadline_s = time.monotonic() + 30
-    while not ended_in and time.monotonic() < deadline_s:
-        time.sleep(0.01)
+    until(lambda: ended_in, "the first backend ends")
     assert ended_in == ["closing"]  # the one that nobody else refers to
     del backend
     closing.join(30)

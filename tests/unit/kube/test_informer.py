@@ -10,6 +10,7 @@ from typing import Any
 from aiohttp import web
 from kubernetes.aio.client import Configuration
 
+from harness.polling import until_async
 from regroup_operator.kube.client import Client, Resource
 from regroup_operator.kube.informer import Copy, Informer
 
@@ -100,8 +101,8 @@ class Server:
         return response
 
 
-async def informed(server: Server, until: int) -> tuple[Informer[str], list[Change]]:
-    """Run an informer of pages of two until `until` watches were opened."""
+async def informed(server: Server, num_watches: int) -> tuple[Informer[str], list[Change]]:
+    """Run an informer of pages of two until `num_watches` watches were opened."""
     app = web.Application()
     app.router.add_get("/apis/test.dev/v1/things", server.serve)
     runner = web.AppRunner(app, shutdown_timeout=0.1)
@@ -112,9 +113,7 @@ async def informed(server: Server, until: int) -> tuple[Informer[str], list[Chan
     informer = Informer[str](client, THINGS, slim, lambda old, new: changes.append((old, new)), page_size=2)
     task = asyncio.create_task(informer.run())
     try:
-        async with asyncio.timeout(20):
-            while len(server.watches) < until:
-                await asyncio.sleep(0.01)
+        await until_async(lambda: len(server.watches) >= num_watches, f"{num_watches} watches")
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
@@ -137,8 +136,7 @@ def test_410_lists_again_and_reports_what_vanished_meanwhile() -> None:
 
         async def scenario(server: Server = server) -> tuple[Informer[str], list[Change]]:
             async def forget() -> None:
-                while not server.watches:
-                    await asyncio.sleep(0.001)
+                await until_async(lambda: server.watches, "a watch", every_s=0.001)
                 server.things = server.things[1:]
 
             task = asyncio.create_task(forget())

@@ -13,6 +13,7 @@ from typing import Any
 import aiohttp
 import pytest
 
+from harness.polling import until_async
 from regroup.protocol import MAX_REPORT_BYTES, codec
 from regroup.protocol.wire import Command, Progress, Report, Welcome
 from regroup_operator.api import UnavailableError
@@ -68,12 +69,6 @@ class Server:
 
     def session(self) -> Any:
         return self.registry.sessions([POD]).get(POD_UID)
-
-    async def until(self, condition: Callable[[], bool]) -> None:
-        deadline_s = asyncio.get_running_loop().time() + DEADLINE_S
-        while not condition():
-            assert asyncio.get_running_loop().time() < deadline_s, "the condition does not come true"
-            await asyncio.sleep(0.001)
 
 
 async def sentence(answer: aiohttp.ClientResponse) -> tuple[int, str]:
@@ -132,13 +127,13 @@ def test_hello_then_stream_then_reports() -> None:
         assert await server.post(line(hello())) == (204, "")
         async with server.stream() as answer:
             assert (answer.status, answer.content_type) == (200, "application/x-ndjson")
-            await server.until(lambda: server.session().connected)
+            await until_async(lambda: server.session().connected, "the stream is open", every_s=0.001)
             server.registry.tell(POD_UID, JOB_UID, 3, Welcome("Session"))
             command = Command.decode(await answer.content.readline())
             assert (command.pod_uid, command.generation, command.body) == (POD_UID, 3, Welcome("Session"))
             assert await server.post(line(make_report(Progress(7)))) == (204, "")
             assert server.session().progress.step == 7
-        await server.until(lambda: not server.session().connected)
+        await until_async(lambda: not server.session().connected, "the stream is closed", every_s=0.001)
         assert set(server.enqueued) == {("team", "digits")}
 
     with_server(test)
@@ -245,7 +240,7 @@ def test_stream_of_a_newer_boot_replaces_the_old() -> None:
             await server.post(line(hello(boot="second")))
             async with server.stream(boot="second") as new:
                 assert await old.content.readline() == b""
-                await server.until(lambda: server.registry.num_connected() == 1)
+                await until_async(lambda: server.registry.num_connected() == 1, "one connection", every_s=0.001)
                 server.registry.tell(POD_UID, JOB_UID, 1, Welcome("Script"))
                 assert Command.decode(await new.content.readline()).body == Welcome("Script")
                 assert server.session().boot == "second"
@@ -253,7 +248,7 @@ def test_stream_of_a_newer_boot_replaces_the_old() -> None:
                     409,
                     "Say hello first: this operator does not know the agent process yet.",
                 )
-        await server.until(lambda: not server.session().connected)
+        await until_async(lambda: not server.session().connected, "the stream is closed", every_s=0.001)
 
     with_server(test)
 

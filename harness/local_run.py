@@ -1,0 +1,78 @@
+"""`regroup run` as a process of its own: its status, its agents and trainers, and the wait for what they do."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from harness.polling import until
+from harness.processes import children
+
+
+class LocalRun:
+    """A running `regroup run`, its job's file and its processes."""
+
+    def __init__(self, directory: Path, *arguments: str) -> None:
+        self.state = directory / "state"
+        self.log = directory / "log"
+        command = [sys.executable, "-m", "regroup_cli", "run", "--state-dir", str(self.state), *arguments]
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
+
+    def status(self) -> dict[str, Any]:
+        try:
+            found: dict[str, Any] = json.loads((self.state / "job.json").read_text()).get("status") or {}
+        except FileNotFoundError:
+            return {}
+        return found
+
+    def wait(self, condition: Callable[[dict[str, Any]], bool], what: str, timeout_s: float = 120) -> dict[str, Any]:
+        """Wait until the status fulfils a condition; fail at once if the run has ended before it did."""
+
+        def there() -> dict[str, Any] | None:
+            ended, status = self.process.poll() is not None, self.status()
+            if condition(status):
+                return status
+            assert not ended, f"ended before {what}:\n{self.log.read_text()}"
+            return None
+
+        found = until(there, what, timeout_s=timeout_s, every_s=0.05, details=self.log.read_text)
+        assert found is not None
+        return found
+
+    def trains(self, ranks: int, after: int = 0) -> dict[str, Any]:
+        """Wait until a settled generation above `after` has these ranks and has committed a step."""
+
+        def there(status: dict[str, Any]) -> bool:
+            membership = status.get("membership") or {}
+            settled = membership.get("adopted") and membership.get("worldSize") == ranks
+            return bool(settled) and membership["generation"] > after and status.get("phase") == "Running"
+
+        return self.wait(there, f"{ranks} ranks train in a generation above {after}")
+
+    def scale(self, workers: int) -> None:
+        subprocess.run([sys.executable, "-m", "regroup_cli", "scale", str(self.state), str(workers)], check=True)
+
+    def agents(self) -> dict[int, str]:
+        """Return {pid: worker} of the agents."""
+        found = {}
+        for pid in children(self.process.pid):
+            environment = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace")
+            worker = re.search(r"REGROUP_POD_NAME=([^\0]+)", environment)
+            if worker:
+                found[pid] = worker[1]
+        return found
+
+    def trainers(self) -> dict[str, int]:
+        """Return {worker: pid} of the trainers (one process per worker)."""
+        return {
+            worker: child
+            for agent, worker in self.agents().items()
+            for child in children(agent)
+            if Path(f"/proc/{child}/comm").read_text().startswith("trainer-")
+        }
