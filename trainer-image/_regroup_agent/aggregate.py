@@ -7,9 +7,9 @@ So the phase is the least advanced of its processes, and the state is the newest
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from regroup.protocol.state import Condition, Phase, Seal, StatePair
+from regroup.protocol.state import Busy, Condition, Phase, Seal, StatePair
 
 from .statefile import UNKNOWN, Saved
 
@@ -48,6 +48,15 @@ class Process:
     state_adopted: int = 0
     broken: str | None = None
     """Why it left its last group, where that was an error."""
+    committed: bool = False
+    """It has committed a step since it was started."""
+    busy: Busy | None = None
+    """What it does that may take longer than a step, as it said; `busy_since_s` is when that was."""
+    busy_since_s: float = 0.0
+    first_step_since_s: float | None = None
+    """When it adopted its first generation; None: before that, or it has committed since."""
+    hung: str | None = None
+    """Why it is being killed: it hangs."""
     done: bool = False
     """Script tier: exited 0 by itself."""
     start_at_s: float | None = None
@@ -74,6 +83,7 @@ class Facts:
     """Script tier: why the last processes ended."""
     step: int = 0
     """Newest step reported as progress in the current generation."""
+    now_s: float = 0.0
 
 
 def condition(processes: Sequence[Process], facts: Facts) -> Condition:
@@ -95,7 +105,22 @@ def condition(processes: Sequence[Process], facts: Facts) -> Condition:
         adopted=facts.saved.adopted,
         session=facts.session,
         cause=cause,
+        busy=busy(processes, facts.now_s),
     )
+
+
+def busy(processes: Sequence[Process], now_s: float) -> tuple[Busy, ...]:
+    """Return what the processes do that may take longer than a step: of equal ones the one that began last."""
+    youngest: dict[Busy, float] = {}
+    for p in processes:
+        if not p.running or p.hung is not None:
+            continue
+        said, since_s = p.busy, p.busy_since_s
+        if said is None and p.first_step_since_s is not None:
+            said, since_s = Busy(Busy.FIRST_STEP), p.first_step_since_s
+        if said is not None:
+            youngest[said] = max(since_s, youngest.get(said, since_s))
+    return tuple(replace(said, age_s=round(max(0.0, now_s - since_s), 3)) for said, since_s in youngest.items())
 
 
 def seal(processes: Sequence[Process], facts: Facts) -> Seal | None:

@@ -14,6 +14,7 @@ from regroup.protocol import local, wire
 from . import ending
 from . import events as ev
 from .aggregate import SESSION
+from .hangs import Hangs
 from .script import Script
 from .session import Session
 from .statefile import UNKNOWN, Saved
@@ -36,6 +37,7 @@ class Core:
         if session:
             self._worker.session, self._worker.tier = True, SESSION
         self._session, self._script = Session(self._worker), Script(self._worker)
+        self._hangs = Hangs(self._worker)
         self._changed_due_s: float | None = None
 
     # --- what the edge asks ----------------------------------------------------------------------------------------
@@ -43,6 +45,7 @@ class Core:
     def handle(self, event: ev.Event, now_s: float) -> list[ev.Effect]:
         """Return the effects of one event, to be executed in their order. `now_s`: seconds on a monotonic clock."""
         worker = self._worker
+        worker.now_s = now_s
         self._dispatch(event, now_s)
         self._run_timers(now_s)
         if worker.key() == worker.said:
@@ -57,7 +60,7 @@ class Core:
         """When `Tick` is wanted, on the clock of `handle`; None: only another event can change anything."""
         worker = self._worker
         dues = [p.start_at_s for p in worker.processes]
-        dues += [worker.progress.due_s, self._changed_due_s, self._script.due_s]
+        dues += [worker.progress.due_s, self._changed_due_s, self._script.due_s, self._hangs.due_s]
         dues.append(worker.ending.due_s if worker.ending else None)
         return min((due for due in dues if due is not None), default=None)
 
@@ -88,7 +91,7 @@ class Core:
 
     def _dispatch(self, event: ev.Event, now_s: float) -> None:
         worker = self._worker
-        if isinstance(event, (ev.FromTrainer, ev.Spawned, ev.Detached, ev.Exited)):
+        if isinstance(event, (ev.FromTrainer, ev.Spawned, ev.Detached, ev.Exited, ev.Probed)):
             if worker.expects(event.local_rank, event.incarnation):
                 self._of_process(event, now_s)
         elif isinstance(event, ev.Commanded):
@@ -105,15 +108,22 @@ class Core:
         elif isinstance(event, ev.Terminated):
             self._terminated(now_s)
 
-    def _of_process(self, event: ev.FromTrainer | ev.Spawned | ev.Detached | ev.Exited, now_s: float) -> None:
+    def _of_process(
+        self, event: ev.FromTrainer | ev.Spawned | ev.Detached | ev.Exited | ev.Probed, now_s: float
+    ) -> None:
         process = self._worker.processes[event.local_rank]
-        if isinstance(event, ev.FromTrainer):
+        if isinstance(event, ev.Probed):
+            self._hangs.probed(process, event)
+        elif isinstance(event, ev.FromTrainer) and isinstance(event.message, local.Stack):
+            self._hangs.answered(process, event.message)
+        elif isinstance(event, ev.FromTrainer):
             self._session.take(process, event.message, now_s)
         elif isinstance(event, ev.Spawned):
             process.spawned = True
             self._script.say_adopted()
         elif isinstance(event, ev.Detached):
             process.attached, process.inside, process.state = False, 0, None
+            process.busy = process.first_step_since_s = None
         else:
             self._exited(event, now_s)
 
@@ -122,6 +132,7 @@ class Core:
         process = worker.processes[event.local_rank]
         process.running = process.attached = False
         process.inside, process.state, process.state_adopted = 0, None, 0
+        process.busy = process.first_step_since_s = None
         # While the pod drains it still trains: an end by itself is a fault then, too.
         if worker.ending is None or (worker.ending.draining and not worker.ending.termed):
             by_session = worker.by_session and not self._script.ends_processes
@@ -132,6 +143,7 @@ class Core:
         worker = self._worker
         if worker.progress.due_s is not None and now_s >= worker.progress.due_s:
             worker.send(worker.progress.take(now_s))
+        self._hangs.tick(now_s)
         if worker.ending is not None:
             signum = worker.ending.signal_due(now_s)
             if signum is not None:
@@ -169,6 +181,10 @@ class Core:
             worker.send(worker.progress.take(now_s) or wire.Changed())
         elif isinstance(body, wire.Ping):
             worker.send(wire.Changed())
+        elif isinstance(body, wire.DumpStacks):
+            self._hangs.ask(now_s)
+        elif isinstance(body, wire.Kill):
+            self._hangs.kill(body)
         elif isinstance(body, wire.Stop):
             self._stop(body, now_s)
 

@@ -65,6 +65,17 @@ class Exited:
 
 
 @dataclass(frozen=True)
+class Probed:
+    """What the kernel says of a process that did not answer (`Probe`). `place`: see wire.ProcessStack."""
+
+    local_rank: int
+    incarnation: int
+    place: str
+    where: str
+    text: str
+
+
+@dataclass(frozen=True)
 class StoreOpened:
     """The fresh listening socket for the next store has this port."""
 
@@ -81,7 +92,9 @@ class Tick:
     """`Core.due_s` has come."""
 
 
-Event = Union[Connected, Disconnected, Commanded, FromTrainer, Detached, Spawned, Exited, StoreOpened, Terminated, Tick]
+Event = Union[
+    Connected, Disconnected, Commanded, FromTrainer, Detached, Spawned, Exited, Probed, StoreOpened, Terminated, Tick
+]
 
 # --- effects -------------------------------------------------------------------------------------------------------
 
@@ -123,6 +136,15 @@ class Signal:
 
 
 @dataclass(frozen=True)
+class Probe:
+    """Find out from outside what a process does, which comes back as `Probed`. `attached`: it takes STACK_SIGNAL."""
+
+    local_rank: int
+    incarnation: int
+    attached: bool
+
+
+@dataclass(frozen=True)
 class YieldStore:
     """Close the fresh listening socket, its port is the script's now, and open another."""
 
@@ -139,4 +161,4 @@ class Log:
     text: str
 
 
-Effect = Union[Send, Tell, Persist, Start, Signal, YieldStore, Exit, Log]
+Effect = Union[Send, Tell, Persist, Start, Signal, Probe, YieldStore, Exit, Log]

@@ -15,8 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from regroup.protocol import env, local
+from regroup.protocol.wire import ProcessStack
 
 from . import events as ev
+from . import kernel_view
 from .core import Core, Identity
 from .launch import (
     LaunchError,
@@ -37,6 +39,8 @@ from .zygote import Zygote
 
 MAX_SOCKET_PATH = 100
 """Linux allows 107 bytes."""
+STACKS_S = 0.5
+"""How long a process has to write its stacks to stderr."""
 TERMINATION_LOG = "/dev/termination-log"
 """What the kubelet shows as the container's last message."""
 
@@ -139,6 +143,8 @@ class Agent:
                 self._start(effect)
             elif isinstance(effect, ev.Signal):
                 self._trainers.signal(effect.local_rank, effect.signum)
+            elif isinstance(effect, ev.Probe):
+                self._probe(effect)
             elif isinstance(effect, ev.YieldStore):
                 self._store.take().close()
                 self._later(ev.StoreOpened(self._store.port))
@@ -146,6 +152,26 @@ class Agent:
                 self._finish(effect.code)
             else:
                 log(effect.text)
+
+    def _probe(self, effect: ev.Probe) -> None:
+        """Look at a process that does not answer; one that runs is asked for its Python stacks by a signal, too."""
+        pid = self._trainers.pid(effect.local_rank, effect.incarnation)
+        if pid is None:
+            return
+        place, where, text = kernel_view.look(pid)
+
+        signals = effect.attached and place != ProcessStack.STOPPED
+        before = self._trainers.tail(effect.local_rank)
+
+        def found() -> None:
+            tail = self._trainers.tail(effect.local_rank)
+            calls = kernel_view.calls_in(tail) if signals and tail != before else ""
+            said = "; ".join(filter(None, [calls, where]))
+            self._feed(ev.Probed(effect.local_rank, effect.incarnation, place, said, text))
+
+        if signals:
+            os.kill(pid, local.STACK_SIGNAL)  # what faulthandler writes comes through the process's stderr into the log
+        asyncio.get_running_loop().call_later(STACKS_S if signals else 0.0, found)
 
     def _save(self, effect: ev.Persist) -> None:
         try:

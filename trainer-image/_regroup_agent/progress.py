@@ -56,6 +56,8 @@ class Progress:
             first_step_ms=message.first_step_ms or (unsaid.first_step_ms if unsaid else None),
             steps_redone=message.steps_redone or (unsaid.steps_redone if unsaid else 0),
             checkpoint=message.checkpoint or (old.checkpoint if old else None),
+            step_s=message.step_s,
+            longest_s=message.longest_s,
         )
         if first or message.first_step_ms is not None:
             self.due_s = now_s

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from regroup.protocol import local, wire
-from regroup.protocol.state import StatePair
+from regroup.protocol.state import Busy, StatePair
 
 from . import events as ev
 from . import progress
@@ -28,6 +28,9 @@ class Session:
         """Take a message of a process that runs."""
         if isinstance(message, local.Committed):
             self._committed(process, message, now_s)
+        elif isinstance(message, local.BusyLocally):
+            busy = None if message.kind is None else Busy(message.kind, message.name, message.max_s)
+            process.busy, process.busy_since_s = busy, now_s
         elif isinstance(message, local.Attach):
             self._attached(process)
         elif isinstance(message, local.Entering):
@@ -35,7 +38,7 @@ class Session:
         elif isinstance(message, local.FormedLocally):
             self._formed(process, message)
         elif isinstance(message, local.AdoptedLocally):
-            self._adopted(process, message)
+            self._adopted(process, message, now_s)
         elif isinstance(message, local.Left):
             self._left(process, message)
         elif isinstance(message, local.FinishedLocally):
@@ -87,7 +90,7 @@ class Session:
             worker.said_formed = number
             worker.send(wire.Formed(self._form_ms))
 
-    def _adopted(self, process: Process, message: local.AdoptedLocally) -> None:
+    def _adopted(self, process: Process, message: local.AdoptedLocally, now_s: float) -> None:
         worker, number = self._worker, message.generation
         if number != process.inside:
             why = f"Generation {number} is not the one that this process is in ({process.inside})."
@@ -96,6 +99,8 @@ class Session:
         worker.persist(adopted=max(worker.saved.adopted, number))
         process.formed = process.adopted = number
         process.state, process.state_adopted, process.step = message.state, number, message.start_step
+        if not process.committed:
+            process.first_step_since_s = now_s
         self._adoptions[process.local_rank] = message
         worker.tell(process, local.Answer("adopted", number, True, worker.saved.adopted))
         if worker.said_adopted < number and all(p.adopted == number for p in worker.processes):
@@ -108,6 +113,7 @@ class Session:
         if message.generation != process.inside:
             return
         worker.crashes = 0
+        process.committed, process.first_step_since_s = True, None
         process.step, process.state = message.step, StatePair(message.generation, message.step)
         newest = worker.generation
         interval_s = progress.interval_s(newest.group_rank, newest.world_size) if newest else progress.INTERVAL_S

@@ -72,6 +72,16 @@ class Trainers:
         else:
             trainer.signals.append(signum)
 
+    def pid(self, local_rank: int, incarnation: int) -> int | None:
+        """Return the pid of a process that runs; None where it has ended or is only being started."""
+        trainer = self._by_rank.get(local_rank)
+        return trainer.pid if trainer is not None and trainer.incarnation == incarnation and trainer.pid else None
+
+    def tail(self, local_rank: int) -> str:
+        """Return the last that a process has written to stderr."""
+        trainer = self._by_rank.get(local_rank)
+        return trainer.tail.decode("utf-8", "replace") if trainer is not None else ""
+
     def dying(self) -> list[tuple[int, int]]:
         """Return (local rank, incarnation) of the processes that the kernel is taking down and that cannot be reaped yet.
 

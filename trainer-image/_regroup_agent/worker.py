@@ -60,6 +60,8 @@ class Worker:
         """Processes that ended by themselves since the last committed step."""
         self.starts = 0
         self.launched_s = 0.0
+        self.now_s = 0.0
+        """Of the event that is being handled."""
         self.effects: list[ev.Effect] = []
         self.said: Any = None
 
@@ -91,13 +93,15 @@ class Worker:
             replacing=self.replacing,
             cause=self.script_cause,
             step=step or (max(p.step for p in self.processes) if in_generation else 0),
+            now_s=self.now_s,
         )
         return aggregate.condition(self.processes, facts), aggregate.seal(self.processes, facts)
 
     def key(self) -> Any:
         """What must not change without a report."""
         condition, seal = self.condition_and_seal()
-        return replace(condition, step=0, heard=0), seal
+        busy = tuple(replace(one, age_s=0.0) for one in condition.busy)
+        return replace(condition, step=0, heard=0, busy=busy), seal
 
     def report(self, body: Any) -> wire.Report:
         """Return a report of this moment: the whole condition and seal around `body`."""
@@ -159,8 +163,8 @@ class Worker:
         """Report a process that ended by itself."""
         self.send(
             wire.Fault(
-                cause="exit",
-                message=ending.exit_sentence(process.local_rank, event.code),
+                cause="exit" if process.hung is None else "hung",
+                message=process.hung or ending.exit_sentence(process.local_rank, event.code),
                 step=process.step,
                 local_rank=process.local_rank,
                 exit_code=event.code,

@@ -12,7 +12,7 @@ import pytest
 from regroup.protocol import codec, local, wire
 from regroup.protocol.codec import ProtocolError, Registry
 from regroup.protocol.document import Document, Member, OlderGeneration, Store
-from regroup.protocol.state import Condition, Seal, StatePair
+from regroup.protocol.state import Busy, Condition, Seal, StatePair
 
 
 @dataclass(frozen=True)
@@ -119,9 +119,11 @@ BODIES: list[Any] = [
     wire.Hello(1, 2), wire.Changed(), wire.Formed(1.5), wire.Adopted(3, "self", StatePair(1, 3), 2.0, True),
     wire.Progress(3, 0.25, 24, "d", 10, 100.0, 5.0, 1, {"generation": 1, "step": 2, "directory": "x"}),
     wire.Fault("exit", "m", 3, 0, -9, "last", "peer", 1, 2.0), wire.Draining(3.0), wire.Finished(10),
+    wire.Stacks((wire.ProcessStack(0, 4, "outside", 61.5, "load (train.py:4)", "load (train.py:4) < main", "eval"),)),
 ]  # fmt: skip
 COMMANDS: list[Any] = [
     wire.Welcome("Session"), wire.DocumentCommand(DOCUMENT), wire.Prune(("a", "b")), wire.ProgressRequest(), wire.Ping(),
+    wire.DumpStacks(), wire.Kill((4, 5), "hangs"),
     wire.Stop("Complete"), wire.Generation(2, "u", "planned", True, 4, 8, 2, 1, "h", 1, "p", False, "digest", "Resized"),
 ]  # fmt: skip
 ASSIGNMENT = local.Assignment(
@@ -133,12 +135,16 @@ LOCAL: list[Any] = [
     local.Committed(3, 9, 8, 0.5, 1, "d", 10, 3.0, 1.0, 1, {"step": 1}),
     local.Left(3, None, 0, 5, "witness", "m", 1), local.FinishedLocally(3, 10), local.TakeStore(3),
     local.Answer("entering", 3, True, 2, "m"), ASSIGNMENT, local.PruneLocally(("a",)), local.StopLocally("Complete"),
+    local.BusyLocally("pause", "eval", 60.0), local.DumpStacksLocally(),
+    local.Stack("outside", None, "load (train.py:4)", "load (train.py:4) < main", "thread MainThread:"),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize("body", BODIES, ids=lambda b: b.TYPE)
 def test_report_survives_its_json(body: Any) -> None:
-    report = wire.Report("job", "pod", "boot", Condition(1, 2, "ready"), SEAL, 5, body)
+    report = wire.Report(
+        "job", "pod", "boot", Condition(1, 2, "ready", busy=(Busy("pause", "eval", 60.0, 1.5),)), SEAL, 5, body
+    )
     assert wire.Report.decode(codec.line(report)) == report
 
 

@@ -12,7 +12,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, NamedTuple
@@ -83,6 +83,8 @@ class Groups:
         self._world: Any = None
         self._kept: list[Any] = []
         self._result: Gathering | BaseException | None = None
+        self.waits_since_s: float | None = None
+        """Monotonic time since which the main thread waits for other ranks (`waiting`); None: it does not."""
 
     # --- forming -----------------------------------------------------------------------------------------------------
 
@@ -229,17 +231,27 @@ class Groups:
 
     def wait(self, pending: Sequence["Pending"]) -> None:
         """Wait for collectives; on CUDA for their end on the device too. Raises GroupBroken when one fails, or at `abort`."""
-        try:
-            for work, on_gloo in pending:
-                if on_gloo:
-                    self._wait_gloo(work)
-                else:
-                    work.wait()
-            if self._nccl is not None and pending:
-                torch.cuda.current_stream(self.device).synchronize()
-        except RuntimeError as error:
-            raise self.broken(error) from error
+        with self.waiting():
+            try:
+                for work, on_gloo in pending:
+                    if on_gloo:
+                        self._wait_gloo(work)
+                    else:
+                        work.wait()
+                if self._nccl is not None and pending:
+                    torch.cuda.current_stream(self.device).synchronize()
+            except RuntimeError as error:
+                raise self.broken(error) from error
         self.check()
+
+    @contextlib.contextmanager
+    def waiting(self) -> Iterator[None]:
+        """The main thread waits for other ranks in this block: `waits_since_s` says so to other threads."""
+        self.waits_since_s = time.monotonic()
+        try:
+            yield
+        finally:
+            self.waits_since_s = None
 
     def _wait_gloo(self, work: Work) -> None:
         # In slices: gloo 2.13 forgets a send whose write fails because the connection was just closed, and its waiter

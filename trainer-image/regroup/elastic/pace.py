@@ -9,23 +9,36 @@ class Pace:
 
     def __init__(self) -> None:
         self._durations_s: deque[float] = deque(maxlen=20)
+        self._paused_s = 0.0
+        self.longest_s: float | None = None
+        """The longest time between two commits of one generation, pauses left out; None before the second commit."""
         self._last_s: float | None = None
         self._adopted_s: float | None = None
 
     def begin_generation(self, adopted_s: float) -> None:
         """Adoption was complete at `adopted_s`; the pause before it is no step."""
-        self._adopted_s, self._last_s = adopted_s, None
+        self._adopted_s, self._last_s, self._paused_s = adopted_s, None, 0.0
+
+    def paused(self, duration_s: float) -> None:
+        """So much of the time before the next commit was a pause that the script asked for: it is no step's."""
+        self._paused_s += duration_s
 
     def committed(self, now_s: float) -> float | None:
         """Count a commit; return the milliseconds since adoption if it is the generation's first, else None."""
         if self._last_s is not None:
-            self._durations_s.append(now_s - self._last_s)
-        self._last_s = now_s
+            duration_s = max(0.0, now_s - self._last_s - self._paused_s)
+            self._durations_s.append(duration_s)
+            self.longest_s = max(self.longest_s or 0.0, duration_s)
+        self._last_s, self._paused_s = now_s, 0.0
         adopted_s, self._adopted_s = self._adopted_s, None
         return None if adopted_s is None else (now_s - adopted_s) * 1e3
 
+    @property
+    def step_s(self) -> float | None:
+        """Median duration of the last 20 steps; None before the second step."""
+        return median(self._durations_s) if self._durations_s else None
+
     def steps_per_s(self, times: float = 1.0) -> float | None:
         """Return steps per second, by the median of the last 20, multiplied by `times`; None before the second step."""
-        if not self._durations_s:
-            return None
-        return round(times / max(median(self._durations_s), 1e-9), 3)
+        step_s = self.step_s
+        return None if step_s is None else round(times / max(step_s, 1e-9), 3)

@@ -54,6 +54,10 @@ class Reporter:
         self._attempts.begin_generation()
         self._pace.begin_generation(adopted_s)
 
+    def paused(self, duration_s: float) -> None:
+        """A pause that the script asked for is over."""
+        self._pace.paused(duration_s)
+
     def begin_step(self, index: int) -> None:
         self._attempts.begin(index)
 
@@ -100,5 +104,11 @@ class Reporter:
                 first_step_ms=first_step_ms,
                 steps_redone=steps_redone,
                 checkpoint=self._durable.report(),
+                step_s=_rounded(self._pace.step_s),
+                longest_s=_rounded(self._pace.longest_s),
             )
         )
+
+
+def _rounded(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds, 4)

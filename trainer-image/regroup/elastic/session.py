@@ -7,6 +7,7 @@ same code runs in a world of one, without groups. One session per process; all m
 import os
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any
 
@@ -14,8 +15,10 @@ import torch
 
 from regroup.data import SamplePlan, as_source
 from regroup.protocol import env, local
+from regroup.protocol.state import Busy
 
 from .buffers import Buffers
+from .busy import BusyStack
 from .collective import Blocks, Collective
 from .commit import Committer, exchange
 from .durable import Durable, Origin
@@ -116,6 +119,7 @@ class Job:
                 self._watcher, self.state, self.plan, parameters[0][1].device, self._durable.checkpointer
             )
         self._reporter = Reporter(self._watcher, self.plan, self._durable)
+        self._busy = BusyStack(self._watcher.send if self._watcher is not None else None, self._reporter.paused)
         self._blocks = Blocks(self, self.regrouper)
 
     # --- what a script reads -----------------------------------------------------------------------------------------
@@ -237,7 +241,7 @@ class Job:
         if not self.regrouper.kept_own_state:
             self._durable.lost()
         if self.regrouper.rolled_back and groups.rank == 0:  # rule CKPT: before the first report
-            self._durable.save_now(self._origin, interrupted=self._must_leave)
+            self._save_now()
 
     def _start_alone(self) -> None:
         """Plain `python`: a world of one, continued from the checkpoint directory where one is named."""
@@ -262,7 +266,7 @@ class Job:
             raise DivergedError(problem)
         self._durable.known_by_all = step
         if self.is_main:
-            self._durable.save_now(self._origin, interrupted=self._must_leave)
+            self._save_now()
         self._reporter.finished(step)
         if self._watcher is None:
             self._end("Complete")
@@ -272,6 +276,10 @@ class Job:
             if self.is_main:
                 self._durable.prune_last(self._watcher.take_prune(), self._generation)
             self._end(self._watcher.stop.outcome)
+
+    def _save_now(self) -> None:
+        with self._busy.during(Busy.CHECKPOINT):
+            self._durable.save_now(self._origin, interrupted=self._must_leave)
 
     def _end(self, outcome: str) -> None:
         self.outcome = outcome
@@ -284,6 +292,14 @@ class Job:
         Raises UsageError, when it is entered, inside a step or after the loop.
         """
         return Collective(self, self._blocks, name)
+
+    def pause(self, name: str, *, max_s: float) -> AbstractContextManager[None]:
+        """Return a block in which this rank commits no step: `with job.pause("eval", max_s=1800):`.
+
+        Hang detection is suspended in it, for the whole group. A pause that takes longer than `max_s` seconds is a hang,
+        named after it: the process is restarted. Raises UsageError for a limit that is no number above 0.
+        """
+        return self._busy.pause(name, max_s)
 
     # --- for the other files of this package -------------------------------------------------------------------------
 

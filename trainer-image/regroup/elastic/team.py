@@ -50,7 +50,7 @@ def form_team(groups: Groups, ranks: Sequence[int], name: str) -> Team:
         return Team(groups, groups.rank, groups.world_size, groups.control, groups.nccl, groups.world)
     rank, size = list(ranks).index(groups.rank), len(ranks)
     try:
-        with groups.sockets.opening():
+        with groups.waiting(), groups.sockets.opening():
             groups.check()
             device, port = groups.open_device()
             keys = PrefixStore(f"{groups.assignment.store_prefix}/team/{name}", groups.store)

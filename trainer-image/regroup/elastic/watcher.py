@@ -6,16 +6,22 @@ process's end: a trainer without an agent could neither be told to stop nor be b
 """
 
 import contextlib
+import faulthandler
 import os
 import signal
 import socket
 import threading
+import time
+from collections.abc import Iterator
 from typing import Any, Protocol
 
 from regroup.protocol import local
 from regroup.protocol.codec import ProtocolError
 from regroup.protocol.document import FORCED
-from regroup.protocol.local import Answer, Assignment, PruneLocally, StopLocally
+from regroup.protocol.local import Answer, Assignment, DumpStacksLocally, PruneLocally, StopLocally
+from regroup.protocol.wire import ProcessStack
+
+from . import stacks
 
 _TAKE_STORE_S = 5.0
 """Bound for the agent's answer; without a descriptor the trainer binds the port itself, or fails to form and says so."""
@@ -25,6 +31,11 @@ class Target(Protocol):
     """Something of one generation that can be ended from another thread."""
 
     def abort(self) -> None: ...
+
+    @property
+    def waits_since_s(self) -> float | None:
+        """Monotonic time since which the main thread is inside a collective; None: it is in none."""
+        ...
 
 
 class Watcher:
@@ -44,6 +55,9 @@ class Watcher:
         self._target: tuple[int, Target, bool] | None = None
         self._closed = False
         self._prune: PruneLocally | None = None
+        self._waits_since_s: float | None = None
+        """Monotonic time since which the main thread waits for the agent's word."""
+        faulthandler.register(local.STACK_SIGNAL, file=2, all_threads=True)  # the agent may send it from `attach` on
         self._thread = threading.Thread(target=self._listen, name="regroup-watcher", daemon=True)
         self.send(attach)
         self._thread.start()
@@ -65,7 +79,7 @@ class Watcher:
 
     def wait_above(self, number: int) -> Assignment | StopLocally:
         """Block until an assignment above `number` was heard, or the end."""
-        with self._changed:
+        with self._changed, self._waiting():
             self._changed.wait_for(lambda: self._stop is not None or self.knows_newer(number))
             if self._stop is not None:
                 return self._stop
@@ -74,12 +88,12 @@ class Watcher:
 
     def wait_forced_above(self, generation: int) -> None:
         """Block until `must_leave(generation)`: what a finished rank does, which ignores planned changes."""
-        with self._changed:
+        with self._changed, self._waiting():
             self._changed.wait_for(lambda: self.must_leave(generation))
 
     def wait_newer(self, generation: int, timeout_s: float) -> bool:
         """Block until a generation above this one was heard, at most `timeout_s`; return whether it was."""
-        with self._changed:
+        with self._changed, self._waiting():
             return self._changed.wait_for(lambda: self._stop is not None or self.knows_newer(generation), timeout_s)
 
     def take_prune(self) -> PruneLocally | None:
@@ -126,9 +140,17 @@ class Watcher:
         with self._changed:
             self._answers.pop(key, None)
         self.send(message)
-        with self._changed:
+        with self._changed, self._waiting():
             self._changed.wait_for(lambda: key in self._answers or self._stop is not None)
             return self._answers.pop(key, None) or Answer(key[0], message.generation, ok=False, adopted=0)
+
+    @contextlib.contextmanager
+    def _waiting(self) -> Iterator[None]:
+        self._waits_since_s = time.monotonic()
+        try:
+            yield
+        finally:
+            self._waits_since_s = None
 
     def take_store(self, generation: int) -> int | None:
         """Return the descriptor of the listening socket that the agent keeps for this generation's store, or None."""
@@ -164,6 +186,9 @@ class Watcher:
         if isinstance(message, PruneLocally):
             self._prune = message
             return
+        if isinstance(message, DumpStacksLocally):
+            self.send(self._stack())
+            return
         target: Target | None = None
         with self._changed:
             if isinstance(message, Answer):
@@ -181,6 +206,18 @@ class Watcher:
             self._changed.notify_all()
         if target is not None:
             target.abort()
+
+    def _stack(self) -> local.Stack:
+        """Say where the main thread is. Takes no lock that it may hold."""
+        found, target = stacks.describe(), self._target
+        inside_s = target[1].waits_since_s if target is not None else None
+        place, since_s = ProcessStack.OUTSIDE, None
+        if self._waits_since_s is not None:
+            place, since_s = ProcessStack.WAITING, self._waits_since_s
+        elif inside_s is not None or found.in_torch:
+            place, since_s = ProcessStack.COLLECTIVE, inside_s
+        place_s = None if since_s is None else round(time.monotonic() - since_s, 3)
+        return local.Stack(place, place_s, found.where, found.chain, found.text)
 
     def _agent_gone(self) -> None:
         if not self._closed:

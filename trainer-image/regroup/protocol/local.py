@@ -69,6 +69,8 @@ class Committed:
     first_step_ms: Optional[float] = None
     steps_redone: int = 0
     checkpoint: Optional[dict[str, Any]] = None
+    step_s: Optional[float] = None
+    longest_s: Optional[float] = None
 
 
 @dataclass(frozen=True)
@@ -96,13 +98,40 @@ class FinishedLocally:
 
 
 @dataclass(frozen=True)
+class BusyLocally:
+    """The main thread begins what may take longer than a step (`state.Busy`); `kind` None: that is over."""
+
+    TYPE = "busy"
+    kind: Optional[str] = None
+    name: str = ""
+    max_s: Optional[float] = None
+
+
+@dataclass(frozen=True)
+class Stack:
+    """Answer to `DumpStacksLocally`, given by the thread that listens: the main thread may be stuck."""
+
+    TYPE = "stack"
+    place: str
+    """One of wire.ProcessStack's COLLECTIVE, WAITING, OUTSIDE."""
+    place_s: Optional[float]
+    """How long the main thread has been there, where that is known."""
+    where: str
+    """The innermost frame of the user's own code."""
+    chain: str
+    """The main thread's calls in one line, innermost first."""
+    text: str
+    """The stacks of all threads, one frame a line."""
+
+
+@dataclass(frozen=True)
 class TakeStore:
     TYPE = "takeStore"
     generation: int
 
 
 FROM_TRAINER = codec.Registry(
-    Attach, Entering, FormedLocally, AdoptedLocally, Committed, Left, FinishedLocally, TakeStore
+    Attach, Entering, FormedLocally, AdoptedLocally, Committed, Left, FinishedLocally, BusyLocally, Stack, TakeStore
 )
 
 # --- agent -> trainer ----------------------------------------------------------------------------------------------
@@ -153,6 +182,18 @@ class PruneLocally:
 
 
 @dataclass(frozen=True)
+class DumpStacksLocally:
+    """Say where every thread is. Answered with `Stack`, also while the main thread is stuck."""
+
+    TYPE = "dumpStacks"
+
+
+STACK_SIGNAL = 62
+"""A session registers faulthandler for this real-time signal: it writes the Python stacks to stderr even while native code
+holds the interpreter's lock, so that no thread could answer `DumpStacksLocally`. Sent to attached processes only."""
+
+
+@dataclass(frozen=True)
 class StopLocally:
     """End: `steps()` returns and the session closes, whatever the outcome."""
 
@@ -160,7 +201,7 @@ class StopLocally:
     outcome: str
 
 
-TO_TRAINER = codec.Registry(Answer, Assignment, PruneLocally, StopLocally)
+TO_TRAINER = codec.Registry(Answer, Assignment, PruneLocally, DumpStacksLocally, StopLocally)
 
 
 def encode(message: Any) -> bytes:

@@ -46,6 +46,23 @@ class Phase:
 
 
 @dataclass(frozen=True)
+class Busy:
+    """What a trainer process does that may take longer than a step: hang detection allows it a time of its own."""
+
+    FIRST_STEP = "firstStep"  # it has not committed a step since it was started: compilation, caches that fill
+    CHECKPOINT = "checkpoint"  # the script waits until a checkpoint is durable
+    PAUSE = "pause"  # the script said so: job.pause(name, max_s=...)
+
+    kind: str
+    name: str = ""
+    """Of a pause."""
+    max_s: Optional[float] = None
+    """How long it may take, as the script said; None: the operator's bound for this kind."""
+    age_s: float = 0.0
+    """How long it had taken when this was sent."""
+
+
+@dataclass(frozen=True)
 class Condition:
     """The condition of a worker's trainer processes, re-said in every report (rule RESAY)."""
 
@@ -64,3 +81,5 @@ class Condition:
     """True if the script is known to use the library (tier Session): its text imports it, or a process has attached."""
     cause: Optional[str] = None
     """One sentence: why broken."""
+    busy: tuple[Busy, ...] = ()
+    """What its processes do that may take longer than a step; equal ones once."""

@@ -67,6 +67,10 @@ class Progress:
     steps_redone: int = 0
     checkpoint: Optional[dict[str, Any]] = None
     """{generation, step, directory} of the newest durable checkpoint that this group committed."""
+    step_s: Optional[float] = None
+    """Median duration of the last steps, as the process measured it; None before its second step."""
+    longest_s: Optional[float] = None
+    """The longest time between two commits of one generation that the process has seen, pauses left out."""
     age_ms: float = 0.0
     """How long ago the step was committed when this was sent: not every commit is reported."""
 
@@ -77,7 +81,7 @@ class Fault:
 
     TYPE = "fault"
     cause: str
-    """One of: exit, collective, witness, error."""
+    """One of: exit, hung (the agent killed it on the operator's word), collective, witness, error."""
     message: str = ""
     step: int = 0
     local_rank: Optional[int] = None
@@ -108,7 +112,38 @@ class Finished:
     step: int
 
 
-REPORTS = codec.Registry(Hello, Changed, Formed, Adopted, Progress, Fault, Draining, Finished)
+@dataclass(frozen=True)
+class ProcessStack:
+    """Where one process is."""
+
+    COLLECTIVE = "collective"  # in a collective: it waits for other ranks
+    WAITING = "waiting"  # for the next generation, or for the end
+    OUTSIDE = "outside"  # in the script, and in no collective
+    STOPPED = "stopped"  # by a signal or a debugger
+    SILENT = "silent"  # it runs, but none of its threads answers
+
+    local_rank: int
+    incarnation: int
+    place: str
+    place_s: Optional[float] = None
+    """How long it has been there, where that is known."""
+    where: str = ""
+    """The innermost frame of the user's own code; what the kernel knows of a process that does not answer."""
+    chain: str = ""
+    """The main thread's calls in one line, innermost first, shortened."""
+    pause: str = ""
+    """Name of the pause that it is in."""
+
+
+@dataclass(frozen=True)
+class Stacks:
+    """Answer to the command `dumpStacks`: every process of the worker. The whole stacks are in the pod's log."""
+
+    TYPE = "stacks"
+    processes: tuple[ProcessStack, ...]
+
+
+REPORTS = codec.Registry(Hello, Changed, Formed, Adopted, Progress, Fault, Draining, Finished, Stacks)
 
 
 @dataclass(frozen=True)
@@ -206,6 +241,22 @@ class Ping:
 
 
 @dataclass(frozen=True)
+class DumpStacks:
+    """Write every process's stacks to the log and answer with `Stacks`: no step is committed any more."""
+
+    TYPE = "dumpStacks"
+
+
+@dataclass(frozen=True)
+class Kill:
+    """Kill the processes with these incarnations, which hang, and start them again in place. `message` says why."""
+
+    TYPE = "kill"
+    incarnations: tuple[int, ...]
+    message: str
+
+
+@dataclass(frozen=True)
 class Stop:
     """End all processes and exit 0. `outcome`: Complete, Failed, Released or Suspended."""
 
@@ -213,7 +264,7 @@ class Stop:
     outcome: str
 
 
-COMMANDS = codec.Registry(Welcome, Generation, DocumentCommand, Prune, ProgressRequest, Ping, Stop)
+COMMANDS = codec.Registry(Welcome, Generation, DocumentCommand, Prune, ProgressRequest, Ping, DumpStacks, Kill, Stop)
 
 
 @dataclass(frozen=True)
