@@ -42,7 +42,7 @@ class Metrics:
         )
         self.recovery_seconds = Histogram(
             "regroup_recovery_seconds",
-            "From the sight of a failure to the first step committed after it.",
+            "From a failure to the first step committed after it; tier Script: until all processes run again.",
             buckets=(0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1, 1.5, 2, 3, 5, 10, 20, 60),
             registry=self.registry,
         )
@@ -107,14 +107,20 @@ class ObservedStore:
             old = before.get(incident["generation"])
             if old is None:
                 self._metrics.incidents.labels(incident.get("cause") or "Unknown").inc()
-            if incident.get("firstStepMs") is not None and (old is None or old.get("firstStepMs") is None):
+            if _recovered(incident) and not _recovered(old or {}):
                 self._metrics.recovery_seconds.observe(recovery_s(incident))
         return stored
 
 
+def _recovered(incident: Mapping[str, Any]) -> bool:
+    """Whether the incident's generation has committed a step, or in tier Script runs."""
+    return incident.get("firstStepMs") is not None or incident.get("startMs") is not None
+
+
 def recovery_s(incident: Mapping[str, Any]) -> float:
-    """Return the seconds from the event to the first step after it: the sum of the parts that are known."""
-    parts = ("detectMs", "decideMs", "persistMs", "formMs", "transferMs", "firstStepMs")
+    """Return the seconds from the event to the first step after it, or in tier Script until its processes run: the sum of the
+    parts that are known."""
+    parts = ("detectMs", "decideMs", "persistMs", "formMs", "transferMs", "firstStepMs", "startMs")
     return sum(float(incident.get(part) or 0.0) for part in parts) / 1000
 
 

@@ -150,6 +150,8 @@ def test_kubectl_explains_every_level(api: Api) -> None:
     said = api.done("explain", "dtj.spec.recovery.rejoinSeconds")
     assert "restart in place" in said
     assert "digits" not in said
+    container = api.done("explain", "dtj.spec.template.spec.containers")
+    assert {"image", "resources", "command", "env"} <= {line.split("\t")[0].strip() for line in container.splitlines()}
 
 
 def test_category_lists_jobs(api: Api, namespace: str) -> None:

@@ -50,7 +50,7 @@ FULL = JobStatus(
     lineage=[LineageEntry(generation=6, start_step=0), LineageEntry(generation=7, start_step=412)],
     progress=Progress(step=430, total_steps=1000, loss=0.25, samples_per_second=812.5, at=AT),
     checkpoint=CheckpointStatus(generation=6, step=400, directory="step-400.g6-9b", at=AT),
-    restarts=Restarts(processes=2, pods=1, generations=6, recent=[AT]),
+    restarts=Restarts(total=3, processes=2, pods=1, generations=6, recent=[AT]),
     samples=Samples(committed=110080, digest="77"),
     incidents=[Incident(generation=7, at=AT, decision="forced", cause="ProcessExited", detect_ms=3.5, steps_redone=1)],
     agent_image="example/operator:1",
@@ -86,7 +86,18 @@ def test_what_a_newer_operator_writes_is_not_pruned(api: Api, job: list[str]) ->
 
 def test_status_is_not_written_with_the_spec(api: Api, job: list[str]) -> None:
     api.done("patch", *job, "--type=merge", f"--patch={json.dumps({'status': {'phase': 'Failed'}})}")
-    assert "status" not in api.get(*job)
+    assert "phase" not in api.get(*job)["status"]
+
+
+def test_job_that_no_operator_has_seen_says_so(api: Api, job: list[str]) -> None:
+    """There is no operator on this server: the column is the API server's own."""
+    head, row = api.done("get", *job).splitlines()
+    assert head.split()[:2] == ["NAME", "STATE"]
+    assert row.split()[:2] == ["digits", "AwaitingOperator"]
+    unseen = parse_job(api.get(*job)).status
+    assert (unseen.phase, unseen.conditions, unseen.membership) == (None, [], None)
+    api.done(*write(job, {"phase": "Pending", "summary": {"state": "Pending"}}))
+    assert api.done("get", *job).splitlines()[1].split()[:2] == ["digits", "Pending"]
 
 
 def test_unknown_phase_is_refused(api: Api, job: list[str]) -> None:
@@ -108,7 +119,7 @@ def test_wide_columns_show_the_status(api: Api, job: list[str]) -> None:
         "STEP": "430",
         "PROGRESS": "43%",
         "LOSS": "0.250",
-        "RESTARTS": "2",
+        "RESTARTS": "3",
         "ETA": "2m",
         "GENERATION": "7",
         "SAMPLES/S": "812.5",

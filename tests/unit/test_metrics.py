@@ -54,6 +54,17 @@ def test_incident_is_counted_once_and_its_recovery_when_the_first_step_is_known(
     assert abs(value(metrics.registry, "regroup_recovery_seconds_sum") - 0.2) < 1e-9
 
 
+def test_recovery_of_a_script_is_counted_once_its_processes_run() -> None:
+    metrics = ops.Metrics()
+    began = incident(2, detectMs=20, persistMs=10)
+    ended = {**began, "startMs": 1970}
+    write(metrics, [], [began])
+    write(metrics, [began], [ended])
+    write(metrics, [ended], [ended])
+    assert value(metrics.registry, "regroup_recovery_seconds_count") == 1
+    assert abs(value(metrics.registry, "regroup_recovery_seconds_sum") - 2.0) < 1e-9
+
+
 def test_ops_port_answers_health_readiness_and_metrics() -> None:
     async def scenario() -> None:
         metrics = ops.Metrics()

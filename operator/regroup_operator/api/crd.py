@@ -62,12 +62,15 @@ COLUMNS = [
     _column("Step", "integer", ".status.progress.step", "Last step that no failure of a worker can take back."),
     _column("Progress", "string", ".status.summary.progress", "Share of the steps done."),
     _column("Loss", "string", ".status.summary.loss", "Loss of the last reported step."),
-    _column("Restarts", "integer", ".status.restarts.processes", "Training processes that ended by themselves."),
+    _column("Restarts", "integer", ".status.restarts.total", "Training processes and pods that had to start again."),
     _column("ETA", "string", ".status.summary.eta", "Time left; empty when not Running."),
     _column("Age", "date", ".metadata.creationTimestamp", "Time since the job was created."),
     _column("Generation", "integer", ".status.membership.generation", "Number of the newest membership.", wide=True),
     _column("Samples/s", "number", ".status.progress.samplesPerSecond", "Committed samples per second.", wide=True),
 ]
+
+UNSEEN_STATUS = {"summary": {"state": "AwaitingOperator"}}
+"""What a job without any status reads as: no operator has looked at it yet. Never stored; the first write replaces it."""
 
 
 def object_schema() -> dict[str, Any]:
@@ -81,8 +84,11 @@ def object_schema() -> dict[str, Any]:
             "kind": {"type": "string"},
             "metadata": {"type": "object"},
             "spec": structural(JobSpec.model_json_schema(by_alias=True)),
-            # What the operator leaves out of the status is absent there, not filled in by the API server.
-            "status": _without_defaults(structural(JobStatus.model_json_schema(by_alias=True))),
+            # What the operator leaves out of a status is absent there, not filled in by the API server.
+            "status": {
+                **_without_defaults(structural(JobStatus.model_json_schema(by_alias=True))),
+                "default": UNSEEN_STATUS,
+            },
         },
         "x-kubernetes-validations": OBJECT_RULES,
     }

@@ -86,6 +86,13 @@ class Container(OpenModel):
     name: str = Field(max_length=63)
     """Unique in the pod."""
 
+    image: str | None = Field(default=None, max_length=1024)
+    """Image with Python 3.9 or newer and the script; Regroup's agent is added to it. See pod.spec.containers.image."""
+
+    resources: dict[str, Any] | None = None
+    """Requests and limits, as in pod.spec.containers.resources. The nvidia.com/gpu limit of the container `trainer` is the
+    default of processesPerWorker; without a memory limit a process that leaks takes its node's memory."""
+
     command: list[str] | None = Field(default=None, max_length=256)
     """Required for the container `trainer`: what starts ONE training process, for example [python, train.py]. Regroup
     starts it processesPerWorker times in each worker, so torchrun, accelerate, deepspeed and mpirun are refused."""
@@ -159,7 +166,7 @@ class PodSpec(OpenModel):
     """Secrets for the images; those for the agent's image are added."""
 
     affinity: dict[str, Any] | None = None
-    """Nodes on which a worker kept failing are excluded besides."""
+    """A preference is added against the node on which the slot's last two pods failed."""
 
     topology_spread_constraints: list[dict[str, Any]] | None = Field(default=None, alias="topologySpreadConstraints")
     """Absent, and without affinity.podAntiAffinity: workers prefer different nodes."""

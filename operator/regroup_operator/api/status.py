@@ -135,6 +135,9 @@ class CheckpointStatus(WrittenModel):
 class Restarts(WrittenModel):
     """How often what had to start again."""
 
+    total: int = 0
+    """Processes and pods together; what the column Restarts shows."""
+
     processes: int = 0
     """Training processes that ended by themselves with a non-zero code or a signal, and containers that failed."""
 
@@ -194,6 +197,10 @@ class Incident(WrittenModel):
 
     first_step_ms: float | None = None
     """From formed to the first committed step, in milliseconds."""
+
+    start_ms: float | None = None
+    """Tier Script, where steps are not seen: from the announcement until all processes of the generation run, in
+    milliseconds."""
 
     steps_redone: int | None = None
     """Steps that had to be done again."""

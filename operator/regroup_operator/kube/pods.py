@@ -36,13 +36,14 @@ class Node:
 
     name: str
     ready: bool
+    boot_id: str = ""
 
 
 def slim_node(item: Mapping[str, Any], previous: Node | None = None) -> Node:  # noqa: ARG001
-    """Return the node's name and whether its condition Ready is True."""
-    conditions = item.get("status", {}).get("conditions") or ()
-    ready = any(c["type"] == "Ready" and c["status"] == "True" for c in conditions)
-    return Node(item["metadata"]["name"], ready)
+    """Return the node's name, its boot ID, and whether its condition Ready is True."""
+    status = item.get("status") or {}
+    ready = any(c["type"] == "Ready" and c["status"] == "True" for c in status.get("conditions") or ())
+    return Node(item["metadata"]["name"], ready, (status.get("nodeInfo") or {}).get("bootID", ""))
 
 
 def controller_of(item: Mapping[str, Any]) -> Mapping[str, Any] | None:
@@ -87,10 +88,12 @@ def slim_pod(item: Mapping[str, Any], previous: Pod | None, now_s: float) -> Pod
         ip=status.get("podIP") or "",
         node=(item.get("spec") or {}).get("nodeName") or "",
         node_ready=True if previous is None else previous.node_ready,
+        boot_id="" if previous is None else previous.boot_id,
         terminating="deletionTimestamp" in metadata,
         running_since_s=running_since_s,
         container_restarts=restarts,
         last_exit_code=ended.get("exitCode"),
+        last_exit_reason=ended.get("reason", ""),
         waiting_reason=waiting.get("reason", ""),
         waiting_message=waiting.get("message", ""),
         unschedulable=_unschedulable(status),
@@ -182,10 +185,12 @@ class PodStore:
         return None if pod is None else self._with_node(pod)
 
     def _with_node(self, pod: Pod) -> Pod:
-        """Set `node_ready`. A node not heard of yet counts as ready until the nodes are known; a vanished one does not."""
+        """Set what follows from the node. One not heard of yet counts as ready until the nodes are known; a vanished one
+        does not."""
         node = self.nodes.items.get(("", pod.node))
         ready = node.ready if node is not None else not pod.node or not self.nodes.num_lists
-        return pod if pod.node_ready == ready else replace(pod, node_ready=ready)
+        boot_id = node.boot_id if node is not None else pod.boot_id
+        return replace(pod, node_ready=ready, boot_id=boot_id)
 
     def _pod_changed(self, old: Pod | None, new: Pod | None) -> None:
         if old is not None:
@@ -207,7 +212,7 @@ class PodStore:
         for informer in self.informers:
             for name, pod in list(informer.items.items()):
                 if pod.node == node.name:
-                    changed = replace(pod, node_ready=new is not None and new.ready)
+                    changed = replace(pod, node_ready=new is not None and new.ready, boot_id=node.boot_id)
                     if changed != pod:
                         informer.items[name] = changed
                         self._pod_changed(pod, changed)

@@ -23,7 +23,7 @@ def apply_report(session: Session | None, report: Report, now_s: float) -> Sessi
     if session is not None and report.boot != session.boot:
         if not isinstance(report.body, Hello) or condition.incarnation < before.incarnation:
             return None
-        session = _new_boot(session, report)
+        session = _new_boot(session, report, now_s)
     elif session is None:
         session = Session(
             pod_uid=report.pod_uid,
@@ -51,13 +51,14 @@ def apply_report(session: Session | None, report: Report, now_s: float) -> Sessi
     return _apply_body(session, report, now_s)
 
 
-def _new_boot(session: Session, report: Report) -> Session:
+def _new_boot(session: Session, report: Report, now_s: float) -> Session:
     """Return the session for another agent process in the same pod: its container was started again. What the old one
     had heard, was about to do and was told is gone; what the processes did is not."""
     return replace(
         session,
         boot=report.boot,
         condition=report.condition,
+        rebooted_at_s=now_s,
         draining=None,
         fault=None,
         fault_generation=0,

@@ -71,8 +71,10 @@ class Memory:
     """By pod UID: how many of its session's exits have been counted."""
     container_restarts: Mapping[str, int] = field(default_factory=dict)
     """By pod UID: the container restarts that have been counted."""
-    bad_nodes: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
-    """By slot: the node on which its pods failed twice in a row."""
+    boot_ids: Mapping[str, str] = field(default_factory=dict)
+    """By pod UID: the boot ID of its node when the container that runs now was first seen."""
+    bad_nodes: Mapping[int, tuple[str, float]] = field(default_factory=dict)
+    """By slot: the node on which its pods failed twice in a row, and when they last did (monotonic)."""
     failed_on: Mapping[int, str] = field(default_factory=dict)
     """By slot: the node on which its pod failed last."""
     seen_pods: frozenset[str] = frozenset()

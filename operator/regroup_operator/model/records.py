@@ -8,6 +8,9 @@ from regroup.protocol.state import Condition, Seal
 from regroup.protocol.wire import Adopted, Draining, Fault, Formed, Progress
 from regroup_operator.model.members import MemberId
 
+UNSEEN_CODE = 255
+"""Exit code with which container runtimes report an end that nobody saw."""
+
 Key = tuple[str, str]
 """(namespace, name) of a job: the unit of the work queue."""
 
@@ -35,6 +38,10 @@ class Pod:
     container_restarts: int = 0
     last_exit_code: int | None = None
     """Exit code of the trainer container's last termination."""
+    last_exit_reason: str = ""
+    """The kubelet's reason for it: Error, OOMKilled, Unknown, ContainerStatusUnknown, ..."""
+    boot_id: str = ""
+    """Of the node, as last heard: another one after each boot. Empty: not known."""
     waiting_reason: str = ""
     """Why a container waits: ErrImagePull, ImagePullBackOff, CrashLoopBackOff, CreateContainerConfigError, ..."""
     waiting_message: str = ""
@@ -47,6 +54,12 @@ class Pod:
     def alive(self) -> bool:
         """True while the pod may still hold a running agent."""
         return self.phase not in ("Succeeded", "Failed")
+
+    @property
+    def end_unseen(self) -> bool:
+        """True if nobody saw how the trainer container ended: node or container runtime stopped first. Runtimes then report
+        exit code 255 (containerd with reason Unknown, CRI-O with Error), which the agent itself never returns."""
+        return self.last_exit_code == UNSEEN_CODE or self.last_exit_reason == "ContainerStatusUnknown"
 
     @property
     def id(self) -> MemberId:
@@ -93,6 +106,8 @@ class Session:
     fault_generation: int = 0
     fault_at_s: float | None = None
     draining: Draining | None = None
+    rebooted_at_s: float | None = None
+    """When another agent process in the same pod said hello; None: this is the first one."""
     exits: tuple[ProcessExit, ...] = ()
     """Trainer processes that ended by themselves, oldest first, at most the last 32."""
     num_exits: int = 0

@@ -4,6 +4,9 @@ Everything is counted once: what was counted is remembered by pod UID, and only 
 has been written (the controller forgets a plan that lost its race). What happened before this operator's first look was
 counted by the one before.
 
+A node that stops or restarts takes its containers with it, which is no failure of the job: the runtime has not seen how they
+ended (`Pod.end_unseen`), or the node has booted since they were started. So a container that restarts for that counts nothing.
+
 In tier Script a lost rank fails the collectives of its peers, whose processes then exit, too: of a generation one exit counts,
 and none where a member went with its pod or leaves (deletions, drains and lost nodes are no failures of the job).
 """
@@ -37,7 +40,7 @@ def see_failures(
     generation, None before the first."""
     looked = LOOKED in memory.seen_pods
     exits, restarts = dict(memory.num_exits), dict(memory.container_restarts)
-    bad_nodes, failed_on = dict(memory.bad_nodes), dict(memory.failed_on)
+    boot_ids, bad_nodes, failed_on = dict(memory.boot_ids), dict(memory.bad_nodes), dict(memory.failed_on)
     new: list[Failure] = []
     exited: list[tuple[int, Failure]] = []
     for pod in obs.pods:
@@ -47,17 +50,19 @@ def see_failures(
             exited += _exits(pod, session, exits.get(pod.uid, 0), clock)
             exits[pod.uid] = session.num_exits
         known = restarts.get(pod.uid, 0 if looked else pod.container_restarts)
-        if pod.container_restarts > known and pod.last_exit_code != 0 and not leaves:
-            new += [_failure(pod, clock)] * (pod.container_restarts - known)
+        boot_ids[pod.uid] = started_in = boot_ids.get(pod.uid) or pod.boot_id
+        booted = pod.boot_id not in ("", started_in)
+        if pod.container_restarts > known:
+            boot_ids[pod.uid] = pod.boot_id
+            if pod.last_exit_code != 0 and not (leaves or pod.end_unseen or booted):
+                new += [_failure(pod, clock)] * (pod.container_restarts - known)
         restarts[pod.uid] = pod.container_restarts
         if pod.phase != "Failed" or pod.uid in memory.seen_pods or not pod.node:
             continue
         if looked and 0 < (pod.last_exit_code or 0) < 128 and not leaves:
             new.append(_failure(pod, clock))  # ended by itself: what ends a pod from outside does it by a signal
-        # The last node only, and only if the job is known to run elsewhere, too: a slot must not run out of nodes.
-        elsewhere = any(p.node not in ("", pod.node) and p.node_ready for p in obs.pods)
-        if failed_on.get(pod.slot) == pod.node and elsewhere:
-            bad_nodes[pod.slot] = (pod.node,)
+        if failed_on.get(pod.slot) == pod.node:
+            bad_nodes[pod.slot] = (pod.node, clock.now_s)  # the last node only: a slot must not run out of nodes
         failed_on[pod.slot] = pod.node
     if tier == "Script":
         memory, exited = _one_of_each(exited, memory, left=_left(obs, current))
@@ -68,11 +73,18 @@ def see_failures(
         memory,
         num_exits={uid: count for uid, count in exits.items() if uid in there},
         container_restarts={uid: count for uid, count in restarts.items() if uid in there},
+        boot_ids={uid: boot_id for uid, boot_id in boot_ids.items() if uid in there},
         bad_nodes=bad_nodes,
         failed_on=failed_on,
         seen_pods=frozenset(failed | (memory.seen_pods & there) | {LOOKED}),
     )
     return Seen(tuple(new), memory)
+
+
+def avoided_nodes(memory: Memory, now_s: float, window_s: float) -> dict[int, tuple[str, ...]]:
+    """Return by slot the nodes that its next pod should not run on. A node is avoided for `window_s` (as long as failures
+    count) after a pod's last failure there, or a repaired one would never be used again."""
+    return {slot: (node,) for slot, (node, at_s) in memory.bad_nodes.items() if now_s < at_s + window_s}
 
 
 def count_created(create: Iterable[MemberId], pods: Iterable[Pod], memory: Memory) -> tuple[int, Memory]:
@@ -106,12 +118,21 @@ def _one_of_each(
 
 
 def _left(obs: Observation, current: Current | None) -> int:
-    """Return the newest generation's number if a member's pod is gone, failed or leaves; else 0."""
+    """Return the newest generation's number if a member's pod is gone, failed or leaves, or its agent stopped; else 0."""
     if current is None:
         return 0
     there = {pod.id: pod for pod in obs.pods}
-    stays = all(m in there and there[m].usable and there[m].node_ready for m in current.members)
+    stays = all(m in there and _stays(there[m], obs.sessions.get(there[m].uid), current) for m in current.members)
     return 0 if stays else current.number
+
+
+def _stays(pod: Pod, session: Session | None, current: Current) -> bool:
+    """Whether pod, node and agent are those that the generation began with."""
+    if not pod.usable or not pod.node_ready:
+        return False
+    if session is None or session.closed_at_s is not None:
+        return session is None  # one that has not called this operator yet: nothing is known against it
+    return session.rebooted_at_s is None or session.rebooted_at_s < current.announced_at_s
 
 
 def _failure(pod: Pod, clock: Clock) -> Failure:

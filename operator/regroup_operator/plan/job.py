@@ -15,11 +15,11 @@ from regroup_operator.model.members import MemberId
 from regroup_operator.model.plan import Clock, JobPlan, Memory, Tell, timestamp
 from regroup_operator.model.ports import EventNote
 from regroup_operator.model.records import Observation, Settings
-from regroup_operator.model.worker import Announce, Bounds, Decision, Keep, Standing, Wait, Worker
+from regroup_operator.model.worker import Announce, Bounds, Current, Decision, Keep, Standing, Wait, Worker
 from regroup_operator.plan.commands import ASK_EVERY_S, plan_commands
 from regroup_operator.plan.document import build_document, with_peers
 from regroup_operator.plan.face import View, face, is_urgent
-from regroup_operator.plan.failures import count_created, see_failures
+from regroup_operator.plan.failures import avoided_nodes, count_created, see_failures
 from regroup_operator.plan.generation import (
     SCRIPT_AFTER_S,
     decide_tier,
@@ -111,7 +111,7 @@ class _Planner:
             replicas=self.replicas,
             released=self.released,
             named=named_members(self.status),
-            bad_nodes=self.memory.bad_nodes,
+            bad_nodes=avoided_nodes(self.memory, self.clock.now_s, self.recovery.window_seconds),
             settled=document is None and (self.current is None or self.current.adopted),
             ended=ended is not None or self.memory.refusal is not None,
             now_s=self.clock.now_s,
@@ -137,9 +137,15 @@ class _Planner:
     # --- failures --------------------------------------------------------------------------------------------------
 
     def _restarts(self) -> dict[str, Any]:
-        none = {"processes": 0, "pods": 0, "generations": 0, "recent": []}
+        none = {"total": 0, "processes": 0, "pods": 0, "generations": 0, "recent": []}
         restarts: dict[str, Any] = self.status.setdefault("restarts", none)
         return restarts
+
+    def _count_restarts(self, kind: str, count: int) -> None:
+        """Count processes or pods that start again. The total is made anew: an older operator wrote none."""
+        restarts = self._restarts()
+        restarts[kind] += count
+        restarts["total"] = restarts["processes"] + restarts["pods"]
 
     def _failures(self) -> str | None:
         """Count what has failed; return the sentence that fails the job, if there was too much."""
@@ -155,14 +161,14 @@ class _Planner:
             window_s=self.recovery.window_seconds,
             now=self.clock.wall,
         )
-        restarts["processes"] += len(seen.failures)
+        self._count_restarts("processes", len(seen.failures))
         restarts["recent"] = [timestamp(at) for at in verdict.recent]
         return verdict.message
 
     def _count_created(self, create: list[MemberId]) -> None:
         replaced, self.memory = count_created(create, self.obs.pods, self.memory)
         if replaced and self.status.get("membership"):
-            self._restarts()["pods"] += replaced
+            self._count_restarts("pods", replaced)
 
     def _outdated(self) -> None:
         """Before the first generation: release the pods of an earlier spec, and forget what kind of script they had."""
@@ -225,6 +231,7 @@ class _Planner:
         everyone = all(w.session is not None and w.session.condition.adopted >= current.number for w in self.members)
         if not current.adopted and membership.get("startStep") is not None and everyone:
             membership.update(adopted=True, older=[])
+            self._started(current)
             self.current = replace(current, adopted=True, older=(), attempts=0)
         incidents = self.status.get("incidents")
         if incidents and incidents[-1]["generation"] == current.number:
@@ -232,6 +239,13 @@ class _Planner:
             incidents[-1] = with_times(
                 incidents[-1], current.number, self.members, self.memory.persist_ms, planned=planned
             )
+
+    def _started(self, current: Current) -> None:
+        """Tier Script: say in the generation's incident how long its processes took to start."""
+        incidents = self.status.get("incidents")
+        if self.tier == "Script" and current.known and incidents and incidents[-1]["generation"] == current.number:
+            start_ms = round((self.clock.now_s - current.announced_at_s) * 1000, 1)
+            self.status["incidents"] = [*incidents[:-1], {**incidents[-1], "startMs": start_ms}]
 
     # --- the end ---------------------------------------------------------------------------------------------------
 

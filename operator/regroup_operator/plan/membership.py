@@ -14,6 +14,7 @@ from regroup.protocol.state import Phase
 from regroup_operator.model.members import MemberId, gone_name
 from regroup_operator.model.records import Settings
 from regroup_operator.model.worker import Announce, Bounds, Current, Decision, Keep, Standing, Wait, Worker
+from regroup_operator.plan.culprit import name_culprit
 
 _GONE = (Standing.LOST, Standing.DIED)
 RECONNECT_S = 5.0
@@ -159,7 +160,7 @@ def _forced(
         holders_first=refused is not None,
     )
     chosen = _without_cut_links(current, chosen, bounds.minimum)
-    where = f"worker {culprit.id}"
+    named = name_culprit(current, members, culprit)
     if refused is not None and refused == names_of(current, workers, chosen):
         return Wait(
             "NoWitness",
@@ -170,7 +171,7 @@ def _forced(
     if len(chosen) < bounds.minimum:
         return Wait(
             "TooFewMembers",
-            f"{_count(chosen, 'worker')} ready, {bounds.minimum} needed: {where} {_verb(culprit)}; the others keep their state.",
+            f"{_count(chosen, 'worker')} ready, {bounds.minimum} needed: {named.text}; the others keep their state.",
         )
     if (
         missing > 0
@@ -178,7 +179,9 @@ def _forced(
         and culprit.standing == Standing.DIED
         and now_s < culprit.since_s + bounds.rejoin_s
     ):
-        return Wait("Rejoining", f"Waiting for {where} to restart in place.", culprit.since_s + bounds.rejoin_s)
+        return Wait(
+            "Rejoining", f"Waiting for worker {culprit.id} to restart in place.", culprit.since_s + bounds.rejoin_s
+        )
     pause = _pause_s(current)
     if now_s < current.announced_at_s + pause:
         return Wait(
@@ -190,9 +193,9 @@ def _forced(
         FORCED,
         chosen,
         "MemberLost" if not late else "GenerationOverdue",
-        f"{where} {_verb(culprit)}; {_count(chosen, 'worker')} {_verb_of(chosen, 'go')} on.",
-        cause=culprit.why or ("Overdue" if late else ""),
-        culprit=str(culprit.id),
+        f"{named.text}; {_count(chosen, 'worker')} {_verb_of(chosen, 'go')} on.",
+        cause=named.cause or ("Overdue" if late else ""),
+        culprit=named.id,
         detected_at_s=culprit.since_s,
         detect_s=None if culprit.last_seen_s is None else culprit.since_s - culprit.last_seen_s,
     )
@@ -358,20 +361,3 @@ def _count(items: Iterable[object], noun: str) -> str:
 def _verb_of(subject: tuple[Worker, ...], verb: str) -> str:
     """Return the verb in the number of its subject."""
     return verb if len(subject) != 1 else f"{verb}es" if verb.endswith("o") else f"{verb}s"
-
-
-def _verb(worker: Worker) -> str:
-    fault = worker.session.fault if worker.session else None
-    if worker.why == "ProcessExited" and fault is not None and fault.exit_code is not None:
-        code = f"signal {-fault.exit_code}" if fault.exit_code < 0 else f"exit code {fault.exit_code}"
-        return f"lost a process ({code})"
-    return {
-        "PodDeleted": "is gone with its pod",
-        "PodFailed": "failed",
-        "Disconnected": "cannot be reached",
-        "Unresponsive": "does not answer",
-        "NeverConnected": "has not called",
-        "ProcessExited": "lost a process",
-        "CollectiveFailed": "lost its group",
-        "Stopped": "has stopped",
-    }.get(worker.why, "did not enter the generation in time")

@@ -157,23 +157,29 @@ def training_conditions(
                 "Training", "False", phase, f"Generation {number}: {phase.lower()}." if number else "No generation yet."
             )
         )
-    if phase in (SUCCEEDED, FAILED):
-        out.append(Said("Degraded", "False", "Ended", "The job has ended."))
-    elif current is not None and count < replicas:
-        out.append(Said("Degraded", "True", "FewerMembers", f"{count} of {replicas} workers train."))
-    else:
-        silent = [w for w in workers if w.is_member and w.standing == Standing.SILENT]
-        if silent:
-            out.append(
-                Said("Degraded", "True", "SilentWorkers", f"{len(silent)} of {replicas} agents cannot be reached.")
-            )
-        else:
-            out.append(Said("Degraded", "False", "AsWanted", f"{min(count, replicas)} of {replicas} workers train."))
+    out.append(_degraded(phase, current, replicas, workers))
     if phase == SUCCEEDED:
         out.append(Said("Complete", "True", "Finished", f"All {_workers(count)} of generation {number} finished."))
     if phase == FAILED:
         out.append(Said("Failed", "True", "TooManyRestarts", failure or "The job failed."))
     return out
+
+
+def _degraded(phase: str, current: Current | None, replicas: int, workers: Sequence[Worker]) -> Said:
+    """Return whether the job trains with less than it wants. Before it has trained at all there is nothing to compare."""
+    if phase in (SUCCEEDED, FAILED):
+        return Said("Degraded", "False", "Ended", "The job has ended.")
+    if phase in (PENDING, STARTING):
+        return Said("Degraded", "False", "NotStarted", "Training has not begun.")
+    count = len(current.members) if current else 0
+    if phase == RUNNING and count < replicas:
+        return Said("Degraded", "True", "FewerMembers", f"{count} of {replicas} workers train.")
+    silent = sum(w.is_member and w.standing == Standing.SILENT for w in workers)
+    if silent:
+        return Said("Degraded", "True", "SilentWorkers", f"{silent} of {replicas} agents cannot be reached.")
+    if phase != RUNNING:
+        return Said("Degraded", "True", "NotTraining", f"0 of {replicas} workers train; see condition Training.")
+    return Said("Degraded", "False", "AsWanted", f"{min(count, replicas)} of {replicas} workers train.")
 
 
 def summary(

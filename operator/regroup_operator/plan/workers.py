@@ -21,7 +21,7 @@ from regroup_operator.model.worker import Worker
 
 @dataclass(frozen=True)
 class CreateWorker:
-    """Make the pod of a slot; its nodes exclude `avoid_nodes`."""
+    """Make the pod of a slot, preferably not on `avoid_nodes`."""
 
     slot: int
     attempt: int

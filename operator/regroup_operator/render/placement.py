@@ -1,9 +1,11 @@
-"""Where a worker may run: apart from its fellows if possible, never on a node that the plan avoids."""
+"""Where a worker should run: apart from its fellows, and not on a node that the plan avoids. Both are preferences."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
+
+MAX_WEIGHT = 100
 
 
 def spread(pod_spec: dict[str, Any], labels: dict[str, str]) -> None:
@@ -22,15 +24,18 @@ def spread(pod_spec: dict[str, Any], labels: dict[str, str]) -> None:
 
 
 def avoid(pod_spec: dict[str, Any], nodes: Sequence[str]) -> None:
-    """Forbid `nodes` (names) in the required node affinity, beside whatever the template requires.
+    """Prefer other nodes than `nodes` (names), beside whatever the template says. Never more than a preference: where no other
+    node has room, the worker runs there.
 
-    The terms of a node selector are alternatives, so each gets the exclusion. By name, not by the hostname label: a
-    node's label may differ from its name. A field selector takes one value, hence one entry per node.
+    By name, not by the hostname label: a node's label may differ from its name. A field selector takes one value, hence
+    one entry per node.
     """
     if not nodes:
         return
-    excluded = [{"key": "metadata.name", "operator": "NotIn", "values": [node]} for node in nodes]
+    others = [{"key": "metadata.name", "operator": "NotIn", "values": [node]} for node in nodes]
     affinity = pod_spec.setdefault("affinity", {}).setdefault("nodeAffinity", {})
-    required = affinity.setdefault("requiredDuringSchedulingIgnoredDuringExecution", {"nodeSelectorTerms": [{}]})
-    for term in required["nodeSelectorTerms"]:
-        term["matchFields"] = [*term.get("matchFields", []), *excluded]
+    preferred = affinity.setdefault("preferredDuringSchedulingIgnoredDuringExecution", [])
+    affinity["preferredDuringSchedulingIgnoredDuringExecution"] = [
+        *preferred,
+        {"weight": MAX_WEIGHT, "preference": {"matchFields": others}},
+    ]

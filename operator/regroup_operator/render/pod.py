@@ -79,8 +79,11 @@ def worker_pod(
     _add_volumes(spec, job)
     trainer = next(container for container in spec["containers"] if container["name"] == TRAINER_CONTAINER)
     _wrap_trainer(trainer, job, settings)
-    spread(spec, worker_labels(job.name))
-    avoid(spec, avoid_nodes)
+    if avoid_nodes:
+        # Without our spread: the node to avoid is often the empty one, and both preferences weigh the same.
+        avoid(spec, avoid_nodes)
+    else:
+        spread(spec, worker_labels(job.name))
     return pod
 
 

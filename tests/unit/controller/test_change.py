@@ -31,7 +31,9 @@ def test_three_to_five_to_two_keeps_the_survivors_processes(tmp_path: Path, proc
     world.until(lambda: world.names() == ["0-0", "1-0"], limit_s=60, step_every_s=0.1)
     assert (world.generation, world.training()) == (3, "0-0,1-0")
     assert all(t.alive for t in survivors)
-    assert world.status["restarts"] == {"processes": 0, "pods": 0, "generations": 2, "recent": []}
+    assert world.status["restarts"] == {
+        "total": 0, "processes": 0, "pods": 0, "generations": 2, "recent": [],
+    }  # fmt: skip
     assert [i["cause"] for i in world.status["incidents"]] == ["Resized", "Resized"]
 
 
@@ -260,6 +262,7 @@ def test_script_that_loses_a_process_starts_again_in_the_same_pods(tmp_path: Pat
     assert (world.generation, world.members, world.phase) == (2, "0-1", "Running")
     assert world.names() == ["0-0", "1-0"]
     assert world.status["restarts"]["processes"] == 1
+    assert world.status["incidents"][-1]["startMs"] >= 0.0, "what regroup_recovery_seconds counts where no step is seen"
     assert all(len(a.trainers) == 1 and a.trainers[0].alive for a in world.agents.values())
 
 

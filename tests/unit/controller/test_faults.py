@@ -42,7 +42,9 @@ def test_killed_process_costs_its_worker_one_generation(tmp_path: Path, processe
     assert (world.generation, world.members, world.status["membership"]["kind"]) == (3, "0-2", "planned")
     assert all(t.alive for t in siblings)
     assert world.names() == ["0-0", "1-0", "2-0"]
-    assert world.status["restarts"] | {"recent": 0} == {"processes": 1, "pods": 0, "generations": 2, "recent": 0}
+    assert world.status["restarts"] | {"recent": 0} == {
+        "total": 1, "processes": 1, "pods": 0, "generations": 2, "recent": 0,
+    }  # fmt: skip
     incident = world.status["incidents"][0]
     assert (incident["cause"], incident["culprit"]) == ("ProcessExited", str(slot))
     assert {"decideMs", "persistMs", "formMs", "transferMs"} <= incident.keys()
@@ -328,3 +330,20 @@ def test_short_settings_are_obeyed(tmp_path: Path) -> None:
     world.scale(4)
     world.advance(0.2, step_every_s=0.05)
     assert world.members == "0-3"
+
+
+@pytest.mark.parametrize("script", ["session", "plain"])
+def test_node_that_restarts_again_and_again_fails_no_job(tmp_path: Path, script: str) -> None:
+    """Containers come back with exit code 255, which nobody saw: the job may fail no process, and does not end."""
+    job = make_job().with_replicas(2).elastic(1, 2).with_recovery(maxRestarts=0)
+    world = World(tmp_path, job, script=script, settings=Settings(term_grace_s=0.0))
+    world.advance(32, step_every_s=0.5)
+    for _ in range(4):
+        world.container_ended(world.agents[world.uid(1)], 255)
+        world.until(lambda: world.phase == "Running" and world.members == "0-1", 60, step_every_s=0.5)
+        world.advance(1, step_every_s=0.5)
+    restarts = world.status["restarts"]
+    assert (restarts["processes"], restarts["pods"], restarts["total"]) == (0, 0, 0)
+    said = [i["decision"] for i in world.status["incidents"] if i.get("culprit") == "1"]
+    assert said
+    assert all("worker 1 on node " in text for text in said), said

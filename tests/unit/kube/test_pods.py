@@ -162,6 +162,28 @@ def test_unschedulable_pod_says_why() -> None:
 
 
 @pytest.mark.parametrize(
+    ("ended", "unseen"),
+    [
+        ({"exitCode": 255, "reason": "Unknown"}, True),
+        ({"exitCode": 255, "reason": "Error"}, True),
+        ({"exitCode": 137, "reason": "ContainerStatusUnknown"}, True),
+        ({"exitCode": 137, "reason": "OOMKilled"}, False),
+        ({"exitCode": 1, "reason": "Error"}, False),
+    ],
+)
+def test_end_of_a_container_that_nobody_saw_is_told_apart(ended: dict[str, Any], unseen: bool) -> None:
+    status = {"name": "trainer", "restartCount": 3, "state": {"running": {}}, "lastState": {"terminated": ended}}
+    pod = slim_pod(changed(containerStatuses=[status]), None, 0.0)
+    assert pod is not None
+    assert (pod.last_exit_reason, pod.end_unseen) == (ended["reason"], unseen)
+
+
+def test_node_is_read_with_its_boot() -> None:
+    node = {"metadata": {"name": "n"}, "status": {"nodeInfo": {"bootID": "b"}, "conditions": []}}
+    assert slim_node(node).boot_id == "b"
+
+
+@pytest.mark.parametrize(
     ("conditions", "ready"),
     [
         ([{"type": "Ready", "status": "True"}], True),

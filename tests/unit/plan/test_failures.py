@@ -1,16 +1,20 @@
-"""Which exits of tier Script count: a lost rank takes the processes of its peers with it."""
+"""What counts against maxRestarts, and what does not: a lost node, and in tier Script the peers of a lost rank."""
 
 from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from regroup_operator.model.plan import Clock, Memory
 from regroup_operator.model.records import Observation, Pod, ProcessExit, Session
-from regroup_operator.plan.failures import see_failures
+from regroup_operator.plan.failures import avoided_nodes, see_failures
 from tests.builders.plan import make_current, make_pod, make_session
 
 CLOCK = Clock(100.0, 1e9)
 ALL = (make_pod(0), make_pod(1), make_pod(2))
+STOPPED = make_session(2, connected=False, closed_at_s=99.0)
 
 
 def exited(slot: int, generation: int = 1, at_s: float = 99.0) -> Session:
@@ -26,6 +30,9 @@ def exited(slot: int, generation: int = 1, at_s: float = 99.0) -> Session:
         pytest.param("Script", ALL[:2], [exited(0), exited(1)], [], id="a member's pod is gone"),
         pytest.param("Script", (*ALL[:2], make_pod(2, terminating=True)), [exited(0)], [], id="a member's pod is deleted"),
         pytest.param("Script", (*ALL[:2], make_pod(2, node_ready=False)), [exited(0)], [], id="a member's node is lost"),
+        pytest.param("Script", ALL, [exited(0), STOPPED], [], id="a member's agent stopped"),
+        pytest.param("Script", ALL, [exited(0), make_session(2, rebooted_at_s=99.0)], [], id="a member's agent is another one"),
+        pytest.param("Script", ALL, [exited(0), make_session(2, rebooted_at_s=-5.0)], ["0"], id="but was so from the start"),
         pytest.param("Session", ALL, [exited(0), exited(1)], ["0", "1"], id="session: survivors do not exit, each counts"),
         pytest.param(None, ALL, [exited(0), exited(1)], ["0", "1"], id="not known yet: each counts"),
     ],
@@ -36,3 +43,72 @@ def test_exits_that_count(tier: str | None, pods: tuple[Pod, ...], sessions: lis
     assert [f.worker for f in seen.failures] == counted
     again = see_failures(obs, seen.memory, CLOCK, tier=tier, current=make_current())
     assert again.failures == ()
+
+
+BEFORE = make_pod(0, boot_id="first")
+
+
+@pytest.mark.parametrize(
+    ("changes", "counted"),
+    [
+        pytest.param({"last_exit_code": 1}, 1, id="the agent failed"),
+        pytest.param({"last_exit_code": 137, "last_exit_reason": "Error"}, 1, id="the agent was killed"),
+        pytest.param({"last_exit_code": 137, "last_exit_reason": "OOMKilled"}, 1, id="for its memory"),
+        pytest.param({"last_exit_code": 0}, 0, id="it ended as it should"),
+        pytest.param({"last_exit_code": 255, "last_exit_reason": "Unknown"}, 0, id="power cut and back, containerd"),
+        pytest.param({"last_exit_code": 255, "last_exit_reason": "Error"}, 0, id="power cut and back, CRI-O"),
+        pytest.param({"last_exit_code": 137, "last_exit_reason": "ContainerStatusUnknown"}, 0, id="the kubelet lost sight of it"),
+        pytest.param({"last_exit_code": 143, "boot_id": "second"}, 0, id="an orderly reboot of the node"),
+        pytest.param({"last_exit_code": 1, "boot_id": ""}, 1, id="nodes may not be read any more"),
+        pytest.param({"last_exit_code": 143, "terminating": True}, 0, id="the pod is deleted"),
+    ],
+)  # fmt: skip
+def test_container_that_restarts(changes: dict[str, Any], counted: int) -> None:
+    looked = see_failures(Observation((BEFORE,), {}), Memory(), CLOCK).memory
+    seen = see_failures(Observation((replace(BEFORE, container_restarts=1, **changes),), {}), looked, CLOCK)
+    assert len(seen.failures) == counted
+
+
+def test_flapping_node_costs_no_restart_and_a_crash_after_its_boot_does() -> None:
+    memory, counts = see_failures(Observation((BEFORE,), {}), Memory(), CLOCK).memory, []
+    lives = [(255, "first"), (255, "first"), (143, "second"), (1, "second"), (255, "second")]
+    for restarts, (code, boot_id) in enumerate(lives, start=1):
+        pod = replace(BEFORE, container_restarts=restarts, last_exit_code=code, boot_id=boot_id)
+        seen = see_failures(Observation((pod,), {}), memory, CLOCK)
+        memory = seen.memory
+        counts.append(len(seen.failures))
+    assert counts == [0, 0, 0, 1, 0]
+
+
+def test_boot_that_is_seen_before_the_container_restarts_is_remembered_until_then() -> None:
+    memory = see_failures(Observation((BEFORE,), {}), Memory(), CLOCK).memory
+    booted = replace(BEFORE, boot_id="second")
+    memory = see_failures(Observation((booted,), {}), memory, CLOCK).memory
+    seen = see_failures(Observation((replace(booted, container_restarts=1, last_exit_code=143),), {}), memory, CLOCK)
+    assert seen.failures == ()
+    gone = see_failures(Observation((), {}), seen.memory, CLOCK).memory
+    assert gone.boot_ids == {}, "who is gone is forgotten"
+
+
+def failed_pods(*nodes: str) -> Memory:
+    """Return the memory after pods of slot 0 failed one after the other on these nodes."""
+    memory = see_failures(Observation((), {}), Memory(), CLOCK).memory
+    for attempt, node in enumerate(nodes):
+        pod = make_pod(0, attempt, phase="Failed", node=node, last_exit_code=137)
+        memory = see_failures(Observation((pod,), {}), memory, CLOCK).memory
+    return memory
+
+
+@pytest.mark.parametrize(
+    ("nodes", "now_s", "avoided"),
+    [
+        pytest.param(["a"], 100.0, {}, id="one failure may be the pod's"),
+        pytest.param(["a", "a"], 100.0, {0: ("a",)}, id="two in a row on one node"),
+        pytest.param(["a", "b", "a"], 100.0, {}, id="on different nodes"),
+        pytest.param(["a", "a", "b", "b"], 100.0, {0: ("b",)}, id="the last node only"),
+        pytest.param(["a", "a"], 3699.0, {0: ("a",)}, id="as long as failures count"),
+        pytest.param(["a", "a"], 3700.0, {}, id="and no longer: it may be repaired"),
+    ],
+)
+def test_avoided_nodes(nodes: list[str], now_s: float, avoided: dict[int, tuple[str, ...]]) -> None:
+    assert avoided_nodes(failed_pods(*nodes), now_s, 3600.0) == avoided

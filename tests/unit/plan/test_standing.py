@@ -74,6 +74,14 @@ UNKNOWN = make_current(number=2, adopted=False, known=False, incarnations={})
             id="its agent was restarted",
         ),
         pytest.param(
+            make_session(0, Phase.READY, entered=1, rebooted_at_s=1.0), None, Standing.DIED, "ContainerRestarted",
+            id="another agent in the same pod: its container was started again",
+        ),
+        pytest.param(
+            make_session(0, Phase.READY, entered=1, rebooted_at_s=1.0, fault=make_fault("exit", exit_code=1)), None,
+            Standing.DIED, "ProcessExited", id="a process of the new agent ended later",
+        ),
+        pytest.param(
             make_session(0, Phase.TRAINING, 1), G2, Standing.PENDING, "", id="still trains in the generation before"
         ),
         pytest.param(
@@ -309,3 +317,21 @@ def test_two_pods_of_a_slot_are_two_workers() -> None:
         settings=Settings(),
     )
     assert [(w.id, w.standing) for w in got] == [((0, 0), Standing.TRAINING), ((0, 1), Standing.OUTSIDE)]
+
+
+@pytest.mark.parametrize(
+    ("pod", "why"),
+    [
+        pytest.param({"last_exit_code": 255, "last_exit_reason": "Unknown"}, "NodeRestarted", id="its node lost power"),
+        pytest.param(
+            {"last_exit_code": 137, "last_exit_reason": "OOMKilled"}, "OOMKilled", id="the kernel killed the agent"
+        ),
+        pytest.param(
+            {"last_exit_code": 137, "last_exit_reason": "Error"}, "ContainerRestarted", id="somebody killed it"
+        ),
+    ],
+)
+def test_pod_says_why_its_container_was_started_again(pod: dict[str, Any], why: str) -> None:
+    session = make_session(0, Phase.READY, entered=1, rebooted_at_s=1.0)
+    worker = stand(make_pod(0, container_restarts=1, **pod), session)
+    assert (worker.standing, worker.why) == (Standing.DIED, why)

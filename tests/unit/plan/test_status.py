@@ -151,6 +151,32 @@ def test_training_and_degraded() -> None:
     assert waits["Training"].message == "It waits. Worker 2 holds step 9."
 
 
+@pytest.mark.parametrize(
+    ("phase", "current", "status", "reason", "says"),
+    [
+        pytest.param("Starting", None, "False", "NotStarted", "Training has not begun.", id="nobody trains yet"),
+        pytest.param(
+            "Starting", FORMING, "False", "NotStarted", "Training has not begun.", id="the first generation forms"
+        ),
+        pytest.param(
+            "Recovering", make_current(), "True", "NotTraining", "0 of 3 workers train;", id="the others regroup"
+        ),
+        pytest.param(
+            "Waiting", make_current((0, 1)), "True", "NotTraining", "0 of 3 workers train;", id="too few are left"
+        ),
+        pytest.param(
+            "Running", make_current((0, 1)), "True", "FewerMembers", "2 of 3 workers train.", id="trains smaller"
+        ),
+    ],
+)
+def test_degraded_counts_only_who_trains(
+    phase: str, current: Current | None, status: str, reason: str, says: str
+) -> None:
+    got = said(phase, A, B, C, current=current)["Degraded"]
+    assert (got.status, got.reason) == (status, reason)
+    assert got.message.startswith(says)
+
+
 def test_end() -> None:
     done = said("Succeeded", A, B, C)
     assert done["Complete"].message == "All 3 workers of generation 1 finished."

@@ -210,22 +210,27 @@ def test_workers_prefer_different_nodes_unless_the_template_decides(change: Chan
     assert ([c.get("whenUnsatisfiable") for c in constraints] == ["ScheduleAnyway"]) is spread
 
 
-def test_avoided_nodes_are_excluded_from_every_alternative_of_the_template() -> None:
+def test_avoided_nodes_are_a_preference_beside_what_the_template_requires() -> None:
     terms = [{"matchExpressions": [{"key": "zone", "operator": "In", "values": [zone]}]} for zone in "ab"]
     required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}
-    pod = render(with_pod(affinity={"nodeAffinity": required}), avoid_nodes=("n1", "n2"))
-    made = pod["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
-    excluded = [{"key": "metadata.name", "operator": "NotIn", "values": [node]} for node in ("n1", "n2")]
-    assert made["nodeSelectorTerms"] == [{**term, "matchFields": excluded} for term in terms]
-
-
-def test_avoided_node_without_any_affinity_gets_a_term_of_its_own() -> None:
-    made = render(avoid_nodes=("n1",))["spec"]["affinity"]["nodeAffinity"]
-    assert made == {
-        "requiredDuringSchedulingIgnoredDuringExecution": {
-            "nodeSelectorTerms": [{"matchFields": [{"key": "metadata.name", "operator": "NotIn", "values": ["n1"]}]}]
-        }
+    mine = {"weight": 5, "preference": terms[0]}
+    preferred = {"preferredDuringSchedulingIgnoredDuringExecution": [mine]}
+    pod = render(with_pod(affinity={"nodeAffinity": required | preferred}), avoid_nodes=("n1", "n2"))
+    others = [{"key": "metadata.name", "operator": "NotIn", "values": [node]} for node in ("n1", "n2")]
+    assert pod["spec"]["affinity"]["nodeAffinity"] == {
+        **required,
+        "preferredDuringSchedulingIgnoredDuringExecution": [
+            mine,
+            {"weight": 100, "preference": {"matchFields": others}},
+        ],
     }
+
+
+def test_avoided_node_is_required_of_nobody_and_outweighs_our_spread() -> None:
+    """The node that failed is often the only one without a worker: as strong a preference for it would bring the pod back."""
+    spec = render(avoid_nodes=("n1",))["spec"]
+    assert "requiredDuringSchedulingIgnoredDuringExecution" not in spec["affinity"]["nodeAffinity"]
+    assert "topologySpreadConstraints" not in spec
     assert "affinity" not in render()["spec"]
 
 

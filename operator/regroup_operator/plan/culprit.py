@@ -1,0 +1,82 @@
+"""Name the worker that broke a generation, in one sentence. Pure; membership.py decides, this only finds the words.
+
+A broken group is noticed by its survivors first: each reports a failed collective, and most of them name the rank that they
+lost. So the worker to name is the one that they accuse and that did not itself report a broken group.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from regroup_operator.model.worker import Current, Standing, Worker
+
+OVERDUE = "did not enter the generation in time"
+
+
+@dataclass(frozen=True)
+class Culprit:
+    """`id`, `cause`: of the incident. `text`: subject and verb, for example "worker 1 lost a process (signal 9)"."""
+
+    id: str
+    cause: str
+    text: str
+
+
+def name_culprit(current: Current, members: Sequence[Worker], broke: Worker) -> Culprit:
+    """Return whom to name where `broke` is the worker that was seen to leave the generation first."""
+    if broke.standing != Standing.BROKEN:
+        return Culprit(str(broke.id), broke.why, f"{_subject(broke)} {_verb(broke)}")
+    accused, accuser = _accused(current, members)
+    if accused is None:
+        return Culprit(str(broke.id), broke.why, f"worker {broke.id} {_verb(broke)}")
+    by = f" by worker {accuser.id}" if accuser is not None else ""
+    return Culprit(str(accused.id), accused.why or broke.why, f"{_subject(accused)} cannot be reached{by}")
+
+
+def _accused(current: Current, members: Sequence[Worker]) -> tuple[Worker | None, Worker | None]:
+    """Return the member that most survivors have lost, with one of them. Without an accusation: a silent member."""
+    unbroken = {w.pod.uid: w for w in members if w.pod is not None and w.standing != Standing.BROKEN}
+    accusations: Counter[str] = Counter()
+    accusers: dict[str, Worker] = {}
+    for worker in members:
+        fault = worker.session.fault if worker.session else None
+        if worker.standing != Standing.BROKEN or worker.session is None or fault is None or fault.peer not in unbroken:
+            continue
+        if worker.session.fault_generation == current.number:
+            accusations[fault.peer] += 1
+            accusers.setdefault(fault.peer, worker)
+    if accusations:
+        uid = max(accusations, key=lambda uid: (accusations[uid], unbroken[uid].id))
+        return unbroken[uid], accusers[uid]
+    return next((w for w in members if w.standing == Standing.SILENT), None), None
+
+
+def _subject(worker: Worker) -> str:
+    """Return the worker, with its node where what happened may be the node's doing."""
+    elsewhere = worker.pod is None or not worker.pod.node
+    if elsewhere or worker.why in ("ProcessExited", "CollectiveFailed", "PodDeleted", "Stopped", "OOMKilled"):
+        return f"worker {worker.id}"
+    assert worker.pod is not None
+    return f"worker {worker.id} on node {worker.pod.node}"
+
+
+def _verb(worker: Worker) -> str:
+    fault = worker.session.fault if worker.session else None
+    if worker.why == "ProcessExited" and fault is not None and fault.exit_code is not None:
+        code = f"signal {-fault.exit_code}" if fault.exit_code < 0 else f"exit code {fault.exit_code}"
+        return f"lost a process ({code})"
+    return {
+        "PodDeleted": "is gone with its pod",
+        "PodFailed": "failed",
+        "Disconnected": "cannot be reached",
+        "Unresponsive": "does not answer",
+        "NeverConnected": "has not called",
+        "NodeRestarted": "was started again, because the node stopped its containers",
+        "ContainerRestarted": "was started again",
+        "OOMKilled": "used all memory that its container may use (OOMKilled)",
+        "ProcessExited": "lost a process",
+        "CollectiveFailed": "lost its group",
+        "Stopped": "has stopped",
+    }.get(worker.why, OVERDUE)

@@ -1,0 +1,65 @@
+"""Whom an incident names, and with which words."""
+
+from __future__ import annotations
+
+import pytest
+
+from regroup.protocol.state import Phase
+from regroup_operator.model.worker import Standing, Worker
+from regroup_operator.plan.culprit import name_culprit
+from tests.builders.plan import make_current, make_fault, make_pod, make_session, make_worker, uid_of
+
+A, C = make_worker(0), make_worker(2)
+CURRENT = make_current(number=2)
+
+
+def broken(slot: int, peer: int | None = None, generation: int = 2) -> Worker:
+    fault = make_fault(peer=uid_of(peer) if peer is not None else None)
+    session = make_session(slot, Phase.BROKEN, 2, fault=fault, fault_generation=generation)
+    return make_worker(slot, Standing.BROKEN, session=session, why="CollectiveFailed")
+
+
+def silent(slot: int) -> Worker:
+    return make_worker(slot, Standing.SILENT, session=make_session(slot, Phase.TRAINING, 2, connected=False))
+
+
+@pytest.mark.parametrize(
+    ("members", "names", "text"),
+    [
+        pytest.param([broken(0, 2), broken(1), C], "2", "worker 2 on node node-2 cannot be reached by worker 0",
+                     id="a cut node: its survivors name it"),
+        pytest.param([broken(0, 1), broken(1, 2), C], "2", "worker 2 on node node-2 cannot be reached by worker 1",
+                     id="a survivor that closed its group is accused, too"),
+        pytest.param([broken(0), broken(1), silent(2)], "2", "worker 2 on node node-2 cannot be reached",
+                     id="nobody knows whom it lost, and one is silent"),
+        pytest.param([broken(0), broken(1), C], "0", "worker 0 lost its group", id="nobody knows"),
+        pytest.param([broken(0, 1), broken(1, 0), C], "0", "worker 0 lost its group", id="a cut link between two that live"),
+        pytest.param([broken(0, 2, generation=1), broken(1), C], "0", "worker 0 lost its group",
+                     id="whom it lost in the generation before is no news"),
+    ],
+)  # fmt: skip
+def test_broken_group_names_who_was_lost(members: list[Worker], names: str, text: str) -> None:
+    got = name_culprit(CURRENT, members, members[0])
+    assert (got.id, got.cause, got.text) == (names, "CollectiveFailed", text)
+
+
+@pytest.mark.parametrize(
+    ("standing", "why", "text"),
+    [
+        pytest.param(Standing.DIED, "NodeRestarted",
+                     "worker 1 on node node-1 was started again, because the node stopped its containers", id="a quick reboot"),
+        pytest.param(Standing.DIED, "ContainerRestarted", "worker 1 on node node-1 was started again", id="not known why yet"),
+        pytest.param(Standing.LOST, "Disconnected", "worker 1 on node node-1 cannot be reached", id="a power cut"),
+        pytest.param(Standing.LOST, "PodDeleted", "worker 1 is gone with its pod", id="a pod that is deleted"),
+        pytest.param(Standing.DIED, "OOMKilled", "worker 1 used all memory that its container may use (OOMKilled)", id="memory"),
+    ],
+)  # fmt: skip
+def test_words(standing: str, why: str, text: str) -> None:
+    assert name_culprit(CURRENT, [A, C], make_worker(1, standing, why=why)).text == text
+
+
+def test_worker_without_a_pod_has_no_node() -> None:
+    gone = make_worker(1, Standing.LOST, pod=None, session=None, why="NeverConnected")
+    assert name_culprit(CURRENT, [A, gone], gone).text == "worker 1 has not called"
+    unplaced = make_worker(1, Standing.LOST, pod=make_pod(1, node=""), why="Disconnected")
+    assert name_culprit(CURRENT, [A, unplaced], unplaced).text == "worker 1 cannot be reached"
