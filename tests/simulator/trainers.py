@@ -6,6 +6,8 @@ collectives of one generation: it forms when all ranks are there and commits a s
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from regroup.elastic.adoption import Arrival, Copy, Fallback, Refuse, decide
@@ -25,20 +27,21 @@ from regroup.protocol.local import (
 from regroup.protocol.state import StatePair
 
 if TYPE_CHECKING:
-    from tests.simulator.world import Agent
+    from tests.simulator.agents import Agent
 
 
 class Group:
     """The meeting of one generation."""
 
-    def __init__(self, number: int, world_size: int) -> None:
-        self.number, self.world_size = number, world_size
+    def __init__(self, number: int, uid: str, world_size: int) -> None:
+        self.number, self.uid, self.world_size = number, uid, world_size
         self.ranks: dict[int, Trainer] = {}
         self.document: Document | None = None
         self.adopted: set[int] = set()
         self.step = 0
         self.is_broken = False
         self.is_over = False
+        self._waits_to_form = False
 
     @property
     def trains(self) -> bool:
@@ -47,7 +50,7 @@ class Group:
             len(self.adopted) == self.world_size
             and not self.is_broken
             and not self.is_over
-            and all(t.alive and not t.finished for t in self.ranks.values())
+            and all(t.alive and not t.finished and not t.stopped for t in self.ranks.values())
         )
 
     def commit_step(self) -> tuple[int, int] | None:
@@ -57,70 +60,123 @@ class Group:
         self.step += 1
         state = StatePair(self.number, self.step)
         trainers = [self.ranks[rank] for rank in sorted(self.ranks)]
+        world = trainers[0].agent.world
         leave = all(t.newest is not None and t.newest.number > self.number for t in trainers)
+        checkpoint = world.disk.write(self, state)
         for trainer in trainers:
-            trainer.committed(self, state)
-        if leave and self.step < trainers[0].agent.world.total_steps:
+            trainer.committed(self, state, checkpoint)
+        if leave and self.step < world.total_steps:
             self.is_over = True
             for trainer in trainers:
                 trainer.group = None
-                trainer.agent.world.later(trainer.go_on)
+                world.later(trainer.go_on)
         return (self.number, self.step)
 
     def join(self, trainer: Trainer, rank: int, document: Document | None) -> None:
         self.ranks[rank] = trainer
         self.document = document or self.document
-        if len(self.ranks) < self.world_size or self.is_broken:
-            if self.is_broken:
+        if self.is_broken:
+            self.break_up(None)
+        elif len(self.ranks) == self.world_size and not self.meet_cut_links():
+            world = trainer.agent.world
+            world.after(world.pace.some(world.pace.form_s), self._form)
+
+    def meet_cut_links(self) -> bool:
+        """Return whether two ranks cannot reach each other: then the group breaks, and who notices says whom it lost."""
+        world = next(iter(self.ranks.values())).agent.world
+        uids = sorted({t.agent.uid for t in self.ranks.values()})
+        for a, b in ((a, b) for i, a in enumerate(uids) for b in uids[i + 1 :]):
+            blind = world.who_misses(a, b)
+            if blind:
+                for rank, trainer in self.ranks.items():
+                    if trainer.agent.uid in blind:
+                        other = b if trainer.agent.uid == a else a
+                        trainer.lost_rank = next(r for r, t in self.ranks.items() if t.agent.uid == other and r != rank)
                 self.break_up(None)
+                return True
+        return False
+
+    def poke(self) -> None:
+        """A rank that was stopped goes on."""
+        if self._waits_to_form:
+            self._form()
+
+    def _form(self) -> None:
+        if self.is_broken or self.is_over:
             return
-        world = trainer.agent.world
-        for pair in world.cut_links:
-            ends = [(r, t) for r, t in self.ranks.items() if t.agent.uid in pair]
-            if len({t.agent.uid for _, t in ends}) == 2:
-                (rank_a, a), (rank_b, b) = ends[0], ends[-1]
-                a.lost_rank, b.lost_rank = rank_b, rank_a
-                self.break_up(None)
-                return
+        self._waits_to_form = any(t.stopped for t in self.ranks.values())
+        if self._waits_to_form:
+            return
         assert self.document is not None
-        document = self.document
+        world = self.ranks[0].agent.world
         ranks = sorted(self.ranks)
-        for r in ranks:
-            self.ranks[r].say(FormedLocally(self.number, 1.0))
-        arrivals = [self.ranks[r].arrival() for r in ranks]
-        decision = decide(document, arrivals)
-        if isinstance(decision, Refuse):
-            for r in ranks:
-                self.ranks[r].leave("witness", decision.reason)
-            return
-        if isinstance(decision, Copy):
-            state, source = decision.state, "copy"
-        elif isinstance(decision, Fallback) and decision.best is not None:
-            state, source = decision.best.state, "copy"
+        for rank in ranks:
+            self.ranks[rank].say(FormedLocally(self.number, 1.0))
+            world.happened("formed", self.ranks[rank].agent.uid)
+        decision = decide(self.document, [self.ranks[rank].arrival() for rank in ranks])
+        if isinstance(decision, Fallback):
+            found = world.disk.fall_back(self.document, decision, self.ranks[0].agent.uid)
         else:
-            state, source = StatePair(self.number, 0), "nothing"
-        world.nobody_holds_more_than(state)
+            found = decision
+        if isinstance(found, Refuse):
+            for rank in ranks:
+                self.ranks[rank].leave("witness", found.reason)
+            return
+        state = found.state if found is not None else StatePair(self.number, 0)
+        source = "copy" if isinstance(found, Copy) else "nothing" if found is None else "disk"
+        world.continues_from(state, self)
         self.step = state.step
-        for r in ranks:
-            self.ranks[r].adopt(self, state, source, decision.rolled_back)
+        for rank in ranks:
+            self._adopt_later(self.ranks[rank], state, source, decision.rolled_back)
+
+    def _adopt_later(self, trainer: Trainer, state: StatePair, source: str, rolled_back: bool) -> None:
+        world = trainer.agent.world
+        holds = trainer.state == state
+        wait_s = 0.0 if holds else world.pace.some(world.pace.adopt_s)
+
+        def adopt() -> None:
+            trainer.run(lambda: trainer.adopt(self, state, source, rolled_back))
+
+        world.after(wait_s, adopt)
 
     def break_up(self, culprit: Trainer | None) -> None:
-        """A rank is gone: everybody else's collective fails."""
+        """A rank is gone: everybody else's collective fails. Some may have committed the step in flight."""
+        if self.trains_without(culprit):
+            self._commit_in_part(culprit)
         self.is_broken = True
         rank = next((r for r, t in self.ranks.items() if t is culprit), None)
         for trainer in list(self.ranks.values()):
             if trainer is not culprit and trainer.group is self and trainer.alive:
-                trainer.agent.world.later(lambda t=trainer: t.failed(self, rank))  # type: ignore[misc]
+                trainer.agent.world.later(lambda t=trainer: t.run(lambda: t.failed(self, rank)))  # type: ignore[misc]
+
+    def trains_without(self, culprit: Trainer | None) -> bool:
+        """Return whether the group trained up to this moment."""
+        others = [t for t in self.ranks.values() if t is not culprit]
+        complete = len(self.adopted) == self.world_size and not self.is_broken and not self.is_over
+        return complete and bool(others) and all(t.alive and not t.finished for t in others)
+
+    def _commit_in_part(self, culprit: Trainer | None) -> None:
+        world = self.ranks[0].agent.world
+        alive = [t for _, t in sorted(self.ranks.items()) if t is not culprit and t.alive and not t.stopped]
+        ahead = [t for t in alive if world.pace.toss(0.4)] if world.pace.in_part else []
+        if not ahead or len(ahead) == len(self.ranks) or self.step + 1 >= world.total_steps:
+            return
+        state = StatePair(self.number, self.step + 1)
+        world.in_part.add(state)
+        for trainer in ahead:
+            trainer.committed(self, state, None, reportable=self.step)
 
 
 class Trainer:
-    """One trainer process."""
+    """One trainer process. `stopped`: by SIGSTOP. `frozen`: its main thread is busy in a step, it still hears."""
 
     def __init__(self, agent: Agent, local_rank: int, incarnation: int) -> None:
         self.agent, self.local_rank, self.incarnation = agent, local_rank, incarnation
         self.alive = True
-        self.attached = False
-        self.frozen = False
+        self.attached = self.begun = False
+        self.launched = 0
+        """Generation whose environment it was started with; 0: none."""
+        self.frozen = self.stopped = False
         self.newest: Assignment | None = None
         self.state: StatePair | None = None
         self.state_adopted = 0
@@ -130,18 +186,62 @@ class Trainer:
         self._floor = 0
         self._forced = 0
         self._answer: Answer | None = None
+        self._backlog: deque[Callable[[], None]] = deque()
+
+    # --- the process -----------------------------------------------------------------------------------------------
+
+    def run(self, action: Callable[[], None]) -> None:
+        """Do something in this process; a stopped one does it later, a dead one never."""
+        if self.stopped:
+            self._backlog.append(action)
+        elif self.alive:
+            action()
+
+    def stop(self) -> None:
+        """SIGSTOP."""
+        self.stopped = True
+
+    def proceed(self) -> None:
+        """SIGCONT."""
+        self.stopped = False
+        while self._backlog and self.alive and not self.stopped:
+            self._backlog.popleft()()
+        if self.group is not None:
+            self.group.poke()
+
+    def begin(self, delay_s: float) -> None:
+        """It has been started: its imports take `delay_s`."""
+        self.agent.world.after(delay_s, lambda: self.run(self._begun))
+
+    def _begun(self) -> None:
+        self.begun = True
+        if self.agent.world.script == "session":
+            self.attach()
+
+    def die(self, silent_s: float = 0.0) -> None:
+        """The process is gone; its peers notice at once, or after `silent_s` where its machine says nothing."""
+        self.alive = False
+        self.agent.world.script_died(self)
+        if silent_s:
+            self.agent.world.after(silent_s, self.drop)
+        else:
+            self.drop()
 
     def attach(self) -> None:
         if self.alive and not self.attached:
             self.attached = True
             self.say(Attach(1, self.local_rank, self.incarnation))
+            self.agent.world.happened("attached", self.agent.uid)
 
     def say(self, message: Any) -> None:
         self.agent.trainer_says(self, message)
 
+    # --- what `Regrouper` does -------------------------------------------------------------------------------------
+
     def receive(self, message: Any) -> None:
-        if not self.alive:
-            return
+        self.run(lambda: self._receive(message))
+
+    def _receive(self, message: Any) -> None:
         if isinstance(message, StopLocally):
             self.agent.world.later(lambda: self.agent.exited(self, 0))
         elif isinstance(message, Answer):
@@ -155,6 +255,9 @@ class Trainer:
     def go_on(self) -> None:
         """Leave what has to be left; enter what may be entered (`Regrouper.ensure`)."""
         if not self.alive or self.frozen:
+            return
+        if self.stopped:
+            self._backlog.append(self.go_on)
             return
         if self.group is not None:
             formed = len(self.group.adopted) == self.group.world_size
@@ -173,31 +276,52 @@ class Trainer:
             self._send_left()
 
     def _answered(self, answer: Answer) -> None:
-        if answer.to != "entering" or not answer.ok or self.newest is None or answer.generation != self.newest.number:
-            return
-        newest = self.newest
-        key = (newest.number, newest.uid)
-        self.group = self.agent.world.groups.setdefault(key, Group(newest.number, newest.world_size))
-        assert (newest.document is not None) == newest.hosts_store
-        self.group.join(self, newest.rank, newest.document)
+        if answer.to == "adopted":
+            self._may_contribute(answer)
+        elif answer.ok and self.newest is not None and answer.generation == self.newest.number:
+            newest, world = self.newest, self.agent.world
+            key = (newest.number, newest.uid)
+            self.group = world.groups.setdefault(key, Group(newest.number, newest.uid, newest.world_size))
+            assert (newest.document is not None) == newest.hosts_store
+            world.happened("entered", self.agent.uid)
+            self.group.join(self, newest.rank, newest.document)
 
     def arrival(self) -> Arrival:
         return Arrival(self.state, self.state_adopted, self.agent.saved.adopted)
 
     def adopt(self, group: Group, state: StatePair, source: str, rolled_back: bool) -> None:
+        if self.group is not group or group.is_broken:
+            return
         source = "self" if self.state == state else source
         self.state, self.state_adopted = state, group.number
         self.say(AdoptedLocally(group.number, state.step, source, state, 1.0, rolled_back))
-        group.adopted.add(self.newest.rank if self.newest else 0)
-        if state.step >= self.agent.world.total_steps:
+
+    def _may_contribute(self, answer: Answer) -> None:
+        """The agent has written down that the state is adopted (rule MAD)."""
+        group = self.group
+        if group is None or group.number != answer.generation or group.is_broken:
+            return
+        if not answer.ok:
+            self.drop()
+            return
+        group.adopted.add(next(rank for rank, trainer in group.ranks.items() if trainer is self))
+        self.agent.world.happened("adopted", self.agent.uid)
+        if group.step >= self.agent.world.total_steps:
             self._finish(group)
 
-    def committed(self, group: Group, state: StatePair) -> None:
+    def committed(
+        self, group: Group, state: StatePair, checkpoint: dict[str, Any] | None = None, reportable: int | None = None
+    ) -> None:
         self.state = state
+        step = state.step
+        said = step if reportable is None else reportable
         self.say(
-            Committed(group.number, state.step, state.step, loss=1.0, samples=8 * state.step, digest=f"d{state.step}")
-        )
-        if state.step >= self.agent.world.total_steps:
+            Committed(
+                group.number, step, said, loss=1.0, samples=8 * said, digest=f"d{said}",
+                total_steps=self.agent.world.total_steps, checkpoint=checkpoint,
+            )
+        )  # fmt: skip
+        if step >= self.agent.world.total_steps:
             self._finish(group)
 
     def failed(self, group: Group, peer_rank: int | None) -> None:

@@ -1,237 +1,81 @@
-"""A whole job in one process and no time at all: the real controller, registry, file store, agent core and adoption rule;
-played are only the clock, the pods, the network, and trainers without tensors.
+"""A whole job in one process and no time at all: the real controller, registry, agent core and adoption rule;
+played are only the clock, the store, the pods, the network, and trainers without tensors.
 
 `World` turns until nothing is left to do at the present moment (`settle`), or lets time pass (`advance`). Commands and
-reports go through their JSON form. Two things are held at every turn: no generation number ever stands for two lists of
+reports go through their JSON form. Three things are held at every turn: no generation number ever stands for two lists of
 members, a group that commits a step continues from the newest committed one, and nobody rolls back while it is held.
 """
 
 from __future__ import annotations
 
+import heapq
 import itertools
+import random
 from collections import deque
 from collections.abc import Callable, Coroutine
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from _regroup_agent import events as ev
-from _regroup_agent.core import Core, Identity
 from _regroup_agent.statefile import Saved
-from regroup.protocol import VERSION, codec, wire
 from regroup.protocol.state import StatePair
-from regroup_cli.local import FileStore
-from regroup_operator.api import Job, worker_digest
-from regroup_operator.api.names import worker_pod_name
+from regroup_operator.api import Job, RegroupError
 from regroup_operator.controller import Controller
 from regroup_operator.membership.registry import Registry, Stream
+from regroup_operator.model.members import parse_members
 from regroup_operator.model.ports import EventNote
-from regroup_operator.model.records import Key, Pod, Settings
+from regroup_operator.model.records import Key, Settings
+from regroup_operator.queue import BACKOFF_MAX_S, BACKOFF_MIN_S
 from tests.builders.plan import JobBuilder
+from tests.simulator.agents import Agent
+from tests.simulator.cluster import Pods, Store
+from tests.simulator.disk import Disk
 from tests.simulator.trainers import Group, Trainer
 
 KEY: Key = ("default", "digits")
-T = TypeVar("T")
-MAX_TURNS = 2000
+MAX_TURNS = 5000
 START_S = 1000.0
 WALL = 1_800_000_000.0
 
-
-class Store(FileStore):
-    """The job's file, with a moment before each write of the status in which a test can let something happen."""
-
-    def __init__(self, path: Path, wrote: Callable[[dict[str, Any]], None]) -> None:
-        super().__init__(path)
-        self.before_write: Callable[[dict[str, Any]], None] | None = None
-        self.num_writes = 0
-        self._wrote = wrote
-
-    async def write_status(self, job: Job, status: dict[str, Any]) -> Job:
-        hook, self.before_write = self.before_write, None
-        if hook:
-            hook(status)
-        stored = await super().write_status(job, status)
-        self.num_writes += 1
-        self._wrote(status)
-        return stored
+Span = tuple[float, float]
 
 
-class Pods:
-    """The Workers port in memory. New pods run at once unless `pending` names a slot."""
+@dataclass
+class Pace:
+    """How long things take, seconds: each time something between the two bounds. By default nothing takes any time."""
 
-    def __init__(self, world: World) -> None:
-        self._world = world
-        self.by_uid: dict[str, Pod] = {}
-        self.pending: set[int] = set()
-        self.deleted: list[str] = []
-        self._uids = itertools.count(1)
+    rng: random.Random = field(default_factory=lambda: random.Random(0))
+    start_s: Span = (0.0, 0.0)
+    """From the start of a trainer process to its attaching."""
+    form_s: Span = (0.0, 0.0)
+    adopt_s: Span = (0.0, 0.0)
+    checkpoint_s: Span = (0.0, 0.0)
+    container_s: Span = (0.0, 0.0)
+    reconnect_s: Span = (0.0, 0.0)
+    probe_s: float = 5.0
+    """Until a kernel gives a connection up whose other end says nothing."""
+    in_part: bool = False
+    """Some ranks of a group that breaks may have committed the step in flight."""
+    shuffles: bool = False
+    """Who has something to do at one moment does it in any order."""
 
-    def list(self, key: Key, job_uid: str) -> tuple[Pod, ...]:  # noqa: ARG002
-        return tuple(sorted((p for p in self.by_uid.values() if p.job_uid == job_uid), key=lambda p: p.id))
+    def some(self, span: Span) -> float:
+        return 0.0 if span[1] == 0.0 else round(self.rng.uniform(*span), 3)
 
-    def pod(self, namespace: str, name: str) -> Pod | None:
-        return next((p for p in self.by_uid.values() if (p.namespace, p.name) == (namespace, name)), None)
-
-    def on_change(self, callback: Callable[[Key], None]) -> None: ...
-
-    async def prepare(self, job: Job) -> None: ...
-
-    async def validate(self, job: Job) -> None: ...
-
-    async def create(self, job: Job, slot: int, attempt: int, avoid_nodes: tuple[str, ...]) -> None:  # noqa: ARG002
-        name = worker_pod_name(job.name, slot, attempt)
-        if self.pod(job.namespace, name) is not None:
-            return
-        uid = f"pod{next(self._uids)}"
-        pod = Pod(
-            job.namespace, name, uid, job.name, job.uid, slot, attempt,
-            ip=f"10.0.0.{slot}", node=f"node-{slot}", spec_digest=worker_digest(job),
-        )  # fmt: skip
-        self.by_uid[uid] = pod
-        if slot not in self.pending:
-            self._world.run_pod(uid)
-        self._world.dirty()
-
-    async def delete(self, pod: Pod) -> None:
-        released = pod.uid in self._world.status.get("released", ())
-        ended = self._world.phase in ("Succeeded", "Failed")
-        assert released or pod.phase == "Pending" or ended, f"{pod.name} was deleted before its release was written"
-        self.deleted.append(pod.uid)
-        self._world.terminate(pod.uid)
-
-
-class Agent:
-    """A real agent core, its link and its processes. `boots` again with the pod's disk when its container restarts."""
-
-    def __init__(self, world: World, pod: Pod, saved: Saved, boot: int) -> None:
-        self.world, self.uid, self.name = world, pod.uid, pod.name
-        self.saved, self.boot = saved, f"{pod.uid}/{boot}"
-        self.core = Core(Identity(pod.job_uid, pod.uid, self.boot, world.processes), saved, session=world.known_session)
-        self.trainers: dict[int, Trainer] = {}
-        self.faults: list[wire.Fault] = []
-        self.stream: Stream | None = None
-        self.alive = True
-        self.handle(ev.StoreOpened(5000 + pod.slot))
-
-    @property
-    def connected(self) -> bool:
-        return self.stream is not None
-
-    def connect(self) -> None:
-        operator = self.world.operator
-        if not self.alive or self.connected or operator is None or self.uid in self.world.unreachable:
-            return
-        self._post(operator, self.core.report(wire.Hello(VERSION, self.world.processes)))
-        self.stream = operator.registry.open(self.world.pods.by_uid[self.uid], self.boot)
-        self.handle(ev.Connected())
-        for fault in self.faults:
-            self._post(operator, self.core.report(fault))
-        self.faults.clear()
-
-    def disconnect(self) -> None:
-        stream, self.stream = self.stream, None
-        if stream is None:
-            return
-        if self.world.operator is not None and self.uid in self.world.pods.by_uid:
-            self.world.operator.registry.close(self.world.pods.by_uid[self.uid], stream)
-        if self.alive:
-            self.handle(ev.Disconnected())
-
-    def read(self) -> bool:
-        """Take one command from the stream; False if there is none."""
-        if not self.alive or self.stream is None or self.stream._lines.empty():
-            return False
-        line = self.stream._lines.get_nowait()
-        if line is None:
-            self.stream = None
-            self.handle(ev.Disconnected())
-            return True
-        command = wire.Command.decode(line)
-        if isinstance(command.body, wire.Generation):
-            self.world.saw_generation(command.body.number, command.body.uid, command.body.document_digest)
-        self.handle(ev.Commanded(command))
-        return True
-
-    def handle(self, event: ev.Event) -> None:
-        for effect in self.core.handle(event, self.world.now_s):
-            self._act(effect)
-
-    def trainer_says(self, trainer: Trainer, message: Any) -> None:
-        if trainer.alive:
-            self.handle(ev.FromTrainer(trainer.local_rank, trainer.incarnation, codec_round(message)))
-
-    def exited(self, trainer: Trainer, code: int, last_line: str = "") -> None:
-        if trainer.alive:
-            trainer.alive = False
-            trainer.drop()
-            self.handle(ev.Exited(trainer.local_rank, trainer.incarnation, code, last_line))
-
-    def die(self) -> None:
-        """The whole container is gone."""
-        self.alive = False
-        for trainer in self.trainers.values():
-            trainer.alive = False
-            trainer.drop()
-        self.disconnect()
-
-    def _act(self, effect: ev.Effect) -> None:
-        if isinstance(effect, ev.Send):
-            operator = self.world.operator
-            if operator is not None and self.connected:
-                self._post(operator, effect.report)
-            elif isinstance(effect.report.body, wire.Fault):
-                self.faults.append(effect.report.body)
-        elif isinstance(effect, ev.Tell):
-            self.world.later(lambda: self.trainers[effect.local_rank].receive(effect.message))
-        elif isinstance(effect, ev.Persist):
-            self.saved = effect.saved
-        elif isinstance(effect, ev.Start):
-            trainer = Trainer(self, effect.local_rank, effect.incarnation)
-            self.trainers[effect.local_rank] = trainer
-            self.world.later(lambda: self._started(trainer))
-        elif isinstance(effect, ev.Signal):
-            trainer = self.trainers[effect.local_rank]
-            self.world.later(lambda: self.exited(trainer, -effect.signum))
-        elif isinstance(effect, ev.Exit):
-            self.world.later(lambda: self.world.container_ended(self, effect.code))
-
-    def _started(self, trainer: Trainer) -> None:
-        if not trainer.alive:
-            return
-        self.handle(ev.Spawned(trainer.local_rank, trainer.incarnation))
-        if self.world.script == "crash":
-            self.exited(trainer, 1, "ModuleNotFoundError: No module named 'nothing'")
-        elif self.world.script == "session" and (self.name, trainer.local_rank) not in self.world.slow:
-            trainer.attach()
-
-    def _post(self, operator: Operator, report: wire.Report) -> None:
-        report = wire.Report.decode(codec.line(report))
-        pod = self.world.pods.by_uid[self.uid]
-        assert isinstance(report.body, wire.Hello) or operator.registry.knows(pod.uid, report.boot)
-        operator.registry.report(pod, report)
-
-
-def finish(work: Coroutine[Any, Any, T]) -> T:
-    """Return what a coroutine returns that never has to wait: nothing in this world does, so that no event loop is needed
-    and a test can act in the middle of a write."""
-    try:
-        work.send(None)
-    except StopIteration as end:
-        value: T = end.value
-        return value
-    raise AssertionError("something waits")
-
-
-def codec_round(message: Any) -> Any:
-    """Send a local message through its JSON form."""
-    return codec.from_json(type(message), codec.parse(codec.line(message)))
+    def toss(self, chance: float) -> bool:
+        return self.rng.random() < chance
 
 
 class Operator:
-    """One operator process: a controller and a registry. Killed, it is forgotten."""
+    """One operator process: a controller and a registry. Killed, it is forgotten (`dead`). `paused`: it does nothing, its
+    streams stay open, and its kernel takes what is written to it."""
 
     def __init__(self, world: World, settings: Settings) -> None:
-        self.registry = Registry(lambda: world.now_s, lambda _: world.dirty())
+        self.world = world
+        self.paused = self.dead = self.is_dirty = False
+        self.look_s: float | None = None
+        self.registry = Registry(lambda: world.now_s, lambda _: self.dirty())
         self.controller = Controller(
             store=world.store,
             workers=world.pods,
@@ -243,6 +87,59 @@ class Operator:
             wall=lambda: WALL + world.now_s,
             progress_writes_per_s=world.progress_writes_per_s,
         )
+        self._failures = 0
+        self._suspended: Coroutine[Any, Any, float | None] | None = None
+        self._ended: list[tuple[str, Stream]] = []
+
+    def dirty(self) -> None:
+        self.is_dirty = True
+
+    @property
+    def is_due(self) -> bool:
+        if self.paused or self._suspended is not None:
+            return False
+        return self.is_dirty or (self.look_s is not None and self.look_s <= self.world.now_s)
+
+    def reconcile(self) -> None:
+        """Reconcile once; with an error, where the world says so, again after the work queue's back-off."""
+        self._run(self.controller.reconcile(KEY))
+
+    def pause(self) -> None:
+        """SIGSTOP."""
+        self.paused = True
+
+    def go_on(self) -> None:
+        """SIGCONT: a request that it was in the middle of goes on first, then what came meanwhile."""
+        self.paused = False
+        work, self._suspended = self._suspended, None
+        if work is not None:
+            self._run(work)
+        for uid, stream in self._ended:
+            self.end_stream(uid, stream)
+        self._ended.clear()
+
+    def end_stream(self, uid: str, stream: Stream) -> None:
+        """The connection of a stream is gone."""
+        if self.paused:
+            self._ended.append((uid, stream))
+        elif uid in self.world.pods.by_uid:
+            self.registry.close(self.world.pods.by_uid[uid], stream)
+
+    def _run(self, work: Coroutine[Any, Any, float | None]) -> None:
+        now_s = self.world.now_s
+        try:
+            work.send(None)
+        except StopIteration as end:
+            wait_s: float | None = end.value
+            self.look_s = None if wait_s is None else now_s + wait_s
+            self._failures = 0
+        except RegroupError:
+            if not self.world.backs_off:
+                raise
+            self.look_s = now_s + min(BACKOFF_MIN_S * 2.0**self._failures, BACKOFF_MAX_S)
+            self._failures += 1
+        else:
+            self._suspended, self.paused = work, True
 
 
 class World:
@@ -250,7 +147,7 @@ class World:
 
     def __init__(
         self,
-        tmp_path: Path,
+        tmp_path: Path | None,  # noqa: ARG002 (what the tests pass; nothing is written)
         job: JobBuilder,
         *,
         processes: int = 1,
@@ -259,36 +156,52 @@ class World:
         total_steps: int = 1_000_000,
         settings: Settings | None = None,
         progress_writes_per_s: float = 20.0,
+        pace: Pace | None = None,
+        num_nodes: int = 0,
+        checkpoint_every: int = 0,
+        by_json: bool = True,
+        backs_off: bool = False,
         start: bool = True,
     ) -> None:
         self.now_s = START_S
-        self.processes, self.script, self.known_session, self.total_steps = (
-            processes,
-            script,
-            known_session,
-            total_steps,
-        )
+        self.processes, self.script, self.known_session = processes, script, known_session
+        self.total_steps = total_steps
         self.settings, self.progress_writes_per_s = settings or Settings(), progress_writes_per_s
-        self.store = Store(tmp_path / "job.json", self._wrote)
+        self.pace, self.by_json, self.backs_off = pace or Pace(), by_json, backs_off
+        self.store = Store(self._wrote)
         self.store.create(job.with_spec(processesPerWorker=processes).manifest())
-        self.pods = Pods(self)
+        self.pods = Pods(self, num_nodes)
+        self.disk = Disk(self, checkpoint_every)
         self.agents: dict[str, Agent] = {}
         self.groups: dict[tuple[int, str], Group] = {}
         self.unreachable: set[str] = set()
         self.cut_links: set[frozenset[str]] = set()
+        self.deaf_links: set[tuple[str, str]] = set()
+        """(a, b): what a sends does not reach b, and only b notices that a is missing."""
         self.slow: set[tuple[str, int]] = set()
+        self.slow_start_s = 0.0
+        """How much longer the imports of processes take that start now."""
         self.sidecar = False
         """Whether the template has a container that runs on when the trainer's has ended."""
         self.notes: list[EventNote] = []
         self.generations: dict[int, str] = {}
         self.committed: list[tuple[int, int]] = []
+        self.num_commits = 0
+        self.last_commit_s = START_S
+        self.in_part: set[StatePair] = set()
+        """States that only some ranks of a group have committed."""
+        self.rolled_back = 0
+        """Committed steps that were lost."""
         self.released: list[str] = []
         self.trace: list[str] = []
         """What a test did, for the message of a failure."""
         self.operator: Operator | None = None
+        self.operators: list[Operator] = []
+        self.on_moment: Callable[[str, str], None] | None = None
+        """Is called with a name and a pod's UID where a fault may come in the middle of something."""
         self._todo: deque[Callable[[], None]] = deque()
-        self._is_dirty = False
-        self._look_s: float | None = None
+        self._timers: list[tuple[float, int, Callable[[], None]]] = []
+        self._timer_ids = itertools.count()
         self._boots = itertools.count(1)
         self._disks: dict[str, Saved] = {}
         if start:
@@ -299,24 +212,25 @@ class World:
     def settle(self) -> None:
         """Do everything that is to be done at this moment."""
         for _ in range(MAX_TURNS):
-            if self._turn():
-                continue
-            return
+            if not self._turn():
+                return
         raise AssertionError(f"The world does not come to rest at {self.now_s - START_S:.2f} s: something spins.")
 
-    def advance(self, seconds: float, step_every_s: float | None = None) -> None:
-        """Let time pass; with `step_every_s` every group commits a step that often."""
+    def advance(
+        self, seconds: float, step_every_s: float | None = None, done: Callable[[], bool] | None = None
+    ) -> None:
+        """Let time pass, less of it where `done` becomes true; with `step_every_s` every group commits a step that often."""
         end_s = self.now_s + seconds
         next_step_s = self.now_s + step_every_s if step_every_s else None
         self.settle()
         for _ in range(100_000):
-            dues = [d for d in (self._look_s, next_step_s, end_s, *self._agent_dues()) if d is not None]
+            dues = [d for d in (next_step_s, end_s, *self._dues()) if d is not None]
             self.now_s = max(self.now_s, min(dues))
             if next_step_s is not None and self.now_s >= next_step_s:
                 self.step()
                 next_step_s += step_every_s or 0.0
             self.settle()
-            if self.now_s >= end_s:
+            if self.now_s >= end_s or (done is not None and done()):
                 return
         raise AssertionError("Time does not pass: something spins.")
 
@@ -333,52 +247,85 @@ class World:
         """Have an action done in this moment, after those before it."""
         self._todo.append(action)
 
-    def dirty(self) -> None:
-        self._is_dirty = True
+    def after(self, delay_s: float, action: Callable[[], None]) -> None:
+        """Have an action done in `delay_s` seconds."""
+        if delay_s <= 0.0:
+            self.later(action)
+        else:
+            heapq.heappush(self._timers, (self.now_s + delay_s, next(self._timer_ids), action))
 
-    def _agent_dues(self) -> list[float]:
-        return [a.core.due_s for a in self.agents.values() if a.alive and a.core.due_s is not None]
+    def dirty(self) -> None:
+        """Something of the job has changed that operators watch."""
+        for operator in self.operators:
+            operator.dirty()
+
+    def happened(self, moment: str, uid: str) -> None:
+        """Say that a moment has come at which a fault may be waiting."""
+        if self.on_moment is not None:
+            self.on_moment(moment, uid)
+
+    def _dues(self) -> list[float]:
+        dues = [a.due_s for a in self.agents.values() if a.due_s is not None and a.alive and not a.stopped]
+        dues += [
+            a.next_call_s for a in self.agents.values() if a.alive and not a.connected and a.next_call_s > self.now_s
+        ]
+        dues += [o.look_s for o in self.operators if o.look_s is not None and not o.paused]
+        if self._timers:
+            dues.append(self._timers[0][0])
+        return dues
 
     def _turn(self) -> bool:
         if self._todo:
             self._todo.popleft()()
             return True
-        for agent in list(self.agents.values()):
-            if agent.alive and not agent.connected and self.operator and agent.uid not in self.unreachable:
+        if self._timers and self._timers[0][0] <= self.now_s:
+            heapq.heappop(self._timers)[2]()
+            return True
+        agents = list(self.agents.values())
+        if self.pace.shuffles:
+            self.pace.rng.shuffle(agents)
+        for agent in agents:
+            if agent.may_connect:
                 agent.connect()
                 return True
             if agent.read():
                 return True
-            if agent.alive and agent.core.due_s is not None and agent.core.due_s <= self.now_s:
+            if agent.due_s is not None and agent.due_s <= self.now_s and agent.alive and not agent.stopped:
                 agent.handle(ev.Tick())
                 return True
-        if self.operator and (self._is_dirty or (self._look_s is not None and self._look_s <= self.now_s)):
-            self._is_dirty = False
-            self.reconcile(self.operator)
-            return True
+        for operator in self.operators:
+            if operator.is_due:
+                operator.is_dirty = False
+                operator.reconcile()
+                return True
         return False
 
     def reconcile(self, operator: Operator) -> None:
         """Have one operator reconcile once."""
-        wait_s = finish(operator.controller.reconcile(KEY))
-        if operator is self.operator:
-            self._look_s = None if wait_s is None else self.now_s + wait_s
+        operator.reconcile()
 
     # --- operators and users ---------------------------------------------------------------------------------------
 
     def start_operator(self) -> Operator:
+        """Start an operator that agents call from now on; one that ran before runs on with the streams that it has."""
         self.operator = Operator(self, self.settings)
-        self.dirty()
+        self.operators.append(self.operator)
+        self.operator.dirty()
         return self.operator
 
-    def kill_operator(self) -> None:
+    def kill_operator(self, operator: Operator | None = None) -> None:
         """SIGKILL: nothing is written or said any more; agents notice."""
-        self.operator = None
-        self._look_s = None
+        operator = operator or self.operator
+        if operator is None:
+            return
+        operator.dead = True
+        if operator in self.operators:
+            self.operators.remove(operator)
+        if operator is self.operator:
+            self.operator = None
         for agent in self.agents.values():
-            agent.stream = None
-            if agent.alive:
-                agent.handle(ev.Disconnected())
+            if agent.operator is operator:
+                agent.disconnect()
 
     def scale(self, replicas: int) -> None:
         self.store.change_spec(lambda spec: spec.update(replicas=replicas))
@@ -386,13 +333,13 @@ class World:
 
     def record(self, job: Job, note: EventNote) -> None:  # noqa: ARG002
         self.notes.append(note)
-        if note.reason == "RolledBack":
-            self.committed.clear()
 
     # --- pods ------------------------------------------------------------------------------------------------------
 
     def run_pod(self, uid: str) -> None:
-        pod = self.pods.by_uid[uid]
+        pod = self.pods.by_uid.get(uid)
+        if pod is None or (pod.terminating and uid not in self.agents):
+            return
         self.pods.by_uid[uid] = replace(pod, phase="Running", running_since_s=self.now_s)
         self.agents[uid] = Agent(self, self.pods.by_uid[uid], self._disks.get(uid, Saved()), next(self._boots))
         self.dirty()
@@ -433,14 +380,22 @@ class World:
             phase = "Running" if self.sidecar else "Succeeded"
             self.pods.by_uid[agent.uid] = replace(pod, phase=phase, running_since_s=None)
         else:
-            restarts = pod.container_restarts + 1
-            self.pods.by_uid[agent.uid] = replace(pod, container_restarts=restarts, last_exit_code=code)
-            self.run_pod(agent.uid)
+            self.restart_container(agent.uid, code)
         self.dirty()
+
+    def restart_container(self, uid: str, code: int) -> None:
+        """The kubelet starts the container again, with the pod's disk."""
+        pod = self.pods.by_uid.get(uid)
+        if pod is None:
+            return
+        restarts = pod.container_restarts + 1
+        self.pods.by_uid[uid] = replace(pod, container_restarts=restarts, last_exit_code=code)
+        self.run_pod(uid)
 
     def power_off(self, uid: str) -> None:
         """The node loses power: everything stops without a word; streams break when the kernel's probes say so."""
         agent, pod = self.agents[uid], self.pods.by_uid[uid]
+        self._disks[uid] = agent.saved
         agent.alive = False
         for trainer in agent.trainers.values():
             trainer.alive = False  # its group hangs: nobody hears of it
@@ -458,6 +413,14 @@ class World:
 
     def reach_again(self, uid: str) -> None:
         self.unreachable.discard(uid)
+        if uid in self.agents:
+            self.agents[uid].unmute()
+
+    def who_misses(self, a: str, b: str) -> tuple[str, ...]:
+        """Return which of two workers notice that they cannot form a group together."""
+        if frozenset((a, b)) in self.cut_links:
+            return (a, b)
+        return tuple(to for start, to in ((a, b), (b, a)) if (start, to) in self.deaf_links)
 
     def kill_process(self, uid: str, local_rank: int = 0, code: int = -9, last_line: str = "") -> None:
         agent = self.agents[uid]
@@ -469,26 +432,74 @@ class World:
         """Have every group that can commit `count` steps."""
         for _ in range(count):
             self.settle()
+            if self.script == "plain":
+                self._script_step()
             for group in list(self.groups.values()):
                 done = group.commit_step()
                 if done is not None:
-                    if self.committed:
-                        assert done[1] == max(s for _, s in self.committed) + 1, (
-                            f"step {done} after {self.committed[-1]}"
-                        )
-                        assert done[0] >= self.committed[-1][0], f"a fenced group committed {done}"
-                    self.committed.append(done)
+                    newest = self.committed[-1] if self.committed else None
+                    assert newest is None or done[1] == newest[1] + 1, f"step {done} after {newest}"
+                    assert newest is None or done[0] >= newest[0], f"a fenced group committed {done}"
+                    self._commit(done)
             self.settle()
+            if len(self.groups) > 8:
+                self.groups = {key: g for key, g in self.groups.items() if any(t.group is g for t in g.ranks.values())}
 
-    def nobody_holds_more_than(self, state: StatePair) -> None:
+    def _commit(self, state: tuple[int, int]) -> None:
+        self.committed.append(state)
+        self.num_commits += 1
+        self.last_commit_s = self.now_s
+        self.happened("committed", "")
+        if self.total_steps - state[1] == 2:
+            self.happened("near-end", "")
+
+    def continues_from(self, state: StatePair, group: Group) -> None:
         """A group is about to continue from `state`: no process that lives may hold a newer committed step."""
+        if state in self.in_part and self.committed and state.step == self.committed[-1][1] + 1:
+            self.committed.append(tuple(state))
+        state = state if state.step else StatePair(0, 0)  # what begins anew is older than anything
         if not self.committed or state >= self.committed[-1]:
             return
         held = [t for a in self.agents.values() for t in a.trainers.values() if t.alive and t.state is not None]
-        holders = [
-            t.agent.name for t in held if t.state is not None and t.state > state and tuple(t.state) in self.committed
-        ]
-        assert not holders, f"rolled back to {state} while {holders} hold more"
+        known = set(self.committed)
+        holders = [t.agent.name for t in held if t.state is not None and t.state > state and tuple(t.state) in known]
+        assert not holders, (
+            f"generation {group.number} rolled back to {tuple(state)} while {', '.join(holders)} hold "
+            f"{tuple(self.committed[-1])}"
+        )
+        lost = [pair for pair in self.committed if pair[1] > state.step]
+        self.rolled_back += len(lost)
+        self.committed = [pair for pair in self.committed if pair[1] <= state.step]
+
+    def script_group(self) -> list[Trainer]:
+        """Return the processes of the newest generation's script, in their order, if all of them run."""
+        number = self.generation
+        uids = {p.id: uid for uid, p in self.pods.by_uid.items()}
+        agents = [self.agents.get(uids.get(m, "")) for m in parse_members(self.members)]
+        trainers = [t for a in agents if a is not None for t in a.trainers.values()]
+        run = [t for t in trainers if t.alive and t.begun and not t.stopped and t.launched == number]
+        return run if run and len(run) == len(agents) * self.processes else []
+
+    def _script_step(self) -> None:
+        trainers = self.script_group()
+        if not trainers:
+            return
+        self._commit((self.generation, len(self.committed) + 1))
+        if len(self.committed) >= self.total_steps:
+            for trainer in trainers:
+                self.later(lambda t=trainer: t.run(lambda: t.agent.exited(t, 0)))  # type: ignore[misc]
+
+    def script_died(self, trainer: Trainer) -> None:
+        """Tier Script: who has lost a peer fails in its next collective."""
+        if self.script != "plain" or not self.backs_off or len(self.committed) >= self.total_steps:
+            return
+        peers = [t for a in self.agents.values() for t in a.trainers.values() if t.launched == trainer.launched]
+        for peer in peers:
+            if peer is not trainer and peer.alive:
+                self.after(
+                    self.pace.some((0.1, 2.0)),
+                    lambda t=peer: t.run(lambda: t.agent.exited(t, 1, "RuntimeError: Connection closed by peer")),  # type: ignore[misc]
+                )
 
     def saw_generation(self, number: int, uid: str, digest: str = "") -> None:
         said = self.generations.setdefault(number, uid)
@@ -506,8 +517,13 @@ class World:
 
     @property
     def status(self) -> dict[str, Any]:
-        status: dict[str, Any] = self.store.read().get("status", {})
+        status: dict[str, Any] = self.store.view.get("status", {})
         return status
+
+    @property
+    def replicas(self) -> int:
+        replicas: int = self.store.view["spec"]["replicas"]
+        return replicas
 
     @property
     def generation(self) -> int:
@@ -543,7 +559,7 @@ class World:
 
     def names(self) -> list[str]:
         """Return the pods that exist, as slot-attempt."""
-        return [f"{p.slot}-{p.attempt}" for p in self.pods.list(KEY, self.store.read()["metadata"]["uid"])]
+        return [f"{p.slot}-{p.attempt}" for p in self.pods.list(KEY, self.store.view["metadata"]["uid"])]
 
     def summary(self) -> str:
         status = self.status

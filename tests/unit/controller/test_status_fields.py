@@ -17,7 +17,6 @@ ELSEWHERE = {
     "status.incidents.firstStepMs",
     "status.incidents.stepsRedone",
     "status.progress.samplesPerSecond",
-    "status.progress.totalSteps",
 }
 """What the trainers of this world, which use the library and have no tensors, do not report; tests/unit/plan holds that it is
 passed on."""

@@ -1,0 +1,231 @@
+"""One simulated worker's container: the real agent core, what its link does with reports, and its processes."""
+
+from __future__ import annotations
+
+import signal
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from _regroup_agent import events as ev
+from _regroup_agent.core import Core, Identity
+from _regroup_agent.statefile import Saved
+from regroup.protocol import VERSION, codec, wire
+from regroup_operator.membership.registry import Stream
+from regroup_operator.model.records import Pod
+from tests.simulator.trainers import Trainer
+
+if TYPE_CHECKING:
+    from tests.simulator.world import Operator, World
+
+ANSWER_TIMEOUT_S = 10.0
+"""As in _regroup_agent/link.py: a report that is not answered for so long ends the connection."""
+
+
+class Agent:
+    """A real agent core, its link and its processes. `boots` again with the pod's disk when its container restarts.
+
+    `stopped`: by SIGSTOP; its stream stays open, and what happens to it waits. `muted`: nothing passes between it and the
+    operator, and neither side knows yet.
+    """
+
+    def __init__(self, world: World, pod: Pod, saved: Saved, boot: int) -> None:
+        self.world, self.uid, self.name = world, pod.uid, pod.name
+        self.saved, self.boot = saved, f"{pod.uid}/{boot}"
+        self.core = Core(Identity(pod.job_uid, pod.uid, self.boot, world.processes), saved, session=world.known_session)
+        self.trainers: dict[int, Trainer] = {}
+        self.faults: list[wire.Fault] = []
+        self.stream: Stream | None = None
+        self.operator: Operator | None = None
+        """The one at the other end of the stream."""
+        self.alive = True
+        self.stopped = self.muted = False
+        self.next_call_s = 0.0
+        self.due_s: float | None = None
+        self._backlog: deque[ev.Event] = deque()
+        self._unanswered: deque[wire.Report] = deque()
+        self.handle(ev.StoreOpened(5000 + pod.slot))
+
+    # --- the link --------------------------------------------------------------------------------------------------
+
+    @property
+    def connected(self) -> bool:
+        return self.stream is not None
+
+    @property
+    def may_connect(self) -> bool:
+        world = self.world
+        return (
+            self.alive
+            and not self.stopped
+            and not self.connected
+            and world.operator is not None
+            and not world.operator.paused
+            and self.uid not in world.unreachable
+            and self.uid in world.pods.by_uid
+            and self.next_call_s <= world.now_s
+        )
+
+    def connect(self) -> None:
+        operator = self.world.operator
+        if not self.may_connect or operator is None:
+            return
+        self.operator, self.muted = operator, False
+        self._post(self.core.report(wire.Hello(VERSION, self.world.processes)))
+        self.stream = operator.registry.open(self.world.pods.by_uid[self.uid], self.boot)
+        self.handle(ev.Connected())
+        for fault in self.faults:
+            self._post(self.core.report(fault))
+        self.faults.clear()
+
+    def disconnect(self) -> None:
+        stream, self.stream = self.stream, None
+        if stream is None:
+            return
+        self.faults += [report.body for report in self._unanswered if isinstance(report.body, wire.Fault)]
+        self._unanswered.clear()
+        self.muted = False
+        self.next_call_s = self.world.now_s + self.world.pace.some(self.world.pace.reconnect_s)
+        if self.operator is not None and not self.operator.dead:
+            self.operator.end_stream(self.uid, stream)
+        if self.alive:
+            self.handle(ev.Disconnected())
+
+    def mute(self) -> None:
+        """Cut the link; the kernels find out after their probes."""
+        self.muted = True
+        stream = self.stream
+        self.world.after(
+            self.world.pace.probe_s, lambda: self.disconnect() if self.muted and self.stream is stream else None
+        )
+
+    def unmute(self) -> None:
+        self.muted = False
+        self.flush()
+
+    def flush(self) -> None:
+        """What waited for the operator is answered."""
+        while self._unanswered and not self._is_silent:
+            self._deliver(self._unanswered.popleft())
+
+    def read(self) -> bool:
+        """Take one command from the stream; False if there is none."""
+        if not self.alive or self.stopped or self.muted or self.stream is None or self.stream._lines.empty():
+            return False
+        line = self.stream._lines.get_nowait()
+        if line is None:
+            self.disconnect()
+            return True
+        command = wire.Command.decode(line)
+        if isinstance(command.body, wire.Generation):
+            self.world.saw_generation(command.body.number, command.body.uid, command.body.document_digest)
+        self.handle(ev.Commanded(command))
+        if isinstance(command.body, wire.Generation):
+            self.world.happened("heard", self.uid)
+        return True
+
+    @property
+    def _is_silent(self) -> bool:
+        return self.muted or self.operator is None or self.operator.paused
+
+    def _post(self, report: wire.Report) -> None:
+        if not self._is_silent:
+            self._deliver(report)
+            return
+        self._unanswered.append(report)
+        if len(self._unanswered) == 1:
+            stream = self.stream
+
+            def give_up() -> None:
+                if self.stream is stream and report in self._unanswered:
+                    self.disconnect()
+
+            self.world.after(ANSWER_TIMEOUT_S, give_up)
+
+    def _deliver(self, report: wire.Report) -> None:
+        operator, pod = self.operator, self.world.pods.by_uid.get(self.uid)
+        if operator is None or operator.dead or pod is None:
+            return
+        if self.world.by_json:
+            report = wire.Report.decode(codec.line(report))
+        assert isinstance(report.body, wire.Hello) or operator.registry.knows(pod.uid, report.boot)
+        operator.registry.report(pod, report)
+
+    # --- events ----------------------------------------------------------------------------------------------------
+
+    def handle(self, event: ev.Event) -> None:
+        if not self.alive:
+            return
+        if self.stopped:
+            self._backlog.append(event)
+            return
+        for effect in self.core.handle(event, self.world.now_s):
+            self._act(effect)
+        self.due_s = self.core.due_s
+
+    def stop(self) -> None:
+        """SIGSTOP."""
+        self.stopped = True
+
+    def go_on(self) -> None:
+        """SIGCONT."""
+        self.stopped = False
+        while self._backlog and not self.stopped:
+            self.handle(self._backlog.popleft())
+
+    def trainer_says(self, trainer: Trainer, message: Any) -> None:
+        if trainer.alive:
+            if self.world.by_json:
+                message = codec.from_json(type(message), codec.parse(codec.line(message)))
+            self.handle(ev.FromTrainer(trainer.local_rank, trainer.incarnation, message))
+
+    def exited(self, trainer: Trainer, code: int, last_line: str = "") -> None:
+        if trainer.alive:
+            trainer.die()
+            self.handle(ev.Exited(trainer.local_rank, trainer.incarnation, code, last_line))
+
+    def die(self) -> None:
+        """The whole container is gone."""
+        self.alive = False
+        for trainer in self.trainers.values():
+            trainer.die()
+        self.disconnect()
+
+    def signalled(self, trainer: Trainer, signum: int) -> None:
+        """A signal of ours. A stopped process takes only SIGKILL; anything else once it goes on."""
+        if trainer.stopped and signum != signal.SIGKILL:
+            trainer.run(lambda: self.signalled(trainer, signum))
+        else:
+            self.exited(trainer, -signum)
+
+    def _act(self, effect: ev.Effect) -> None:
+        world = self.world
+        if isinstance(effect, ev.Send):
+            if self.connected:
+                self._post(effect.report)
+            elif isinstance(effect.report.body, wire.Fault):
+                self.faults.append(effect.report.body)
+        elif isinstance(effect, ev.Tell):
+            trainer = self.trainers[effect.local_rank]
+            world.later(lambda: trainer.receive(effect.message))
+        elif isinstance(effect, ev.Persist):
+            self.saved = effect.saved
+        elif isinstance(effect, ev.Start):
+            trainer = Trainer(self, effect.local_rank, effect.incarnation)
+            trainer.launched = effect.generation.number if effect.generation else 0
+            self.trainers[effect.local_rank] = trainer
+            world.later(lambda: self._started(trainer))
+        elif isinstance(effect, ev.Signal):
+            trainer = self.trainers[effect.local_rank]
+            world.later(lambda: self.signalled(trainer, effect.signum))
+        elif isinstance(effect, ev.Exit):
+            world.later(lambda: world.container_ended(self, effect.code))
+
+    def _started(self, trainer: Trainer) -> None:
+        if not trainer.alive or not self.alive:
+            return
+        self.handle(ev.Spawned(trainer.local_rank, trainer.incarnation))
+        if self.world.script == "crash":
+            self.exited(trainer, 1, "ModuleNotFoundError: No module named 'nothing'")
+        elif (self.name, trainer.local_rank) not in self.world.slow:
+            pace = self.world.pace
+            trainer.begin(pace.some(pace.start_s) + self.world.slow_start_s)

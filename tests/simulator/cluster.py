@@ -1,0 +1,197 @@
+"""What the simulated cluster has: the job's object (`Store`), pods and nodes (`Pods`). No decisions of ours are in here."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections import deque
+from collections.abc import Callable, Generator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from regroup_operator.api import ConflictError, Job, UnavailableError, check_change, parse_job, worker_digest
+from regroup_operator.api.names import worker_pod_name
+from regroup_operator.model.records import Key, Pod
+
+if TYPE_CHECKING:
+    from tests.simulator.world import World
+
+JOB_UID = "1f4a-uid"
+KEPT_VERSIONS = 50
+
+
+class Suspension:
+    """Awaiting it stops a coroutine where it is, until somebody sends it on: a process that is paused in mid-request."""
+
+    def __await__(self) -> Generator[None, None, None]:
+        yield
+
+
+class Store:
+    """The job's object in memory, changed by compare-and-swap. `before_write` is a moment before a write of the status in
+    which a test can let something happen."""
+
+    def __init__(self, wrote: Callable[[dict[str, Any]], None]) -> None:
+        self.before_write: Callable[[dict[str, Any]], None] | None = None
+        self.num_writes = 0
+        self.is_down = False
+        """The API server does not answer."""
+        self.loses_answers = False
+        """Writes take effect, and their answers are lost."""
+        self.suspends_next_write = False
+        self.history: deque[dict[str, Any]] = deque(maxlen=KEPT_VERSIONS)
+        """Older versions of the status, for a backup that is restored."""
+        self._wrote = wrote
+        self._text = ""
+        self._job: Job | None = None
+        self.view: dict[str, Any] = {}
+        """The object, not to be changed."""
+
+    def read(self) -> dict[str, Any]:
+        """Return a copy of the object."""
+        raw: dict[str, Any] = json.loads(self._text)
+        return raw
+
+    def create(self, raw: dict[str, Any]) -> None:
+        raw["metadata"] |= {"resourceVersion": "1", "generation": 1, "uid": JOB_UID}
+        self._replace(raw)
+
+    async def get(self, key: Key) -> Job | None:  # noqa: ARG002 (it holds one job)
+        """See JobStore."""
+        if self.is_down:
+            raise UnavailableError("The API server cannot be reached.")
+        if self._job is None:
+            self._job = parse_job(self.read())
+        return self._job
+
+    async def write_status(self, job: Job, status: dict[str, Any]) -> Job:
+        """See JobStore."""
+        hook, self.before_write = self.before_write, None
+        if hook:
+            hook(status)
+        if self.suspends_next_write:
+            self.suspends_next_write = False
+            await Suspension()
+        if self.is_down:
+            raise UnavailableError("The API server cannot be reached.")
+        if self.view["metadata"]["resourceVersion"] != job.resource_version:
+            raise ConflictError("The job changed since it was read.")
+        self.history.append(self.view.get("status", {}))
+        self.replace_status(status)
+        self.num_writes += 1
+        self._wrote(status)
+        if self.loses_answers:
+            raise UnavailableError("The API server did not answer.")
+        return parse_job(self.read())
+
+    def replace_status(self, status: dict[str, Any]) -> None:
+        """Make `status` the job's whole status, whatever it was."""
+        raw = self.read()
+        raw["status"] = status
+        self._bump(raw)
+
+    def change_spec(self, change: Callable[[dict[str, Any]], None]) -> Job:
+        """Change the spec as a user would; what does not hold is a SpecError and changes nothing."""
+        raw = self.read()
+        change(raw["spec"])
+        raw["metadata"]["generation"] += 1
+        job = parse_job(raw)
+        check_change(parse_job(self.read()), job)
+        self._bump(raw)
+        return job
+
+    def _bump(self, raw: dict[str, Any]) -> None:
+        raw["metadata"]["resourceVersion"] = str(int(raw["metadata"]["resourceVersion"]) + 1)
+        self._replace(raw)
+
+    def _replace(self, raw: dict[str, Any]) -> None:
+        self._text = json.dumps(raw)
+        self.view, self._job = json.loads(self._text), None
+
+
+@dataclass
+class Node:
+    name: str
+    is_up: bool = True
+    """It has power."""
+    is_ready: bool = True
+    """What the API says of it."""
+
+
+class Pods:
+    """The Workers port in memory. New pods run at once unless `pending` names a slot. Without `nodes` each slot has a node of
+    its own that is always there."""
+
+    def __init__(self, world: World, num_nodes: int = 0) -> None:
+        self._world = world
+        self.by_uid: dict[str, Pod] = {}
+        self.pending: set[int] = set()
+        self.deleted: list[str] = []
+        self.nodes = {f"node-{i}": Node(f"node-{i}") for i in range(num_nodes)}
+        self._avoided: dict[str, tuple[str, ...]] = {}
+        self._uids = itertools.count(1)
+
+    def list(self, key: Key, job_uid: str) -> tuple[Pod, ...]:  # noqa: ARG002
+        return tuple(sorted((p for p in self.by_uid.values() if p.job_uid == job_uid), key=lambda p: p.id))
+
+    def pod(self, namespace: str, name: str) -> Pod | None:
+        return next((p for p in self.by_uid.values() if (p.namespace, p.name) == (namespace, name)), None)
+
+    def on_change(self, callback: Callable[[Key], None]) -> None: ...
+
+    async def prepare(self, job: Job) -> None:  # noqa: ARG002
+        self._reach()
+
+    async def validate(self, job: Job) -> None:  # noqa: ARG002
+        self._reach()
+
+    async def create(self, job: Job, slot: int, attempt: int, avoid_nodes: tuple[str, ...]) -> None:
+        self._reach()
+        name = worker_pod_name(job.name, slot, attempt)
+        if self.pod(job.namespace, name) is not None:
+            return
+        uid = f"pod{next(self._uids)}"
+        self._avoided[uid] = avoid_nodes
+        node = "" if self.nodes else f"node-{slot}"
+        self.by_uid[uid] = Pod(
+            job.namespace, name, uid, job.name, job.uid, slot, attempt,
+            ip=f"10.0.0.{slot}", node=node, spec_digest=worker_digest(job),
+        )  # fmt: skip
+        self._world.dirty()
+        if node and slot not in self.pending:
+            self._world.run_pod(uid)
+        elif not node:
+            self.schedule(uid)
+
+    async def delete(self, pod: Pod) -> None:
+        self._reach()
+        released = pod.uid in self._world.status.get("released", ())
+        ended = self._world.phase in ("Succeeded", "Failed")
+        assert released or pod.phase == "Pending" or ended, f"{pod.name} was deleted before its release was written"
+        self.deleted.append(pod.uid)
+        self._world.terminate(pod.uid)
+
+    def schedule(self, uid: str) -> None:
+        """Give a pod a node with the fewest pods, if there is one; else it waits."""
+        pod = self.by_uid.get(uid)
+        if pod is None or pod.node:
+            return
+        free = [n.name for n in self.nodes.values() if n.is_up and n.is_ready and n.name not in self._avoided[uid]]
+        if not free:
+            self.by_uid[uid] = replace(pod, unschedulable="0 nodes are available.")
+            return
+        count = {name: sum(p.node == name for p in self.by_uid.values()) for name in free}
+        node = min(free, key=lambda name: (count[name], name))
+        self.by_uid[uid] = replace(pod, node=node, unschedulable="")
+        self._world.after(self._world.pace.some(self._world.pace.container_s), lambda: self._world.run_pod(uid))
+
+    def schedule_all(self) -> None:
+        for uid in list(self.by_uid):
+            self.schedule(uid)
+
+    def on_node(self, name: str) -> tuple[Pod, ...]:
+        return tuple(p for p in self.by_uid.values() if p.node == name)
+
+    def _reach(self) -> None:
+        if self._world.store.is_down:
+            raise UnavailableError("The API server cannot be reached.")

@@ -1,0 +1,76 @@
+"""The durable checkpoints of a simulated job, read by the rules of `regroup.checkpoint.selection`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from regroup.checkpoint.selection import Name, name_of, refusal
+from regroup.elastic.adoption import Copy, Fallback, Refuse
+from regroup.protocol.document import Document
+from regroup.protocol.state import StatePair
+
+if TYPE_CHECKING:
+    from tests.simulator.trainers import Group
+    from tests.simulator.world import World
+
+
+@dataclass
+class Checkpoint:
+    name: Name
+    state: StatePair
+    is_whole: bool = True
+
+
+class Disk:
+    """One directory that all workers see."""
+
+    def __init__(self, world: World, every_steps: int = 0) -> None:
+        self._world = world
+        self.every_steps = every_steps
+        """0: no checkpoints."""
+        self.checkpoints: list[Checkpoint] = []
+        self.blind: set[str] = set()
+        """Pod UIDs of workers that cannot read the volume now."""
+        self._said: dict[int, dict[str, Any]] = {}
+
+    def write(self, group: Group, state: StatePair) -> dict[str, Any] | None:
+        """Begin to write, where one is due; return what rank 0 reports with this commit: the last complete one."""
+        if not self.every_steps:
+            return None
+        said = self._said.pop(group.number, None)
+        if state.step % self.every_steps == 0 and group.ranks[0].agent.uid not in self.blind:
+            writer = group.ranks[0]
+            self._world.happened("checkpoint", writer.agent.uid)
+
+            def complete() -> None:
+                if writer.alive and not writer.stopped:
+                    name = name_of(group.number, state.step, group.uid)
+                    self.checkpoints.append(Checkpoint(name, state))
+                    self._said[group.number] = {
+                        "generation": group.number, "step": state.step, "directory": name.directory
+                    }  # fmt: skip
+
+            self._world.after(self._world.pace.some(self._world.pace.checkpoint_s), complete)
+        return said
+
+    def fall_back(self, document: Document, decision: Fallback, reader: str) -> Copy | Checkpoint | Refuse | None:
+        """As `Regrouper._fall_back`: the newest of the best survivor, the newest checkpoint and nothing."""
+        best = decision.best
+        found = None if reader in self.blind else self._newest(document)
+        if found is not None and (best is None or found.state > best.state):
+            return found
+        if best is None and document.checkpoint is not None:
+            return Refuse(f"The job's status names checkpoint {document.checkpoint.directory}, and none can be read.")
+        return best
+
+    def truncate_newest(self) -> None:
+        whole = [c for c in self.checkpoints if c.is_whole]
+        if whole:
+            max(whole, key=lambda c: c.name).is_whole = False
+
+    def _newest(self, document: Document) -> Checkpoint | None:
+        may = (
+            c for c in self.checkpoints if c.is_whole and refusal(c.name, document.lineage, document.checkpoint) is None
+        )
+        return max(may, key=lambda c: c.name, default=None)
