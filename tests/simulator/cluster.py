@@ -81,6 +81,7 @@ class Store:
         self.num_writes += 1
         self._wrote(status)
         if self.loses_answers:
+            self.is_down, self.loses_answers = True, False
             raise UnavailableError("The API server did not answer.")
         return parse_job(self.read())
 
@@ -188,6 +189,10 @@ class Pods:
     def schedule_all(self) -> None:
         for uid in list(self.by_uid):
             self.schedule(uid)
+
+    def has_power(self, pod: Pod) -> bool:
+        node = self.nodes.get(pod.node)
+        return node is None or node.is_up
 
     def on_node(self, name: str) -> tuple[Pod, ...]:
         return tuple(p for p in self.by_uid.values() if p.node == name)

@@ -32,6 +32,8 @@ class Disk:
         self.checkpoints: list[Checkpoint] = []
         self.blind: set[str] = set()
         """Pod UIDs of workers that cannot read the volume now."""
+        self.is_hidden = False
+        """Nobody can."""
         self._said: dict[int, dict[str, Any]] = {}
 
     def write(self, group: Group, state: StatePair) -> dict[str, Any] | None:
@@ -39,7 +41,7 @@ class Disk:
         if not self.every_steps:
             return None
         said = self._said.pop(group.number, None)
-        if state.step % self.every_steps == 0 and group.ranks[0].agent.uid not in self.blind:
+        if state.step % self.every_steps == 0 and self._sees(group.ranks[0].agent.uid):
             writer = group.ranks[0]
             self._world.happened("checkpoint", writer.agent.uid)
 
@@ -57,7 +59,7 @@ class Disk:
     def fall_back(self, document: Document, decision: Fallback, reader: str) -> Copy | Checkpoint | Refuse | None:
         """As `Regrouper._fall_back`: the newest of the best survivor, the newest checkpoint and nothing."""
         best = decision.best
-        found = None if reader in self.blind else self._newest(document)
+        found = self._newest(document) if self._sees(reader) else None
         if found is not None and (best is None or found.state > best.state):
             return found
         if best is None and document.checkpoint is not None:
@@ -68,6 +70,13 @@ class Disk:
         whole = [c for c in self.checkpoints if c.is_whole]
         if whole:
             max(whole, key=lambda c: c.name).is_whole = False
+
+    def hide(self, for_s: float) -> None:
+        self.is_hidden = True
+        self._world.lasts(for_s, lambda: setattr(self, "is_hidden", False))
+
+    def _sees(self, uid: str) -> bool:
+        return not self.is_hidden and uid not in self.blind
 
     def _newest(self, document: Document) -> Checkpoint | None:
         may = (

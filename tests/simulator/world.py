@@ -38,6 +38,10 @@ MAX_TURNS = 5000
 START_S = 1000.0
 WALL = 1_800_000_000.0
 
+FOREVER = 1e9
+GRACE_S = 30.0
+"""A pod's terminationGracePeriodSeconds."""
+
 Span = tuple[float, float]
 
 
@@ -197,11 +201,14 @@ class World:
         """What a test did, for the message of a failure."""
         self.operator: Operator | None = None
         self.operators: list[Operator] = []
-        self.on_moment: Callable[[str, str], None] | None = None
-        """Is called with a name and a pod's UID where a fault may come in the middle of something."""
+        self.on_moment: Callable[[str, str], bool] | None = None
+        """Is called with a name and a pod's UID where a fault may come in the middle of something; if it says True, time
+        stops there."""
+        self._halts = False
         self._todo: deque[Callable[[], None]] = deque()
         self._timers: list[tuple[float, int, Callable[[], None]]] = []
         self._timer_ids = itertools.count()
+        self._undo: dict[int, Callable[[], None]] = {}
         self._boots = itertools.count(1)
         self._disks: dict[str, Saved] = {}
         if start:
@@ -212,7 +219,7 @@ class World:
     def settle(self) -> None:
         """Do everything that is to be done at this moment."""
         for _ in range(MAX_TURNS):
-            if not self._turn():
+            if self._halts or not self._turn():
                 return
         raise AssertionError(f"The world does not come to rest at {self.now_s - START_S:.2f} s: something spins.")
 
@@ -224,13 +231,17 @@ class World:
         next_step_s = self.now_s + step_every_s if step_every_s else None
         self.settle()
         for _ in range(100_000):
+            if self._halts:
+                self._halts = False
+                return
             dues = [d for d in (next_step_s, end_s, *self._dues()) if d is not None]
             self.now_s = max(self.now_s, min(dues))
             if next_step_s is not None and self.now_s >= next_step_s:
                 self.step()
                 next_step_s += step_every_s or 0.0
             self.settle()
-            if self.now_s >= end_s or (done is not None and done()):
+            halts, self._halts = self._halts, False
+            if halts or self.now_s >= end_s or (done is not None and done()):
                 return
         raise AssertionError("Time does not pass: something spins.")
 
@@ -254,6 +265,24 @@ class World:
         else:
             heapq.heappush(self._timers, (self.now_s + delay_s, next(self._timer_ids), action))
 
+    def lasts(self, for_s: float, undo: Callable[[], None]) -> None:
+        """Have something that was done undone after `for_s` seconds, or when the world is healed before that."""
+        number = next(self._timer_ids)
+        self._undo[number] = undo
+
+        def end() -> None:
+            if self._undo.pop(number, None) is not None:
+                undo()
+
+        if for_s < FOREVER:
+            self.after(for_s, end)
+
+    def heal(self) -> None:
+        """Undo everything that would last."""
+        undo, self._undo = self._undo, {}
+        for action in undo.values():
+            action()
+
     def dirty(self) -> None:
         """Something of the job has changed that operators watch."""
         for operator in self.operators:
@@ -261,8 +290,8 @@ class World:
 
     def happened(self, moment: str, uid: str) -> None:
         """Say that a moment has come at which a fault may be waiting."""
-        if self.on_moment is not None:
-            self.on_moment(moment, uid)
+        if self.on_moment is not None and self.on_moment(moment, uid):
+            self._halts = True
 
     def _dues(self) -> list[float]:
         dues = [a.due_s for a in self.agents.values() if a.due_s is not None and a.alive and not a.stopped]
@@ -337,8 +366,10 @@ class World:
     # --- pods ------------------------------------------------------------------------------------------------------
 
     def run_pod(self, uid: str) -> None:
-        pod = self.pods.by_uid.get(uid)
-        if pod is None or (pod.terminating and uid not in self.agents):
+        pod, before = self.pods.by_uid.get(uid), self.agents.get(uid)
+        if pod is None or not self.pods.has_power(pod) or (before is not None and before.alive):
+            return
+        if pod.terminating and before is None:
             return
         self.pods.by_uid[uid] = replace(pod, phase="Running", running_since_s=self.now_s)
         self.agents[uid] = Agent(self, self.pods.by_uid[uid], self._disks.get(uid, Saved()), next(self._boots))
@@ -351,11 +382,20 @@ class World:
             return
         self.pods.by_uid[uid] = replace(pod, terminating=True)
         agent = self.agents.get(uid)
-        if agent is not None and agent.alive and pod.node_ready:
+        if self.pods.nodes:
+            self.after(GRACE_S, lambda: self._end_grace(uid))
+        if not self.pods.has_power(pod):
+            pass
+        elif agent is not None and agent.alive and pod.node_ready:
             self.later(lambda: agent.handle(ev.Terminated()))
         elif pod.node_ready:
             self.later(lambda: self.vanish(uid))
         self.dirty()
+
+    def _end_grace(self, uid: str) -> None:
+        pod = self.pods.by_uid.get(uid)
+        if pod is not None and self.pods.has_power(pod):
+            self.vanish(uid)
 
     def vanish(self, uid: str) -> None:
         """The pod is gone from the API (kubectl delete --force, or the end of its grace)."""
@@ -401,6 +441,14 @@ class World:
             trainer.alive = False  # its group hangs: nobody hears of it
         self.unreachable.add(uid)
         self.pods.by_uid[uid] = replace(pod, node_ready=True)
+
+    def lose_power(self, agent: Agent) -> None:
+        """A worker's machine is off: who talked to it finds out when the kernel gives up."""
+        self._disks[agent.uid] = agent.saved
+        agent.alive = False
+        for trainer in agent.trainers.values():
+            trainer.die(self.pace.probe_s)
+        self.after(self.pace.probe_s, agent.disconnect)
 
     def node_not_ready(self, uid: str) -> None:
         self.pods.by_uid[uid] = replace(self.pods.by_uid[uid], node_ready=False)
@@ -519,6 +567,10 @@ class World:
     def status(self) -> dict[str, Any]:
         status: dict[str, Any] = self.store.view.get("status", {})
         return status
+
+    @property
+    def has_ended(self) -> bool:
+        return self.phase in ("Succeeded", "Failed")
 
     @property
     def replicas(self) -> int:

@@ -1,0 +1,42 @@
+"""The promise that a walk is judged by: how long a job may go without a commit, and for what it may wait without end.
+
+An Active job with at least minReplicas agents that answer commits, or ends Failed with a sentence, within `bound_s`.
+"""
+
+from __future__ import annotations
+
+from regroup_operator.api import Job
+from regroup_operator.model.records import Settings
+
+LEASE_S = 15.0
+"""An operator that died without a word is followed by another one after its lease (OperatorSettings.lease_duration_s)."""
+BACK_OFF_S = 30.0
+"""The longest pause before a process, a pod or a generation is tried again."""
+NAMED = {
+    "NoWitness": "the newest state is held by a worker that cannot be reached",
+    "CheckpointUnreadable": "the checkpoint that must be read cannot be",
+}
+"""Reasons of condition Training=False for which a job may wait without end, where that is so."""
+
+
+def bound_s(job: Job, settings: Settings, *, start_s: float, script: bool) -> float:
+    """Return the seconds from the last fault to the next commit, at most.
+
+    `start_s` is what a container and the imports of its processes take; `script`: tier Script.
+    """
+    addends = {
+        "a leader is there": LEASE_S,
+        "and waits for agents that have not called yet": settings.term_grace_s,
+        "who is silent is lost": job.spec.recovery.disconnect_seconds + settings.probe_s,
+        "a planned generation that is under way is dropped": settings.planned_timeout_s,
+        "a member that never gets into its generation is given up, and so is one that took its place": 2
+        * settings.form_timeout_s,
+        "a process or pod that has failed before waits for its turn": BACK_OFF_S,
+        "new pods and processes start": start_s,
+        "and, where some do not come, a first generation starts without": settings.first_wait_s,
+        "two generations more that meet a cut link, with their pauses": 2 * 5.0,
+    }
+    if script:
+        addends["whether a script uses the library shows after"] = 30.0
+        addends["old processes have a grace"] = 10.0
+    return sum(addends.values())

@@ -1,0 +1,121 @@
+"""What happens to nodes, links, operators and the API server when something fails there, and when it is well again."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from tests.simulator.world import Operator, World
+
+NOT_READY_S = 40.0
+"""Until the API calls a node NotReady that says nothing (Kubernetes' node-monitor-grace-period)."""
+RENEW_DEADLINE_S = 10.0
+"""A leader that cannot renew its lease for so long ends itself (OperatorSettings.lease_renew_deadline_s)."""
+
+
+# --- nodes ---------------------------------------------------------------------------------------------------------
+
+
+def node_off(world: World, name: str, for_s: float) -> None:
+    """Take the power from a node: nobody on it says another word."""
+    node = world.pods.nodes[name]
+    if not node.is_up:
+        return
+    node.is_up = False
+    for pod in world.pods.on_node(name):
+        agent = world.agents.get(pod.uid)
+        if agent is not None and agent.alive:
+            world.lose_power(agent)
+    world.after(NOT_READY_S, lambda: None if node.is_up else say_ready(world, name, False))
+    world.lasts(for_s, lambda: node_on(world, name))
+
+
+def node_on(world: World, name: str) -> None:
+    """Give it power again: its containers, which ended with 255, are started."""
+    node = world.pods.nodes[name]
+    node.is_up = True
+    say_ready(world, name, True)
+    for pod in world.pods.on_node(name):
+        if pod.terminating:
+            world.vanish(pod.uid)
+        elif pod.phase == "Running":
+            world.restart_container(pod.uid, 255)
+        elif pod.phase == "Pending":
+            world.run_pod(pod.uid)
+
+
+def say_ready(world: World, name: str, ready: bool) -> None:
+    """Have the API call a node Ready, or NotReady."""
+    world.pods.nodes[name].is_ready = ready
+    for pod in world.pods.on_node(name):
+        world.pods.by_uid[pod.uid] = replace(pod, node_ready=ready)
+    if ready:
+        world.pods.schedule_all()
+    world.dirty()
+
+
+# --- links ---------------------------------------------------------------------------------------------------------
+
+
+def meet_cut_links(world: World) -> None:
+    """Groups whose members cannot reach each other any more notice."""
+    for group in list(world.groups.values()):
+        complete = len(group.ranks) == group.world_size and not group.is_broken and not group.is_over
+        if complete and all(t.alive for t in group.ranks.values()):
+            group.meet_cut_links()
+
+
+# --- operators and the API server ----------------------------------------------------------------------------------
+
+
+def lead(world: World) -> None:
+    """Have another operator lead, once the API server answers."""
+    if world.operator is None:
+        if world.store.is_down:
+            world.after(1.0, lambda: lead(world))
+        else:
+            world.start_operator()
+
+
+def take_over(world: World, leader: Operator) -> None:
+    """The lease of a paused leader has run out."""
+    if world.operator is leader and leader.paused:
+        world.operator = None
+        lead(world)
+
+
+def wake(world: World, leader: Operator) -> None:
+    """A paused leader goes on. If another one leads it ends itself, after what it was in the middle of."""
+    world.store.suspends_next_write = False
+    if leader.dead:
+        return
+    leader.go_on()
+    if leader is not world.operator:
+        world.kill_operator(leader)
+
+
+def lose_api(world: World, for_s: float, *, loses_an_answer: bool) -> None:
+    """The API server answers nobody. A leader that cannot renew its lease ends."""
+    store, leader = world.store, world.operator
+    store.loses_answers, store.is_down = loses_an_answer, not loses_an_answer
+
+    def back() -> None:
+        store.loses_answers = store.is_down = False
+        lead(world)
+
+    def renew() -> None:
+        if store.is_down and leader is not None and leader is world.operator and not leader.paused:
+            world.kill_operator(leader)
+
+    world.after(RENEW_DEADLINE_S, renew)
+    world.lasts(for_s, back)
+
+
+def restore(world: World, status: dict[str, Any]) -> None:
+    """etcd is restored from a backup, and the operator starts anew."""
+    if world.store.is_down:
+        return
+    for operator in list(world.operators):
+        world.kill_operator(operator)
+    world.store.replace_status(status)
+    world.after(1.0, lambda: lead(world))

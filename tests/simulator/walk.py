@@ -1,0 +1,347 @@
+"""One walk: a job, a list of faults, and the verdict after each of them. The same seed makes the same walk, everywhere."""
+
+from __future__ import annotations
+
+import random
+import traceback
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from regroup_operator.api import parse_job
+from regroup_operator.model.records import Settings
+from tests.builders.plan import JobBuilder, make_job
+from tests.simulator.bound import NAMED, bound_s
+from tests.simulator.faults import FOREVER, KINDS, MOMENT_S, Fault, draw
+from tests.simulator.world import Pace, World
+
+MAX_REPLICAS = 5
+LOOK_S = 5.0
+"""The verdict is looked at this often while nothing is committed."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """The job of a walk."""
+
+    seed: int
+    replicas: int
+    minimum: int
+    fixed: bool
+    processes: int
+    script: bool
+    known: bool
+    """The agents know from the start that the script uses the library."""
+    total_steps: int
+    step_s: float
+    checkpoint_every: int
+    term_grace_s: float
+    quick: bool
+    """Nothing takes any time."""
+
+    def __str__(self) -> str:
+        size = f"fixed at {self.replicas}" if self.fixed else f"{self.replicas} workers, at least {self.minimum}"
+        tier = "script" if self.script else "session"
+        return (
+            f"{tier}, {size}, {self.processes} process(es) each, {self.total_steps} steps of {self.step_s:g} s, "
+            f"checkpoint every {self.checkpoint_every or 'no'} steps"
+        )
+
+    def job(self) -> JobBuilder:
+        """Return the job's builder."""
+        job = make_job().with_replicas(self.replicas).with_recovery(maxRestarts=1_000_000)
+        job = job.fixed() if self.fixed else job.elastic(self.minimum, MAX_REPLICAS)
+        # What is durable lies on a claim, so that the operator asks for checkpoints and names them.
+        return job.with_spec(checkpoint={"volumeClaim": "digits"}) if self.checkpoint_every else job
+
+    def world(self) -> World:
+        """Return a world with this job, a moment before its start."""
+        rng = random.Random(f"{self.seed}/pace")
+        pace = Pace(rng) if self.quick else Pace(
+            rng, start_s=(0.05, 3.0), form_s=(0.01, 0.3), adopt_s=(0.01, 1.0), checkpoint_s=(0.1, 2.0),
+            container_s=(0.5, 3.0), reconnect_s=(0.02, 1.0), in_part=True, shuffles=True,
+        )  # fmt: skip
+        return World(
+            None, self.job(), processes=self.processes, script="plain" if self.script else "session",
+            known_session=self.known, total_steps=self.total_steps, settings=Settings(term_grace_s=self.term_grace_s),
+            pace=pace, num_nodes=4, checkpoint_every=self.checkpoint_every, by_json=False, backs_off=True,
+        )  # fmt: skip
+
+
+def setting_of(seed: int) -> Setting:
+    """Return the job that a seed stands for."""
+    rng = random.Random(f"{seed}/setting")
+    script = rng.random() < 0.2
+    minimum = rng.choice([1, 1, 2])
+    return Setting(
+        seed=seed,
+        replicas=rng.choice([r for r in (1, 2, 3, 3, 4) if r >= minimum]),
+        minimum=minimum,
+        fixed=rng.random() < 0.25,
+        processes=rng.choice([1, 1, 2]),
+        script=script,
+        known=not script and rng.random() < 0.7,
+        total_steps=rng.choice([60, 200, 1_000_000, 1_000_000]),
+        step_s=rng.choice([0.25, 0.5, 2.0]),
+        checkpoint_every=0 if script else rng.choice([0, 0, 7, 20]),
+        term_grace_s=rng.choice([0.0, 20.0]),
+        quick=rng.random() < 0.25,
+    )
+
+
+def faults_of(seed: int, kinds: list[str], most: int = 8) -> list[Fault]:
+    """Return the faults that a seed stands for: some alone, some in the middle of what others have set off."""
+    rng = random.Random(f"{seed}/faults")
+    script = setting_of(seed).script
+    kinds = [k for k in kinds if not (script and KINDS[k].session_only)]
+    return [draw(rng, kinds, calm=rng.random() < 0.5) for _ in range(rng.randint(1, most))]
+
+
+class Failed(Exception):
+    """The verdict: what does not hold. `sort` is the class of failures that it belongs to."""
+
+    def __init__(self, sort: str, message: str) -> None:
+        super().__init__(message)
+        self.sort = sort
+
+
+@dataclass
+class Outcome:
+    """What came of a walk."""
+
+    setting: Setting
+    faults: list[Fault]
+    sort: str = ""
+    """Empty: everything held."""
+    message: str = ""
+    recoveries: list[tuple[str, float]] = field(default_factory=list)
+    """Kind of a fault, seconds until the next commit."""
+    waited: int = 0
+    """How often the job waited for something that only the walk's end could bring, and said so."""
+    num_commits: int = 0
+    where: str = ""
+
+    def __str__(self) -> str:
+        lines = [f"seed {self.setting.seed}: {self.sort}: {self.message}", f"  {self.setting}"]
+        lines += [f"  {fault}" for fault in self.faults]
+        return "\n".join(lines)
+
+
+class Walk:
+    """Runs one."""
+
+    def __init__(self, setting: Setting, faults: list[Fault]) -> None:
+        self.setting, self.faults = setting, faults
+        self.world = setting.world()
+        self.outcome = Outcome(setting, faults)
+        self.bound_s = bound_s(
+            parse_job(self.world.store.read()), self.world.settings, start_s=70.0 if self._slow else 10.0,
+            script=setting.script,
+        )  # fmt: skip
+        self._over_s = self.world.now_s
+        """When the last fault is over."""
+        self._able_s = self.world.now_s
+        """Since when the promise has held the job to commit."""
+        self._seen = 0
+        """Commits up to the last fault."""
+        self._healed = False
+
+    @property
+    def _slow(self) -> bool:
+        return any(fault.kind == "slow-starts" for fault in self.faults)
+
+    def run(self) -> Outcome:
+        """Return what came of it."""
+        try:
+            self._run()
+        except Failed as verdict:
+            self.outcome.sort, self.outcome.message = verdict.sort, str(verdict)
+        except Exception as error:  # of ours, anywhere: that is what is looked for
+            last = traceback.extract_tb(error.__traceback__)[-1]
+            text = str(error).split("\n")[0][:300]
+            self.outcome.sort = "broken" if isinstance(error, AssertionError) else type(error).__name__
+            self.outcome.message = f"{text} [{Path(last.filename).name}:{last.lineno}]"
+            self.outcome.where = "".join(traceback.format_tb(error.__traceback__)[-4:])
+            if self.outcome.sort == "broken":
+                self.outcome.sort += " " + " ".join(w for w in text.split()[:6] if w.isalpha())
+        self.outcome.num_commits = self.world.num_commits
+        return self.outcome
+
+    def _run(self) -> None:
+        for fault in self.faults:
+            if fault.calm:
+                self._recover()
+            self._pass(fault.after_s)
+            if self.world.has_ended:
+                break
+            self._strike(fault)
+        self._recover()
+        self._heal()
+        self._regain()
+
+    # --- faults ----------------------------------------------------------------------------------------------------
+
+    def _strike(self, fault: Fault) -> None:
+        world = self.world
+        if fault.moment:
+            world.on_moment = lambda moment, _: moment == fault.moment
+            world.advance(MOMENT_S, self.setting.step_s)
+            world.on_moment = None
+        for _ in range(fault.turns):
+            world._turn()
+        KINDS[fault.kind].act(world, fault)
+        lasts_s = fault.for_s if fault.for_s < FOREVER else 0.0
+        self._over_s = max(self._over_s, world.now_s + min(lasts_s, 60.0) + _slow_end_s(fault))
+        self._seen = world.num_commits
+        self._struck_s, self._kind = world.now_s, fault.kind
+
+    # --- what must hold --------------------------------------------------------------------------------------------
+
+    def _pass(self, seconds: float) -> None:
+        end_s = self.world.now_s + seconds
+        while self.world.now_s < end_s:
+            self.world.advance(min(LOOK_S, end_s - self.world.now_s), self.setting.step_s)
+            self._judge()
+        self.world.settle()
+
+    def _recover(self) -> None:
+        """Let time pass until the job has committed after the last fault, or has ended."""
+        world = self.world
+        while world.num_commits <= self._seen and not world.has_ended:
+            world.advance(LOOK_S, self.setting.step_s, done=lambda: world.num_commits > self._seen or world.has_ended)
+            self._judge()
+        if self._seen and world.num_commits > self._seen:
+            self.outcome.recoveries.append((self._kind, world.last_commit_s - self._struck_s))
+
+    def _heal(self) -> None:
+        self._healed = True
+        self._over_s = self.world.now_s
+        self.world.heal()
+        self.world.settle()
+
+    def _regain(self) -> None:
+        """After all is well again the job ends, or trains with all the workers that are wanted."""
+        world = self.world
+        self._seen = world.num_commits
+        self._struck_s, self._kind = world.now_s, "healed"
+        self._recover()
+        end_s = world.now_s + self.bound_s + 60.0
+        while not world.has_ended and not self._is_whole():
+            if world.now_s > end_s:
+                raise Failed("not whole", f"all is well and the job stays as it is: {self._words()}")
+            world.advance(LOOK_S, self.setting.step_s, done=self._is_whole)
+            self._judge()
+        if world.has_ended:
+            self._judge_end()
+
+    def _is_whole(self) -> bool:
+        world = self.world
+        if world.script == "plain":
+            return len(world.script_group()) == world.replicas * world.processes
+        return world.training().count(",") + 1 == world.replicas and world.training() != ""
+
+    def _judge(self) -> None:
+        world = self.world
+        if world.has_ended:
+            self._judge_end()
+            return
+        if world.num_commits > self._seen and world.now_s - world.last_commit_s < self.bound_s:
+            return
+        since_s = max(self._over_s, world.last_commit_s)
+        if not self._is_able():
+            self._able_s = world.now_s
+        waited_s = world.now_s - since_s
+        if world.now_s - max(since_s, self._able_s) <= self.bound_s and waited_s <= self.bound_s + 60.0:
+            return
+        training = next((c for c in world.status.get("conditions", ()) if c["type"] == "Training"), {})
+        if training.get("status") == "True":
+            raise Failed("untrue", f"nobody has committed for {waited_s:.0f} s: {self._words()}")
+        able = world.now_s - max(since_s, self._able_s) > self.bound_s
+        named = training.get("reason") in NAMED and self._lacks_a_holder()
+        if (able and not named) or self._healed:
+            raise Failed("stuck", f"no commit for {waited_s:.0f} s (bound {self.bound_s:.0f} s): {self._words()}")
+        self.outcome.waited += 1
+        self._heal()
+
+    def _judge_end(self) -> None:
+        world = self.world
+        if world.phase == "Failed":
+            raise Failed("failed", f"the job failed: {world.condition('Failed').get('message')}")
+        done = world.committed[-1][1] if world.committed else 0
+        if done != self.setting.total_steps:
+            raise Failed("untrue", f"Succeeded at step {done} of {self.setting.total_steps}")
+
+    def _is_able(self) -> bool:
+        """Return whether a leader is there and as many agents as must be would answer a ping."""
+        world = self.world
+        leader = world.operator
+        if leader is None or leader.paused or world.store.is_down:
+            return False
+        policy = world.store.view["spec"].get("elasticPolicy")
+        answer = [
+            a for uid, a in world.agents.items()
+            if a.alive and not a.stopped and uid not in world.unreachable and world.pods.by_uid[uid].usable
+        ]  # fmt: skip
+        return len(answer) >= (policy["minReplicas"] if policy else world.replicas)
+
+    def _lacks_a_holder(self) -> bool:
+        """Return whether some worker that cannot be reached may hold the newest state, or no checkpoint can be read."""
+        world = self.world
+        dark = [uid for uid, a in world.agents.items() if a.stopped or not a.alive or uid in world.unreachable]
+        return bool(dark) or world.disk.is_hidden or bool(world.disk.blind)
+
+    def _words(self) -> str:
+        world = self.world
+        membership = world.status.get("membership", {})
+        older = [(o["generation"], o["members"]) for o in membership.get("older", ())]
+        people = []
+        for agent in sorted(world.agents.values(), key=lambda a: a.name):
+            state = "stopped" if agent.stopped else "" if agent.connected else "away" if agent.alive else "dead"
+            processes = ",".join(
+                ("stopped " if t.stopped else "")
+                + (f"in g{t.group.number}" if t.group else "waits" if t.attached else "starts" if t.alive else "dead")
+                + (f" holds {t.state.generation}/{t.state.step}" if t.state else "")
+                for _, t in sorted(agent.trainers.items())
+            )
+            people.append(f"{agent.name.removeprefix('digits-worker-')}[{' '.join(filter(None, [state, processes]))}]")
+        return f"{world.summary()} replicas {world.replicas} older {older} | {' '.join(people)}"
+
+
+def _slow_end_s(fault: Fault) -> float:
+    return 60.0 if fault.kind == "slow-starts" else 0.0
+
+
+def run(setting: Setting, faults: list[Fault]) -> Outcome:
+    """Return what comes of a walk."""
+    return Walk(setting, faults).run()
+
+
+def shrink(outcome: Outcome, tries: int = 120) -> Outcome:
+    """Return the failing walk with as few and as plain faults as fail in the same way."""
+    best = outcome
+    changed = True
+    while changed and tries > 0:
+        changed = False
+        shorter = [best.faults[:i] + best.faults[i + 1 :] for i in range(len(best.faults) - 1, -1, -1)]
+        plainer = [
+            [*best.faults[:i], plain, *best.faults[i + 1 :]]
+            for i, fault in enumerate(best.faults)
+            for plain in _plainer(fault)
+        ]
+        for faults in [*shorter, *plainer]:
+            tries -= 1
+            found = run(best.setting, faults)
+            if found.sort == outcome.sort:
+                best, changed = found, True
+                break
+            if tries <= 0:
+                break
+    return best
+
+
+def _plainer(fault: Fault) -> list[Fault]:
+    """Return the fault with one of its fields as usual."""
+    usual = Fault(fault.kind, for_s=fault.for_s, size=fault.size)
+    names = ("moment", "turns", "after_s", "calm", "other", "at")
+    return [
+        replace(fault, **{name: getattr(usual, name)}) for name in names if getattr(fault, name) != getattr(usual, name)
+    ]
