@@ -22,7 +22,7 @@ demo: venv ## The tour on a real one-machine cluster: kills, resizes, a trained 
 	@$(PY) -m demo $(if $(KEEP),--keep)
 
 .PHONY: test
-test: verify test-unit test-trainer test-api test-e2e ## Everything CI runs, fast tests first
+test: verify test-unit test-trainer test-api test-e2e test-chaos ## Everything CI runs, fast tests first
 
 # --- its parts ------------------------------------------------------------------------------------------------------
 
@@ -49,6 +49,19 @@ test-api: venv ## A real kube-apiserver and etcd (built once, cached)
 .PHONY: test-e2e
 test-e2e: venv ## Real kubelets and containers, power cuts included (root)
 	$(PYTEST) -rP tests/e2e  # -rP: the figures that the tests measured
+
+.PHONY: test-chaos
+test-chaos: venv ## 40 faults over four local jobs with fixed seeds
+	$(PY) -m chaos --seed 14 --faults 40 --per-job 10
+
+.PHONY: test-all
+test-all: test ## All of test, then 600 faults over local jobs; jobs that passed before are not run again (root)
+	$(PY) -m chaos --seed 1000 --faults 600 --resume
+
+.PHONY: chaos
+chaos: venv ## Random faults over real jobs, and a verdict: SEED=7 replays, FAULTS=1000
+	@$(PY) -m chaos $(if $(SEED),--seed $(SEED)) $(if $(FAULTS),--faults $(FAULTS)) \
+	  $(if $(RESUME),--resume)
 
 .PHONY: bench-recovery
 bench-recovery: venv ## SIGKILL -> next step, Regroup beside torchrun: a table and bench/out/recovery.json

@@ -1,0 +1,224 @@
+"""Inject one fault after the other into a running job, at the moments that the plan names, and look for the next commit after each.
+
+Who ends a wait here: a commit, the job's end, or the bound of the last fault; then the job counts as stuck, and is over.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+from chaos import plan, verdict
+from chaos.job import Job, JobError, NothingToHitError
+from chaos.kinds import END_S, IMPORTS_S, KINDS, SCRIPT, START_S, WHOLE_S
+from chaos.plan import Fault
+from chaos.verdict import Expected, Injected, Verdict
+
+POLL_S = 0.004
+LOOK_S = 0.02
+CHANGE_S = 3.0
+"""An aimed fault waits at most this long for its moment: the change that it was to meet may be over, or nothing changes at all."""
+SECONDS_PER_FAULT = 1.6
+"""The steps are paced so that they last as long as the faults."""
+LAST_STEPS = 30
+"""They take 0.1 s each, so that a fault can be aimed at one."""
+
+
+class _OverError(Exception):
+    """The job has ended, or is stuck."""
+
+
+class Drive:
+    """One job from its start to its verdict."""
+
+    def __init__(self, job: Job, faults: Sequence[Fault], say: Callable[[str], None]) -> None:
+        """`say` gets a line for each fault and what came of it."""
+        self._job, self._faults, self._say = job, list(faults), say
+        self.injected: list[Injected] = []
+        self.skipped: list[str] = []
+        self.verdict = Verdict()
+        self.diagnosis = ""
+        self._first_commit: list[int] = []  # per injected fault: index of the first commit that can be after it
+        self._seen = 0
+        self._looked_s = 0.0
+
+    def run(self, expected: Callable[[], Expected]) -> Verdict:
+        """Run the job through all faults; `expected` is asked once it has ended. Raises JobError."""
+        try:
+            self._job.pace(0.01, 1 << 30, 0.0)
+            self._job.start()
+            self._wait(lambda: bool(self._job.reader.trace.commits), START_S, "its first commit")
+            self._wait(self._job.is_whole, WHOLE_S, "all of its workers")
+            for index, fault in enumerate(self._faults):
+                self._pace(index)
+                self._await(fault)
+                self._inject(fault)
+            self._job.pace(0.0, 0, 0.0)
+            self._until(lambda: False)
+        except _OverError:
+            pass
+        if self.verdict.outcome == "Succeeded":
+            self._judge(expected())
+        trace = self._job.reader.trace
+        self.verdict.generations = len({c.generation for c in trace.commits})
+        self.verdict.redone = verdict.redone_steps(trace)
+        found = (
+            verdict.script_roll_backs(trace)
+            if self._job.scenario.tier == SCRIPT
+            else verdict.roll_backs(trace, self._job.alive_until_s)
+        )
+        self.verdict.rolled_back = [str(r) for r in found]
+        if not self.verdict.passed:
+            self.diagnosis = self.diagnosis or self._job.diagnosis()
+        return self.verdict
+
+    def _judge(self, expected: Expected) -> None:
+        session = self._job.scenario.tier != SCRIPT
+        samples = (self._job.status().get("samples") or {}).get("digest", "") if session else None
+        self.verdict.unequal = verdict.differences(self._job.reader.trace.done, expected, samples)
+
+    # --- moments -----------------------------------------------------------------------------------------------------
+
+    def _pace(self, index: int) -> None:
+        """Have the steps that are left last as long as the faults that are left."""
+        ordinary = sum(f.moment not in (plan.END, plan.FINISHING) for f in self._faults[index:])
+        last = self._job.steps - LAST_STEPS
+        if not ordinary:
+            self._job.pace(0.0, last, 0.1)
+            return
+        left = max(last - self._job.reader.trace.step, 1)
+        seconds = ordinary * SECONDS_PER_FAULT * (4 if self._job.scenario.tier == SCRIPT else 1)
+        self._job.pace(min(max(seconds / left, 0.005), 0.5), last, 0.5)
+
+    def _await(self, fault: Fault) -> None:
+        job = self._job
+        match fault.moment:
+            case plan.FORMING | plan.ADOPTING:
+                self._until(lambda: job.changing() == fault.moment or not self._open, CHANGE_S)
+            case plan.SCALING:
+                self._until(lambda: False, fault.delay_s * 5)
+            case plan.CHECKPOINT:
+                self._until(job.writes_checkpoint, CHANGE_S)
+            case plan.END:
+                self._until(lambda: job.reader.trace.step >= job.steps - 1 - int(fault.delay_s))
+            case plan.FINISHING:
+                self._until(lambda: job.reader.trace.step >= job.steps - 1)
+                self._until(lambda: False, fault.delay_s)
+            case _:
+                self._until(lambda: not self._open)
+                if fault.whole_first:
+                    self._whole()
+                self._until(lambda: False, fault.delay_s)
+
+    def _whole(self) -> None:
+        """Wait until all wanted workers are members again; what undoes itself later comes on top of the bound."""
+        while self._job.undo.pending():
+            self._until(lambda: not self._job.undo.pending(), 1.0)
+        self._wait(self._job.is_whole, WHOLE_S, f"all of its {self._job.wanted} workers")
+
+    def _wait(self, condition: Callable[[], bool], timeout_s: float, what: str) -> None:
+        """Wait for what must come within a bound, else the job is stuck."""
+        began_s = time.time()
+        if not self._until(condition, timeout_s):
+            self._stuck(f"The job did not get {what} within {timeout_s:.0f} s.", began_s)
+
+    def _until(self, condition: Callable[[], bool], timeout_s: float = float("inf")) -> bool:
+        """Look at the job until `condition` holds; return whether it did. Raises _OverError when the job has ended."""
+        deadline_s = time.monotonic() + timeout_s
+        while True:
+            self._tick()
+            if condition():
+                return True
+            if time.monotonic() >= deadline_s:
+                return False
+            time.sleep(POLL_S)
+
+    # --- one fault ---------------------------------------------------------------------------------------------------
+
+    def _inject(self, fault: Fault) -> None:
+        trace, kind, scenario = self._job.reader.poll(), KINDS[fault.kind], self._job.scenario
+        limit_s = kind.limit_s(
+            replaced=self._importing(kind.imports), script=scenario.tier == SCRIPT, lasts_s=fault.lasts_s
+        )
+        injected = Injected(fault.kind, fault.moment, "", time.time(), limit_s, trace.step, trace.generation)
+        first = len(trace.commits)
+        try:
+            injected.hit = self._job.inject(fault)
+        except NothingToHitError as error:
+            self.skipped.append(f"{fault}: {error}")
+            return
+        self.injected.append(injected)
+        self._first_commit.append(first)
+        self._say(
+            f"{len(self.injected):3d}  step {injected.step:5d}  generation {injected.generation:3d}  {fault}: {injected.hit}"
+        )
+
+    def _importing(self, imports: bool) -> bool:
+        """Return whether training on may need a worker that has to import torch first."""
+        now_s, scenario = time.time(), self._job.scenario
+        least = scenario.min_workers or self._job.wanted
+        recent = any(KINDS[f.kind].imports for f in self.injected if now_s - f.at_s < IMPORTS_S)
+        return recent or (imports and self._job.wanted <= least)
+
+    @property
+    def _open(self) -> list[Injected]:
+        return [f for f in self.injected[-20:] if f.recovered_s is None]
+
+    def _tick(self) -> None:
+        trace, now_s = self._job.reader.poll(), time.time()
+        if now_s - self._looked_s >= LOOK_S:
+            self._looked_s = now_s
+            self._job.look()
+            ended = self._job.ended()
+            if ended is not None:
+                self._job.reader.poll()
+                self._end(ended, now_s)
+        if len(trace.commits) > self._seen:
+            self._seen = len(trace.commits)
+            for fault, since in zip(self.injected[-20:], self._first_commit[-20:], strict=True):
+                if fault.recovered_s is None:
+                    commit = verdict.next_commit(trace, fault, since)
+                    if commit is not None:
+                        fault.recovered_s = commit.t_s - fault.at_s
+        self._check_stuck(now_s)
+
+    def _check_stuck(self, now_s: float) -> None:
+        """Raise _OverError if there has been no commit for longer than the last fault explains."""
+        if not self.injected:
+            return
+        trace, last = self._job.reader.trace, self.injected[-1]
+        since_s = last.at_s if self._open else max(last.at_s, trace.commits[-1].t_s)
+        bound_s = max([f.bound_s for f in self._open] or [last.bound_s])
+        if trace.step >= self._job.steps - 1:
+            bound_s = max(bound_s, END_S)
+        if now_s - since_s > bound_s:
+            for fault in self._open:
+                fault.stuck = True
+            last.stuck = True
+            self._stuck(
+                f"No commit for {now_s - since_s:.0f} s after {last.kind} ({last.moment}) of {last.hit}, which may take "
+                f"{bound_s:.0f} s. Step {trace.step} of {self._job.steps}, generation {trace.generation}.",
+                now_s,
+            )
+
+    def _end(self, outcome: str, now_s: float) -> None:
+        self.verdict.outcome = outcome
+        for fault in self._open:
+            if outcome == "Succeeded":
+                fault.recovered_s = now_s - fault.at_s
+            else:
+                fault.stuck = True
+        if outcome != "Succeeded":
+            self.diagnosis = self._job.diagnosis()
+        raise _OverError
+
+    def _stuck(self, sentence: str, began_s: float) -> None:
+        self.verdict.outcome = "Stuck"
+        self.verdict.stuck.append(sentence)
+        self.diagnosis = self._job.diagnosis()
+        if self.injected and not self._open:
+            self.injected[-1].stuck = self.injected[-1].at_s <= began_s
+        raise _OverError
+
+
+__all__ = ["Drive", "JobError"]

@@ -1,0 +1,106 @@
+"""The kinds of fault: what each is, how often it is drawn, and within how long the job must commit after it. One place for bounds.
+
+A bound counts from the fault's own moment, or from a later fault that came before the next commit: then the later one's bound
+is what counts. Bounds are for a machine with two busy cores. A recovery is usually far below them: the table shows p50 and p99.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+FORM_S = 20.0
+"""Time to form again: a kill is known at once, but a generation that was being formed meanwhile may have to be given up first,
+which takes as long as the operator waits for a member that has entered (Settings.form_timeout_s)."""
+IMPORTS_S = 30.0
+"""A new agent starts, imports torch in its zygote, forks, and the script builds its model: 4 s alone, more if several do."""
+DISCONNECT_S = 5.0
+"""recovery.disconnectSeconds of the jobs, and its slack: so long an agent may be silent before it counts as lost."""
+NODE_S = 30.0
+"""A node that says nothing: 10 s until Kubernetes calls it NotReady, disconnectSeconds, and the next leader's lease (15 s)
+if the operator was on it."""
+LEADER_S = 40.0
+"""Without a leader nothing is decided: lease (15 s), the new leader's first plan, the grace of its term (20 s)."""
+
+SESSION, SCRIPT = "Session", "Script"
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One kind of fault. `bound_s` excludes the time that the fault itself lasts, which is added."""
+
+    name: str
+    what: str
+    weight: int
+    bound_s: float
+    why: str
+    lasts: bool = False
+    """It is undone after a time that the plan draws (0.2 to 10 s)."""
+    tiers: tuple[str, ...] = (SESSION, SCRIPT)
+    elastic_only: bool = False
+    cluster: bool = True
+    local: bool = True
+    imports: bool = False
+    """After it a worker imports torch anew; whoever dies there meanwhile cannot be forked at once."""
+
+    def limit_s(self, *, replaced: bool, script: bool, lasts_s: float) -> float:
+        """Return the seconds within which the job must commit after this fault.
+
+        `replaced`: it cannot train without the worker that is hit, or that a fault has just hit: a new one has to be there.
+        """
+        # Every process of a script starts again: it waits for the old ones' end (10 s at most) and for the imports.
+        return self.bound_s + lasts_s + (IMPORTS_S if replaced else 0.0) + (IMPORTS_S if script else 0.0)
+
+
+KINDS: dict[str, Kind] = {
+    kind.name: kind
+    for kind in (
+        Kind("kill-trainer", "SIGKILL of one trainer process", 5, FORM_S,
+             "its agent says so at once; it is forked anew from the zygote"),
+        Kind("kill-two", "SIGKILL of two trainer processes at once", 3, FORM_S, "the same"),
+        Kind("kill-all", "SIGKILL of every trainer process at once", 2, FORM_S,
+             "the agents and their zygotes live: processes are forked anew, state comes from the newest checkpoint"),
+        Kind("kill-store-host", "SIGKILL of the process that hosts the generation's store", 4, FORM_S, "the same as any process"),
+        Kind("kill-agent", "SIGKILL of an agent (in the cluster: of the container's process 1)", 2, FORM_S,
+             "its stream closes and its trainers die with it: the others form at once", imports=True),
+        Kind("kill-store-agent", "SIGKILL of the agent of the store's host", 1, FORM_S, "the same", imports=True),
+        Kind("kill-zygote", "SIGKILL of a zygote", 2, FORM_S, "no trainer needs it until the next restart; a restart that waits "
+             "for a new one needs its imports", imports=True),
+        Kind("stop-trainer", "SIGSTOP of a trainer process, SIGCONT later", 3, FORM_S,
+             "the group stands as long as it is stopped; then it goes on, or forms without it", lasts=True),
+        Kind("stop-agent", "SIGSTOP of an agent, SIGCONT later", 3, FORM_S + DISCONNECT_S,
+             "training goes on; a change of members waits for it until it is lost", lasts=True),
+        Kind("term-trainer", "SIGTERM to a trainer process", 1, FORM_S, "it ends, which is a crash like any other"),
+        Kind("term-agent", "SIGTERM to an agent, as for a pod that is deleted with grace", 2, FORM_S,
+             "a drain: it trains on until the others have its state", imports=True),
+        Kind("scale", "regroup scale or kubectl scale to another size from 1 up", 5, FORM_S,
+             "nobody waits for newcomers that still import", elastic_only=True),
+        Kind("damage-checkpoint", "the newest checkpoint loses a byte or is removed, then every trainer process is killed", 2,
+             FORM_S, "an older checkpoint is read", tiers=(SESSION,)),
+        Kind("disk-full", "the checkpoint volume (a small tmpfs) is full for a time", 1, FORM_S,
+             "training does not wait for checkpoints", lasts=True, tiers=(SESSION,), cluster=False),
+        Kind("stall-log", "nobody reads the pipe that all processes write their log to, for a time", 1, FORM_S,
+             "a process that prints stands as long", lasts=True, cluster=False),
+        Kind("slow-rank", "one process takes 0.2 s longer for each step, for a time", 1, FORM_S, "the others wait for it",
+             lasts=True),
+        Kind("delete-pod", "kubectl delete pod, with or without grace", 4, FORM_S,
+             "the others form at once", local=False, imports=True),
+        Kind("power-off", "a node's power is cut; it comes back later", 2, FORM_S + NODE_S,
+             "its silence is proof after disconnectSeconds", local=False, lasts=True, imports=True),
+        Kind("flap-node", "a node's power is cut and back at once, twice", 1, FORM_S + NODE_S + IMPORTS_S,
+             "its containers are started again by its kubelet", local=False, imports=True),
+        Kind("kill-operator", "SIGKILL of the leading operator", 2, FORM_S + LEADER_S,
+             "training goes on; a failure meanwhile waits for the next leader", local=False),
+        Kind("stop-api", "API server and etcd are stopped for 20 s", 1, FORM_S + LEADER_S,
+             "training goes on; a failure meanwhile waits for the API server, and for a new lease", local=False, lasts=True),
+        Kind("cut-link", "packets from one worker's node to another's are dropped, in this direction only, for a time", 1,
+             FORM_S * 2 + DISCONNECT_S, "a collective between them breaks or stands until it is back; the set that failed to form "
+             "is not announced again", local=False, lasts=True),
+    )
+}  # fmt: skip
+
+WHOLE_S = 90.0
+"""A job must have all wanted workers in its generation again so long after the last fault: a pod's start, imports, and the longest
+back-off of a restart (30 s). It is looked at where the plan says so."""
+START_S = 150.0
+END_S = 90.0
+"""From the last step's commit to Succeeded: the last checkpoint, every rank's word, and one more forming if a rank was killed."""

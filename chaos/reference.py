@@ -1,0 +1,48 @@
+"""What a job ends with if nothing happens to it: the same script in one plain `python`, kept per version of script and library."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+
+from chaos.job import JobError
+from chaos.local import REPOSITORY, SCRIPTS
+from chaos.trace import Reader
+from chaos.verdict import Expected
+
+CACHE = REPOSITORY / ".cache" / "chaos"
+LIBRARY = ("trainer-image/regroup",)
+SOURCES = ("trainer-image", "operator", "chaos")
+
+
+def digest_of(directories: Iterable[str]) -> str:
+    """Return a digest of all Python files below some directories of the repository."""
+    out = hashlib.sha256()
+    for path in sorted(p for d in directories for p in (REPOSITORY / d).rglob("*.py")):
+        out.update(str(path.relative_to(REPOSITORY)).encode() + b"\0" + path.read_bytes())
+    return out.hexdigest()[:16]
+
+
+def expected(script: str, steps: int) -> Expected:
+    """Return how a run of `script` without faults ends after so many steps. Raises JobError."""
+    key = hashlib.sha256((SCRIPTS / script).read_bytes() + digest_of(LIBRARY).encode()).hexdigest()[:16]
+    kept = CACHE / f"{script}-{steps}-{key}.json"
+    if kept.exists():
+        return Expected(**json.loads(kept.read_text()))
+    with tempfile.TemporaryDirectory(prefix="chaos-") as directory:
+        own = {"CHAOS_TRACE": directory, "CHAOS_STEPS": str(steps), "OMP_NUM_THREADS": "1"}
+        command = [sys.executable, str(SCRIPTS / script)]
+        done = subprocess.run(command, env={**os.environ, **own}, capture_output=True, text=True, check=False)
+        trace = Reader(Path(directory)).poll()
+    if done.returncode != 0 or not trace.done:
+        raise JobError(f"The run without faults failed: {done.stderr.strip()[-500:]}")
+    found = Expected(trace.done[-1].parameters, trace.done[-1].samples)
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    kept.write_text(json.dumps({"parameters": found.parameters, "samples": found.samples}))
+    return found

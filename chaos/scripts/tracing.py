@@ -1,0 +1,36 @@
+"""What the trained scripts share: their trace, and their pace. Standard library only.
+
+CHAOS_TRACE names a directory. Each process writes its own file there, a line an event, in one write: a kill leaves no half line.
+`pace` in it holds "SECONDS STEP SECONDS": what each step takes before that step, and from it on. `slow-NAME` holds seconds that
+each step of this process takes longer.
+"""
+
+import json
+import os
+import time
+
+DIRECTORY = os.environ["CHAOS_TRACE"]
+POD = os.environ.get("REGROUP_POD_NAME") or os.environ.get("HOSTNAME") or "alone"
+_NAME = f"{POD}-{os.getpid()}"
+_FILE = os.open(f"{DIRECTORY}/{_NAME}.jsonl", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+
+
+def trace(event: str, **what: object) -> None:
+    """Write one event."""
+    line = {"event": event, "t": time.time(), "pod": POD, "pid": os.getpid(), **what}
+    os.write(_FILE, json.dumps(line).encode() + b"\n")
+
+
+def pause(step: int) -> None:
+    """Take as long as this step is meant to."""
+    before, boundary, after = [*_numbers("pace"), 0.0, 0.0, 0.0][:3]
+    time.sleep(before if step < boundary else after)
+    time.sleep(sum(_numbers(f"slow-{_NAME}")))
+
+
+def _numbers(name: str) -> list[float]:
+    try:
+        with open(f"{DIRECTORY}/{name}") as file:
+            return [float(word) for word in file.read().split()]
+    except FileNotFoundError:
+        return []

@@ -1,0 +1,180 @@
+"""Faults that signals and files make, to whatever runs the job: processes of this machine either way.
+
+A rule of the plan becomes a process here, at its moment. Each method `_KIND` injects that kind and returns what it hit.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+from abc import abstractmethod
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from chaos.job import Job, NothingToHitError
+from chaos.plan import MAX_WORKERS, Fault
+
+
+@dataclass(frozen=True)
+class Trainer:
+    """A trainer process: its id on this machine, and in its container (where there is one)."""
+
+    pid: int
+    inner_pid: int
+
+
+@dataclass(frozen=True)
+class Agent:
+    """One agent and its children."""
+
+    pid: int
+    worker: str
+    slot: int
+    trainers: tuple[Trainer, ...]
+    zygote: int | None
+
+
+class SignalledJob(Job):
+    """A job whose processes run on this machine."""
+
+    checkpoints: Path
+
+    @abstractmethod
+    def agents(self) -> list[Agent]:
+        """Return the agents that run, by slot."""
+
+    @abstractmethod
+    def scale(self, workers: int) -> None:
+        """Change the number of workers as a user does. Raises JobError."""
+
+    def writes_checkpoint(self) -> bool:
+        """See Job."""
+        return any(not (path / "COMMIT.json").exists() for path in self.checkpoints.glob("step-*"))
+
+    def inject(self, fault: Fault) -> str:
+        """See Job."""
+        what: str = getattr(self, "_" + fault.kind.replace("-", "_"))(fault)
+        return what
+
+    def _trainers(self) -> list[tuple[Agent, Trainer]]:
+        found = [(a, trainer) for a in self.agents() for trainer in a.trainers]
+        if not found:
+            raise NothingToHitError("no trainer process runs")
+        return found
+
+    def _signal(self, number: signal.Signals, *pids: int) -> None:
+        for pid in pids:
+            with suppress(ProcessLookupError):
+                os.kill(pid, number)
+
+    def _kill_trainer(self, fault: Fault) -> str:
+        found = self._trainers()
+        agent, trainer = found[fault.pick(len(found))]
+        self._signal(signal.SIGKILL, trainer.pid)
+        return f"{trainer.pid} of {agent.worker}"
+
+    def _kill_two(self, fault: Fault) -> str:
+        found = self._trainers()
+        hit = {found[fault.pick(len(found))], found[fault.pick(len(found), beside=1)]}
+        self._signal(signal.SIGKILL, *(t.pid for _, t in hit))
+        return " and ".join(f"{t.pid} of {a.worker}" for a, t in hit)
+
+    def _kill_all(self, fault: Fault) -> str:  # noqa: ARG002
+        found = self._trainers()
+        self._signal(signal.SIGKILL, *(t.pid for _, t in found))
+        return f"all {len(found)}"
+
+    def _store_host(self) -> Agent:
+        store = (self.status().get("membership") or {}).get("store")
+        hosts = [a for a in self.agents() if store and a.slot == store["slot"] and a.trainers]
+        if not hosts:
+            raise NothingToHitError("the store's host does not run")
+        return hosts[-1]
+
+    def _kill_store_host(self, fault: Fault) -> str:  # noqa: ARG002
+        host = self._store_host()
+        self._signal(signal.SIGKILL, host.trainers[0].pid)
+        return f"{host.trainers[0].pid} of {host.worker}"
+
+    def _kill_store_agent(self, fault: Fault) -> str:  # noqa: ARG002
+        host = self._store_host()
+        self._signal(signal.SIGKILL, host.pid)
+        return host.worker
+
+    def _an_agent(self, fault: Fault) -> Agent:
+        agents = self.agents()
+        if not agents:
+            raise NothingToHitError("no agent runs")
+        return agents[fault.pick(len(agents))]
+
+    def _kill_agent(self, fault: Fault) -> str:
+        agent = self._an_agent(fault)
+        self._signal(signal.SIGKILL, agent.pid)
+        return agent.worker
+
+    def _term_agent(self, fault: Fault) -> str:
+        agent = self._an_agent(fault)
+        self._signal(signal.SIGTERM, agent.pid)
+        return agent.worker
+
+    def _kill_zygote(self, fault: Fault) -> str:
+        agents = [a for a in self.agents() if a.zygote]
+        if not agents:
+            raise NothingToHitError("no zygote runs")
+        agent = agents[fault.pick(len(agents))]
+        assert agent.zygote is not None
+        self._signal(signal.SIGKILL, agent.zygote)
+        return f"{agent.zygote} of {agent.worker}"
+
+    def _stop_trainer(self, fault: Fault) -> str:
+        found = self._trainers()
+        agent, trainer = found[fault.pick(len(found))]
+        self._signal(signal.SIGSTOP, trainer.pid)
+        self.undo.after(fault.lasts_s, lambda: self._signal(signal.SIGCONT, trainer.pid))
+        return f"{trainer.pid} of {agent.worker}"
+
+    def _stop_agent(self, fault: Fault) -> str:
+        agent = self._an_agent(fault)
+        self._signal(signal.SIGSTOP, agent.pid)
+        self.undo.after(fault.lasts_s, lambda: self._signal(signal.SIGCONT, agent.pid))
+        return agent.worker
+
+    def _term_trainer(self, fault: Fault) -> str:
+        found = self._trainers()
+        agent, trainer = found[fault.pick(len(found))]
+        self._signal(signal.SIGTERM, trainer.pid)
+        return f"{trainer.pid} of {agent.worker}"
+
+    def _scale(self, fault: Fault) -> str:
+        low = self.scenario.min_workers or 1
+        sizes = [n for n in range(low, MAX_WORKERS + 1) if n != self.wanted]
+        # Small sizes twice as often: to one worker and from it is where most has gone wrong.
+        sizes = [n for n in sizes for _ in range(2 if n <= 2 else 1)]
+        wanted = sizes[fault.number % len(sizes)]
+        self.scale(wanted)
+        before, self.wanted = self.wanted, wanted
+        return f"{before} -> {wanted}"
+
+    def _damage_checkpoint(self, fault: Fault) -> str:
+        whole = [p for p in self.checkpoints.glob("step-*") if (p / "COMMIT.json").exists()]
+        if len(whole) < 2:
+            raise NothingToHitError("there are no two checkpoints")
+        newest = max(whole, key=lambda p: p.stat().st_mtime)
+        if fault.number % 2:
+            shutil.rmtree(newest, ignore_errors=True)
+            how = "removed"
+        else:
+            data = max(newest.rglob("*.distcp"), key=lambda p: p.stat().st_size)
+            os.truncate(data, data.stat().st_size - 1)
+            how = "truncated"
+        return f"{newest.name} {how}, {self._kill_all(fault)} killed"
+
+    def _slow_rank(self, fault: Fault) -> str:
+        found = self._trainers()
+        agent, trainer = found[fault.pick(len(found))]
+        file = self.traces / f"slow-{agent.worker}-{trainer.inner_pid}"
+        file.write_text("0.2")
+        self.undo.after(fault.lasts_s, lambda: file.unlink(missing_ok=True))
+        return f"{trainer.pid} of {agent.worker}"

@@ -1,0 +1,102 @@
+"""The traces of one job: read as they grow, and the few questions asked while it runs. Judging comes later, in `verdict`."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+Who = tuple[str, int]
+"""A process: its worker's name and its process id there."""
+
+
+@dataclass(frozen=True)
+class Commit:
+    """One process committed one step. `t_s` is seconds since the epoch."""
+
+    t_s: float
+    who: Who
+    generation: int
+    """0 in the Script tier, whose processes do not know it."""
+    step: int
+
+
+@dataclass(frozen=True)
+class Built:
+    """A process is ready to train; in the Script tier it has read its checkpoint, of this step."""
+
+    t_s: float
+    who: Who
+    started_s: float
+    step: int
+
+
+@dataclass(frozen=True)
+class Done:
+    """A process has taken the last step, with these parameters."""
+
+    t_s: float
+    who: Who
+    generation: int
+    world_size: int
+    parameters: str
+    samples: str
+
+
+@dataclass
+class Trace:
+    """All events so far, each kind in the order in which it was read: nearly that of time."""
+
+    commits: list[Commit] = field(default_factory=list)
+    built: list[Built] = field(default_factory=list)
+    done: list[Done] = field(default_factory=list)
+    saved: list[tuple[float, int]] = field(default_factory=list)
+    """Script tier: when a checkpoint of which step was complete."""
+    step: int = -1
+    """Highest step committed so far."""
+    generation: int = 0
+    """Newest generation that has committed."""
+
+    def add(self, event: dict[str, Any]) -> None:
+        """Take one line of a trace."""
+        who = (event["pod"], event["pid"])
+        match event["event"]:
+            case "commit":
+                commit = Commit(event["t"], who, event["generation"], event["step"])
+                self.commits.append(commit)
+                self.step, self.generation = max(self.step, commit.step), max(self.generation, commit.generation)
+            case "built":
+                self.built.append(Built(event["t"], who, event["started"], event.get("step", 0)))
+            case "done":
+                self.done.append(
+                    Done(
+                        event["t"], who, event["generation"], event["world_size"], event["parameters"], event["samples"]
+                    )
+                )
+            case "saved":
+                self.saved.append((event["t"], event["step"]))
+
+
+@dataclass
+class Reader:
+    """Reads a directory of traces, each time only what is new."""
+
+    directory: Path
+    trace: Trace = field(default_factory=Trace)
+    _offsets: dict[Path, int] = field(default_factory=dict)
+
+    def poll(self) -> Trace:
+        """Read what was written since the last call; a line that is being written is left for the next."""
+        for path in self.directory.glob("*.jsonl"):
+            offset = self._offsets.get(path, 0)
+            if path.stat().st_size <= offset:
+                continue
+            with path.open("rb") as file:
+                file.seek(offset)
+                new = file.read()
+            whole = new[: new.rfind(b"\n") + 1]
+            self._offsets[path] = offset + len(whole)
+            for line in whole.splitlines():
+                self.trace.add(json.loads(line))
+        return self.trace

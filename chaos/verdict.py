@@ -1,0 +1,160 @@
+"""Judge one job by its traces: stuck, rolled back, equal. Pure.
+
+What the operator says of itself is not asked, but for the digest of the samples, which is compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from chaos.trace import Commit, Done, Trace, Who
+
+
+@dataclass
+class Injected:
+    """A fault that was injected, and what came of it. Times are seconds since the epoch."""
+
+    kind: str
+    moment: str
+    hit: str
+    at_s: float
+    bound_s: float
+    step: int
+    """Highest step committed when it was injected."""
+    generation: int
+    """Newest generation that had committed by then."""
+    recovered_s: float | None = None
+    """Seconds to the next commit, or to the job's end if there was nothing left to commit."""
+    stuck: bool = False
+
+
+@dataclass(frozen=True)
+class RollBack:
+    """A group went on from an older state than a living process held."""
+
+    generation: int
+    began_with_step: int
+    holder: str
+    holders_step: int
+
+    def __str__(self) -> str:
+        return (
+            f"generation {self.generation} began with step {self.began_with_step} while {self.holder}, alive, "
+            f"had committed step {self.holders_step}"
+        )
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What the run without faults ended with."""
+
+    parameters: str
+    samples: str
+
+
+@dataclass
+class Verdict:
+    """What is said of a whole job."""
+
+    outcome: str = ""
+    stuck: list[str] = field(default_factory=list)
+    """One sentence for each wait that was longer than its bound."""
+    unequal: list[str] = field(default_factory=list)
+    """One sentence for each way in which the end differs from that of the run without faults."""
+    rolled_back: list[str] = field(default_factory=list)
+    generations: int = 0
+    redone: int = 0
+    """Steps that were committed again by a later generation (Script: by later processes)."""
+
+    @property
+    def passed(self) -> bool:
+        """Whether every promise held."""
+        return self.outcome == "Succeeded" and not (self.stuck or self.unequal or self.rolled_back)
+
+
+def proves_progress(commit: Commit, fault: Injected, built_s: Mapping[Who, float]) -> bool:
+    """Return whether a commit shows that the group works after a fault.
+
+    Of the group that the fault met, one step may still complete from buffers; the one after it cannot without every rank.
+    """
+    if commit.t_s <= fault.at_s:
+        return False
+    newer = commit.generation > fault.generation or built_s.get(commit.who, 0.0) > fault.at_s
+    return newer or commit.step >= fault.step + 2
+
+
+def next_commit(trace: Trace, fault: Injected, since: int = 0) -> Commit | None:
+    """Return the first commit after a fault that proves progress, among those read from index `since` on."""
+    built_s = {b.who: b.t_s for b in trace.built}
+    found = [c for c in trace.commits[since:] if proves_progress(c, fault, built_s)]
+    return min(found, key=lambda c: c.t_s, default=None)
+
+
+def roll_backs(trace: Trace, alive_until_s: Mapping[Who, float]) -> list[RollBack]:
+    """Return the generations of a session that began with an older state than some process held that lived on afterwards.
+
+    `alive_until_s` is when each process was last seen alive: one that was seen after the generation's first commit held its
+    state all the while.
+    """
+    commits = sorted(trace.commits, key=lambda c: c.t_s)
+    newest: dict[Who, Commit] = {}
+    seen, found = 0, []
+    for commit in commits:
+        if commit.generation > seen:
+            seen = commit.generation
+            for who, held in newest.items():
+                if held.step >= commit.step and alive_until_s.get(who, 0.0) > commit.t_s:
+                    found.append(RollBack(seen, commit.step, f"{who[0]}-{who[1]}", held.step))
+        newest[commit.who] = commit
+    return found
+
+
+def script_roll_backs(trace: Trace) -> list[RollBack]:
+    """Return the processes of a script that began with less than the newest checkpoint that was complete before they started."""
+    found = []
+    for built in trace.built:
+        saved = max((step for t_s, step in trace.saved if t_s < built.started_s), default=0)
+        if built.step < saved:
+            found.append(RollBack(0, built.step, "the script's checkpoint", saved))
+    return found
+
+
+def redone_steps(trace: Trace) -> int:
+    """Return how many steps were committed again: each time a later group begins at or below the highest step so far."""
+    built_s: dict[Who, float] = {b.who: b.started_s for b in trace.built}
+    first: dict[tuple[int, Who | None], Commit] = {}
+    for commit in sorted(trace.commits, key=lambda c: c.t_s):
+        first.setdefault((commit.generation, commit.who if commit.generation == 0 else None), commit)
+    count, highest, at = 0, -1, 0
+    commits = sorted(trace.commits, key=lambda c: c.t_s)
+    begun_s = 0.0
+    for begin in sorted(first.values(), key=lambda c: c.t_s):
+        while commits[at] is not begin:
+            highest, at = max(highest, commits[at].step), at + 1
+        started_s = built_s.get(begin.who, 0.0)
+        if begin.generation == 0 and started_s <= begun_s:
+            continue  # a sibling of processes that were counted
+        begun_s = begin.t_s
+        count += max(0, highest + 1 - begin.step)
+    return count
+
+
+def differences(done: Sequence[Done], expected: Expected, samples_in_status: str | None) -> list[str]:
+    """Return what differs between the end of a job and the end of the run without faults."""
+    if not done:
+        return ["No process wrote its final parameters."]
+    last = max(d.generation for d in done)
+    final = [d for d in done if d.generation == last]
+    out = [
+        f"{d.who[0]}-{d.who[1]} ended with parameters {d.parameters[:12]}, without faults they are {expected.parameters[:12]}."
+        for d in final
+        if d.parameters != expected.parameters
+    ]
+    digests = {d.samples for d in final} | ({samples_in_status} if samples_in_status is not None else set())
+    out += [
+        f"The digest of the samples is {s}, without faults it is {expected.samples}."
+        for s in digests
+        if s != expected.samples
+    ]
+    return out

@@ -1,0 +1,108 @@
+"""The seed decides everything: the same faults each time, each of them possible in the job that takes them."""
+
+from __future__ import annotations
+
+import pytest
+
+from chaos import plan
+from chaos.kinds import KINDS, SCRIPT
+from chaos.plan import Scenario, faults, scenario, steps_for
+
+SEEDS = range(200)
+
+
+def test_seed_gives_the_same_job_and_faults_again() -> None:
+    for seed in SEEDS:
+        job = scenario(seed)
+        assert job == scenario(seed)
+        assert faults(seed, 25, job) == faults(seed, 25, job)
+    assert len({str(faults(seed, 25, scenario(seed))) for seed in SEEDS}) == len(SEEDS)
+
+
+def test_shorter_run_of_a_seed_has_the_first_of_its_faults() -> None:
+    for seed in SEEDS:
+        job = scenario(seed)
+        assert [f.kind for f in faults(seed, 5, job)] == [f.kind for f in faults(seed, 40, job)][:5]
+
+
+def test_every_size_tier_and_kind_comes_up() -> None:
+    jobs = [scenario(seed) for seed in SEEDS]
+    assert {(j.tier, j.processes, j.elastic) for j in jobs} == {
+        (tier, processes, elastic)
+        for tier in ("Session", "Script")
+        for processes in (1, 2)
+        for elastic in (True, False)
+    }
+    for cluster in (False, True):
+        drawn = {f.kind for s in SEEDS for f in faults(s, 25, scenario(s, cluster=cluster), cluster=cluster)}
+        assert drawn == {k.name for k in KINDS.values() if (k.cluster if cluster else k.local)}
+
+
+@pytest.mark.parametrize("cluster", [False, True], ids=["local", "cluster"])
+def test_drawn_faults_fit_their_job(cluster: bool) -> None:
+    for seed in SEEDS:
+        job = scenario(seed, cluster=cluster)
+        drawn = faults(seed, 25, job, cluster=cluster)
+        assert len(drawn) == 25
+        for fault in drawn:
+            kind = KINDS[fault.kind]
+            assert job.tier in kind.tiers
+            assert job.elastic or not kind.elastic_only
+            assert kind.cluster if cluster else kind.local
+            assert kind.lasts == (fault.lasts_s > 0)
+            assert fault.lasts_s == 20.0 if kind.name == "stop-api" else fault.lasts_s <= 10.0
+
+
+def test_every_moment_comes_up_and_the_last_faults_meet_the_end() -> None:
+    drawn = [faults(seed, 25, scenario(seed)) for seed in SEEDS]
+    late = {plan.END, plan.FINISHING}
+    assert {f.moment for of in drawn for f in of} == {
+        plan.SETTLED,
+        plan.FORMING,
+        plan.ADOPTING,
+        plan.CHECKPOINT,
+        plan.SCALING,
+    } | late
+    for of in drawn:
+        assert [f.moment in late for f in of] == [False] * 22 + [True] * 3
+        assert of[0].moment == plan.SETTLED, "nothing changes yet that a fault could meet"
+
+
+def test_a_few_faults_all_come_before_the_end() -> None:
+    assert all(f.moment not in (plan.END, plan.FINISHING) for f in faults(1, 8, scenario(1)))
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 8])
+def test_target_is_one_of_the_candidates_and_its_neighbour_another(count: int) -> None:
+    for seed in SEEDS:
+        for fault in faults(seed, 5, scenario(seed)):
+            first, second = fault.pick(count), fault.pick(count, beside=1)
+            assert 0 <= first < count
+            assert 0 <= second < count
+            assert (first != second) == (count > 1)
+
+
+@pytest.mark.parametrize(
+    ("kind", "replaced", "script", "lasts_s", "bound_s"),
+    [
+        pytest.param("kill-trainer", False, False, 0.0, 20.0, id="a kill: time to form"),
+        pytest.param("kill-agent", False, False, 0.0, 20.0, id="an agent that the others can do without"),
+        pytest.param("kill-agent", True, False, 0.0, 50.0, id="an agent whose replacement has to import"),
+        pytest.param("stop-agent", False, False, 4.0, 29.0, id="a frozen agent: its time, then its silence"),
+        pytest.param("kill-trainer", False, True, 0.0, 50.0, id="a script: every process starts again"),
+    ],
+)
+def test_bound_says_what_may_take_how_long(
+    kind: str, replaced: bool, script: bool, lasts_s: float, bound_s: float
+) -> None:
+    assert KINDS[kind].limit_s(replaced=replaced, script=script, lasts_s=lasts_s) == bound_s
+
+
+def test_steps_leave_room_for_faults_and_for_an_end() -> None:
+    assert steps_for(1) > 100
+    assert steps_for(50) > steps_for(25)
+
+
+def test_job_is_described_in_words() -> None:
+    assert str(Scenario(SCRIPT, 2, 3, None)) == "Script tier, 3 workers of 2, fixed size"
+    assert str(Scenario(SCRIPT, 1, 3, 1)) == "Script tier, 3 workers of 1, 1 to 5 workers"

@@ -1,0 +1,115 @@
+"""What the traces prove: progress after a fault, roll-backs while a holder lived, steps done again, an equal end."""
+
+from __future__ import annotations
+
+import pytest
+
+from chaos import verdict
+from chaos.trace import Built, Commit, Done, Trace
+from chaos.verdict import Expected, Injected
+
+A, B, C = ("w-0", 10), ("w-1", 11), ("w-2", 12)
+
+
+def trace(*commits: Commit, built: list[Built] | None = None, saved: list[tuple[float, int]] | None = None) -> Trace:
+    return Trace(commits=list(commits), built=built or [], saved=saved or [])
+
+
+def fault(step: int = 10, generation: int = 1, at_s: float = 5.0) -> Injected:
+    return Injected("kill-trainer", "settled", "", at_s, 20.0, step, generation)
+
+
+@pytest.mark.parametrize(
+    ("commit", "proves"),
+    [
+        pytest.param(Commit(5.1, A, 1, 11), False, id="one step may complete from buffers"),
+        pytest.param(Commit(5.1, A, 1, 12), True, id="the one after it cannot"),
+        pytest.param(Commit(4.9, A, 2, 12), False, id="before the fault"),
+        pytest.param(Commit(5.1, A, 2, 3), True, id="a newer generation, from a checkpoint"),
+        pytest.param(Commit(5.1, B, 0, 3), True, id="a script's process that was built after it"),
+        pytest.param(Commit(5.1, C, 0, 3), False, id="a script's process that was built before it"),
+    ],
+)
+def test_commit_proves_progress(commit: Commit, proves: bool) -> None:
+    assert verdict.proves_progress(commit, fault(), {A: 1.0, B: 5.05, C: 1.0}) is proves
+
+
+def test_next_commit_is_the_earliest_that_proves_progress() -> None:
+    found = verdict.next_commit(trace(Commit(5.1, A, 1, 11), Commit(5.6, B, 2, 11), Commit(5.5, A, 2, 11)), fault())
+    assert found == Commit(5.5, A, 2, 11)
+    assert verdict.next_commit(trace(Commit(5.1, A, 1, 11)), fault()) is None
+
+
+def test_group_that_goes_on_from_less_than_a_living_process_holds_is_a_roll_back() -> None:
+    seen = trace(Commit(1.0, A, 1, 10), Commit(1.0, B, 1, 10), Commit(3.0, C, 2, 4))
+    (found,) = verdict.roll_backs(seen, {A: 3.5, B: 2.0, C: 9.0})
+    assert (found.generation, found.began_with_step, found.holder, found.holders_step) == (2, 4, "w-0-10", 10)
+
+
+@pytest.mark.parametrize(
+    ("commits", "alive_until_s"),
+    [
+        pytest.param([Commit(1.0, A, 1, 10), Commit(3.0, B, 2, 4)], {A: 2.9, B: 9.0}, id="the holder was dead by then"),
+        pytest.param([Commit(1.0, A, 1, 10), Commit(3.0, B, 2, 11)], {A: 9.0, B: 9.0}, id="nothing is done again"),
+        pytest.param(
+            [Commit(1.0, A, 1, 10), Commit(0.9, B, 1, 9), Commit(3.0, B, 2, 10)], {A: 2.0, B: 9.0},
+            id="the step in flight, whose one holder died",
+        ),
+        pytest.param([Commit(1.0, A, 1, 10), Commit(3.0, B, 2, 11), Commit(3.1, A, 2, 11)], {A: 9.0, B: 9.0}, id="all go on"),
+    ],
+)  # fmt: skip
+def test_no_roll_back(commits: list[Commit], alive_until_s: dict[tuple[str, int], float]) -> None:
+    assert verdict.roll_backs(trace(*commits), alive_until_s) == []
+
+
+def test_step_in_flight_of_a_living_process_may_not_be_done_again_either() -> None:
+    seen = trace(Commit(1.0, A, 1, 10), Commit(0.9, B, 1, 9), Commit(3.0, B, 2, 10))
+    assert len(verdict.roll_backs(seen, {A: 9.0, B: 9.0})) == 1
+
+
+def test_script_that_begins_with_less_than_its_newest_checkpoint_was_rolled_back() -> None:
+    saved = [(1.0, 5), (2.0, 10), (6.0, 15)]
+    good, bad = Built(5.0, A, 4.0, 10), Built(5.0, B, 4.0, 5)
+    (found,) = verdict.script_roll_backs(trace(built=[good, bad], saved=saved))
+    assert (found.began_with_step, found.holders_step) == (5, 10)
+
+
+def test_steps_of_a_session_that_are_done_again_are_counted_once_for_all_ranks() -> None:
+    seen = trace(
+        Commit(1.0, A, 1, 10), Commit(1.1, B, 1, 10),
+        Commit(2.0, A, 2, 10), Commit(2.1, B, 2, 10), Commit(2.2, A, 2, 11),
+        Commit(3.0, A, 3, 12),
+        Commit(4.0, A, 4, 8),
+    )  # fmt: skip
+    assert verdict.redone_steps(seen) == 1 + 0 + 5
+
+
+def test_steps_of_a_script_that_are_done_again_are_counted_once_for_all_ranks() -> None:
+    built = [Built(0.5, A, 0.1, 0), Built(0.5, B, 0.2, 0), Built(2.5, C, 2.0, 5), Built(2.5, ("w-3", 13), 2.1, 5)]
+    seen = trace(
+        Commit(1.0, A, 0, 7), Commit(1.1, B, 0, 7), Commit(3.0, C, 0, 5), Commit(3.1, ("w-3", 13), 0, 5), built=built
+    )  # fmt: skip
+    assert verdict.redone_steps(seen) == 3
+
+
+EXPECTED = Expected("aa", "dd")
+
+
+@pytest.mark.parametrize(
+    ("done", "samples", "sentences"),
+    [
+        pytest.param([Done(1.0, A, 3, 1, "aa", "dd")], "dd", 0, id="equal"),
+        pytest.param([], "dd", 1, id="nobody finished"),
+        pytest.param([Done(1.0, A, 3, 2, "aa", "dd"), Done(1.0, B, 3, 2, "bb", "dd")], "dd", 1, id="one rank differs"),
+        pytest.param([Done(1.0, A, 3, 1, "aa", "ee")], "dd", 1, id="other samples in the process"),
+        pytest.param([Done(1.0, A, 3, 1, "aa", "dd")], "ee", 1, id="other samples in the status"),
+        pytest.param([Done(1.0, A, 3, 1, "aa", "dd")], "", 1, id="no samples in the status"),
+        pytest.param([Done(1.0, A, 2, 1, "bb", "dd"), Done(1.0, B, 3, 1, "aa", "dd")], "dd", 0, id="the last generation counts"),
+    ],
+)  # fmt: skip
+def test_end_is_compared_with_that_of_the_run_without_faults(done: list[Done], samples: str, sentences: int) -> None:
+    assert len(verdict.differences(done, EXPECTED, samples)) == sentences
+
+
+def test_script_has_no_samples_to_compare() -> None:
+    assert verdict.differences([Done(1.0, A, 0, 1, "aa", "")], Expected("aa", ""), None) == []
