@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from regroup.protocol.state import Busy, Condition, Phase, Seal, StatePair
+from regroup.protocol.state import Busy, Condition, Group, Phase, Seal, StatePair
 
 from .statefile import UNKNOWN, Saved
 
@@ -59,6 +59,8 @@ class Process:
     """Why it is being killed: it hangs."""
     done: bool = False
     """Script tier: exited 0 by itself."""
+    observed: str = ""
+    """Script tier: what the hook in it said last (local.Observed.group); empty: nothing, it may have no hook."""
     start_at_s: float | None = None
     """When the next process of this local rank is to be started."""
 
@@ -79,6 +81,10 @@ class Facts:
     stopped: bool = False
     replacing: bool = False
     """Script tier: processes are being ended because a newer generation wants new ones."""
+    preloading: bool = False
+    """The zygote imports: processes that were started now would not be faster than it."""
+    unobserved: bool = False
+    """Script tier: its processes have run for so long that init_process_group is not waited for any more."""
     cause: str | None = None
     """Script tier: why the last processes ended."""
     step: int = 0
@@ -92,7 +98,7 @@ def condition(processes: Sequence[Process], facts: Facts) -> Condition:
     by_session = facts.session or facts.tier == SESSION
     phase, generation, cause = (_session_phase if by_session else _script_phase)(processes, facts)
     if facts.stopped:
-        phase, cause = Phase.STOPPED, None
+        phase, cause = Phase.STOPPED, facts.cause
     state = _newest(processes)[0]
     in_group = phase in (Phase.TRAINING, Phase.FINISHED)
     return Condition(
@@ -106,6 +112,7 @@ def condition(processes: Sequence[Process], facts: Facts) -> Condition:
         session=facts.session,
         cause=cause,
         busy=busy(processes, facts.now_s),
+        group=None if by_session else group(processes, facts),
     )
 
 
@@ -121,6 +128,15 @@ def busy(processes: Sequence[Process], now_s: float) -> tuple[Busy, ...]:
         if said is not None:
             youngest[said] = max(since_s, youngest.get(said, since_s))
     return tuple(replace(said, age_s=round(max(0.0, now_s - since_s), 3)) for said, since_s in youngest.items())
+
+
+def group(processes: Sequence[Process], facts: Facts) -> str:
+    """Return what is known of the process group of a script's processes."""
+    if facts.replacing or facts.cause is not None or not all(p.running or p.done for p in processes):
+        return Group.WAITING
+    if all(p.done or p.observed == "formed" for p in processes):
+        return Group.FORMED
+    return Group.UNOBSERVED if facts.unobserved else Group.WAITING
 
 
 def seal(processes: Sequence[Process], facts: Facts) -> Seal | None:
@@ -181,7 +197,7 @@ def _script_phase(processes: Sequence[Process], facts: Facts) -> tuple[str, int,
     if all(p.done for p in processes):
         return Phase.FINISHED, launched, None
     if not running:
-        return Phase.READY, launched, facts.cause
+        return Phase.IDLE if facts.preloading else Phase.READY, launched, facts.cause
     if facts.tier == SCRIPT and all(p.spawned or p.done for p in processes):
         return Phase.TRAINING, launched, None
     return Phase.STARTING, launched, None

@@ -30,10 +30,12 @@ class Core:
     """One agent. `handle` is the only way to change it; not re-entrant.
 
     `session`: the script is known to use the library, so its processes start as soon as the operator is reached.
+    `preloading`: a zygote imports, and `Preloaded` will follow; until then a script's worker is not ready.
     """
 
-    def __init__(self, identity: Identity, saved: Saved, *, session: bool = False) -> None:
+    def __init__(self, identity: Identity, saved: Saved, *, session: bool = False, preloading: bool = False) -> None:
         self._worker = Worker(identity, saved)
+        self._worker.preloading = preloading
         if session:
             self._worker.session, self._worker.tier = True, SESSION
         self._session, self._script = Session(self._worker), Script(self._worker)
@@ -60,8 +62,9 @@ class Core:
         """When `Tick` is wanted, on the clock of `handle`; None: only another event can change anything."""
         worker = self._worker
         dues = [p.start_at_s for p in worker.processes]
-        dues += [worker.progress.due_s, self._changed_due_s, self._script.due_s, self._hangs.due_s]
-        dues.append(worker.ending.due_s if worker.ending else None)
+        dues += [worker.progress.due_s, self._changed_due_s, self._hangs.due_s]
+        if not worker.stopped:  # while it ends, only the end has times of its own
+            dues.append(worker.ending.due_s if worker.ending else self._script.due_s)
         return min((due for due in dues if due is not None), default=None)
 
     @property
@@ -107,6 +110,8 @@ class Core:
             worker.connected = False
         elif isinstance(event, ev.Terminated):
             self._terminated(now_s)
+        elif isinstance(event, ev.Preloaded):
+            worker.preloading = False
 
     def _of_process(
         self, event: ev.FromTrainer | ev.Spawned | ev.Detached | ev.Exited | ev.Probed, now_s: float
@@ -116,11 +121,13 @@ class Core:
             self._hangs.probed(process, event)
         elif isinstance(event, ev.FromTrainer) and isinstance(event.message, local.Stack):
             self._hangs.answered(process, event.message)
+        elif isinstance(event, ev.FromTrainer) and isinstance(event.message, local.Observed):
+            self._script.observed(process, event.message, now_s)
         elif isinstance(event, ev.FromTrainer):
             self._session.take(process, event.message, now_s)
         elif isinstance(event, ev.Spawned):
             process.spawned = True
-            self._script.say_adopted()
+            self._script.spawned(now_s)
         elif isinstance(event, ev.Detached):
             process.attached, process.inside, process.state = False, 0, None
             process.busy = process.first_step_since_s = None
@@ -148,6 +155,8 @@ class Core:
             signum = worker.ending.signal_due(now_s)
             if signum is not None:
                 worker.signal_all(signum)
+            elif worker.ending.killed and now_s >= worker.ending.given_up_at_s and not worker.stopped:
+                worker.give_up(worker.ending.code)
         else:
             self._script.tick(now_s)
             due = [p.local_rank for p in worker.processes if p.start_at_s is not None and now_s >= p.start_at_s]

@@ -17,6 +17,8 @@ AFTER_COMPLETE_S = 300.0
 AFTER_TERM_S = 5.0
 DRAIN_MARGIN_S = 5.0
 """A draining agent ends its processes this long before its grace is over; of a short grace, two fifths."""
+UNKILLABLE_S = 30.0
+"""A process that is not dead this long after SIGKILL hangs in the kernel (a volume, a device): the agent exits without it."""
 DRAINED_CODE = 128 + signal.SIGTERM
 
 
@@ -42,10 +44,15 @@ class Ending:
         return None
 
     @property
+    def given_up_at_s(self) -> float:
+        """When a process that SIGKILL does not end is waited for no longer."""
+        return self.kill_at_s + UNKILLABLE_S
+
+    @property
     def due_s(self) -> float | None:
-        """When `signal_due` has something to say next."""
+        """When `signal_due` has something to say next, or the agent gives up."""
         if self.killed:
-            return None
+            return self.given_up_at_s
         return self.kill_at_s if self.termed else self.term_at_s
 
 
@@ -70,6 +77,15 @@ def after_sigterm(connected: bool, grace_s: float, now_s: float) -> Ending:
 def restart_delay_s(crashes: int) -> float:
     """Return how long the n-th restart without a committed step in between waits: 0, 1, 2, 4 .. 30 s."""
     return 0.0 if crashes <= 1 else min(2.0 ** (crashes - 2), 30.0)
+
+
+def unkillable_sentence(ranks: list[int]) -> str:
+    """Return one sentence for processes that SIGKILL does not end."""
+    which = ", ".join(map(str, ranks))
+    return (
+        f"Process {which} is not dead {UNKILLABLE_S:.0f} s after SIGKILL: it hangs in the kernel, most likely on a volume "
+        "or a device of its node. The agent exits, so that another pod takes its place."
+    )
 
 
 def exit_sentence(local_rank: int, code: int) -> str:

@@ -88,12 +88,28 @@ class Terminated:
 
 
 @dataclass(frozen=True)
+class Preloaded:
+    """The zygote's import is over: it forks from now on, or it has failed and processes are exec'd."""
+
+
+@dataclass(frozen=True)
 class Tick:
     """`Core.due_s` has come."""
 
 
 Event = Union[
-    Connected, Disconnected, Commanded, FromTrainer, Detached, Spawned, Exited, Probed, StoreOpened, Terminated, Tick
+    Connected,
+    Disconnected,
+    Commanded,
+    FromTrainer,
+    Detached,
+    Spawned,
+    Exited,
+    Probed,
+    StoreOpened,
+    Terminated,
+    Preloaded,
+    Tick,
 ]
 
 # --- effects -------------------------------------------------------------------------------------------------------

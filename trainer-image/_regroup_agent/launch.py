@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import PurePath
+from dataclasses import dataclass, field, replace
+from pathlib import Path, PurePath
 
 from regroup.protocol import env, wire
 
 LAUNCHERS = ("torchrun", "accelerate", "deepspeed", "mpirun")
 _PYTHON = re.compile(r"python(3(\.\d+)?)?$")
 _IMPORT = re.compile(r"^[ \t]*(import|from)[ \t]+([\w.]+[ \t]*,[ \t]*)*regroup\b", re.MULTILINE)
+_SHELLS = ("sh", "bash", "dash")
+_SHELL_ACTS = frozenset("$`\\*?[]{}()<>|;#!~\n")
+_ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)$", re.DOTALL)
 _AGENTS_OWN = (env.OPERATOR_URL, env.CA_FILE, env.TOKEN_FILE, env.STATE_DIR, env.GRACE_SECONDS)
 
 
@@ -21,12 +26,27 @@ class LaunchError(Exception):
 
 @dataclass(frozen=True)
 class PythonCommand:
-    """A command that a zygote can run: `python [-u] FILE args` or `python [-u] -m MODULE args`."""
+    """A command that a zygote can run: `python [-u] FILE args` or `python [-u] -m MODULE args`.
 
-    interpreter: str
+    `directory` and `environ`: what a shell sets before it (`sh -c "cd DIR && NAME=VALUE exec python FILE"`).
+    """
+
+    argv: tuple[str, ...]
+    """The command itself, without a shell around it."""
     file: str | None
     module: str | None
     args: tuple[str, ...]
+    directory: str | None = None
+    environ: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def interpreter(self) -> str:
+        return self.argv[0]
+
+    @property
+    def script(self) -> Path | None:
+        """Path of the script's file, None for a module."""
+        return None if self.file is None else Path(self.directory or ".") / self.file
 
 
 def check_command(command: Sequence[str]) -> None:
@@ -51,16 +71,53 @@ def check_command(command: Sequence[str]) -> None:
 
 def python_command(command: Sequence[str]) -> PythonCommand | None:
     """Return how a zygote runs the command, or None where it has to be exec'd."""
-    if not _PYTHON.match(PurePath(command[0]).name):
+    if len(command) == 3 and PurePath(command[0]).name in _SHELLS and command[1] == "-c":
+        return _shells_python(command[2])
+    return _python(command)
+
+
+def _python(command: Sequence[str]) -> PythonCommand | None:
+    if not command or not _PYTHON.match(PurePath(command[0]).name):
         return None
     rest = list(command[1:])
     while rest and rest[0] == "-u":
         rest.pop(0)
     if rest and rest[0] == "-m" and len(rest) > 1:
-        return PythonCommand(command[0], None, rest[1], tuple(rest[2:]))
+        return PythonCommand(tuple(command), None, rest[1], tuple(rest[2:]))
     if rest and not rest[0].startswith("-") and rest[0].endswith(".py"):
-        return PythonCommand(command[0], rest[0], None, tuple(rest[1:]))
+        return PythonCommand(tuple(command), rest[0], None, tuple(rest[1:]))
     return None
+
+
+def _shells_python(text: str) -> PythonCommand | None:
+    """Return the one python command of `[cd DIR &&] [NAME=VALUE ...] [exec] python ...`, None for any other shell text.
+
+    Nothing is expanded: a text with a character that a shell would act on, quoted or not, is left to the shell.
+    """
+    if set(text) & _SHELL_ACTS:
+        return None
+    try:
+        words = shlex.split(text)
+    except ValueError:
+        return None
+    directory: str | None = None
+    if words[:1] == ["cd"] and words[2:3] == ["&&"] and not words[1].startswith("-"):
+        directory, words = words[1], words[3:]
+    environ: dict[str, str] = {}
+    while words and (assigned := _ASSIGNMENT.match(words[0])):
+        environ[assigned[1]] = assigned[2]
+        words.pop(0)
+    if words[:1] == ["exec"]:
+        words.pop(0)
+    ours = any(name == "PATH" or name in env.RESERVED or name.startswith(env.RESERVED_PREFIXES) for name in environ)
+    if ours or any("&" in word for word in (directory or "", *words)):
+        return None
+    found = _python(words)
+    if found is None:
+        return None
+    if directory is not None:
+        environ["PWD"] = str(Path.cwd() / directory)
+    return replace(found, directory=directory, environ=environ)
 
 
 def imports_library(source: str) -> bool:
@@ -74,6 +131,17 @@ def imports_library(source: str) -> bool:
 def preload_modules(environ: Mapping[str, str]) -> list[str]:
     """Return the modules that the zygote imports; empty: no zygote."""
     return [name.strip() for name in environ.get(env.PRELOAD, env.DEFAULT_PRELOAD).split(",") if name.strip()]
+
+
+def hooked_env(environ: Mapping[str, str], directory: str) -> dict[str, str]:
+    """Return the environment of a process that is exec'd: python finds the hook's `sitecustomize` in `directory`.
+
+    `directory` is empty where there is no hook.
+    """
+    if not directory:
+        return dict(environ)
+    path = environ.get("PYTHONPATH")
+    return {**environ, "PYTHONPATH": directory + (os.pathsep + path if path else "")}
 
 
 def trainer_env(

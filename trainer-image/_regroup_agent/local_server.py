@@ -1,6 +1,7 @@
 """The agent's Unix socket: the trainers' way in. Reads and writes protocol.local, one JSON line each.
 
-Owns the connections. A long one begins with `Attach` and is known by its local rank; a short one asks `TakeStore`.
+Owns the connections. A long one begins with `Attach` and is known by its local rank; a short one asks `TakeStore`, or
+says `Observed`.
 What a message means is the core's business.
 """
 
@@ -133,6 +134,10 @@ class LocalServer:
             self._give_store(connection, message)
         elif isinstance(message, local.Attach):
             self._attach(connection, message)
+        elif isinstance(message, local.Observed):
+            if self._expects(message.local_rank, message.incarnation):
+                self._on_message(message.local_rank, message.incarnation, message)
+            connection.close()
         elif connection.attached:
             self._on_message(connection.local_rank, connection.incarnation, message)
         else:

@@ -20,6 +20,7 @@ from regroup.protocol.wire import ProcessStack
 from . import events as ev
 from . import kernel_view
 from .core import Core, Identity
+from .group_hook_files import write_group_hook
 from .launch import (
     LaunchError,
     PythonCommand,
@@ -59,15 +60,17 @@ class Agent:
         grace_s = float(environ.get(env.GRACE_SECONDS) or 25.0)
         identity = Identity(environ[env.JOB_UID], environ[env.POD_UID], boot, self._processes, grace_s)
         python = python_command(self._command)
-        self._core = Core(identity, saved, session=_uses_library(python))
         self._store = StoreSocket(environ[env.POD_IP])
         preload = preload_modules(environ)
+        has_zygote = bool(python and preload)
+        self._core = Core(identity, saved, session=_uses_library(python), preloading=has_zygote)
         # A trainer's environment replaces the zygote's; until then it is what the image and the template say.
         base = trainer_env(
             environ, socket_path="", local_rank=0, processes=1, incarnation=0, restarts=0, generation=None
         )
-        self._zygote = Zygote(self._command, python, preload, base, log) if python and preload else None
-        self._trainers = Trainers(self._command, self._zygote, self._spawned, self._exited)
+        self._zygote = Zygote(python, preload, base, log, self._imported) if python and preload else None
+        hook = write_group_hook(environ[env.STATE_DIR], log)
+        self._trainers = Trainers(self._command, self._zygote, hook, self._spawned, self._exited)
         self._link = Link(
             Endpoint(
                 environ[env.OPERATOR_URL],
@@ -213,6 +216,9 @@ class Agent:
                 self._feed(ev.Detached(rank, of))
         self._feed(ev.FromTrainer(local_rank, incarnation, message))
 
+    def _imported(self) -> None:
+        self._later(ev.Preloaded())
+
     def _spawned(self, local_rank: int, incarnation: int) -> None:
         self._feed(ev.Spawned(local_rank, incarnation))
 
@@ -253,10 +259,10 @@ def die(text: str, code: int) -> None:
 
 def _uses_library(python: PythonCommand | None) -> bool:
     """Return whether the script's own text says that it uses `regroup`; what cannot be read is found out later."""
-    if python is None or python.file is None:
+    if python is None or python.script is None:
         return False
     try:
-        return imports_library(Path(python.file).read_text(errors="replace"))
+        return imports_library(python.script.read_text(errors="replace"))
     except OSError:
         return False
 

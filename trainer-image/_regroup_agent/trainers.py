@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from .launch import hooked_env
 from .posix import die_with_parent
 from .zygote import Zygote
 
@@ -40,10 +41,11 @@ class Trainers:
         self,
         command: Sequence[str],
         zygote: Zygote | None,
+        hook_directory: str,
         on_spawned: Callable[[int, int], None],
         on_exited: Callable[[int, int, int, str], None],
     ) -> None:
-        self._command, self._zygote = list(command), zygote
+        self._command, self._zygote, self._hook_directory = list(command), zygote, hook_directory
         self._on_spawned, self._on_exited = on_spawned, on_exited
         self._by_rank: dict[int, _Trainer] = {}
         self._by_pid: dict[int, _Trainer] = {}
@@ -144,7 +146,7 @@ class Trainers:
             self._command,
             stdin=subprocess.DEVNULL,
             stderr=write_fd,
-            env=dict(env),
+            env=hooked_env(env, self._hook_directory),
             start_new_session=True,
             preexec_fn=die_with_parent,
         )

@@ -55,6 +55,10 @@ class Worker:
         """No process enters this generation or one below: a seal has promised it."""
         self.replacing = False
         """Script tier: processes are being ended because a newer generation wants new ones."""
+        self.preloading = False
+        """The zygote's first import is not over."""
+        self.unobserved = False
+        """Script tier: see aggregate.Facts."""
         self.script_cause: str | None = None
         self.crashes = 0
         """Processes that ended by themselves since the last committed step."""
@@ -91,6 +95,8 @@ class Worker:
             session=self.session,
             stopped=self.stopped,
             replacing=self.replacing,
+            preloading=self.preloading,
+            unobserved=self.unobserved,
             cause=self.script_cause,
             step=step or (max(p.step for p in self.processes) if in_generation else 0),
             now_s=self.now_s,
@@ -140,6 +146,7 @@ class Worker:
             started.append(ev.Start(rank, incarnation, generation, self.starts))
         self.starts += 1
         self.launched_s = now_s
+        self.unobserved = False
         if generation is None:
             self.persist(incarnation=incarnation)
         else:
@@ -153,6 +160,14 @@ class Worker:
         for process in self.processes:
             if process.running:
                 self.effects.append(ev.Signal(process.local_rank, signum))
+
+    def give_up(self, code: int) -> None:
+        """Exit although processes run: SIGKILL has not ended them."""
+        self.stopped = True
+        why = ending.unkillable_sentence([p.local_rank for p in self.processes if p.running])
+        self.script_cause = why
+        self.send(wire.Changed())
+        self.effects += [ev.Log(why), ev.Exit(code)]
 
     def next_delay_s(self) -> float:
         """Count a process that ended by itself; return how long its restart waits."""

@@ -13,9 +13,12 @@ import socket
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 
+from .group_hook_files import group_hook
 from .launch import PythonCommand
 from .posix import die_with_parent
 
+MAX_IMPORT_S = 300.0
+"""A preload that takes longer hangs: processes are exec'd instead. On a cold network disk torch takes a minute or two."""
 MAX_DEATHS = 3
 """Deaths in a row without one fork in between, after which processes are exec'd instead."""
 
@@ -25,13 +28,16 @@ class Zygote:
 
     def __init__(
         self,
-        command: Sequence[str],
         python: PythonCommand,
         preload: Sequence[str],
         environ: Mapping[str, str],
         log: Callable[[str], None],
+        on_imported: Callable[[], None],
     ) -> None:
-        self._command, self._python, self._preload = list(command), python, list(preload)
+        """`on_imported` is called each time an import ends, and when there will be none: processes can be started."""
+        self._on_imported = on_imported
+        self._overdue: asyncio.TimerHandle | None = None
+        self._python, self._preload = python, list(preload)
         self._environ, self._log = dict(environ), log
         self._process: subprocess.Popen[bytes] | None = None
         self._channel: socket.socket | None = None
@@ -53,11 +59,13 @@ class Zygote:
         source = pkgutil.get_data(__package__, "zygote_child.py")
         assert source is not None
         setup = {
-            "command": self._command,
+            "command": list(self._python.argv),
             "file": self._python.file,
             "module": self._python.module,
             "args": list(self._python.args),
+            "environ": dict(self._python.environ),
             "preload": self._preload,
+            "hook": group_hook(),
         }
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         for end in (ours, theirs):
@@ -68,7 +76,8 @@ class Zygote:
             self._process = subprocess.Popen(
                 argv,
                 stdin=subprocess.DEVNULL,
-                env=self._environ,
+                env={**self._environ, **self._python.environ},
+                cwd=self._python.directory,
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,
                 preexec_fn=die_with_parent,
@@ -82,6 +91,8 @@ class Zygote:
         ours.setblocking(False)
         self._channel = ours
         asyncio.get_running_loop().add_reader(ours.fileno(), self._readable)
+        self._cancel_overdue()
+        self._overdue = asyncio.get_running_loop().call_later(MAX_IMPORT_S, self._hangs, self._process)
 
     async def spawn(self, env: Mapping[str, str], stderr_fd: int) -> int | None:
         """Fork a trainer process and return its pid; None: it has to be exec'd. Waits for the import to be over."""
@@ -148,8 +159,10 @@ class Zygote:
                 answer.set_result(message["pid"])
         elif "ready" in message:
             self.import_s = message["ready"]
+            self._cancel_overdue()
             if self._ready is not None and not self._ready.done():
                 self._ready.set_result(True)
+            self._on_imported()
         else:
             self._give_up(f"importing {', '.join(self._preload)} failed ({message.get('failed')})")
 
@@ -159,11 +172,24 @@ class Zygote:
             self._channel.close()
             self._channel = None
 
+    def _hangs(self, process: subprocess.Popen[bytes]) -> None:
+        """The import has not ended in time."""
+        if self._process is process and self._usable:
+            self._give_up(f"importing {', '.join(self._preload)} takes more than {MAX_IMPORT_S:.0f} s")
+            process.kill()
+
+    def _cancel_overdue(self) -> None:
+        if self._overdue is not None:
+            self._overdue.cancel()
+            self._overdue = None
+
     def _give_up(self, why: str) -> None:
         self._usable = False
+        self._cancel_overdue()
         self._log(f"No zygote: {why}. Processes are started by exec, which takes the import's time each.")
         if self._ready is not None and not self._ready.done():
             self._ready.set_result(False)
+        self._on_imported()
 
 
 class _DiedError(Exception):

@@ -21,6 +21,8 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+_hook: dict[str, Any] = {"__name__": "_regroup_group_hook"}
+"""The names of group_hook.py, which says when the process has passed `init_process_group`."""
 PR_SET_PDEATHSIG = 1
 PR_SET_NAME = 15
 
@@ -78,6 +80,8 @@ def _become(request: dict[str, Any], setup: dict[str, Any]) -> types.ModuleType:
     """Make this process look like a fresh `python FILE ...` or `python -m MODULE ...`; return its __main__ module."""
     os.environ.clear()
     os.environ.update(request["env"])
+    os.environ.update(setup["environ"])
+    _hook["say"]("watched")
     for signum in (signal.SIGTERM, signal.SIGCHLD):
         signal.signal(signum, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -126,6 +130,8 @@ def _zygote() -> tuple[types.ModuleType, dict[str, Any]]:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # What `python FILE` and `python -m` put first; a preload module is found where the script would find it.
     sys.path[0] = os.path.dirname(os.path.realpath(setup["file"])) if setup["file"] else str(Path.cwd())
+    exec(setup["hook"], _hook)
+    _hook["install"]()
     began = time.monotonic()
     try:
         for name in setup["preload"]:

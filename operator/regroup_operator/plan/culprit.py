@@ -67,6 +67,9 @@ def _verb(worker: Worker) -> str:
     if worker.why == "ProcessExited" and fault is not None and fault.exit_code is not None:
         code = f"signal {-fault.exit_code}" if fault.exit_code < 0 else f"exit code {fault.exit_code}"
         return f"lost a process ({code})"
+    cause = worker.session.condition.cause if worker.session else None
+    if worker.why == "Stopped" and cause:
+        return f"has stopped ({cause.rstrip('.')})"
     return {
         "PodDeleted": "is gone with its pod",
         "PodFailed": "failed",

@@ -12,8 +12,10 @@ from regroup_operator.model.plan import Clock, Memory
 from regroup_operator.model.ports import EventNote
 from regroup_operator.model.records import Observation, Settings
 from regroup_operator.model.worker import Current, Decision, Standing, Wait, Worker
+from regroup_operator.plan.script_group import script_group
 from regroup_operator.plan.status import (
     ORDINARY,
+    RUNNING,
     SUCCEEDED,
     Said,
     phase_of,
@@ -47,6 +49,8 @@ class View:
 def face(view: View, status: Mapping[str, Any]) -> tuple[dict[str, Any], list[EventNote]]:
     """Return the part of the status that people read, and the events of what has changed in it. `status`: the rest, as planned."""
     replicas, before = view.job.spec.replicas, list(status.get("conditions", ()))
+    ran = view.job.status.phase == RUNNING
+    group = script_group(view.current, view.workers, ran=ran) if status.get("tier") == "Script" else None
     phase = phase_of(
         current=view.current,
         decision=view.decision,
@@ -54,8 +58,9 @@ def face(view: View, status: Mapping[str, Any]) -> tuple[dict[str, Any], list[Ev
         trained=_has_trained(status),
         ended=view.ended,
         stalled=view.stalled,
+        group=group,
     )
-    said = _said(view, phase, before)
+    said = _said(view, phase, before, group)
     conditions: list[dict[str, Any]] = before
     for one in said:
         conditions = set_condition(conditions, one.type, one.status, one.reason, one.message,  # type: ignore[arg-type]
@@ -97,7 +102,7 @@ def _has_trained(status: Mapping[str, Any]) -> bool:
     return earlier or bool(membership.get("adopted"))
 
 
-def _said(view: View, phase: str, before: Sequence[Mapping[str, Any]]) -> list[Said]:
+def _said(view: View, phase: str, before: Sequence[Mapping[str, Any]], group: str | None) -> list[Said]:
     """Return all conditions, Accepted first."""
     memory = view.memory
     accepted = Said("Accepted", "True", "Valid", "The job can run as written.")
@@ -125,6 +130,7 @@ def _said(view: View, phase: str, before: Sequence[Mapping[str, Any]]) -> list[S
                 (c["message"] for c in before if c["type"] == "Failed" and c["status"] == "True"), view.failure
             ),
             note=_refusal_note(view),
+            group=group,
         ),
     ]
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from regroup.protocol.document import CheckpointRef, Document, LineageEntry, OlderGeneration
-from regroup.protocol.state import Phase
+from regroup.protocol.state import Group, Phase
 from regroup_operator.model.members import MemberId, format_members, gone_name, parse_members
 from regroup_operator.model.plan import Memory
 from regroup_operator.model.records import Pod, Session
@@ -87,18 +87,23 @@ def named_checkpoint(status: Mapping[str, Any]) -> CheckpointRef | None:
 
 
 def decide_tier(status: Mapping[str, Any], sessions: Sequence[Session], now_s: float) -> str | None:
-    """Return Session once a process has said that it uses the library, Script when all members run for SCRIPT_AFTER_S
-    without, None while that is open."""
+    """Return Session once a process has said that it uses the library; Script when all members run without it: they have
+    passed init_process_group, have ended, or have run for SCRIPT_AFTER_S. None while that is open."""
     tier: str | None = status.get("tier")
     if tier == "Session" or any(s.condition.session for s in sessions):
         return "Session"
     membership = status.get("membership")
     if tier is not None or membership is None:
         return tier
-    started = [
-        s.condition_at_s
-        for s in sessions
-        if s.connected and (s.condition.phase, s.condition.generation) == (Phase.STARTING, membership["generation"])
-    ]
-    everybody = bool(started) and len(started) >= len(parse_members(membership["members"]))
-    return "Script" if everybody and now_s >= max(started) + SCRIPT_AFTER_S else None
+    due = [_script_at_s(s) for s in sessions if s.connected and s.condition.generation == membership["generation"]]
+    known = [at_s for at_s in due if at_s is not None]
+    everybody = bool(known) and len(known) >= len(parse_members(membership["members"]))
+    return "Script" if everybody and now_s >= max(known) else None
+
+
+def _script_at_s(session: Session) -> float | None:
+    """Return since when a worker's processes are known to be an unmodified script's, None if they are not."""
+    condition = session.condition
+    if condition.phase == Phase.FINISHED or (condition.phase == Phase.STARTING and condition.group == Group.FORMED):
+        return session.condition_at_s
+    return session.condition_at_s + SCRIPT_AFTER_S if condition.phase == Phase.STARTING else None

@@ -6,8 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from regroup.protocol.document import PLANNED
+from regroup.protocol.state import Group
 from regroup_operator.model.records import Settings
 from regroup_operator.model.worker import Announce, Current, Decision, Standing, Wait, Worker
+from regroup_operator.plan.script_group import passed
 
 PENDING, STARTING, RUNNING, RECOVERING, WAITING, SUCCEEDED, FAILED = (
     "Pending", "Starting", "Running", "Recovering", "Waiting", "Succeeded", "Failed",
@@ -36,9 +39,11 @@ def phase_of(
     trained: bool,
     ended: str | None,
     stalled: bool = False,
+    group: str | None = None,
 ) -> str:
     """Return status.phase. `trained`: a generation has adopted before; `ended`: Succeeded, Failed or None; `stalled`: steps
-    are overdue, which is the fault of the worker that cannot be reached, if there is one, and else the script's own affair."""
+    are overdue, which is the fault of the worker that cannot be reached, if there is one, and else the script's own affair;
+    `group`: whether a script's processes have formed theirs (script_group.py), None for a session."""
     if ended:
         return ended
     if current is None:
@@ -56,6 +61,10 @@ def phase_of(
     silent = any(w.standing == Standing.SILENT and not w.expected for w in members)
     if broken or (stalled and silent):
         return RECOVERING
+    if group == Group.WAITING:
+        # Each generation starts a script's processes anew: a planned one, too, ends those that trained.
+        later = any(entry.generation < current.number for entry in current.lineage)
+        return RECOVERING if later and current.kind != PLANNED else STARTING
     if current.adopted or current.kind == "planned":
         return RUNNING
     return RECOVERING
@@ -142,13 +151,29 @@ def training_conditions(
     workers: Sequence[Worker],
     failure: str | None,
     note: str = "",
+    group: str | None = None,
 ) -> list[Said]:
-    """Return Training, Degraded, and Complete or Failed once the job has ended. `note`: what a refusal said."""
+    """Return Training, Degraded, and Complete or Failed once the job has ended. `note`: what a refusal said; `group`: as in
+    phase_of."""
     out: list[Said] = []
     number = current.number if current else 0
     count = len(current.members) if current else 0
-    if phase == RUNNING:
+    if phase == RUNNING and group == Group.UNOBSERVED:
+        out.append(
+            Said(
+                "Training",
+                "True",
+                "Unobserved",
+                f"The processes of generation {number} run on {_workers(count)}. They have not called "
+                "torch.distributed.init_process_group where Regroup can see it, so it is not known whether they train.",
+            )
+        )
+    elif phase == RUNNING:
         out.append(Said("Training", "True", "Running", f"Generation {number} trains with {_workers(count)}."))
+    elif group == Group.WAITING and current is not None and current.adopted and not isinstance(decision, Wait):
+        formed = passed(current, workers)
+        what = f"{formed} of {_workers(count)} passed torch.distributed.init_process_group."
+        out.append(Said("Training", "False", phase, f"Generation {number}: {what}"))
     elif isinstance(decision, Wait):
         out.append(Said("Training", "False", decision.reason, " ".join(filter(None, [decision.message, note]))))
     else:

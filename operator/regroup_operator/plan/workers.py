@@ -1,9 +1,9 @@
 """Decide which worker pods to create, to release and to delete.
 
-Pure. Every slot below spec.replicas has one pod that can serve; a pod is replaced when it is gone or failed, or when its
-node is not ready and its agent silent; before the first generation also when the spec has changed since it was made. A
-pod leaves by rule RELEASE: only after all members of the newest generation have adopted, and only once its UID stands in
-status.released. Never a forced delete.
+Pure. Every slot below spec.replicas has one pod that can serve; a pod is replaced when it is gone or failed, when its node
+is not ready and its agent silent, or when its agent has exited and does not come back; before the first generation also when
+the spec has changed since it was made. A pod leaves by rule RELEASE: only after all members of the newest generation have
+adopted, and only once its UID stands in status.released. Never a forced delete.
 
 Once the job has ended its workers end by themselves, and their pods stay for their logs. A pod that would not end is
 deleted: nothing of the job shall go on, or hold a GPU.
@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from regroup.protocol.state import Phase
 from regroup_operator.model.members import MemberId
 from regroup_operator.model.records import Pod
 from regroup_operator.model.worker import Worker
@@ -79,7 +80,7 @@ def plan_workers(
         attempts[slot] = max(attempts.get(slot, -1), attempt)
     serving: dict[int, Worker] = {}
     for worker in sorted(pods, key=lambda w: (not w.is_member, not w.connected, -w.id.attempt)):
-        if _serves(worker, released):
+        if _serves(worker, released) and not _has_exited(worker, now_s, hello_timeout_s):
             serving.setdefault(worker.id.slot, worker)
     create = tuple(
         CreateWorker(slot, attempts.get(slot, -1) + 1, bad_nodes.get(slot, ()))
@@ -96,7 +97,8 @@ def plan_workers(
         and w.pod.alive
         and (w.id.slot >= replicas or w.pod.terminating or serving.get(w.id.slot, w).id != w.id)
     )
-    return WorkerChanges(create, release, leaving)
+    exited = [w.session.condition_at_s + hello_timeout_s for w in pods if w.session and _said_stopped(w)]
+    return WorkerChanges(create, release, leaving, min((at_s for at_s in exited if at_s > now_s), default=None))
 
 
 def _given_up_s(worker: Worker, pod: Pod, hello_timeout_s: float) -> float | None:
@@ -112,6 +114,18 @@ def _given_up_s(worker: Worker, pod: Pod, hello_timeout_s: float) -> float | Non
     closed_s = worker.session.closed_at_s if worker.session else None
     heard_s = max((at_s for at_s in (closed_s, pod.running_since_s) if at_s is not None), default=float("-inf"))
     return heard_s + hello_timeout_s
+
+
+def _said_stopped(worker: Worker) -> bool:
+    session = worker.session
+    return session is not None and session.condition.phase == Phase.STOPPED and not session.told_stop
+
+
+def _has_exited(worker: Worker, now_s: float, hello_timeout_s: float) -> bool:
+    """Return whether the agent has exited by itself and no other has called since: its container cannot end, because a
+    process in it hangs in the kernel. Otherwise the kubelet starts the container again at once."""
+    session = worker.session
+    return _said_stopped(worker) and session is not None and now_s >= session.condition_at_s + hello_timeout_s
 
 
 def _serves(worker: Worker, released: frozenset[str]) -> bool:

@@ -20,9 +20,15 @@ class Drive:
     """A core with p processes and a clock. `effects` are those of the last event; `on_disk` is the last Persist."""
 
     def __init__(
-        self, processes: int = 1, saved: Saved = NEW_POD, grace_s: float = 25.0, session: bool = False
+        self,
+        processes: int = 1,
+        saved: Saved = NEW_POD,
+        grace_s: float = 25.0,
+        session: bool = False,
+        preloading: bool = False,
     ) -> None:
-        self.core = Core(Identity(JOB, POD, "boot", processes, grace_s), saved, session=session)
+        identity = Identity(JOB, POD, "boot", processes, grace_s)
+        self.core = Core(identity, saved, session=session, preloading=preloading)
         self.processes, self.now_s = processes, 100.0
         self.effects: list[ev.Effect] = []
         self.all: list[ev.Effect] = []
@@ -46,7 +52,10 @@ class Drive:
         """Let time pass, with every tick that is due."""
         end_s = self.now_s + seconds
         effects: list[ev.Effect] = []
+        num_ticks = 0
         while (due_s := self.core.due_s) is not None and due_s <= end_s:
+            num_ticks += 1
+            assert num_ticks < 10_000, "the agent spins"
             self.now_s = max(self.now_s, due_s)
             effects += self.feed(ev.Tick()).effects
         self.now_s, self.effects = end_s, effects

@@ -17,7 +17,6 @@ from _regroup_agent import http
 from _regroup_agent.build import build
 from _regroup_agent.launch import (
     LaunchError,
-    PythonCommand,
     check_command,
     imports_library,
     preload_modules,
@@ -66,19 +65,72 @@ def test_unreadable_state_file_is_everything_adopted_and_one_sentence(tmp_path: 
 @pytest.mark.parametrize(
     ("command", "want"),
     [
-        (["python", "train.py", "--lr", "1"], PythonCommand("python", "train.py", None, ("--lr", "1"))),
-        (["/usr/bin/python3.12", "-u", "train.py"], PythonCommand("/usr/bin/python3.12", "train.py", None, ())),
-        (["python3", "-m", "train.digits", "x"], PythonCommand("python3", None, "train.digits", ("x",))),
+        (["python", "train.py", "--lr", "1"], ("train.py", None, ("--lr", "1"))),
+        (["/usr/bin/python3.12", "-u", "train.py"], ("train.py", None, ())),
+        (["python3", "-m", "train.digits", "x"], (None, "train.digits", ("x",))),
         (["python", "-c", "print()"], None),
         (["python", "-O", "train.py"], None),
         (["python", "directory"], None),
-        (["bash", "-c", "python train.py"], None),
         (["pythonish", "train.py"], None),
         (["python"], None),
     ],
 )
-def test_python_command(command: list[str], want: PythonCommand | None) -> None:
-    assert python_command(command) == want
+def test_python_command(command: list[str], want: tuple[object, ...] | None) -> None:
+    got = python_command(command)
+    assert (got and (got.file, got.module, got.args)) == want
+    assert got is None or (got.argv, got.directory, got.environ) == (tuple(command), None, {})
+
+
+@pytest.mark.parametrize("shell", ["sh", "/bin/bash"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "exec {python} train.py --lr 0.1",
+        "{python} train.py",
+        "cd sub && exec {python} -u train.py 'two words' \"it's\"",
+        "cd {here}/sub && {python} train.py",
+        "A=1 B='two words' PYTHONPATH={here}/sub exec {python} train.py",
+        "cd sub && OMP_NUM_THREADS=1 {python} -m train x",
+    ],
+)
+def test_python_inside_a_shell_is_what_the_shell_would_run(tmp_path: Path, shell: str, text: str) -> None:
+    """The real shell runs a program that prints what it was given; the agent must have read the same."""
+    (tmp_path / "sub").mkdir()
+    python = tmp_path / "python3"
+    python.write_text(
+        f"#!{sys.executable} -I\nimport json, os, sys\nprint(json.dumps([sys.argv, os.getcwd(), dict(os.environ)]))"
+    )
+    python.chmod(0o755)
+    environ = {"PATH": os.environ["PATH"], "PYTHONPATH": "/before"}
+    text = text.format(python=python, here=tmp_path)
+    got = python_command([shell, "-c", text])
+    assert got is not None
+    done = subprocess.run([shell, "-c", text], capture_output=True, check=True, cwd=tmp_path, env=environ)
+    argv, directory, set_by_shell = json.loads(done.stdout)
+    assert list(got.argv) == argv
+    assert os.path.realpath(tmp_path / (got.directory or ".")) == directory
+    inherited = ("PWD", "OLDPWD", "SHLVL", "_", "LC_CTYPE")  # the shell's own
+    assert {**environ, **got.environ} | dict.fromkeys(inherited, "") == set_by_shell | dict.fromkeys(inherited, "")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "python prepare.py && python train.py", "python train.py --lr $LR", "python train.py | tee log", "python train.py &",
+        "set -e; python train.py", "python train.py *.txt", "cd - && python train.py", "source venv && python train.py",
+        "PATH=/x python train.py", "RANK=3 python train.py", "REGROUP_SOCKET=x python train.py", "python train.py 'unbalanced",
+        "cd a && cd b && python train.py", "sh -c 'python train.py'", "cd a", "exec", "", "python `which train.py`",
+        "python train.py > log", "cd a&& python train.py", "(python train.py)", "python train.py\npython test.py",
+        "exec -a x python train.py",
+    ],
+)  # fmt: skip
+def test_any_other_shell_text_is_left_to_the_shell(text: str) -> None:
+    assert python_command(["sh", "-c", text]) is None
+
+
+@pytest.mark.parametrize("command", [["sh", "-ec", "python a.py"], ["sh", "-c", "python a.py", "x"], ["sh", "a.sh"]])
+def test_other_options_of_a_shell_are_left_to_the_shell(command: list[str]) -> None:
+    assert python_command(command) is None
 
 
 @pytest.mark.parametrize(

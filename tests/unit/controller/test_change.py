@@ -259,7 +259,7 @@ def test_script_that_loses_a_process_starts_again_in_the_same_pods(tmp_path: Pat
     world = script(tmp_path)
     world.kill_process(world.uid(1))
     world.advance(1)
-    assert (world.generation, world.members, world.phase) == (2, "0-1", "Running")
+    assert (world.generation, world.members, world.phase) == (2, "0-1", "Recovering")
     assert world.names() == ["0-0", "1-0"]
     assert world.status["restarts"]["processes"] == 1
     assert world.status["incidents"][-1]["startMs"] >= 0.0, "what regroup_recovery_seconds counts where no step is seen"
@@ -279,17 +279,19 @@ def test_script_agent_that_restarts_gets_a_new_generation(tmp_path: Path) -> Non
     world = script(tmp_path)
     world.container_ended(world.agents[world.uid(1)], 137)
     world.advance(1)
-    assert (world.generation, world.members, world.phase) == (2, "0-1", "Running")
+    assert (world.generation, world.members, world.phase) == (2, "0-1", "Recovering")
 
 
 def test_script_grows_and_shrinks(tmp_path: Path) -> None:
     world = script(tmp_path)
     world.scale(3)
     world.advance(4)
-    assert (world.members, world.phase) == ("0-2", "Running")
+    assert (world.members, world.phase) == ("0-2", "Starting")
     world.scale(1)
     world.advance(20)
-    assert (world.members, world.phase, world.names()) == ("0", "Running", ["0-0"])
+    assert (world.members, world.phase, world.names()) == ("0", "Starting", ["0-0"])
+    world.advance(30)
+    assert (world.members, world.phase) == ("0", "Running")
 
 
 def test_script_ends_when_all_exit_0(tmp_path: Path) -> None:
@@ -309,4 +311,4 @@ def test_script_member_that_is_lost_when_another_has_finished(tmp_path: Path) ->
     world.advance(1)
     world.kill_process(world.uid(1), code=1)
     world.advance(1)
-    assert (world.generation, world.members, world.phase) == (2, "0-1", "Running")
+    assert (world.generation, world.members, world.phase) == (2, "0-1", "Recovering")

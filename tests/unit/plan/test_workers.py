@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from regroup.protocol.state import Phase
 from regroup_operator.model.members import MemberId
 from regroup_operator.model.records import Pod
 from regroup_operator.model.worker import Standing, Worker
@@ -29,6 +30,11 @@ def changes(*workers: Worker, **given: Any) -> WorkerChanges:
 
 def made(got: WorkerChanges) -> list[tuple[int, int]]:
     return [(c.slot, c.attempt) for c in got.create]
+
+
+def stopped(at_s: float, **session: Any) -> Worker:
+    said = make_session(1, Phase.STOPPED, connected=False, condition_at_s=at_s, **session)
+    return make_worker(1, Standing.LOST, session=said)
 
 
 SILENT_ON_DEAD_NODE = make_worker(1, Standing.SILENT, pod=make_pod(1, node_ready=False), session=None)
@@ -55,6 +61,9 @@ SILENT_ON_DEAD_NODE = make_worker(1, Standing.SILENT, pod=make_pod(1, node_ready
             (A, SILENT_ON_DEAD_NODE, outside(1, 1, session=None, available=False), C), {}, [],
             id="its replacement is on the way",
         ),
+        pytest.param((A, stopped(100.0 - 19), C), {}, [], id="an agent that exited a moment ago comes back"),
+        pytest.param((A, stopped(100.0 - 20), C), {}, [(1, 1)], id="an agent that exited long ago does not"),
+        pytest.param((A, stopped(0.0, told_stop=True), C), {}, [], id="one that was told to"),
         pytest.param((A, B, C), {"replicas": 1}, [], id="fewer wanted: nothing is made"),
         pytest.param((A,), {"ended": True}, [], id="a job that has ended gets nothing"),
     ],

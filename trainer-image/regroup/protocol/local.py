@@ -2,7 +2,7 @@
 
 A trainer opens one long connection and begins with `Attach`. For the store's listening socket it opens a second, short
 one: it sends `TakeStore`, the agent answers with one byte (`1`: a descriptor comes with it as SCM_RIGHTS; `0`: the port is
-free, bind it yourself) and closes.
+free, bind it yourself) and closes. The hook in an unmodified script opens one for each `Observed`, and reads no answer.
 """
 
 from dataclasses import dataclass
@@ -130,8 +130,29 @@ class TakeStore:
     generation: int
 
 
+@dataclass(frozen=True)
+class Observed:
+    """Where an unmodified script is, on a connection of its own. `group`: watched (the hook is in the process), entered
+    (`init_process_group` is called) or formed (it has returned)."""
+
+    TYPE = "observed"
+    local_rank: int
+    incarnation: int
+    group: str
+
+
 FROM_TRAINER = codec.Registry(
-    Attach, Entering, FormedLocally, AdoptedLocally, Committed, Left, FinishedLocally, BusyLocally, Stack, TakeStore
+    Attach,
+    Entering,
+    FormedLocally,
+    AdoptedLocally,
+    Committed,
+    Left,
+    FinishedLocally,
+    BusyLocally,
+    Stack,
+    TakeStore,
+    Observed,
 )
 
 # --- agent -> trainer ----------------------------------------------------------------------------------------------

@@ -34,15 +34,23 @@ class Seal:
 class Phase:
     """Values of Condition.phase."""
 
-    IDLE = "idle"  # no trainer process runs yet: the agent waits for the first generation
+    IDLE = "idle"  # script tier: no process runs, and the zygote's preload is not over
     STARTING = "starting"  # processes run, not all have attached
-    READY = "ready"  # all attached and waiting for a generation (script tier: the agent is connected)
+    READY = "ready"  # all attached and waiting for a generation (script tier: no process runs, one can be started)
     FORMING = "forming"
     ADOPTING = "adopting"
     TRAINING = "training"
     BROKEN = "broken"  # left its group after an error; waits, with its state, for a newer generation
     FINISHED = "finished"
     STOPPED = "stopped"
+
+
+class Group:
+    """Values of Condition.group: what is known of an unmodified script's process group."""
+
+    WAITING = "waiting"  # not every process has passed init_process_group
+    FORMED = "formed"  # every process has passed init_process_group
+    UNOBSERVED = "unobserved"  # its processes run, and nothing will tell whether they train
 
 
 @dataclass(frozen=True)
@@ -83,3 +91,5 @@ class Condition:
     """One sentence: why broken."""
     busy: tuple[Busy, ...] = ()
     """What its processes do that may take longer than a step; equal ones once."""
+    group: Optional[str] = None
+    """Script tier: one of Group. None: a session, or an agent of an earlier version."""

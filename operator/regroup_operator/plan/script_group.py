@@ -1,0 +1,41 @@
+"""Say whether an unmodified script trains: whether the processes of the newest generation have passed init_process_group.
+
+Pure. The agents say it (Condition.group); here their words become the job's. Why this and nothing else is Running in the
+Script tier: docs/design/adr/0011-running-in-the-script-tier.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from regroup.protocol.state import Group
+from regroup_operator.model.worker import Current, Standing, Worker
+
+
+def script_group(current: Current | None, workers: Iterable[Worker], *, ran: bool) -> str:
+    """Return the Group value of a Script job: that of the member that is least far.
+
+    `ran`: the status says Running. It stands for members that have not called since the operator's start.
+    """
+    members = [w for w in workers if w.is_member]
+    if current is None or not current.adopted or not members:
+        return Group.WAITING
+    said = {_member_group(w, current, ran=ran) for w in members}
+    return next(group for group in (Group.WAITING, Group.UNOBSERVED, Group.FORMED) if group in said)
+
+
+def passed(current: Current | None, workers: Iterable[Worker]) -> int:
+    """Return how many members have passed init_process_group."""
+    members = [w for w in workers if w.is_member]
+    return sum(current is not None and _member_group(w, current, ran=False) == Group.FORMED for w in members)
+
+
+def _member_group(worker: Worker, current: Current, *, ran: bool) -> str:
+    if worker.session is None:
+        return Group.FORMED if ran and worker.expected else Group.WAITING
+    condition = worker.session.condition
+    if worker.standing == Standing.FINISHED:
+        return Group.FORMED
+    if condition.generation != current.number:
+        return Group.WAITING
+    return condition.group or Group.UNOBSERVED  # an agent of an earlier version says nothing

@@ -1,0 +1,156 @@
+"""The hook that tells when a script has passed init_process_group: in real interpreters, with a torch that is a few lines."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from _regroup_agent.group_hook_files import group_hook, write_group_hook
+from _regroup_agent.launch import hooked_env
+
+C10D = """
+def init_process_group(backend=None, *, fails=False):
+    "Start it."
+    if fails:
+        raise RuntimeError("no peer")
+    return backend
+"""
+CALL = "import torch.distributed as dist; print(dist.init_process_group('gloo'), dist.init_process_group.__doc__)"
+
+
+class Machine:
+    """A directory with a small torch and a script, and the socket of an agent."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        distributed = directory / "packages" / "torch" / "distributed"
+        distributed.mkdir(parents=True)
+        (distributed.parent / "__init__.py").touch()
+        (distributed / "__init__.py").write_text("from .distributed_c10d import init_process_group")
+        (distributed / "distributed_c10d.py").write_text(C10D)
+        self.hook = write_group_hook(str(directory), pytest.fail)
+        self.agent = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.agent.bind(str(directory / "s"))
+        self.agent.listen(16)
+        self.agent.setblocking(False)
+
+    def run(self, script: str, *options: str, prefix: str = "", **environ: str) -> tuple[str, list[str]]:
+        """Run a script; return what it printed and what the agent was told."""
+        path = self.directory / "train.py"
+        path.write_text(script)
+        plain = {
+            "PATH": os.environ["PATH"], "PYTHONPATH": str(self.directory / "packages"), "LOCAL_RANK": "1",
+            "REGROUP_INCARNATION": "7", "REGROUP_SOCKET": str(self.directory / "s"), **environ,
+        }  # fmt: skip
+        command = (
+            [sys.executable, *options, "-c", prefix + path.read_text()]
+            if prefix
+            else [sys.executable, *options, str(path)]
+        )
+        env = plain if prefix else hooked_env(plain, self.hook)
+        done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+        return done.stdout + done.stderr, [m["group"] for m in self._messages()]
+
+    def _messages(self) -> list[dict[str, object]]:
+        messages = []
+        while True:
+            try:
+                connection, _ = self.agent.accept()
+            except BlockingIOError:
+                return messages
+            with connection:
+                messages.append(json.loads(connection.makefile().read()))
+            assert (messages[-1]["localRank"], messages[-1]["incarnation"]) == (1, 7)
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Iterator[Machine]:
+    machine = Machine(tmp_path)
+    yield machine
+    machine.agent.close()
+
+
+@pytest.mark.parametrize(
+    ("script", "told"),
+    [
+        pytest.param(CALL, ["watched", "entered", "formed"], id="called"),
+        pytest.param("from torch.distributed import init_process_group as i; i('nccl')", ["watched", "entered", "formed"],
+                     id="called by the name that the script took"),
+        pytest.param("import torch.distributed as d; d.init_process_group(fails=True)", ["watched", "entered"], id="raises"),
+        pytest.param("import torch.distributed", ["watched"], id="never called"),
+        pytest.param("import sys; print(*[m for m in sys.modules if m == 'torch'])", ["watched"], id="torch is not imported"),
+        pytest.param("import sys, types; sys.modules['regroup.elastic.session'] = types\n" + CALL, ["watched"],
+                     id="a session tells its agent more than this"),
+    ],
+)  # fmt: skip
+def test_what_the_agent_is_told(machine: Machine, script: str, told: list[str]) -> None:
+    printed, messages = machine.run(script)
+    assert messages == told
+    assert printed != "torch\n", "the hook imported torch"
+    if script == CALL:
+        assert printed == "gloo Start it.\n"
+
+
+@pytest.mark.parametrize("option", ["-S", "-I", "-E"])
+def test_interpreter_that_looks_at_no_pythonpath_or_site_tells_nothing(machine: Machine, option: str) -> None:
+    path = f"import sys; sys.path.insert(0, {str(machine.directory / 'packages')!r})\n"
+    printed, messages = machine.run(path + CALL, option)
+    assert (printed, messages) == ("gloo Start it.\n", [])
+
+
+def test_in_the_zygote_it_is_installed_before_torch_is_imported(machine: Machine) -> None:
+    """The zygote executes the text, imports torch and forks; the child says that it is watched."""
+    hook = f"hook = {{'__name__': 'hook'}}\nexec({group_hook()!r}, hook)\n"
+    prefix = hook + "hook['install']()\nimport torch.distributed\nhook['say']('watched')\n"
+    assert machine.run(CALL, prefix=prefix) == ("gloo Start it.\n", ["watched", "entered", "formed"])
+
+
+def test_process_without_an_agent_runs_as_ever(machine: Machine) -> None:
+    assert machine.run(CALL, REGROUP_SOCKET=str(machine.directory / "nobody")) == ("gloo Start it.\n", [])
+
+
+def test_the_users_sitecustomize_runs_and_pythonpath_is_as_it_was(machine: Machine) -> None:
+    packages = machine.directory / "packages"
+    (packages / "sitecustomize.py").write_text("import sys\nsys.mine = __name__, __file__")
+    script = (
+        "import os, sys, sitecustomize\nprint(sys.mine, sitecustomize.__file__, os.environ['PYTHONPATH'], sys.path[1])"
+    )
+    printed, messages = machine.run(script)
+    mine = str(packages / "sitecustomize.py")
+    assert printed.splitlines() == [f"{('sitecustomize', mine)} {mine} {packages} {packages}"]
+    assert messages == ["watched"]
+
+
+def test_error_of_the_users_sitecustomize_is_pythons_own_sentence(machine: Machine) -> None:
+    (machine.directory / "packages" / "sitecustomize.py").write_text("raise ValueError('mine')")
+    plain = subprocess.run(
+        [sys.executable, "-c", ""], env={"PYTHONPATH": str(machine.directory / "packages")},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    printed, messages = machine.run("")
+    assert "ValueError: mine" in printed
+    assert printed == plain.stderr
+    assert messages == ["watched"]
+
+
+def test_children_of_the_script_are_not_watched(machine: Machine) -> None:
+    _, messages = machine.run(
+        "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import torch.distributed'])"
+    )
+    assert messages == ["watched"]
+
+
+def test_hook_that_cannot_be_written_is_one_sentence_and_no_hook(tmp_path: Path) -> None:
+    (tmp_path / "group-hook").touch()
+    log: list[str] = []
+    assert write_group_hook(str(tmp_path), log.append) == ""
+    (said,) = log
+    assert "group-hook cannot be written" in said
+    assert hooked_env({"A": "1"}, "") == {"A": "1"}

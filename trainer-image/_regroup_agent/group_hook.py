@@ -1,0 +1,110 @@
+"""Tells the agent when this process has passed `torch.distributed.init_process_group`. Runs in the user's process.
+
+The zygote executes this text before it imports torch; a process that is exec'd finds it as `sitecustomize` in a directory
+that the agent puts first in PYTHONPATH, and its own `sitecustomize` runs after it. It imports neither torch nor
+anything of ours, and leaves the process as it found it: an import hook waits for torch's module, PYTHONPATH is restored.
+Whatever fails here is silent: the agent then calls the process unobserved, and the user's script runs on.
+"""
+
+import functools
+import importlib.machinery
+import importlib.util
+import json
+import os
+import socket
+import sys
+from typing import Any
+
+MODULE = "torch.distributed.distributed_c10d"
+FUNCTION = "init_process_group"
+SAY_S = 2.0
+"""How long a message to the agent may take. Nothing waits for an answer."""
+
+
+def say(group: str) -> None:
+    """Tell the agent where this process is: watched, entered or formed."""
+    try:
+        message = {
+            "type": "observed",
+            "group": group,
+            "localRank": int(os.environ["LOCAL_RANK"]),
+            "incarnation": int(os.environ["REGROUP_INCARNATION"]),
+        }
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as agent:
+            agent.settimeout(SAY_S)
+            agent.connect(os.environ["REGROUP_SOCKET"])
+            agent.sendall(json.dumps(message).encode() + b"\n")
+    except (OSError, KeyError, ValueError):
+        pass
+
+
+def wrap(module: Any) -> None:
+    """Replace the module's function by one that says when it is called and when it has returned."""
+    original = getattr(module, FUNCTION, None)
+    if original is None or hasattr(original, "_regroup"):
+        return
+
+    @functools.wraps(original)
+    def init_process_group(*args: Any, **kwargs: Any) -> Any:
+        # A script that uses the library tells its agent more than this.
+        if "regroup.elastic.session" in sys.modules:
+            return original(*args, **kwargs)
+        say("entered")
+        result = original(*args, **kwargs)
+        say("formed")
+        return result
+
+    init_process_group._regroup = True  # type: ignore[attr-defined]
+    setattr(module, FUNCTION, init_process_group)
+
+
+class Finder:
+    """Wraps the function when torch imports its module, before anybody can take the function from it."""
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:  # noqa: ARG002
+        if name != MODULE:
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        loader: Any = getattr(spec, "loader", None)
+        execute = getattr(loader, "exec_module", None)
+        if execute is None:
+            return spec
+
+        def exec_module(module: Any) -> None:
+            del loader.exec_module
+            execute(module)
+            wrap(module)
+
+        loader.exec_module = exec_module
+        return spec
+
+
+def install() -> None:
+    """Wrap the function now or when its module is imported."""
+    if MODULE in sys.modules:
+        wrap(sys.modules[MODULE])
+    else:
+        sys.meta_path.insert(0, Finder())
+
+
+def run_users_sitecustomize() -> None:
+    """Undo what brought this text here, and run the `sitecustomize` that python would have run without it."""
+    directory = os.path.dirname(__file__)
+    sys.path[:] = [path for path in sys.path if path != directory]
+    rest = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path != directory]
+    if rest:
+        os.environ["PYTHONPATH"] = os.pathsep.join(rest)
+    else:
+        os.environ.pop("PYTHONPATH", None)
+    spec = importlib.machinery.PathFinder.find_spec("sitecustomize")
+    if spec is None or spec.loader is None:
+        return
+    sys.modules["sitecustomize"] = module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+
+
+if __name__ == "sitecustomize":
+    install()
+    say("watched")
+    run_users_sitecustomize()
