@@ -108,7 +108,20 @@ class OperatorSettings(BaseModel):
     """Seconds until a planned generation that not all members entered is dropped for a forced one."""
 
     form_timeout_s: float = Field(default=Settings.form_timeout_s, gt=0)
-    """Seconds until a forced generation that not all members adopted is announced anew without the silent ones."""
+    """Seconds until a forced generation that its members have not entered, or not formed, is announced anew without those
+    that hold it up. Doubled for each generation in a row that did not form."""
+
+    adopt_timeout_s: float = Field(default=Settings.adopt_timeout_s, gt=0)
+    """The same for members that copy the state or read a checkpoint. Doubled, too."""
+
+    start_timeout_s: float = Field(default=Settings.start_timeout_s, gt=0)
+    """Seconds until trainer processes that have not attached are started again, where no start of the job was seen yet."""
+
+    late_timeout_s: float = Field(default=Settings.late_timeout_s, gt=0)
+    """Seconds until a worker that has not come to the newest generation is restarted in place, and replaced after that."""
+
+    replace_after_s: float = Field(default=Settings.replace_after_s, gt=0)
+    """Seconds after which a worker whose agent cannot be reached is replaced, although its node is Ready."""
 
     term_grace_s: float = Field(default=Settings.term_grace_s, ge=0)
     """Seconds at the start of a leader's term in which a missing stream means nothing: agents are still reconnecting."""

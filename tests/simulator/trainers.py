@@ -15,6 +15,7 @@ from regroup.protocol.document import FORCED, Document
 from regroup.protocol.local import (
     AdoptedLocally,
     Answer,
+    Arrived,
     Assignment,
     Attach,
     Committed,
@@ -284,6 +285,7 @@ class Trainer:
             self.group = world.groups.setdefault(key, Group(newest.number, newest.uid, newest.world_size))
             assert (newest.document is not None) == newest.hosts_store
             world.happened("entered", self.agent.uid)
+            self.say(Arrived(newest.number))
             self.group.join(self, newest.rank, newest.document)
 
     def arrival(self) -> Arrival:

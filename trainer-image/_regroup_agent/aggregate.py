@@ -39,6 +39,8 @@ class Process:
     """Generation that it has entered and not left."""
     left: int = 0
     """It has left every generation up to this one for good."""
+    arrived: int = 0
+    """Newest generation at whose store it has arrived."""
     formed: int = 0
     adopted: int = 0
     finished: int = 0
@@ -75,6 +77,8 @@ class Facts:
 
     saved: Saved
     heard: int = 0
+    refused: int = 0
+    """No process will enter this generation or one below, whatever it has entered and left (rule HEARD)."""
     tier: str = UNKNOWN_TIER
     session: bool = False
     """The script is known to use the library."""
@@ -142,7 +146,9 @@ def group(processes: Sequence[Process], facts: Facts) -> str:
 def seal(processes: Sequence[Process], facts: Facts) -> Seal | None:
     """Return the worker's seal, or None while any process is in a group or the state file's loss is not settled yet.
 
-    The promise is kept by the core: once sent, no process of this worker enters `left_up_to` or below.
+    It covers every generation that the agent would refuse to enter (rule HEARD), not only those that were entered: of a
+    generation that was announced and never entered, nobody else can say that it cannot have trained. The promise is
+    kept by the core: once sent, no process of this worker enters `left_up_to` or below, after a container restart either.
     """
     by_session = facts.session or facts.tier == SESSION
     if facts.saved.entered == UNKNOWN:
@@ -152,7 +158,12 @@ def seal(processes: Sequence[Process], facts: Facts) -> Seal | None:
     entered = facts.saved.entered
     left = min((max(p.floor, p.left) if p.running else entered) for p in processes)
     state, state_adopted = _newest(processes)
-    return Seal(left_up_to=max(entered, left), state=state, adopted=facts.saved.adopted, state_adopted=state_adopted)
+    return Seal(
+        left_up_to=max(entered, left, facts.refused),
+        state=state,
+        adopted=facts.saved.adopted,
+        state_adopted=state_adopted,
+    )
 
 
 def _newest(processes: Sequence[Process]) -> tuple[StatePair | None, int]:
@@ -180,8 +191,10 @@ def _session_phase(processes: Sequence[Process], facts: Facts) -> tuple[str, int
         if not p.may_enter(newest):
             cause = p.broken or f"Process {p.local_rank} was restarted and waits for a newer generation."
             return Phase.BROKEN, newest, cause
-    if outside or any(p.formed < newest for p in processes):
+    if outside or any(p.arrived < newest for p in processes):
         return Phase.FORMING, newest, None
+    if any(p.formed < newest for p in processes):
+        return Phase.ARRIVED, newest, None
     if any(p.adopted < newest for p in processes):
         return Phase.ADOPTING, newest, None
     return Phase.TRAINING, newest, None

@@ -50,6 +50,7 @@ class Core:
         worker.now_s = now_s
         self._dispatch(event, now_s)
         self._run_timers(now_s)
+        worker.keep_seal()
         if worker.key() == worker.said:
             self._changed_due_s = None
         elif self._changed_due_s is None:
@@ -149,7 +150,9 @@ class Core:
     def _run_timers(self, now_s: float) -> None:
         worker = self._worker
         if worker.progress.due_s is not None and now_s >= worker.progress.due_s:
-            worker.send(worker.progress.take(now_s))
+            said = worker.take_progress(now_s)
+            if said is not None:
+                worker.send(said)
         self._hangs.tick(now_s)
         if worker.ending is not None:
             signum = worker.ending.signal_due(now_s)
@@ -187,13 +190,15 @@ class Core:
                 if process.attached:
                     worker.tell(process, local.PruneLocally(body.keep))
         elif isinstance(body, wire.ProgressRequest):
-            worker.send(worker.progress.take(now_s) or wire.Changed())
+            worker.send(worker.take_progress(now_s) or wire.Changed())
         elif isinstance(body, wire.Ping):
             worker.send(wire.Changed())
         elif isinstance(body, wire.DumpStacks):
             self._hangs.ask(now_s)
         elif isinstance(body, wire.Kill):
             self._hangs.kill(body)
+        elif isinstance(body, wire.Restart):
+            self._restart(body)
         elif isinstance(body, wire.Stop):
             self._stop(body, now_s)
 
@@ -248,6 +253,19 @@ class Core:
             worker.hand(process)
         if not worker.by_session and worker.ending is None:
             self._script.replace(now_s)
+
+    def _restart(self, body: wire.Restart) -> None:
+        """Kill the processes that keep this worker out of the newest generation; what follows is what follows a crash."""
+        worker = self._worker
+        newest = worker.generation
+        if worker.ending is not None:
+            return
+        for process in worker.processes:
+            where = (process.arrived if newest and newest.member else process.inside) or process.launched
+            is_late = newest is not None and (where < newest.number if newest.member else 0 < where < newest.number)
+            if process.running and (is_late or (worker.by_session and not process.attached)):
+                process.hung = f"Process {process.local_rank} is restarted: {body.reason}"
+                worker.effects += [ev.Log(process.hung), ev.Signal(process.local_rank, signal.SIGKILL)]
 
     # --- the end ---------------------------------------------------------------------------------------------------
 

@@ -35,6 +35,9 @@ class Session:
             self._attached(process)
         elif isinstance(message, local.Entering):
             self._entering(process, message)
+        elif isinstance(message, local.Arrived):
+            if message.generation == process.inside:
+                process.arrived = message.generation
         elif isinstance(message, local.FormedLocally):
             self._formed(process, message)
         elif isinstance(message, local.AdoptedLocally):
@@ -66,7 +69,7 @@ class Session:
 
     def _entering(self, process: Process, message: local.Entering) -> None:
         worker, number, why = self._worker, message.generation, ""
-        allowed = process.may_enter(number) and number == worker.heard and number > worker.sealed
+        allowed = process.may_enter(number) and number == worker.heard and number > worker.refused
         if allowed:
             process.inside = process.entered = number
             process.broken, process.finished = None, 0
@@ -74,7 +77,7 @@ class Session:
                 self._adoptions, self._form_ms = {}, 0.0
                 worker.persist(entered=number)
         else:
-            closed = max(process.floor, process.left, process.entered, worker.sealed)
+            closed = max(process.floor, process.left, process.entered, worker.refused)
             why = (
                 f"Generation {number} may not be entered: {worker.heard} is the newest, up to {closed} all are closed."
             )
@@ -84,7 +87,7 @@ class Session:
         worker, number = self._worker, message.generation
         if number != process.inside:
             return
-        process.formed = number
+        process.arrived = process.formed = number
         self._form_ms = max(self._form_ms, message.form_ms)
         if worker.said_formed < number and all(p.formed == number for p in worker.processes):
             worker.said_formed = number
@@ -97,7 +100,7 @@ class Session:
             worker.tell(process, local.Answer("adopted", number, False, worker.saved.adopted, why))
             return
         worker.persist(adopted=max(worker.saved.adopted, number))
-        process.formed = process.adopted = number
+        process.arrived = process.formed = process.adopted = number
         process.state, process.state_adopted, process.step = message.state, number, message.start_step
         if not process.committed:
             process.first_step_since_s = now_s

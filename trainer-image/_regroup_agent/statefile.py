@@ -1,4 +1,4 @@
-"""The file that a container restart must not lose (rules INC and MAD): highest entered, adopted, incarnation.
+"""The file that a container restart must not lose (rules INC, MAD and HEARD): highest entered, adopted, sealed; incarnation.
 
 Its directory is a disk emptyDir: it outlives the container, not the pod. A missing file is a new pod's. An unreadable one
 means "adopted all, state gone": `entered` and `adopted` are UNKNOWN until the operator's welcome says its newest generation,
@@ -28,6 +28,8 @@ class Saved:
     """Number of the last process start."""
     started: int = 0
     """Highest generation whose rank and world size a process was started with: never again with the same one."""
+    sealed: int = 0
+    """Highest generation that a seal has promised not to enter, where that is above `entered`."""
 
 
 class StateFile:
@@ -46,7 +48,7 @@ class StateFile:
             return self._lost(str(error))
         try:
             data = json.loads(text)
-            values = {name: data[name] for name in ("entered", "adopted", "incarnation", "started")}
+            values = {name: data[name] for name in ("entered", "adopted", "incarnation", "started", "sealed")}
         except (ValueError, KeyError, TypeError) as error:
             return self._lost(f"{type(error).__name__}: {error}")
         if any(not isinstance(value, int) or isinstance(value, bool) or value < 0 for value in values.values()):

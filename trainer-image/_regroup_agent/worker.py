@@ -36,7 +36,8 @@ class Worker:
         # A process that was started with a generation's environment may have formed it: it counts as entered.
         self.saved = saved = replace(saved, entered=max(saved.entered, saved.started))
         self.processes = [Process(rank, floor=saved.entered) for rank in range(identity.processes)]
-        self.heard = 0 if saved.entered == UNKNOWN else saved.entered
+        self.heard = max(saved.sealed, 0 if saved.entered == UNKNOWN else saved.entered)
+        self._sealed = saved.sealed
         self.tier = UNKNOWN_TIER
         self.session = False
         """The script is known to use the library: its text says so, or a process has attached."""
@@ -51,8 +52,6 @@ class Worker:
         self.adopted_body: tuple[int, wire.Adopted] | None = None
         self.finished_body: tuple[int, wire.Finished] | None = None
         self.said_formed = self.said_adopted = 0
-        self.sealed = 0
-        """No process enters this generation or one below: a seal has promised it."""
         self.replacing = False
         """Script tier: processes are being ended because a newer generation wants new ones."""
         self.preloading = False
@@ -75,6 +74,15 @@ class Worker:
         return self.session or self.tier == SESSION
 
     @property
+    def refused(self) -> int:
+        """No process enters this generation or one below (rule HEARD): every one below the newest heard, and that one, too,
+        where this worker is not a member of it."""
+        newest = self.generation
+        if newest is None:
+            return self._sealed
+        return max(self._sealed, newest.number - 1 if newest.member else newest.number)
+
+    @property
     def running(self) -> bool:
         return any(p.running for p in self.processes)
 
@@ -91,6 +99,7 @@ class Worker:
         facts = Facts(
             saved=self.saved,
             heard=self.heard,
+            refused=self.refused,
             tier=self.tier,
             session=self.session,
             stopped=self.stopped,
@@ -111,15 +120,29 @@ class Worker:
 
     def report(self, body: Any) -> wire.Report:
         """Return a report of this moment: the whole condition and seal around `body`."""
+        self.keep_seal()
         condition, seal = self.condition_and_seal()
-        if seal is not None:
-            self.sealed = max(self.sealed, seal.left_up_to)
         self.said = self.key()
         mine = self.identity
         return wire.Report(mine.job_uid, mine.pod_uid, mine.boot, condition, seal, self.store_port, body)
 
+    def keep_seal(self) -> None:
+        """Keep what the seal promises, on disk before any report says it (rule HEARD). What was entered is there already."""
+        seal = self.condition_and_seal()[1]
+        if seal is None:
+            return
+        self._sealed = max(self._sealed, seal.left_up_to)
+        if self._sealed > max(self.saved.entered, self.saved.sealed):
+            self.persist(sealed=self._sealed)
+
     def send(self, body: Any) -> None:
         self.effects.append(ev.Send(self.report(body)))
+
+    def take_progress(self, now_s: float) -> wire.Progress | None:
+        """Return the newest commit to report, None if it belongs to another generation than the condition that a report
+        carries: it would be taken for a sign of life of that one."""
+        said = self.progress.take(now_s)
+        return said if self.progress.generation == self.condition_and_seal()[0].generation else None
 
     def tell(self, process: Process, message: Any) -> None:
         self.effects.append(ev.Tell(process.local_rank, message))

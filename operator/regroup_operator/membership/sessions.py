@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from regroup.protocol.state import Condition, Phase
 from regroup.protocol.wire import Adopted, Draining, Fault, Formed, Hello, Progress, Report
 from regroup_operator.model.records import ProcessExit, Session
 
@@ -44,11 +45,17 @@ def apply_report(session: Session | None, report: Report, now_s: float) -> Sessi
         boot=report.boot,
         condition=condition,
         condition_at_s=now_s if moved else session.condition_at_s,
+        start_s=now_s - session.condition_at_s if _started(before, condition) else session.start_s,
         seal=report.seal,
         store_port=report.store_port,
         unanswered_since_s=None,
     )
     return _apply_body(session, report, now_s)
+
+
+def _started(before: Condition, now: Condition) -> bool:
+    """Return whether all of a worker's processes have attached with this report."""
+    return before.phase == Phase.STARTING and now.phase not in (Phase.STARTING, Phase.STOPPED) and now.session
 
 
 def _new_boot(session: Session, report: Report, now_s: float) -> Session:

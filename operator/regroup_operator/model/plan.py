@@ -49,6 +49,27 @@ class Failure:
 
 
 @dataclass(frozen=True)
+class Spell:
+    """A worker is late. `kind` says in which way (plan/lateness.py)."""
+
+    kind: str
+    since_s: float
+    restarted_s: float | None = None
+    """When its agent was told to restart its processes."""
+
+
+@dataclass(frozen=True)
+class Setback:
+    """A worker did not enter or not form a generation `count` times in a row, first at `since_s`: it is not planned in before
+    `until_s`, which was `bar_s` ahead when it was set."""
+
+    count: int
+    since_s: float
+    until_s: float
+    bar_s: float
+
+
+@dataclass(frozen=True)
 class Memory:
     """What the controller remembers of a job between two plans; lost with the operator, and safe to lose."""
 
@@ -65,6 +86,10 @@ class Memory:
     """`membership.names_of` the newest generation's set."""
     peers: Mapping[str, tuple[int, str]] = field(default_factory=dict)
     """By pod UID: the generation in which it lost a peer, and the peer's pod UID (rule CLIQUE)."""
+    spells: Mapping[str, Spell] = field(default_factory=dict)
+    """By pod UID: who is late."""
+    setbacks: Mapping[str, Setback] = field(default_factory=dict)
+    """By pod UID: who kept generations from forming."""
     created: frozenset[MemberId] = frozenset()
     """Pods that were asked for and counted, until they are seen."""
     num_exits: Mapping[str, int] = field(default_factory=dict)

@@ -116,6 +116,8 @@ class Session:
     """Newest generation sent on the stream that is open now."""
     told_tier: str = ""
     told_stop: bool = False
+    start_s: float | None = None
+    """How long its processes' last start took until all had attached; None: it has not been seen."""
     asked_at_s: float | None = None
     """When `progress?` or `ping` was last sent to this agent."""
     unanswered_since_s: float | None = None
@@ -150,7 +152,16 @@ class Settings:
     settle_s: float = 0.25
     """After a broken collective without a known culprit: wait this long for the culprit's own report."""
     form_timeout_s: float = 20.0
-    """A forced generation whose members have not all adopted by then is announced anew without those that did not answer."""
+    """A forced generation that its members have not all entered by then, or not formed so long after the last one entered,
+    is announced anew, without those that did not enter. Doubled for each generation in a row that did not form."""
+    adopt_timeout_s: float = 60.0
+    """The same for a generation that has formed, while its members copy the state or read a checkpoint. Doubled, too."""
+    start_timeout_s: float = 600.0
+    """Processes that have not attached by then are started again, where no start was seen that says what to expect."""
+    late_timeout_s: float = 60.0
+    """A worker that has not come to the newest generation by then is restarted in place, and replaced so long after that."""
+    replace_after_s: float = 30.0
+    """A worker whose agent cannot be reached is replaced so long after it was called lost, on a node that is Ready, too."""
     term_grace_s: float = 20.0
     """In the first seconds of an operator's term a missing stream is unknown, not lost."""
     hello_timeout_s: float = 20.0

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from regroup.protocol.document import LineageEntry, OlderGeneration
+from regroup.protocol.state import Phase
 from regroup_operator.model.members import MemberId
 from regroup_operator.model.records import Pod, Session
 
@@ -43,6 +44,13 @@ class Worker:
     """LOST, DIED, BROKEN: CamelCase cause."""
     last_seen_s: float | None = None
     """LOST without a word: when it was last known to live."""
+    silent_until_s: float | None = None
+    """It may hold a state that it has not told of (rule BEST): how long that is waited for, at most. None: it has told, or
+    is not waited for any more."""
+    barred_until_s: float = 0.0
+    """It kept generations from forming: until then it joins none that can do without it."""
+    abandoned: bool = False
+    """Another pod takes its slot as soon as that one can (lateness.py)."""
 
     @property
     def connected(self) -> bool:
@@ -64,6 +72,20 @@ class Worker:
         """True once the worker is on its way out."""
         return (
             self.pod is None or self.pod.terminating or (self.session is not None and self.session.draining is not None)
+        )
+
+    @property
+    def is_waiting(self) -> bool:
+        """True for a worker whose processes are all attached and in no group: nothing keeps it from entering one."""
+        return self.session is not None and self.session.condition.phase in (Phase.READY, Phase.BROKEN)
+
+    @property
+    def is_on_its_way(self) -> bool:
+        """True for a member that has entered the newest generation and not arrived at its store."""
+        return (
+            self.standing == Standing.FORMING
+            and self.session is not None
+            and self.session.condition.phase == Phase.FORMING
         )
 
     @property
@@ -105,6 +127,17 @@ class Bounds:
     minimum: int
     elastic: bool
     rejoin_s: float = 0.0
+    session: bool = True
+    """Tier Session: workers hold the job's state."""
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Members of the newest generation refused to train. A set of the same `names` (membership.names_of) would refuse
+    again: nothing has changed that it was made of. `unreadable`: a checkpoint could not be read, which may pass."""
+
+    names: frozenset[str]
+    unreadable: bool = False
 
 
 @dataclass(frozen=True)
@@ -120,6 +153,8 @@ class Announce:
     detected_at_s: float = 0.0
     detect_s: float | None = None
     """How long the cause had been there by then; None: that is not known, or what its fault report says."""
+    set_back: frozenset[MemberId] = frozenset()
+    """Who kept the generation before from forming."""
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ def plan_commands(
     now_s: float,
 ) -> Iterator[Tell]:
     """Yield the commands. `document` is the newest generation's, where this operator has it; `stop` the outcome of a job
-    that has ended: everybody is stopped then, before only the released. `stalled`: steps are overdue."""
+    that has ended: everybody is stopped then, before only the released. `stalled`: steps, or an adoption, are overdue."""
     workers = tuple(workers)
     assignment = _Assignment(document) if document is not None else None
     every_s = max(ASK_EVERY_S, len(workers) / ASKED_PER_S)
@@ -48,8 +48,12 @@ def plan_commands(
             if not session.told_stop:
                 yield Tell(pod.uid, Stop(stop or "Released"))
             continue
-        if assignment is not None and max(session.told_generation, session.condition.heard) < assignment.number:
-            yield from assignment.of(pod)
+        if assignment is not None and session.told_generation < assignment.number:
+            condition = session.condition
+            # The host of the store hears of a generation in two lines, between which its stream may have ended.
+            waits = pod.uid == assignment.host and condition.entered < assignment.number
+            if condition.heard < assignment.number or waits:
+                yield from assignment.of(pod)
         if (silent or stalled) and (session.asked_at_s is None or now_s >= session.asked_at_s + every_s):
             yield Tell(pod.uid, ProgressRequest() if silent else Ping())
 
@@ -58,7 +62,7 @@ class _Assignment:
     """One generation, told to many: what they share is computed once."""
 
     def __init__(self, document: Document) -> None:
-        self.number = document.number
+        self.number, self.host = document.number, document.store.pod_uid
         self._document, self._digest, self._world_size = document, document.digest(), document.world_size
         offsets = accumulate((m.processes for m in document.members), initial=0)
         self._places = {m.pod_uid: place for m, place in zip(document.members, enumerate(offsets))}

@@ -82,4 +82,4 @@ def _verb(worker: Worker) -> str:
         "ProcessExited": "lost a process",
         "CollectiveFailed": "lost its group",
         "Stopped": "has stopped",
-    }.get(worker.why, OVERDUE)
+    }.get(worker.why, f"did not {'form' if worker.standing == Standing.FORMING else 'enter'} the generation in time")

@@ -52,10 +52,12 @@ def build_document(
         MemberSeal(w.pod.uid, s.left_up_to, s.state, s.adopted, s.state_adopted)
         for w in workers
         if w.pod is not None and w.session is not None and (s := w.session.seal) is not None
-        if w.pod.uid in names
+        if w.pod.uid in names or w.connected
     )
+    inside = {member.pod_uid for member in members}
+    silent = tuple(w.pod.uid for w in workers if w.pod is not None and w.silent_until_s and w.pod.uid not in inside)
     return Document(
-        number=current.number + 1 if current else 1,
+        number=_next_number(current, workers),
         uid=uid,
         job_uid=job_uid,
         kind=announce.kind,
@@ -64,10 +66,17 @@ def build_document(
         older=older,
         seals=seals,
         lost=lost,
+        silent=silent,
         lineage=current.lineage if current else (),
         checkpoint=checkpoint,
         reason=announce.reason,
     )
+
+
+def _next_number(current: Current | None, workers: Iterable[Worker]) -> int:
+    """Return a number that no agent has heard: a restored status may name an older generation than there has been."""
+    heard = (w.session.condition.heard for w in workers if w.session is not None)
+    return max([current.number if current else 0, *heard]) + 1
 
 
 def _never_stepped(generation: OlderGeneration, workers: Iterable[Worker]) -> bool:

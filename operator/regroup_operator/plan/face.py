@@ -164,7 +164,7 @@ def _ready(view: View) -> int:
 
 
 def _refusal_note(view: View) -> str:
-    if not isinstance(view.decision, Wait) or view.decision.reason != "NoWitness":
+    if not isinstance(view.decision, Wait) or view.decision.reason not in ("NoWitness", "CheckpointUnreadable"):
         return ""
     faults = [w.session.fault for w in view.workers if w.is_member and w.session and w.session.fault]
-    return next((f.message for f in faults if f.cause == "witness"), "")
+    return next((f.message for f in faults if f.cause in ("witness", "checkpoint")), "")

@@ -8,14 +8,14 @@ from typing import Any
 
 from regroup.protocol.document import PLANNED, Document
 from regroup.protocol.state import Phase
-from regroup.protocol.wire import Prune
+from regroup.protocol.wire import Prune, Restart
 from regroup_operator.api import Job, processes_per_worker, worker_digest
 from regroup_operator.api.status import MAX_INCIDENTS, MAX_LINEAGE
 from regroup_operator.model.members import MemberId
 from regroup_operator.model.plan import Clock, JobPlan, Memory, Tell, timestamp
 from regroup_operator.model.ports import EventNote
 from regroup_operator.model.records import Observation, Settings
-from regroup_operator.model.worker import Announce, Bounds, Current, Decision, Keep, Standing, Wait, Worker
+from regroup_operator.model.worker import Announce, Bounds, Current, Decision, Keep, Refusal, Standing, Wait, Worker
 from regroup_operator.plan.commands import ASK_EVERY_S, plan_commands
 from regroup_operator.plan.document import build_document, with_peers
 from regroup_operator.plan.face import View, face, is_urgent
@@ -29,6 +29,7 @@ from regroup_operator.plan.generation import (
     read_current,
 )
 from regroup_operator.plan.incidents import make_incident, with_times
+from regroup_operator.plan.lateness import Lateness, see_lateness, with_setbacks
 from regroup_operator.plan.membership import names_of, next_generation
 from regroup_operator.plan.progress import checkpoint_status, progress_status
 from regroup_operator.plan.pulse import newest_progress
@@ -40,6 +41,8 @@ from regroup_operator.plan.workers import outdated, plan_workers
 OUTCOMES = {SUCCEEDED: "Complete", FAILED: "Failed"}
 """What `stop` says to the agents of a job that has ended."""
 STORE_RETRY_S = 0.2
+UNADOPTED_S = 1.0
+"""Agents are asked whether they are there once a generation is older than this and not adopted."""
 
 
 def plan_job(
@@ -99,7 +102,9 @@ class _Planner:
         ended = self._ended(failure)
         decision: Decision | None = None
         document: Document | None = None
+        lateness = Lateness()
         if ended is None and self.memory.refusal is None:
+            lateness = self._lateness()
             decision = self._membership()
             if isinstance(decision, Announce):
                 document = self._announce(decision)
@@ -112,7 +117,8 @@ class _Planner:
             released=self.released,
             named=named_members(self.status),
             bad_nodes=avoided_nodes(self.memory, self.clock.now_s, self.recovery.window_seconds),
-            settled=document is None and (self.current is None or self.current.adopted),
+            abandoned=lateness.replace,
+            settled=document is None and self._is_settled(),
             ended=ended is not None or self.memory.refusal is not None,
             now_s=self.clock.now_s,
             hello_timeout_s=self.settings.hello_timeout_s,
@@ -130,7 +136,7 @@ class _Planner:
             create=tuple((c.slot, c.attempt, c.avoid_nodes) for c in changes.create),
             delete=(*changes.delete, *(p for p in changes.release if not p.terminating)),
             notes=tuple(self.notes),
-            look_again_s=self._look_again(decision, changes.look_again_s),
+            look_again_s=self._look_again(decision, [changes.look_again_s, lateness.due_s]),
             announced=document is not None,
         )
 
@@ -199,6 +205,7 @@ class _Planner:
             term_started_s=self.obs.term_started_s,
             disconnect_s=self.recovery.disconnect_seconds,
             settings=self.settings,
+            setbacks=self.memory.setbacks,
         )
         self.members = [w for w in self.workers if w.is_member]
         self.newest = newest_progress(self.obs.sessions.values(), self.current) if self.current else None
@@ -207,6 +214,45 @@ class _Planner:
         """Whether steps are overdue in a generation that trains."""
         trains = self.current is not None and self.current.adopted
         return trains and self.newest is not None and self.clock.now_s >= self.newest.stalls_at_s
+
+    def _asks(self) -> bool:
+        """Whether agents are asked if they are there: steps are overdue, or an adoption is."""
+        current = self.current
+        unadopted = current is not None and not current.adopted
+        return self._stalled() or (
+            unadopted and current is not None and self.clock.now_s >= current.announced_at_s + UNADOPTED_S
+        )
+
+    @property
+    def _step_s(self) -> float:
+        """Duration of a step by the newest reports of any generation, 0 before the first two."""
+        return max((s.step_s or 0.0 for s in self.obs.sessions.values()), default=0.0)
+
+    def _lateness(self) -> Lateness:
+        """See who holds the job up; have the late restarted in place, and say who is replaced."""
+        setbacks = with_setbacks(self.memory.setbacks, self.workers, frozenset(), self.clock.now_s)
+        lateness = see_lateness(
+            workers=self.workers,
+            current=self.current,
+            spells=self.memory.spells,
+            setbacks=setbacks,
+            released=self.released,
+            step_s=self._step_s,
+            now_s=self.clock.now_s,
+            settings=self.settings,
+        )
+        for worker, why in lateness.restart:
+            assert worker.pod is not None
+            self.tell.append(Tell(worker.pod.uid, Restart(why)))
+            self.notes.append(
+                EventNote("Warning", "WorkerRestarted", f"Worker {worker.id} is restarted in place: {why}")
+            )
+        self.memory = replace(self.memory, spells=lateness.spells or {}, setbacks=setbacks)
+        self.workers = tuple(
+            replace(w, abandoned=w.pod is not None and w.pod.uid in lateness.replace) for w in self.workers
+        )
+        self.members = [w for w in self.workers if w.is_member]
+        return lateness
 
     def _adoption(self) -> None:
         """With the first `adopted` write startStep and lineage (rule MAD); with the last, forget the older generations."""
@@ -247,6 +293,12 @@ class _Planner:
             start_ms = round((self.clock.now_s - current.announced_at_s) * 1000, 1)
             self.status["incidents"] = [*incidents[:-1], {**incidents[-1], "startMs": start_ms}]
 
+    def _is_settled(self) -> bool:
+        """Whether nobody but the newest generation's members is needed: all have adopted, and none has been lost since.
+        Who waits outside may be the last to hold the job's state."""
+        stands = not any(w.standing in (Standing.LOST, Standing.DIED, Standing.BROKEN) for w in self.members)
+        return self.current is None or (self.current.adopted and stands)
+
     # --- the end ---------------------------------------------------------------------------------------------------
 
     def _ended(self, failure: str | None) -> str | None:
@@ -256,23 +308,42 @@ class _Planner:
         if "Failed" in true or failure is not None:
             return FAILED
         current = self.current
-        if current is not None and self.members and all(_finished(w, current.number) for w in self.members):
+        if current is None or not self.members:
+            return None
+        if all(_finished(w, current.number) for w in self.members):
             return SUCCEEDED
-        return None
+        return SUCCEEDED if self._finished_before(current) else None
+
+    def _finished_before(self, current: Current) -> bool:
+        """Whether the last step was committed before anybody entered the newest generation, a planned one: it has come too
+        late, finished ranks ignore it, and the set that has finished is the one before."""
+        if current.adopted or current.kind != PLANNED or len(current.older) != 1:
+            return False
+        before = current.older[0]
+        set_before = [w for w in self.workers if w.pod is not None and w.pod.uid in before.pod_uids]
+        return len(set_before) == len(before.pod_uids) and all(_finished(w, before.number) for w in set_before)
 
     # --- membership ------------------------------------------------------------------------------------------------
 
     def _membership(self) -> Decision:
-        refused = None
-        if self.current is not None and any(_refused(w, self.current.number) for w in self.members):
-            refused = self.memory.tried or frozenset()
+        causes = {_refused(w, self.current.number) for w in self.members} if self.current is not None else set()
+        refusal = None
+        if causes - {""}:
+            refusal = Refusal(self.memory.tried or frozenset(), unreadable="checkpoint" in causes)
         return next_generation(
             current=self.current,
             workers=self.workers,
-            bounds=Bounds(self.replicas, self.job.min_replicas, self.job.elastic, self.recovery.rejoin_seconds),
-            refused=refused,
+            bounds=Bounds(
+                self.replicas,
+                self.job.min_replicas,
+                self.job.elastic,
+                self.recovery.rejoin_seconds,
+                session=self.tier == "Session",
+            ),
+            refusal=refusal,
             now_s=self.clock.now_s,
             settings=self.settings,
+            step_s=self._step_s,
         )
 
     def _announce(self, decision: Announce) -> Document | None:
@@ -305,6 +376,7 @@ class _Planner:
             launches=self.tier != "Session",
             attempts=1 if self.current is None or self.current.adopted else self.current.attempts + 1,
             tried=names_of(self.current, self.workers, decision.members),
+            setbacks=with_setbacks(self.memory.setbacks, self.workers, decision.set_back, self.clock.now_s),
         )
         return document
 
@@ -364,15 +436,13 @@ class _Planner:
             document=issued or known,
             released=frozenset(self.status.get("released", ())),
             stop=OUTCOMES.get(ended or ""),
-            stalled=self._stalled(),
+            stalled=self._asks(),
             now_s=self.clock.now_s,
         )
 
-    def _look_again(self, decision: Decision | None, workers_s: float | None) -> float:
+    def _look_again(self, decision: Decision | None, dues_s: list[float | None]) -> float:
         now_s = self.clock.now_s
-        times = [now_s + self.settings.resync_s]
-        if workers_s is not None:
-            times.append(workers_s)
+        times = [now_s + self.settings.resync_s, *(due_s for due_s in dues_s if due_s is not None)]
         if isinstance(decision, Wait | Keep) and decision.until_s is not None:
             times.append(decision.until_s)
         for worker in self.workers:
@@ -381,7 +451,9 @@ class _Planner:
                 times.append(pod.running_since_s + self.settings.hello_timeout_s)
             if worker.standing == Standing.STARTING and self.tier is None:
                 times.append(max(worker.since_s + SCRIPT_AFTER_S, now_s + 2.0))
-        if self._stalled() or any(w.standing == Standing.SILENT for w in self.members):
+        if self.current is not None and not self.current.adopted:
+            times.append(self.current.announced_at_s + UNADOPTED_S)
+        if self._asks() or any(w.standing == Standing.SILENT for w in self.members):
             times.append(now_s + ASK_EVERY_S)
             asked = (w.session.unanswered_since_s for w in self.members if w.session)
             times += [at_s + ANSWER_S for at_s in asked if at_s is not None]
@@ -397,8 +469,9 @@ def _finished(worker: Worker, generation: int) -> bool:
     return worker.standing == Standing.FINISHED or (said and worker.pod is not None and worker.pod.phase != "Failed")
 
 
-def _refused(worker: Worker, generation: int) -> bool:
-    """Whether a member found no witness of an older generation (rule WITNESS)."""
+def _refused(worker: Worker, generation: int) -> str:
+    """Return why a member refused to train, "" if it did not: `witness` (rules WITNESS, BEST) or `checkpoint` (RETRY)."""
     session = worker.session
     fault = session.fault if session else None
-    return bool(session and fault and fault.cause == "witness" and session.fault_generation == generation)
+    refused = session and fault and fault.cause in ("witness", "checkpoint") and session.fault_generation == generation
+    return fault.cause if refused and fault else ""

@@ -8,20 +8,26 @@ planned ones only ready workers (rule FORCED, PLANNED).
 from __future__ import annotations
 
 from collections.abc import Iterable
+from math import inf
 
 from regroup.protocol.document import FORCED, PLANNED
 from regroup.protocol.state import Phase
 from regroup_operator.model.members import MemberId, gone_name
 from regroup_operator.model.records import Settings
-from regroup_operator.model.worker import Announce, Bounds, Current, Decision, Keep, Standing, Wait, Worker
+from regroup_operator.model.worker import Announce, Bounds, Current, Decision, Keep, Refusal, Standing, Wait, Worker
 from regroup_operator.plan.culprit import name_culprit
 
 _GONE = (Standing.LOST, Standing.DIED)
+_OUTSIDE_IT = (Standing.PENDING, Standing.SILENT, Standing.STARTING)
 RECONNECT_S = 5.0
 """After the operator's start a broken group waits this long for members that have not called yet: they are most likely on
 their way, and a generation without them would cost them their place."""
-CUT_LINK_S = 60.0
-"""A worker that was dropped because of a broken link does not join again for this long."""
+ENTER_STEPS = 3
+"""Who trains in the generation before may be in the middle of a long step: so many of the job's steps are waited."""
+MAX_GROWTH = 64
+"""A deadline grows to so many times its first length, with generations that fail in a row."""
+RETRY_S = (1.0, 30.0)
+"""Pause before a checkpoint that could not be read is tried again: the first, doubled each time up to the second."""
 
 
 def next_generation(
@@ -29,19 +35,21 @@ def next_generation(
     current: Current | None,
     workers: tuple[Worker, ...],
     bounds: Bounds,
-    refused: frozenset[str] | None,
+    refusal: Refusal | None,
     now_s: float,
     settings: Settings,
+    step_s: float = 0.0,
 ) -> Decision:
     """Return what to do about membership now.
 
-    `refused` is set when members of the newest generation found no witness of an older one: the names (UIDs of
-    members, of the lost, of the sealed) that its document was made of. Such a set is not announced again.
+    `refusal` is set when members of the newest generation refused to train. `step_s`: how long a step of the job takes,
+    0 where that is not known.
     """
     if current is None:
         return _first(workers, bounds, now_s, settings)
     members = tuple(w for w in workers if w.is_member)
-    trouble = _trouble(current, members, now_s, settings)
+    deadline = _deadline(current, members, step_s, settings)
+    trouble = _trouble(current, members, deadline, now_s, settings)
     if isinstance(trouble, Wait):
         return trouble
     if trouble is not None:
@@ -53,14 +61,13 @@ def next_generation(
                 f"The operator has just started; {_count(unknown, 'member')} have not called yet.",
                 until_s,
             )
-        return _forced(current, workers, members, bounds, trouble, refused, now_s)
+        return _forced(current, workers, members, bounds, trouble, refusal, now_s)
     silent = [w.lost_at_s for w in members if w.lost_at_s is not None]
     if any(w.standing == Standing.FINISHED for w in members):
         return Keep(min(silent, default=None))  # a finished rank ignores planned generations (rule CUTALL)
     if not current.adopted:
-        deadline = _deadline(current, settings)
         return Keep(min([*silent, *([deadline] if deadline > now_s else [])], default=None))
-    return _planned(current, members, workers, bounds, silent, now_s, settings)
+    return _planned(members, workers, bounds, silent, now_s, settings)
 
 
 # --- the first one -------------------------------------------------------------------------------------------------
@@ -96,7 +103,9 @@ def _first(workers: tuple[Worker, ...], bounds: Bounds, now_s: float, settings: 
 # --- a broken group ------------------------------------------------------------------------------------------------
 
 
-def _trouble(current: Current, members: tuple[Worker, ...], now_s: float, settings: Settings) -> Worker | Wait | None:
+def _trouble(
+    current: Current, members: tuple[Worker, ...], deadline_s: float, now_s: float, settings: Settings
+) -> Worker | Wait | None:
     """Return the worker that broke the group, a Wait while that is unclear, or None for a group that stands."""
     culprits = [w for w in members if w.standing in _GONE]
     if culprits:
@@ -120,25 +129,48 @@ def _trouble(current: Current, members: tuple[Worker, ...], now_s: float, settin
         ]
         if deaf:
             return deaf[0]
-    if now_s >= _deadline(current, settings):
-        return next((w for w in members if w.standing in (Standing.PENDING, Standing.SILENT)), None)
+    if now_s >= deadline_s:
+        # Whoever has not entered is named before those that wait for it.
+        late = [w for w in members if w.standing in (*_OUTSIDE_IT, Standing.FORMING)]
+        return min(late, key=lambda w: (w.standing == Standing.FORMING, not w.is_on_its_way, w.id), default=None)
     return None
 
 
-def _overdue(current: Current, worker: Worker) -> bool:
+def _overdue(current: Current, members: tuple[Worker, ...]) -> set[MemberId]:
+    """Return the members that hold the others up. Who has not arrived at the store while others have is one of them; where
+    nobody has, the store or the network may be at fault, and the next generation has another store."""
+    waited_for = any(w.standing == Standing.FORMING and not w.is_on_its_way for w in members)
+    return {w.id for w in members if _has_not_entered(current, w) or (waited_for and w.is_on_its_way)}
+
+
+def _has_not_entered(current: Current, worker: Worker) -> bool:
     """Return whether a member that is late did not answer. Who has heard of a planned generation and still trains in the
     one before waits for the others (rule CUTALL)."""
-    if worker.standing == Standing.SILENT:
+    if worker.standing in (Standing.SILENT, Standing.STARTING):
         return True
     if worker.standing != Standing.PENDING:
         return False
     condition = worker.session.condition if worker.session else None
     trains = condition is not None and condition.phase == Phase.TRAINING and condition.heard >= current.number
-    return not (current.kind == PLANNED and trains)
+    finished = condition is not None and condition.phase == Phase.FINISHED  # it enters forced generations only
+    return not (current.kind == PLANNED and (trains or finished))
 
 
-def _deadline(current: Current, settings: Settings) -> float:
-    return current.announced_at_s + (settings.planned_timeout_s if current.kind == PLANNED else settings.form_timeout_s)
+def _deadline(current: Current, members: tuple[Worker, ...], step_s: float, settings: Settings) -> float:
+    """Return when a generation that is not adopted yet is given up: every member has a time to enter it, then all of them
+    one to form, then one to adopt. The last two double with each generation in a row that did not form: what takes long
+    is allowed to in the end, and what hangs is found by not entering the next one."""
+    base_s = settings.planned_timeout_s if current.kind == PLANNED else settings.form_timeout_s
+    entry_s = current.announced_at_s + max(base_s, ENTER_STEPS * step_s)
+    if any(w.standing == Standing.STARTING for w in members) and current.launches:
+        entry_s = max(entry_s, current.announced_at_s + settings.start_timeout_s)
+    forming = [w for w in members if w.standing == Standing.FORMING]
+    if not forming or any(w.standing in _OUTSIDE_IT for w in members):
+        return entry_s
+    growth: int = min(MAX_GROWTH, 2 ** max(0, current.attempts - 1))
+    since_s = max(w.since_s for w in forming)
+    adopts = all(w.session is not None and w.session.condition.phase == Phase.ADOPTING for w in forming)
+    return since_s + growth * (settings.adopt_timeout_s if adopts else settings.form_timeout_s)
 
 
 def _forced(
@@ -147,26 +179,31 @@ def _forced(
     members: tuple[Worker, ...],
     bounds: Bounds,
     culprit: Worker,
-    refused: frozenset[str] | None,
+    refusal: Refusal | None,
     now_s: float,
 ) -> Decision:
-    late = culprit.standing in (Standing.PENDING, Standing.SILENT)
-    overdue = {w.id for w in members if _overdue(current, w)} if late and current.known else set()
+    late = culprit.standing in (*_OUTSIDE_IT, Standing.FORMING)
+    overdue = _overdue(current, members) if late and current.known else set()
     able = [w for w in workers if w.available and w.id not in overdue]
+    if refusal is None:
+        able = [w for w in able if not w.draining]
+        able = _enough_without([w for w in able if w.is_member or not _comes_late(w, now_s)], able, bounds.minimum)
     # Rule WITNESS: a set that refused is tried again with those who may hold the state first, those leaving included.
-    chosen = _choose(
-        able if refused is not None else [w for w in able if not w.draining],
-        bounds.replicas,
-        holders_first=refused is not None,
-    )
-    chosen = _without_cut_links(current, chosen, bounds.minimum)
+    chosen = _choose(able, bounds.replicas, holders_first=refusal is not None)
+    chosen, cut = _without_cut_links(current, chosen, bounds.minimum)
     named = name_culprit(current, members, culprit)
-    if refused is not None and refused == names_of(current, workers, chosen):
-        return Wait(
-            "NoWitness",
-            "The workers that can be reached do not hold the newest state; training waits for those that do. "
-            "Delete the pods of workers that will never come back, and the job rolls back to what is left.",
-        )
+    if refusal is not None and refusal.names == names_of(current, workers, chosen):
+        if not refusal.unreadable:
+            return Wait(
+                "NoWitness",
+                "The workers that can be reached do not hold the newest state; training waits for those that do. "
+                "Delete the pods of workers that will never come back, and the job rolls back to what is left.",
+                min((at_s for w in workers if (at_s := w.silent_until_s) and at_s < inf), default=None),
+            )
+        first_s, last_s = RETRY_S
+        until_s = current.announced_at_s + min(last_s, first_s * 2 ** min(10, max(0, current.attempts - 1)))
+        if now_s < until_s:  # rule RETRY
+            return Wait("CheckpointUnreadable", "The checkpoint that is needed cannot be read; trying again.", until_s)
     missing = bounds.replicas - len(chosen)
     if len(chosen) < bounds.minimum:
         return Wait(
@@ -198,23 +235,44 @@ def _forced(
         culprit=named.id,
         detected_at_s=culprit.since_s,
         detect_s=None if culprit.last_seen_s is None else culprit.since_s - culprit.last_seen_s,
+        set_back=frozenset(overdue | cut),
     )
 
 
+def _comes_late(worker: Worker, now_s: float) -> bool:
+    """Return whether a worker that is no member would hold up a generation: it failed the last one, or is still in it."""
+    in_session = worker.session is not None and worker.session.condition.session
+    return now_s < worker.barred_until_s or (in_session and not worker.is_waiting)
+
+
+def _enough_without(fitting: list[Worker], able: list[Worker], minimum: int) -> list[Worker]:
+    """Return those that fit if they are enough, else all."""
+    return fitting if len(_one_per_slot(fitting)) >= minimum else able
+
+
 def names_of(current: Current | None, workers: Iterable[Worker], chosen: Iterable[Worker]) -> frozenset[str]:
-    """Return what rule WITNESS's verdict on a set depends on: what its members hold, what others sealed, who is gone."""
+    """Return what the verdict on a set depends on (rule WORDS): exactly the inputs of `adoption.decide` and of what its
+    document leaves out. As long as nothing of it changes, the same set refuses again."""
     chosen, workers = tuple(chosen), tuple(workers)
     inside = {w.id for w in chosen}
+    older = [] if current is None else [(o.number, set(o.pod_uids)) for o in current.older]
+    if current is not None:
+        older.append((current.number, {w.pod.uid for w in workers if w.is_member and w.pod is not None}))
     names: set[str] = set()
     for worker in workers:
-        seal = worker.session.seal if worker.session else None
-        if worker.pod is not None and (worker.id in inside or seal is not None):
-            held = (seal.state, seal.state_adopted, seal.adopted) if seal else None
-            names.add(f"{'member' if worker.id in inside else 'seal'}:{worker.pod.uid}:{held}")
+        session, pod = worker.session, worker.pod
+        seal = session.seal if session else None
+        role = "member" if worker.id in inside else "seal" if seal else "silent" if worker.silent_until_s else ""
+        if pod is None or not role:
+            continue
+        held = (seal.state, seal.state_adopted, seal.adopted) if seal else None
+        left_up_to = seal.left_up_to if seal else 0
+        not_left = [number for number, uids in older if pod.uid in uids and left_up_to < number]
+        names.add(f"{role}:{pod.uid}:{held}:{not_left}:{session.condition.adopted if session else 0}")
     if current is not None:
         alive = {w.pod.uid for w in workers if w.pod is not None and w.pod.alive}
         dead = [w.pod.uid if w.pod else gone_name(w.id) for w in workers if w.is_member]
-        dead += [uid for older in current.older for uid in older.pod_uids]
+        dead += [uid for generation in current.older for uid in generation.pod_uids]
         names |= {f"lost:{uid}" for uid in dead if uid not in alive}
     return frozenset(names)
 
@@ -225,11 +283,11 @@ def _pause_s(current: Current) -> float:
 
 
 def _choose(able: list[Worker], replicas: int, *, holders_first: bool) -> tuple[Worker, ...]:
-    """Return at most `replicas` workers, one for each slot: members of the newest generation first, low slots first;
-    with `holders_first` those before all that hold the newest state."""
+    """Return at most `replicas` workers, one for each slot: members of the newest generation first, low slots first, who
+    is being replaced last; with `holders_first` those before all that hold the newest state."""
 
     def order(worker: Worker) -> tuple[object, ...]:
-        usual = (not worker.is_member, worker.id.slot, -worker.id.attempt)
+        usual = (worker.abandoned, not worker.is_member, worker.id.slot, -worker.id.attempt)
         seal = worker.session.seal if worker.session else None
         if not holders_first or seal is None or seal.state is None:
             return (0, 0, 0, *usual)
@@ -247,19 +305,27 @@ def _one_per_slot(workers: Iterable[Worker]) -> tuple[Worker, ...]:
     return tuple(slots.values())
 
 
-def _without_cut_links(current: Current, chosen: tuple[Worker, ...], minimum: int) -> tuple[Worker, ...]:
-    """Rule CLIQUE: drop members until no pair is left that could not reach each other in the newest generation. Where too
-    few would be left the same set is tried again, with another store and a pause: the link may heal."""
+def _without_cut_links(
+    current: Current, chosen: tuple[Worker, ...], minimum: int
+) -> tuple[tuple[Worker, ...], frozenset[MemberId]]:
+    """Rule CLIQUE: drop members until no pair is left that could not reach each other in the newest generation; return who
+    is left, and who had to go. Where too few would be left the same set is tried again, with another store and a pause:
+    the link may heal. Whoever holds the older state goes first: without the newest one nobody may train."""
     left = list(chosen)
     if current.attempts == 0 or {w.id for w in chosen} != set(current.members):
-        return chosen
-    while True:
-        pairs = _cut_pairs(current, left)
-        if not pairs:
-            return tuple(left) if len(left) >= minimum else chosen
+        return chosen, frozenset()
+    while pairs := _cut_pairs(current, left):
         count = {w.id: sum(w.id in pair for pair in pairs) for w in left}
-        drop = max((w for w in left if count[w.id]), key=lambda w: (count[w.id], w.since_s, w.id))
-        left.remove(drop)
+        cut = [w for w in left if count[w.id]]
+        oldest = min(_state_of(w) for w in cut)
+        left.remove(max((w for w in cut if _state_of(w) == oldest), key=lambda w: (count[w.id], w.since_s, w.id)))
+    dropped = frozenset(w.id for w in chosen if w not in left)
+    return (tuple(left) if len(left) >= minimum else chosen), dropped
+
+
+def _state_of(worker: Worker) -> tuple[int, ...]:
+    seal = worker.session.seal if worker.session else None
+    return () if seal is None or seal.state is None else (seal.state_adopted, *seal.state)
 
 
 def _cut_pairs(current: Current, workers: list[Worker]) -> list[frozenset[MemberId]]:
@@ -280,7 +346,6 @@ def _cut_pairs(current: Current, workers: list[Worker]) -> list[frozenset[Member
 
 
 def _planned(
-    current: Current,
     members: tuple[Worker, ...],
     workers: tuple[Worker, ...],
     bounds: Bounds,
@@ -288,12 +353,9 @@ def _planned(
     now_s: float,
     settings: Settings,
 ) -> Decision:
-    uids = {w.pod.uid for w in members if w.pod}
-    healed = [
-        (w, _cut_until_s(w, uids, current)) for w in workers if not w.is_member and w.available and not w.draining
-    ]
-    silent = [*silent, *(at_s for _, at_s in healed if at_s > now_s)]
-    target = _target(members, [w for w, at_s in healed if at_s <= now_s], bounds.replicas)
+    joiners = [w for w in workers if not w.is_member and w.available and not w.draining]
+    silent = [*silent, *(w.barred_until_s for w in joiners if w.barred_until_s > now_s)]
+    target = _target(members, [w for w in joiners if not _comes_late(w, now_s)], bounds)
     kept = [w for w in target if w.is_member]
     new = [w for w in target if not w.is_member]
     if {w.id for w in target} == {w.id for w in members}:
@@ -326,28 +388,24 @@ def _planned(
     )
 
 
-def _target(members: tuple[Worker, ...], joiners: list[Worker], replicas: int) -> tuple[Worker, ...]:
+def _target(members: tuple[Worker, ...], joiners: list[Worker], bounds: Bounds) -> tuple[Worker, ...]:
     """Return who should train: at most `replicas`, one for each slot, never without a member (it holds the state).
 
     Members of slots below `replicas` first, then who joins such a slot, then members of higher slots while they are
-    needed. Only where all members are leaving one of them stays, until the others have its state.
+    needed. Only where all members are leaving one of them stays, until the others have its state; if the only one to
+    come has the same slot, both are in for one generation (a hand-over).
     """
-    staying = [w for w in members if not w.draining] or sorted(members, key=lambda w: (not w.connected, w.id))[:1]
-    low = [w for w in staying if w.id.slot < replicas]
-    high = [w for w in staying if w.id.slot >= replicas]
+    staying = [w for w in members if not w.draining]
+    keeper = min(members, key=lambda w: (not w.connected, w.id))
+    joining = sorted((w for w in joiners if w.id.slot < bounds.replicas), key=lambda w: (w.id.slot, -w.id.attempt))
+    if not staying and bounds.session and joining and all(w.id.slot == keeper.id.slot for w in joining):
+        return tuple(sorted((keeper, joining[0]), key=lambda w: w.id))
+    staying = staying or [keeper]
+    low = [w for w in staying if w.id.slot < bounds.replicas]
+    high = [w for w in staying if w.id.slot >= bounds.replicas]
     holders, others = (low, high) if low else (high[:1], high[1:])
-    joining = sorted((w for w in joiners if w.id.slot < replicas), key=lambda w: (w.id.slot, -w.id.attempt))
     slots = _one_per_slot([*holders, *joining, *others])
-    return tuple(sorted(slots[:replicas], key=lambda w: w.id))
-
-
-def _cut_until_s(worker: Worker, members: set[str], current: Current) -> float:
-    """Return when a worker that could not form a group with one of `members` may join them again; 0 for any other."""
-    session = worker.session
-    if session is None or session.fault is None or session.fault_at_s is None or session.fault.peer not in members:
-        return 0.0
-    formed = session.condition.adopted >= session.fault_generation
-    return 0.0 if formed or session.fault_generation < current.number - 1 else session.fault_at_s + CUT_LINK_S
+    return tuple(sorted(slots[: bounds.replicas], key=lambda w: w.id))
 
 
 # --- words ---------------------------------------------------------------------------------------------------------

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from math import inf
 
 from regroup.protocol.state import Phase
 from regroup_operator.model.members import MemberId
+from regroup_operator.model.plan import Setback
 from regroup_operator.model.records import Pod, Session, Settings
 from regroup_operator.model.worker import Current, Standing, Worker
 from regroup_operator.plan.pulse import Reported, newest_progress
@@ -19,10 +21,11 @@ from regroup_operator.plan.pulse import Reported, newest_progress
 ANSWER_S = 0.5
 """An agent that does not answer for so long while its group stalls cannot be reached."""
 
-_ATTACHED = (Phase.READY, Phase.FORMING, Phase.ADOPTING, Phase.TRAINING, Phase.BROKEN, Phase.FINISHED)
+_ATTACHED = (Phase.READY, Phase.FORMING, Phase.ARRIVED, Phase.ADOPTING, Phase.TRAINING, Phase.BROKEN, Phase.FINISHED)
 _IN_GROUP = {
     Phase.STARTING: Standing.STARTING,
     Phase.FORMING: Standing.FORMING,
+    Phase.ARRIVED: Standing.FORMING,
     Phase.ADOPTING: Standing.FORMING,
     Phase.TRAINING: Standing.TRAINING,
     Phase.FINISHED: Standing.FINISHED,
@@ -41,10 +44,12 @@ def assess(
     term_started_s: float,
     disconnect_s: float,
     settings: Settings,
+    setbacks: Mapping[str, Setback] | None = None,
 ) -> tuple[Worker, ...]:
     """Return every worker: the pods there are, and the members whose pods are gone. Sorted by id.
 
-    `tier` is status.tier (None: not known yet), `processes` the number of a worker's processes.
+    `tier` is status.tier (None: not known yet), `processes` the number of a worker's processes, `setbacks` who kept
+    generations from forming, by pod UID.
     """
     pods = tuple(pods)
     members = frozenset(current.members) if current else frozenset()
@@ -56,6 +61,16 @@ def assess(
     )
     newest = newest_progress(in_group, current) if current else None
     out: list[Worker] = []
+    setbacks = setbacks or {}
+
+    def add(worker: Worker, pod: Pod, session: Session | None) -> None:
+        silent_until_s = None
+        if tier == "Session" and current is not None and pod.alive and pod.uid not in released:
+            silent_until_s = _silent_until_s(pod, session, term_started_s + settings.term_grace_s, disconnect_s)
+            silent_until_s = silent_until_s if silent_until_s and now_s < silent_until_s else None
+        barred_until_s = setbacks[pod.uid].until_s if pod.uid in setbacks else 0.0
+        out.append(replace(worker, silent_until_s=silent_until_s, barred_until_s=barred_until_s))
+
     for pod in pods:
         session = sessions.get(pod.uid)
         available = pod.uid not in released and _available(pod, session, tier, current)
@@ -63,23 +78,22 @@ def assess(
             available = available and now_s < session.unanswered_since_s + disconnect_s
         if current is None or pod.id not in members:
             since = session.condition_at_s if session else pod.running_since_s or now_s
-            out.append(Worker(pod.id, pod, session, Standing.OUTSIDE, available, since))
+            add(Worker(pod.id, pod, session, Standing.OUTSIDE, available, since), pod, session)
             continue
-        out.append(
-            _member(
-                pod,
-                session,
-                current,
-                available,
-                processes=processes,
-                faulted=faulted,
-                newest=newest,
-                now_s=now_s,
-                term_started_s=term_started_s,
-                disconnect_s=disconnect_s,
-                settings=settings,
-            )
+        member = _member(
+            pod,
+            session,
+            current,
+            available,
+            processes=processes,
+            faulted=faulted,
+            newest=newest,
+            now_s=now_s,
+            term_started_s=term_started_s,
+            disconnect_s=disconnect_s,
+            settings=settings,
         )
+        add(member, pod, session)
     for gone in members - by_id.keys():
         out.append(Worker(MemberId(*gone), None, None, Standing.LOST, False, now_s, why="PodDeleted"))
     return tuple(sorted(out, key=lambda w: w.id))
@@ -94,6 +108,18 @@ def _available(pod: Pod, session: Session | None, tier: str | None, current: Cur
     if current is None:
         return phase == Phase.READY
     return phase in (Phase.STARTING, *_ATTACHED)
+
+
+def _silent_until_s(pod: Pod, session: Session | None, grace_ends_s: float, disconnect_s: float) -> float | None:
+    """Return until when a worker is waited for to say which state it holds (rule BEST); None: it has said so, or it can
+    hold none."""
+    if session is None:
+        return grace_ends_s if pod.phase == "Running" else None
+    if session.seal is not None or session.condition.adopted == 0:
+        return None
+    if not session.connected:
+        return None if session.closed_at_s is None else session.closed_at_s + disconnect_s
+    return inf if session.unanswered_since_s is None else session.unanswered_since_s + disconnect_s
 
 
 def _broke(session: Session, generation: int) -> bool:
@@ -153,10 +179,13 @@ def _member(
     if condition.phase == Phase.STOPPED:
         return worker(Standing.FINISHED if session.told_stop else Standing.LOST, since, "Stopped")
     unanswered = session.unanswered_since_s
-    if condition.phase == Phase.TRAINING and newest is not None and unanswered is not None:
-        silent_s = max(unanswered, newest.at_s)
-        if now_s >= max(unanswered + ANSWER_S, newest.stalls_at_s):
-            return unreachable(silent_s, silent_s, "Unresponsive")
+    if unanswered is not None:
+        if condition.phase == Phase.TRAINING and newest is not None:
+            silent_s = max(unanswered, newest.at_s)
+            if now_s >= max(unanswered + ANSWER_S, newest.stalls_at_s):
+                return unreachable(silent_s, silent_s, "Unresponsive")
+        elif not current.adopted and now_s >= unanswered + ANSWER_S:
+            return unreachable(unanswered, unanswered, "Unresponsive")
     if condition.generation == current.number and condition.phase in _IN_GROUP:
         return worker(_IN_GROUP[condition.phase], since)
     if _restarted(session, current, processes):

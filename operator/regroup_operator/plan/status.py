@@ -51,7 +51,7 @@ def phase_of(
             return STARTING
         return PENDING
     members = [w for w in workers if w.is_member]
-    if isinstance(decision, Wait) and decision.reason in ("TooFewMembers", "NoWitness"):
+    if isinstance(decision, Wait) and decision.reason in ("TooFewMembers", "NoWitness", "CheckpointUnreadable"):
         return WAITING if trained else STARTING
     if isinstance(decision, Announce) and decision.kind == "forced":
         return RECOVERING if trained else STARTING

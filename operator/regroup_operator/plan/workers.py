@@ -56,6 +56,7 @@ def plan_workers(
     released: frozenset[str],
     named: Iterable[MemberId],
     bad_nodes: Mapping[int, tuple[str, ...]],
+    abandoned: frozenset[str] = frozenset(),
     settled: bool,
     ended: bool,
     now_s: float,
@@ -64,9 +65,11 @@ def plan_workers(
     """Return the changes to the job's pods.
 
     `named` are all members that the status still names: their attempt numbers are not used again. `bad_nodes` are the
-    nodes on which a slot's pods failed. `settled`: every member of the newest generation has adopted it (a generation that
-    is about to be written is not), so that nobody else is needed any more. `ended`: the job is complete or failed, nothing
-    is created or released; what does not end by itself within `hello_timeout_s` of its agent's last word is deleted.
+    nodes on which a slot's pods failed. `abandoned` are UIDs of pods that are not waited for any more (lateness.py): they
+    serve no slot, and stay until rule RELEASE lets them go. `settled`: every member of the newest generation has adopted
+    it (a generation that is about to be written is not), so that nobody else is needed any more. `ended`: the job is
+    complete or failed, nothing is created or released; what does not end by itself within `hello_timeout_s` of its
+    agent's last word is deleted.
     """
     pods = [w for w in workers if w.pod is not None]
     leaving = tuple(w.pod for w in pods if w.pod and w.pod.uid in released and not w.pod.terminating)
@@ -80,7 +83,7 @@ def plan_workers(
         attempts[slot] = max(attempts.get(slot, -1), attempt)
     serving: dict[int, Worker] = {}
     for worker in sorted(pods, key=lambda w: (not w.is_member, not w.connected, -w.id.attempt)):
-        if _serves(worker, released) and not _has_exited(worker, now_s, hello_timeout_s):
+        if _serves(worker, released | abandoned) and not _has_exited(worker, now_s, hello_timeout_s):
             serving.setdefault(worker.id.slot, worker)
     create = tuple(
         CreateWorker(slot, attempts.get(slot, -1) + 1, bad_nodes.get(slot, ()))

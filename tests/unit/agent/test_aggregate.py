@@ -16,8 +16,8 @@ def process(**fields: Any) -> Process:
 
 
 def inside(number: int, how_far: str = "adopted", **fields: Any) -> Process:
-    reached = {"formed": number} if how_far == "formed" else {}
-    reached = {"formed": number, "adopted": number} if how_far == "adopted" else reached
+    stages = ("arrived", "formed", "adopted")
+    reached = dict.fromkeys(stages[: stages.index(how_far) + 1], number) if how_far in stages else {}
     return process(inside=number, entered=number, **reached, **fields)
 
 
@@ -32,6 +32,8 @@ OUT = process(left=3, entered=3)
         pytest.param([process(), process(attached=False)], Phase.STARTING, 0, id="one of two has attached"),
         pytest.param([process(), process()], Phase.READY, 0, id="all wait"),
         pytest.param([inside(3, "entered")], Phase.FORMING, 3, id="entered"),
+        pytest.param([inside(3, "arrived"), inside(3, "entered")], Phase.FORMING, 3, id="one waits at the store"),
+        pytest.param([inside(3, "arrived"), inside(3, "formed")], Phase.ARRIVED, 3, id="all wait at the store"),
         pytest.param([inside(3), process()], Phase.FORMING, 3, id="the sibling has still to enter"),
         pytest.param([inside(4, "entered"), inside(3)], Phase.FORMING, 4, id="the sibling is still in the one before"),
         pytest.param([inside(3, "formed"), inside(3)], Phase.ADOPTING, 3, id="one has adopted"),

@@ -69,7 +69,7 @@ def test_planned_change_that_somebody_never_hears_of_becomes_a_forced_one(tmp_pa
     world.scale(4)
     world.advance(40, step_every_s=0.1)
     assert world.generation >= 3
-    assert world.training() == "1-0,2-0,3-0"
+    assert world.training().removeprefix("0-1,") == "1-0,2-0,3-0"  # another pod takes its place after some time
     forced = next(i for i in world.status["incidents"] if i["generation"] == 3)
     assert forced["culprit"] == "0"
 

@@ -250,8 +250,8 @@ def test_form_that_does_not_come_about_backs_off(tmp_path: Path) -> None:
     world = running(tmp_path, make_job().with_replicas(2).fixed())
     world.cut_links = {frozenset({world.uid(0), world.uid(1)})}
     world.kill_process(world.uid(1))
-    world.advance(120)
-    assert world.generation in range(20, 45)
+    world.advance(50)
+    assert world.generation in range(10, 25)
     assert len(world.status["membership"]["older"]) <= 1
     world.cut_links = set()
     world.until(lambda: world.training() == "0-0,1-0", limit_s=10)
@@ -285,7 +285,7 @@ def test_no_witness_waits_and_resumes_when_the_holder_returns(tmp_path: Path) ->
     assert world.phase == "Waiting"
     generation = world.generation
     world.advance(60)
-    assert world.generation == generation
+    assert world.generation <= generation + 3  # another pod comes for the one that cannot be reached, and holds nothing
     assert "Delete the pods of workers that will never come back" in world.condition("Training")["message"]
     world.agents[holder].trainers[0].frozen = False
     world.reach_again(holder)

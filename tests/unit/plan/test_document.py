@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ from tests.builders.plan import (
 )
 
 A, B, C = make_worker(0), make_worker(1), make_worker(2)
+NEW_A, NEW_B = (make_worker(slot, session=make_session(slot)) for slot in (0, 1))
 
 
 def build(
@@ -36,7 +38,7 @@ def build(
 
 
 def test_first_document() -> None:
-    got = build()
+    got = build((NEW_A, NEW_B))
     assert (got.number, got.uid, got.older, got.lost, got.world_size) == (1, "fresh", (), (), 4)
     assert [(m.slot, m.pod, m.pod_uid, m.incarnation, m.host, m.processes) for m in got.members] == [
         (0, "digits-worker-0-0", uid_of(0), 1, "10.0.0.0", 2), (1, "digits-worker-1-0", uid_of(1), 1, "10.0.0.1", 2),
@@ -100,11 +102,26 @@ def test_generation_that_never_stepped_is_not_carried_on(workers: tuple[Worker, 
     assert [o.number for o in got.older] == older
 
 
-def test_seals_of_older_members_are_carried_though_they_cannot_be_reached_now() -> None:
+def test_seals_are_of_all_who_can_be_reached_and_of_older_members_who_cannot() -> None:
     away = sealed(1, 3, 1, (1, 9), connected=False)
     stranger = sealed(7, 3, 1, (1, 9))
-    got = build(members=(A,), current=GROUP_3, workers=(A, away, stranger))
-    assert got.seals == (MemberSeal(uid_of(1), 3, make_seal(3, (1, 9)).state, 1, 1),)
+    strange_and_away = sealed(8, 3, 1, (1, 9), connected=False)
+    got = build(members=(A,), current=GROUP_3, workers=(A, away, stranger, strange_and_away))
+    state = make_seal(3, (1, 9)).state
+    assert got.seals == (MemberSeal(uid_of(1), 3, state, 1, 1), MemberSeal(uid_of(7), 3, state, 1, 1))
+
+
+def test_workers_that_have_not_told_what_they_hold_are_named() -> None:
+    """Rule BEST. Members bring what they hold themselves."""
+    silent, member = replace(C, silent_until_s=110.0), replace(A, silent_until_s=110.0)
+    got = build(members=(member, B), current=make_current(), workers=(member, B, silent))
+    assert got.silent == (uid_of(2),)
+
+
+def test_number_is_above_what_any_agent_has_heard() -> None:
+    """A status that was restored from a backup names an older generation than there has been."""
+    heard = make_worker(2, session=make_session(2, heard=7))
+    assert build(current=make_current(number=3), workers=(A, B, heard)).number == 8
 
 
 @pytest.mark.parametrize(
@@ -135,7 +152,7 @@ def test_store_needs_a_socket_and_an_address(worker: Worker) -> None:
 
 
 def test_peers_of_faults_get_their_uid_and_keep_it() -> None:
-    document = build()
+    document = build((NEW_A, NEW_B))
     fault = make_fault(peer_rank=3)
     sessions = {uid_of(0): make_session(0, fault=fault, fault_generation=1), uid_of(1): make_session(1)}
     named, peers = with_peers(sessions, document, {})

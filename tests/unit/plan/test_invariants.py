@@ -11,7 +11,7 @@ from regroup.protocol.document import FORCED, PLANNED
 from regroup.protocol.state import Phase
 from regroup_operator.model.members import MemberId
 from regroup_operator.model.records import Settings
-from regroup_operator.model.worker import Announce, Bounds, Current, Keep, Standing, Wait, Worker
+from regroup_operator.model.worker import Announce, Bounds, Current, Keep, Refusal, Standing, Wait, Worker
 from regroup_operator.plan.membership import next_generation
 from regroup_operator.plan.workers import plan_workers
 from tests.builders.plan import make_current, make_fault, make_pod, make_seal, make_session, make_worker, uid_of
@@ -78,7 +78,12 @@ SETTINGS = Settings()
 
 def check(current: Current, workers: tuple[Worker, ...], bounds: Bounds, refused: frozenset[str] | None) -> None:
     got = next_generation(
-        current=current, workers=workers, bounds=bounds, refused=refused, now_s=NOW_S, settings=SETTINGS
+        current=current,
+        workers=workers,
+        bounds=bounds,
+        refusal=refused and Refusal(refused),
+        now_s=NOW_S,
+        settings=SETTINGS,
     )
     if isinstance(got, Wait | Keep):
         assert got.until_s is None or got.until_s > NOW_S, "it would be looked at again at once"

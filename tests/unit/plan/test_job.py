@@ -198,13 +198,20 @@ FORMING = TRAINING | {
 
 def adopted(slot: int, **changes: Any) -> Session:
     return make_session(
-        slot, Phase.TRAINING, 2, adopted=Adopted(9, "self"), adopted_generation=2, told_tier="Session", **changes
+        slot,
+        Phase.TRAINING,
+        2,
+        condition_at_s=99.0,
+        adopted=Adopted(9, "self"),
+        adopted_generation=2,
+        told_tier="Session",
+        **changes,
     )
 
 
 def test_first_adoption_writes_start_step_and_lineage_the_last_forgets_the_older() -> None:
     """MAD."""
-    first = plan(job(FORMING), sessions=(adopted(0), make_session(1, Phase.ADOPTING, 2)))
+    first = plan(job(FORMING), sessions=(adopted(0), make_session(1, Phase.ADOPTING, 2, condition_at_s=99.0)))
     assert (first.status["membership"]["startStep"], first.status["membership"]["adopted"]) == (9, False)
     assert first.status["lineage"][-1] == {"generation": 2, "startStep": 9}
     assert len(first.status["membership"]["older"]) == 1

@@ -11,8 +11,8 @@ from regroup.protocol.document import FORCED, PLANNED
 from regroup.protocol.state import Phase
 from regroup_operator.model.members import MemberId
 from regroup_operator.model.records import Settings
-from regroup_operator.model.worker import Announce, Bounds, Current, Decision, Keep, Standing, Wait, Worker
-from regroup_operator.plan.membership import CUT_LINK_S, RECONNECT_S, names_of, next_generation
+from regroup_operator.model.worker import Announce, Bounds, Current, Decision, Keep, Refusal, Standing, Wait, Worker
+from regroup_operator.plan.membership import RECONNECT_S, RETRY_S, names_of, next_generation
 from tests.builders.plan import (
     make_bounds,
     make_current,
@@ -36,14 +36,17 @@ def decide(
     refused: frozenset[str] | None = None,
     first: bool = False,
     now_s: float = NOW_S,
+    unreadable: bool = False,
+    step_s: float = 0.0,
 ) -> Decision:
     return next_generation(
         current=None if first else current or make_current(),
         workers=tuple(workers),
         bounds=bounds or make_bounds(),
-        refused=refused,
+        refusal=None if refused is None else Refusal(refused, unreadable),
         now_s=now_s,
         settings=SETTINGS,
+        step_s=step_s,
     )
 
 
@@ -166,7 +169,11 @@ def test_broken_group(workers: list[Worker], given: Any, want: Any) -> None:
 NEWER = make_current(number=2, adopted=False, announced_at_s=99.0)
 PENDING_0 = make_worker(0, Standing.PENDING, session=make_session(0, Phase.TRAINING, 1, heard=2))
 PENDING_1 = make_worker(1, Standing.PENDING, session=make_session(1, Phase.READY, heard=2))
-FORMS_2 = make_worker(2, Standing.FORMING, session=make_session(2, Phase.FORMING, 2))
+FORMS_2 = make_worker(2, Standing.FORMING, session=make_session(2, Phase.FORMING, 2), since_s=71.0)
+WAITS_2 = make_worker(2, Standing.FORMING, session=make_session(2, Phase.ARRIVED, 2), since_s=71.0)
+ADOPTS_1 = make_worker(1, Standing.FORMING, session=make_session(1, Phase.ADOPTING, 2), since_s=71.0)
+FORMS_0 = make_worker(0, Standing.FORMING, session=make_session(0, Phase.FORMING, 2), since_s=71.0)
+STARTS_0 = make_worker(0, Standing.STARTING, session=make_session(0, Phase.STARTING, heard=2))
 LATE = replace(NEWER, announced_at_s=70.0)
 
 
@@ -174,7 +181,8 @@ LATE = replace(NEWER, announced_at_s=70.0)
     ("workers", "current", "want"),
     [
         pytest.param([PENDING_0, PENDING_1, FORMS_2], NEWER, ("keep",), id="it has just been announced"),
-        pytest.param([make_worker(0, Standing.STARTING), FORMS_2], LATE, ("keep",), id="who starts is not late"),
+        pytest.param([STARTS_0, FORMS_2], replace(LATE, launches=True), ("keep",), id="a script's start takes its time"),
+        pytest.param([STARTS_0, FORMS_2], LATE, (FORCED, "GenerationOverdue", "2"), id="a session's has begun before"),
         pytest.param([PENDING_1, FORMS_2, A], LATE, (FORCED, "GenerationOverdue", "0,2"), id="who did not answer goes"),
         pytest.param(
             [PENDING_0, PENDING_1, FORMS_2], replace(LATE, kind=PLANNED), (FORCED, "GenerationOverdue", "0,2"),
@@ -185,14 +193,20 @@ LATE = replace(NEWER, announced_at_s=70.0)
             id="planned: who is silent is",
         ),
         pytest.param([silent(0), B, FORMS_2], LATE, (FORCED, "GenerationOverdue", "1,2"), id="forced: who is silent goes"),
-        pytest.param([FORMS_2, A], LATE, ("keep",), id="all are in it: forming has its own end"),
+        pytest.param([FORMS_0, WAITS_2, B], LATE, (FORCED, "GenerationOverdue", "1,2"), id="who is not at the store goes"),
+        pytest.param([FORMS_2, A], LATE, (FORCED, "GenerationOverdue", "0,2"), id="nobody is at the store: the same again"),
+        pytest.param([ADOPTS_1, A], LATE, ("keep",), id="to adopt may take longer"),
+        pytest.param([ADOPTS_1, A], replace(LATE, attempts=2, announced_at_s=0.0), ("keep",), id="and longer each time"),
+        pytest.param(
+            [replace(ADOPTS_1, since_s=39.0), A], LATE, (FORCED, "GenerationOverdue", "0,1"), id="but not for ever"
+        ),
         pytest.param([PENDING_0, B, died(2)], NEWER, (FORCED, "MemberLost", "0,1"), id="another loss in between"),
         pytest.param(
             [make_worker(0, Standing.PENDING, session=make_session(0, Phase.BROKEN, 1)), B], replace(NEWER, known=False),
             (FORCED, "GenerationOverdue", "0,1"), id="another operator's, and somebody has not heard: the next number (PERSIST)",
         ),
         pytest.param(
-            [replace(FORMS_2, id=MemberId(0, 0)), FORMS_2], replace(NEWER, known=False), ("keep",),
+            [replace(FORMS_2, since_s=95.0)], replace(NEWER, known=False), ("keep",),
             id="another operator's, and all have heard",
         ),
     ],
@@ -201,10 +215,28 @@ def test_generation_in_the_making(workers: list[Worker], current: Current, want:
     assert words(decide(workers, current, make_bounds(3, 1))) == want
 
 
-def test_deadline_that_has_passed_is_no_time_to_look_again_at() -> None:
-    """It would be due at once, and again at once."""
-    assert decide([FORMS_2, A], LATE, make_bounds(3, 1)) == Keep(None)
-    assert decide([FORMS_2, A], NEWER, make_bounds(3, 1)) == Keep(99.0 + SETTINGS.form_timeout_s)
+def test_entering_waits_for_the_end_of_a_long_step() -> None:
+    """Four workers in a step of 25 s, one dies: the others are no later than their step."""
+    workers, current = [PENDING_0, PENDING_1, FORMS_2], replace(LATE, announced_at_s=50.0)
+    assert words(decide(workers, current, make_bounds(3, 1), step_s=25.0)) == ("keep",)
+    assert words(decide(workers, current, make_bounds(3, 1), step_s=16.0)) == (FORCED, "GenerationOverdue", "2")
+
+
+@pytest.mark.parametrize(
+    ("workers", "since_s"),
+    [
+        pytest.param([PENDING_0, FORMS_2], 99.0, id="to enter: from the announcement"),
+        pytest.param([FORMS_2, A], 71.0, id="to form: from when the last one entered"),
+    ],
+)
+def test_every_deadline_is_looked_at_again(workers: list[Worker], since_s: float) -> None:
+    assert decide(workers, NEWER, make_bounds(3, 1), now_s=72.0) == Keep(since_s + SETTINGS.form_timeout_s)
+
+
+def test_who_holds_up_a_generation_is_set_back() -> None:
+    got = decide([PENDING_1, FORMS_2, A], LATE, make_bounds(3, 1))
+    assert isinstance(got, Announce)
+    assert got.set_back == {MemberId(1, 0)}
 
 
 @pytest.mark.parametrize(
@@ -280,17 +312,47 @@ def test_broken_links(workers: list[Worker], current: Current | None, want: str)
 def test_broken_link_that_would_leave_too_few_is_tried_again() -> None:
     workers = [broken(0, 1), broken(1, 0)]
     current = make_current((0, 1), adopted=False)
-    assert words(decide(workers, current, make_bounds(2, 2, elastic=False))) == (FORCED, "MemberLost", "0,1")
+    got = decide(workers, current, make_bounds(2, 2, elastic=False))
+    assert words(got) == (FORCED, "MemberLost", "0,1")
+    assert isinstance(got, Announce)
+    assert got.set_back == {MemberId(1, 0)}  # and replaced, in the end (test_lateness.py)
 
 
-def test_worker_behind_a_broken_link_joins_again_after_a_minute() -> None:
-    session = make_session(2, fault=make_fault(peer=uid_of(0)), fault_generation=1, fault_at_s=90.0, adopted_to=0)
-    cut = out(2, session=session)
+@pytest.mark.parametrize(
+    ("late", "want"),
+    [
+        pytest.param(0, "1", id="the holder heard of it first"),
+        pytest.param(1, "1", id="the holder heard of it last"),
+    ],
+)
+def test_of_a_pair_without_a_link_the_holder_stays(late: int, want: str) -> None:
+    workers = [broken(0, 1, since_s=90.0 + late), broken(1, 0)]
+    workers[1] = replace(
+        workers[1], session=replace(workers[1].session, seal=make_seal(1, (1, 9), adopted=1, state_adopted=1))
+    )
+    got = decide(workers, make_current((0, 1), adopted=False), make_bounds(2, 1))
+    assert words(got) == (FORCED, "MemberLost", want)
+
+
+def test_worker_that_kept_a_generation_from_forming_is_not_planned_in_before_its_time() -> None:
+    barred = out(2, barred_until_s=150.0)
     current = make_current((0, 1), number=2)
-    assert decide([A, B, cut], current) == Keep(90.0 + CUT_LINK_S)
-    assert words(decide([A, B, cut], current, now_s=90.0 + CUT_LINK_S)) == (PLANNED, "Resized", "0,1,2")
-    had_formed = replace(cut, session=replace(session, condition=replace(session.condition, adopted=1)))
-    assert words(decide([A, B, had_formed], current)) == (PLANNED, "Resized", "0,1,2")
+    assert decide([A, B, barred], current) == Keep(150.0)
+    assert words(decide([A, B, barred], current, now_s=150.0)) == (PLANNED, "Resized", "0,1,2")
+    # A forced generation does without it where it can, and takes it where it cannot.
+    assert words(decide([A, died(1), barred], current, make_bounds(3, 1))) == (FORCED, "MemberLost", "0")
+    assert words(decide([A, died(1), barred], current, make_bounds(3, 2))) == (FORCED, "MemberLost", "0,2")
+
+
+def test_worker_that_is_still_in_an_earlier_group_is_not_planned_in() -> None:
+    inside = out(2, session=make_session(2, Phase.TRAINING, 1))
+    assert decide([A, B, inside], make_current((0, 1), number=2)) == Keep(None)
+
+
+def test_another_pod_takes_the_place_of_one_that_is_given_up() -> None:
+    workers = [broken(0, 1), broken(1, 0, abandoned=True), out(1, 1)]
+    got = decide(workers, make_current((0, 1), adopted=False, attempts=9), make_bounds(2, 2, elastic=False))
+    assert words(got) == (FORCED, "MemberLost", "0,1.1")
 
 
 # --- rule WITNESS --------------------------------------------------------------------------------------------------
@@ -351,6 +413,44 @@ def test_holders_come_first_when_a_set_has_refused() -> None:
     assert words(got) == (FORCED, "MemberLost", "0,3")
 
 
+def test_set_that_could_not_read_its_checkpoint_is_tried_again_after_a_pause() -> None:
+    workers = [holding(1, None, 1), holding(2, None, 0)]
+    tried = names_of(REFUSED, workers, workers)
+    first = replace(REFUSED, announced_at_s=99.5, attempts=1)
+    got = decide(workers, first, make_bounds(3, 1), refused=tried, unreadable=True)
+    assert words(got) == ("wait", "CheckpointUnreadable")
+    assert isinstance(got, Wait)
+    assert got.until_s == 99.5 + RETRY_S[0]
+    after = decide(workers, first, make_bounds(3, 1), refused=tried, unreadable=True, now_s=101.0)
+    assert words(after) == (FORCED, "MemberLost", "1,2")
+    much_later = replace(first, attempts=40)
+    got = decide(workers, much_later, make_bounds(3, 1), refused=tried, unreadable=True)
+    assert isinstance(got, Wait)
+    assert got.until_s == 99.5 + RETRY_S[1]
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        pytest.param(
+            {"seal": make_seal(2, None, adopted=1)}, id="it promises to have left a generation that it was in"
+        ),
+        pytest.param({"seal": make_seal(1, (1, 9), adopted=1, state_adopted=1)}, id="it tells of a state"),
+        pytest.param({"seal": make_seal(1, None, adopted=2)}, id="it tells that it adopted a later one"),
+    ],
+)
+def test_refused_set_is_tried_again_on_any_word_that_the_verdict_is_made_of(changed: Any) -> None:
+    """Rule WORDS: the first trace of the liveness rules waited for ever, since the promise was none of the words."""
+    older = (make_older(2, uid_of(0)), make_older(1, uid_of(1)))
+    current = make_current((1,), number=3, adopted=False, older=older)
+    other = out(0, available=False, session=make_session(0, Phase.STARTING, seal=make_seal(1, None, adopted=1)))
+    workers = [holding(1, None, 1), other]
+    tried = names_of(current, workers, workers[:1])
+    assert words(decide(workers, current, make_bounds(1, 1), refused=tried)) == ("wait", "NoWitness")
+    workers[1] = replace(other, session=replace(other.session, **changed))
+    assert words(decide(workers, current, make_bounds(1, 1), refused=tried)) == (FORCED, "MemberLost", "1")
+
+
 def test_names_of_a_set_do_not_change_with_the_number_of_the_refusal() -> None:
     """Or the same set would be announced, refused and announced for ever."""
     before = [holding(1, (1, 5), 1), holding(2, None, 0)]
@@ -393,7 +493,11 @@ FRESH = {"since_s": 99.9}
             [draining(0), draining(1), out(0, 1), out(1, 1)], make_bounds(2, 1), (PLANNED, "Resized", "0,1.1"),
             id="all are leaving: one stays until another has its state",
         ),
-        pytest.param([draining(0), out(0, 1)], make_bounds(1, 1), ("keep",), id="the only holder is never drained"),
+        pytest.param(
+            [draining(0), out(0, 1)], make_bounds(1, 1), (PLANNED, "Resized", "0,0.1"), id="the only holder hands over first"
+        ),
+        pytest.param([draining(0), out(0, 1)], make_bounds(1, 1, session=False), ("keep",), id="a script has nothing to hand over"),
+        pytest.param([draining(0), make_worker(0, attempt=1)], make_bounds(1, 1), (PLANNED, "Resized", "0.1"), id="then it leaves"),
         pytest.param([A, B, out(1, 1), out(1, 2)], make_bounds(3), ("keep",), id="nobody joins a slot that is taken"),
         pytest.param([A, out(1), out(1, 1)], make_bounds(2), (PLANNED, "Resized", "0,1.1"), id="the youngest pod of a slot"),
         pytest.param(

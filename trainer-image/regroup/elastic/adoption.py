@@ -1,11 +1,11 @@
-"""Whose state does a generation continue from? Rules STATE, WITNESS, SEAL and LOST as one pure function.
+"""Whose state does a generation continue from? Rules STATE, WITNESS, SEAL, LOST and BEST as one pure function.
 
 Every rank calls `decide` with the same document and the same gathered arrivals, so every rank decides the same. No I/O, no
 clock, no tensors. The traces H2, H3, H4, H5 and MAD in docs/design/protocol.md are its table tests
 (tests/unit/elastic/test_adoption.py); the bytes move in `transfer`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import astuple, dataclass
 from typing import Any
 
@@ -130,10 +130,40 @@ def decide(document: Document, arrivals: Sequence[Arrival]) -> Decision:
             )
         rolled_back = True
     else:
+        refusal = _better_elsewhere(document, by_pod.keys(), best)
+        if refusal is not None:
+            return refusal
         fallback = None if best is None else Copy(best.source, best.state, rolled_back)
         return Fallback(fallback, rolled_back)
     assert best is not None  # somebody present holds a state, or `best` was compared with a seal
     return Copy(best.source, best.state, rolled_back)
+
+
+def reader_rank(document: Document) -> int:
+    """Return the rank that reads a checkpoint for all: of another worker in each generation, since a node's volume may be
+    what cannot be read."""
+    return document.rank_offset(document.members[document.number % len(document.members)].pod_uid)
+
+
+def _better_elsewhere(document: Document, present: Collection[str], best: Copy | None) -> Refuse | None:
+    """Rule BEST: no older generation has to be followed, so the newest state of *all* workers is, whoever holds it.
+
+    Whoever was a member of an older generation and is not a member now may hold more than anybody here, and be well.
+    """
+    absent = [(seal.state, seal.pod_uid) for seal in document.seals if seal.state and seal.pod_uid not in present]
+    newest = max(absent, default=None)
+    if newest is not None and (best is None or newest[0] > best.state):
+        state, holder = newest
+        return Refuse(
+            f"The newest state that is known, generation {state.generation} step {state.step}, is held by worker "
+            f"{holder}, which is not a member of generation {document.number}; waiting for it."
+        )
+    silent = [uid for uid in document.silent if uid not in present]
+    if silent:
+        return Refuse(
+            f"Workers {', '.join(silent)} can be reached and have not said which state they hold; waiting for their word."
+        )
+    return None
 
 
 def _best(arrivals: Sequence[Arrival]) -> Copy | None:

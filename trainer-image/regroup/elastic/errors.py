@@ -45,4 +45,9 @@ class GroupBroken(Exception):
 
 
 class Refused(Exception):
-    """Adoption refused: this group has no witness of the newest state, or cannot read the checkpoint that it must have."""
+    """Adoption refused. `cause` is the fault's: `witness` (this group has no witness of the newest state) or `checkpoint`
+    (it cannot read the checkpoint that it must have)."""
+
+    def __init__(self, message: str, cause: str = "witness") -> None:
+        super().__init__(message)
+        self.cause = cause

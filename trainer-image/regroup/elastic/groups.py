@@ -12,7 +12,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, NamedTuple
@@ -35,6 +35,10 @@ _CONNECT = timedelta(seconds=10)
 
 _SLICE = timedelta(milliseconds=20)
 """Longest time that an abort goes unnoticed in a wait that gloo itself never ends."""
+
+
+def _say_nothing() -> None:
+    pass
 
 
 class Pending(NamedTuple):
@@ -88,13 +92,16 @@ class Groups:
 
     # --- forming -----------------------------------------------------------------------------------------------------
 
-    def form(self, arrival: Arrival, listen_fd: int | None) -> Gathering:
+    def form(self, arrival: Arrival, listen_fd: int | None, on_arrival: Callable[[], None] = _say_nothing) -> Gathering:
         """Build store and groups and return what all ranks brought. Blocks until every rank is there.
 
         Raises GroupBroken when a peer or the store cannot be reached, or at once when `abort` is called.
-        `listen_fd`: the store's listening socket, for the rank that hosts it.
+        `listen_fd`: the store's listening socket, for the rank that hosts it. `on_arrival` is called in another thread
+        once this rank waits at the store for the others.
         """
-        thread = threading.Thread(target=self._run, args=(arrival, listen_fd), name="regroup-form", daemon=True)
+        thread = threading.Thread(
+            target=self._run, args=(arrival, listen_fd, on_arrival), name="regroup-form", daemon=True
+        )
         thread.start()
         self._done.wait()
         result = self._result
@@ -108,9 +115,9 @@ class Groups:
             f"forming generation {self.generation} ended: {result or 'interrupted'}", self._peer(str(result))
         )
 
-    def _run(self, arrival: Arrival, listen_fd: int | None) -> None:
+    def _run(self, arrival: Arrival, listen_fd: int | None, on_arrival: Callable[[], None]) -> None:
         try:
-            result: Gathering | BaseException = self._form(arrival, listen_fd)
+            result: Gathering | BaseException = self._form(arrival, listen_fd, on_arrival)
         except BaseException as error:
             result = error.with_traceback(None)  # its frames hold the store open
         self._result = result
@@ -118,7 +125,7 @@ class Groups:
             self.sockets.keep()
         self._done.set()
 
-    def _form(self, arrival: Arrival, listen_fd: int | None) -> Gathering:
+    def _form(self, arrival: Arrival, listen_fd: int | None, on_arrival: Callable[[], None]) -> Gathering:
         assignment = self.assignment
         self._store = store = self._open_store(listen_fd)
         # An abort before the store was there has shut nothing down: its host would wait for the others for ever.
@@ -135,6 +142,7 @@ class Groups:
         # The barrier waits without bound: a member may be in the middle of a long step. The operator decides who is slow.
         if keys.add("arrived", 1) == self.world_size:
             keys.set("all", "1")
+        on_arrival()
         keys.wait(["all"], _FOREVER)
         document_text, *others = keys.multi_get(["document", *(f"here/{rank}" for rank in range(self.world_size))])
         document = codec.from_json(Document, codec.parse(document_text))

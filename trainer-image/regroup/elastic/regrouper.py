@@ -14,11 +14,11 @@ import torch
 from regroup.checkpoint import Checkpointer, CheckpointInfo
 from regroup.data import SamplePlan
 from regroup.protocol import env
-from regroup.protocol.local import AdoptedLocally, Assignment, Entering, FormedLocally, Left, StopLocally
+from regroup.protocol.local import AdoptedLocally, Arrived, Assignment, Entering, FormedLocally, Left, StopLocally
 from regroup.protocol.state import StatePair
 
 from . import transfer
-from .adoption import Arrival, Block, Copy, Fallback, Refuse, decide
+from .adoption import Arrival, Block, Copy, Fallback, Refuse, decide, reader_rank
 from .durable import Origin
 from .errors import GenerationChanged, GroupBroken, Refused
 from .groups import Gathering, Groups
@@ -141,7 +141,7 @@ class Regrouper:
         try:
             listen_fd = self._watcher.take_store(number) if assignment.hosts_store else None
             arrival = Arrival(self._state.pair, self._state.adopted, answer.adopted, self.block, self.ended)
-            gathering = groups.form(arrival, listen_fd)
+            gathering = groups.form(arrival, listen_fd, lambda: self._watcher.send(Arrived(number)))
             self._retire()
             formed_s = time.monotonic()
             self._watcher.send(FormedLocally(number, (formed_s - began_s) * 1e3))
@@ -153,7 +153,7 @@ class Regrouper:
             self._retire()
             groups.close()
             if not self._watcher.knows_newer(number) and self._watcher.stop is None:
-                cause = "witness" if isinstance(error, Refused) else "collective"
+                cause = error.cause if isinstance(error, Refused) else "collective"
                 self._send_left(cause, str(error), getattr(error, "peer_rank", None))
             return
         self.gathering = gathering
@@ -196,16 +196,17 @@ class Regrouper:
             self._plan.digest(pair.step, known=(pair.step, digest))
 
     def _fall_back(self, groups: Groups, gathering: Gathering, decision: Fallback) -> tuple[str, StatePair]:
-        """Follow the newest of the best survivor, the durable checkpoint and nothing. Rank 0 reads the disk for all.
+        """Follow the newest of the best survivor, the durable checkpoint and nothing. One rank reads the disk for all.
 
         Raises Refused, on all ranks, when that would be nothing although the job's status names a checkpoint: a volume
-        that cannot be read today may be read tomorrow, and a history that begins anew would let it be pruned.
+        that cannot be read today may be read tomorrow, and a history that begins anew would let it be pruned. The
+        operator then tries again with a pause, and another worker reads (rule RETRY).
         """
-        best = decision.best
+        best, reader = decision.best, reader_rank(gathering.document)
         held = best.state if best is not None else None
-        info, skipped = self._newest_on_disk(gathering, above=held) if groups.rank == 0 else (None, ())
+        info, skipped = self._newest_on_disk(gathering, above=held) if groups.rank == reader else (None, ())
         text = json.dumps({"pair": info.pair if info is not None else None, "skipped": " ".join(skipped)[:300]})
-        found = json.loads(transfer.share_text(groups, 0, text))
+        found = json.loads(transfer.share_text(groups, reader, text))
         if found["pair"] is None:
             if best is not None:
                 return self._copy(groups, gathering, best)
@@ -214,10 +215,11 @@ class Regrouper:
                 raise Refused(
                     f"The job's status names checkpoint {named.directory}, and no checkpoint can be read: "
                     f"{found['skipped'] or 'REGROUP_CHECKPOINT_DIR is not set.'} "
-                    "Make it readable, then delete the pod of one worker: the job goes on from there."
+                    "Make it readable: it is tried again by itself.",
+                    cause="checkpoint",
                 )
             pair = StatePair(groups.generation, 0)
-            self._move(groups, 0, pair, keep=True)
+            self._move(groups, reader, pair, keep=True)
             return "nothing", pair
         pair = StatePair(*found["pair"])
         if info is not None:
@@ -225,7 +227,7 @@ class Regrouper:
             self._state.load(self._checkpointer.load(info, into=self._state.tree()))
             if info.commit.digest:
                 self._plan.digest(pair.step, known=(pair.step, info.commit.digest))
-        self._move(groups, 0, pair, keep=True)
+        self._move(groups, reader, pair, keep=True)
         return "disk", pair
 
     def _newest_on_disk(

@@ -77,7 +77,8 @@ class CheckpointRef:
 
 @dataclass(frozen=True)
 class Document:
-    """See the module's text. `lost` are pod UIDs of older members that the API no longer has."""
+    """See the module's text. `lost` are pod UIDs of older members that the API no longer has. `seals` are those of all
+    workers, and `silent` the pod UIDs of workers that may hold a state and have not said which (rule BEST)."""
 
     number: int
     uid: str
@@ -88,6 +89,7 @@ class Document:
     older: tuple[OlderGeneration, ...] = ()
     seals: tuple[MemberSeal, ...] = ()
     lost: tuple[str, ...] = ()
+    silent: tuple[str, ...] = ()
     lineage: tuple[LineageEntry, ...] = ()
     checkpoint: Optional[CheckpointRef] = None
     reason: str = ""

@@ -34,6 +34,14 @@ class Entering:
 
 
 @dataclass(frozen=True)
+class Arrived:
+    """Has reached the store of the generation, and waits there for the others."""
+
+    TYPE = "arrived"
+    generation: int
+
+
+@dataclass(frozen=True)
 class FormedLocally:
     TYPE = "formed"
     generation: int
@@ -144,6 +152,7 @@ class Observed:
 FROM_TRAINER = codec.Registry(
     Attach,
     Entering,
+    Arrived,
     FormedLocally,
     AdoptedLocally,
     Committed,

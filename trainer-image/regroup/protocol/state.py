@@ -37,7 +37,8 @@ class Phase:
     IDLE = "idle"  # script tier: no process runs, and the zygote's preload is not over
     STARTING = "starting"  # processes run, not all have attached
     READY = "ready"  # all attached and waiting for a generation (script tier: no process runs, one can be started)
-    FORMING = "forming"
+    FORMING = "forming"  # has entered a generation, and is on its way to the others
+    ARRIVED = "arrived"  # at its store, waiting for the others
     ADOPTING = "adopting"
     TRAINING = "training"
     BROKEN = "broken"  # left its group after an error; waits, with its state, for a newer generation

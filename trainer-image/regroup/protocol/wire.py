@@ -81,7 +81,7 @@ class Fault:
 
     TYPE = "fault"
     cause: str
-    """One of: exit, hung (the agent killed it on the operator's word), collective, witness, error."""
+    """One of: exit, hung (the agent killed it on the operator's word), collective, witness, checkpoint, error."""
     message: str = ""
     step: int = 0
     local_rank: Optional[int] = None
@@ -257,6 +257,16 @@ class Kill:
 
 
 @dataclass(frozen=True)
+class Restart:
+    """End and start again, in place, the processes that keep this worker out of the newest generation: those that have not
+    attached, or not entered it (of a worker that is not a member: not left the one before)."""
+
+    TYPE = "restart"
+    reason: str
+    """One sentence, for the log and the fault that follows."""
+
+
+@dataclass(frozen=True)
 class Stop:
     """End all processes and exit 0. `outcome`: Complete, Failed, Released or Suspended."""
 
@@ -264,7 +274,9 @@ class Stop:
     outcome: str
 
 
-COMMANDS = codec.Registry(Welcome, Generation, DocumentCommand, Prune, ProgressRequest, Ping, DumpStacks, Kill, Stop)
+COMMANDS = codec.Registry(
+    Welcome, Generation, DocumentCommand, Prune, ProgressRequest, Ping, DumpStacks, Kill, Restart, Stop
+)
 
 
 @dataclass(frozen=True)

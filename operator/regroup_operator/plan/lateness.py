@@ -1,0 +1,190 @@
+"""Decide what is done about a worker that holds up its job: wait, restart its processes in place, replace its pod.
+
+Pure. No standing lasts for ever (protocol.md, "What must hold"): whoever has not come out of an earlier generation, not
+entered the newest one or not finished its start is late. Late workers are restarted in place, and replaced when that does
+not help. A worker that cannot be reached is replaced, too: its pod may serve nobody for ever on a node that is Ready.
+
+The worker that may be the only one to hold the newest state gets ONLY_HOLDER times as long: what it holds is lost with
+its processes, and training then goes on from an older state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from regroup.protocol.document import PLANNED
+from regroup.protocol.state import Phase
+from regroup_operator.model.members import MemberId
+from regroup_operator.model.plan import Setback, Spell
+from regroup_operator.model.records import Session, Settings
+from regroup_operator.model.worker import Current, Standing, Worker
+
+BEHIND, START, UNREACHABLE = "behind", "start", "unreachable"
+"""Values of Spell.kind: has not come to the newest generation; its processes start; its agent does not answer."""
+LATE_STEPS = 20
+"""A worker in the middle of a long step comes late without being at fault: so many of the job's steps are allowed."""
+START_FACTOR = 4
+"""Starts may take so many times the longest one that was seen: imports on a busy node, an image's first read."""
+ONLY_HOLDER = 5
+SETBACK_S = (60.0, 600.0)
+"""How long who kept a generation from forming joins no other one: the first time, doubled each time up to the second."""
+MAX_SETBACKS = 5
+"""So many setbacks in a row, `late_timeout_s` after the first, and the worker is replaced: its node or its link may be at fault."""
+NOBODY_FACTOR = 10
+"""Where no agent of the job can be reached, the operator's own network is the likelier cause: new pods would not help."""
+
+_INSIDE = (Phase.FORMING, Phase.ARRIVED, Phase.ADOPTING, Phase.TRAINING)
+
+
+@dataclass(frozen=True)
+class Lateness:
+    """`restart`: (worker, sentence), each once a spell. `replace`: pod UIDs that serve their slot no longer. `spells`: to be
+    remembered. `due_s`: when the next of these is due; None: nobody is late."""
+
+    restart: tuple[tuple[Worker, str], ...] = ()
+    replace: frozenset[str] = frozenset()
+    spells: Mapping[str, Spell] | None = None
+    due_s: float | None = None
+
+
+def see_lateness(
+    *,
+    workers: Sequence[Worker],
+    current: Current | None,
+    spells: Mapping[str, Spell],
+    setbacks: Mapping[str, Setback],
+    released: frozenset[str],
+    step_s: float,
+    now_s: float,
+    settings: Settings,
+) -> Lateness:
+    """Return who is to be restarted or replaced. `spells` by pod UID as returned last time, `setbacks` of `with_setbacks`,
+    `step_s` the duration of a step (0: not known)."""
+    kept: dict[str, Spell] = {}
+    restart: list[tuple[Worker, str]] = []
+    replaced: set[str] = set()
+    dues: list[float] = []
+    longest_start_s = max((w.session.start_s or 0.0 for w in workers if w.session), default=0.0)
+    waited_for = any(w.standing == Standing.FORMING and not w.is_on_its_way for w in workers)
+    reached = any(w.connected and not _is_unreachable(w) for w in workers)
+    for worker in workers:
+        pod = worker.pod
+        kind, since_s = _kind(worker, current, waited_for=waited_for)
+        if pod is None or not pod.usable or pod.uid in released:
+            continue
+        setback = setbacks.get(pod.uid)
+        if setback is not None and setback.count >= MAX_SETBACKS and now_s >= setback.since_s + settings.late_timeout_s:
+            replaced.add(pod.uid)
+        if not kind:
+            continue
+        known = spells.get(pod.uid)
+        spell = known if known and known.kind == kind else Spell(kind, now_s if since_s is None else since_s)
+        if kind == UNREACHABLE:
+            bound_s = settings.replace_after_s * (1 if reached else NOBODY_FACTOR)
+            if now_s >= spell.since_s + bound_s:
+                replaced.add(pod.uid)
+            else:
+                dues.append(spell.since_s + bound_s)
+            kept[pod.uid] = spell
+            continue
+        bound_s = _bound_s(kind, step_s, longest_start_s, settings)
+        if kind == BEHIND and not _others_hold(workers, worker):
+            bound_s *= ONLY_HOLDER
+        if spell.restarted_s is None and now_s >= spell.since_s + bound_s:
+            restart.append((worker, _sentence(worker, current, kind, now_s - spell.since_s)))
+            spell = Spell(kind, spell.since_s, restarted_s=now_s)
+        if spell.restarted_s is None:
+            dues.append(spell.since_s + bound_s)
+        elif now_s >= spell.restarted_s + settings.late_timeout_s:
+            replaced.add(pod.uid)  # nothing came of it: a process that cannot be killed, an agent that did not hear
+        else:
+            dues.append(spell.restarted_s + settings.late_timeout_s)
+        kept[pod.uid] = spell
+    return Lateness(tuple(restart), frozenset(replaced), kept, min(dues, default=None))
+
+
+def with_setbacks(
+    known: Mapping[str, Setback], workers: Iterable[Worker], set_back: frozenset[MemberId], now_s: float
+) -> dict[str, Setback]:
+    """Return who kept generations from forming, with those that did it now; forget who has adopted one since, and who is
+    gone."""
+    out: dict[str, Setback] = {}
+    first_s, last_s = SETBACK_S
+    for worker in workers:
+        pod, session = worker.pod, worker.session
+        if pod is None:
+            continue
+        before = known.get(pod.uid)
+        if worker.id in set_back:
+            if before is None:
+                out[pod.uid] = Setback(1, now_s, now_s + first_s, first_s)
+            elif now_s < before.until_s:  # it was needed before its time
+                out[pod.uid] = replace(before, count=before.count + 1)
+            else:
+                bar_s = min(last_s, 2 * before.bar_s)
+                out[pod.uid] = Setback(before.count + 1, before.since_s, now_s + bar_s, bar_s)
+        elif before is not None and not (session is not None and worker.standing == Standing.TRAINING):
+            out[pod.uid] = before
+    return out
+
+
+def _kind(worker: Worker, current: Current | None, *, waited_for: bool) -> tuple[str, float | None]:
+    """Return how a worker is late, "" if it is not, and since when, where its session says so. `waited_for`: others wait
+    at the newest generation's store."""
+    session = worker.session
+    if _is_unreachable(worker):
+        return UNREACHABLE, None
+    if session is None or not session.connected:
+        return "", None
+    condition = session.condition
+    if condition.phase == Phase.STARTING:
+        return START, session.condition_at_s
+    if current is None:
+        return "", None
+    pending = current.kind == PLANNED and not current.adopted
+    inside_older = condition.phase in _INSIDE and condition.generation < current.number
+    if inside_older and not pending:
+        return BEHIND, None
+    if not pending and worker.standing == Standing.PENDING and not inside_older:
+        return BEHIND, None
+    if not pending and waited_for and worker.is_on_its_way:
+        return BEHIND, None
+    return "", None
+
+
+def _is_unreachable(worker: Worker) -> bool:
+    """Return whether a worker cannot be reached. A silent member may be proved alive by progress; a lost one is not."""
+    session = worker.session
+    if worker.standing == Standing.LOST:
+        return True
+    if session is None or worker.is_member:
+        return False
+    return not session.connected or session.unanswered_since_s is not None
+
+
+def _bound_s(kind: str, step_s: float, longest_start_s: float, settings: Settings) -> float:
+    if kind == START:
+        return max(
+            settings.start_timeout_s if not longest_start_s else settings.late_timeout_s, START_FACTOR * longest_start_s
+        )
+    return max(settings.late_timeout_s, LATE_STEPS * step_s)
+
+
+def _others_hold(workers: Iterable[Worker], worker: Worker) -> bool:
+    """Return whether somebody else who can be reached holds a state, as far as is known."""
+    others = (w.session for w in workers if w.id != worker.id and w.connected and w.session)
+    return any(_may_hold(session) for session in others)
+
+
+def _may_hold(session: Session) -> bool:
+    seal = session.seal
+    return session.condition.adopted > 0 and (seal is None or seal.state is not None)
+
+
+def _sentence(worker: Worker, current: Current | None, kind: str, late_s: float) -> str:
+    if kind == START:
+        return f"its start has not come to an end for {late_s:.0f} s."
+    number = current.number if current else 0
+    what = f"entered generation {number}" if worker.is_member else "left its earlier generation"
+    return f"it has not {what} for {late_s:.0f} s."

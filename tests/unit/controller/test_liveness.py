@@ -1,0 +1,296 @@
+"""Liveness: no trace of faults leaves a job that waits for ever. Each test is a trace that did, with the bound that it meets now.
+
+The property (protocol.md, "What must hold"): a job with at least minReplicas agents that answer commits within a stated
+bound, whatever has happened before. tests/simulator looks for more of them at random.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from _regroup_agent import events as ev
+from regroup.protocol import wire
+from regroup_operator.model.records import Settings
+from tests.builders.plan import JobBuilder, make_job
+from tests.simulator.world import World
+
+SETTINGS = Settings()
+RESTART_S = SETTINGS.form_timeout_s + SETTINGS.late_timeout_s
+"""Until a worker that hangs has been restarted in place: the generation that it does not enter, then its own bound."""
+REPLACE_S = RESTART_S + SETTINGS.late_timeout_s
+MARGIN_S = 10.0
+
+
+def elastic(replicas: int, minimum: int = 1) -> JobBuilder:
+    return make_job().with_replicas(replicas).elastic(minimum, 5).with_recovery(maxRestarts=1000)
+
+
+def fixed(replicas: int) -> JobBuilder:
+    return make_job().with_replicas(replicas).fixed().with_recovery(maxRestarts=1000)
+
+
+def running(tmp_path: Path, job: JobBuilder, **given: Any) -> World:
+    """Return a world whose job has committed five steps."""
+    world = World(tmp_path, job, **{"known_session": True} | given)
+    world.advance(3.0)
+    world.step(5)
+    return world
+
+
+def trains_within(world: World, seconds: float, workers: str) -> None:
+    """Let time pass until these workers train; a step has to be committed, too."""
+    world.until(lambda: world.training() == workers, limit_s=seconds, step_every_s=0.5)
+    count = len(world.committed)
+    world.step()
+    assert len(world.committed) > count
+
+
+def restart_slowly(world: World, slot: int) -> None:
+    """Kill a worker's process; the new one attaches when `attach` is called."""
+    agent = world.agents[world.uid(slot)]
+    world.slow.add((agent.name, 0))
+    world.kill_process(agent.uid)
+
+
+def attach(world: World, slot: int) -> None:
+    world.agents[world.uid(slot)].trainers[0].attach()
+
+
+def test_word_that_a_generation_was_never_entered_ends_the_wait_for_it(tmp_path: Path) -> None:
+    """HEARD, WORDS. Worker 1 trains alone and dies; the next generation names worker 0, whose process dies before it enters.
+    Worker 1 comes back and asks for a witness of that generation: worker 0, which has heard a newer one, is it."""
+    world = running(tmp_path, elastic(2))
+    restart_slowly(world, 0)
+    world.settle()
+    world.step(3)
+    world.scale(1)
+    world.settle()
+    restart_slowly(world, 1)
+    world.settle()
+    world.slow.clear()
+    trainer = world.agents[world.uid(0)].trainers[0]
+    trainer.frozen = True
+    trainer.attach()
+    world.advance(0.1)
+    assert world.members == "0"
+    restart_slowly(world, 0)
+    world.advance(0.1)
+    attach(world, 1)
+    trains_within(world, 2.0, "1-0")
+    assert len(world.status["membership"]["older"]) == 0
+
+
+def test_holder_outside_a_group_is_brought_in(tmp_path: Path) -> None:
+    """BEST. Scaled to one, worker 0 adopts generation 2, dies and is back before the operator looks again: it holds nothing.
+    Worker 1, well and not a member any more, holds what generation 1 committed."""
+    world = running(tmp_path, elastic(2))
+    world.scale(1)
+    world.settle()
+    assert world.operator is not None
+    world.operator.pause()
+    world.step()
+    assert world.training() == "0-0"
+    world.kill_process(world.uid(0))
+    world.advance(1.0)
+    world.operator.go_on()
+    trains_within(world, 5.0, "1-0")  # the world itself asserts that nobody rolls back
+
+
+@pytest.mark.parametrize(
+    ("job", "slot"),
+    [pytest.param(elastic(1), 0, id="one worker"), pytest.param(fixed(2), 0, id="fixed size")],
+)
+def test_stream_that_ends_before_the_document_is_told_both_again(tmp_path: Path, job: JobBuilder, slot: int) -> None:
+    world = running(tmp_path, job)
+    agent = world.agents[world.uid(slot)]
+    read = agent.read
+
+    def until_the_generation() -> bool:
+        heard = agent.core._worker.heard
+        done = read()
+        newest = agent.core._worker.generation
+        if newest is not None and newest.hosts_store and newest.number > heard:
+            agent.read = read  # type: ignore[method-assign]
+            agent.disconnect()
+        return done
+
+    agent.read = until_the_generation  # type: ignore[method-assign]
+    world.kill_process(agent.uid)
+    world.until(lambda: world.generation == 2, limit_s=10)
+    trains_within(world, 5.0, ",".join(f"{slot}-0" for slot in range(len(world.agents))))
+
+
+def never_arrives(trainer: Any) -> None:
+    """The process enters and hangs before it meets the others (NCCL's initialisation, for example)."""
+    trainer._answered = lambda _answer: None
+
+
+@pytest.mark.parametrize(
+    ("job", "workers", "bound_s"),
+    [
+        pytest.param(elastic(3), "0-0,1-0", SETTINGS.form_timeout_s, id="elastic: the others go on"),
+        pytest.param(fixed(3), "0-0,1-0,2-0", RESTART_S, id="fixed size: it is restarted in place"),
+    ],
+)
+def test_process_that_hangs_while_it_forms(tmp_path: Path, job: JobBuilder, workers: str, bound_s: float) -> None:
+    world = running(tmp_path, job)
+    never_arrives(world.agents[world.uid(2)].trainers[0])
+    world.kill_process(world.uid(1))
+    trains_within(world, bound_s + MARGIN_S, workers)
+
+
+@pytest.mark.parametrize(
+    ("job", "workers", "bound_s"),
+    [
+        pytest.param(elastic(3), "0-0,1-0", SETTINGS.form_timeout_s, id="elastic: the others go on"),
+        pytest.param(fixed(3), "0-0,1-0,2-0", RESTART_S, id="fixed size: it is restarted in place"),
+    ],
+)
+def test_process_that_is_stopped_before_it_enters(
+    tmp_path: Path, job: JobBuilder, workers: str, bound_s: float
+) -> None:
+    world = running(tmp_path, job)
+    world.agents[world.uid(2)].trainers[0].frozen = True
+    world.kill_process(world.uid(1))
+    trains_within(world, bound_s + MARGIN_S, workers)
+    generation, steps = world.generation, len(world.committed)
+    world.advance(600, 0.5)
+    assert world.training() == "0-0,1-0,2-0"
+    assert world.generation <= generation + 2
+    assert len(world.committed) > steps + 1100
+
+
+def test_cut_link_at_fixed_size_has_one_of_the_two_replaced(tmp_path: Path) -> None:
+    world = running(tmp_path, fixed(3))
+    world.cut_links.add(frozenset({world.uid(0), world.uid(2)}))
+    world.kill_process(world.uid(1))
+    trains_within(world, SETTINGS.late_timeout_s + MARGIN_S, "0-0,1-0,2-1")
+
+
+def test_holder_that_a_newcomer_cannot_reach_trains_on(tmp_path: Path) -> None:
+    """CLIQUE: of the two the one that holds the state stays, whichever hears of the broken link first; and the other is
+    asked less and less often."""
+    world = running(tmp_path, elastic(1))
+    world.scale(2)
+    world.settle()
+    world.cut_links.add(frozenset({world.uid(0), world.uid(1)}))
+    world.advance(30, 0.5)
+    generation, steps = world.generation, len(world.committed)
+    world.advance(300, 0.5)
+    assert world.training() == "0-0"
+    assert len(world.committed) >= steps + 590
+    assert world.generation <= generation + 8
+
+
+@pytest.mark.parametrize("after", [1, 2], ids=["to one", "to two"])
+def test_size_that_changes_as_the_last_step_commits_does_not_keep_the_job_from_its_end(
+    tmp_path: Path, after: int
+) -> None:
+    """FINISH: finished ranks ignore the planned generation, and are too few or too many for it."""
+    world = World(tmp_path, elastic(3, after), total_steps=20, known_session=True)
+    world.advance(3.0)
+    world.step(19)
+    world.scale(after)
+    world.store.before_write = lambda _: [group.commit_step() for group in world.groups.values()] and None
+    world.settle()
+    world.advance(1.0)
+    assert world.phase == "Succeeded"
+
+
+def test_agent_that_is_frozen_behind_an_open_stream_is_replaced(tmp_path: Path) -> None:
+    """Its kernel answers for it. Fixed size: nobody can do without it."""
+    world = running(tmp_path, fixed(3))
+    world.agents[world.uid(2)].stop()
+    world.kill_process(world.uid(1))
+    trains_within(world, SETTINGS.form_timeout_s + SETTINGS.replace_after_s + MARGIN_S, "0-0,1-0,2-1")
+
+
+def test_agent_that_is_turned_away_is_replaced(tmp_path: Path) -> None:
+    """It speaks another version of the protocol: its pod would keep the slot for ever."""
+    world = running(tmp_path, fixed(3))
+    uid = world.uid(2)
+    world.unreachable.add(uid)
+    world.agents[uid].disconnect()
+    assert world.operator is not None
+    world.operator.registry.refuse(world.pods.by_uid[uid], "Protocol version 1 is not spoken here.")
+    world.advance(SETTINGS.replace_after_s + 5 + MARGIN_S)  # the group stops with it
+    trains_within(world, MARGIN_S, "0-0,1-0,2-1")
+
+
+def test_drain_of_the_only_worker_hands_its_state_over(tmp_path: Path) -> None:
+    world = running(tmp_path, elastic(1))
+    world.terminate(world.uid(0))
+    world.advance(10, 0.5)
+    assert world.training() == "0-1"
+    assert max(step for _, step in world.committed) > 20
+    assert "RolledBack" not in [note.reason for note in world.notes]
+
+
+def test_restored_status_reuses_no_number(tmp_path: Path) -> None:
+    """The API's storage comes from a backup: the status names an older generation than the agents have heard."""
+    world = running(tmp_path, elastic(3))
+    backup = world.store.read()["status"]
+    for slot in (0, 1, 0):
+        world.kill_process(world.uid(slot))
+        world.advance(5, 0.5)
+    assert world.generation > backup["membership"]["generation"]
+    world.store.replace_status(backup)
+    world.kill_operator()
+    world.start_operator()
+    trains_within(world, 30.0, "0-0,1-0,2-0")
+
+
+def test_long_steps_are_waited_for(tmp_path: Path) -> None:
+    """Steps of 25 s: everybody is busy when one dies. The generation waits for them instead of leaving them out."""
+    world = running(tmp_path, elastic(4))
+    for _ in range(3):
+        world.advance(25.0)
+        world.step()
+    trainers = [world.agents[world.uid(slot)].trainers[0] for slot in range(3)]
+    for trainer in trainers:
+        trainer.frozen = True
+    world.kill_process(world.uid(3))
+    world.advance(24.0)
+    for trainer in trainers:
+        trainer.frozen = False
+        if trainer.group is not None and trainer.group.is_broken:
+            trainer.group = None
+        trainer.go_on()
+    trains_within(world, 5.0, "0-0,1-0,2-0,3-0")
+    assert world.generation <= 3  # one without the lost process, one with it
+
+
+def test_restart_kills_what_has_not_entered_and_spares_the_rest(tmp_path: Path) -> None:
+    """Of two processes one hangs: its sibling, which waits in the new group, keeps its process and its state."""
+    world = running(tmp_path, fixed(2), processes=2)
+    agent = world.agents[world.uid(1)]
+    agent.trainers[1].frozen = True
+    sibling = agent.trainers[0]
+    world.kill_process(world.uid(0))
+    trains_within(world, RESTART_S + MARGIN_S, "0-0,1-0")
+    assert agent.trainers[0] is sibling
+    assert [note for note in world.notes if note.reason == "WorkerRestarted"]
+
+
+def test_worker_that_is_late_and_cannot_be_killed_is_replaced(tmp_path: Path) -> None:
+    world = running(tmp_path, fixed(3))
+    agent = world.agents[world.uid(1)]
+    agent.trainers[0].frozen = True
+    agent.exited = lambda *_args, **_given: None  # type: ignore[method-assign]
+    world.kill_process(world.uid(0))
+    trains_within(world, REPLACE_S + MARGIN_S, "0-0,1-1,2-0")
+
+
+def test_restart_is_a_command_like_any_other(tmp_path: Path) -> None:
+    """FENCE: of an older generation it is refused."""
+    world = running(tmp_path, elastic(2))
+    world.kill_process(world.uid(0))
+    world.advance(5, 0.5)
+    agent, pod = world.agents[world.uid(1)], world.pods.by_uid[world.uid(1)]
+    old = wire.Command(pod.job_uid, pod.uid, agent.core._worker.saved.incarnation, 1, wire.Restart("late."))
+    agent.handle(ev.Commanded(old))
+    world.settle()
+    assert agent.trainers[0].alive

@@ -1,0 +1,151 @@
+"""Who holds a job up, and what is done about it: waited for, restarted in place, replaced. Ids are sentences."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from regroup.protocol.document import PLANNED
+from regroup.protocol.state import Phase
+from regroup_operator.model.members import MemberId
+from regroup_operator.model.plan import Setback, Spell
+from regroup_operator.model.records import Settings
+from regroup_operator.model.worker import Current, Standing, Worker
+from regroup_operator.plan.lateness import MAX_SETBACKS, SETBACK_S, Lateness, see_lateness, with_setbacks
+from tests.builders.plan import make_current, make_pod, make_seal, make_session, make_worker, uid_of
+
+NOW_S = 1000.0
+SETTINGS = Settings()
+LATE_S, REPLACE_S, START_S = SETTINGS.late_timeout_s, SETTINGS.replace_after_s, SETTINGS.start_timeout_s
+SECOND = make_current(number=2, adopted=False)
+
+
+def see(workers: list[Worker], current: Current | None = SECOND, **given: Any) -> Lateness:
+    values: dict[str, Any] = {"spells": {}, "setbacks": {}, "released": frozenset(), "step_s": 0.0, "now_s": NOW_S}
+    return see_lateness(workers=workers, current=current, settings=SETTINGS, **values | given)
+
+
+def spell(kind: str, ago_s: float, restarted_ago_s: float | None = None) -> Spell:
+    return Spell(kind, NOW_S - ago_s, None if restarted_ago_s is None else NOW_S - restarted_ago_s)
+
+
+def holder(slot: int) -> Worker:
+    """Return a worker that waits, in no group, with a state."""
+    seal = make_seal(1, (1, 9), adopted=1, state_adopted=1)
+    return make_worker(slot, Standing.OUTSIDE, session=make_session(slot, Phase.BROKEN, 1, seal=seal))
+
+
+BEHIND = make_worker(2, Standing.PENDING, session=make_session(2, Phase.TRAINING, 1))
+LEFT_OUT = make_worker(2, Standing.OUTSIDE, session=make_session(2, Phase.TRAINING, 1))
+FORMS = make_worker(2, Standing.FORMING, session=make_session(2, Phase.FORMING, 2))
+AT_STORE = make_worker(1, Standing.FORMING, session=make_session(1, Phase.ARRIVED, 2))
+STARTS = make_worker(2, Standing.OUTSIDE, session=make_session(2, Phase.STARTING, condition_at_s=0.0), available=False)
+GONE_DARK = make_worker(2, Standing.LOST, session=make_session(2, connected=False), available=False)
+FROZEN = make_worker(2, Standing.OUTSIDE, session=make_session(2, unanswered_since_s=1.0), available=False)
+KEEPS = holder(0)
+
+
+@pytest.mark.parametrize(
+    ("worker", "current", "kind"),
+    [
+        pytest.param(BEHIND, SECOND, "behind", id="a member that is still in the generation before"),
+        pytest.param(BEHIND, replace(SECOND, kind=PLANNED), None, id="planned: it trains on until all know"),
+        pytest.param(LEFT_OUT, SECOND, "behind", id="who was left out and does not leave"),
+        pytest.param(make_worker(2, Standing.PENDING), SECOND, "behind", id="a member that waits and does not enter"),
+        pytest.param(FORMS, SECOND, "behind", id="it has entered, the others wait at the store"),
+        pytest.param(replace(FORMS, standing=Standing.TRAINING), SECOND, None, id="it trains"),
+        pytest.param(STARTS, SECOND, "start", id="its processes start"),
+        pytest.param(GONE_DARK, SECOND, "unreachable", id="a lost member whose pod is there"),
+        pytest.param(
+            replace(GONE_DARK, standing=Standing.SILENT), SECOND, None, id="a silent one: progress may prove it"
+        ),
+        pytest.param(FROZEN, SECOND, "unreachable", id="a frozen agent behind an open stream"),
+        pytest.param(make_worker(2, Standing.OUTSIDE, session=None), SECOND, None, id="an agent that has never called"),
+        pytest.param(replace(BEHIND, pod=make_pod(2, terminating=True)), SECOND, None, id="who leaves anyway"),
+    ],
+)
+def test_who_is_late(worker: Worker, current: Current, kind: str | None) -> None:
+    spells = see([KEEPS, AT_STORE, worker], current).spells or {}
+    assert {uid: s.kind for uid, s in spells.items()} == ({uid_of(2): kind} if kind else {})
+
+
+@pytest.mark.parametrize(
+    ("worker", "known", "restarted", "replaced"),
+    [
+        pytest.param(BEHIND, spell("behind", LATE_S - 1), False, False, id="in time"),
+        pytest.param(BEHIND, spell("behind", LATE_S), True, False, id="restarted in place"),
+        pytest.param(BEHIND, spell("behind", 90, 1), False, False, id="once"),
+        pytest.param(BEHIND, spell("behind", 200, LATE_S), False, True, id="nothing came of it: replaced"),
+        pytest.param(BEHIND, spell("start", 200, LATE_S), False, False, id="it was late in another way: that is over"),
+        pytest.param(STARTS, None, True, False, id="a start of which nobody knows how long it takes"),
+        pytest.param(GONE_DARK, spell("unreachable", REPLACE_S - 1), False, False, id="it may come back"),
+        pytest.param(GONE_DARK, spell("unreachable", REPLACE_S), False, True, id="it does not: another pod"),
+    ],
+)
+def test_what_is_done_about_it(worker: Worker, known: Spell | None, restarted: bool, replaced: bool) -> None:
+    got = see([KEEPS, worker], spells={uid_of(2): known} if known else {})
+    assert ([w.id.slot for w, _ in got.restart], got.replace) == (
+        [2] if restarted else [],
+        frozenset({uid_of(2)} if replaced else ()),
+    )
+    if not replaced and known is not None and known.kind != "start":
+        assert got.due_s is not None
+        assert got.due_s > NOW_S
+
+
+def test_start_is_measured_by_the_starts_before_it() -> None:
+    quick = replace(KEEPS, session=make_session(0, Phase.BROKEN, 1, start_s=3.0))
+    slow = replace(KEEPS, session=make_session(0, Phase.BROKEN, 1, start_s=100.0))
+    started = replace(STARTS, session=make_session(2, Phase.STARTING, condition_at_s=NOW_S - LATE_S))
+    assert see([quick, started]).restart
+    assert not see([slow, started]).restart
+    assert see([slow, started], now_s=NOW_S + 340.0).restart
+
+
+def test_long_steps_make_nobody_late() -> None:
+    known = {uid_of(2): spell("behind", 100)}
+    assert see([KEEPS, BEHIND], spells=known, step_s=1.0).restart
+    assert not see([KEEPS, BEHIND], spells=known, step_s=10.0).restart
+
+
+def test_only_holder_gets_longer() -> None:
+    lost_all = replace(holder(0), session=make_session(0, Phase.BROKEN, 1, seal=make_seal(1, None, adopted=1)))
+    known = {uid_of(2): spell("behind", 4 * LATE_S)}
+    assert not see([lost_all, BEHIND], spells=known).restart
+    assert see([KEEPS, BEHIND], spells=known).restart
+    assert see([lost_all, BEHIND], spells={uid_of(2): spell("behind", 5 * LATE_S)}).restart
+
+
+def test_where_nobody_can_be_reached_nobody_is_replaced_in_haste() -> None:
+    """The operator's own network is the likelier cause."""
+    others = [replace(GONE_DARK, id=MemberId(slot, 0), pod=make_pod(slot)) for slot in (0, 1)]
+    known = {uid_of(slot): spell("unreachable", REPLACE_S) for slot in (0, 1, 2)}
+    assert see([*others, GONE_DARK], spells=known).replace == frozenset()
+    later = {uid_of(slot): spell("unreachable", 10 * REPLACE_S) for slot in (0, 1, 2)}
+    assert len(see([*others, GONE_DARK], spells=later).replace) == 3
+
+
+def test_setbacks_bar_for_longer_each_time_and_end_with_an_adoption() -> None:
+    first_s, last_s = SETBACK_S
+    once = with_setbacks({}, [BEHIND], frozenset({BEHIND.id}), NOW_S)
+    assert once == {uid_of(2): Setback(1, NOW_S, NOW_S + first_s, first_s)}
+    needed = with_setbacks(once, [BEHIND], frozenset({BEHIND.id}), NOW_S + 1)
+    assert (needed[uid_of(2)].count, needed[uid_of(2)].until_s) == (2, NOW_S + first_s)
+    again = with_setbacks(once, [BEHIND], frozenset({BEHIND.id}), NOW_S + first_s)
+    assert again[uid_of(2)].until_s == NOW_S + 3 * first_s
+    much = with_setbacks({uid_of(2): Setback(9, 0.0, 0.0, last_s)}, [BEHIND], frozenset({BEHIND.id}), NOW_S)
+    assert much[uid_of(2)].until_s == NOW_S + last_s
+    assert with_setbacks(once, [make_worker(2)], frozenset(), NOW_S) == {}
+    assert with_setbacks(once, [KEEPS], frozenset(), NOW_S) == {}
+
+
+def test_worker_that_keeps_generation_after_generation_from_forming_is_replaced() -> None:
+    often = {uid_of(2): Setback(MAX_SETBACKS, NOW_S - LATE_S, NOW_S, 1.0)}
+    waits = make_worker(2, Standing.BROKEN)
+    assert see([KEEPS, waits], setbacks=often).replace == {uid_of(2)}
+    assert (
+        see([KEEPS, waits], setbacks={uid_of(2): replace(often[uid_of(2)], since_s=NOW_S - 1)}).replace == frozenset()
+    )
+    assert see([KEEPS, waits], setbacks={uid_of(2): replace(often[uid_of(2)], count=1)}).replace == frozenset()
