@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 from regroup_operator.api import SpecError
+from regroup_operator.model.records import Settings
 
 
 def parser() -> argparse.ArgumentParser:
@@ -41,6 +42,16 @@ def parser() -> argparse.ArgumentParser:
     )
     run.add_argument(
         "--rejoin-seconds", type=int, default=0, metavar="S", help="wait for a restart in place first (default 0)"
+    )
+    run.add_argument(
+        "--hang-seconds", type=int, metavar="S", help="without a step for so long the job hangs (default: by its steps)"
+    )
+    run.add_argument(
+        "--first-step-seconds",
+        type=float,
+        default=Settings.first_step_s,
+        metavar="S",
+        help="the first step of a process may take so long (default 1800)",
     )
     run.add_argument(
         "--first-wait", type=float, default=30.0, metavar="S", help="start with fewer workers after (default 30)"

@@ -39,6 +39,7 @@ def job_object(args: argparse.Namespace) -> dict[str, Any]:
             "maxRestarts": args.max_restarts,
             "disconnectSeconds": args.disconnect_seconds,
             "rejoinSeconds": args.rejoin_seconds,
+            "hangSeconds": args.hang_seconds,
         },
         "template": {"spec": {"containers": [trainer]}},
     }
@@ -105,7 +106,9 @@ async def _run(store: FileStore, directory: Path, command: list[str], args: argp
         leader=lambda: None,
     )
     workers.url, workers.ca_pem = f"https://{ADDRESS}:{port}", authority.ca_pem
-    settings = Settings(first_wait_s=args.first_wait, join_quiet_s=args.join_quiet)
+    settings = Settings(
+        first_wait_s=args.first_wait, join_quiet_s=args.join_quiet, first_step_s=args.first_step_seconds
+    )
     controllers.append(
         Controller(
             store=store,

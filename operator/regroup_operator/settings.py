@@ -138,6 +138,15 @@ class OperatorSettings(BaseModel):
     resync_s: float = Field(default=Settings.resync_s, gt=0)
     """Seconds after which every job is looked at again although nothing happened; heals whatever was missed."""
 
+    hang_s: float = Field(default=Settings.hang_s, gt=0)
+    """Seconds without a commit before which no step counts as hung where spec.recovery.hangSeconds is absent."""
+
+    first_step_s: float = Field(default=Settings.first_step_s, gt=0)
+    """Seconds that the first step of a process may take: it compiles."""
+
+    checkpoint_s: float = Field(default=Settings.checkpoint_s, gt=0)
+    """Seconds that a script may wait for its last checkpoint, or for the one after a roll-back."""
+
     @model_validator(mode="after")
     def _lease_is_safe(self) -> OperatorSettings:
         if self.lease_renew_deadline_s + self.lease_retry_s > self.lease_duration_s:

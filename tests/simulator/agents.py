@@ -192,6 +192,8 @@ class Agent:
 
     def signalled(self, trainer: Trainer, signum: int) -> None:
         """A signal of ours. A stopped process takes only SIGKILL; anything else once it goes on."""
+        if (self.name, trainer.local_rank) in self.world.immortal:
+            return
         if trainer.stopped and signum != signal.SIGKILL:
             trainer.run(lambda: self.signalled(trainer, signum))
         else:
@@ -207,6 +209,9 @@ class Agent:
         elif isinstance(effect, ev.Tell):
             trainer = self.trainers[effect.local_rank]
             world.later(lambda: trainer.receive(effect.message))
+        elif isinstance(effect, ev.Probe):
+            probed = ev.Probed(effect.local_rank, effect.incarnation, "stopped", "stopped by a signal (state T)", "")
+            world.later(lambda: self.handle(probed))
         elif isinstance(effect, ev.Persist):
             self.saved = effect.saved
         elif isinstance(effect, ev.Start):

@@ -19,13 +19,16 @@ from regroup.protocol.local import (
     Assignment,
     Attach,
     Committed,
+    DumpStacksLocally,
     Entering,
     FinishedLocally,
     FormedLocally,
     Left,
+    Stack,
     StopLocally,
 )
 from regroup.protocol.state import StatePair
+from regroup.protocol.wire import ProcessStack
 
 if TYPE_CHECKING:
     from tests.simulator.agents import Agent
@@ -51,7 +54,7 @@ class Group:
             len(self.adopted) == self.world_size
             and not self.is_broken
             and not self.is_over
-            and all(t.alive and not t.finished and not t.stopped for t in self.ranks.values())
+            and all(t.alive and not t.finished and not t.stopped and not t.frozen for t in self.ranks.values())
         )
 
     def commit_step(self) -> tuple[int, int] | None:
@@ -243,7 +246,11 @@ class Trainer:
         self.run(lambda: self._receive(message))
 
     def _receive(self, message: Any) -> None:
-        if isinstance(message, StopLocally):
+        if isinstance(message, DumpStacksLocally):
+            place = ProcessStack.COLLECTIVE if self.group is not None else ProcessStack.WAITING
+            place, where = (ProcessStack.OUTSIDE, "load (train.py:4)") if self.frozen else (place, "main (train.py:9)")
+            self.say(Stack(place, None, where, f"{where} < main (train.py:9)", "thread MainThread:"))
+        elif isinstance(message, StopLocally):
             self.agent.world.later(lambda: self.agent.exited(self, 0))
         elif isinstance(message, Answer):
             self._answered(message)

@@ -180,6 +180,8 @@ class World:
         self.groups: dict[tuple[int, str], Group] = {}
         self.unreachable: set[str] = set()
         self.cut_links: set[frozenset[str]] = set()
+        self.immortal: set[tuple[str, int]] = set()
+        """(Pod, local rank) of processes that wait for a disk: no signal ends them."""
         self.deaf_links: set[tuple[str, str]] = set()
         """(a, b): what a sends does not reach b, and only b notices that a is missing."""
         self.slow: set[tuple[str, int]] = set()

@@ -297,6 +297,12 @@ class RecoveryPolicy(SpecModel):
     """Seconds that the others wait for a crashed process to restart in place before they go on without its worker.
     0: they go on at once. Jobs of fixed size always wait."""
 
+    hang_seconds: int | None = Field(default=None, ge=1, le=604800)
+    """Seconds without a committed step after which the job hangs: the processes that are in no collective are restarted
+    in place, which counts as restarts. Never less than three times the median step. Absent: 300, or 20 times the median
+    step, or 3 times the longest time between two steps so far, whichever is longest. A process's first step may take
+    1800, a block of job.pause() as long as it says. Tier Session only."""
+
 
 class JobSpec(SpecModel):
     """What the user wants."""

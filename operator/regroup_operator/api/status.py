@@ -205,6 +205,9 @@ class Incident(WrittenModel):
     steps_redone: int | None = None
     """Steps that had to be done again."""
 
+    stacks: list[str] | None = None
+    """Of a hang: where the ranks were, one line each, those in no collective first. Their whole stacks are in the logs."""
+
 
 class Summary(WrittenModel):
     """Texts made for the columns of kubectl get; read conditions and numbers instead."""

@@ -8,7 +8,18 @@ from dataclasses import replace
 from typing import Any
 
 from regroup.protocol import codec
-from regroup.protocol.wire import Command, Generation, Ping, Progress, ProgressRequest, Report, Stop, Welcome
+from regroup.protocol.wire import (
+    Command,
+    DumpStacks,
+    Generation,
+    Kill,
+    Ping,
+    Progress,
+    ProgressRequest,
+    Report,
+    Stop,
+    Welcome,
+)
 from regroup_operator.membership.sessions import apply_report, stream_closed, stream_opened
 from regroup_operator.model.records import Key, Pod, Session
 
@@ -112,6 +123,10 @@ class Registry:
             session = replace(session, told_tier=body.tier)
         elif isinstance(body, Stop):
             session = replace(session, told_stop=True)
+        elif isinstance(body, DumpStacks):
+            session = replace(session, asked_stacks_at_s=self._clock())
+        elif isinstance(body, Kill):
+            session = replace(session, killed=body.incarnations, killed_at_s=self._clock())
         elif isinstance(body, Ping | ProgressRequest):
             now_s = self._clock()
             since_s = session.unanswered_since_s if session.unanswered_since_s is not None else now_s

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from regroup.protocol.state import Condition, Phase
-from regroup.protocol.wire import Adopted, Draining, Fault, Formed, Hello, Progress, Report
+from regroup.protocol.state import Busy, Condition, Phase
+from regroup.protocol.wire import Adopted, Draining, Fault, Formed, Hello, Progress, Report, Stacks
 from regroup_operator.model.records import ProcessExit, Session
 
 MAX_EXITS = 32
@@ -46,6 +46,8 @@ def apply_report(session: Session | None, report: Report, now_s: float) -> Sessi
         condition=condition,
         condition_at_s=now_s if moved else session.condition_at_s,
         start_s=now_s - session.condition_at_s if _started(before, condition) else session.start_s,
+        busy_since_s=tuple(now_s - busy.age_s for busy in condition.busy),
+        busy_ended_s=now_s if _ended(before.busy, condition.busy) else session.busy_ended_s,
         seal=report.seal,
         store_port=report.store_port,
         unanswered_since_s=None,
@@ -56,6 +58,11 @@ def apply_report(session: Session | None, report: Report, now_s: float) -> Sessi
 def _started(before: Condition, now: Condition) -> bool:
     """Return whether all of a worker's processes have attached with this report."""
     return before.phase == Phase.STARTING and now.phase not in (Phase.STARTING, Phase.STOPPED) and now.session
+
+
+def _ended(before: tuple[Busy, ...], now: tuple[Busy, ...]) -> bool:
+    """Return whether something that may take longer than a step is over."""
+    return bool({(busy.kind, busy.name) for busy in before} - {(busy.kind, busy.name) for busy in now})
 
 
 def _new_boot(session: Session, report: Report, now_s: float) -> Session:
@@ -110,6 +117,8 @@ def _apply_body(session: Session, report: Report, now_s: float) -> Session:
         return _apply_fault(session, report, body, now_s)
     if isinstance(body, Draining):
         return replace(session, draining=body)
+    if isinstance(body, Stacks):
+        return replace(session, stacks=body, stacks_generation=generation, stacks_at_s=now_s)
     return session
 
 
@@ -129,7 +138,7 @@ def _apply_fault(session: Session, report: Report, fault: Fault, now_s: float) -
         fault_generation=max(report.condition.generation, report.condition.entered),
         fault_at_s=at_s,
     )
-    if fault.cause == "exit" and fault.exit_code != 0 and not _counted(session, fault, at_s):
+    if fault.cause in ("exit", "hung") and fault.exit_code != 0 and not _counted(session, fault, at_s):
         ended = ProcessExit(
             at_s,
             report.condition.incarnation,
@@ -137,6 +146,7 @@ def _apply_fault(session: Session, report: Report, fault: Fault, now_s: float) -
             fault.exit_code if fault.exit_code is not None else -1,
             fault.last_line or "",
             max(report.condition.generation, report.condition.entered),
+            fault.message if fault.cause == "hung" else "",
         )
         session = replace(session, exits=(*session.exits, ended)[-MAX_EXITS:], num_exits=session.num_exits + 1)
     return session

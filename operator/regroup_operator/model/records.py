@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from regroup.protocol.state import Condition, Seal
-from regroup.protocol.wire import Adopted, Draining, Fault, Formed, Progress
+from regroup.protocol.wire import Adopted, Draining, Fault, Formed, Progress, Stacks
 from regroup_operator.model.members import MemberId
 
 UNSEEN_CODE = 255
@@ -118,15 +118,32 @@ class Session:
     told_stop: bool = False
     start_s: float | None = None
     """How long its processes' last start took until all had attached; None: it has not been seen."""
+    busy_since_s: tuple[float, ...] = ()
+    """When each of `condition.busy` began."""
+    busy_ended_s: float = float("-inf")
+    """When the last of them was over."""
+    stacks: Stacks | None = None
+    """Its processes' last stacks, of `stacks_generation`, told at `stacks_at_s`."""
+    stacks_generation: int = 0
+    stacks_at_s: float | None = None
+    asked_stacks_at_s: float | None = None
+    """When `dumpStacks` was last sent to this agent."""
+    killed: tuple[int, ...] = ()
+    """Incarnations of the processes that it was last told to kill, at `killed_at_s`."""
+    killed_at_s: float = float("-inf")
     asked_at_s: float | None = None
     """When `progress?` or `ping` was last sent to this agent."""
     unanswered_since_s: float | None = None
     """When the first of them was sent that nothing has followed; None: the agent has spoken since."""
 
+    def hung(self, generation: int) -> str:
+        """Return why a process of this generation was killed because it hung; empty where none was."""
+        return next((e.hung for e in reversed(self.exits) if e.hung and e.generation == generation), "")
+
 
 @dataclass(frozen=True)
 class ProcessExit:
-    """A trainer process that ended by itself with a non-zero code or a signal (negative)."""
+    """A trainer process that ended by itself with a non-zero code or a signal (negative), or that hung and was killed."""
 
     at_s: float
     incarnation: int
@@ -135,6 +152,8 @@ class ProcessExit:
     last_line: str = ""
     generation: int = 0
     """In which it was, or which it was started for."""
+    hung: str = ""
+    """Why its agent killed it, on the operator's word; empty: it ended by itself."""
 
 
 @dataclass(frozen=True)
@@ -171,6 +190,12 @@ class Settings:
     probe_s: float = 3.0
     """Keepalive probes delay the sight of a dead peer by this much; it is taken off disconnectSeconds."""
     resync_s: float = 600.0
+    hang_s: float = 300.0
+    """Without spec.recovery.hangSeconds a step is never called hung before this, however short the job's steps are."""
+    first_step_s: float = 1800.0
+    """The first step of a process may take this long: it compiles, and fills its caches."""
+    checkpoint_s: float = 1800.0
+    """The script may wait this long until a checkpoint is durable: the last one, and the one after a roll-back."""
 
 
 @dataclass(frozen=True)

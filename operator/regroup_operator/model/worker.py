@@ -22,6 +22,7 @@ class Standing:
     FINISHED = "finished"
     BROKEN = "broken"  # has left it, with its processes alive
     DIED = "died"  # a process of it ended: the worker has to restart in place
+    HUNG = "hung"  # a process of it hangs, and is being killed
     SILENT = "silent"  # its stream is gone; not yet called lost
     LOST = "lost"
 

@@ -56,7 +56,7 @@ def _accused(current: Current, members: Sequence[Worker]) -> tuple[Worker | None
 def _subject(worker: Worker) -> str:
     """Return the worker, with its node where what happened may be the node's doing."""
     elsewhere = worker.pod is None or not worker.pod.node
-    if elsewhere or worker.why in ("ProcessExited", "CollectiveFailed", "PodDeleted", "Stopped", "OOMKilled"):
+    if elsewhere or worker.why in ("ProcessExited", "CollectiveFailed", "PodDeleted", "Stopped", "OOMKilled", "Hung"):
         return f"worker {worker.id}"
     assert worker.pod is not None
     return f"worker {worker.id} on node {worker.pod.node}"
@@ -64,6 +64,9 @@ def _subject(worker: Worker) -> str:
 
 def _verb(worker: Worker) -> str:
     fault = worker.session.fault if worker.session else None
+    if worker.why == "Hung":
+        exits = worker.session.exits if worker.session else ()
+        return "lost a process that hung" + next((f" ({e.hung})" for e in reversed(exits) if e.hung), "")
     if worker.why == "ProcessExited" and fault is not None and fault.exit_code is not None:
         code = f"signal {-fault.exit_code}" if fault.exit_code < 0 else f"exit code {fault.exit_code}"
         return f"lost a process ({code})"

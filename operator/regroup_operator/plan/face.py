@@ -44,6 +44,8 @@ class View:
     """The sentence that fails the job now."""
     stalled: bool
     """Steps are overdue."""
+    hang: str = ""
+    """What is known of a hang."""
 
 
 def face(view: View, status: Mapping[str, Any]) -> tuple[dict[str, Any], list[EventNote]]:
@@ -131,6 +133,7 @@ def _said(view: View, phase: str, before: Sequence[Mapping[str, Any]], group: st
             ),
             note=_refusal_note(view),
             group=group,
+            hang=view.hang,
         ),
     ]
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from regroup.protocol.document import PLANNED, Document
 from regroup.protocol.state import Phase
-from regroup.protocol.wire import Prune, Restart
+from regroup.protocol.wire import DumpStacks, Kill, Prune, Restart
 from regroup_operator.api import Job, processes_per_worker, worker_digest
 from regroup_operator.api.status import MAX_INCIDENTS, MAX_LINEAGE
 from regroup_operator.model.members import MemberId
@@ -28,6 +28,7 @@ from regroup_operator.plan.generation import (
     named_members,
     read_current,
 )
+from regroup_operator.plan.hangs import HUNG, KILL_AGAIN_S, Hang, find_hang, hangs_in_a_row, stack_lines
 from regroup_operator.plan.incidents import make_incident, with_times
 from regroup_operator.plan.lateness import Lateness, see_lateness, with_setbacks
 from regroup_operator.plan.membership import names_of, next_generation
@@ -99,6 +100,8 @@ class _Planner:
         failure = self._failures()
         self._assess()
         self._adoption()
+        self._hangs()
+        failure = failure or self.hang.failure
         ended = self._ended(failure)
         decision: Decision | None = None
         document: Document | None = None
@@ -126,6 +129,7 @@ class _Planner:
         self._release([pod.uid for pod in changes.release])
         self._count_created([MemberId(c.slot, c.attempt) for c in changes.create])
         self._progress()
+        self._stop_hang(ended)
         self._face(decision, ended, failure)
         self._commands(ended, document)
         return JobPlan(
@@ -296,8 +300,51 @@ class _Planner:
     def _is_settled(self) -> bool:
         """Whether nobody but the newest generation's members is needed: all have adopted, and none has been lost since.
         Who waits outside may be the last to hold the job's state."""
-        stands = not any(w.standing in (Standing.LOST, Standing.DIED, Standing.BROKEN) for w in self.members)
+        stands = not any(w.standing in (Standing.LOST, Standing.DIED, Standing.HUNG, Standing.BROKEN) for w in self.members)
         return self.current is None or (self.current.adopted and stands)
+
+    def _hangs(self) -> None:
+        """Find out whether the newest generation hangs; whose processes do stands as hung from here on."""
+        committed = (
+            self.newest is not None and self.current is not None and self.newest.generation == self.current.number
+        )
+        self.hang = Hang()
+        if self.tier == "Session" and self.memory.refusal is None:
+            self.hang = find_hang(
+                current=self.current,
+                workers=self.workers,
+                processes=self.processes,
+                hang_seconds=self.recovery.hang_seconds,
+                in_a_row=hangs_in_a_row(self.status, self.newest.step if self.newest and committed else None),
+                now_s=self.clock.now_s,
+                settings=self.settings,
+            )
+        if not self.hang.culprits:
+            return
+        self.workers = tuple(
+            replace(w, standing=Standing.HUNG, available=False, since_s=self.hang.found_s, why=HUNG)
+            if w.id in self.hang.culprits
+            else w
+            for w in self.workers
+        )
+        self.members = [w for w in self.workers if w.is_member]
+
+    def _stop_hang(self, ended: str | None) -> None:
+        """Ask for stacks, and have the processes that hang killed; say so once."""
+        if ended is not None:
+            return
+        self.tell += [Tell(w.pod.uid, DumpStacks()) for w in self.hang.ask if w.pod is not None]
+        for worker in self.workers:
+            culprit, session = self.hang.culprits.get(worker.id), worker.session
+            if culprit is None or session is None or worker.pod is None:
+                continue
+            if session.killed != culprit.incarnations:
+                self.notes.append(
+                    EventNote("Warning", HUNG, f"{culprit.message}. Its process is killed and restarted.")
+                )
+            elif self.clock.now_s < session.killed_at_s + KILL_AGAIN_S:
+                continue
+            self.tell.append(Tell(worker.pod.uid, Kill(culprit.incarnations, culprit.message)))
 
     # --- the end ---------------------------------------------------------------------------------------------------
 
@@ -344,6 +391,7 @@ class _Planner:
             now_s=self.clock.now_s,
             settings=self.settings,
             step_s=self._step_s,
+            hang=self.hang.message if self.hang.together else "",
         )
 
     def _announce(self, decision: Announce) -> Document | None:
@@ -365,6 +413,8 @@ class _Planner:
         if document.number > 1:
             self._restarts()["generations"] += 1
             incident = make_incident(document.number, decision, self.workers, self.clock)
+            if decision.cause == HUNG and self.current is not None:
+                incident["stacks"] = stack_lines(self.current, self.workers, self.processes)
             self.status["incidents"] = [*self.status.get("incidents", ()), incident][-MAX_INCIDENTS:]
         kind = "Normal" if decision.kind == PLANNED or document.number == 1 else "Warning"
         self.notes.append(EventNote(kind, decision.reason, f"Generation {document.number}: {decision.message}"))
@@ -420,6 +470,7 @@ class _Planner:
                 ended=ended,
                 failure=failure,
                 stalled=self._stalled(),
+                hang=self.hang.message,
             ),
             self.status,
         )
@@ -442,6 +493,7 @@ class _Planner:
 
     def _look_again(self, decision: Decision | None, dues_s: list[float | None]) -> float:
         now_s = self.clock.now_s
+        dues_s = [*dues_s, self.hang.due_s]
         times = [now_s + self.settings.resync_s, *(due_s for due_s in dues_s if due_s is not None)]
         if isinstance(decision, Wait | Keep) and decision.until_s is not None:
             times.append(decision.until_s)

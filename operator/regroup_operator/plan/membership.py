@@ -28,6 +28,8 @@ MAX_GROWTH = 64
 """A deadline grows to so many times its first length, with generations that fail in a row."""
 RETRY_S = (1.0, 30.0)
 """Pause before a checkpoint that could not be read is tried again: the first, doubled each time up to the second."""
+KILL_S = 15.0
+"""A process that hangs and that SIGKILL has not ended by then waits for a disk or a volume: the others go on without it."""
 
 
 def next_generation(
@@ -39,11 +41,12 @@ def next_generation(
     now_s: float,
     settings: Settings,
     step_s: float = 0.0,
+    hang: str = "",
 ) -> Decision:
     """Return what to do about membership now.
 
     `refusal` is set when members of the newest generation refused to train. `step_s`: how long a step of the job takes,
-    0 where that is not known.
+    0 where that is not known. `hang` says that every rank hangs in a collective (plan/hangs.py).
     """
     if current is None:
         return _first(workers, bounds, now_s, settings)
@@ -62,6 +65,8 @@ def next_generation(
                 until_s,
             )
         return _forced(current, workers, members, bounds, trouble, refusal, now_s)
+    if hang:
+        return _new_groups(workers, bounds, hang, now_s)
     silent = [w.lost_at_s for w in members if w.lost_at_s is not None]
     if any(w.standing == Standing.FINISHED for w in members):
         return Keep(min(silent, default=None))  # a finished rank ignores planned generations (rule CUTALL)
@@ -107,9 +112,14 @@ def _trouble(
     current: Current, members: tuple[Worker, ...], deadline_s: float, now_s: float, settings: Settings
 ) -> Worker | Wait | None:
     """Return the worker that broke the group, a Wait while that is unclear, or None for a group that stands."""
+    hung = [w for w in members if w.standing == Standing.HUNG]
     culprits = [w for w in members if w.standing in _GONE]
+    culprits += [w for w in hung if now_s >= w.since_s + KILL_S]
     if culprits:
         return min(culprits, key=lambda w: w.since_s)
+    if hung:
+        until_s = min(w.since_s for w in hung) + KILL_S
+        return Wait("Hung", f"{_count(hung, 'worker')} with processes that hang: they are being restarted.", until_s)
     broken = [w for w in members if w.standing == Standing.BROKEN]
     if broken:
         first = min(broken, key=lambda w: w.since_s)
@@ -248,6 +258,17 @@ def _comes_late(worker: Worker, now_s: float) -> bool:
 def _enough_without(fitting: list[Worker], able: list[Worker], minimum: int) -> list[Worker]:
     """Return those that fit if they are enough, else all."""
     return fitting if len(_one_per_slot(fitting)) >= minimum else able
+
+
+def _new_groups(workers: tuple[Worker, ...], bounds: Bounds, hang: str, now_s: float) -> Decision:
+    """Every rank waits in a collective of the newest generation, for `hang`: they keep their processes and their state."""
+    chosen = _choose([w for w in workers if w.available and not w.draining], bounds.replicas, holders_first=False)
+    if len(chosen) < bounds.minimum:
+        return Wait(
+            "TooFewMembers", f"{hang}. {_count(chosen, 'worker')} ready, {bounds.minimum} needed for new groups."
+        )
+    message = f"{hang}. {_count(chosen, 'worker')} {_verb_of(chosen, 'make')} new groups."
+    return Announce(FORCED, chosen, "Hung", message, cause="Hung", detected_at_s=now_s)
 
 
 def names_of(current: Current | None, workers: Iterable[Worker], chosen: Iterable[Worker]) -> frozenset[str]:

@@ -102,6 +102,8 @@ def assess(
 def _available(pod: Pod, session: Session | None, tier: str | None, current: Current | None) -> bool:
     if not pod.alive or session is None or not session.connected:
         return False
+    if session.killed and session.condition.incarnation <= max(session.killed):
+        return False  # it hangs, and has not been started again
     phase = session.condition.phase
     if tier == "Session":
         return session.condition.session and phase in _ATTACHED
@@ -189,20 +191,20 @@ def _member(
     if condition.generation == current.number and condition.phase in _IN_GROUP:
         return worker(_IN_GROUP[condition.phase], since)
     if _restarted(session, current, processes):
-        return worker(Standing.DIED, since, _why_died(pod, session))
+        return worker(Standing.DIED, since, _why_died(pod, session, current))
     if condition.entered < current.number:
         # Its processes start, or they still leave the one before.
         return worker(Standing.STARTING if condition.phase == Phase.STARTING else Standing.PENDING, since)
     if condition.phase == Phase.BROKEN:
         return worker(Standing.BROKEN, since, "CollectiveFailed")
-    return worker(Standing.DIED, since, _why_died(pod, session))
+    return worker(Standing.DIED, since, _why_died(pod, session, current))
 
 
-def _why_died(pod: Pod, session: Session) -> str:
+def _why_died(pod: Pod, session: Session, current: Current) -> str:
     """Return the cause of a member whose processes are new. An agent that was started again has no fault to report: its
     container ended with everything in it, and the pod says how, perhaps a moment later."""
     if session.rebooted_at_s is None or session.fault is not None:
-        return "ProcessExited"
+        return "Hung" if session.hung(current.number) else "ProcessExited"
     if pod.container_restarts and pod.end_unseen:
         return "NodeRestarted"
     return "OOMKilled" if pod.container_restarts and pod.last_exit_reason == "OOMKilled" else "ContainerRestarted"

@@ -57,7 +57,7 @@ def phase_of(
         return RECOVERING if trained else STARTING
     if not trained:
         return STARTING
-    broken = any(w.standing in (Standing.BROKEN, Standing.DIED, Standing.LOST) for w in members)
+    broken = any(w.standing in (Standing.BROKEN, Standing.DIED, Standing.HUNG, Standing.LOST) for w in members)
     silent = any(w.standing == Standing.SILENT and not w.expected for w in members)
     if broken or (stalled and silent):
         return RECOVERING
@@ -152,9 +152,10 @@ def training_conditions(
     failure: str | None,
     note: str = "",
     group: str | None = None,
+    hang: str = "",
 ) -> list[Said]:
     """Return Training, Degraded, and Complete or Failed once the job has ended. `note`: what a refusal said; `group`: as in
-    phase_of."""
+    phase_of; `hang`: what is known of a step that is overdue."""
     out: list[Said] = []
     number = current.number if current else 0
     count = len(current.members) if current else 0
@@ -182,7 +183,7 @@ def training_conditions(
                 "Training", "False", phase, f"Generation {number}: {phase.lower()}." if number else "No generation yet."
             )
         )
-    out.append(_degraded(phase, current, replicas, workers))
+    out.append(_degraded(phase, current, replicas, workers, hang))
     if phase == SUCCEEDED:
         out.append(Said("Complete", "True", "Finished", f"All {_workers(count)} of generation {number} finished."))
     if phase == FAILED:
@@ -190,12 +191,14 @@ def training_conditions(
     return out
 
 
-def _degraded(phase: str, current: Current | None, replicas: int, workers: Sequence[Worker]) -> Said:
+def _degraded(phase: str, current: Current | None, replicas: int, workers: Sequence[Worker], hang: str) -> Said:
     """Return whether the job trains with less than it wants. Before it has trained at all there is nothing to compare."""
     if phase in (SUCCEEDED, FAILED):
         return Said("Degraded", "False", "Ended", "The job has ended.")
     if phase in (PENDING, STARTING):
         return Said("Degraded", "False", "NotStarted", "Training has not begun.")
+    if hang:
+        return Said("Degraded", "True", "NoProgress", hang[:1000])
     count = len(current.members) if current else 0
     if phase == RUNNING and count < replicas:
         return Said("Degraded", "True", "FewerMembers", f"{count} of {replicas} workers train.")

@@ -95,6 +95,8 @@ def test_pauses_are_no_part_of_a_steps_duration() -> None:
     pace.committed(113.0)
     pace.committed(114.0)
     assert (pace.step_s, pace.longest_s) == (1.0, 2.0)
+    pace.committed(214.0, waited_s=98.5)
+    assert pace.longest_s == 2.0, "what others took is not this process's own time"
     pace.begin_generation(200.0)
     pace.committed(300.0)
     assert pace.longest_s == 2.0, "the first step of a generation has a time of its own"

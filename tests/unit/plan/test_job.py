@@ -51,7 +51,9 @@ def plan(
 
 
 def trains(slot: int, **changes: Any) -> Session:
-    return make_session(slot, Phase.TRAINING, 1, **{"told_tier": "Session", "told_generation": 1} | changes)
+    return make_session(
+        slot, Phase.TRAINING, 1, **{"told_tier": "Session", "told_generation": 1, "condition_at_s": 0.0} | changes
+    )
 
 
 def exits(slot: int, count: int, **changes: Any) -> Session:

@@ -87,6 +87,8 @@ class Groups:
         self._world: Any = None
         self._kept: list[Any] = []
         self._result: Gathering | BaseException | None = None
+        self.waited_s = 0.0
+        """Seconds that the main thread has waited for other ranks in all."""
         self.waits_since_s: float | None = None
         """Monotonic time since which the main thread waits for other ranks (`waiting`); None: it does not."""
 
@@ -255,11 +257,12 @@ class Groups:
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
         """The main thread waits for other ranks in this block: `waits_since_s` says so to other threads."""
-        self.waits_since_s = time.monotonic()
+        began_s = self.waits_since_s = time.monotonic()
         try:
             yield
         finally:
             self.waits_since_s = None
+            self.waited_s += time.monotonic() - began_s
 
     def _wait_gloo(self, work: Work) -> None:
         # In slices: gloo 2.13 forgets a send whose write fails because the connection was just closed, and its waiter

@@ -11,7 +11,9 @@ class Pace:
         self._durations_s: deque[float] = deque(maxlen=20)
         self._paused_s = 0.0
         self.longest_s: float | None = None
-        """The longest time between two commits of one generation, pauses left out; None before the second commit."""
+        """The longest time that this process needed between two commits of one generation: without pauses, and without what
+        it waited for others, who may have been in one. None before the second commit."""
+        self._waited_s = 0.0
         self._last_s: float | None = None
         self._adopted_s: float | None = None
 
@@ -23,13 +25,17 @@ class Pace:
         """So much of the time before the next commit was a pause that the script asked for: it is no step's."""
         self._paused_s += duration_s
 
-    def committed(self, now_s: float) -> float | None:
-        """Count a commit; return the milliseconds since adoption if it is the generation's first, else None."""
+    def committed(self, now_s: float, waited_s: float = 0.0) -> float | None:
+        """Count a commit; return the milliseconds since adoption if it is the generation's first, else None.
+
+        `waited_s`: how long the process has waited for other ranks in this generation, in all.
+        """
         if self._last_s is not None:
             duration_s = max(0.0, now_s - self._last_s - self._paused_s)
             self._durations_s.append(duration_s)
-            self.longest_s = max(self.longest_s or 0.0, duration_s)
-        self._last_s, self._paused_s = now_s, 0.0
+            own_s = max(0.0, duration_s - (waited_s - self._waited_s))
+            self.longest_s = max(self.longest_s or 0.0, own_s)
+        self._last_s, self._paused_s, self._waited_s = now_s, 0.0, waited_s
         adopted_s, self._adopted_s = self._adopted_s, None
         return None if adopted_s is None else (now_s - adopted_s) * 1e3
 

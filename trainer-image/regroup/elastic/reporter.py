@@ -61,10 +61,11 @@ class Reporter:
     def begin_step(self, index: int) -> None:
         self._attempts.begin(index)
 
-    def committed(self, step: int, loss: float, reportable: int, total: int | None) -> None:
-        """A step was committed; all ranks are certain to hold `reportable` steps (rule ACK). `total`: the script asks for."""
+    def committed(self, step: int, loss: float, reportable: int, total: int | None, *, waited_s: float = 0.0) -> None:
+        """A step was committed; all ranks are certain to hold `reportable` steps (rule ACK). `total`: the script asks for.
+        `waited_s`: seconds that were waited for other ranks in this generation, in all."""
         self._last = step, loss
-        first_step_ms = self._pace.committed(time.monotonic())
+        first_step_ms = self._pace.committed(time.monotonic(), waited_s)
         if first_step_ms is None:
             self._send(step, reportable, total, loss=loss)
             return

@@ -340,7 +340,8 @@ class Job:
         self._blocks.num_left = 0
         self._cut = header.all_know_newer
         self._durable.known_by_all = header.reportable_step
-        self._reporter.committed(step.index + 1, step.loss, header.reportable_step, self.total)
+        waited_s = self.groups.waited_s if self.groups is not None else 0.0
+        self._reporter.committed(step.index + 1, step.loss, header.reportable_step, self.total, waited_s=waited_s)
         if self.is_main:
             self._durable.save_if_due(self._origin, alone=self._watcher is None)
             self._durable.prune(self._watcher.take_prune() if self._watcher is not None else None, self._generation)

@@ -70,7 +70,7 @@ class Progress:
     step_s: Optional[float] = None
     """Median duration of the last steps, as the process measured it; None before its second step."""
     longest_s: Optional[float] = None
-    """The longest time between two commits of one generation that the process has seen, pauses left out."""
+    """The longest that the process needed between two commits of one generation, without pauses and waits for others."""
     age_ms: float = 0.0
     """How long ago the step was committed when this was sent: not every commit is reported."""
 

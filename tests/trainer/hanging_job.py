@@ -1,0 +1,73 @@
+"""A session that hangs where TEST_HANG says: PLACE:SLOT[,SLOT]:STEP, once (its file in TEST_ONCE is gone then).
+
+Places: python (a loop that never ends), loader (sleeps in the data), eval (in a block of collectives), collective (one rank
+of the block calls one collective less), pause (longer than its max_s), native (holds the interpreter's lock), slow (one step
+of ten times the others').
+"""
+
+import ctypes
+import hashlib
+import os
+import re
+import time
+from pathlib import Path
+
+import torch
+
+import regroup
+
+PLACE, SLOTS, STEP = os.environ["TEST_HANG"].split(":")
+SLOT = re.search(r"-worker-(\d+)-", os.environ["REGROUP_POD_NAME"])[1]
+MARK = Path(os.environ["TEST_ONCE"]) / SLOT
+
+
+def hangs(place: str, step: int) -> bool:
+    if place != PLACE or SLOT not in SLOTS.split(",") or step != int(STEP) or not MARK.exists():
+        return False
+    MARK.unlink()
+    return True
+
+
+class Samples(torch.utils.data.Dataset):
+    def __len__(self) -> int:
+        return 1000
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        if hangs("loader", job.step):
+            time.sleep(10**6)
+        return torch.full((4,), index / 1000), torch.tensor(index % 2)
+
+
+def evaluate(step: int) -> None:
+    for attempt in job.collective("eval"):
+        with attempt as team:
+            if hangs("eval", step):
+                time.sleep(10**6)
+            if not hangs("collective", step):
+                team.all_reduce(torch.ones(1))
+            team.all_reduce(torch.ones(1))
+
+
+torch.manual_seed(1)
+model = torch.nn.Linear(4, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+with regroup.session(
+    model=model, optimizer=optimizer, data=Samples(), global_batch=8, microbatch=1, reduction="exact"
+) as job:
+    for step in job.steps(int(os.environ.get("TEST_STEPS", "200"))):
+        with step:
+            for batch in step.microbatches():
+                step.backward(torch.nn.functional.cross_entropy(model(batch.x), batch.y, reduction="sum"), weight=1)
+            while hangs("python", step.index):
+                while True:
+                    pass
+            if hangs("native", step.index):
+                ctypes.PyDLL(None).sleep(10**6)
+            time.sleep(1.0 if hangs("slow", step.index) else 0.02)
+            step.commit()
+        if step.committed and step.index % 10 == 0:
+            evaluate(step.index)
+        if hangs("pause", step.index):
+            with job.pause("eval", max_s=2):
+                time.sleep(10**6)
+print("parameters", hashlib.sha256(b"".join(p.detach().numpy().tobytes() for p in model.parameters())).hexdigest())
