@@ -67,6 +67,14 @@ def kill_inner(pod_uid: str, inner_pid: int) -> float:
     return _kill(victim.pid)
 
 
+def signal_inner(pod_uid: str, inner_pid: int, number: signal.Signals) -> float:
+    """Send another signal to that process; return when, in seconds since the epoch."""
+    target = _only(pod_uid, f"process {inner_pid}", lambda p: p.inner_pid == inner_pid and "pause" not in p.command)
+    sent = time.time()
+    os.kill(target.pid, number)
+    return sent
+
+
 def kill_main(pod_uid: str, word: str) -> float:
     """SIGKILL the container's first process, whose command line has `word`; return when, in seconds since the epoch."""
     return _kill(_main(pod_uid, word).pid)

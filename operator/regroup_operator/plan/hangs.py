@@ -90,7 +90,8 @@ def find_hang(
     overdue_s = max(began_s + bound_s, excused_s)
     if now_s < overdue_s:
         return Hang(due_s=overdue_s)
-    what = f"No step was committed for {now_s - began_s:.0f} s"
+    # As long as nothing is decided the sentence stays as it is: each other one would be a write of the status.
+    what = f"No step was committed for {overdue_s - began_s:.0f} s"
     asked = _ask(training, current, overdue_s, what, now_s)
     if asked is not None:
         return asked
@@ -100,14 +101,15 @@ def find_hang(
         alone_s = overdue_s + (ALONE - 1) * bound_s
         if now_s < alone_s:
             where = "; ".join(_words(rank, w, s) for rank, w, s in stacks[:3])
-            return Hang(alone_s, f"{what}, and no rank waits for another: {where}. It counts as a hang in "
-                        f"{alone_s - now_s:.0f} s.")  # fmt: skip
+            then = f"It counts as a hang after {alone_s - began_s:.0f} s"
+            return Hang(alone_s, f"{what}, and no rank waits for another: {where}. {then}.")
         asked = _ask(training, current, alone_s, what, now_s)
         if asked is not None:
             return asked
         stacks = _stacks(training, current, processes, alone_s)
         alone = not any(s.place in _INSIDE for _, _, s in stacks)
     found_s = max(w.session.stacks_at_s or 0.0 for w in training if w.session)
+    what = f"No step was committed for {found_s - began_s:.0f} s"
     outside = [entry for entry in stacks if entry[2].place not in _INSIDE]
     if alone and len(outside) > 1:
         # One is left alone with the state: if it only took long, nothing is lost.

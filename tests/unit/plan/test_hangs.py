@@ -141,7 +141,7 @@ def test_culprits(places: list[list[str]], hung: dict[int, tuple[int, ...]]) -> 
 def test_sentence_names_rank_time_and_place() -> None:
     found = find(member(0, P.COLLECTIVE, at_s=DUE_S), member(1, P.OUTSIDE, at_s=DUE_S), now_s=NOW_S)
     assert found.culprits[MemberId(1, 0)].message == (
-        "No step was committed for 61 s: rank 1 (worker 1, process 0) hangs in load (train.py:1)"
+        "No step was committed for 60 s: rank 1 (worker 1, process 0) hangs in load (train.py:1)"
     )
 
 
@@ -179,6 +179,14 @@ def test_agents_none_of_which_answers_are_asked_again() -> None:
 # --- nobody would be left ------------------------------------------------------------------------------------------
 
 ALONE_S = DUE_S + (ALONE - 1) * 60
+
+
+@pytest.mark.parametrize("places", [[], [P.OUTSIDE], [P.COLLECTIVE]])
+def test_sentence_does_not_change_while_nothing_happens(places: list[str]) -> None:
+    """Each other one would be a write of the status."""
+    both = [member(slot, *places, at_s=DUE_S if places else None, asked_stacks_at_s=DUE_S) for slot in (0, 1)]
+    said = {find(*both, now_s=NOW_S + seconds).message for seconds in (0, 1, 3)}
+    assert len(said) == 1, said
 
 
 def test_where_no_rank_waits_for_another_it_takes_three_times_as_long_and_says_so() -> None:

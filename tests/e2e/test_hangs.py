@@ -1,0 +1,52 @@
+"""Hangs in the cluster: a trainer on the leader's node is stopped, and the leading operator is killed meanwhile."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+
+from cluster.kubectl import Kubectl
+from harness import faults, installation
+from harness.traced_job import TracedJob, leader_node
+
+HANG_S = 15
+TAKEOVER_S = 25
+"""The next operator's lease and the agents' calls; the clock of the hang goes on meanwhile."""
+
+
+def test_stopped_trainer_is_named_and_restarted_in_place_by_the_next_operator(
+    jobs: Callable[..., TracedJob], operator: Kubectl
+) -> None:
+    job = jobs(elastic=(2, 3), recovery={"hangSeconds": HANG_S}, environment={"STEPS": 100000})
+    before = job.training(workers=3)
+    generation = before.commits[-1].generation
+    containers, pids = job.containers(), before.pids(generation)
+    node = leader_node(operator)
+    on_node = {p["metadata"]["name"]: p for p in job.pods() if p["spec"]["nodeName"] == node}
+    pod, pid = min((key for key in pids if key[0] in on_node), default=min(pids))
+    uid = next(p["metadata"]["uid"] for p in job.pods() if p["metadata"]["name"] == pod)
+    stopped = faults.signal_inner(uid, pid, signal.SIGSTOP)
+    leader = installation.leader(operator)
+    assert leader is not None
+    faults.kill_main(leader["metadata"]["uid"], "regroup_operator")
+    trace = job.wait_trace(
+        lambda t: t.commits[-1].generation > generation, HANG_S + TAKEOVER_S + 30, "the others train on"
+    )
+    took_s = trace.first_of(generation + 1).t - stopped
+    print(f"SIGSTOP -> next committed step with hangSeconds {HANG_S} and a new operator: {took_s:.1f} s")
+    after = job.training(workers=3, after=generation)
+    survivors = set(pids) - {(pod, pid)}
+    newest = after.commits[-1].generation
+    assert survivors <= set(after.pids(newest)), "a survivor lost its process"
+    assert (pod, pid) not in after.pids(newest)
+    assert job.containers() == containers, "a pod or container was restarted"
+    first = min(c.step for c in after.commits if c.generation > generation)
+    last = max(c.step for c in after.commits if c.generation == generation)
+    assert last <= first <= last + 1, "steps were rolled back"
+    assert after.missing() == []
+    incident = next(i for i in job.status()["incidents"] if i["generation"] > generation)
+    assert incident["cause"] == "Hung", incident
+    rank, slot = pids[pod, pid], pod.rsplit("-", 2)[1]
+    assert f"rank {rank} (worker {slot}, process 0) is stopped by a signal" in incident["decision"]
+    assert len(incident["stacks"]) == 3
+    assert took_s <= HANG_S + TAKEOVER_S, took_s
