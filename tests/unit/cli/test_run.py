@@ -24,6 +24,12 @@ def test_bounds_make_a_job_elastic(arguments: list[str], policy: tuple[int, int]
     assert (job.min_replicas, job.max_replicas) == (policy or (3, 3))
 
 
+@pytest.mark.parametrize(("arguments", "seconds"), [([], None), (["--hang-seconds", "60"], 60)])
+def test_bound_of_a_hang_is_passed_on(arguments: list[str], seconds: int | None) -> None:
+    job = parse_job(job_object(parser().parse_args(["run", *arguments, "train"])))
+    assert job.spec.recovery.hang_seconds == seconds
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
