@@ -1,8 +1,9 @@
-"""A session that hangs where TEST_HANG says: PLACE:SLOT[,SLOT]:STEP, once (its file in TEST_ONCE is gone then).
+"""A session that hangs where TEST_HANG says: PLACE:SLOT[,SLOT]:STEP, several separated by spaces, each once for each slot (what
+has happened is a file in TEST_ONCE).
 
 Places: python (a loop that never ends), loader (sleeps in the data), eval (in a block of collectives), collective (one rank
 of the block calls one collective less), pause (longer than its max_s), native (holds the interpreter's lock), slow (one step
-of ten times the others').
+of ten times the others'). Its last line is the hash of its parameters.
 """
 
 import hashlib
@@ -15,15 +16,17 @@ import torch
 
 import regroup
 
-PLACE, SLOTS, STEP = os.environ["TEST_HANG"].split(":")
-SLOT = re.search(r"-worker-(\d+)-", os.environ["REGROUP_POD_NAME"])[1]
-MARK = Path(os.environ["TEST_ONCE"]) / SLOT
+HANGS = [text.split(":") for text in os.environ.get("TEST_HANG", "").split()]
+SLOT = re.search(r"-worker-(\d+)-|$", os.environ.get("REGROUP_POD_NAME", ""))[1]
 
 
 def hangs(place: str, step: int) -> bool:
-    if place != PLACE or SLOT not in SLOTS.split(",") or step != int(STEP) or not MARK.exists():
+    if not any((place, str(step)) == (p, n) and SLOT in slots.split(",") for p, slots, n in HANGS):
         return False
-    MARK.unlink()
+    try:
+        (Path(os.environ["TEST_ONCE"]) / f"{place}-{step}-{SLOT}").touch(exist_ok=False)
+    except FileExistsError:
+        return False
     return True
 
 
@@ -53,7 +56,7 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 with regroup.session(
     model=model, optimizer=optimizer, data=Samples(), global_batch=8, microbatch=1, reduction="exact"
 ) as job:
-    for step in job.steps(int(os.environ.get("TEST_STEPS", "200"))):
+    for step in job.steps(int(os.environ.get("TEST_STEPS", "100"))):
         with step:
             for batch in step.microbatches():
                 step.backward(torch.nn.functional.cross_entropy(model(batch.x), batch.y, reduction="sum"), weight=1)
