@@ -117,6 +117,7 @@ async def _run(store: FileStore, directory: Path, command: list[str], args: argp
             registry=registry,
             settings=settings,
             endpoint=f"{ADDRESS}:{port}",
+            logs="What it wrote is in this command's output, above.",
             monotonic=loop.time,
         )
     )

@@ -28,6 +28,7 @@ from regroup_operator.model.plan import Clock, JobPlan, Memory
 from regroup_operator.model.ports import EventNote, JobStore, Recorder, Workers
 from regroup_operator.model.records import Key, Observation, Settings
 from regroup_operator.plan.job import plan_job
+from regroup_operator.plan.restarts import KUBECTL_LOGS
 from regroup_operator.plan.status import FAILED, SUCCEEDED
 
 logger = logging.getLogger(__name__)
@@ -81,13 +82,14 @@ class Controller:
         settings: Settings,
         endpoint: str,
         agent_image: str = "",
+        logs: str = KUBECTL_LOGS,
         observer: Observer | None = None,
         progress_writes_per_s: float = 20.0,
         monotonic: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
     ) -> None:
         self._store, self._workers, self._recorder, self._registry = store, workers, recorder, registry
-        self._settings, self._endpoint, self._agent_image = settings, endpoint, agent_image
+        self._settings, self._endpoint, self._agent_image, self._logs = settings, endpoint, agent_image, logs
         self._observer = observer
         self._progress_writes = TokenBucket(progress_writes_per_s, max(1.0, progress_writes_per_s))
         self._monotonic, self._wall = monotonic, wall
@@ -151,6 +153,7 @@ class Controller:
             settings=self._settings,
             endpoint=self._endpoint,
             agent_image=self._agent_image,
+            logs=self._logs,
         )
         write_s = await self._write(job, plan, clock, kept)
         self._say(job, plan)

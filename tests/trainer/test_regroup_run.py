@@ -7,8 +7,10 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -105,6 +107,58 @@ def test_script_that_exits_1_fails_the_run_with_its_last_line(start: Callable[..
     run = start("--workers", "1", "--max-restarts", "1", str(script))
     assert run.process.wait(120) == 1
     assert re.search(r"exit code 1.*no such dataset", run.log.read_text()), run.log.read_text()
+
+
+RAISES = """
+import regroup, torch
+from torch.utils.data import TensorDataset
+
+def prepare(rank):
+    if rank == 1:
+        raise ValueError("shard 1 is empty")
+
+model = torch.nn.Linear(2, 1)
+data = TensorDataset(torch.zeros(64, 2), torch.zeros(64))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+with regroup.session(model=model, optimizer=optimizer, data=data, global_batch=8, microbatch=4) as job:
+    for step in job.steps(100):
+        prepare(job.rank)
+        with step:
+            for batch in step.microbatches():
+                step.backward(model(batch.x).sum(), weight=len(batch.y))
+            step.commit()
+"""
+
+
+def test_script_that_raises_on_one_rank_at_once_fails_within_30_s_with_its_traceback(
+    start: Callable[..., LocalRun], tmp_path: Path
+) -> None:
+    script = tmp_path / "raises.py"
+    script.write_text(RAISES)
+    run = start("--workers", "2", "--min", "2", "--max", "2", "--max-restarts", "100", str(script))
+    run.wait(lambda s: (s.get("restarts") or {}).get("processes", 0) >= 1, "the first crash")
+    first_s = time.monotonic()
+    quoted = run.wait(lambda s: _condition(s, "Degraded").get("reason") == "Crashing", "a condition that quotes it")
+    assert "ValueError: shard 1 is empty" in _condition(quoted, "Degraded")["message"]
+    ended = run.wait(lambda s: s.get("phase") == "Failed", "the end")
+    took_s = time.monotonic() - first_s
+    print(f"first crash -> Failed: {took_s:.1f} s, {ended['restarts']['processes']} exits")
+    failed = _condition(ended, "Failed")
+    assert (failed["reason"], run.process.wait(60)) == ("RepeatedCrash", 1)
+    said = failed["message"]
+    assert re.search(
+        r"Worker \d \(pod \S+-worker-\d-0\) ended with exit code 1, \d+ times in \d+ s at the same place", said
+    )
+    assert 'raises.py", line 7, in prepare' in said
+    assert said.splitlines()[-2:] == [
+        "ValueError: shard 1 is empty",
+        "What it wrote is in this command's output, above.",
+    ]
+    assert took_s <= 30.0
+
+
+def _condition(status: dict[str, Any], kind: str) -> dict[str, Any]:
+    return next((c for c in status.get("conditions", ()) if c["type"] == kind and c["status"] == "True"), {})
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,8 @@ from __future__ import annotations
 import signal
 from dataclasses import dataclass
 
+from .memory import OOM_KILLED, Memory, out_of_memory
+
 COMPLETE = "Complete"
 AFTER_STOP_S = 10.0
 """A session's time to close after `stop`, before SIGTERM."""
@@ -19,6 +21,9 @@ DRAIN_MARGIN_S = 5.0
 """A draining agent ends its processes this long before its grace is over; of a short grace, two fifths."""
 UNKILLABLE_S = 30.0
 """A process that is not dead this long after SIGKILL hangs in the kernel (a volume, a device): the agent exits without it."""
+MAX_RESTART_DELAY_S = 8.0
+"""A generation waits 20 s for its members (settings.formTimeoutSeconds): a delay beyond that, less the script's own start, would
+cost one after the other."""
 DRAINED_CODE = 128 + signal.SIGTERM
 
 
@@ -75,8 +80,8 @@ def after_sigterm(connected: bool, grace_s: float, now_s: float) -> Ending:
 
 
 def restart_delay_s(crashes: int) -> float:
-    """Return how long the n-th restart without a committed step in between waits: 0, 1, 2, 4 .. 30 s."""
-    return 0.0 if crashes <= 1 else min(2.0 ** (crashes - 2), 30.0)
+    """Return how long the n-th restart without a committed step in between waits: 0, 1, 2, 4, 8, 8 .. s."""
+    return 0.0 if crashes <= 1 else min(2.0 ** (crashes - 2), MAX_RESTART_DELAY_S)
 
 
 def unkillable_sentence(ranks: list[int]) -> str:
@@ -88,8 +93,23 @@ def unkillable_sentence(ranks: list[int]) -> str:
     )
 
 
-def exit_sentence(local_rank: int, code: int) -> str:
-    """Return one sentence for the end of a process: exit code, or negative signal number."""
+def blamed_memory(code: int, memory: Memory | None) -> Memory | None:
+    """Return `memory` where a kill for lack of memory explains the exit: of the process itself (SIGKILL), or of a helper of it,
+    after which it fails. Another signal has another sender."""
+    return memory if code > 0 or code == -signal.SIGKILL else None
+
+
+def exit_sentence(local_rank: int, code: int, memory: Memory | None = None) -> str:
+    """Return one sentence for the end of a process: exit code, or negative signal number. `memory` is given if a process of
+    the container was killed for lack of memory."""
+    memory = blamed_memory(code, memory)
+    if memory is not None and code < 0:
+        return f"Process {local_rank} was killed for lack of memory ({OOM_KILLED}: {out_of_memory(memory)})."
+    if memory is not None:
+        return (
+            f"Process {local_rank} ended with exit code {code} after a process that it had started was killed for lack of "
+            f"memory ({OOM_KILLED}: {out_of_memory(memory)})."
+        )
     if code == 0:
         return f"Process {local_rank} ended (exit code 0) without finishing its steps."
     if code > 0:

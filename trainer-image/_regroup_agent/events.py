@@ -11,6 +11,7 @@ from typing import Any, Union
 
 from regroup.protocol import wire
 
+from .memory import Memory
 from .statefile import Saved
 
 # --- events --------------------------------------------------------------------------------------------------------
@@ -62,6 +63,10 @@ class Exited:
     incarnation: int
     code: int
     last_line: str = ""
+    tail: str = ""
+    """Last lines of its traceback, or of what it wrote to stderr."""
+    memory: Memory | None = None
+    """The kernel killed a process of this container for lack of memory since the last end."""
 
 
 @dataclass(frozen=True)

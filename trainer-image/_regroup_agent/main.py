@@ -21,6 +21,7 @@ from . import events as ev
 from . import kernel_view
 from .core import Core, Identity
 from .group_hook_files import write_group_hook
+from .last_words import LastWords
 from .launch import (
     LaunchError,
     PythonCommand,
@@ -32,6 +33,7 @@ from .launch import (
 )
 from .link import Endpoint, Link
 from .local_server import LocalServer
+from .memory import MemoryCgroup
 from .posix import become_subreaper
 from .statefile import StateFile
 from .store_socket import StoreSocket
@@ -70,6 +72,7 @@ class Agent:
         )
         self._zygote = Zygote(python, preload, base, log, self._imported) if python and preload else None
         hook = write_group_hook(environ[env.STATE_DIR], log)
+        self._memory = MemoryCgroup()
         self._trainers = Trainers(self._command, self._zygote, hook, self._spawned, self._exited)
         self._link = Link(
             Endpoint(
@@ -222,8 +225,9 @@ class Agent:
     def _spawned(self, local_rank: int, incarnation: int) -> None:
         self._feed(ev.Spawned(local_rank, incarnation))
 
-    def _exited(self, local_rank: int, incarnation: int, code: int, last_line: str) -> None:
-        self._feed(ev.Exited(local_rank, incarnation, code, last_line))
+    def _exited(self, local_rank: int, incarnation: int, code: int, words: LastWords) -> None:
+        memory = self._memory.newly_killed() if code != 0 else None
+        self._feed(ev.Exited(local_rank, incarnation, code, words.line, words.tail, memory))
 
     def _take_store(self, generation: int) -> socket.socket | None:
         if not self._core.gives_store(generation):

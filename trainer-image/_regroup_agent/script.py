@@ -132,7 +132,7 @@ class Script:
                 worker.finished_body = (process.launched, wire.Finished(0))
                 worker.send(worker.finished_body[1])
             return
-        worker.script_cause = ending.exit_sentence(process.local_rank, event.code)
+        worker.script_cause = ending.exit_sentence(process.local_rank, event.code, event.memory)
         worker.send_exit(process, event)
         if worker.ending is not None:
             return

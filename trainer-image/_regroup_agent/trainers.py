@@ -14,11 +14,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from .last_words import KEPT_BYTES, LastWords, last_words
 from .launch import hooked_env
 from .posix import die_with_parent
 from .zygote import Zygote
 
-MAX_LAST_LINE = 500
 _PF_EXITING = 0x4
 """Bit of a task's flags (proc(5), stat): it is past the point of no return."""
 
@@ -35,7 +35,7 @@ class _Trainer:
 
 
 class Trainers:
-    """`on_spawned(local_rank, incarnation)` and `on_exited(local_rank, incarnation, code, last_line)` are called from the loop."""
+    """`on_spawned(local_rank, incarnation)` and `on_exited(local_rank, incarnation, code, last words)` are called from the loop."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class Trainers:
         zygote: Zygote | None,
         hook_directory: str,
         on_spawned: Callable[[int, int], None],
-        on_exited: Callable[[int, int, int, str], None],
+        on_exited: Callable[[int, int, int, LastWords], None],
     ) -> None:
         self._command, self._zygote, self._hook_directory = list(command), zygote, hook_directory
         self._on_spawned, self._on_exited = on_spawned, on_exited
@@ -157,10 +157,9 @@ class Trainers:
         while self._read_stderr(trainer):
             pass
         self._close_stderr(trainer)
-        lines = [line for line in trainer.tail.decode("utf-8", "replace").splitlines() if line.strip()]
         if self._by_rank.get(trainer.local_rank) is trainer:
             del self._by_rank[trainer.local_rank]
-        self._on_exited(trainer.local_rank, trainer.incarnation, code, lines[-1][:MAX_LAST_LINE] if lines else "")
+        self._on_exited(trainer.local_rank, trainer.incarnation, code, last_words(trainer.tail))
 
     def _read_stderr(self, trainer: _Trainer) -> bool:
         """Pass on what there is; returns False when there is nothing more now."""
@@ -177,7 +176,7 @@ class Trainers:
             os.write(2, data)
         except OSError:
             pass  # nobody reads the agent's output any more: training goes on
-        trainer.tail = (trainer.tail + data)[-4 * MAX_LAST_LINE :]
+        trainer.tail = (trainer.tail + data)[-KEPT_BYTES:]
         return True
 
     def _close_stderr(self, trainer: _Trainer) -> None:

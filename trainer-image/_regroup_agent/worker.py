@@ -15,6 +15,7 @@ from regroup.protocol.state import Condition, Seal
 from . import aggregate, ending, progress
 from . import events as ev
 from .aggregate import SCRIPT, SESSION, UNKNOWN_TIER, Facts, Process
+from .memory import OOM_KILLED, out_of_memory
 from .statefile import UNKNOWN, Saved
 
 
@@ -199,14 +200,18 @@ class Worker:
 
     def send_exit(self, process: Process, event: ev.Exited) -> None:
         """Report a process that ended by itself."""
+        memory = ending.blamed_memory(event.code, event.memory) if process.hung is None else None
         self.send(
             wire.Fault(
                 cause="exit" if process.hung is None else "hung",
-                message=process.hung or ending.exit_sentence(process.local_rank, event.code),
+                message=process.hung or ending.exit_sentence(process.local_rank, event.code, memory),
                 step=process.step,
                 local_rank=process.local_rank,
                 exit_code=event.code,
                 last_line=event.last_line or None,
+                tail=event.tail or None,
+                reason=None if memory is None else OOM_KILLED,
+                detail=None if memory is None else out_of_memory(memory),
             )
         )
 

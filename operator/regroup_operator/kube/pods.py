@@ -94,11 +94,18 @@ def slim_pod(item: Mapping[str, Any], previous: Pod | None, now_s: float) -> Pod
         container_restarts=restarts,
         last_exit_code=ended.get("exitCode"),
         last_exit_reason=ended.get("reason", ""),
+        memory_limit=_memory_limit(item),
         waiting_reason=waiting.get("reason", ""),
         waiting_message=waiting.get("message", ""),
         unschedulable=_unschedulable(status),
         spec_digest=(metadata.get("annotations") or {}).get(ANNOTATION_SPEC_DIGEST, ""),
     )
+
+
+def _memory_limit(item: Mapping[str, Any]) -> str:
+    containers = (item.get("spec") or {}).get("containers") or []
+    trainer: Mapping[str, Any] = next((c for c in containers if c["name"] == TRAINER_CONTAINER), {})
+    return str(((trainer.get("resources") or {}).get("limits") or {}).get("memory", ""))
 
 
 def _abnormal_wait(statuses: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:

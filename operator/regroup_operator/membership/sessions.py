@@ -9,6 +9,7 @@ from regroup.protocol.wire import Adopted, Draining, Fault, Formed, Hello, Progr
 from regroup_operator.model.records import ProcessExit, Session
 
 MAX_EXITS = 32
+MAX_TAIL = 1500
 MAX_LINE = 500
 """Characters that are kept of what a process or a trainer said last."""
 RESENT_WITHIN_S = 1.0
@@ -131,7 +132,14 @@ def _step_s(session: Session, progress: Progress, at_s: float) -> float | None:
 
 def _apply_fault(session: Session, report: Report, fault: Fault, now_s: float) -> Session:
     at_s = now_s - fault.observed_ms / 1000
-    fault = replace(fault, message=_clean(fault.message), last_line=_clean(fault.last_line or "") or None)
+    fault = replace(
+        fault,
+        message=_clean(fault.message),
+        last_line=_clean(fault.last_line or "") or None,
+        tail=_clean(fault.tail or "", MAX_TAIL) or None,
+        reason=_clean(fault.reason or "", 64) or None,
+        detail=_clean(fault.detail or "") or None,
+    )
     session = replace(
         session,
         fault=fault,
@@ -146,7 +154,10 @@ def _apply_fault(session: Session, report: Report, fault: Fault, now_s: float) -
             fault.exit_code if fault.exit_code is not None else -1,
             fault.last_line or "",
             max(report.condition.generation, report.condition.entered),
-            fault.message if fault.cause == "hung" else "",
+            fault.tail or "",
+            fault.reason or "",
+            fault.detail or "",
+            hung=fault.message if fault.cause == "hung" else "",
         )
         session = replace(session, exits=(*session.exits, ended)[-MAX_EXITS:], num_exits=session.num_exits + 1)
     return session
@@ -162,9 +173,9 @@ def _counted(session: Session, fault: Fault, at_s: float) -> bool:
     )
 
 
-def _clean(text: str) -> str:
+def _clean(text: str, length: int = MAX_LINE) -> str:
     """Return the text as it can stand in a status: short, and without half surrogates."""
-    return text[:MAX_LINE].encode(errors="replace").decode()
+    return text[:length].encode(errors="replace").decode()
 
 
 def stream_opened(session: Session, boot: str) -> Session:

@@ -46,6 +46,36 @@ class Failure:
     worker: str
     exit_code: int | None
     last_line: str = ""
+    tail: str = ""
+    """Last lines of the traceback, or of stderr."""
+    reason: str = ""
+    """OOMKilled, or empty."""
+    detail: str = ""
+    """The numbers behind `reason`."""
+    namespace: str = ""
+    pod: str = ""
+    container: bool = False
+    """The container ended, agent and all: its log is the previous container's."""
+    generation: int = 0
+
+
+@dataclass(frozen=True)
+class Crash:
+    """A crash that may repeat. `rounds`: (seconds since the epoch, generation) of the first and the last ones, oldest first;
+    `count`: how many there were."""
+
+    place: str
+    rounds: tuple[tuple[float, int], ...]
+    last: Failure
+    count: int = 1
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Why the job has to fail: reason and message of condition Failed."""
+
+    reason: str
+    message: str
 
 
 @dataclass(frozen=True)
@@ -102,6 +132,8 @@ class Memory:
     """By slot: the node on which its pods failed twice in a row, and when they last did (monotonic)."""
     failed_on: Mapping[int, str] = field(default_factory=dict)
     """By slot: the node on which its pod failed last."""
+    crash: Crash | None = None
+    """The crash that came last, while no step has been committed since."""
     seen_pods: frozenset[str] = frozenset()
     script_failed: int = 0
     """Tier Script: the newest generation of which an exit has been counted."""

@@ -38,6 +38,8 @@ class Pod:
     container_restarts: int = 0
     last_exit_code: int | None = None
     """Exit code of the trainer container's last termination."""
+    memory_limit: str = ""
+    """The trainer container's, as the template writes it; empty: none."""
     last_exit_reason: str = ""
     """The kubelet's reason for it: Error, OOMKilled, Unknown, ContainerStatusUnknown, ..."""
     boot_id: str = ""
@@ -152,6 +154,12 @@ class ProcessExit:
     last_line: str = ""
     generation: int = 0
     """In which it was, or which it was started for."""
+    tail: str = ""
+    """Last lines of its traceback, or of its stderr."""
+    reason: str = ""
+    """OOMKilled, or empty."""
+    detail: str = ""
+    """The numbers behind `reason`."""
     hung: str = ""
     """Why its agent killed it, on the operator's word; empty: it ended by itself."""
 

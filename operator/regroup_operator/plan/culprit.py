@@ -67,6 +67,11 @@ def _verb(worker: Worker) -> str:
     if worker.why == "Hung":
         exits = worker.session.exits if worker.session else ()
         return "lost a process that hung" + next((f" ({e.hung})" for e in reversed(exits) if e.hung), "")
+    if worker.why == "OOMKilled" and fault is not None and fault.reason:
+        return f"lost a process ({fault.reason}: {fault.detail})"
+    if worker.why == "OOMKilled" and worker.pod is not None:
+        limit = f": limit {worker.pod.memory_limit}" if worker.pod.memory_limit else ""
+        return f"was killed for lack of memory (OOMKilled{limit})"
     if worker.why == "ProcessExited" and fault is not None and fault.exit_code is not None:
         code = f"signal {-fault.exit_code}" if fault.exit_code < 0 else f"exit code {fault.exit_code}"
         return f"lost a process ({code})"
@@ -81,7 +86,6 @@ def _verb(worker: Worker) -> str:
         "NeverConnected": "has not called",
         "NodeRestarted": "was started again, because the node stopped its containers",
         "ContainerRestarted": "was started again",
-        "OOMKilled": "used all memory that its container may use (OOMKilled)",
         "ProcessExited": "lost a process",
         "CollectiveFailed": "lost its group",
         "Stopped": "has stopped",

@@ -8,7 +8,7 @@ from typing import Any
 
 from regroup_operator.api import Job, set_condition
 from regroup_operator.api.names import selector
-from regroup_operator.model.plan import Clock, Memory
+from regroup_operator.model.plan import Clock, Memory, Verdict
 from regroup_operator.model.ports import EventNote
 from regroup_operator.model.records import Observation, Settings
 from regroup_operator.model.worker import Current, Decision, Standing, Wait, Worker
@@ -40,8 +40,10 @@ class View:
     decision: Decision | None
     ended: str | None
     """Succeeded, Failed, or None."""
-    failure: str | None
-    """The sentence that fails the job now."""
+    failure: Verdict | None
+    """What fails the job now."""
+    crash: str
+    """What is said of a crash that repeats; empty: none does."""
     stalled: bool
     """Steps are overdue."""
     hang: str = ""
@@ -129,8 +131,10 @@ def _said(view: View, phase: str, before: Sequence[Mapping[str, Any]], group: st
             workers=view.workers,
             # What failed it stays: others of its processes may end a moment later.
             failure=next(
-                (c["message"] for c in before if c["type"] == "Failed" and c["status"] == "True"), view.failure
+                (Verdict(c["reason"], c["message"]) for c in before if c["type"] == "Failed" and c["status"] == "True"),
+                view.failure,
             ),
+            crash=view.crash,
             note=_refusal_note(view),
             group=group,
             hang=view.hang,

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 
 from regroup_operator.model.members import MemberId
 from regroup_operator.model.plan import Clock, Failure, Memory
-from regroup_operator.model.records import Observation, Pod, Session
+from regroup_operator.model.records import Observation, Pod, ProcessExit, Session
 from regroup_operator.model.worker import Current
 
 LOOKED = "-"
@@ -102,7 +102,22 @@ def _exits(pod: Pod, session: Session, counted: int, clock: Clock) -> list[tuple
     if session.num_exits <= counted:
         return []
     fresh = session.exits[-(session.num_exits - counted) :]
-    return [(e.generation, Failure(clock.wall_at(e.at_s), str(pod.id), e.exit_code, e.last_line)) for e in fresh]
+    return [(e.generation, _exit(pod, e, clock)) for e in fresh]
+
+
+def _exit(pod: Pod, ended: ProcessExit, clock: Clock) -> Failure:
+    return Failure(
+        clock.wall_at(ended.at_s),
+        str(pod.id),
+        ended.exit_code,
+        ended.last_line,
+        ended.tail,
+        ended.reason,
+        ended.detail,
+        pod.namespace,
+        pod.name,
+        generation=ended.generation,
+    )
 
 
 def _one_of_each(
@@ -136,4 +151,21 @@ def _stays(pod: Pod, session: Session | None, current: Current) -> bool:
 
 
 def _failure(pod: Pod, clock: Clock) -> Failure:
-    return Failure(clock.wall, str(pod.id), pod.last_exit_code)
+    """Return the failure of a whole container."""
+    killed = pod.last_exit_reason == "OOMKilled"
+    limit = f"limit {pod.memory_limit}" if pod.memory_limit else "no limit of its own"
+    return Failure(
+        clock.wall,
+        str(pod.id),
+        pod.last_exit_code,
+        reason="OOMKilled" if killed else "",
+        detail=limit if killed else "",
+        namespace=pod.namespace,
+        pod=pod.name,
+        container=True,
+    )
+
+
+def signalled_generations(sessions: Iterable[Session]) -> frozenset[int]:
+    """Return the generations of which a process is known to have ended by a signal."""
+    return frozenset(e.generation for s in sessions for e in s.exits if e.exit_code < 0)

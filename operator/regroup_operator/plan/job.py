@@ -12,14 +12,15 @@ from regroup.protocol.wire import DumpStacks, Kill, Prune, Restart
 from regroup_operator.api import Job, processes_per_worker, worker_digest
 from regroup_operator.api.status import MAX_INCIDENTS, MAX_LINEAGE
 from regroup_operator.model.members import MemberId
-from regroup_operator.model.plan import Clock, JobPlan, Memory, Tell, timestamp
+from regroup_operator.model.plan import Clock, JobPlan, Memory, Tell, Verdict, timestamp
 from regroup_operator.model.ports import EventNote
 from regroup_operator.model.records import Observation, Settings
 from regroup_operator.model.worker import Announce, Bounds, Current, Decision, Keep, Refusal, Standing, Wait, Worker
 from regroup_operator.plan.commands import ASK_EVERY_S, plan_commands
+from regroup_operator.plan.crashes import crash_sentence, is_hopeless, note_crashes, repeats
 from regroup_operator.plan.document import build_document, with_peers
 from regroup_operator.plan.face import View, face, is_urgent
-from regroup_operator.plan.failures import avoided_nodes, count_created, see_failures
+from regroup_operator.plan.failures import avoided_nodes, count_created, see_failures, signalled_generations
 from regroup_operator.plan.generation import (
     SCRIPT_AFTER_S,
     decide_tier,
@@ -34,7 +35,7 @@ from regroup_operator.plan.lateness import Lateness, see_lateness, with_setbacks
 from regroup_operator.plan.membership import names_of, next_generation
 from regroup_operator.plan.progress import checkpoint_status, progress_status
 from regroup_operator.plan.pulse import newest_progress
-from regroup_operator.plan.restarts import judge_restarts
+from regroup_operator.plan.restarts import KUBECTL_LOGS, exit_words, judge_restarts, log_words
 from regroup_operator.plan.standing import ANSWER_S, assess
 from regroup_operator.plan.status import FAILED, SUCCEEDED
 from regroup_operator.plan.workers import outdated, plan_workers
@@ -56,9 +57,10 @@ def plan_job(
     settings: Settings,
     endpoint: str,
     agent_image: str,
+    logs: str = KUBECTL_LOGS,
 ) -> JobPlan:
-    """Return the plan. `fresh_uid` names the next generation if one is issued."""
-    return _Planner(job, obs, memory, clock, fresh_uid, settings, endpoint, agent_image).plan()
+    """Return the plan. `fresh_uid` names the next generation if one is issued; `logs` says how a worker's log is read."""
+    return _Planner(job, obs, memory, clock, fresh_uid, settings, endpoint, agent_image, logs).plan()
 
 
 class _Planner:
@@ -74,8 +76,9 @@ class _Planner:
         settings: Settings,
         endpoint: str,
         agent_image: str,
+        logs: str,
     ) -> None:
-        self.job, self.clock, self.settings = job, clock, settings
+        self.job, self.clock, self.settings, self.logs = job, clock, settings, logs
         self.fresh_uid, self.endpoint, self.agent_image = fresh_uid, endpoint, agent_image
         self.processes = processes_per_worker(job)
         sessions, peers = with_peers(obs.sessions, memory.document, memory.peers)
@@ -157,10 +160,24 @@ class _Planner:
         restarts[kind] += count
         restarts["total"] = restarts["processes"] + restarts["pods"]
 
-    def _failures(self) -> str | None:
-        """Count what has failed; return the sentence that fails the job, if there was too much."""
+    def _failures(self) -> Verdict | None:
+        """Count what has failed; return what fails the job, if there was too much."""
         seen = see_failures(self.obs, self.memory, self.clock, tier=self.tier, current=self.current)
-        self.memory = seen.memory
+        crash = note_crashes(
+            seen.memory.crash,
+            seen.failures,
+            committed_at=max(
+                (
+                    self.clock.wall_at(s.progress_at_s)
+                    for s in self.obs.sessions.values()
+                    if s.progress_at_s is not None
+                ),
+                default=None,
+            ),
+            script=self.tier == "Script",
+            signalled=signalled_generations(self.obs.sessions.values()),
+        )
+        self.memory = replace(seen.memory, crash=crash)
         if not seen.failures:
             return None
         restarts = self._restarts()
@@ -170,10 +187,20 @@ class _Planner:
             max_restarts=self.recovery.max_restarts,
             window_s=self.recovery.window_seconds,
             now=self.clock.wall,
+            logs=self.logs,
         )
         self._count_restarts("processes", len(seen.failures))
         restarts["recent"] = [timestamp(at) for at in verdict.recent]
-        return verdict.message
+        if is_hopeless(crash):
+            return Verdict("RepeatedCrash", self._crash())
+        return None if verdict.message is None else Verdict("TooManyRestarts", verdict.message)
+
+    def _crash(self) -> str:
+        """Return the sentence for a crash that repeats; empty: none does."""
+        crash = self.memory.crash
+        if crash is None or not repeats(crash):
+            return ""
+        return crash_sentence(crash, exit_words(crash.last), log_words(crash.last, self.logs))
 
     def _count_created(self, create: list[MemberId]) -> None:
         replaced, self.memory = count_created(create, self.obs.pods, self.memory)
@@ -300,7 +327,9 @@ class _Planner:
     def _is_settled(self) -> bool:
         """Whether nobody but the newest generation's members is needed: all have adopted, and none has been lost since.
         Who waits outside may be the last to hold the job's state."""
-        stands = not any(w.standing in (Standing.LOST, Standing.DIED, Standing.HUNG, Standing.BROKEN) for w in self.members)
+        stands = not any(
+            w.standing in (Standing.LOST, Standing.DIED, Standing.HUNG, Standing.BROKEN) for w in self.members
+        )
         return self.current is None or (self.current.adopted and stands)
 
     def _hangs(self) -> None:
@@ -348,7 +377,7 @@ class _Planner:
 
     # --- the end ---------------------------------------------------------------------------------------------------
 
-    def _ended(self, failure: str | None) -> str | None:
+    def _ended(self, failure: Verdict | None) -> str | None:
         true = {c["type"] for c in self.status.get("conditions", ()) if c["status"] == "True"}
         if "Complete" in true:
             return SUCCEEDED
@@ -455,7 +484,7 @@ class _Planner:
             if pruner is not None:
                 self.tell.append(Tell(pruner.uid, Prune(tuple(checkpoint["kept"]))))
 
-    def _face(self, decision: Decision | None, ended: str | None, failure: str | None) -> None:
+    def _face(self, decision: Decision | None, ended: str | None, failure: Verdict | None) -> None:
         part, notes = face(
             View(
                 job=self.job,
@@ -469,6 +498,7 @@ class _Planner:
                 decision=decision,
                 ended=ended,
                 failure=failure,
+                crash=self._crash(),
                 stalled=self._stalled(),
                 hang=self.hang.message,
             ),

@@ -204,7 +204,9 @@ def _why_died(pod: Pod, session: Session, current: Current) -> str:
     """Return the cause of a member whose processes are new. An agent that was started again has no fault to report: its
     container ended with everything in it, and the pod says how, perhaps a moment later."""
     if session.rebooted_at_s is None or session.fault is not None:
-        return "Hung" if session.hung(current.number) else "ProcessExited"
+        if session.hung(current.number):
+            return "Hung"
+        return (session.fault.reason if session.fault else None) or "ProcessExited"
     if pod.container_restarts and pod.end_unseen:
         return "NodeRestarted"
     return "OOMKilled" if pod.container_restarts and pod.last_exit_reason == "OOMKilled" else "ContainerRestarted"

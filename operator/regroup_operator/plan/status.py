@@ -8,6 +8,7 @@ from typing import Any
 
 from regroup.protocol.document import PLANNED
 from regroup.protocol.state import Group
+from regroup_operator.model.plan import Verdict
 from regroup_operator.model.records import Settings
 from regroup_operator.model.worker import Announce, Current, Decision, Standing, Wait, Worker
 from regroup_operator.plan.script_group import passed
@@ -149,13 +150,14 @@ def training_conditions(
     current: Current | None,
     replicas: int,
     workers: Sequence[Worker],
-    failure: str | None,
+    failure: Verdict | None,
     note: str = "",
     group: str | None = None,
+    crash: str = "",
     hang: str = "",
 ) -> list[Said]:
     """Return Training, Degraded, and Complete or Failed once the job has ended. `note`: what a refusal said; `group`: as in
-    phase_of; `hang`: what is known of a step that is overdue."""
+    phase_of; `crash`: what is said of a crash that repeats; `hang`: what is known of a step that is overdue."""
     out: list[Said] = []
     number = current.number if current else 0
     count = len(current.members) if current else 0
@@ -183,11 +185,15 @@ def training_conditions(
                 "Training", "False", phase, f"Generation {number}: {phase.lower()}." if number else "No generation yet."
             )
         )
-    out.append(_degraded(phase, current, replicas, workers, hang))
+    if crash and phase not in (SUCCEEDED, FAILED):
+        out.append(Said("Degraded", "True", "Crashing", crash))
+    else:
+        out.append(_degraded(phase, current, replicas, workers, hang))
     if phase == SUCCEEDED:
         out.append(Said("Complete", "True", "Finished", f"All {_workers(count)} of generation {number} finished."))
     if phase == FAILED:
-        out.append(Said("Failed", "True", "TooManyRestarts", failure or "The job failed."))
+        failure = failure or Verdict("Failed", "The job failed.")
+        out.append(Said("Failed", "True", failure.reason, failure.message))
     return out
 
 

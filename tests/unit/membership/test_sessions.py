@@ -181,6 +181,9 @@ def test_last_words_are_fit_for_a_status() -> None:
     got = session(make_report(Fault("exit", exit_code=1, last_line="x" * 900 + "\n", message="half \ud800 pair")))
     assert got.fault is not None
     assert len(got.exits[0].last_line) == 500
+    words = Fault("exit", exit_code=-9, tail="t" * 9000, reason="OOMKilled", detail="limit 1 GiB")
+    ended = session(make_report(words)).exits[0]
+    assert (len(ended.tail), ended.reason, ended.detail) == (1500, "OOMKilled", "limit 1 GiB")
     assert got.fault.message == "half ? pair"
 
 

@@ -51,11 +51,22 @@ def test_broken_group_names_who_was_lost(members: list[Worker], names: str, text
         pytest.param(Standing.DIED, "ContainerRestarted", "worker 1 on node node-1 was started again", id="not known why yet"),
         pytest.param(Standing.LOST, "Disconnected", "worker 1 on node node-1 cannot be reached", id="a power cut"),
         pytest.param(Standing.LOST, "PodDeleted", "worker 1 is gone with its pod", id="a pod that is deleted"),
-        pytest.param(Standing.DIED, "OOMKilled", "worker 1 used all memory that its container may use (OOMKilled)", id="memory"),
+        pytest.param(Standing.DIED, "OOMKilled", "worker 1 was killed for lack of memory (OOMKilled)", id="memory"),
     ],
 )  # fmt: skip
 def test_words(standing: str, why: str, text: str) -> None:
     assert name_culprit(CURRENT, [A, C], make_worker(1, standing, why=why)).text == text
+
+
+def test_memory_is_named_with_its_numbers() -> None:
+    fault = make_fault("exit", exit_code=-9, reason="OOMKilled", detail="limit 1 GiB, at most 1 GiB used")
+    process = make_worker(1, Standing.DIED, why="OOMKilled", session=make_session(1, fault=fault, fault_generation=2))
+    container = make_worker(1, Standing.DIED, why="OOMKilled", pod=make_pod(1, memory_limit="512Mi"))
+    got = [name_culprit(CURRENT, [A, w], w).text for w in (process, container)]
+    assert got == [
+        "worker 1 lost a process (OOMKilled: limit 1 GiB, at most 1 GiB used)",
+        "worker 1 was killed for lack of memory (OOMKilled: limit 512Mi)",
+    ]
 
 
 def test_worker_without_a_pod_has_no_node() -> None:

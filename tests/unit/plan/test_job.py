@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from regroup.protocol.state import Phase
-from regroup.protocol.wire import Adopted, Draining, Generation, Ping, ProgressRequest, Prune, Stop, Welcome
+from regroup.protocol.wire import Adopted, Draining, Fault, Generation, Ping, ProgressRequest, Prune, Stop, Welcome
 from regroup_operator.model.plan import Clock, JobPlan, Memory
 from regroup_operator.model.records import Observation, Pod, ProcessExit, Session, Settings
 from regroup_operator.plan.job import plan_job
@@ -131,6 +131,49 @@ def test_what_counts_as_a_failure(session: Session, pod: Pod, memory: Memory, co
     assert got.status.get("restarts", {}).get("processes", 0) == count
     again = plan(job(got.status), pods=(pod, make_pod(1)), sessions=(session, trains(1)), memory=got.memory)
     assert again.status.get("restarts", {}).get("processes", 0) == count
+
+
+TRACEBACK = 'Traceback (most recent call last):\n  File "train.py", line 3, in <module>\nValueError: boom'
+
+
+def test_crash_that_repeats_fails_the_job_with_its_traceback_and_keeps_the_reason() -> None:
+    ended = tuple(ProcessExit(80.0 + i, 1, 0, 1, "ValueError: boom", 1, TRACEBACK) for i in (0, 10, 19))
+    twice = plan(sessions=(trains(0, num_exits=2, exits=ended[:2]), trains(1)))
+    degraded = next(c for c in twice.status["conditions"] if c["type"] == "Degraded")
+    assert (degraded["status"], degraded["reason"], "ValueError: boom" in degraded["message"]) == (
+        "True",
+        "Crashing",
+        True,
+    )
+    got = plan(sessions=(trains(0, num_exits=3, exits=ended), trains(1)))
+    failed = next(c for c in got.status["conditions"] if c["type"] == "Failed")
+    assert (got.status["phase"], failed["reason"]) == ("Failed", "RepeatedCrash")
+    assert failed["message"].startswith(
+        "Worker 0 (pod digits-worker-0-0) ended with exit code 1, 3 times in 19 s at the same"
+    )
+    assert failed["message"].endswith(
+        "ValueError: boom\nkubectl logs --namespace=default digits-worker-0-0 --container=trainer"
+    )
+    again = plan(job(got.status), sessions=(), memory=got.memory)
+    assert next(c for c in again.status["conditions"] if c["type"] == "Failed") == failed
+
+
+def test_step_that_is_committed_after_a_crash_lets_it_pass() -> None:
+    ended = tuple(ProcessExit(70.0 + i, 1, 0, 1, "ValueError: boom", 1, TRACEBACK) for i in (0, 10, 19))
+    steps = trains(1, progress=make_progress(7), progress_generation=1, progress_at_s=95.0, progress_told_s=95.0)
+    got = plan(sessions=(trains(0, num_exits=3, exits=ended), steps))
+    assert [c for c in got.status["conditions"] if c["reason"] in ("RepeatedCrash", "Crashing")] == []
+
+
+def test_process_that_is_killed_for_its_memory_is_the_incidents_cause() -> None:
+    detail = "limit 1 GiB, at most 1 GiB used"
+    fault = Fault("exit", exit_code=-9, reason="OOMKilled", detail=detail)
+    died = make_session(1, Phase.STARTING, entered=1, fault=fault, fault_generation=1, fault_at_s=99.9)
+    got = plan(sessions=(trains(0), died))
+    incident = got.status["incidents"][-1]
+    says = f"worker 1 lost a process (OOMKilled: {detail}); 1 worker goes on."
+    assert (incident["cause"], incident["culprit"], incident["decision"]) == ("OOMKilled", "1", says)
+    assert [n.note for n in got.notes if n.reason == "MemberLost"] == [f"Generation 2: {says}"]
 
 
 def test_replaced_pod_counts_once_however_often_it_is_asked_for() -> None:

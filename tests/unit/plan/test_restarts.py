@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from regroup_operator.model.plan import Failure
-from regroup_operator.plan.restarts import Verdict, judge_restarts
+from regroup_operator.plan.restarts import KUBECTL_LOGS, judge_restarts
 
 NOW = 1000.0
 
@@ -33,8 +35,11 @@ def fail(at: float = NOW, worker: str = "1", code: int | None = 1, line: str = "
 def test_judge_restarts(
     recent: list[float], new: list[Failure], max_restarts: int, kept: tuple[float, ...], fails: bool
 ) -> None:
-    got = judge_restarts(recent=recent, new=new, max_restarts=max_restarts, window_s=600.0, now=NOW)
+    got = judge_restarts(recent=recent, new=new, max_restarts=max_restarts, window_s=600.0, now=NOW, logs="")
     assert (got.recent, got.message is not None) == (kept, fails)
+
+
+IN_POD = Failure(NOW, "1", 1, namespace="ns", pod="d-worker-1-0")
 
 
 @pytest.mark.parametrize(
@@ -45,10 +50,22 @@ def test_judge_restarts(
         pytest.param(fail(code=None), "ended with an unknown exit code;", id="unknown"),
         pytest.param(fail(line="ValueError: no"), 'exit code 1: "ValueError: no";', id="with the last line"),
         pytest.param(fail(worker="3.2"), "Worker 3.2 ended", id="pod of a slot"),
+        pytest.param(
+            replace(IN_POD, reason="OOMKilled", detail="limit 1 GiB"),
+            "exit code 1 (OOMKilled: limit 1 GiB);",
+            id="memory",
+        ),
+        pytest.param(IN_POD, "Worker 1 (pod d-worker-1-0) ended", id="with its pod"),
+        pytest.param(IN_POD, "kubectl logs --namespace=ns d-worker-1-0 --container=trainer", id="the log of a process"),
+        pytest.param(
+            replace(IN_POD, container=True),
+            "d-worker-1-0 --container=trainer --previous",
+            id="the log of a container that ended",
+        ),
     ],
 )
 def test_sentence_names_slot_code_and_last_line(failure: Failure, says: str) -> None:
-    got: Verdict = judge_restarts(recent=[], new=[failure], max_restarts=0, window_s=600.0, now=NOW)
+    got = judge_restarts(recent=[], new=[failure], max_restarts=0, window_s=600.0, now=NOW, logs=KUBECTL_LOGS)
     assert got.message is not None
     assert says in got.message
     assert "spec.recovery.maxRestarts allows 0." in got.message

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from regroup_operator.model.plan import Verdict
 from regroup_operator.model.records import Settings
 from regroup_operator.model.worker import Announce, Current, Decision, Keep, Standing, Wait, Worker
 from regroup_operator.plan.status import Said, duration, phase_of, summary, training_conditions, worker_conditions
@@ -177,12 +178,19 @@ def test_degraded_counts_only_who_trains(
     assert got.message.startswith(says)
 
 
+@pytest.mark.parametrize("phase", ["Starting", "Running", "Recovering", "Waiting"])
+def test_crash_that_repeats_is_quoted_while_it_does(phase: str) -> None:
+    got = said(phase, A, B, C, crash="Worker 1 ended twice.\nValueError: boom")["Degraded"]
+    assert (got.status, got.reason, got.message) == ("True", "Crashing", "Worker 1 ended twice.\nValueError: boom")
+
+
 def test_end() -> None:
     done = said("Succeeded", A, B, C)
     assert done["Complete"].message == "All 3 workers of generation 1 finished."
     assert "Failed" not in done
-    failed = said("Failed", A, failure="Worker 0 ended with exit code 1.")
-    assert (failed["Failed"].status, failed["Failed"].message) == ("True", "Worker 0 ended with exit code 1.")
+    failed = said("Failed", A, failure=Verdict("RepeatedCrash", "Worker 0 ended with exit code 1."), crash="again")
+    assert (failed["Failed"].status, failed["Failed"].reason) == ("True", "RepeatedCrash")
+    assert failed["Failed"].message == "Worker 0 ended with exit code 1."
     assert failed["Degraded"].status == "False"
 
 

@@ -1,0 +1,69 @@
+"""Which lines of a process's stderr explain its end."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from _regroup_agent.last_words import MAX_LINE, MAX_LINES, MAX_TAIL, last_words
+
+TRACEBACK = """Traceback (most recent call last):
+  File "/work/train.py", line 12, in <module>
+    main()
+  File "/work/train.py", line 9, in main
+    raise ValueError("boom")
+ValueError: boom
+"""
+RANKED = "".join(f"[rank1]: {line}\n" for line in TRACEBACK.splitlines())
+
+
+@pytest.mark.parametrize(
+    ("stderr", "line", "tail"),
+    [
+        pytest.param("", "", "", id="nothing"),
+        pytest.param("warning\n\nout of luck\n\n", "out of luck", "warning\nout of luck", id="no traceback: the last lines"),
+        pytest.param("noise\n" + TRACEBACK, "ValueError: boom", TRACEBACK.strip(), id="a traceback"),
+        pytest.param(RANKED, "ValueError: boom", TRACEBACK.strip(), id="with torch's prefix"),
+        pytest.param(TRACEBACK + "[W1122 c10d] destroy_process_group() was not called\n", "ValueError: boom", TRACEBACK.strip(),
+                     id="what comes after it explains nothing"),
+        pytest.param(TRACEBACK.replace("boom", "first") + "retrying\n" + TRACEBACK, "ValueError: boom", TRACEBACK.strip(),
+                     id="the last of several"),
+    ],
+)  # fmt: skip
+def test_last_words(stderr: str, line: str, tail: str) -> None:
+    got = last_words(stderr.encode())
+    assert (got.line, got.tail) == (line, tail)
+
+
+def test_they_are_bounded_and_keep_the_end() -> None:
+    frames = "".join(f'  File "deep.py", line {n}, in f\n    f({n})\n' for n in range(500))
+    got = last_words(f"Traceback (most recent call last):\n{frames}RecursionError: {'x' * 2000}".encode())
+    assert got.line.startswith("RecursionError: x")
+    assert (len(got.line), len(got.tail) <= MAX_TAIL, len(got.tail.splitlines()) <= MAX_LINES) == (MAX_LINE, True, True)
+    short = last_words(f"Traceback (most recent call last):\n{frames}RecursionError: deep".encode())
+    assert short.tail.splitlines()[-2:] == ["    f(499)", "RecursionError: deep"]
+
+
+def test_bytes_that_are_no_text_are_no_trouble() -> None:
+    assert last_words(b"\xff\xfe broken \xc3\n").line.endswith("broken \ufffd")
+
+
+@pytest.mark.parametrize(
+    ("script", "line", "frame"),
+    [
+        ("def f():\n    raise ValueError('boom')\nf()", "ValueError: boom", 'File "<string>", line 2, in f'),
+        (
+            "import faulthandler, ctypes\nfaulthandler.enable()\nctypes.string_at(0)",
+            "",
+            "Fatal Python error: Segmentation fault",
+        ),
+    ],
+)
+def test_of_a_real_process(script: str, line: str, frame: str) -> None:
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, check=False)
+    got = last_words(done.stderr)
+    assert done.returncode != 0
+    assert frame in got.tail
+    assert got.line == line or not line
