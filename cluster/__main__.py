@@ -37,8 +37,14 @@ def parser() -> argparse.ArgumentParser:
     commands.add_parser("status", help="nodes, processes, and where the kubeconfig lies")
     for command, text in (("power-off", "cut a node's power"), ("power-on", "give it back")):
         commands.add_parser(command, help=text).add_argument("node", metavar="NODE", help="n1, n2, ...")
-    load = commands.add_parser("load", help="bring built images to the nodes")
-    load.add_argument("images", nargs="+", metavar="IMAGE", help="operator, trainer, or their full names")
+    load = commands.add_parser("load", help="bring images to the nodes: built ones, or your own from an archive")
+    load.add_argument(
+        "images",
+        nargs="+",
+        metavar="IMAGE",
+        help="operator, trainer, their full names, or the tar file of an image (`docker save`, or an OCI layout)",
+    )
+    load.add_argument("--name", metavar="NAME", help="what pods call the image of an archive; default: as it was saved")
     commands.add_parser("build", help="build the programs (kube-apiserver, kubectl, helm, ...) and print where")
     images = commands.add_parser("build-images", help="build our images and bring them to the nodes")
     images.add_argument("images", nargs="*", metavar="IMAGE", default=["operator", "trainer"], help="default both")
@@ -65,7 +71,7 @@ def run(arguments: argparse.Namespace) -> int:
         case "power-on":
             lifecycle.power_on(arguments.node)
         case "load":
-            lifecycle.load(arguments.images)
+            lifecycle.load(arguments.images, arguments.name)
         case "build":
             print(binaries.ensure())
         case "build-images":

@@ -51,7 +51,9 @@ def recipe(name: str) -> Recipe:
     for short, found in IMAGES.items():
         if name in (short, found.name):
             return found
-    raise ClusterError(f"{name!r} is not one of our images: choose from {', '.join(IMAGES)}.")
+    raise ClusterError(
+        f"{name!r} is not one of our images: choose from {', '.join(IMAGES)}, or give the tar file of an image of yours."
+    )
 
 
 def build(wanted: Recipe) -> oci.Image:
@@ -131,8 +133,39 @@ def built(name: str) -> oci.Image:
 
 
 def everything_built() -> list[oci.Image]:
-    """Return every image of IMAGES that has been built."""
-    return [image for recipe in IMAGES.values() if (image := oci.find(_layout(), recipe.name))]
+    """Return every image that nodes hold: ours that have been built, and the user's that were loaded."""
+    return oci.images(_layout())
+
+
+def add_archive(file: Path, name: str | None = None) -> oci.Image:
+    """Put the image of an archive into the layout and return it: a tar of `docker save` or of an OCI layout, compressed or not.
+
+    `name`: what pods call it; None: as the archive says. ClusterError where it has no name, or is no such archive.
+    """
+    layout = _layout()
+    layout.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=layout.parent) as scratch, (layout.parent / "build.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        try:
+            with tarfile.open(file) as archive:
+                archive.extractall(scratch, filter="data")
+        except (OSError, tarfile.TarError, EOFError) as error:
+            raise ClusterError(f"{file} cannot be read as an image archive: {error}.") from None
+        if not Path(scratch, "index.json").exists():
+            raise ClusterError(
+                f"{file} is no image archive with an OCI layout. Write it with docker 25 or newer (`docker save`), or with "
+                f"`buildah push IMAGE oci-archive:{file}:NAME`."
+            )
+        name = name or oci.saved_name(Path(scratch))
+        if name is None:
+            raise ClusterError(f"{file} does not say what its image is called: give it with --name.")
+        name = oci.full_name(name)
+        if any(name == recipe.name for recipe in IMAGES.values()):
+            raise ClusterError(f"{name} is the name of an image that `build-images` makes: choose another with --name.")
+        oci.adopt(layout, Path(scratch), name)
+    image = oci.find(layout, name)
+    assert image is not None
+    return image
 
 
 def load_into_template(image: oci.Image) -> None:

@@ -6,6 +6,7 @@ import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 
 from cluster import addresses, binaries, controlplane, host, images, nodes, oci, paths, progress, settings
 from cluster.errors import ClusterError
@@ -103,13 +104,27 @@ def power_on(name: str) -> None:
         images.load_into_node(node, image)
 
 
-def load(names: Sequence[str]) -> None:
-    """Bring built images to every node that is on."""
+def load(names: Sequence[str], called: str | None = None) -> None:
+    """Bring images to every node that is on: ours that are built, by name, or any from an archive, by its file.
+
+    `called`: what pods call the image of the only archive among them, where its own name is not to be used.
+    """
     if context():
         print(refusal("load", str(context())))
         return
+    if called is not None and (len(names) != 1 or not _is_archive(names[0])):
+        raise ClusterError("--name is for one image archive: give one file with it.")
     for name in names:
-        _load(images.built(images.recipe(name).name))
+        if _is_archive(name):
+            image = images.add_archive(Path(name), called)
+            _load(image)
+            print(f"image: {image.name}    # with imagePullPolicy: IfNotPresent")
+        else:
+            _load(images.built(images.recipe(name).name))
+
+
+def _is_archive(name: str) -> bool:
+    return Path(name).is_file() or name.endswith((".tar", ".tar.gz", ".tgz"))
 
 
 def build_images(names: Sequence[str]) -> None:

@@ -7,6 +7,7 @@ import hashlib
 import io
 import json
 import platform
+import re
 import tarfile
 from collections.abc import Set
 from dataclasses import dataclass
@@ -48,6 +49,38 @@ def find(layout: Path, name: str) -> Image | None:
             digests = [manifest["config"]["digest"], *(layer["digest"] for layer in manifest["layers"])]
             return Image(name, descriptor, tuple(dict.fromkeys(digests)))
     return None
+
+
+def images(layout: Path) -> list[Image]:
+    """Return every image of the layout that has a name."""
+    names = (d.get("annotations", {}).get(_REFERENCE) for d in _descriptors(layout))
+    return [image for name in names if name and (image := find(layout, name))]
+
+
+def saved_name(other: Path) -> str | None:
+    """Return the name that an unpacked image archive gives its image, None where it gives none.
+
+    `docker save` writes the whole name twice, buildah and skopeo write what they were told as the reference.
+    """
+    index = json.loads((other / "index.json").read_text())
+    annotations: dict[str, str] = (index.get("manifests") or [{}])[0].get("annotations") or {}
+    if _CONTAINERD_NAME in annotations:
+        return annotations[_CONTAINERD_NAME]
+    listed = other / "manifest.json"
+    tags = (json.loads(listed.read_text())[0].get("RepoTags") or []) if listed.exists() else []
+    reference = annotations.get(_REFERENCE, "")
+    # A reference without a name before the colon is a tag alone.
+    return str(tags[0]) if tags else reference if re.search(r"[/:]", reference) else None
+
+
+def full_name(name: str) -> str:
+    """Return an image's name as the kubelet asks for it: with registry and tag."""
+    first, slash, _ = name.partition("/")
+    if not slash:
+        name = f"docker.io/library/{name}"
+    elif not ("." in first or ":" in first or first == "localhost"):
+        name = f"docker.io/{name}"
+    return name if ":" in name.rpartition("/")[2] or "@" in name else f"{name}:latest"
 
 
 def write_archive(layout: Path, image: Image, present: Set[str], out: IO[bytes]) -> int:
@@ -110,7 +143,7 @@ def add_single_file(layout: Path, name: str, program: Path, inside: str) -> Imag
     layer = buffer.getvalue()
     kind = "application/vnd.oci.image."
     config = {
-        "architecture": {"x86_64": "amd64", "aarch64": "arm64"}.get(platform.machine(), platform.machine()),
+        "architecture": _architecture(),
         "os": "linux",
         "config": {"Entrypoint": [inside], "User": "65535:65535"},
         "rootfs": {"type": "layers", "diff_ids": [_digest(layer)]},
@@ -135,18 +168,29 @@ def put_image(layout: Path, name: str, config: bytes, layers: list[dict[str, Any
 
 
 def adopt(layout: Path, other: Path, name: str) -> None:
-    """Move the only image of another layout into this one, under `name`."""
+    """Move the image of another layout into this one, under `name`; of several platforms the one of this machine."""
     descriptors = _descriptors(other)
-    while descriptors and "index" in descriptors[0].get("mediaType", ""):
+    while descriptors and _is_index(descriptors[0]):
         descriptors = json.loads(blob(other, descriptors[0]["digest"]).read_text())["manifests"]
+    here = _architecture()
+    descriptors = [d for d in descriptors if (d.get("platform") or {}).get("architecture", here) == here]
     if not descriptors:
-        raise ClusterError(f"The builder handed over no image named {name}.")
+        raise ClusterError(f"There is no image for {here} in what was to become {name}: build it for linux/{here}.")
     for file in (other / "blobs").glob("*/*"):
         target = layout / file.relative_to(other)
         target.parent.mkdir(parents=True, exist_ok=True)
         if not target.exists():
             file.replace(target)
     _put_descriptor(layout, name, {k: v for k, v in descriptors[0].items() if k != "annotations"})
+
+
+def _is_index(descriptor: dict[str, Any]) -> bool:
+    kind = descriptor.get("mediaType", "")
+    return "index" in kind or "manifest.list" in kind
+
+
+def _architecture() -> str:
+    return {"x86_64": "amd64", "aarch64": "arm64"}.get(platform.machine(), platform.machine())
 
 
 def _put_descriptor(layout: Path, name: str, descriptor: dict[str, Any]) -> None:
