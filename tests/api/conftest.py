@@ -68,6 +68,8 @@ def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
         api = Api(server.kubeconfig)
         api.done("apply", "--server-side", f"--filename={CRD}")
         api.done("wait", "--for=condition=Established", f"--filename={CRD}", "--timeout=30s")
+        # A kubectl that has listed what the server knows before the CRD was there asks again for `get`, but not for `explain`.
+        api.done("get", "trainingjobs", "--all-namespaces")
         yield api
 
 
