@@ -1,7 +1,7 @@
 """Digits with a trace: every process writes what it commits, by its own clock, to a file of its own on the shared volume.
 
 Environment: STEPS, REDUCTION, GLOBAL_BATCH, TRACE (directory), STEP_SECONDS (extra time a step takes, so that a run lasts,
-until there is a file `hurry` in TRACE).
+until there is a file `hurry` in TRACE), EATS_AT (step at which rank 1 uses all memory that its container may use, once).
 """
 
 import hashlib
@@ -19,12 +19,23 @@ import regroup
 TRACE = os.open(
     f"{os.environ['TRACE']}/{os.environ['HOSTNAME']}-{os.getpid()}.jsonl", os.O_WRONLY | os.O_CREAT | os.O_APPEND
 )
-HURRY = f"{os.environ['TRACE']}/hurry"
+HURRY, EATEN = f"{os.environ['TRACE']}/hurry", f"{os.environ['TRACE']}/eaten"
 
 
 def trace(event: str, **what: object) -> None:
     line = {"event": event, "t": time.time(), "pod": os.environ["HOSTNAME"], "pid": os.getpid(), **what}
     os.write(TRACE, json.dumps(line).encode() + b"\n")
+
+
+def eat() -> None:
+    """Once in the job's life."""
+    try:
+        os.close(os.open(EATEN, os.O_WRONLY | os.O_CREAT | os.O_EXCL))
+    except FileExistsError:
+        return
+    held = []
+    while True:
+        held.append(bytearray(1 << 24))
 
 
 torch.manual_seed(7)
@@ -47,6 +58,8 @@ with regroup.session(
     reduction=os.environ.get("REDUCTION", "fast"),
 ) as job:
     for step in job.steps(int(os.environ.get("STEPS", "500"))):
+        if job.rank == 1 and step.index == int(os.environ.get("EATS_AT", "-1")):
+            eat()
         with step:
             time.sleep(0 if os.path.exists(HURRY) else pause_s)
             for batch in step.microbatches():
