@@ -154,9 +154,9 @@ def _apply_fault(session: Session, report: Report, fault: Fault, now_s: float) -
             fault.exit_code if fault.exit_code is not None else -1,
             fault.last_line or "",
             max(report.condition.generation, report.condition.entered),
-            fault.tail or "",
-            fault.reason or "",
-            fault.detail or "",
+            tail=fault.tail or "",
+            reason=fault.reason or "",
+            detail=fault.detail or "",
             hung=fault.message if fault.cause == "hung" else "",
         )
         session = replace(session, exits=(*session.exits, ended)[-MAX_EXITS:], num_exits=session.num_exits + 1)

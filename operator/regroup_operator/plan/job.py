@@ -104,7 +104,8 @@ class _Planner:
         self._assess()
         self._adoption()
         self._hangs()
-        failure = failure or self.hang.failure
+        if failure is None and self.hang.failure is not None:
+            failure = Verdict(HUNG, self.hang.failure)
         ended = self._ended(failure)
         decision: Decision | None = None
         document: Document | None = None

@@ -137,7 +137,7 @@ TRACEBACK = 'Traceback (most recent call last):\n  File "train.py", line 3, in <
 
 
 def test_crash_that_repeats_fails_the_job_with_its_traceback_and_keeps_the_reason() -> None:
-    ended = tuple(ProcessExit(80.0 + i, 1, 0, 1, "ValueError: boom", 1, TRACEBACK) for i in (0, 10, 19))
+    ended = tuple(ProcessExit(80.0 + i, 1, 0, 1, "ValueError: boom", 1, tail=TRACEBACK) for i in (0, 10, 19))
     twice = plan(sessions=(trains(0, num_exits=2, exits=ended[:2]), trains(1)))
     degraded = next(c for c in twice.status["conditions"] if c["type"] == "Degraded")
     assert (degraded["status"], degraded["reason"], "ValueError: boom" in degraded["message"]) == (
@@ -159,7 +159,7 @@ def test_crash_that_repeats_fails_the_job_with_its_traceback_and_keeps_the_reaso
 
 
 def test_step_that_is_committed_after_a_crash_lets_it_pass() -> None:
-    ended = tuple(ProcessExit(70.0 + i, 1, 0, 1, "ValueError: boom", 1, TRACEBACK) for i in (0, 10, 19))
+    ended = tuple(ProcessExit(70.0 + i, 1, 0, 1, "ValueError: boom", 1, tail=TRACEBACK) for i in (0, 10, 19))
     steps = trains(1, progress=make_progress(7), progress_generation=1, progress_at_s=95.0, progress_told_s=95.0)
     got = plan(sessions=(trains(0, num_exits=3, exits=ended), steps))
     assert [c for c in got.status["conditions"] if c["reason"] in ("RepeatedCrash", "Crashing")] == []
