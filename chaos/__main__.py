@@ -5,25 +5,19 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import shutil
 import subprocess
 import sys
-import tempfile
-import time
-from pathlib import Path
 
 from rich.console import Console
 
 from chaos import plan, totals
-from chaos.drive import Drive
-from chaos.job import Job, JobError
-from chaos.kinds import SCRIPT
-from chaos.local import REPOSITORY, LocalJob
-from chaos.reference import SOURCES, digest_of, expected
+from chaos.campaign import OUT, MakeJob, in_cluster, local, run_one
+from chaos.job import JobError
+from chaos.local import REPOSITORY
+from chaos.reference import SOURCES, digest_of
 from chaos.totals import Journal, Result
 from cluster.errors import ClusterError
 
-OUT = REPOSITORY / "bench" / "out"
 FAULTS_PER_JOB = {"local": 25, "cluster": 10}
 
 
@@ -42,9 +36,9 @@ def parser() -> argparse.ArgumentParser:
     out.add_argument("--faults", type=int, metavar="N", help="faults in all (default: one job's)")
     out.add_argument(
         "--where",
-        choices=["local"],
+        choices=["local", "cluster"],
         default="local",
-        help="under `regroup run`",
+        help="under `regroup run`, or in the one-machine cluster (root)",
     )
     out.add_argument("--per-job", type=int, metavar="N", help="faults in each job (default 25, in the cluster 10)")
     out.add_argument(
@@ -73,7 +67,12 @@ def main(argv: list[str] | None = None) -> int:
     seed = args.seed if args.seed is not None else int.from_bytes(os.urandom(3), "big")
     console.print(f"seed {seed}, {total} faults, {args.where}")
     try:
-        return _campaign(console, journal, args, seed, total, per_job)
+        if args.where == "local" or args.plan:
+            return _campaign(console, journal, local, args, seed, total, per_job)
+        from chaos.cluster_job import installed
+
+        with installed() as kubectl:
+            return _campaign(console, journal, in_cluster(kubectl), args, seed, total, per_job)
     except (JobError, ClusterError, OSError, subprocess.SubprocessError) as error:
         console.print(f"chaos: {error}", markup=False)
         return 2
@@ -84,7 +83,9 @@ def main(argv: list[str] | None = None) -> int:
         return 130
 
 
-def _campaign(console: Console, journal: Journal, args: argparse.Namespace, seed: int, total: int, per_job: int) -> int:
+def _campaign(
+    console: Console, journal: Journal, make: MakeJob, args: argparse.Namespace, seed: int, total: int, per_job: int
+) -> int:
     version = digest_of(SOURCES)
     known = totals.done_already(journal.read(), version=version) if args.resume else {}
     results: list[Result] = []
@@ -95,7 +96,7 @@ def _campaign(console: Console, journal: Journal, args: argparse.Namespace, seed
         if result is None and args.plan:
             _show_plan(console, seed, count, cluster=args.where == "cluster")
         elif result is None:
-            result = _one(console, seed, count, version, cluster=args.where == "cluster")
+            result = run_one(console, make, seed, count, version, cluster=args.where == "cluster")
             journal.add(result)
         if result is not None:
             results.append(result)
@@ -103,51 +104,6 @@ def _campaign(console: Console, journal: Journal, args: argparse.Namespace, seed
                 break
         seed, left = seed + 1, left - count
     return 0 if args.plan else _show(console, results)
-
-
-def _one(console: Console, seed: int, count: int, version: str, *, cluster: bool) -> Result:
-    """Run one job, say what came of it, and keep its files if it failed."""
-    scenario = plan.scenario(seed, cluster=cluster)
-    faults = plan.faults(seed, count, scenario, cluster=cluster)
-    steps = plan.steps_for(count)
-    console.print(f"\n[bold]seed {seed}[/]: {scenario}, {count} faults, {steps} steps")
-    directory = Path(tempfile.mkdtemp(prefix=f"chaos-{seed}-"))
-    directory.chmod(0o755)
-    began_s = time.monotonic()
-    job = _job(scenario, directory, steps, faults)
-    drive = Drive(job, faults, lambda line: console.print(f"  {line}", markup=False))
-    script = "plain.py" if scenario.tier == SCRIPT else "session.py"
-    try:
-        verdict = drive.run(lambda: expected(script, steps))
-    finally:
-        job.close()
-    result = Result(
-        seed, count, "cluster" if cluster else "local", version, str(scenario), tuple(drive.injected), verdict,
-        round(time.monotonic() - began_s, 1),
-    )  # fmt: skip
-    for line in drive.skipped:
-        console.print(f"  [dim]not injected: {line}[/]")
-    if verdict.passed:
-        shutil.rmtree(directory, ignore_errors=True)
-        console.print(f"  [green]held[/]: {totals.sentence(totals.summary([result]))} {result.seconds:.0f} s")
-        return result
-    kept = OUT / "chaos" / f"{result.where}-{seed}"
-    shutil.rmtree(kept, ignore_errors=True)
-    shutil.copytree(directory, kept, ignore=shutil.ignore_patterns("*.sock"))
-    shutil.rmtree(directory, ignore_errors=True)
-    (kept / "plan.txt").write_text("".join(f"{f}\n" for f in faults))
-    (kept / "diagnosis.txt").write_text(drive.diagnosis)
-    console.print(f"  [bold red]FAILED[/]: {verdict.outcome}")
-    for line in (*verdict.stuck, *verdict.unequal, *verdict.rolled_back):
-        console.print(f"    {line}", markup=False)
-    console.print(
-        f"    its files: {kept.relative_to(REPOSITORY)}; again: make chaos SEED={seed} FAULTS={count}", markup=False
-    )
-    return result
-
-
-def _job(scenario: plan.Scenario, directory: Path, steps: int, faults: list[plan.Fault]) -> Job:
-    return LocalJob(scenario, directory, steps, needs_disk=any(f.kind == "disk-full" for f in faults))
 
 
 def _show_plan(console: Console, seed: int, count: int, *, cluster: bool) -> None:

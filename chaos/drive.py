@@ -45,7 +45,7 @@ class Drive:
     def run(self, expected: Callable[[], Expected]) -> Verdict:
         """Run the job through all faults; `expected` is asked once it has ended. Raises JobError."""
         try:
-            self._job.pace(0.01, 1 << 30, 0.0)
+            self._job.pace(0.3, 1 << 30, 0.0)  # few steps are made before all workers are there
             self._job.start()
             self._wait(lambda: bool(self._job.reader.trace.commits), START_S, "its first commit")
             self._wait(self._job.is_whole, WHOLE_S, "all of its workers")

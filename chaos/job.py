@@ -80,7 +80,7 @@ class Job(ABC):
         self.undo = Undo()
         self.wanted = scenario.workers
         self.alive_until_s: dict[Who, float] = {}
-        """When each traced process was last seen alive, by this machine's clock."""
+        """When each traced process was last seen alive while its worker had not been released, by this machine's clock."""
 
     @abstractmethod
     def start(self) -> None:
@@ -120,6 +120,7 @@ class Job(ABC):
 
     def pace(self, before_s: float, boundary: int, after_s: float) -> None:
         """Set what a step takes before step `boundary`, and from it on."""
+        self.traces.mkdir(parents=True, exist_ok=True)
         aside = self.traces / "pace.new"
         aside.write_text(f"{before_s:.4f} {boundary} {after_s:.4f}")
         aside.rename(self.traces / "pace")

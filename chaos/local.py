@@ -44,6 +44,8 @@ class LocalJob(SignalledJob):
         self._reading = threading.Event()
         self._reading.set()
         self._status: tuple[int, dict[str, Any]] = (0, {})
+        self._workers_of: dict[str, str] = {}
+        self._released: set[str] = set()
 
     # --- its life ----------------------------------------------------------------------------------------------------
 
@@ -138,13 +140,15 @@ class LocalJob(SignalledJob):
         return self._status[1]
 
     def agents(self) -> list[Agent]:
-        """Return the agents that run, by slot."""
+        """See SignalledJob."""
         assert self._process is not None
         found = []
         for pid in _children(self._process.pid):
-            worker = re.search(r"REGROUP_POD_NAME=([^\0]+)", _environ(pid))
-            if worker is None or not alive(pid):
+            environment = _environ(pid)
+            worker, uid = (re.search(rf"\0{n}=([^\0]+)", environment) for n in ("REGROUP_POD_NAME", "REGROUP_POD_UID"))
+            if worker is None or uid is None or not alive(pid):
                 continue
+            self._workers_of[uid[1]] = worker[1]
             children = [(c, _name(c)) for c in _children(pid) if alive(c)]
             trainers = sorted((name, c) for c, name in children if name.startswith("trainer-") or _is_exec(c, name))
             zygotes = [c for c, name in children if name == "zygote"]
@@ -157,8 +161,13 @@ class LocalJob(SignalledJob):
     def look(self) -> None:
         """See Job."""
         now_s = time.time()
+        released = set(self.status().get("released") or ()) - self._released
+        if released - self._workers_of.keys():
+            self.agents()  # learns their names
+        self._released |= released
+        gone = {self._workers_of.get(uid) for uid in self._released}
         for built in self.reader.trace.built:
-            if alive(built.who[1]):
+            if built.who[0] not in gone and alive(built.who[1]):
                 self.alive_until_s[built.who] = now_s
 
     def changing(self) -> str:

@@ -115,10 +115,13 @@ def _fits(kind: Kind, job: Scenario, cluster: bool) -> bool:
 
 
 def _duration(kind: Kind, u: float) -> float:
-    """0.2 to 10 s, short ones far more often: they hit the moments at which the long ones are merely waited for."""
+    """0.2 to 10 s, short ones far more often: they hit the moments at which the long ones are merely waited for. What stands for
+    a machine lasts longer: 5 to 25 s without power, 20 s without an API server."""
     if not kind.lasts:
         return 0.0
-    return 20.0 if kind.name == "stop-api" else round(0.2 * 50.0 ** (u * u), 2)
+    if kind.name in ("stop-api", "power-off"):
+        return 20.0 if kind.name == "stop-api" else round(5.0 + 20.0 * u, 1)
+    return round(0.2 * 50.0 ** (u * u), 2)
 
 
 def _moment(u: float, previous: Kind | None) -> str:
@@ -133,7 +136,7 @@ def _moment(u: float, previous: Kind | None) -> str:
 
 def _at_the_end(fault: Fault, rng: random.Random) -> Fault:
     moment = END if rng.random() < 0.6 else FINISHING
-    lasts_s = min(fault.lasts_s, 2.0) if fault.lasts_s < 20.0 else fault.lasts_s
+    lasts_s = min(fault.lasts_s, 2.0)
     delay_s = float(rng.randrange(END_STEPS)) if moment == END else fault.delay_s / 4
     return Fault(fault.kind, moment, delay_s, lasts_s, fault.target, fault.number, whole_first=False)
 

@@ -140,21 +140,22 @@ def start(
     replicas: int = 3,
     elastic: tuple[int, int] | None = (2, 5),
     script: str = "traced.py",
+    scripts: Path = SCRIPTS,
     command: list[str] | None = None,
     image: str = IMAGE,
     environment: dict[str, Any] | None = None,
     container: dict[str, Any] | None = None,
     **spec: Any,
 ) -> TracedJob:
-    """Apply a job that runs one of scripts/ from a ConfigMap, with the trace's volume at /trace."""
+    """Apply a job that runs one of the files in `scripts` from a ConfigMap, with the trace's volume at /trace."""
     directory = installation.volume(k, namespace, f"{name}-trace")
-    scripts = {path.name: path.read_text() for path in SCRIPTS.glob("*.py")}
+    files = {path.name: path.read_text() for path in scripts.glob("*.py")}
     k.apply(
         {
             "apiVersion": "v1",
             "kind": "ConfigMap",
             "metadata": {"name": "scripts", "namespace": namespace},
-            "data": scripts,
+            "data": files,
         }
     )
     variables = {"TRACE": "/trace", "OMP_NUM_THREADS": "1", **(environment or {})}

@@ -91,11 +91,12 @@ def _never_stepped(generation: OlderGeneration, workers: Iterable[Worker]) -> bo
 
 
 def _store(announce: Announce, current: Current | None, session_tier: bool) -> Store:
-    """Choose the store's host: rank 0's worker for scripts (MASTER_ADDR is its address); a failed form moves it."""
+    """Choose the store's host: rank 0's worker for scripts (MASTER_ADDR is its address), else another one each generation, so that
+    a set that failed to form moves it, and no worker is the host by construction."""
     able = [w for w in announce.members if w.connected and w.pod and w.pod.ip and w.session and w.session.store_port]
     if not able or (announce.members[0] not in able and not session_tier):
         raise ValueError("no member has a socket for the store")
-    chosen = able[(current.attempts if current else 0) % len(able)] if session_tier else able[0]
+    chosen = able[(current.number if current else 0) % len(able)] if session_tier else able[0]
     assert chosen.pod is not None
     assert chosen.session is not None
     return Store(chosen.pod.ip, chosen.session.store_port, chosen.pod.uid)

@@ -50,7 +50,7 @@ def test_drawn_faults_fit_their_job(cluster: bool) -> None:
             assert job.elastic or not kind.elastic_only
             assert kind.cluster if cluster else kind.local
             assert kind.lasts == (fault.lasts_s > 0)
-            assert fault.lasts_s == 20.0 if kind.name == "stop-api" else fault.lasts_s <= 10.0
+            assert fault.lasts_s <= (25.0 if kind.name in ("stop-api", "power-off") else 10.0)
 
 
 def test_every_moment_comes_up_and_the_last_faults_meet_the_end() -> None:

@@ -1,0 +1,78 @@
+"""Run the job of one seed from its plan to its verdict, and keep its files if it failed."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from chaos import plan, totals
+from chaos.drive import Drive
+from chaos.job import Job
+from chaos.kinds import SCRIPT
+from chaos.local import REPOSITORY, LocalJob
+from chaos.plan import Fault, Scenario
+from chaos.reference import expected
+from chaos.totals import Result
+from cluster.kubectl import Kubectl
+
+OUT = REPOSITORY / "bench" / "out"
+MakeJob = Callable[[Scenario, Path, int, Sequence[Fault]], Job]
+"""Scenario, a directory for its files, the number of steps, and the faults that will come."""
+
+
+def local(scenario: Scenario, directory: Path, steps: int, faults: Sequence[Fault]) -> Job:
+    """Return a job under `regroup run`."""
+    return LocalJob(scenario, directory, steps, needs_disk=any(f.kind == "disk-full" for f in faults))
+
+
+def in_cluster(kubectl: Kubectl) -> MakeJob:
+    """Return what makes jobs in a cluster that has the operator."""
+    from chaos.cluster_job import ClusterJob  # the local jobs need nothing of a cluster
+
+    return lambda scenario, directory, steps, faults: ClusterJob(kubectl, scenario, directory, steps)  # noqa: ARG005
+
+
+def run_one(console: Console, make: MakeJob, seed: int, count: int, version: str, *, cluster: bool) -> Result:
+    """Run one job, say what came of it, and keep its files if it failed."""
+    scenario = plan.scenario(seed, cluster=cluster)
+    faults = plan.faults(seed, count, scenario, cluster=cluster)
+    steps = plan.steps_for(count)
+    console.print(f"\n[bold]seed {seed}[/]: {scenario}, {count} faults, {steps} steps")
+    directory = Path(tempfile.mkdtemp(prefix=f"chaos-{seed}-"))
+    directory.chmod(0o755)
+    began_s = time.monotonic()
+    job = make(scenario, directory, steps, faults)
+    drive = Drive(job, faults, lambda line: console.print(f"  {line}", markup=False))
+    script = "plain.py" if scenario.tier == SCRIPT else "session.py"
+    try:
+        verdict = drive.run(lambda: expected(script, steps))
+    finally:
+        job.close()
+    result = Result(
+        seed, count, "cluster" if cluster else "local", version, str(scenario), tuple(drive.injected), verdict,
+        round(time.monotonic() - began_s, 1),
+    )  # fmt: skip
+    for line in drive.skipped:
+        console.print(f"  [dim]not injected: {line}[/]")
+    if verdict.passed:
+        shutil.rmtree(directory, ignore_errors=True)
+        console.print(f"  [green]held[/]: {totals.sentence(totals.summary([result]))} {result.seconds:.0f} s")
+        return result
+    kept = OUT / "chaos" / f"{result.where}-{seed}"
+    shutil.rmtree(kept, ignore_errors=True)
+    shutil.copytree(directory, kept, ignore=shutil.ignore_patterns("*.sock"))
+    shutil.rmtree(directory, ignore_errors=True)
+    (kept / "plan.txt").write_text("".join(f"{f}\n" for f in faults))
+    (kept / "diagnosis.txt").write_text(drive.diagnosis)
+    console.print(f"  [bold red]FAILED[/]: {verdict.outcome}")
+    for line in (*verdict.stuck, *verdict.unequal, *verdict.rolled_back):
+        console.print(f"    {line}", markup=False)
+    console.print(
+        f"    its files: {kept.relative_to(REPOSITORY)}; again: make chaos SEED={seed} FAULTS={count}", markup=False
+    )
+    return result
