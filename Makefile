@@ -59,8 +59,8 @@ test-all: test ## All of test, then 600 faults over local jobs; jobs that passed
 	$(PY) -m chaos --seed 1000 --faults 600 --resume
 
 .PHONY: chaos
-chaos: venv ## Random faults over real jobs, and a verdict: SEED=7 replays, FAULTS=1000
-	@$(PY) -m chaos $(if $(SEED),--seed $(SEED)) $(if $(FAULTS),--faults $(FAULTS)) \
+chaos: venv ## Random faults over real jobs, and a verdict: SEED=7 replays, FAULTS=1000, CHAOS=cluster (root), RESUME=1
+	@$(PY) -m chaos $(if $(SEED),--seed $(SEED)) $(if $(FAULTS),--faults $(FAULTS)) $(if $(CHAOS),--where $(CHAOS)) \
 	  $(if $(RESUME),--resume)
 
 .PHONY: bench-recovery

@@ -18,7 +18,7 @@ from chaos.reference import SOURCES, digest_of
 from chaos.totals import Journal, Result
 from cluster.errors import ClusterError
 
-FAULTS_PER_JOB = {"local": 25, "cluster": 10}
+FAULTS_PER_JOB = {"local": 40, "cluster": 10}
 
 
 def parser() -> argparse.ArgumentParser:
@@ -40,7 +40,7 @@ def parser() -> argparse.ArgumentParser:
         default="local",
         help="under `regroup run`, or in the one-machine cluster (root)",
     )
-    out.add_argument("--per-job", type=int, metavar="N", help="faults in each job (default 25, in the cluster 10)")
+    out.add_argument("--per-job", type=int, metavar="N", help="faults in each job (default 40, in the cluster 10)")
     out.add_argument(
         "--resume",
         action="store_true",

@@ -184,20 +184,16 @@ class Drive:
 
     def _check_stuck(self, now_s: float) -> None:
         """Raise _OverError if there has been no commit for longer than the last fault explains."""
-        if not self.injected:
-            return
-        trace, last = self._job.reader.trace, self.injected[-1]
-        since_s = last.at_s if self._open else max(last.at_s, trace.commits[-1].t_s)
-        bound_s = max([f.bound_s for f in self._open] or [last.bound_s])
-        if trace.step >= self._job.steps - 1:
-            bound_s = max(bound_s, END_S)
-        if now_s - since_s > bound_s:
-            for fault in self._open:
+        trace = self._job.reader.trace
+        least_s = END_S if trace.step >= self._job.steps - 1 else 0.0
+        quiet_s = verdict.overdue_s(self.injected, trace.commits[-1].t_s if trace.commits else 0.0, now_s, least_s)
+        if quiet_s is not None:
+            last = self.injected[-1]
+            for fault in (*self._open, last):
                 fault.stuck = True
-            last.stuck = True
             self._stuck(
-                f"No commit for {now_s - since_s:.0f} s after {last.kind} ({last.moment}) of {last.hit}, which may take "
-                f"{bound_s:.0f} s. Step {trace.step} of {self._job.steps}, generation {trace.generation}.",
+                f"No commit for {quiet_s:.0f} s after {last.kind} ({last.moment}) of {last.hit}, which may take "
+                f"{max(last.bound_s, least_s):.0f} s. Step {trace.step} of {self._job.steps}, generation {trace.generation}.",
                 now_s,
             )
 

@@ -94,7 +94,7 @@ def _draw(rng: random.Random, job: Scenario, cluster: bool) -> Iterator[Fault]:
         kind = rng.choices(kinds, weights)[0]
         # Drawn whether they are used or not, so that a change of one kind does not move all faults after it.
         delay_s, lasts, target, where = (rng.random() for _ in range(4))
-        number, whole = rng.randrange(1 << 16), rng.random() < 0.3
+        number, whole = rng.randrange(1 << 16), rng.random() < 0.2
         moment = _moment(where, previous)
         yield Fault(
             kind.name,

@@ -91,6 +91,20 @@ def next_commit(trace: Trace, fault: Injected, since: int = 0) -> Commit | None:
     return min(found, key=lambda c: c.t_s, default=None)
 
 
+def overdue_s(injected: Sequence[Injected], last_commit_s: float, now_s: float, least_s: float = 0.0) -> float | None:
+    """Return for how many seconds there has been no commit, if that is longer than the faults explain; None: all is well.
+
+    While a fault is not recovered from, time counts from the last fault and the longest bound of those counts; afterwards from
+    the last commit. `least_s` is what the moment allows in any case, such as the end of the job.
+    """
+    if not injected:
+        return None
+    waiting = [f for f in injected if f.recovered_s is None]
+    since_s = injected[-1].at_s if waiting else max(injected[-1].at_s, last_commit_s)
+    bound_s = max([least_s, *(f.bound_s for f in waiting or injected[-1:])])
+    return now_s - since_s if now_s - since_s > bound_s else None
+
+
 def roll_backs(trace: Trace, alive_until_s: Mapping[Who, float]) -> list[RollBack]:
     """Return the generations of a session that began with an older state than some process held that lived on afterwards.
 

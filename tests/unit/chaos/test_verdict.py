@@ -40,6 +40,30 @@ def test_next_commit_is_the_earliest_that_proves_progress() -> None:
     assert verdict.next_commit(trace(Commit(5.1, A, 1, 11)), fault()) is None
 
 
+def at(at_s: float, bound_s: float, recovered_s: float | None) -> Injected:
+    return Injected("kill-trainer", "settled", "", at_s, bound_s, 10, 1, recovered_s)
+
+
+@pytest.mark.parametrize(
+    ("injected", "last_commit_s", "least_s", "overdue_s"),
+    [
+        pytest.param([], 0.0, 0.0, None, id="no fault explains nothing, and is waited for elsewhere"),
+        pytest.param([at(80.0, 25.0, None)], 79.0, 0.0, None, id="within the bound of a fault"),
+        pytest.param([at(70.0, 25.0, None)], 69.0, 0.0, 30.0, id="beyond it"),
+        pytest.param([at(70.0, 25.0, None)], 99.0, 0.0, 30.0, id="a commit that proves nothing does not count"),
+        pytest.param([at(50.0, 25.0, None), at(90.0, 20.0, None)], 49.0, 0.0, None, id="a later fault begins the time anew"),
+        pytest.param([at(50.0, 60.0, None), at(70.0, 20.0, None)], 49.0, 0.0, None, id="the longest bound of those counts"),
+        pytest.param([at(50.0, 25.0, 1.0)], 90.0, 0.0, None, id="recovered, and commits"),
+        pytest.param([at(50.0, 25.0, 1.0)], 60.0, 0.0, 40.0, id="recovered, and then nothing more"),
+        pytest.param([at(50.0, 25.0, 1.0)], 60.0, 90.0, None, id="the end may take longer"),
+    ],
+)  # fmt: skip
+def test_wait_is_too_long_when_no_fault_explains_it(
+    injected: list[Injected], last_commit_s: float, least_s: float, overdue_s: float | None
+) -> None:
+    assert verdict.overdue_s(injected, last_commit_s, 100.0, least_s) == overdue_s
+
+
 def test_group_that_goes_on_from_less_than_a_living_process_holds_is_a_roll_back() -> None:
     seen = trace(Commit(1.0, A, 1, 10), Commit(1.0, B, 1, 10), Commit(3.0, C, 2, 4))
     (found,) = verdict.roll_backs(seen, {A: 3.5, B: 2.0, C: 9.0})
