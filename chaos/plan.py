@@ -83,7 +83,9 @@ def faults(seed: int, count: int, job: Scenario, *, cluster: bool = False) -> li
     drawn = list(islice(_draw(random.Random(f"faults {seed}"), job, cluster), count))
     late = END_FAULTS if count >= 3 * END_FAULTS else 0
     rng = random.Random(f"end {seed}")
-    return drawn[: count - late] + [_at_the_end(f, rng) for f in drawn[count - late :]]
+    last = [_at_the_end(f, rng) for f in drawn[count - late :]]
+    # Earlier steps first: "3 steps before the end" is over once the last step is made.
+    return drawn[: count - late] + sorted(last, key=lambda f: (f.moment == FINISHING, -f.delay_s))
 
 
 def _draw(rng: random.Random, job: Scenario, cluster: bool) -> Iterator[Fault]:
@@ -121,7 +123,7 @@ def _duration(kind: Kind, u: float) -> float:
         return 0.0
     if kind.name in ("stop-api", "power-off"):
         return 20.0 if kind.name == "stop-api" else round(5.0 + 20.0 * u, 1)
-    return round(0.2 * 50.0 ** (u * u), 2)
+    return float(round(0.2 * 50.0 ** (u * u), 2))
 
 
 def _moment(u: float, previous: Kind | None) -> str:

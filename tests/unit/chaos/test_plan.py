@@ -66,6 +66,8 @@ def test_every_moment_comes_up_and_the_last_faults_meet_the_end() -> None:
     for of in drawn:
         assert [f.moment in late for f in of] == [False] * 22 + [True] * 3
         assert of[0].moment == plan.SETTLED, "nothing changes yet that a fault could meet"
+        left = [f.delay_s if f.moment == plan.END else -1.0 for f in of[22:]]
+        assert left == sorted(left, reverse=True), "the one that comes last in the job is the last"
 
 
 def test_a_few_faults_all_come_before_the_end() -> None:
