@@ -1,0 +1,16 @@
+"""Three random faults over a job in the cluster, judged as `make chaos` judges: thousands more are that command's."""
+
+from __future__ import annotations
+
+from rich.console import Console
+
+from chaos.campaign import in_cluster, run_one
+from cluster.kubectl import Kubectl
+
+SEED, FAULTS = 5, 3
+
+
+def test_random_faults_in_the_cluster_leave_the_end_as_it_was(operator: Kubectl) -> None:
+    result = run_one(Console(width=160), in_cluster(operator), SEED, FAULTS, "test", cluster=True)
+    assert result.verdict.passed, result.verdict
+    assert len(result.faults) == FAULTS
