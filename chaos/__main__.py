@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import subprocess
 import sys
 
@@ -66,6 +67,8 @@ def main(argv: list[str] | None = None) -> int:
         return 2
     seed = args.seed if args.seed is not None else int.from_bytes(os.urandom(3), "big")
     console.print(f"seed {seed}, {total} faults, {args.where}")
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # or what the job has started would stay behind
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it for what runs in the background
     try:
         if args.where == "local" or args.plan:
             return _campaign(console, journal, local, args, seed, total, per_job)

@@ -60,7 +60,7 @@ class Drive:
         if self.verdict.outcome == "Succeeded":
             self._judge(expected())
         trace = self._job.reader.trace
-        self.verdict.generations = len({c.generation for c in trace.commits})
+        self.verdict.generations = int((self._job.status().get("membership") or {}).get("generation", 0))
         self.verdict.redone = verdict.redone_steps(trace)
         found = (
             verdict.script_roll_backs(trace)
