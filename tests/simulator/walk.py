@@ -298,7 +298,15 @@ class Walk:
             state = "stopped" if agent.stopped else "" if agent.connected else "away" if agent.alive else "dead"
             processes = ",".join(
                 ("stopped " if t.stopped else "")
-                + (f"in g{t.group.number}" if t.group else "waits" if t.attached else "starts" if t.alive else "dead")
+                + (
+                    "dead"
+                    if not t.alive
+                    else f"in g{t.group.number}"
+                    if t.group
+                    else "waits"
+                    if t.attached
+                    else "starts"
+                )
                 + (f" holds {t.state.generation}/{t.state.step}" if t.state else "")
                 for _, t in sorted(agent.trainers.items())
             )

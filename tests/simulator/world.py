@@ -534,7 +534,8 @@ class World:
         trainers = self.script_group()
         if not trainers:
             return
-        self._commit((self.generation, len(self.committed) + 1))
+        if len(self.committed) < self.total_steps:
+            self._commit((self.generation, len(self.committed) + 1))
         if len(self.committed) >= self.total_steps:
             for trainer in trainers:
                 self.later(lambda t=trainer: t.run(lambda: t.agent.exited(t, 0)))  # type: ignore[misc]
