@@ -32,8 +32,8 @@ def main() -> int:
         if options.seconds and elapsed_s > options.seconds:
             break
         if len(outcomes) % 50 == 0:
-            failed = sum(bool(o.sort) for o in outcomes)
-            print(f"{len(outcomes)} of {len(seeds)} walks, {failed} failed, {elapsed_s:.0f} s", flush=True)
+            num_failed = sum(bool(o.sort) for o in outcomes)
+            print(f"{len(outcomes)} of {len(seeds)} walks, {num_failed} failed, {elapsed_s:.0f} s", flush=True)
     print(table(outcomes))
     failed = Counter(o.sort for o in outcomes if o.sort)
     commits = sum(o.num_commits for o in outcomes)
@@ -41,7 +41,7 @@ def main() -> int:
     print(
         f"\n{len(outcomes)} walks, {sum(len(o.faults) for o in outcomes)} faults, {commits} commits in {elapsed_s:.0f} s: "
         f"{sum(failed.values())} failed {dict(failed) if failed else ''}; "
-        f"{sum(o.waited for o in outcomes)} waits that only the end of a fault could end, each named."
+        f"{sum(o.waited for o in outcomes)} waits that only the end of a fault could end."
     )
     for outcome in outcomes:
         if outcome.sort:

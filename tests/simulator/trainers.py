@@ -32,6 +32,7 @@ from regroup.protocol.wire import ProcessStack
 
 if TYPE_CHECKING:
     from tests.simulator.agents import Agent
+    from tests.simulator.disk import Checkpoint
 
 
 class Group:
@@ -118,6 +119,8 @@ class Group:
             self.ranks[rank].say(FormedLocally(self.number, 1.0))
             world.happened("formed", self.ranks[rank].agent.uid)
         decision = decide(self.document, [self.ranks[rank].arrival() for rank in ranks])
+        rolled_back = not isinstance(decision, Refuse) and decision.rolled_back
+        found: Copy | Checkpoint | Refuse | None
         if isinstance(decision, Fallback):
             found = world.disk.fall_back(self.document, decision, self.ranks[0].agent.uid)
         else:
@@ -131,7 +134,7 @@ class Group:
         world.continues_from(state, self)
         self.step = state.step
         for rank in ranks:
-            self._adopt_later(self.ranks[rank], state, source, decision.rolled_back)
+            self._adopt_later(self.ranks[rank], state, source, rolled_back)
 
     def _adopt_later(self, trainer: Trainer, state: StatePair, source: str, rolled_back: bool) -> None:
         world = trainer.agent.world

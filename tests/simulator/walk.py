@@ -11,8 +11,8 @@ from regroup_operator.api import parse_job
 from regroup_operator.model.records import Settings
 from tests.builders.plan import JobBuilder, make_job
 from tests.simulator.bound import NAMED, bound_s
-from tests.simulator.faults import FOREVER, KINDS, MOMENT_S, Fault, draw
-from tests.simulator.world import Pace, World
+from tests.simulator.faults import KINDS, MOMENT_S, Fault, draw
+from tests.simulator.world import FOREVER, Pace, World
 
 MAX_REPLICAS = 5
 LOOK_S = 5.0
@@ -116,7 +116,7 @@ class Outcome:
     recoveries: list[tuple[str, float]] = field(default_factory=list)
     """Kind of a fault, seconds until the next commit."""
     waited: int = 0
-    """How often the job waited for something that only the walk's end could bring, and said so."""
+    """How often the job waited for something that only the end of a fault could bring."""
     num_commits: int = 0
     where: str = ""
 
@@ -252,7 +252,7 @@ class Walk:
         waited_s = world.now_s - since_s
         if world.now_s - max(since_s, self._able_s) <= self.bound_s and waited_s <= self.bound_s + 60.0:
             return
-        training = next((c for c in world.status.get("conditions", ()) if c["type"] == "Training"), {})
+        training: dict[str, str] = next((c for c in world.status.get("conditions", ()) if c["type"] == "Training"), {})
         if training.get("status") == "True":
             raise Failed("untrue", f"nobody has committed for {waited_s:.0f} s: {self._words()}")
         able = world.now_s - max(since_s, self._able_s) > self.bound_s

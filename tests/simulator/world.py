@@ -506,7 +506,7 @@ class World:
     def continues_from(self, state: StatePair, group: Group) -> None:
         """A group is about to continue from `state`: no process that lives may hold a newer committed step."""
         if state in self.in_part and self.committed and state.step == self.committed[-1][1] + 1:
-            self.committed.append(tuple(state))
+            self.committed.append((state.generation, state.step))
         state = state if state.step else StatePair(0, 0)  # what begins anew is older than anything
         if not self.committed or state >= self.committed[-1]:
             return
