@@ -22,7 +22,7 @@ demo: venv ## The tour on a real one-machine cluster: kills, resizes, a trained 
 	@$(PY) -m demo $(if $(KEEP),--keep)
 
 .PHONY: test
-test: verify test-unit test-trainer test-api test-e2e test-chaos ## Everything CI runs, fast tests first
+test: verify test-unit test-simulator test-trainer test-api test-e2e test-chaos ## Everything CI runs, fast tests first
 
 # --- its parts ------------------------------------------------------------------------------------------------------
 
@@ -37,6 +37,10 @@ verify: venv ## Generated files are current; style, types, layers
 .PHONY: test-unit
 test-unit: venv ## Pure decisions and the protocol's model: seconds
 	$(PYTEST) tests/unit tests/model
+
+.PHONY: test-simulator
+test-simulator: venv ## Random faults through all of it in memory: 1,200 walks with fixed seeds, a table of times
+	$(PY) -m tests.simulator --walks 1200 --jobs 2
 
 .PHONY: test-trainer
 test-trainer: venv ## Real trainer processes, gloo, SIGKILL
@@ -55,9 +59,10 @@ test-chaos: venv ## 40 faults over four local jobs with fixed seeds; three more 
 	$(PY) -m chaos --seed 14 --faults 40 --per-job 10
 
 .PHONY: test-all
-test-all: test ## All of test, then 600 faults over local jobs and 50 in the cluster; jobs that passed before are not run again (root)
+test-all: test ## All of test, then 600 faults over local jobs, 50 in the cluster and 20,000 walks in memory; jobs that passed before are not run again (root)
 	$(PY) -m chaos --seed 1000 --faults 600 --resume
 	$(PY) -m chaos --seed 1000 --faults 50 --where cluster --resume
+	$(PY) -m tests.simulator --first 10000 --walks 20000 --jobs 2
 
 .PHONY: chaos
 chaos: venv ## Random faults over real jobs, and a verdict: SEED=7 replays, FAULTS=1000, CHAOS=cluster (root), RESUME=1
