@@ -325,14 +325,7 @@ KINDS: dict[str, Kind] = {
 }
 
 NOT_YET = {
-    "power-off": "a witness or a proof of loss that can be reached is not always taken for one (HEARD, WORDS, BEST)",
-    "lose-checkpoints": "a checkpoint that could not be read is not tried again (RETRY)",
-    "blind-worker": "the same",
     "hang-trainer": "a process that hangs in a step is not detected yet (recovery.hangSeconds)",
-    "hang-agent": "a worker whose agent hangs for ever is not replaced yet",
-    "restore": "generation numbers above those of the backup are used again",
-    "sever-link": "two workers that never reach each other again, where both are needed, are not separated yet",
-    "sever-one-way": "the same",
 }
 """Kinds that walks draw only when they are asked for by name, each with what it finds."""
 

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from regroup.elastic.adoption import Arrival, Copy, Fallback, Refuse, decide
+from regroup.elastic.adoption import Arrival, Copy, Fallback, Refuse, decide, reader_rank
 from regroup.protocol.document import FORCED, Document
 from regroup.protocol.local import (
     AdoptedLocally,
@@ -122,12 +122,14 @@ class Group:
         rolled_back = not isinstance(decision, Refuse) and decision.rolled_back
         found: Copy | Checkpoint | Refuse | None
         if isinstance(decision, Fallback):
-            found = world.disk.fall_back(self.document, decision, self.ranks[0].agent.uid)
+            reader = self.ranks[reader_rank(self.document)]
+            found = world.disk.fall_back(self.document, decision, reader.agent.uid)
         else:
             found = decision
         if isinstance(found, Refuse):
+            cause = "checkpoint" if isinstance(decision, Fallback) else "witness"
             for rank in ranks:
-                self.ranks[rank].leave("witness", found.reason)
+                self.ranks[rank].leave(cause, found.reason)
             return
         state = found.state if found is not None else StatePair(self.number, 0)
         source = "copy" if isinstance(found, Copy) else "nothing" if found is None else "disk"
