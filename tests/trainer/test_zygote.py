@@ -69,6 +69,18 @@ def test_file_that_does_not_exist_is_pythons_own_sentence(operator: OperatorEdge
     compare(operator, worker, [sys.executable, str(worker.directory / "no.py")])
 
 
+@pytest.mark.parametrize(
+    "text", ["cd {here} && A='two words' exec {python} train.py one", "{python} {here}/train.py one"]
+)
+def test_python_inside_a_shell_is_forked_and_like_the_shells(operator: OperatorEdge, worker: Worker, text: str) -> None:
+    (worker.directory / "train.py").write_text(
+        "import os, sys\nprint(sys.argv, sys.orig_argv[1:], sys.path[0], os.getcwd(), os.environ.get('A'))\n"
+        "open(os.path.join(os.path.dirname(__file__), 'comm'), 'w').write(open('/proc/self/comm').read())\nsys.exit(3)"
+    )
+    compare(operator, worker, ["sh", "-c", text.format(here=worker.directory, python=sys.executable)])
+    assert (worker.directory / "comm").read_text() == "trainer-0\n", "it was exec'd, not forked"
+
+
 def compare(operator: OperatorEdge, worker: Worker, command: list[str]) -> None:
     # A shell's background job ignores SIGINT, and so would the python that it starts.
     default = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
