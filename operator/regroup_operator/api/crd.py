@@ -65,6 +65,7 @@ COLUMNS = [
     _column("Restarts", "integer", ".status.restarts.total", "Training processes and pods that had to start again."),
     _column("ETA", "string", ".status.summary.eta", "Time left; empty when not Running."),
     _column("Age", "date", ".metadata.creationTimestamp", "Time since the job was created."),
+    _column("Seen", "date", ".status.observedAt", "Time since the operator last wrote this line."),
     _column("Generation", "integer", ".status.membership.generation", "Number of the newest membership.", wide=True),
     _column("Samples/s", "number", ".status.progress.samplesPerSecond", "Committed samples per second.", wide=True),
 ]

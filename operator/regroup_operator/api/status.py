@@ -234,6 +234,10 @@ class JobStatus(WrittenModel):
     observed_generation: int | None = None
     """The metadata.generation that this status was made from."""
 
+    observed_at: Timestamp | None = None
+    """When the operator last wrote this status. While a generation trains that is every ten seconds at least (with more
+    than 200 jobs less often): an older status may no longer be true, because no operator writes."""
+
     phase: State | None = None
     """Pending, Starting, Running, Recovering, Waiting, Succeeded or Failed; derived from the conditions, for
     display."""

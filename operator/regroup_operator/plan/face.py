@@ -93,7 +93,7 @@ def is_urgent(status: Mapping[str, Any], stored: Mapping[str, Any]) -> bool:
     """Return whether anything but progress differs from what is stored."""
 
     def skeleton(status: Mapping[str, Any]) -> dict[str, Any]:
-        kept = {k: v for k, v in status.items() if k not in ("progress", "samples")}
+        kept = {k: v for k, v in status.items() if k not in ("progress", "samples", "observedAt")}
         kept["summary"] = {k: v for k, v in (status.get("summary") or {}).items() if k in ("state", "ready")}
         return kept
 

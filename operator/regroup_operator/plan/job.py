@@ -33,6 +33,8 @@ from regroup_operator.plan.hangs import HUNG, KILL_AGAIN_S, Hang, find_hang, han
 from regroup_operator.plan.incidents import make_incident, with_times
 from regroup_operator.plan.lateness import Lateness, see_lateness, with_setbacks
 from regroup_operator.plan.membership import names_of, next_generation
+from regroup_operator.plan.observed import FIELD as OBSERVED_AT
+from regroup_operator.plan.observed import due_in_s, observe
 from regroup_operator.plan.progress import checkpoint_status, progress_status
 from regroup_operator.plan.pulse import newest_progress
 from regroup_operator.plan.restarts import KUBECTL_LOGS, exit_words, judge_restarts, log_words
@@ -506,6 +508,8 @@ class _Planner:
             self.status,
         )
         self.status.update(part, agentImage=self.agent_image)
+        stored, every_s = self.job.status.to_dict(), self.settings.progress_write_s
+        self.status[OBSERVED_AT] = observe(self.status, stored, self.clock, ended=ended is not None, every_s=every_s)
         self.notes += notes
 
     # --- commands and the next look --------------------------------------------------------------------------------
@@ -526,6 +530,10 @@ class _Planner:
         now_s = self.clock.now_s
         dues_s = [*dues_s, self.hang.due_s]
         times = [now_s + self.settings.resync_s, *(due_s for due_s in dues_s if due_s is not None)]
+        has_ended = self.status.get("phase") in OUTCOMES
+        seen_s = due_in_s(self.status, self.clock, ended=has_ended, every_s=self.settings.progress_write_s)
+        if seen_s is not None:
+            times.append(now_s + max(seen_s, 1.0))
         if isinstance(decision, Wait | Keep) and decision.until_s is not None:
             times.append(decision.until_s)
         for worker in self.workers:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from _regroup_agent.ending import UNKILLABLE_S
 from _regroup_agent.script import GRACE_S, UNOBSERVED_S, WATCHED_S
 from regroup.protocol import local
 from tests.builders.plan import make_job
-from tests.simulator.world import World
+from tests.simulator.world import WALL, World
 
 ELASTIC = make_job().with_replicas(3).elastic(1, 5)
 FIXED = make_job().with_replicas(3).fixed()
@@ -151,3 +152,38 @@ def test_lost_pods_and_nodes(tmp_path: Path, job: object, alone: bool, processes
     assert {slot: world.uid(slot) for slot in (0, 1)} == kept, "a survivor lost its pod"
     assert world.status["restarts"]["processes"] == 0, "a lost pod or node counts as no failure of the script"
     assert world.generation == (3 if alone else 2)
+
+
+def test_a_script_of_which_nothing_is_heard_is_seen_every_ten_seconds_and_no_more_often(tmp_path: Path) -> None:
+    world = running(tmp_path)
+    world.advance(60.0)
+    before = world.store.num_writes
+    ages = set()
+    for _ in range(120):
+        world.advance(1.0)
+        seen = datetime.fromisoformat(world.status["observedAt"]).timestamp()
+        ages.add(WALL + world.now_s - seen)
+    assert max(ages) <= 12.0
+    assert 10 <= world.store.num_writes - before <= 13
+
+
+def test_while_no_operator_is_there_what_is_said_grows_old(tmp_path: Path) -> None:
+    world = running(tmp_path)
+    world.kill_operator()
+    world.advance(17.0)
+    assert world.phase == "Running"
+    assert WALL + world.now_s - datetime.fromisoformat(world.status["observedAt"]).timestamp() >= 17.0
+    world.start_operator()
+    world.advance(12.0)
+    assert WALL + world.now_s - datetime.fromisoformat(world.status["observedAt"]).timestamp() <= 12.0
+
+
+def test_a_job_that_has_ended_is_not_written_again(tmp_path: Path) -> None:
+    world = running(tmp_path)
+    for slot in range(3):
+        world.kill_process(world.uid(slot), code=0)
+    world.advance(5.0)
+    assert world.phase == "Succeeded"
+    before = world.store.num_writes
+    world.advance(120.0)
+    assert world.store.num_writes == before
