@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -28,6 +29,7 @@ AT = "2026-01-01T00:00:00.250000Z"
 
 FULL = JobStatus(
     observed_generation=1,
+    observed_at=AT,
     phase="Running",
     start_time=AT,
     tier="Session",
@@ -108,10 +110,11 @@ def test_unknown_phase_is_refused(api: Api, job: list[str]) -> None:
 def test_wide_columns_show_the_status(api: Api, job: list[str]) -> None:
     api.done(*write(job, FULL.to_dict()))
     head, row = api.done("get", *job, "--output=wide").splitlines()
-    names = "NAME STATE READY STEP PROGRESS LOSS RESTARTS ETA AGE GENERATION SAMPLES/S"
+    names = "NAME STATE READY STEP PROGRESS LOSS RESTARTS ETA AGE SEEN GENERATION SAMPLES/S"
     assert head.split() == names.split()
     shown = dict(zip(names.split(), row.split(), strict=True))
     del shown["AGE"]
+    assert re.fullmatch(r"\d+y\d*d?|\d+d", shown.pop("SEEN")), "observedAt is shown as its age"
     assert shown == {
         "NAME": "digits",
         "STATE": "Running",
@@ -128,4 +131,4 @@ def test_wide_columns_show_the_status(api: Api, job: list[str]) -> None:
 
 def test_narrow_columns_are_those_that_fit(api: Api, job: list[str]) -> None:
     head = api.done("get", *job).splitlines()[0]
-    assert head.split() == ["NAME", "STATE", "READY", "STEP", "PROGRESS", "LOSS", "RESTARTS", "ETA", "AGE"]
+    assert head.split() == ["NAME", "STATE", "READY", "STEP", "PROGRESS", "LOSS", "RESTARTS", "ETA", "AGE", "SEEN"]
