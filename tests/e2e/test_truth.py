@@ -7,22 +7,26 @@ from collections.abc import Callable
 
 from cluster.kubectl import Kubectl, wait_until
 from harness import faults
+from harness.trace import Trace
 from harness.traced_job import TracedJob, leader_node, node_with_workers
 from tests.e2e.columns import SAMPLE_S, sampled
-from tests.e2e.truth import Asked, judge
+from tests.e2e.truth import Asked, Fault, Row, Run, judge
 
 
 def test_columns_follow_the_trainers(jobs: Callable[..., TracedJob], operator: Kubectl) -> None:
     """A process is killed, a pod deleted, a node switched off, the job is resized and ends."""
-    asked = [Asked(time.time(), 3)]
+    asked, broken = [Asked(time.time(), 3)], []
     job = jobs(elastic=(1, 5), environment={"STEPS": 2000, "STEP_SECONDS": 0.05})
     with sampled(job) as rows:
         generation = _trains(job, 3)
+        broken.append(Fault(time.time(), 1))
         job.kill_rank(1)
         generation = _trains(job, 3, after=generation)
+        broken.append(Fault(time.time(), 1))
         job.delete_pod(job.pod(2)["metadata"]["name"], grace_s=0)
         generation = _trains(job, 3, after=generation)
-        node, _ = node_with_workers(job, leader_node(operator))
+        node, pods = node_with_workers(job, leader_node(operator))
+        broken.append(Fault(time.time(), len(pods)))
         faults.power_off(node)
         try:
             generation = _trains(job, 3, after=generation)
@@ -37,11 +41,61 @@ def test_columns_follow_the_trainers(jobs: Callable[..., TracedJob], operator: K
         ended = len(rows)
         wait_until(lambda: len(rows) >= ended + 4 / SAMPLE_S, timeout_s=20, what="some lines of the ended job")
     trace = job.trace()
-    wrong = [problem for row in rows for problem in judge(row, trace, asked)]
+    _assert_true(rows, trace, Run(asked, broken, total_steps=2000, global_batch=80))
+    assert len({d.parameters for d in trace.done}) == 1, "the processes ended with different parameters"
+
+
+def test_columns_follow_a_script(jobs: Callable[..., TracedJob], operator: Kubectl) -> None:
+    """An unmodified script: a process is killed, a pod deleted, a node switched off, it grows and ends."""
+    asked, broken = [Asked(time.time(), 2)], []
+    job = jobs(
+        "plain", replicas=2, elastic=(1, 3), script="plain.py", environment={"STEPS": 100_000, "STEP_SECONDS": 0.05}
+    )
+    with sampled(job) as rows:
+        formed = _script_trains(job, 2)
+        before = job.containers()
+        broken.append(Fault(time.time(), 1))
+        job.kill_rank(1)
+        formed = _script_trains(job, 2, after=formed)
+        assert job.containers() == before, "the kill cost a pod or a container"
+        broken.append(Fault(time.time(), 1))
+        job.delete_pod(job.pod(1)["metadata"]["name"], grace_s=0)
+        formed = _script_trains(job, 2, after=formed)
+        node, lost = node_with_workers(job, leader_node(operator))
+        broken.append(Fault(time.time(), len(lost)))
+        kept = {name: container for name, container in job.containers().items() if name not in lost}
+        faults.power_off(node)
+        try:
+            formed = _script_trains(job, 2, after=formed)
+        finally:
+            faults.power_on(node)
+        assert job.containers().items() >= kept.items(), "the lost node cost a survivor its pod or container"
+        asked.append(Asked(time.time(), 3))
+        job.patch_replicas(3)
+        _script_trains(job, 3, after=formed)
+        (job.directory / "end").touch()
+        job.wait(120, "the job ends", state="Succeeded")
+    trace = job.trace()
+    _assert_true(rows, trace, Run(asked, broken, tier="Script"))
+    assert trace.missing() == []
+
+
+def _assert_true(rows: list[Row], trace: Trace, run: Run) -> None:
+    wrong = [problem for row in rows for problem in judge(row, trace, run)]
     print(f"{len(rows)} samples: " + ", ".join(sorted({f"{r.cells['STATE']} {r.cells['READY']}" for r in rows})))
     assert {r.cells["STATE"] for r in rows} >= {"Starting", "Running", "Recovering", "Succeeded"}
     assert not wrong, "\n".join(wrong[:10])
-    assert len({d.parameters for d in trace.done}) == 1, "the processes ended with different parameters"
+
+
+def _script_trains(job: TracedJob, workers: int, after: int = 0) -> int:
+    """Wait until a group of so many processes that formed after the `after`-th has made 40 steps; return which it is."""
+
+    def there(trace: Trace) -> bool:
+        newest = trace.commits[-1].generation
+        return newest > after and len(trace.pids(newest)) == workers and len(trace.intervals_s(newest)) >= 40
+
+    trace = job.wait_trace(there, 180, f"a script trains with {workers} workers, after group {after}")
+    return trace.commits[-1].generation
 
 
 def _trains(job: TracedJob, workers: int, after: int = 0) -> int:

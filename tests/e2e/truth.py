@@ -3,17 +3,27 @@
 A cell is true if some moment between `LAG_S` before the question and the answer makes it true (`Step`: `STEP_LAG_S`). A process
 is *surely* ready from its first commit to its last, and *perhaps* ready from the time its script was built to its last commit:
 what it waits for in between (a step boundary, the group) no trace shows.
+
+Every column is judged. A script that does not use the library says nothing of its steps: Step, Progress, Loss, ETA and
+Samples/s are empty; its workers may be ready without a process, and a planned change starts its processes again (Starting).
 """
 
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from harness.trace import Trace
 
 LAG_S, STEP_LAG_S = 2.0, 12.0
+SEEN_S = 13.0
+"""The operator writes every ten seconds at least, and kubectl rounds."""
+RESTART_LAG_S = 60.0
+"""A pod on a node without power is made anew once the node is known to be lost."""
+SPEED_OVER_S, FACTOR = 12.0, 2.0
+"""A rate is measured over some seconds before it is reported."""
 STEADY_S = 0.5
 """A group that commits at least this often in the whole window, in one generation, is Running and nothing else; and one
 whose next commit follows the answer by no more is in the middle of a step."""
@@ -29,6 +39,25 @@ class Row:
 
 
 @dataclass(frozen=True)
+class Fault:
+    """At time `t` the test broke something, for which so many processes or pods have to start again."""
+
+    t: float
+    restarts: int
+
+
+@dataclass(frozen=True)
+class Run:
+    """What the user knows of the job beside its trace."""
+
+    asked: Sequence[Asked]
+    faults: Sequence[Fault] = ()
+    total_steps: int | None = None
+    global_batch: int | None = None
+    tier: str = "Session"
+
+
+@dataclass(frozen=True)
 class Asked:
     """At time `t` the user had asked for so many replicas, and had the API server's answer."""
 
@@ -36,24 +65,28 @@ class Asked:
     replicas: int
 
 
-def judge(row: Row, trace: Trace, asked: Sequence[Asked]) -> list[str]:
+def judge(row: Row, trace: Trace, run: Run) -> list[str]:
     """Return a sentence for every cell of the row that was never true in its window."""
-    window = (row.before - LAG_S, row.after)
-    if not row.cells["STATE"]:  # the operator has written nothing yet
+    window, asked = (row.before - LAG_S, row.after), run.asked
+    if row.cells["STATE"] in ("", "AwaitingOperator"):  # the operator has written nothing yet
         late = window[0] > asked[0].t
         return [f"no state {window[0] - asked[0].t + LAG_S:.1f} s after the job was made"] if late else []
     return [
         f"{problem}; window {window[0]:.2f} to {window[1]:.2f}: {row.cells}"
         for problem in (
-            *_state(row.cells["STATE"], window, trace),
-            *_step(row, trace),
-            *_generation(row, window, trace),
-            *_ready(row, window, trace, asked),
+            *_state(row.cells["STATE"], window, trace, run),
+            *(_step(row, trace) if run.tier == "Session" else _no_steps(row)),
+            *_progress(row, run),
+            *_speed(row, trace, run),
+            *_restarts(row, window, run),
+            *_generation(row, window, trace, run),
+            *_ready(row, window, trace, run),
+            *_ages(row, trace, asked),
         )
     ]
 
 
-def _state(state: str, window: tuple[float, float], trace: Trace) -> Iterator[str]:
+def _state(state: str, window: tuple[float, float], trace: Trace, run: Run) -> Iterator[str]:
     times = [c.t for c in trace.commits]
     inside = [t for t in times if window[0] <= t <= window[1]]
     marks = [window[0], *inside, window[1]]
@@ -63,7 +96,8 @@ def _state(state: str, window: tuple[float, float], trace: Trace) -> Iterator[st
         yield "Running, but nobody committed"
     if state not in ("Running", "Succeeded") and steady:
         yield f"{state}, but the group committed all the time"
-    if state in ("Pending", "Starting") and times and times[0] < window[0]:
+    again = state == "Starting" and run.tier == "Script"
+    if state in ("Pending", "Starting") and times and times[0] < window[0] and not again:
         yield f"{state}, but the first step was committed long ago"
     if state == "Succeeded" and window[1] < trace.ended_at():
         yield "Succeeded, but not every process had finished"
@@ -86,17 +120,87 @@ def _step(row: Row, trace: Trace) -> Iterator[str]:
         yield f"step {step} lags behind {trace.step_at(row.before - STEP_LAG_S)}"
 
 
-def _generation(row: Row, window: tuple[float, float], trace: Trace) -> Iterator[str]:
+def _no_steps(row: Row) -> Iterator[str]:
+    for column in ("STEP", "PROGRESS", "LOSS", "ETA", "SAMPLES/S"):
+        if row.cells[column]:
+            yield f"{column} {row.cells[column]}, but nothing is known of a script's steps"
+
+
+def _progress(row: Row, run: Run) -> Iterator[str]:
+    step, shown = row.cells["STEP"], row.cells["PROGRESS"]
+    want = f"{100 * int(step) // run.total_steps}%" if step and run.total_steps else ""
+    if shown != want and not (not shown and step == "0"):
+        yield f"progress {shown or 'empty'}, but step {step} of {run.total_steps} is {want or 'none'}"
+    loss = row.cells["LOSS"]
+    if loss and not 0.0 <= float(loss) < 100.0:
+        yield f"loss {loss} is none of this model"
+    if not loss and step and int(step) > 0:
+        yield f"no loss, but step {step} had one"
+
+
+def _speed(row: Row, trace: Trace, run: Run) -> Iterator[str]:
+    """ETA and Samples/s, within FACTOR of the fastest and slowest second of what they may have been measured in."""
+    eta, rate = row.cells["ETA"], row.cells["SAMPLES/S"]
+    if eta and row.cells["STATE"] != "Running":
+        yield f"ETA {eta}, but the job is {row.cells['STATE']}"
+    steps = trace.intervals_s(since=row.before - STEP_LAG_S - SPEED_OVER_S, until=row.after)
+    if run.global_batch is None or run.total_steps is None or not steps:
+        return
+    fastest, slowest = min(steps) / FACTOR, max(steps) * FACTOR
+    if rate and not run.global_batch / slowest <= float(rate) <= run.global_batch / fastest:
+        yield f"{rate} samples/s, but a step of {run.global_batch} took {min(steps):.3f} to {max(steps):.3f} s"
+    left = run.total_steps - int(row.cells["STEP"] or 0)
+    if eta and not left * fastest - 1 <= seconds(eta) <= left * slowest + 60:
+        yield f"ETA {eta}, but {left} steps are left, each of {min(steps):.3f} to {max(steps):.3f} s"
+
+
+def _restarts(row: Row, window: tuple[float, float], run: Run) -> Iterator[str]:
+    shown = int(row.cells["RESTARTS"] or 0)
+    most = sum(f.restarts for f in run.faults if f.t <= window[1])
+    least = sum(f.restarts for f in run.faults if f.t <= window[0] - RESTART_LAG_S)
+    if not least <= shown <= most:
+        yield f"{shown} restarts, but the test broke {least} to {most}"
+
+
+def _ages(row: Row, trace: Trace, asked: Sequence[Asked]) -> Iterator[str]:
+    """Age counts from the creation; Seen is small while the job goes on, and counts from the end then."""
+    age, seen, created = row.cells["AGE"], row.cells["SEEN"], asked[0].t
+    for what, text, newest, oldest in (
+        ("age", age, row.before - created, row.after - created),
+        ("seen", seen, 0.0, SEEN_S + max(0.0, row.after - trace.ended_at())),
+    ):
+        low, high = seconds(text), seconds(text) + _precision(text)
+        if not text or high < newest - 2.0 or low > oldest + 2.0:
+            yield f"{what} {text or 'empty'}, but it is {newest:.0f} to {oldest:.0f} s"
+
+
+def seconds(text: str) -> float:
+    """Return the seconds of a length of time as kubectl writes it (45s, 3m20s, 2h5m); 0 for none."""
+    return sum(float(n) * _UNITS[unit] for n, unit in re.findall(r"(\d+)([smhd])", text))
+
+
+def _precision(text: str) -> float:
+    units = [_UNITS[unit] for unit in re.findall(r"[smhd]", text)]
+    return min(units, default=1.0)
+
+
+_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+def _generation(row: Row, window: tuple[float, float], trace: Trace, run: Run) -> Iterator[str]:
     shown = int(row.cells["GENERATION"] or 0)
     trained = [c.generation for c in trace.commits if c.t <= window[0]]
     if trained and shown < trained[-1]:
         yield f"generation {shown} lags behind {trained[-1]}"
     later = [c.generation for c in trace.commits if c.t <= row.after + LAG_S]
+    if run.tier == "Script":  # it counts the groups that have formed: not every generation gets so far
+        return
     if row.cells["STATE"] == "Running" and (not later or shown > max(later)):
         yield f"generation {shown} is shown as Running, but nobody trains in it within {LAG_S} s"
 
 
-def _ready(row: Row, window: tuple[float, float], trace: Trace, asked: Sequence[Asked]) -> Iterator[str]:
+def _ready(row: Row, window: tuple[float, float], trace: Trace, run: Run) -> Iterator[str]:
+    asked = run.asked
     ready, wanted = (int(part) for part in row.cells["READY"].split("/"))
     before = [a.replicas for a in asked if a.t <= window[0]][-1:]
     possible = {*before, *(a.replicas for a in asked if window[0] < a.t <= window[1])}
@@ -104,7 +208,7 @@ def _ready(row: Row, window: tuple[float, float], trace: Trace, asked: Sequence[
         yield f"{wanted} wanted, but the user asked for {sorted(possible)}"
     moments = _moments(window, trace)
     least = min(min(_pods(trace, t, surely=True), wanted) for t in moments)
-    most = max(min(_pods(trace, t, surely=False), wanted) for t in moments)
+    most = max(min(_pods(trace, t, surely=False), wanted) for t in moments) if run.tier == "Session" else wanted
     if not least <= ready <= most:
         yield f"{ready} ready, but the trace says {least} to {most}"
 

@@ -6,9 +6,10 @@ import pytest
 
 from harness.trace import Commit, Done, Trace
 from tests.e2e.columns import cells
-from tests.e2e.truth import Asked, Row, judge
+from tests.e2e.truth import Asked, Fault, Row, Run, judge, seconds
 
 ASKED = [Asked(100.0, 2)]
+RUN = Run(ASKED, total_steps=500, global_batch=80)
 
 
 def trained(*, kill_at: float | None = None, pause_s: float = 0.3, until: float = 130.0) -> Trace:
@@ -27,9 +28,16 @@ def trained(*, kill_at: float | None = None, pause_s: float = 0.3, until: float 
     return Trace(tuple(commits), built, done)
 
 
-def row(at: float, state: str = "Running", ready: str = "2/2", step: int | None = None, generation: int = 1) -> Row:
+def row(
+    at: float, state: str = "Running", ready: str = "2/2", step: int | None = None, generation: int = 1, **cells: str
+) -> Row:
+    """A line that is true in all columns that are not given."""
     shown = round((at - 105) / 0.1) if step is None else step
-    return Row(at, at + 0.1, {"STATE": state, "READY": ready, "STEP": str(shown), "GENERATION": str(generation)})
+    line = {
+        "STATE": state, "READY": ready, "STEP": str(shown), "GENERATION": str(generation), "PROGRESS": f"{shown // 5}%",
+        "LOSS": "0.5" if shown else "", "RESTARTS": "", "ETA": "", "AGE": f"{int(at - 100)}s", "SEEN": "3s", "SAMPLES/S": "800",
+    }  # fmt: skip
+    return Row(at, at + 0.1, line | cells)
 
 
 @pytest.mark.parametrize(
@@ -48,7 +56,7 @@ def row(at: float, state: str = "Running", ready: str = "2/2", step: int | None 
     ids=lambda r: f"{r.before} {r.cells['STATE']} {r.cells['READY']}",
 )
 def test_true_lines_pass(true: Row) -> None:
-    assert judge(true, trained(kill_at=120.0), ASKED) == []
+    assert judge(true, trained(kill_at=120.0), RUN) == []
 
 
 @pytest.mark.parametrize(
@@ -73,7 +81,7 @@ def test_true_lines_pass(true: Row) -> None:
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_false_lines_are_caught(false: Row, says: str) -> None:
-    assert any(says in problem for problem in judge(false, trained(kill_at=120.0), ASKED))
+    assert any(says in problem for problem in judge(false, trained(kill_at=120.0), RUN))
 
 
 @pytest.mark.parametrize(
@@ -91,25 +99,98 @@ def test_false_lines_are_caught(false: Row, says: str) -> None:
 def test_while_nobody_commits(at: float, shown: str, says: str | None) -> None:
     trace = trained(kill_at=120.0, pause_s=6.0, until=140.0)
     generation, step = (1, 150) if at < 126.0 else (2, 250)
-    problems = judge(row(at, *shown.split(), step=step, generation=generation), trace, ASKED)
+    problems = judge(row(at, *shown.split(), step=step, generation=generation), trace, RUN)
     assert any(says in problem for problem in problems) if says else problems == []
 
 
 def test_succeeded_needs_the_word_of_every_process() -> None:
     trace = trained()
     shown = row(132.5, "Succeeded", "0/2", step=250)
-    assert judge(shown, trace, ASKED) == []
-    (problem,) = judge(shown, replace(trace, done=trace.done[:1]), ASKED)
+    assert judge(shown, trace, RUN) == []
+    (problem,) = judge(shown, replace(trace, done=trace.done[:1]), RUN)
     assert "not every process had finished" in problem
     later = replace(trace.done[1], t=133.0)
-    (problem,) = judge(shown, replace(trace, done=(trace.done[0], later)), ASKED)
+    (problem,) = judge(shown, replace(trace, done=(trace.done[0], later)), RUN)
     assert "not every process had finished" in problem
 
 
 def test_a_job_without_a_state_is_late_after_two_seconds() -> None:
     blank = {"STATE": "", "READY": "", "STEP": "", "GENERATION": ""}
-    assert judge(Row(101.0, 101.1, blank), trained(), ASKED) == []
-    assert judge(Row(102.5, 102.6, blank), trained(), ASKED) == ["no state 2.5 s after the job was made"]
+    assert judge(Row(101.0, 101.1, blank), trained(), RUN) == []
+    assert judge(Row(102.5, 102.6, blank), trained(), RUN) == ["no state 2.5 s after the job was made"]
+
+
+@pytest.mark.parametrize(
+    ("cells", "says"),
+    [
+        ({"PROGRESS": "21%"}, "progress 21%"),
+        ({"PROGRESS": ""}, "progress empty"),
+        ({"LOSS": ""}, "no loss"),
+        ({"LOSS": "-1"}, "loss -1"),
+        ({"ETA": "40s"}, None),
+        ({"ETA": "9s"}, "ETA 9s, but 400 steps are left"),
+        ({"ETA": "5m"}, "ETA 5m"),
+        ({"STATE": "Recovering", "ETA": "40s"}, "ETA 40s, but the job is Recovering"),
+        ({"SAMPLES/S": "350"}, "350 samples/s"),
+        ({"SAMPLES/S": "1800"}, "1800 samples/s"),
+        ({"RESTARTS": "1"}, "1 restarts, but the test broke 0 to 0"),
+        ({"AGE": "11s"}, "age 11s"),
+        ({"AGE": "19s"}, "age 19s"),
+        ({"AGE": ""}, "age empty"),
+        ({"SEEN": "17s"}, "seen 17s"),
+        ({"SEEN": ""}, "seen empty"),
+        ({"SEEN": "0s"}, None),
+    ],
+    ids=str,
+)
+def test_each_column(cells: dict[str, str], says: str | None) -> None:
+    problems = judge(row(115, **cells), trained(), RUN)
+    assert any(says in problem for problem in problems) if says else problems == []
+
+
+@pytest.mark.parametrize(
+    ("at", "restarts", "true"),
+    [
+        (121.0, "", True),
+        (121.0, "1", True),
+        (121.0, "2", False),
+        (119.0, "1", False),
+        (190.0, "1", True),
+        (190.0, "", False),
+    ],
+)
+def test_restarts_follow_what_was_broken(at: float, restarts: str, true: bool) -> None:
+    run = Run(ASKED, [Fault(120.0, 1)], total_steps=500, global_batch=80)
+    problems = judge(row(at, RESTARTS=restarts, AGE="21s" if at < 180 else "90s"), trained(until=200.0), run)
+    assert any("restarts, but" in problem for problem in problems) is not true
+
+
+SCRIPT = {"STEP": "", "PROGRESS": "", "LOSS": "", "ETA": "", "SAMPLES/S": ""}
+
+
+@pytest.mark.parametrize(
+    ("shown", "says"),
+    [
+        pytest.param(row(115, **SCRIPT), None, id="it trains"),
+        pytest.param(row(123, "Starting", "1/2", **SCRIPT), None, id="its processes start again"),
+        pytest.param(row(123, "Recovering", "2/2", **SCRIPT), None, id="a worker is ready without a process"),
+        pytest.param(row(123, "Running", "1/2", **SCRIPT), "nobody committed", id="Running while nothing trains"),
+        pytest.param(row(115, "Starting", **SCRIPT), "committed all the time", id="Starting while epochs pass"),
+        pytest.param(row(115, **SCRIPT | {"STEP": "100"}), "STEP 100, but nothing is known", id="a step"),
+        pytest.param(row(115, **SCRIPT | {"ETA": "40s"}), "ETA 40s, but nothing is known", id="an ETA"),
+        pytest.param(row(115, ready="1/2", **SCRIPT), "the trace says 2 to 2", id="who trains is ready"),
+        pytest.param(row(115, generation=3, **SCRIPT), None, id="a generation that did not form is counted"),
+        pytest.param(row(129, generation=1, **SCRIPT), "lags behind 2", id="an old generation"),
+    ],
+)
+def test_lines_of_a_script(shown: Row, says: str | None) -> None:
+    run = Run(ASKED, tier="Script")
+    problems = judge(shown, trained(kill_at=120.0, pause_s=6.0, until=140.0), run)
+    assert any(says in problem for problem in problems) if says else problems == []
+
+
+def test_seconds_of_kubectls_times() -> None:
+    assert [seconds(text) for text in ("", "45s", "3m20s", "2h5m", "3d")] == [0, 45, 200, 7500, 259200]
 
 
 def test_cells_of_kubectls_table() -> None:
