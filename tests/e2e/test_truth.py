@@ -62,7 +62,7 @@ def test_columns_follow_a_script(jobs: Callable[..., TracedJob], operator: Kubec
         job.delete_pod(job.pod(1)["metadata"]["name"], grace_s=0)
         formed = _script_trains(job, 2, after=formed)
         node, lost = node_with_workers(job, leader_node(operator))
-        broken.append(Fault(time.time(), len(lost)))
+        broken.append(Fault(time.time(), len(lost), silent=True))
         kept = {name: container for name, container in job.containers().items() if name not in lost}
         faults.power_off(node)
         try:

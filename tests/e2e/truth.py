@@ -20,9 +20,13 @@ from harness.trace import Trace
 LAG_S, STEP_LAG_S = 2.0, 12.0
 SEEN_S = 13.0
 """The operator writes every ten seconds at least, and kubectl rounds."""
+SILENCE_S = 9.0
+"""disconnectSeconds, the probes of a connection, and LAG_S: a script says nothing of its steps, so its silence shows no sooner."""
+AHEAD_S = 1.0
+"""A script's State may be ahead by so much: a change is written before its processes are told to end."""
 RESTART_LAG_S = 60.0
 """A pod on a node without power is made anew once the node is known to be lost."""
-SPEED_OVER_S, FACTOR = 12.0, 2.0
+SPEED_OVER_S, FACTOR = 60.0, 2.0
 """A rate is measured over some seconds before it is reported."""
 STEADY_S = 0.5
 """A group that commits at least this often in the whole window, in one generation, is Running and nothing else; and one
@@ -40,10 +44,12 @@ class Row:
 
 @dataclass(frozen=True)
 class Fault:
-    """At time `t` the test broke something, for which so many processes or pods have to start again."""
+    """At time `t` the test broke something, for which so many processes or pods have to start again. `silent`: nobody hears of
+    it before disconnectSeconds have passed."""
 
     t: float
     restarts: int
+    silent: bool = False
 
 
 @dataclass(frozen=True)
@@ -75,8 +81,7 @@ def judge(row: Row, trace: Trace, run: Run) -> list[str]:
         f"{problem}; window {window[0]:.2f} to {window[1]:.2f}: {row.cells}"
         for problem in (
             *_state(row.cells["STATE"], window, trace, run),
-            *(_step(row, trace) if run.tier == "Session" else _no_steps(row)),
-            *_progress(row, run),
+            *((*_step(row, trace), *_progress(row, trace, run)) if run.tier == "Session" else _no_steps(row)),
             *_speed(row, trace, run),
             *_restarts(row, window, run),
             *_generation(row, window, trace, run),
@@ -91,8 +96,12 @@ def _state(state: str, window: tuple[float, float], trace: Trace, run: Run) -> I
     inside = [t for t in times if window[0] <= t <= window[1]]
     marks = [window[0], *inside, window[1]]
     near = {c.generation for c in trace.commits if window[0] <= c.t <= window[1] + STEADY_S}
+    if run.tier == "Script":
+        marks = [window[0], *(t for t in times if window[0] <= t <= window[1] + AHEAD_S), window[1] + AHEAD_S]
+        near |= {c.generation for c in trace.commits if window[1] <= c.t <= window[1] + AHEAD_S}
+    unheard = run.tier == "Script" and any(f.silent and f.t <= window[1] <= f.t + SILENCE_S for f in run.faults)
     steady = len(near) == 1 and max(b - a for a, b in itertools.pairwise(marks)) <= STEADY_S
-    if state == "Running" and not near:
+    if state == "Running" and not near and not unheard:
         yield "Running, but nobody committed"
     if state not in ("Running", "Succeeded") and steady:
         yield f"{state}, but the group committed all the time"
@@ -126,7 +135,7 @@ def _no_steps(row: Row) -> Iterator[str]:
             yield f"{column} {row.cells[column]}, but nothing is known of a script's steps"
 
 
-def _progress(row: Row, run: Run) -> Iterator[str]:
+def _progress(row: Row, trace: Trace, run: Run) -> Iterator[str]:
     step, shown = row.cells["STEP"], row.cells["PROGRESS"]
     want = f"{100 * int(step) // run.total_steps}%" if step and run.total_steps else ""
     if shown != want and not (not shown and step == "0"):
@@ -134,7 +143,11 @@ def _progress(row: Row, run: Run) -> Iterator[str]:
     loss = row.cells["LOSS"]
     if loss and not 0.0 <= float(loss) < 100.0:
         yield f"loss {loss} is none of this model"
-    if not loss and step and int(step) > 0:
+    # Who adopts a state says its step before it has a loss.
+    settled = [
+        c for c in trace.commits if c.t < row.before - STEP_LAG_S and str(c.generation) == row.cells["GENERATION"]
+    ]
+    if not loss and settled:
         yield f"no loss, but step {step} had one"
 
 
@@ -169,6 +182,8 @@ def _ages(row: Row, trace: Trace, asked: Sequence[Asked]) -> Iterator[str]:
         ("age", age, row.before - created, row.after - created),
         ("seen", seen, 0.0, SEEN_S + max(0.0, row.after - trace.ended_at())),
     ):
+        if what == "seen" and not row.cells["GENERATION"]:
+            continue  # before the first generation only changes are written
         low, high = seconds(text), seconds(text) + _precision(text)
         if not text or high < newest - 2.0 or low > oldest + 2.0:
             yield f"{what} {text or 'empty'}, but it is {newest:.0f} to {oldest:.0f} s"

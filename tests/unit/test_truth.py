@@ -128,23 +128,24 @@ def test_a_job_without_a_state_is_late_after_two_seconds() -> None:
         ({"LOSS": ""}, "no loss"),
         ({"LOSS": "-1"}, "loss -1"),
         ({"ETA": "40s"}, None),
-        ({"ETA": "9s"}, "ETA 9s, but 400 steps are left"),
+        ({"ETA": "9s"}, "ETA 9s, but 360 steps are left"),
         ({"ETA": "5m"}, "ETA 5m"),
         ({"STATE": "Recovering", "ETA": "40s"}, "ETA 40s, but the job is Recovering"),
         ({"SAMPLES/S": "350"}, "350 samples/s"),
         ({"SAMPLES/S": "1800"}, "1800 samples/s"),
         ({"RESTARTS": "1"}, "1 restarts, but the test broke 0 to 0"),
-        ({"AGE": "11s"}, "age 11s"),
-        ({"AGE": "19s"}, "age 19s"),
+        ({"AGE": "15s"}, "age 15s"),
+        ({"AGE": "24s"}, "age 24s"),
         ({"AGE": ""}, "age empty"),
         ({"SEEN": "17s"}, "seen 17s"),
         ({"SEEN": ""}, "seen empty"),
         ({"SEEN": "0s"}, None),
+        ({"SEEN": "17s", "GENERATION": "", "STATE": "Starting"}, "committed all the time"),
     ],
     ids=str,
 )
 def test_each_column(cells: dict[str, str], says: str | None) -> None:
-    problems = judge(row(115, **cells), trained(), RUN)
+    problems = judge(row(119, **cells), trained(), RUN)
     assert any(says in problem for problem in problems) if says else problems == []
 
 
@@ -175,6 +176,7 @@ SCRIPT = {"STEP": "", "PROGRESS": "", "LOSS": "", "ETA": "", "SAMPLES/S": ""}
         pytest.param(row(123, "Starting", "1/2", **SCRIPT), None, id="its processes start again"),
         pytest.param(row(123, "Recovering", "2/2", **SCRIPT), None, id="a worker is ready without a process"),
         pytest.param(row(123, "Running", "1/2", **SCRIPT), "nobody committed", id="Running while nothing trains"),
+        pytest.param(row(119.5, "Starting", "2/2", **SCRIPT), None, id="a change is written before the processes end"),
         pytest.param(row(115, "Starting", **SCRIPT), "committed all the time", id="Starting while epochs pass"),
         pytest.param(row(115, **SCRIPT | {"STEP": "100"}), "STEP 100, but nothing is known", id="a step"),
         pytest.param(row(115, **SCRIPT | {"ETA": "40s"}), "ETA 40s, but nothing is known", id="an ETA"),
@@ -187,6 +189,13 @@ def test_lines_of_a_script(shown: Row, says: str | None) -> None:
     run = Run(ASKED, tier="Script")
     problems = judge(shown, trained(kill_at=120.0, pause_s=6.0, until=140.0), run)
     assert any(says in problem for problem in problems) if says else problems == []
+
+
+@pytest.mark.parametrize(("at", "silent", "true"), [(123.0, False, False), (123.0, True, True), (129.5, True, False)])
+def test_silence_of_a_script_shows_after_disconnect_seconds(at: float, silent: bool, true: bool) -> None:
+    run = Run(ASKED, [Fault(120.0, 0, silent=silent)], tier="Script")
+    problems = judge(row(at, "Running", "1/2", **SCRIPT), trained(kill_at=120.0, pause_s=15.0, until=140.0), run)
+    assert any("nobody committed" in problem for problem in problems) is not true
 
 
 def test_seconds_of_kubectls_times() -> None:
