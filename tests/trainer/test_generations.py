@@ -32,10 +32,11 @@ def test_group_forms_and_finishes_with_one_state(job: AgentDouble, world_size: i
         assert worker.messages(local.AdoptedLocally)[0].source == "nothing"
 
 
-@pytest.mark.parametrize("victim", [0, 1, 3], ids=["the store's host, rank 0", "a middle rank", "the last rank"])
+@pytest.mark.parametrize("victim", [0, 1, 3], ids=["rank 0", "the store's host", "the last rank"])
 def test_survivors_redo_at_most_one_step_after_sigkill(job: AgentDouble, victim: int) -> None:
     start(job, 4)
     job.wait_step(1, 10, range(4))
+    assert job.documents[0].store.pod_uid == job.workers[1].pod_uid, "the store's host is not rank 0"
     job.kill(victim)
     survivors = [slot for slot in range(4) if slot != victim]
     job.announce(survivors, lost=[job.workers[victim].pod_uid])

@@ -56,13 +56,14 @@ def build_document(
     )
     inside = {member.pod_uid for member in members}
     silent = tuple(w.pod.uid for w in workers if w.pod is not None and w.silent_until_s and w.pod.uid not in inside)
+    number = _next_number(current, workers)
     return Document(
-        number=_next_number(current, workers),
+        number=number,
         uid=uid,
         job_uid=job_uid,
         kind=announce.kind,
         members=members,
-        store=_store(announce, current, session_tier),
+        store=_store(announce, number, session_tier),
         older=older,
         seals=seals,
         lost=lost,
@@ -90,13 +91,15 @@ def _never_stepped(generation: OlderGeneration, workers: Iterable[Worker]) -> bo
     return bool(left) and len(left) == len(living)
 
 
-def _store(announce: Announce, current: Current | None, session_tier: bool) -> Store:
-    """Choose the store's host: rank 0's worker for scripts (MASTER_ADDR is its address), else another one each generation, so that
-    a set that failed to form moves it, and no worker is the host by construction."""
+def _store(announce: Announce, number: int, session_tier: bool) -> Store:
+    """Choose the store's host: rank 0's worker for scripts (MASTER_ADDR is its address), else by the generation's number.
+
+    So a form that failed moves it, and it is not always the same worker that is lost as rank 0 and as the store's host.
+    """
     able = [w for w in announce.members if w.connected and w.pod and w.pod.ip and w.session and w.session.store_port]
     if not able or (announce.members[0] not in able and not session_tier):
         raise ValueError("no member has a socket for the store")
-    chosen = able[(current.number if current else 0) % len(able)] if session_tier else able[0]
+    chosen = able[number % len(able)] if session_tier else able[0]
     assert chosen.pod is not None
     assert chosen.session is not None
     return Store(chosen.pod.ip, chosen.session.store_port, chosen.pod.uid)

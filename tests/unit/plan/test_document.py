@@ -125,15 +125,16 @@ def test_number_is_above_what_any_agent_has_heard() -> None:
 
 
 @pytest.mark.parametrize(
-    ("number", "session_tier", "host"),
+    ("newest", "session_tier", "host"),
     [
-        pytest.param(2, True, 0, id="a worker hosts the store ..."),
-        pytest.param(3, True, 1, id="... and the next generation's is another's: so a form that failed moves it"),
-        pytest.param(3, False, 0, id="a script's MASTER_ADDR is always rank 0's"),
+        pytest.param(1, True, 0, id="an even generation of two workers: rank 0's hosts the store"),
+        pytest.param(2, True, 1, id="the next number moves it, as after a form that failed"),
+        pytest.param(3, True, 0, id="and back"),
+        pytest.param(2, False, 0, id="a script's MASTER_ADDR is always rank 0's"),
     ],
 )
-def test_store_host(number: int, session_tier: bool, host: int) -> None:
-    got = build(current=make_current((0, 1), number=number), session_tier=session_tier)
+def test_store_host(newest: int, session_tier: bool, host: int) -> None:
+    got = build(current=make_current((0, 1), number=newest, adopted=False), session_tier=session_tier)
     assert (got.store.pod_uid, got.store.port, got.store.host) == (uid_of(host), 4000 + host, f"10.0.0.{host}")
 
 

@@ -314,7 +314,7 @@ def test_generation_is_told_to_all_and_the_document_to_the_stores_host() -> None
     assert {uid: (b.member, b.group_rank, b.rank_offset) for uid, b in bodies.items()} == {
         uid_of(0): (True, 0, 0), uid_of(1): (True, 1, 1), uid_of(2): (False, 0, 0),
     }  # fmt: skip
-    assert [t.pod_uid for t in got.tell if t.body.TYPE == "document"] == [uid_of(0)]
+    assert [t.pod_uid for t in got.tell if t.body.TYPE == "document"] == [uid_of(1)]
     assert {b.document_digest for b in bodies.values()} == {got.status["membership"]["digest"]}
     assert told(got, Welcome) == [uid_of(0), uid_of(1), uid_of(2)]
     heard = tuple(replace(s, told_generation=1, told_tier="Session") for s in sessions)
