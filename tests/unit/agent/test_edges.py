@@ -274,6 +274,7 @@ def test_store_socket_is_held_for_a_script_and_listens_for_a_session() -> None:
         assert taken.getsockname()[1] != store.port
         socket.create_connection(("127.0.0.1", store.port)).close()
     store.take().close()
+    store._socket.close()  # an agent holds it as long as it lives
 
 
 # --- processes -----------------------------------------------------------------------------------------------------
