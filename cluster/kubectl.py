@@ -57,6 +57,6 @@ class Kubectl:
         self.run("apply", "--server-side", "--force-conflicts", "--filename=-", text=json.dumps(items))
 
 
-def wait_until(condition: Callable[[], T], what: str, *, timeout_s: float, every_s: float = 0.1) -> T:
+def wait_until(condition: Callable[[], T | None], what: str, *, timeout_s: float, every_s: float = 0.1) -> T:
     """Wait as harness.polling.until does; a NotYetError counts as "not yet". Raise ClusterError at the deadline."""
     return until(condition, what, timeout_s=timeout_s, every_s=every_s, passing=NotYetError, error=ClusterError)

@@ -18,7 +18,7 @@ class TimedOutError(AssertionError):
 
 
 def until(
-    condition: Callable[[], T],
+    condition: Callable[[], T | None],
     what: str,
     *,
     timeout_s: float = 60.0,
@@ -45,7 +45,7 @@ def until(
 
 
 async def until_async(
-    condition: Callable[[], T],
+    condition: Callable[[], T | None],
     what: str,
     *,
     timeout_s: float = 60.0,

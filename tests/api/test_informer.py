@@ -49,7 +49,8 @@ def worker(namespace: str, slot: int, node: str = "") -> dict[str, Any]:
 async def store(kubeconfig: Path) -> AsyncIterator[tuple[Client, PodStore, list[Key]]]:
     """Yield a client and a running, synced pod store with the keys that it called out."""
     client = await Client.connect(str(kubeconfig))
-    pods, changed = PodStore(client), []
+    pods = PodStore(client)
+    changed: list[Key] = []
     pods.on_change(changed.append)
     task = asyncio.create_task(pods.run())
     try:

@@ -198,7 +198,9 @@ def test_job_that_cannot_run_says_why_everywhere_and_gets_nothing(
     shown = api.done("get", "dtj", "digits", f"--namespace={namespace}")
     assert reason in shown
     described = until(
-        lambda: sentence in (text := api.done("events", "--for=dtj/digits", f"--namespace={namespace}")) and text,
+        lambda: (
+            text if sentence in (text := api.done("events", "--for=dtj/digits", f"--namespace={namespace}")) else ""
+        ),
         "an event",
     )
     assert reason in described

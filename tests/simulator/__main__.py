@@ -35,12 +35,12 @@ def main() -> int:
             num_failed = sum(bool(o.sort) for o in outcomes)
             print(f"{len(outcomes)} of {len(seeds)} walks, {num_failed} failed, {elapsed_s:.0f} s", flush=True)
     print(table(outcomes))
-    failed = Counter(o.sort for o in outcomes if o.sort)
+    by_sort = Counter(o.sort for o in outcomes if o.sort)
     commits = sum(o.num_commits for o in outcomes)
     elapsed_s = time.monotonic() - began_s
     print(
         f"\n{len(outcomes)} walks, {sum(len(o.faults) for o in outcomes)} faults, {commits} commits in {elapsed_s:.0f} s: "
-        f"{sum(failed.values())} failed {dict(failed) if failed else ''}; "
+        f"{sum(by_sort.values())} failed {dict(by_sort) if by_sort else ''}; "
         f"{sum(o.waited for o in outcomes)} waits that only the end of a fault could end."
     )
     for outcome in outcomes:

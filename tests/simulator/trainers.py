@@ -131,6 +131,7 @@ class Group:
             for rank in ranks:
                 self.ranks[rank].leave(cause, found.reason)
             return
+        assert not isinstance(decision, Refuse)
         state = found.state if found is not None else StatePair(self.number, 0)
         source = "copy" if isinstance(found, Copy) else "nothing" if found is None else "disk"
         world.continues_from(state, self)

@@ -80,6 +80,7 @@ class AgentDouble:
         self.everyone: list[Worker] = []
         self.zygote, self.script, self._environment = zygote, script, environment or {}
         self._changed = threading.Condition()
+        self._listeners: list[socket.socket] = []
         self._closed = False
 
     # --- processes ---------------------------------------------------------------------------------------------------
@@ -93,6 +94,7 @@ class AgentDouble:
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         listener.bind(str(worker.path))
         listener.listen(8)
+        self._listeners.append(listener)
         threading.Thread(target=self._accept, args=(worker, listener), daemon=True).start()
         self.run(slot, **environment)
         return worker
@@ -142,11 +144,11 @@ class AgentDouble:
     ) -> Document:
         """Send the next generation to its members and to all other workers. `older`: numbers; default: the last one."""
         members = [self.workers[slot] for slot in slots]
-        host = self.workers[hosts] if hosts is not None else members[0]
         store = socket.socket()
         store.bind(("127.0.0.1", 0))
         store.listen(64)
         number = self.documents[-1].number + 1 if self.documents else 1
+        host = self.workers[hosts] if hosts is not None else members[number % len(members)]  # as the operator chooses
         host.stores[number] = store
         numbers = set(older) if older is not None else {number - 1}
         document = Document(
@@ -258,11 +260,21 @@ class AgentDouble:
                 found.append(commits[0])
             return found
 
-        return min(self.wait(times, f"step {step} of generation {generation} on slots {chosen}"))
+        first: float = min(self.wait(times, f"step {step} of generation {generation} on slots {chosen}"))
+        return first
 
     def first_commit(self, generation: int, slots: Iterable[int]) -> float:
         """Time at which the last of these slots made its first commit in a generation."""
         return self.wait_step(generation, 0, slots)
+
+    def wait_left(self, slot: int, *, cause: bool = False, timeout_s: float = 60) -> list[Any]:
+        """Wait until a worker's trainer has left its generation, `cause`: and said why; return all that it said."""
+
+        def said() -> list[Any]:
+            return [m for m in self.workers[slot].messages(local.Left) if m.cause or not cause]
+
+        found: list[Any] = self.wait(said, f"slot {slot} leaves", timeout_s)
+        return found
 
     def wait_finished(self, *slots: int) -> None:
         number = self.documents[-1].number
@@ -275,6 +287,9 @@ class AgentDouble:
 
     def close(self) -> None:
         self._closed = True
+        for listener in self._listeners:
+            listener.shutdown(socket.SHUT_RDWR)  # ends `accept`
+            listener.close()
         for worker in self.everyone:
             if worker.pid and alive(worker.pid):
                 with contextlib.suppress(ProcessLookupError):
@@ -288,7 +303,10 @@ class AgentDouble:
 
     def _accept(self, worker: Worker, listener: socket.socket) -> None:
         while not self._closed:
-            connection, _ = listener.accept()
+            try:
+                connection, _ = listener.accept()
+            except OSError:  # closed
+                return
             threading.Thread(target=self._serve, args=(worker, connection), daemon=True).start()
 
     def _serve(self, worker: Worker, connection: socket.socket) -> None:

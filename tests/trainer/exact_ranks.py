@@ -28,7 +28,7 @@ def sha(tensor: torch.Tensor) -> str:
 
 
 def main(rank: int, world_size: int, store: str, num_virtual: int, length: int) -> None:
-    group = dist.ProcessGroupGloo(dist.FileStore(store, world_size), rank, world_size, timedelta(seconds=60))
+    group = dist.ProcessGroupGloo(dist.FileStore(store, world_size), rank, world_size, timedelta(seconds=60))  # type: ignore[attr-defined]
     shares = shares_of(num_virtual, world_size)
     total = ExactSum(shares, rank)
     exchange = GroupExchange(lambda method, *arguments: getattr(group, method)(*arguments).wait())
@@ -42,7 +42,7 @@ def main(rank: int, world_size: int, store: str, num_virtual: int, length: int) 
                 plain += flat
                 flat.zero_()
             line[str(dtype)] = sha(total.reduce(exchange))
-            group.allreduce([plain]).wait()
+            group.allreduce([plain]).wait()  # type: ignore[attr-defined]
             line[f"plain {dtype}"] = sha(plain)
     os.write(1, (json.dumps(line) + "\n").encode())  # one write: lines of ranks do not mix
 

@@ -40,7 +40,7 @@ def _source_dies(generation: int) -> None:
                 os.kill(os.getpid(), signal.SIGKILL)
         broadcast(groups, tensor, source)  # type: ignore[arg-type]
 
-    transfer._broadcast = dying  # type: ignore[assignment]
+    transfer._broadcast = dying
 
 
 def _ends_before_apply(index: int, *, dies: bool) -> None:
@@ -56,4 +56,4 @@ def _ends_before_apply(index: int, *, dies: bool) -> None:
             raise GroupBroken("TEST_FAULT")
         return totals(reducer, header, losses, weights, groups)
 
-    Reducer.totals = ending  # type: ignore[method-assign]
+    Reducer.totals = ending  # type: ignore[method-assign, assignment]

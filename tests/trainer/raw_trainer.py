@@ -47,7 +47,8 @@ class Agent:
                 os._exit(3)
             self.buffer += data
         line, self.buffer = self.buffer.split(b"\n", 1)
-        return local.TO_TRAINER.decode_line(line)
+        message: object = local.TO_TRAINER.decode_line(line)
+        return message
 
     def answer(self) -> local.Answer:
         while True:
@@ -78,12 +79,12 @@ def form(assignment: local.Assignment) -> None:
     port = socket.socket(fileno=os.dup(fd)).getsockname()[1] if fd is not None else 0
     note("store", said=said, port=port)
     if "tcpstore" in ARGS:
-        import torch.distributed as dist
+        from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
         host, number = assignment.store_host, assignment.store_port
-        store = dist.TCPStore(host, number, is_master=True, wait_for_workers=False, master_listen_fd=fd)
+        store = TCPStore(host, number, is_master=True, wait_for_workers=False, master_listen_fd=fd)
         store.set("key", "value")
-        client = dist.TCPStore(host, number, is_master=False)
+        client = TCPStore(host, number, is_master=False)
         note("served", value=client.get("key").decode())
 
 

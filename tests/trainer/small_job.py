@@ -15,6 +15,7 @@ import json
 import os
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -46,11 +47,11 @@ losses = {}
 evaluations = []
 before = []
 if os.environ.get("TEST_FAULT"):
-    import faults
+    import faults  # type: ignore[import-not-found]  # it lies beside this script
 
     faults.install(os.environ["TEST_FAULT"])
 
-settings = {
+settings: dict[str, Any] = {
     "model": model,
     "optimizer": optimizer,
     "data": (x, y),

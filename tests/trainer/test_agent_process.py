@@ -516,10 +516,11 @@ def test_container_restart_keeps_what_was_entered_and_raises_the_incarnation(
 def test_command_that_crashes_at_once_waits_longer_each_time(operator: OperatorEdge, worker: Worker) -> None:
     worker.start_raw("exit=4")
     welcome(operator)
-    faults = [
-        operator.wait(lambda h, n=n: isinstance(h.body, wire.Fault) and h.report.condition.incarnation == n)
-        for n in (1, 2, 3)
-    ]
+
+    def fault(incarnation: int) -> Heard:
+        return operator.wait(lambda h: isinstance(h.body, wire.Fault) and h.report.condition.incarnation == incarnation)
+
+    faults = [fault(incarnation) for incarnation in (1, 2, 3)]
     assert [f.body.exit_code for f in faults] == [4, 4, 4]
     assert faults[0].body.last_line == "the last words"
     assert faults[2].at_s - faults[1].at_s >= 1.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import Any
 
 import pytest
@@ -38,12 +39,15 @@ def test_operator_that_freezes_is_given_up_and_told_the_fault_by_the_next_connec
         log=said.append,
     )
 
+    def heard(number: int) -> bool:
+        return len(operator.heard) == number
+
     async def scene() -> None:
         running = asyncio.ensure_future(one.run())
         await until_async(lambda: events == ["up"], "the first connection")
         for number in range(3):  # answered, each
             one.send(report(wire.Changed()))
-            await until_async(lambda number=number: len(operator.heard) == 2 + number, "the report is heard")
+            await until_async(partial(heard, 2 + number), "the report is heard")
         operator.frozen = True
         one.send(report(wire.Fault("exit", "lost?")))
         await until_async(lambda: events == ["up", "down"], "the operator is given up")

@@ -14,7 +14,8 @@ from tests.trainer.elastic_kit import assert_one_state, finish, run_alone, start
 
 
 def last_step(double: AgentDouble, slot: int, generation: int) -> int:
-    return max(m.step for m in double.workers[slot].messages(local.Committed, generation))
+    last: int = max(m.step for m in double.workers[slot].messages(local.Committed, generation))
+    return last
 
 
 def test_torn_copy_is_never_offered_when_the_source_dies_in_mid_copy(job: AgentDouble) -> None:
@@ -49,9 +50,7 @@ def test_same_step_of_an_older_generation_is_replaced(job: AgentDouble, tmp_path
     job.announce(range(2))
     job.wait_step(1, 9, [0])
     go.touch()
-    left = [
-        job.wait(lambda slot=slot: job.workers[slot].messages(local.Left), f"{slot} says so")[-1] for slot in (0, 1)
-    ]
+    left = [job.wait_left(slot)[-1] for slot in (0, 1)]
     assert [m.state for m in left] == [StatePair(1, 9), StatePair(1, 8)]
     job.announce([1])
     job.wait_step(2, 9, [1])
@@ -110,7 +109,7 @@ def test_survivors_say_at_once_that_a_collective_failed_and_keep_their_state(
     job.wait_step(1, 5, range(3))
     job.kill(1)
     for slot in (0, 2):
-        left = job.wait(lambda slot=slot: job.workers[slot].messages(local.Left), f"{slot} says so", 10)[-1]
+        left = job.wait_left(slot, timeout_s=10)[-1]
         assert (left.cause, left.left_up_to, left.state_adopted) == ("collective", 1, 1)
         assert left.state == StatePair(1, last_step(job, slot, 1))
     job.announce([0, 2], lost=[job.workers[1].pod_uid])
@@ -195,7 +194,7 @@ def test_job_whose_volume_cannot_be_read_waits_instead_of_beginning_anew(job: Ag
     job.announce(range(2), lost=gone, checkpoint=named)
     for slot in (0, 1):
         messages = job.workers[slot].messages
-        left = job.wait(lambda messages=messages: [m for m in messages(local.Left) if m.cause], f"{slot} refuses")[-1]
+        left = job.wait_left(slot, cause=True)[-1]
         assert (left.cause, left.state, messages(local.AdoptedLocally)) == ("witness", None, [])
         assert f"names checkpoint {saved['directory']}" in left.message
         assert str(tmp_path / "ckpt") in left.message

@@ -98,8 +98,9 @@ def test_false_lines_are_caught(false: Row, says: str) -> None:
 )
 def test_while_nobody_commits(at: float, shown: str, says: str | None) -> None:
     trace = trained(kill_at=120.0, pause_s=6.0, until=140.0)
+    state, ready = shown.split()
     generation, step = (1, 150) if at < 126.0 else (2, 250)
-    problems = judge(row(at, *shown.split(), step=step, generation=generation), trace, RUN)
+    problems = judge(row(at, state, ready, step=step, generation=generation), trace, RUN)
     assert any(says in problem for problem in problems) if says else problems == []
 
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -58,8 +59,8 @@ class Machine:
         done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
         return done.stdout + done.stderr, [m["group"] for m in self._messages()]
 
-    def _messages(self) -> list[dict[str, object]]:
-        messages = []
+    def _messages(self) -> list[dict[str, Any]]:
+        messages: list[dict[str, Any]] = []
         while True:
             try:
                 connection, _ = self.agent.accept()

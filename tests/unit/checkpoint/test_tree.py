@@ -1,8 +1,7 @@
 """A state as tensors and JSON."""
 
-import collections
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -10,6 +9,10 @@ import torch
 
 from regroup.checkpoint.errors import CheckpointError
 from regroup.checkpoint.tree import differences, pack, unpack
+
+
+class P(NamedTuple):
+    x: int
 
 
 def same(a: Any, b: Any) -> bool:
@@ -48,7 +51,7 @@ def test_tensor_keys_are_dotted_paths() -> None:
     [
         pytest.param({"f": print}, "state.f is a builtins.builtin_function_or_method", id="a function"),
         pytest.param({"r": [np.float64(1)]}, "state.r.0 is a numpy.float64", id="a numpy scalar"),
-        pytest.param({"n": collections.namedtuple("P", "x")(1)}, "state.n is a", id="a named tuple"),
+        pytest.param({"n": P(1)}, "state.n is a", id="a named tuple"),
         pytest.param({(1, 2): 3}, r"state has the key (1, 2), a tuple", id="a tuple as key"),
         pytest.param({"s": torch.eye(2).to_sparse()}, "state.s is a torch.sparse_coo tensor", id="a sparse tensor"),
         pytest.param(

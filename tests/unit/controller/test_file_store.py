@@ -60,7 +60,12 @@ def test_change_of_the_spec_makes_a_planned_write_lose(tmp_path: Path) -> None:
 
 def test_readers_never_see_half_a_file(tmp_path: Path) -> None:
     store = stored(tmp_path, make_job())
-    writer = threading.Thread(target=lambda: [write(store, "Running") for _ in range(50)])
+
+    def write_often() -> None:
+        for _ in range(50):
+            write(store, "Running")
+
+    writer = threading.Thread(target=write_often)
     writer.start()
     while writer.is_alive():
         assert store.read()["metadata"]["name"] == "digits"

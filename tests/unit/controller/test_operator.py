@@ -61,7 +61,7 @@ def test_operator_that_dies_between_write_and_announcement_wastes_the_number(tmp
         world.kill_operator()
         raise Killed
 
-    operator.registry.tell = die  # type: ignore[method-assign]
+    operator.registry.tell = die  # type: ignore[method-assign, assignment]
     world.kill_process(world.uid(2))
     with pytest.raises(Killed):
         world.settle()

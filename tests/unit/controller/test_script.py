@@ -103,7 +103,7 @@ def test_process_that_does_not_die_costs_its_pod_and_no_more(tmp_path: Path, job
     """SIGKILL does not end a process that hangs in the kernel (a dead NFS server): its pod never ends either."""
     world = running(tmp_path, job)
     stuck = world.agents[world.uid(2)]
-    stuck.exited = lambda *_: None  # type: ignore[method-assign, assignment]
+    stuck.exited = lambda *_: None  # type: ignore[method-assign]
     ends = world.container_ended
     world.container_ended = lambda agent, code: agent.die() if agent is stuck else ends(agent, code)  # type: ignore[method-assign]
     world.kill_process(world.uid(1))

@@ -23,6 +23,11 @@ def image(spec: dict[str, Any]) -> None:
     spec["template"]["spec"]["containers"][0]["image"] = "example/trainer:2"
 
 
+def image_and_two(spec: dict[str, Any]) -> None:
+    image(spec)
+    spec["replicas"] = 2
+
+
 def test_pods_whose_image_cannot_be_pulled_are_made_anew_when_it_is_corrected(tmp_path: Path) -> None:
     world = World(tmp_path, make_job().with_replicas(2), start=False)
     world.pods.pending = {0, 1}
@@ -40,7 +45,7 @@ def test_pods_whose_image_cannot_be_pulled_are_made_anew_when_it_is_corrected(tm
 @pytest.mark.parametrize(
     ("spec_change", "replicas"),
     [
-        pytest.param(lambda spec: (image(spec), spec.update(replicas=2)), 2, id="another image"),
+        pytest.param(image_and_two, 2, id="another image"),
         pytest.param(lambda spec: spec.update(replicas=2), 2, id="a smaller fixed size"),
         pytest.param(lambda spec: spec.update(replicas=4), 4, id="a larger fixed size"),
     ],

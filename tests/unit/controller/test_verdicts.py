@@ -258,7 +258,7 @@ def test_many_refusals_at_once_are_one_event(tmp_path: Path) -> None:
     async def create(job: Any, slot: int, *_: Any) -> None:
         raise RegroupError(f"{job.name}-worker-{slot}-0 is forbidden.")
 
-    world.pods.create = create  # type: ignore[method-assign]
+    world.pods.create = create  # type: ignore[method-assign, assignment]
     world.start_operator()
     world.advance(60)
     assert [n.note for n in world.notes] == ["digits-worker-0-0 is forbidden."]

@@ -70,7 +70,7 @@ def test_training_alone_equals_the_same_loop_by_hand() -> None:
     for step in range(6):
         optimizer.zero_grad()
         ids = torch.cat([job.plan.ids(step, v) for v in range(4)])
-        torch.nn.functional.cross_entropy(by_hand(x[ids]), y[ids]).backward()
+        torch.nn.functional.cross_entropy(by_hand(x[ids]), y[ids]).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
     for ours, theirs in zip(job.model.parameters(), by_hand.parameters()):
         torch.testing.assert_close(ours, theirs)
@@ -184,10 +184,10 @@ def test_parameters_that_would_be_trained_apart_are_refused() -> None:
     both = torch.optim.SGD([*model.parameters(), *head.parameters()], lr=0.1)
     with pytest.raises(UsageError, match=r"param_groups\[0\]\['params'\]\[2\], of shape \[3, 2\], is not a parameter"):
         make_job(model=model, optimizer=both)
-    model = torch.nn.Sequential(torch.nn.Linear(4, 2), torch.nn.Linear(2, 2))
-    model[0].weight.requires_grad_(False)
-    job = make_job(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
-    model[0].weight.requires_grad_(True)
+    two = torch.nn.Sequential(torch.nn.Linear(4, 2), torch.nn.Linear(2, 2))
+    two[0].weight.requires_grad_(False)
+    job = make_job(model=two, optimizer=torch.optim.SGD(two.parameters(), lr=0.1))
+    two[0].weight.requires_grad_(True)
     with pytest.raises(UsageError, match=r"parameter 0\.weight is True, and was False"), job:
         train(job, 1)
 

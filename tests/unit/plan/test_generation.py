@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from regroup.protocol.state import Group, Phase
@@ -16,7 +18,7 @@ NOW_S = 100.0
 def worker(
     slot: int, phase: str = Phase.STARTING, generation: int = 1, ran_s: float = 5.0, **changes: object
 ) -> Session:
-    given = {"session": False, "condition_at_s": NOW_S - ran_s} | changes
+    given: dict[str, Any] = {"session": False, "condition_at_s": NOW_S - ran_s, **changes}
     return make_session(slot, phase, generation, **given)
 
 

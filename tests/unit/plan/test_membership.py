@@ -74,13 +74,13 @@ def broken(slot: int, peer: int | None = None, **changes: Any) -> Worker:
     fault = make_fault(peer=uid_of(peer) if peer is not None else None)
     session = make_session(slot, Phase.BROKEN, 1, fault=fault, fault_generation=1, fault_at_s=90.0)
     return make_worker(
-        slot, Standing.BROKEN, **{"session": session, "why": "CollectiveFailed", "since_s": 90.0} | changes
+        slot, Standing.BROKEN, **{"session": session, "why": "CollectiveFailed", "since_s": 90.0, **changes}
     )
 
 
 def silent(slot: int, lost_at_s: float = 104.0, **changes: Any) -> Worker:
     session = make_session(slot, Phase.TRAINING, 1, connected=False)
-    return make_worker(slot, Standing.SILENT, **{"session": session, "lost_at_s": lost_at_s} | changes)
+    return make_worker(slot, Standing.SILENT, **{"session": session, "lost_at_s": lost_at_s, **changes})
 
 
 def draining(slot: int, **changes: Any) -> Worker:
@@ -361,7 +361,7 @@ def test_another_pod_takes_the_place_of_one_that_is_given_up() -> None:
 def holding(slot: int, state: tuple[int, int] | None, adopted: int, **changes: Any) -> Worker:
     seal = make_seal(2, state, adopted=adopted, state_adopted=adopted if state else 0)
     session = make_session(slot, Phase.BROKEN, 2, adopted_to=adopted, seal=seal)
-    return make_worker(slot, **{"standing": Standing.BROKEN, "session": session, "why": "CollectiveFailed"} | changes)
+    return make_worker(slot, **{"standing": Standing.BROKEN, "session": session, "why": "CollectiveFailed", **changes})
 
 
 REFUSED = make_current((1, 2), number=2, adopted=False, older=(make_older(1, uid_of(0), uid_of(1), uid_of(2)),))
@@ -465,7 +465,7 @@ def test_names_of_a_set_do_not_change_with_the_number_of_the_refusal() -> None:
 
 # --- a healthy group: planned changes ------------------------------------------------------------------------------
 
-FRESH = {"since_s": 99.9}
+FRESH: dict[str, Any] = {"since_s": 99.9}
 
 
 @pytest.mark.parametrize(

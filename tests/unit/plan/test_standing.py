@@ -144,11 +144,11 @@ def test_standing_of_a_connected_member(session: Session, current: Current | Non
 
 def gone(**changes: Any) -> Session:
     """A member whose stream closed 4 s ago at step 10."""
-    return make_session(0, Phase.TRAINING, 1, **{"connected": False, "closed_at_s": 96.0, "closed_step": 10} | changes)
+    return make_session(0, Phase.TRAINING, 1, **{"connected": False, "closed_at_s": 96.0, "closed_step": 10, **changes})
 
 
 def peers(step: int, at_s: float, generation: int = 1) -> tuple[Session, ...]:
-    progress = {
+    progress: dict[str, Any] = {
         "progress": make_progress(step),
         "progress_generation": generation,
         "progress_at_s": at_s,

@@ -64,7 +64,9 @@ def test_phase_of_a_job_that_has_ended(ended: str) -> None:
     assert phase_of(current=make_current(), decision=None, workers=[], trained=True, ended=ended) == ended
 
 
-def conditions(*workers: Worker, ended: bool = False, now_s: float = 100.0, **refusals: str) -> list[Said]:
+def conditions(
+    *workers: Worker, ended: bool = False, now_s: float = 100.0, refusals: dict[str, str] | None = None
+) -> list[Said]:
     return worker_conditions(
         workers=workers,
         replicas=3,
@@ -72,7 +74,7 @@ def conditions(*workers: Worker, ended: bool = False, now_s: float = 100.0, **re
         now_s=now_s,
         settings=Settings(),
         endpoint="regroup.ns.svc:8443",
-        refusals=refusals,
+        refusals=refusals or {},
     )
 
 
@@ -127,7 +129,8 @@ def test_agents_connected(worker: Worker, status: str, reason: str) -> None:
 
 
 def test_agent_that_was_turned_away_is_said_with_its_reason() -> None:
-    got = conditions(A, B, unheard(0.0), **{"uid-2.0": "Protocol version 2 is not spoken here, 1 is.", "other": "x"})[1]
+    refusals = {"uid-2.0": "Protocol version 2 is not spoken here, 1 is.", "other": "x"}
+    got = conditions(A, B, unheard(0.0), refusals=refusals)[1]
     assert (got.status, got.reason) == ("False", "Refused")
     assert got.message == "1 of 3 agents is turned away: Protocol version 2 is not spoken here, 1 is."
 
