@@ -1,0 +1,81 @@
+"""Documents name only what exists: files, directories, targets of make."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+DOCUMENTS = sorted(
+    path.relative_to(ROOT)
+    for pattern in ("*.md", "docs/**/*.md", "cluster/*.md", "changelog.d/*.md")
+    for path in ROOT.glob(pattern)
+)
+TREE = "docs/design/design.md"
+TOP = "operator|trainer-image|crds|helm|manifests|cluster|harness|demo|chaos|bench|tests|docs|changelog.d"
+_PATH = re.compile(rf"(?<![\w./<-])(?:{TOP})/[\w./-]*\w/?")
+_NAME = re.compile(r"(?<![\w/<.-])[\w-]+\.md\b")
+_ADR = re.compile(r"\badr/(\d{4})")
+_TARGET = re.compile(r"\bmake ([a-z][a-z0-9-]+)")
+_LINE = re.compile(r"^( *)([\w./-]+(?:/|\.py))(?:\s|$)")
+MADE = ("bench/out",)
+"""Written by commands, not kept."""
+
+
+def named(text: str) -> Iterator[str]:
+    """Return the paths that a document names, as paths or glob patterns from the root."""
+    for found in _PATH.findall(text):
+        if not found.startswith(MADE):
+            yield found
+    yield from (f"docs/design/adr/{number}-*.md" for number in _ADR.findall(text))
+
+
+def missing(text: str) -> list[str]:
+    targets = set(re.findall(r"^([a-z0-9-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    return [
+        *sorted({path for path in named(text) if not (ROOT / path).exists() and not any(ROOT.glob(path))}),
+        *sorted(set(_NAME.findall(text)) - {path.name for path in DOCUMENTS}),
+        *sorted({f"make {t}" for t in _TARGET.findall(_code(text)) if t not in targets}),
+    ]
+
+
+def _code(text: str) -> str:
+    """Return what a document marks as code: "make" is a verb elsewhere."""
+    blocks = re.findall(r"^```.*?^```", text, re.MULTILINE | re.DOTALL)
+    return "\n".join([*blocks, *re.findall(r"`[^`\n]+`", text)])
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=str)
+def test_what_a_document_names_exists(document: Path) -> None:
+    assert missing((ROOT / document).read_text()) == []
+
+
+def test_tree_in_the_design_exists() -> None:
+    block = (ROOT / TREE).read_text().split("## 2. The rooms\n```\n")[1].split("```")[0]
+    above: list[tuple[int, str]] = []
+    paths = []
+    for line in block.splitlines():
+        found = _LINE.match(line)
+        if found is None or len(found[1]) > 8:  # a description goes on
+            continue
+        above = [(depth, name) for depth, name in above if depth < len(found[1])] + [(len(found[1]), found[2])]
+        paths.append("".join(name for _, name in above))
+    assert len(paths) > 20
+    assert [path for path in paths if not (ROOT / path).exists()] == []
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        pytest.param("see tests/unit/test_documents.py, docs/ and design.md (adr/0001)", [], id="all of it is there"),
+        pytest.param("tests/unit/test_nothing.py", ["tests/unit/test_nothing.py"], id="a file that is not"),
+        pytest.param("style-guide.md", ["style-guide.md"], id="a document that is not"),
+        pytest.param("adr/9999", ["docs/design/adr/9999-*.md"], id="a decision record that is not"),
+        pytest.param("`make test`, `make coffee`; to make haste", ["make coffee"], id="a target that is not"),
+    ],
+)
+def test_what_is_missing_is_found(text: str, wanted: list[str]) -> None:
+    assert missing(text) == wanted
