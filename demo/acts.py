@@ -9,6 +9,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,14 +17,30 @@ from cluster.errors import ClusterError
 from cluster.kubectl import Kubectl, wait_until
 from demo.claims import Claims
 from demo.live import LiveTable
-from harness import faults, installation
+from harness import faults, installation, judge
 from harness.job import JobView
+from harness.judge import Change
 from harness.steps import Step, Steps
 
 QUIET_S = 20.0
 """So long before and after the operator's death the steps are compared."""
 SLOWER = 3.0
 """No step after it takes longer than so many times the 99th percentile before."""
+NUM_FAULTS = 3
+"""Of a process, a pod and a node: each may cost one step that is done again."""
+
+
+@dataclass(frozen=True)
+class Before:
+    """A job that trains, just before something is done to it."""
+
+    generation: int
+    trainers: dict[str, list[int]]
+    """This machine's process ids of the trainers, by pod."""
+
+    def kept(self, now: dict[str, list[int]], lost: set[str], number: int) -> list[str]:
+        """Return what is wrong with the survivors' processes."""
+        return judge.kept(self.trainers, now, lost=lost, number=number)
 
 
 @dataclass
@@ -49,49 +66,45 @@ class Acts:
 
     def kill_process(self) -> None:
         """SIGKILL one trainer process."""
-        before, containers, generation = self._trainers(), self._containers(), self._generation()
+        before, containers = self._before(), self._containers()
         pod = self.job.pod(1)["metadata"]
         self.live.act(f"SIGKILL of the trainer process in {pod['name']}")
         killed = faults.kill_trainer(pod["uid"])
-        first = self._recovered(generation, 3, killed)
-        self._claim_next_step("SIGKILL of a process: next step within 1 s", killed, generation, first, 1.0)
+        first = self._recovered(before, 3, killed)
+        self._claim_next_step("SIGKILL of a process: next step within 1 s", killed, first, 1.0)
         self.claims.check(
             "... no pod or container restarted", self._containers() == containers, f"{len(containers)} containers"
         )
-        self._claim_survivors(before, {pod["name"]})
+        self._claim_kept(before, {pod["name"]}, number=2, generations=(2, 2))
 
     def delete_pod(self) -> None:
         """Delete a pod without grace."""
-        before, generation = self._trainers(), self._generation()
+        before = self._before()
         name = self.job.pod(2)["metadata"]["name"]
         self.live.act(f"kubectl delete pod {name} --grace-period=0 --force")
         deleted = time.time()
         self.job.delete_pod(name, grace_s=0)
-        first = self._recovered(generation, 3, None)
+        first = self._recovered(before, 3, None)
         # The kubelet leaves even such a pod two seconds, in which it may go on training with the others.
         without = self.steps.intervals_s(since_s=deleted, until_s=first.at_s)
         self.claims.check("pod deleted: never 2 s without a step", max(without) <= 2.0, f"at most {_ms(max(without))}")
-        self._claim_nothing_lost(generation, first)
-        self._claim_survivors(before, {name})
+        self._claim_kept(before, {name}, number=2, generations=(2, 2))
 
     def power_off(self) -> None:
         """Cut the power of a node that has a worker but not the operator's leader."""
-        before, generation = self._trainers(), self._generation()
-        leader = self._leader()
+        before, leader = self._before(), self._leader()
         homes = self._homes()
         nodes = sorted(node for node in homes.values() if node != leader["spec"]["nodeName"])
-        if not nodes:
-            raise ClusterError(
-                f"All workers are on {leader['spec']['nodeName']}, with the operator's leader: no node to cut."
-            )
-        lost = {name for name, home in homes.items() if home == nodes[0]}
+        lost = {name for name, home in homes.items() if nodes and home == nodes[0]}
+        if not lost or len(lost) == len(homes):
+            raise ClusterError(f"No node has some of the workers and not the operator's leader: {homes}.")
         self.live.act(f"power off node {nodes[0]} (with {', '.join(sorted(lost))})")
         cut = faults.power_off(nodes[0])
-        first = self._recovered(generation, 3, cut)
-        self._claim_next_step("node powered off: survivors step again within 15 s", cut, generation, first, 15.0)
+        first = self._recovered(before, 3, cut)
+        self._claim_next_step("node powered off: survivors step again within 15 s", cut, first, 15.0)
         rebuilt = sorted(set(self._homes().values()))
         self.claims.check("... its worker is rebuilt on another node", nodes[0] not in rebuilt, ", ".join(rebuilt))
-        self._claim_survivors(before, lost)
+        self._claim_kept(before, lost, number=3 - len(lost), generations=(2, 1 + len(lost)))
         self.live.note(f"power on node {nodes[0]}")
         faults.power_on(nodes[0])
 
@@ -100,7 +113,7 @@ class Acts:
         self.live.act(f"{QUIET_S:.0f} s of training without faults, to compare with")
         begun = time.time()
         self._wait_steps(until_s=begun + QUIET_S)
-        before, generation, leader = self._trainers(), self._generation(), self._leader()
+        before, leader = self._before(), self._leader()
         self.live.act(f"SIGKILL of the leading operator {leader['metadata']['name']}; training goes on without one")
         killed = faults.kill_main(leader["metadata"]["uid"], "regroup_operator")
         self._wait_steps(until_s=killed + QUIET_S)
@@ -120,51 +133,62 @@ class Acts:
             "the status moves again",
         )
         self.claims.check(
-            "... no generation was issued", self._generation() == generation, f"generation {self._generation()}"
+            "... no generation was issued",
+            self._generation() == before.generation,
+            f"generation {self._generation()}",
         )
-        self._claim_survivors(before, set())
+        self._claim("... the survivors keep their processes", before.kept(self._trainers(), set(), 3), "3 of them")
 
     def resize(self) -> None:
         """3 -> 5 -> 2 by kubectl patch."""
-        for replicas in (5, 2):
-            before, generation = self._trainers(), self._generation()
+        for replicas, generations in ((5, (1, 2)), (2, (1, 1))):
+            before = self._before()
             self.live.act(f"kubectl patch: replicas {self.job.get()['spec']['replicas']} -> {replicas}")
             self.job.patch_replicas(replicas)
-            self._recovered(generation, replicas, None)
-            pauses = self.steps.pauses_s(after=generation)
+            self._recovered(before, replicas, None)
+            pauses = self.steps.pauses_s(after=before.generation)
             self.claims.check(
                 f"resized to {replicas}: paused for at most 0.5 s more than a step takes",
                 max(pauses) <= 0.5,
                 ", ".join(_ms(max(p, 0.0)) for p in pauses),
             )
-            gone = {name for name in before if name not in self._containers()} if replicas == 2 else set()
-            self._claim_survivors(before, gone)
+            gone = {name for name in before.trainers if name not in self._containers()} if replicas == 2 else set()
+            self._claim_kept(before, gone, number=min(replicas, 3), generations=generations, redone=0)
 
-    def finish(self) -> dict[str, Any]:
-        """Wait for the end; return the final status."""
+    def finish(self, steps: int) -> dict[str, Any]:
+        """Wait for the end after so many steps; return the final status."""
         self.live.act("training to the end")
-        return self._wait(lambda s: (s.get("summary") or {}).get("state") == "Succeeded", 600, "the job ends")
+        status = self._wait(lambda s: (s.get("summary") or {}).get("state") == "Succeeded", 600, "the job ends")
+        with suppress(ClusterError):  # the judge says what the log lacks
+            wait_until(lambda: self._newest().number == steps, "the trainers' log has the last step", timeout_s=30)
+        self._claim(
+            "the whole run: every step once, none rolled back",
+            judge.whole(self.steps.commits(), first=1, last=steps, redone=NUM_FAULTS),
+            f"steps 1 to {steps}",
+        )
+        return status
 
     # --- seeing ----------------------------------------------------------------------------------------------------
 
-    def _recovered(self, generation: int, workers: int, since_s: float | None) -> Step:
-        """Wait until all workers train again; return the first step after `generation`, and say what was decided."""
+    def _before(self) -> Before:
+        """Return what is compared with after a fault or a resize."""
+        return Before(self._generation(), self._trainers())
+
+    def _recovered(self, before: Before, workers: int, since_s: float | None) -> Step:
+        """Wait until all workers train again; return the first step of a newer generation, and say what was decided."""
 
         def there(status: dict[str, Any]) -> bool:
-            ready = status["summary"]["ready"] if self._trains(status, generation) else ""
+            ready = status["summary"]["ready"] if self._trains(status, before.generation) else ""
             return ready == f"{workers}/{workers}" and status["membership"]["worldSize"] == workers
 
         status = self._wait(there, 120, f"the job trains with {workers} workers")
-        around = wait_until(
-            lambda: self.steps.around(generation),
-            f"the trainers' log has a step after generation {generation}",
-            timeout_s=30,
-        )
-        assert around is not None
-        decisions = [i["decision"] for i in status.get("incidents") or () if i["generation"] > generation]
-        cost = f"  ({_ms(around[1].at_s - since_s)})" if since_s is not None else ""
+        what = f"the trainers' log has a step after generation {before.generation}"
+        first = wait_until(lambda: self.steps.first_after(before.generation), what, timeout_s=30)
+        assert first is not None
+        decisions = [i["decision"] for i in status.get("incidents") or () if i["generation"] > before.generation]
+        cost = f"  ({_ms(first.at_s - since_s)})" if since_s is not None else ""
         self.live.note(f"{decisions[0]}{cost}" if decisions else f"{workers} workers train on.{cost}")
-        return around[1]
+        return first
 
     @staticmethod
     def _trains(status: dict[str, Any], generation: int) -> bool:
@@ -233,25 +257,29 @@ class Acts:
 
     # --- claims ----------------------------------------------------------------------------------------------------
 
-    def _claim_next_step(self, what: str, since_s: float, generation: int, first: Step, bound_s: float) -> None:
-        """Claim that the log goes on in time, and where it should."""
+    def _claim_next_step(self, what: str, since_s: float, first: Step, bound_s: float) -> None:
+        """Claim that the log goes on in time."""
         cost_s = first.at_s - since_s
         self.claims.check(what, cost_s <= bound_s, f"{_ms(cost_s)}, by the trainers' log")
-        self._claim_nothing_lost(generation, first)
 
-    def _claim_nothing_lost(self, generation: int, first: Step) -> None:
-        """Claim that the new generation's first step is the one after the last, or that one again."""
-        around = self.steps.around(generation)
-        assert around is not None
-        last = around[0].number
-        # A dying rank 0 may take the line of its last step with it, so that the log may jump by one.
-        whole = last <= first.number <= last + 2
-        self.claims.check("... nothing is lost, at most one step redone", whole, f"step {last}, then {first.number}")
+    def _claim_kept(
+        self, before: Before, lost: set[str], *, number: int, generations: tuple[int, int], redone: int = 1
+    ) -> None:
+        """Claim that `number` survivors go on with their processes where they were, in so many generations."""
+        after, survivors = self._generation(), set(before.trainers) - lost
+        with suppress(ClusterError):  # the judge says which survivor's log lacks it
+            wait_until(lambda: survivors <= self.steps.pods(after), f"every survivor's step in {after}", timeout_s=30)
+        change = Change(before.generation, after, survivors, number, generations=generations, redone=redone)
+        self._claim(
+            "... nothing is lost, at most one step redone" if redone else "... nothing is lost, no step redone",
+            judge.changed(self.steps.commits(), change),
+            f"generation {before.generation}, then {before.generation + 1} to {after}",
+        )
+        problems = before.kept(self._trainers(), lost, number)
+        self._claim("... the survivors keep their processes", problems, f"{number} of them")
 
-    def _claim_survivors(self, before: dict[str, list[int]], lost: set[str]) -> None:
-        now = self._trainers()
-        kept = all(now.get(name) == pids for name, pids in before.items() if name not in lost)
-        self.claims.check("... the survivors keep their processes", kept, f"{len(set(before) - lost)} of them")
+    def _claim(self, what: str, problems: list[str], seen: str) -> None:
+        self.claims.check(what, not problems, " ".join(problems) or seen)
 
 
 def _ms(seconds: float) -> str:

@@ -47,11 +47,11 @@ class Followed:
                 stream = self._streams.get(name)
                 if stream is None or stream.poll() is not None:
                     self._streams[name] = self._job.stream_logs(name)
-                    threading.Thread(target=self._read, args=(self._streams[name],), daemon=True).start()
+                    threading.Thread(target=self._read, args=(self._streams[name], name), daemon=True).start()
 
-    def _read(self, stream: subprocess.Popen[str]) -> None:
+    def _read(self, stream: subprocess.Popen[str], pod: str) -> None:
         assert stream.stdout is not None
         for line in stream.stdout:
-            step = parse(line)
+            step = parse(line, pod)
             if step is not None:
                 self.steps.add(step)

@@ -103,7 +103,7 @@ def _run(console: Console, *, was_up: bool) -> int:
             acts.resize()
             (directory / HURRY).touch()
             reference, _ = apply_sample(k, "reference", _without_faults)
-            status = acts.finish()
+            status = acts.finish(_num_steps(job.get()))
     except ClusterError:
         claims.show(console)
         raise
@@ -128,7 +128,7 @@ def _run(console: Console, *, was_up: bool) -> int:
 
 def _watched(job: dict[str, Any]) -> None:
     """Every step printed; the pause in the steps lasts until the acts are over, however long they take here."""
-    _arguments(job).extend(["--print-every", "1", "--hurry", f"/regroup/checkpoint/{HURRY}"])
+    _arguments(job).extend(["--print-every", "1", "--every-rank", "--hurry", f"/regroup/checkpoint/{HURRY}"])
 
 
 def _without_faults(job: dict[str, Any]) -> None:
@@ -137,6 +137,11 @@ def _without_faults(job: dict[str, Any]) -> None:
     del job["spec"]["elasticPolicy"]
     arguments = _arguments(job)
     arguments[arguments.index("--pace") + 1] = "0"
+
+
+def _num_steps(job: dict[str, Any]) -> int:
+    arguments = _arguments(job)
+    return int(arguments[arguments.index("--steps") + 1])
 
 
 def _arguments(job: dict[str, Any]) -> list[str]:

@@ -1,7 +1,7 @@
 """What the trainers themselves logged: one line for each committed step, stamped by the container runtime. Pure.
 
 The tour judges by these lines, not by what the operator says of itself: their times are this machine's clock, the one by
-which it sends its signals. Only rank 0 prints, so each step is there once, unless a generation did it again.
+which it sends its signals. Every rank prints: what a dying process can no longer print, the others do.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ import statistics
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
+
+from harness.judge import Commit
 
 _LINE = re.compile(r"(\S+) step (\d+)  loss (\S+)  generation (\d+)  ranks (\d+)$")
 
@@ -25,40 +27,53 @@ class Step:
     loss: str
     generation: int
     ranks: int
+    pod: str
 
 
-def parse(line: str) -> Step | None:
-    """Return the step in a line of `kubectl logs --timestamps`, None for any other line."""
+def parse(line: str, pod: str) -> Step | None:
+    """Return the step in a line of `kubectl logs --timestamps` of a pod, None for any other line."""
     found = _LINE.match(line.rstrip())
     if found is None:
         return None
     at, number, loss, generation, ranks = found.groups()
-    return Step(datetime.fromisoformat(at).timestamp(), int(number), loss, int(generation), int(ranks))
+    return Step(datetime.fromisoformat(at).timestamp(), int(number), loss, int(generation), int(ranks), pod)
 
 
 class Steps:
-    """Steps in the order of their times. Lines may be added from several threads, again and in any order."""
+    """Steps of the group in the order of their times: each when the first rank printed it.
+
+    Lines may be added from several threads, again and in any order.
+    """
 
     def __init__(self) -> None:
-        self._steps: dict[tuple[int, int], Step] = {}
+        self._steps: dict[tuple[int, int, str], Step] = {}
 
     def add(self, step: Step) -> None:
-        """Add a step, once."""
-        self._steps.setdefault((step.generation, step.number), step)
+        """Add a step of a pod, once."""
+        self._steps.setdefault((step.generation, step.number, step.pod), step)
 
     def __iter__(self) -> Iterator[Step]:
-        return iter(sorted(self._steps.copy().values(), key=lambda s: s.at_s))
+        first: dict[tuple[int, int], Step] = {}
+        for step in sorted(self._steps.copy().values(), key=lambda s: s.at_s):
+            first.setdefault((step.generation, step.number), step)
+        return iter(first.values())
+
+    def commits(self) -> list[Commit]:
+        """Return what every pod printed, for the judge. A pod has one process; one that starts again comes after it."""
+        return [Commit(s.pod, s.generation, s.number) for s in self._steps.copy().values()]
+
+    def pods(self, generation: int) -> set[str]:
+        """Return the pods that printed a step of a generation."""
+        return {s.pod for s in self._steps.copy().values() if s.generation == generation}
 
     @property
     def newest(self) -> Step | None:
         """The last step so far."""
-        return max(self._steps.copy().values(), key=lambda s: s.at_s, default=None)
+        return max(self, key=lambda s: s.at_s, default=None)
 
-    def around(self, generation: int) -> tuple[Step, Step] | None:
-        """Return the last step of a generation or an older one, and the first of a newer; None before there is one."""
-        older = [s for s in self if s.generation <= generation]
-        newer = [s for s in self if s.generation > generation]
-        return (older[-1], newer[0]) if older and newer else None
+    def first_after(self, generation: int) -> Step | None:
+        """Return the first step of a newer generation; None before there is one."""
+        return next((s for s in self if s.generation > generation), None)
 
     def intervals_s(self, *, since_s: float, until_s: float) -> list[float]:
         """Return the times from step to step that touch the span between two moments."""

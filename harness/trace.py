@@ -9,6 +9,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from harness import judge
+
 
 @dataclass(frozen=True)
 class Commit:
@@ -89,12 +91,9 @@ class Trace:
         """Return the highest step that any process had committed by a time; -1 before the first."""
         return max((c.step for c in self.commits if c.t <= t), default=-1)
 
-    def redone(self) -> list[int]:
-        """Return the steps that more than one generation committed (in different processes: none may be rolled back)."""
-        generations: dict[int, set[int]] = {}
-        for c in self.commits:
-            generations.setdefault(c.step, set()).add(c.generation)
-        return sorted(step for step, by in generations.items() if len(by) > 1)
+    def judged(self) -> list[judge.Commit]:
+        """Return the commits for the judge."""
+        return [judge.Commit((c.pod, c.pid), c.generation, c.step) for c in self.commits]
 
     def ended_at(self) -> float:
         """Return when every process of the last generation was done; infinity while one is not."""
@@ -102,11 +101,6 @@ class Trace:
         said = {(d.pod, d.pid): d for d in self.done if d.generation == last}
         whole = {d.world_size for d in said.values()} == {len(said)}
         return max(d.t for d in said.values()) if whole else float("inf")
-
-    def missing(self) -> list[int]:
-        """Return the steps between the first and the last that nobody committed."""
-        steps = {c.step for c in self.commits}
-        return sorted(set(range(min(steps), max(steps) + 1)) - steps) if steps else []
 
 
 def load(directory: Path) -> Trace:

@@ -12,12 +12,14 @@ import yaml
 
 from cluster import paths
 from cluster.kubectl import Kubectl, wait_until
-from harness import faults, installation
+from harness import faults, installation, judge
 from harness.job import JobView
 from harness.trace import Trace, load
 
 SAMPLE = paths.REPOSITORY / "manifests" / "samples" / "digits.yaml"
 SCRIPTS = Path(__file__).parent / "scripts"
+Process = tuple[str, int]
+"""(pod, process id in its container)"""
 IMAGE = "localhost/regroup-trainer:dev"
 
 
@@ -51,11 +53,13 @@ class TracedJob(JobView):
 
         A generation that a later one replaces meanwhile does not count: the status may lag behind the fault that ended it.
         """
-        ready = f"{workers}/{workers}"
+        ready, ranks = f"{workers}/{workers}", workers * self.get()["spec"].get("processesPerWorker", 1)
         what = f"{self.name} trains with {workers} workers"
         least = after + 1
         while True:
-            status = self.wait(timeout_s, what, state="Running", adopted=True, ready=ready, generation=least)
+            status = self.wait(
+                timeout_s, what, state="Running", adopted=True, ready=ready, world_size=ranks, generation=least
+            )
             generation = status["membership"]["generation"]
             trace = self.wait_trace(
                 partial(_has_come, generation=generation, steps=steps),
@@ -65,6 +69,43 @@ class TracedJob(JobView):
             if trace.commits[-1].generation == generation:
                 return trace
             least = generation + 1
+
+    def rank_of(self, who: str) -> int:
+        """Return the rank of "rank 0", "the store's host" (its first process) or "the last rank" of the newest generation."""
+        membership = self.status()["membership"]
+        ranks: int = membership["worldSize"]
+        processes: int = self.get()["spec"].get("processesPerWorker", 1)
+        slots = sorted(int(pod["metadata"]["labels"]["regroup.dev/slot"]) for pod in self.pods() if alive(pod))
+        host: int = slots.index(membership["store"]["slot"]) * processes
+        return {"rank 0": 0, "the store's host": host, "the last rank": ranks - 1}[who]
+
+    def changed(
+        self,
+        before: Trace,
+        lost: Callable[[Process], bool],
+        *,
+        workers: int,
+        survivors: int,
+        generations: tuple[int, int] = (1, 1),
+        redone: int = 1,
+        pausing: Callable[[Process], bool] = lambda _: False,
+    ) -> Trace:
+        """Wait until `workers` train again after a fault or a resize that came at the end of `before`; return the trace.
+
+        Fails unless the judge is content: at most `redone` steps again, nothing lost or rolled back, this number of
+        generations, and this number of survivors: the processes that trained before but those that `lost` names.
+        """
+        generation = before.commits[-1].generation
+        trace = self.training(workers=workers, steps=5, after=generation)
+        trained = before.pids(generation)
+        living = {process for process in trained if not lost(process)}
+        pausing_too = {process for process in living if pausing(process)}
+        after = trace.commits[-1].generation
+        change = judge.Change(generation, after, living, survivors, pausing_too, generations, redone)
+        problems = judge.changed(trace.judged(), change)
+        assert not problems, "\n".join(problems)
+        assert not any(lost(process) for process in trace.pids(after)), "what was lost trains again"
+        return trace
 
     def victim(self, rank: int) -> tuple[dict[str, Any], int]:
         """Return the pod of a rank of the newest generation, and the rank's process id in its container."""

@@ -16,6 +16,7 @@ parser.add_argument(
     "--reduction", choices=["fast", "exact"], default="fast", help="exact: bitwise equal at any world size"
 )
 parser.add_argument("--print-every", type=int, default=200, help="steps between two lines")
+parser.add_argument("--every-rank", action="store_true", help="each rank prints these lines, not only the first")
 parser.add_argument(
     "--pace", type=float, default=0.0, help="seconds added to each step, so that there is time to watch"
 )
@@ -41,7 +42,7 @@ with regroup.session(
                 loss = torch.nn.functional.cross_entropy(model(batch.x), batch.y, reduction="sum")
                 step.backward(loss, weight=len(batch.y))
             step.commit()
-        if step.committed and job.is_main and (step.index + 1) % args.print_every == 0:
+        if step.committed and (job.is_main or args.every_rank) and (step.index + 1) % args.print_every == 0:
             where = f"generation {job.generation}  ranks {job.world_size}"
             print(f"step {step.index + 1}  loss {step.loss:.4f}  {where}", flush=True)
     if job.is_main:

@@ -1,10 +1,16 @@
 """What end-to-end tests share: the cluster as they see it, and pods that Pod Security "restricted" admits."""
 
+import os
 from dataclasses import dataclass
 from typing import Any
 
 from cluster import lifecycle
 from cluster.kubectl import Kubectl
+
+
+def trials(short: int, *, long: int) -> int:
+    """Return how often a test breaks something: `short` in `make test`, `long` in `make test-all`."""
+    return long if os.environ.get("REGROUP_LONG") else short
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,9 @@ from cluster import addresses, nodes
 from cluster.kubectl import Kubectl
 from harness import faults
 from harness.traced_job import TracedJob, alive, leader_node, node_with_workers
+from tests.e2e.kit import trials
 
-TRIALS = 10
+TRIALS = trials(3, long=10)
 USUALLY_S, NEVER_AFTER_S, WITH_LEADER_S = 10.0, 15.0, 60.0
 
 
@@ -25,23 +26,21 @@ def test_survivors_of_a_power_cut_step_again_within_ten_seconds(
         node, lost = node_with_workers(job, leader)
         cut = faults.power_off(node)
         try:
-            trace = job.wait_trace(
-                lambda t, g=generation: t.commits[-1].generation > g,  # type: ignore[misc]
-                60,
-                "the survivors train after the power cut",
+            # One generation without the lost workers; they come back together or one by one.
+            trace = job.changed(
+                before,
+                lambda p, lost=lost: p[0] in lost,  # type: ignore[misc]
+                workers=3,
+                survivors=3 - len(lost),
+                generations=(2, 1 + len(lost)),
             )
             waits.append(trace.first_of(generation + 1).t - cut)
-            survivors = {key for key in before.pids(generation) if key[0] not in lost}
-            after = job.training(workers=3, steps=5)
-            assert set(after.pids(after.first_of(generation + 1).generation)) == survivors
-            assert survivors <= set(after.pids(after.commits[-1].generation)), "a survivor lost its process"
             homes = {p["metadata"]["name"]: p["spec"].get("nodeName") for p in job.pods() if alive(p)}
             assert node not in homes.values(), "the worker is rebuilt on another node"
-            assert after.missing() == []
         finally:
             faults.power_on(node)
         print(f"power cut -> survivors' next committed step, s: {[round(w, 2) for w in waits]}", flush=True)
-    assert sum(w <= USUALLY_S for w in waits) >= 8, waits
+    assert sum(w <= USUALLY_S for w in waits) >= 0.8 * TRIALS - 0.5, waits
     assert max(waits) <= NEVER_AFTER_S, waits
 
 
@@ -56,15 +55,11 @@ def test_power_cut_of_the_leaders_node_is_survived_within_a_minute(
     assert len(lost) == 1, "one worker a node"
     cut = faults.power_off(node)
     try:
-        trace = job.wait_trace(
-            lambda t: t.commits[-1].generation > generation, 90, "the survivors train after the power cut"
-        )
+        # The new worker may be there before the new leader decides: then one generation is enough.
+        trace = job.changed(before, lambda p: p[0] in lost, workers=3, survivors=2, generations=(1, 2))
         wait = trace.first_of(generation + 1).t - cut
         print(f"power cut with the leader -> survivors' next committed step: {wait:.1f} s")
         assert wait <= WITH_LEADER_S
-        survivors = {key for key in before.pids(generation) if key[0] not in lost}
-        after = job.training(workers=3, steps=5)
-        assert survivors <= set(after.pids(after.commits[-1].generation)), "a survivor lost its process"
     finally:
         faults.power_on(node)
 
