@@ -1,7 +1,11 @@
 """An explicit-state model of the membership protocol (docs/design/protocol.md), searched for the traces named there.
 
 Without a rule the trace beside it in protocol.md must be found; with all rules on it must not. The tests run in under
-a minute and count states, not seconds; `python -m tests.model [RULE ...]` searches the wider scenarios (minutes).
+a minute and count states, not seconds; `python -m tests.model [RULE ...]` searches the wider scenarios and prints their
+numbers of states (minutes; `make test-all` calls it; exit code 1 if an outcome is not the expected one).
+
+Two models. This folder's own is about safety: no step lost or done twice, whatever happens. live/ is about liveness: training
+always goes on (rules HEARD, WORDS, BEST, RETRY and those beside them); its docstring says what it models.
 
 Files: records.py what a state is made of, and the rules' switches; view.py questions to a state, the witness walk,
 what must never be; moves_worker.py, moves_operator.py, moves_faults.py what can happen next; core.py ties them

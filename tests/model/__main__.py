@@ -1,17 +1,27 @@
-"""`python -m tests.model [RULE ...]`: search the wide scenarios, each rule off and on. Minutes, and 4 GB of memory."""
+"""`python -m tests.model [RULE ...]`: search the wide scenarios, each rule off and on. Minutes, and 4 GB of memory.
+
+LIVE in place of a rule: the wide searches and the walks of the liveness model only.
+"""
 
 from __future__ import annotations
 
 import sys
 
 from tests.model.core import Core
+from tests.model.live.model import Live
+from tests.model.live.scenarios import WIDE as LIVE_WIDE
+from tests.model.live.scenarios import WILD as LIVE_WILD
 from tests.model.scenarios import QUICK, WIDE, WIDE_MAX_STATES
-from tests.model.search import search
+from tests.model.search import search, walk
+
+LIVE_MAX_STATES = 400_000
+LIVE_WALKS = 1_000
+"""In each of the wild scenarios."""
 
 
 def main(rules: list[str]) -> int:
     """Print every outcome; 1 if one is not as expected. A bound that was hit is said, and is no failure."""
-    surprises = 0
+    surprises = liveness() if not rules or "LIVE" in rules else 0
     for trace in (*QUICK, *WIDE):
         if rules and trace.rule not in rules:
             continue
@@ -26,6 +36,23 @@ def main(rules: list[str]) -> int:
             surprises += not is_expected
             print(f"{title}: {'' if is_expected else 'UNEXPECTED '}{got}", flush=True)
     return min(surprises, 1)
+
+
+def liveness() -> int:
+    """Print the outcome of every wide search and of the walks of the liveness model, all rules on; return the surprises."""
+    surprises = 0
+    for name, scenario in LIVE_WIDE.items():
+        got = search(Live(scenario), max_states=LIVE_MAX_STATES, live=True, forever=True)
+        surprises += got.verdict != "holds"
+        print(f"liveness, {name}: {'' if got.verdict == 'holds' else 'UNEXPECTED '}{got}", flush=True)
+    for name, scenario in LIVE_WILD.items():
+        walked = walk(Live(scenario), num_walks=LIVE_WALKS, depth=80, settle=600, seed=7)
+        surprises += walked.violation is not None
+        words = f"{walked.num_finished} of {walked.num_walks} walks end in training, {walked.num_moves} moves"
+        print(f"liveness, {name}: {words}", flush=True)
+        if walked.violation is not None:
+            print("\n".join((f"UNEXPECTED {walked.violation}", *walked.trace)), flush=True)
+    return surprises
 
 
 if __name__ == "__main__":

@@ -29,6 +29,8 @@ class Move(NamedTuple):
     state: State
     violation: str | None = None
     """What must never happen, in words, if this move makes it happen."""
+    is_progress: bool = False
+    """The job gets on by this move, so a circle that contains it is no way to get stuck (`forever`)."""
 
 
 class Model(Protocol):
@@ -54,7 +56,7 @@ class Outcome:
 
     verdict: Literal["holds", "violation", "stuck"]
     detail: str
-    """The violation in words; empty otherwise."""
+    """The violation, or how it is stuck, in words; empty otherwise."""
     trace: tuple[str, ...]
     """Labels from the first state to the violation, or to the state where nobody gets on; a shortest one."""
     num_states: int
@@ -80,19 +82,26 @@ def _no_garbage_collection() -> Iterator[None]:
             gc.enable()
 
 
-def search(model: Model, *, max_states: int, live: bool = False, start: State | None = None) -> Outcome:
+def search(
+    model: Model, *, max_states: int, live: bool = False, forever: bool = False, start: State | None = None
+) -> Outcome:
     """Return the first violation, breadth first; with `live`, also the first state that can no longer reach a goal.
 
-    `start` replaces the model's first state. Liveness needs every state, so it is judged only by an exhaustive search.
+    With `forever` (and `live`) also the first state from which the job may go on for ever without progress and without
+    a fault, whatever the order in which things happen: it waits where nothing can happen, or goes round in a circle.
+    That is stronger than liveness under fair scheduling. It is for models that announce without bound.
+    `start` replaces the model's first state. Liveness needs every state, so only an exhaustive search judges it; but a
+    state where nothing can happen is reported as soon as it is met.
     """
     with _no_garbage_collection():
-        return _search(model, max_states, live, model.init() if start is None else start)
+        return _search(model, max_states, live, forever, model.init() if start is None else start)
 
 
-def _search(model: Model, max_states: int, live: bool, first: State) -> Outcome:
+def _search(model: Model, max_states: int, live: bool, forever: bool, first: State) -> Outcome:
     index = {first: 0}
     states, parents, labels = [first], [-1], [""]
     predecessors: list[list[int]] = [[]]
+    circling: list[tuple[int, int]] = []
     queue = deque([0])
 
     def trace_to(at: int) -> tuple[str, ...]:
@@ -104,7 +113,8 @@ def _search(model: Model, max_states: int, live: bool, first: State) -> Outcome:
 
     while queue:
         at = queue.popleft()
-        for label, is_fault, following, violation in model.moves(states[at]):
+        waits = True
+        for label, is_fault, following, violation, is_progress in model.moves(states[at]):
             if violation:
                 return Outcome("violation", violation, (*trace_to(at), label), len(states), False)
             known = index.get(following)
@@ -118,13 +128,22 @@ def _search(model: Model, max_states: int, live: bool, first: State) -> Outcome:
                 if live:
                     predecessors.append([])
             if live and not is_fault:
+                waits = False
                 predecessors[known].append(at)
+                if forever and not is_progress:
+                    circling.append((at, known))
+        if forever and waits and not model.is_goal(states[at]):
+            return Outcome("stuck", "nothing can happen", trace_to(at), len(states), False)
         if len(states) > max_states:
             return Outcome("holds", "", (), len(states), False)
     if live:
         stuck = _first_stuck(model, states, predecessors)
         if stuck is not None:
             return Outcome("stuck", "", trace_to(stuck), len(states), True)
+    if forever:
+        endless = _first_endless(model, states, circling)
+        if endless is not None:
+            return Outcome("stuck", "it may go on for ever without progress", trace_to(endless), len(states), True)
     return Outcome("holds", "", (), len(states), True)
 
 
@@ -140,6 +159,25 @@ def _first_stuck(model: Model, states: Sequence[State], predecessors: Sequence[S
                 gets_on[before] = 1
                 todo.append(before)
     return next((at for at, state in enumerate(states) if not gets_on[at] and model.is_judged(state)), None)
+
+
+def _first_endless(model: Model, states: Sequence[State], edges: Sequence[tuple[int, int]]) -> int | None:
+    """Take away, again and again, the states from which every move leads to progress, to a goal, or to one taken away.
+    What is left can be walked for ever."""
+    is_goal = bytearray(1 if model.is_goal(state) else 0 for state in states)
+    ways_on = [0] * len(states)
+    before: list[list[int]] = [[] for _ in states]
+    for at, following in edges:
+        if not is_goal[at] and not is_goal[following]:
+            ways_on[at] += 1
+            before[following].append(at)
+    todo = [at for at in range(len(states)) if not ways_on[at]]
+    while todo:
+        for at in before[todo.pop()]:
+            ways_on[at] -= 1
+            if not ways_on[at]:
+                todo.append(at)
+    return next((at for at, ways in enumerate(ways_on) if ways), None)
 
 
 def follow(model: Model, trace: Sequence[str]) -> State:
@@ -158,6 +196,7 @@ class WalkOutcome:
     """What a number of random walks met."""
 
     violation: str | None
+    """A violation, or (`settle`) how the job is stuck."""
     trace: tuple[str, ...]
     num_walks: int
     num_moves: int
@@ -165,17 +204,21 @@ class WalkOutcome:
     """Walks that ended with the job done: if none does, the walks prove little."""
 
 
-def walk(model: Model, *, num_walks: int, depth: int, seed: int) -> WalkOutcome:
-    """Walk at random, far beyond the reach of `search`; stop at the first violation. Says nothing about liveness.
+def walk(model: Model, *, num_walks: int, depth: int, seed: int, settle: int = 0) -> WalkOutcome:
+    """Walk at random, far beyond the reach of `search`; stop at the first violation.
 
-    Every second walk mostly avoids faults and the operator, so that training gets somewhere between them.
+    Every second walk mostly avoids faults and the operator, so that training gets somewhere between them. With `settle`
+    each walk then goes on without faults, for at most so many moves, until it meets a goal: one that does not is a
+    violation, too. Chance is a fair scheduler.
     """
     rng = random.Random(seed)
     num_moves = num_finished = 0
     for number in range(num_walks):
         state, trace = model.init(), []
-        for _ in range(depth):
-            moves = list(model.moves(state))
+        for at in range(depth + settle):
+            if at >= depth and model.is_goal(state):
+                break
+            moves = [move for move in model.moves(state) if at < depth or not move.is_fault]
             if not moves:
                 break
             if number % 2:
@@ -188,5 +231,8 @@ def walk(model: Model, *, num_walks: int, depth: int, seed: int) -> WalkOutcome:
             if move.violation:
                 return WalkOutcome(move.violation, tuple(trace), number + 1, num_moves, num_finished)
             state = move.state
-        num_finished += model.is_goal(state)
+        is_finished = model.is_goal(state)
+        num_finished += is_finished
+        if settle and not is_finished:
+            return WalkOutcome("stuck", tuple(trace), number + 1, num_moves, num_finished)
     return WalkOutcome(None, (), num_walks, num_moves, num_finished)
