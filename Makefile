@@ -60,7 +60,8 @@ test-chaos: venv ## 40 faults over four local jobs with fixed seeds; three more 
 
 .PHONY: test-all
 test-all: export REGROUP_LONG := 1  # tests repeat what they break as often as their `trials` says
-test-all: test ## All of test, then 600 faults over local jobs, 50 in the cluster and 20,000 walks in memory; jobs that passed before are not run again (root)
+test-all: test ## All of test, wide searches of the model, then 600 faults over local jobs, 50 in the cluster and 20,000 walks in memory; jobs that passed before are not run again (root)
+	$(PY) -m tests.model
 	$(PY) -m chaos --seed 1000 --faults 600 --resume
 	$(PY) -m chaos --seed 1000 --faults 50 --where cluster --resume
 	$(PY) -m tests.simulator --first 10000 --walks 20000 --jobs 2

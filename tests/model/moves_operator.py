@@ -16,10 +16,9 @@ from tests.model.records import (
     RESAY,
     SEAL,
     Announcement,
-    Arrival,
     Group,
-    Member,
     Operator,
+    Seal,
     State,
     Worker,
 )
@@ -121,7 +120,7 @@ def _announce(view: View, state: State, number: int, operator: Operator) -> Iter
     """Announce one of the member sets that may follow the generation this operator believes newest."""
     scenario, newest = view.scenario, operator.newest
     candidates = [slot for slot in range(scenario.workers) if _is_candidate(view, state, newest, slot)]
-    seals = _seals(view, state, newest)
+    seals = _seals(view, state)
     for size in range(scenario.min_members, len(candidates) + 1):
         for chosen in combinations(candidates, size):
             if CLIQUE in view.rules and view.has_cut_link(state, chosen):
@@ -175,17 +174,25 @@ def _may_leave_out(view: View, state: State, candidates: list[int], chosen: tupl
     )
 
 
-def _seals(view: View, state: State, newest: int) -> tuple[tuple[Member, Arrival], ...]:
-    """The promises of processes that have left every generation up to `newest` for good; INC is what makes them hold."""
+def _seals(view: View, state: State) -> tuple[Seal, ...]:
+    """The promises of processes that are in no group; INC is what makes them hold."""
     if SEAL not in view.rules or INC not in view.rules:
         return ()
     return tuple(
-        ((slot, worker.uid), view.arrival(worker))
+        Seal((slot, worker.uid), left_up_to, view.arrival(worker))
         for slot, worker in enumerate(state.workers)
-        if worker.has_pod
-        and worker.is_connected
-        and worker.phase == IDLE
-        and worker.is_valid
-        and worker.heard == newest
-        and (worker.last_formed == newest or not view.is_member(state, newest, slot))
+        if worker.has_pod and worker.is_connected and worker.phase == IDLE and worker.is_valid
+        if (left_up_to := _left_up_to(view, state, slot, worker)) > 0
     )
+
+
+def _left_up_to(view: View, state: State, slot: int, worker: Worker) -> int:
+    """Return the newest generation that it was a member of and will not enter; 0 if there is none. Rule HEARD: that is
+    whatever it entered or left, all below the newest that its agent heard, and that one too for a non-member."""
+    closed = [state.announcements[at].generation for at in (worker.last_formed, worker.entered) if at >= 0]
+    if worker.heard >= 0:
+        heard = state.announcements[worker.heard].generation
+        closed.append(heard - 1 if view.is_member(state, worker.heard, slot) else heard)
+    left_up_to = max(closed, default=0)
+    memberships = (a.generation for a in state.announcements if (slot, worker.uid) in a.members)
+    return max((generation for generation in memberships if generation <= left_up_to), default=0)

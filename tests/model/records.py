@@ -32,7 +32,8 @@ ACK = "ACK"
 MAD = "MAD"
 """The agent remembers the newest generation its trainer adopted: who adopted j and lost the state is no witness."""
 SEAL = "SEAL"
-"""Who has left a generation for good says so with its state; the announcement carries these as witnesses."""
+"""Who has left generations for good says up to which, and with what state; the announcement carries these as witnesses.
+What a seal closes is rule HEARD's, whose switch is in live/."""
 LOST = "LOST"
 """To have adopted j and lost that state proves loss, like a deleted pod."""
 CLIQUE = "CLIQUE"
@@ -71,6 +72,14 @@ class Arrival(NamedTuple):
     agent_adopted: int  # newest announcement that the agent knows its trainer to have adopted
 
 
+class Seal(NamedTuple):
+    """What a process outside any group promises and holds (rules SEAL, HEARD)."""
+
+    member: Member
+    left_up_to: int  # generation number
+    arrival: Arrival
+
+
 class Contribution(NamedTuple):
     """What a rank puts into a step's all-reduce."""
 
@@ -83,7 +92,7 @@ class Announcement(NamedTuple):
     generation: int
     members: tuple[Member, ...]
     is_planned: int
-    seals: tuple[tuple[Member, Arrival], ...]
+    seals: tuple[Seal, ...]
 
 
 class Operator(NamedTuple):

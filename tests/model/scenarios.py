@@ -67,7 +67,7 @@ QUICK = (
         Scenario(steps=1, announces="seen", replaces=False, faults=Budget(link=1, operator=1, total=2)),
         "violation",
         SPLIT,
-        (210332, 22489),
+        (172522, 22489),
     ),
     Trace(
         "H2 STATE",
@@ -75,7 +75,7 @@ QUICK = (
         Scenario(announces="seen", faults=Budget(cut_off=1, total=1)),
         "violation",
         "different histories",
-        (77893, 131378),
+        (80514, 147946),
     ),
     Trace(
         "H3 TORN",
@@ -83,7 +83,7 @@ QUICK = (
         Scenario(steps=1, members=(0,)),
         "violation",
         "trains on a torn state",
-        (8299, 21766),
+        (8718, 22591),
     ),
     Trace(
         "H4 WITNESS",
@@ -91,7 +91,7 @@ QUICK = (
         Scenario(steps=1, members=(0,), faults=Budget(cut_off=1, total=1)),
         "violation",
         SPLIT,
-        (3594, 87268),
+        (3668, 90568),
     ),
     Trace(
         "H5 LOST",
@@ -179,7 +179,7 @@ QUICK = (
         ),
         "stuck",
         "",
-        (36412, 8578),
+        (80530, 8578),
     ),
     Trace(
         "rule 7 MAD",

@@ -192,7 +192,8 @@ class View:
                 for arrival in present.values()
             ):
                 return True
-            sealed = {member: arrival for member, arrival in seals if member in members}
+            number = state.announcements[j].generation
+            sealed = {s.member: s.arrival for s in seals if s.member in members and s.left_up_to >= number}
             knowing = [a for a in sealed.values() if a.adopted >= j and a.history is not None]
             if knowing:
                 return all(self.order(state, arrival) <= best for arrival in knowing)

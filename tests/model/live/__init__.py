@@ -21,7 +21,8 @@ forget sessions, documents and what they tried; an unreadable checkpoint, for on
 the operator reads late, so that it plans from what is no longer true; the last generation but one still on its way.
 
 **Time** has no numbers. A deadline or the end of a pause happens where nothing else can; the fault `slow` lets it come too
-early. That a deadline is longer than what it bounds, and a drained pod's grace longer than the deadlines, is assumed.
+early. A pause after a failure changes nothing here, since nobody else uses the time. Assumed: a deadline is longer than what it
+bounds, and the grace of a drained pod longer than the deadlines.
 
 **Not modelled.** More than one process per worker, steps, snapshots, copies cut half way (all in core.py or tested on the
 real code only); a report twice (the operator takes in whole reports, so the second changes nothing); two leaders; agents
