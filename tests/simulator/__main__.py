@@ -46,7 +46,7 @@ def main() -> int:
     for outcome in outcomes:
         if outcome.sort:
             print(f"Again: python -m tests.simulator {outcome.setting.seed}")
-    return 1 if failed else 0
+    return 1 if by_sort else 0
 
 
 def table(outcomes: list[Outcome]) -> str:

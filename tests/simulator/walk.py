@@ -6,7 +6,6 @@ import random
 import traceback
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from regroup_operator.api import parse_job
 from regroup_operator.model.records import Settings

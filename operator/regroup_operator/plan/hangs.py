@@ -1,4 +1,4 @@
-"""Say whether a generation that trains hangs, and which of its processes do. Pure; why so: docs/design/adr/0011-hangs.md.
+"""Say whether a generation that trains hangs, and which of its processes do. Pure; why so: docs/design/adr/0012-hangs.md.
 
 The clock runs from the last commit, the adoption or the end of a pause, whichever came last. When it has run out every
 member is asked where its processes are. Ranks in a collective wait for the others: those in none hang, and are killed, so
