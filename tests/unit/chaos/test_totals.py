@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 
 import pytest
@@ -73,7 +74,7 @@ def test_resuming_counts_what_passed_with_these_sources_only() -> None:
 
 
 def test_table_has_a_row_for_each_kind() -> None:
-    console = Console(record=True, width=100, file=open("/dev/null", "w"))  # noqa: SIM115
+    console = Console(record=True, width=100, file=io.StringIO())
     console.print(totals.table(totals.summary([result(1, injected("kill-trainer", 0.25), injected("scale", 1.5))])))
     text = console.export_text()
     assert "kill-trainer  1  0.25 s  0.25 s  0.25 s" in text

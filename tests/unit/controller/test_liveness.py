@@ -96,6 +96,9 @@ def test_holder_outside_a_group_is_brought_in(tmp_path: Path) -> None:
     world.kill_process(world.uid(0))
     world.advance(1.0)
     world.operator.go_on()
+    for agent in world.agents.values():
+        agent.flush()
+    world.dirty()
     trains_within(world, 5.0, "1-0")  # the world itself asserts that nobody rolls back
 
 
