@@ -88,18 +88,18 @@ class Fault:
     exit_code: Optional[int] = None
     last_line: Optional[str] = None
     """What the process wrote to stderr last, its exception if it wrote one: at most 500 characters."""
-    tail: Optional[str] = None
-    """Last lines of its traceback, or of its stderr: at most 1500 characters."""
-    reason: Optional[str] = None
-    """OOMKilled: a process of the container was killed for lack of memory."""
-    detail: Optional[str] = None
-    """The numbers behind `reason`, in a few words."""
     peer: Optional[str] = None
     """Pod UID that this worker lost, where it knows (rule CLIQUE)."""
     peer_rank: Optional[int] = None
     """Rank in the broken generation that this worker lost, where it knows: the operator has the document."""
     observed_ms: float = 0.0
     """Age of the observation when the report was sent."""
+    tail: Optional[str] = None
+    """Last lines of its traceback, or of its stderr: at most 1500 characters."""
+    reason: Optional[str] = None
+    """OOMKilled: a process of the container was killed for lack of memory."""
+    detail: Optional[str] = None
+    """The numbers behind `reason`, in a few words."""
 
 
 @dataclass(frozen=True)
