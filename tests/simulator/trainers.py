@@ -321,6 +321,8 @@ class Trainer:
             return
         group.adopted.add(next(rank for rank, trainer in group.ranks.items() if trainer is self))
         self.agent.world.happened("adopted", self.agent.uid)
+        if len(group.adopted) == group.world_size and self.state is not None:
+            self.agent.world.trains_from(self.state)
         if group.step >= self.agent.world.total_steps:
             self._finish(group)
 

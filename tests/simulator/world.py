@@ -505,8 +505,6 @@ class World:
 
     def continues_from(self, state: StatePair, group: Group) -> None:
         """A group is about to continue from `state`: no process that lives may hold a newer committed step."""
-        if state in self.in_part and self.committed and state.step == self.committed[-1][1] + 1:
-            self.committed.append((state.generation, state.step))
         state = state if state.step else StatePair(0, 0)  # what begins anew is older than anything
         if not self.committed or state >= self.committed[-1]:
             return
@@ -520,6 +518,11 @@ class World:
         lost = [pair for pair in self.committed if pair[1] > state.step]
         self.rolled_back += len(lost)
         self.committed = [pair for pair in self.committed if pair[1] <= state.step]
+
+    def trains_from(self, state: StatePair) -> None:
+        """Every rank of a group has adopted `state`: a step that only some had committed counts from now on."""
+        if state in self.in_part and self.committed and state.step == self.committed[-1][1] + 1:
+            self.committed.append((state.generation, state.step))
 
     def script_group(self) -> list[Trainer]:
         """Return the processes of the newest generation's script, in their order, if all of them run."""
