@@ -504,11 +504,13 @@ class World:
             self.happened("near-end", "")
 
     def continues_from(self, state: StatePair, group: Group) -> None:
-        """A group is about to continue from `state`: no process that lives may hold a newer committed step."""
+        """A group is about to continue from `state`: no process of a worker that can be reached may hold a newer committed
+        step. One that cannot be reached is waited for only so long (rule BEST)."""
         state = state if state.step else StatePair(0, 0)  # what begins anew is older than anything
         if not self.committed or state >= self.committed[-1]:
             return
-        held = [t for a in self.agents.values() for t in a.trainers.values() if t.alive and t.state is not None]
+        agents = [a for a in self.agents.values() if a.connected]
+        held = [t for a in agents for t in a.trainers.values() if t.alive and t.state is not None]
         known = set(self.committed)
         holders = [t.agent.name for t in held if t.state is not None and t.state > state and tuple(t.state) in known]
         assert not holders, (

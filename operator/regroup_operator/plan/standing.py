@@ -66,7 +66,9 @@ def assess(
     def add(worker: Worker, pod: Pod, session: Session | None) -> None:
         silent_until_s = None
         if tier == "Session" and current is not None and pod.alive and pod.uid not in released:
-            silent_until_s = _silent_until_s(pod, session, term_started_s + settings.term_grace_s, disconnect_s)
+            silent_until_s = _silent_until_s(
+                pod, session, term_started_s + settings.term_grace_s, disconnect_s + settings.replace_after_s
+            )
             silent_until_s = silent_until_s if silent_until_s and now_s < silent_until_s else None
         barred_until_s = setbacks[pod.uid].until_s if pod.uid in setbacks else 0.0
         out.append(replace(worker, silent_until_s=silent_until_s, barred_until_s=barred_until_s))
@@ -107,21 +109,22 @@ def _available(pod: Pod, session: Session | None, tier: str | None, current: Cur
     phase = session.condition.phase
     if tier == "Session":
         return session.condition.session and phase in _ATTACHED
-    if current is None:
+    if current is None and session.condition.heard == 0:
         return phase == Phase.READY
+    # Without a generation, but with one that has been heard: the status was restored from before the first one.
     return phase in (Phase.STARTING, *_ATTACHED)
 
 
-def _silent_until_s(pod: Pod, session: Session | None, grace_ends_s: float, disconnect_s: float) -> float | None:
+def _silent_until_s(pod: Pod, session: Session | None, grace_ends_s: float, patience_s: float) -> float | None:
     """Return until when a worker is waited for to say which state it holds (rule BEST); None: it has said so, or it can
-    hold none."""
+    hold none. As long as until its pod is given up (lateness.py): the alternative is an older state."""
     if session is None:
         return grace_ends_s if pod.phase == "Running" else None
     if session.seal is not None or session.condition.adopted == 0:
         return None
     if not session.connected:
-        return None if session.closed_at_s is None else session.closed_at_s + disconnect_s
-    return inf if session.unanswered_since_s is None else session.unanswered_since_s + disconnect_s
+        return None if session.closed_at_s is None else session.closed_at_s + patience_s
+    return inf if session.unanswered_since_s is None else session.unanswered_since_s + patience_s
 
 
 def _broke(session: Session, generation: int) -> bool:
