@@ -71,6 +71,15 @@ class Disk:
         if whole:
             max(whole, key=lambda c: c.name).is_whole = False
 
+    @property
+    def is_damaged(self) -> bool:
+        """Whether a checkpoint cannot be read by anybody, until a person puts it right."""
+        return any(not c.is_whole for c in self.checkpoints)
+
+    def repair(self) -> None:
+        for checkpoint in self.checkpoints:
+            checkpoint.is_whole = True
+
     def hide(self, for_s: float) -> None:
         self.is_hidden = True
         self._world.lasts(for_s, lambda: setattr(self, "is_hidden", False))

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from regroup.elastic.adoption import Arrival, Copy, Fallback, Refuse, decide, reader_rank
+from regroup.elastic.adoption import Arrival, Copy, Fallback, Refuse, decide
 from regroup.protocol.document import FORCED, Document
 from regroup.protocol.local import (
     AdoptedLocally,
@@ -122,7 +122,7 @@ class Group:
         rolled_back = not isinstance(decision, Refuse) and decision.rolled_back
         found: Copy | Checkpoint | Refuse | None
         if isinstance(decision, Fallback):
-            reader = self.ranks[reader_rank(self.document)]
+            reader = self.ranks[self.document.rank_offset(self.document.reader().pod_uid)]
             found = world.disk.fall_back(self.document, decision, reader.agent.uid)
         else:
             found = decision

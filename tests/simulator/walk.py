@@ -287,7 +287,7 @@ class Walk:
         """Return whether some worker that cannot be reached may hold the newest state, or no checkpoint can be read."""
         world = self.world
         dark = [uid for uid, a in world.agents.items() if a.stopped or not a.alive or uid in world.unreachable]
-        return bool(dark) or world.disk.is_hidden or bool(world.disk.blind)
+        return bool(dark) or world.disk.is_hidden or bool(world.disk.blind) or world.disk.is_damaged
 
     def _words(self) -> str:
         world = self.world

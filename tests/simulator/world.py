@@ -284,6 +284,7 @@ class World:
         undo, self._undo = self._undo, {}
         for action in undo.values():
             action()
+        self.disk.repair()
 
     def dirty(self) -> None:
         """Something of the job has changed that operators watch."""

@@ -120,6 +120,8 @@ class Memory:
     """By pod UID: who is late."""
     setbacks: Mapping[str, Setback] = field(default_factory=dict)
     """By pod UID: who kept generations from forming."""
+    readers: frozenset[str] = frozenset()
+    """Pod UIDs of workers that could not read the checkpoint that must be, since the last adoption."""
     created: frozenset[MemberId] = frozenset()
     """Pods that were asked for and counted, until they are seen."""
     num_exits: Mapping[str, int] = field(default_factory=dict)

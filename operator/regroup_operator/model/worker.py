@@ -139,6 +139,8 @@ class Refusal:
 
     names: frozenset[str]
     unreadable: bool = False
+    readers: frozenset[str] = frozenset()
+    """Pod UIDs of workers that could not read it: who has not tried comes before them (rule RETRY)."""
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,7 @@ from regroup_operator.plan.membership import names_of, next_generation
 from regroup_operator.plan.observed import FIELD as OBSERVED_AT
 from regroup_operator.plan.observed import due_in_s, observe
 from regroup_operator.plan.progress import checkpoint_status, progress_status
-from regroup_operator.plan.pulse import newest_progress
+from regroup_operator.plan.pulse import FIRST_STALL_S, newest_progress
 from regroup_operator.plan.restarts import KUBECTL_LOGS, exit_words, judge_restarts, log_words
 from regroup_operator.plan.standing import ANSWER_S, assess
 from regroup_operator.plan.status import FAILED, SUCCEEDED
@@ -246,8 +246,12 @@ class _Planner:
 
     def _stalled(self) -> bool:
         """Whether steps are overdue in a generation that trains."""
-        trains = self.current is not None and self.current.adopted
-        return trains and self.newest is not None and self.clock.now_s >= self.newest.stalls_at_s
+        current = self.current
+        trains = current is not None and current.adopted and self.tier == "Session"
+        return trains and current is not None and self.clock.now_s >= self._stalls_at_s(current)
+
+    def _stalls_at_s(self, current: Current) -> float:
+        return self.newest.stalls_at_s if self.newest is not None else current.announced_at_s + FIRST_STALL_S
 
     def _asks(self) -> bool:
         """Whether agents are asked if they are there: steps are overdue, or an adoption is."""
@@ -311,6 +315,7 @@ class _Planner:
         everyone = all(w.session is not None and w.session.condition.adopted >= current.number for w in self.members)
         if not current.adopted and membership.get("startStep") is not None and everyone:
             membership.update(adopted=True, older=[])
+            self.memory = replace(self.memory, readers=frozenset())
             self._started(current)
             self.current = replace(current, adopted=True, older=(), attempts=0)
         incidents = self.status.get("incidents")
@@ -408,7 +413,10 @@ class _Planner:
         causes = {_refused(w, self.current.number) for w in self.members} if self.current is not None else set()
         refusal = None
         if causes - {""}:
-            refusal = Refusal(self.memory.tried or frozenset(), unreadable="checkpoint" in causes)
+            unreadable = "checkpoint" in causes
+            if unreadable:
+                self.memory = replace(self.memory, readers=self._readers())
+            refusal = Refusal(self.memory.tried or frozenset(), unreadable, self.memory.readers)
         return next_generation(
             current=self.current,
             workers=self.workers,
@@ -425,6 +433,14 @@ class _Planner:
             step_s=self._step_s,
             hang=self.hang.message if self.hang.together else "",
         )
+
+    def _readers(self) -> frozenset[str]:
+        """Return who could not read the checkpoint, with the newest generation's reader; begin anew once all have tried."""
+        document = self.memory.document
+        known = document is not None and self.current is not None and document.number == self.current.number
+        readers = self.memory.readers | ({document.reader().pod_uid} if known and document is not None else set())
+        untried = [w for w in self.workers if w.available and w.pod is not None and w.pod.uid not in readers]
+        return readers if untried else frozenset()
 
     def _announce(self, decision: Announce) -> Document | None:
         try:

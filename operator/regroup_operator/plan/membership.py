@@ -199,7 +199,12 @@ def _forced(
         able = [w for w in able if not w.draining]
         able = _enough_without([w for w in able if w.is_member or not _comes_late(w, now_s)], able, bounds.minimum)
     # Rule WITNESS: a set that refused is tried again with those who may hold the state first, those leaving included.
-    chosen = _choose(able, bounds.replicas, holders_first=refusal is not None)
+    chosen = _choose(
+        able,
+        bounds.replicas,
+        holders_first=refusal is not None,
+        last=refusal.readers if refusal is not None else frozenset(),
+    )
     chosen, cut = _without_cut_links(current, chosen, bounds.minimum)
     named = name_culprit(current, members, culprit)
     if refusal is not None and refusal.names == names_of(current, workers, chosen):
@@ -303,12 +308,16 @@ def _pause_s(current: Current) -> float:
     return 0.0 if current.attempts <= 2 else min(5.0, 0.1 * 2 ** (current.attempts - 2))
 
 
-def _choose(able: list[Worker], replicas: int, *, holders_first: bool) -> tuple[Worker, ...]:
+def _choose(
+    able: list[Worker], replicas: int, *, holders_first: bool, last: frozenset[str] = frozenset()
+) -> tuple[Worker, ...]:
     """Return at most `replicas` workers, one for each slot: members of the newest generation first, low slots first, who
-    is being replaced last; with `holders_first` those before all that hold the newest state."""
+    is being replaced last, and behind all others the pods in `last`;
+    with `holders_first` those before all that hold the newest state."""
 
     def order(worker: Worker) -> tuple[object, ...]:
-        usual = (worker.abandoned, not worker.is_member, worker.id.slot, -worker.id.attempt)
+        is_last = worker.pod is not None and worker.pod.uid in last
+        usual = (is_last, worker.abandoned, not worker.is_member, worker.id.slot, -worker.id.attempt)
         seal = worker.session.seal if worker.session else None
         if not holders_first or seal is None or seal.state is None:
             return (0, 0, 0, *usual)

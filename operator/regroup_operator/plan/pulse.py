@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from math import inf
 
 from regroup.protocol.document import PLANNED
 from regroup.protocol.wire import Progress
@@ -19,6 +18,8 @@ REPORT_EVERY_S = 1.0
 """Agents report progress at most this often (_regroup_agent.progress.INTERVAL_S)."""
 STALL_STEPS = 3
 STALL_SLACK_S = 0.1
+FIRST_STALL_S = 15.0
+"""A group of which no step time is known counts as stalled after so long: its agents are then asked if they are there."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ class Reported:
         """When the group counts as stalled if nothing more is reported: three steps after the next report was due, or at
         once where the newest commit was older than that when it was told."""
         if self.step_s is None:
-            return inf
+            return self.told_s + FIRST_STALL_S
         overdue_s = max(STALL_SLACK_S, STALL_STEPS * self.step_s)
         return self.told_s if self.told_s - self.at_s >= overdue_s else self.told_s + REPORT_EVERY_S + overdue_s
 

@@ -189,7 +189,7 @@ def _member(
             silent_s = max(unanswered, newest.at_s)
             if now_s >= max(unanswered + ANSWER_S, newest.stalls_at_s):
                 return unreachable(silent_s, silent_s, "Unresponsive")
-        elif not current.adopted and now_s >= unanswered + ANSWER_S:
+        elif now_s >= unanswered + ANSWER_S:  # asked because an adoption, or the first report of a step, is overdue
             return unreachable(unanswered, unanswered, "Unresponsive")
     if condition.generation == current.number and condition.phase in _IN_GROUP:
         return worker(_IN_GROUP[condition.phase], since)

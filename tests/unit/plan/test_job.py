@@ -12,6 +12,7 @@ from regroup.protocol.wire import Adopted, Draining, Fault, Generation, Ping, Pr
 from regroup_operator.model.plan import Clock, JobPlan, Memory
 from regroup_operator.model.records import Observation, Pod, ProcessExit, Session, Settings
 from regroup_operator.plan.job import plan_job
+from regroup_operator.plan.pulse import FIRST_STALL_S
 from tests.builders.plan import JobBuilder, make_job, make_pod, make_progress, make_session, uid_of
 
 CLOCK = Clock(100.0, 1_800_000_000.0)
@@ -70,7 +71,17 @@ def test_steady_job_is_planned_to_the_same_status() -> None:
     first = plan()
     again = plan(job(first.status), memory=first.memory, clock=Clock(109.0, 1_800_000_009.0))
     assert again.status == first.status
-    assert (again.urgent, again.tell, again.create, again.delete, again.notes) == (False, (), (), (), ())
+    assert [t for t in again.tell if not isinstance(t.body, Ping)] == []  # nothing was ever committed: they are asked
+    assert (again.urgent, again.create, again.delete, again.notes) == (False, (), (), ())
+
+
+def test_agents_are_asked_when_no_first_step_comes() -> None:
+    """Nobody knows how long a step takes: a frozen agent behind an open stream would hold the job for ever."""
+    young = job({**TRAINING, "membership": MEMBERSHIP})
+    assert told(plan(young, clock=Clock(FIRST_STALL_S - 1, 1_800_000_000.0)), Ping) == []
+    assert told(plan(young, clock=Clock(FIRST_STALL_S, 1_800_000_000.0)), Ping) == [uid_of(0), uid_of(1)]
+    script = job({**TRAINING, "tier": "Script"})
+    assert told(plan(script, clock=Clock(1000.0, 1_800_000_000.0)), Ping) == []
 
 
 def test_progress_alone_is_not_urgent() -> None:

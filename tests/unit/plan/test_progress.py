@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from math import inf
 from typing import Any
 
 import pytest
 
 from regroup_operator.model.plan import Clock
 from regroup_operator.plan.progress import progress_status
-from regroup_operator.plan.pulse import Reported, newest_progress
+from regroup_operator.plan.pulse import FIRST_STALL_S, Reported, newest_progress
 from tests.builders.plan import make_current, make_progress, make_session
 
 CLOCK = Clock(100.0, 1_800_000_000.0)
@@ -36,7 +35,7 @@ def test_loss(newest: Reported, known: dict[str, Any], want: float | None) -> No
 @pytest.mark.parametrize(
     ("step_s", "age_s", "stalls_at_s"),
     [
-        pytest.param(None, 0.0, inf, id="unknown: never"),
+        pytest.param(None, 0.0, 98.0 + FIRST_STALL_S, id="unknown: after a time of its own"),
         pytest.param(0.01, 0.0, 99.1, id="quick steps: a tenth of a second after the next report was due"),
         pytest.param(10.0, 0.0, 129.0, id="slow steps: three of them later"),
         pytest.param(0.01, 0.5, 98.0, id="the step was old when it was told: at once"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import inf
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from regroup_operator.model.members import MemberId
 from regroup_operator.model.records import Pod, Session, Settings
 from regroup_operator.model.worker import Current, Standing, Worker
 from regroup_operator.plan.standing import assess
-from tests.builders.plan import make_current, make_fault, make_pod, make_progress, make_session
+from tests.builders.plan import make_current, make_fault, make_pod, make_progress, make_seal, make_session
 
 NOW_S = 100.0
 
@@ -206,7 +207,7 @@ def test_standing_of_a_silent_member(session: Session, others: Any, want: str, l
         pytest.param(asked(90.0), stalled(98.0), Standing.SILENT, 103.0, id="counted from the newest progress"),
         pytest.param(asked(95.0), stalled(93.0), Standing.LOST, None, id="lost after disconnectSeconds without an answer"),
         pytest.param(asked(95.0), stalled(93.0, step_s=3.0), Standing.TRAINING, None, id="slow steps are not overdue yet"),
-        pytest.param(asked(90.0), peers(10, 80.0), Standing.TRAINING, None, id="how long a step takes is not known"),
+        pytest.param(asked(90.0), peers(10, 90.0), Standing.TRAINING, None, id="how long a step takes is not known: it has longer"),
         pytest.param(
             asked(95.0, connected=False, closed_at_s=99.9), stalled(93.0), Standing.LOST, None,
             id="the stream closes at last: it was silent for longer",
@@ -335,3 +336,20 @@ def test_pod_says_why_its_container_was_started_again(pod: dict[str, Any], why: 
     session = make_session(0, Phase.READY, entered=1, rebooted_at_s=1.0)
     worker = stand(make_pod(0, container_restarts=1, **pod), session)
     assert (worker.standing, worker.why) == (Standing.DIED, why)
+
+
+@pytest.mark.parametrize(
+    ("session", "until_s"),
+    [
+        pytest.param(make_session(0, Phase.TRAINING, 1), inf, id="it can be reached: until it tells"),
+        pytest.param(make_session(0, Phase.READY, adopted_to=1, seal=make_seal(1)), None, id="it has told"),
+        pytest.param(make_session(0, Phase.FORMING, 1), None, id="it has never adopted: it holds nothing"),
+        pytest.param(gone(closed_at_s=90.0), 125.0, id="it cannot be reached: until its pod is given up"),
+        pytest.param(gone(closed_at_s=60.0), None, id="that was too long ago"),
+        pytest.param(make_session(0, Phase.TRAINING, 1, unanswered_since_s=95.0), 130.0, id="it does not answer"),
+        pytest.param(None, None, id="another operator's term is long over"),
+    ],
+)
+def test_how_long_a_worker_is_waited_for_to_tell_what_it_holds(session: Session | None, until_s: float | None) -> None:
+    """Rule BEST: the alternative is an older state."""
+    assert stand(make_pod(0), session).silent_until_s == until_s

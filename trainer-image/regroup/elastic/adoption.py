@@ -139,12 +139,6 @@ def decide(document: Document, arrivals: Sequence[Arrival]) -> Decision:
     return Copy(best.source, best.state, rolled_back)
 
 
-def reader_rank(document: Document) -> int:
-    """Return the rank that reads a checkpoint for all: of another worker in each generation, since a node's volume may be
-    what cannot be read."""
-    return document.rank_offset(document.members[document.number % len(document.members)].pod_uid)
-
-
 def _better_elsewhere(document: Document, present: Collection[str], best: Copy | None) -> Refuse | None:
     """Rule BEST: no older generation has to be followed, so the newest state of *all* workers is, whoever holds it.
 

@@ -18,7 +18,7 @@ from regroup.protocol.local import AdoptedLocally, Arrived, Assignment, Entering
 from regroup.protocol.state import StatePair
 
 from . import transfer
-from .adoption import Arrival, Block, Copy, Fallback, Refuse, decide, reader_rank
+from .adoption import Arrival, Block, Copy, Fallback, Refuse, decide
 from .durable import Origin
 from .errors import GenerationChanged, GroupBroken, Refused
 from .groups import Gathering, Groups
@@ -202,7 +202,8 @@ class Regrouper:
         that cannot be read today may be read tomorrow, and a history that begins anew would let it be pruned. The
         operator then tries again with a pause, and another worker reads (rule RETRY).
         """
-        best, reader = decision.best, reader_rank(gathering.document)
+        document = gathering.document
+        best, reader = decision.best, document.rank_offset(document.reader().pod_uid)
         held = best.state if best is not None else None
         info, skipped = self._newest_on_disk(gathering, above=held) if groups.rank == reader else (None, ())
         text = json.dumps({"pair": info.pair if info is not None else None, "skipped": " ".join(skipped)[:300]})

@@ -116,6 +116,11 @@ class Document:
             rank -= member.processes
         raise IndexError(rank)
 
+    def reader(self) -> Member:
+        """Return the member whose first rank reads a checkpoint for all: another one in each generation, since a node's
+        volume may be what cannot be read."""
+        return self.members[self.number % len(self.members)]
+
     def digest(self) -> str:
         """Return the SHA-256 of the document's canonical JSON, in hex."""
         return hashlib.sha256(codec.canonical(codec.to_json(self))).hexdigest()
