@@ -77,11 +77,12 @@ def test_steady_job_is_planned_to_the_same_status() -> None:
 
 def test_agents_are_asked_when_no_first_step_comes() -> None:
     """Nobody knows how long a step takes: a frozen agent behind an open stream would hold the job for ever."""
-    young = job({**TRAINING, "membership": MEMBERSHIP})
+    young = job(TRAINING)
     assert told(plan(young, clock=Clock(FIRST_STALL_S - 1, 1_800_000_000.0)), Ping) == []
     assert told(plan(young, clock=Clock(FIRST_STALL_S, 1_800_000_000.0)), Ping) == [uid_of(0), uid_of(1)]
-    script = job({**TRAINING, "tier": "Script"})
-    assert told(plan(script, clock=Clock(1000.0, 1_800_000_000.0)), Ping) == []
+    script = tuple(trains(slot, session=False) for slot in (0, 1))
+    got = plan(job({**TRAINING, "tier": "Script"}), sessions=script, clock=Clock(1000.0, 1_800_000_000.0))
+    assert told(got, Ping) == []
 
 
 def test_progress_alone_is_not_urgent() -> None:
