@@ -36,8 +36,10 @@ class Zygote:
     def close(self) -> None:
         """End it; trainers are the caller's."""
         assert self._process.stdin is not None
+        assert self._process.stdout is not None
         self._process.stdin.close()
         self._process.wait(10)
+        self._process.stdout.close()
 
 
 def _main() -> None:
