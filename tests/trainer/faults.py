@@ -6,6 +6,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from regroup.elastic import transfer
 from regroup.elastic.errors import GroupBroken
 from regroup.elastic.groups import Groups
@@ -32,13 +34,13 @@ def _source_dies(generation: int) -> None:
     transfer.CHUNK_BYTES = 4096
     broadcast, chunks = transfer._broadcast, 0
 
-    def dying(groups: Groups, tensor: object, source: int) -> None:
+    def dying(groups: Groups, tensor: torch.Tensor, source: int) -> None:
         nonlocal chunks
         if groups.generation == generation and groups.rank == source:
             chunks += 1
             if chunks == 6:  # length, text, three chunks, and no more
                 os.kill(os.getpid(), signal.SIGKILL)
-        broadcast(groups, tensor, source)  # type: ignore[arg-type]
+        broadcast(groups, tensor, source)
 
     transfer._broadcast = dying
 

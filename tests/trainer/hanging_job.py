@@ -17,7 +17,8 @@ import torch
 import regroup
 
 HANGS = [text.split(":") for text in os.environ.get("TEST_HANG", "").split()]
-SLOT = re.search(r"-worker-(\d+)-|$", os.environ.get("REGROUP_POD_NAME", ""))[1]
+NAMED = re.search(r"-worker-(\d+)-", os.environ.get("REGROUP_POD_NAME", ""))
+SLOT = NAMED[1] if NAMED else ""
 
 
 def hangs(place: str, step: int) -> bool:
@@ -30,7 +31,7 @@ def hangs(place: str, step: int) -> bool:
     return True
 
 
-class Samples(torch.utils.data.Dataset):
+class Samples(torch.utils.data.Dataset[tuple[torch.Tensor, torch.Tensor]]):
     def __len__(self) -> int:
         return 1000
 

@@ -211,7 +211,8 @@ def two_checkpoints(job: AgentDouble) -> list[dict[str, Any]]:
         found = [m.checkpoint for m in job.workers[0].messages(local.Committed) if m.checkpoint]
         return [found[0], found[-1]] if found and found[0] != found[-1] else []
 
-    return job.wait(reported, "two checkpoints are durable")  # type: ignore[no-any-return]
+    found: list[dict[str, Any]] = job.wait(reported, "two checkpoints are durable")
+    return found
 
 
 def test_batchnorm_statistics_are_one_state_after_a_redo(job: AgentDouble) -> None:

@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 
 class Zygote:
@@ -60,14 +61,14 @@ def _main() -> None:
         print(pid, flush=True)
 
 
-def _become(request: dict[str, object]) -> None:
+def _become(request: dict[str, Any]) -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     output = os.open(str(request["output"]), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(output, 1)
     os.dup2(output, 2)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     faulthandler.register(signal.SIGUSR1)  # for a person who looks for a hang
-    os.environ.update(request["env"])  # type: ignore[call-overload]
+    os.environ.update(request["env"])
     code = 1
     try:
         sys.argv = [str(request["script"])]

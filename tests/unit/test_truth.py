@@ -29,7 +29,12 @@ def trained(*, kill_at: float | None = None, pause_s: float = 0.3, until: float 
 
 
 def row(
-    at: float, state: str = "Running", ready: str = "2/2", step: int | None = None, generation: int = 1, **cells: str
+    at: float,
+    state: str = "Running",
+    ready: str = "2/2",
+    step: int | None = None,
+    generation: int = 1,
+    cells: dict[str, str] | None = None,
 ) -> Row:
     """A line that is true in all columns that are not given."""
     shown = round((at - 105) / 0.1) if step is None else step
@@ -37,7 +42,7 @@ def row(
         "STATE": state, "READY": ready, "STEP": str(shown), "GENERATION": str(generation), "PROGRESS": f"{shown // 5}%",
         "LOSS": "0.5" if shown else "", "RESTARTS": "", "ETA": "", "AGE": f"{int(at - 100)}s", "SEEN": "3s", "SAMPLES/S": "800",
     }  # fmt: skip
-    return Row(at, at + 0.1, line | cells)
+    return Row(at, at + 0.1, line | (cells or {}))
 
 
 @pytest.mark.parametrize(
@@ -146,7 +151,7 @@ def test_a_job_without_a_state_is_late_after_two_seconds() -> None:
     ids=str,
 )
 def test_each_column(cells: dict[str, str], says: str | None) -> None:
-    problems = judge(row(119, **cells), trained(), RUN)
+    problems = judge(row(119, cells=cells), trained(), RUN)
     assert any(says in problem for problem in problems) if says else problems == []
 
 
@@ -163,7 +168,9 @@ def test_each_column(cells: dict[str, str], says: str | None) -> None:
 )
 def test_restarts_follow_what_was_broken(at: float, restarts: str, true: bool) -> None:
     run = Run(ASKED, [Fault(120.0, 1)], total_steps=500, global_batch=80)
-    problems = judge(row(at, RESTARTS=restarts, AGE="21s" if at < 180 else "90s"), trained(until=200.0), run)
+    problems = judge(
+        row(at, cells={"RESTARTS": restarts, "AGE": "21s" if at < 180 else "90s"}), trained(until=200.0), run
+    )
     assert any("restarts, but" in problem for problem in problems) is not true
 
 
@@ -173,17 +180,19 @@ SCRIPT = {"STEP": "", "PROGRESS": "", "LOSS": "", "ETA": "", "SAMPLES/S": ""}
 @pytest.mark.parametrize(
     ("shown", "says"),
     [
-        pytest.param(row(115, **SCRIPT), None, id="it trains"),
-        pytest.param(row(123, "Starting", "1/2", **SCRIPT), None, id="its processes start again"),
-        pytest.param(row(123, "Recovering", "2/2", **SCRIPT), None, id="a worker is ready without a process"),
-        pytest.param(row(123, "Running", "1/2", **SCRIPT), "nobody committed", id="Running while nothing trains"),
-        pytest.param(row(119.5, "Starting", "2/2", **SCRIPT), None, id="a change is written before the processes end"),
-        pytest.param(row(115, "Starting", **SCRIPT), "committed all the time", id="Starting while epochs pass"),
-        pytest.param(row(115, **SCRIPT | {"STEP": "100"}), "STEP 100, but nothing is known", id="a step"),
-        pytest.param(row(115, **SCRIPT | {"ETA": "40s"}), "ETA 40s, but nothing is known", id="an ETA"),
-        pytest.param(row(115, ready="1/2", **SCRIPT), "the trace says 2 to 2", id="who trains is ready"),
-        pytest.param(row(115, generation=3, **SCRIPT), None, id="a generation that did not form is counted"),
-        pytest.param(row(129, generation=1, **SCRIPT), "lags behind 2", id="an old generation"),
+        pytest.param(row(115, cells=SCRIPT), None, id="it trains"),
+        pytest.param(row(123, "Starting", "1/2", cells=SCRIPT), None, id="its processes start again"),
+        pytest.param(row(123, "Recovering", "2/2", cells=SCRIPT), None, id="a worker is ready without a process"),
+        pytest.param(row(123, "Running", "1/2", cells=SCRIPT), "nobody committed", id="Running while nothing trains"),
+        pytest.param(
+            row(119.5, "Starting", "2/2", cells=SCRIPT), None, id="a change is written before the processes end"
+        ),
+        pytest.param(row(115, "Starting", cells=SCRIPT), "committed all the time", id="Starting while epochs pass"),
+        pytest.param(row(115, cells=SCRIPT | {"STEP": "100"}), "STEP 100, but nothing is known", id="a step"),
+        pytest.param(row(115, cells=SCRIPT | {"ETA": "40s"}), "ETA 40s, but nothing is known", id="an ETA"),
+        pytest.param(row(115, ready="1/2", cells=SCRIPT), "the trace says 2 to 2", id="who trains is ready"),
+        pytest.param(row(115, generation=3, cells=SCRIPT), None, id="a generation that did not form is counted"),
+        pytest.param(row(129, generation=1, cells=SCRIPT), "lags behind 2", id="an old generation"),
     ],
 )
 def test_lines_of_a_script(shown: Row, says: str | None) -> None:
@@ -195,7 +204,7 @@ def test_lines_of_a_script(shown: Row, says: str | None) -> None:
 @pytest.mark.parametrize(("at", "silent", "true"), [(123.0, False, False), (123.0, True, True), (129.5, True, False)])
 def test_silence_of_a_script_shows_after_disconnect_seconds(at: float, silent: bool, true: bool) -> None:
     run = Run(ASKED, [Fault(120.0, 0, silent=silent)], tier="Script")
-    problems = judge(row(at, "Running", "1/2", **SCRIPT), trained(kill_at=120.0, pause_s=15.0, until=140.0), run)
+    problems = judge(row(at, "Running", "1/2", cells=SCRIPT), trained(kill_at=120.0, pause_s=15.0, until=140.0), run)
     assert any("nobody committed" in problem for problem in problems) is not true
 
 

@@ -232,7 +232,7 @@ def test_fresh_socket_is_given_to_the_store_it_was_named_for(number: int, change
 def test_exit_is_reported_before_the_next_process_starts() -> None:
     drive = Drive().session().trains(1, 7).exits(-9, last_line="Killed")
     assert [type(e).__name__ for e in drive.effects] == ["Send", "Persist", "Start"]
-    report = drive.effects[0].report  # type: ignore[union-attr]
+    (report,) = (e.report for e in drive.of(ev.Send))
     assert report.body == wire.Fault("exit", "Process 0 was ended by SIGKILL.", 7, 0, -9, "Killed")
     assert (report.condition.phase, report.condition.incarnation, report.condition.entered) == (Phase.STARTING, 1, 1)
     assert report.seal == Seal(1, None, 1)
@@ -245,7 +245,8 @@ def test_restart_delay_doubles_until_a_step_is_committed() -> None:
         began_s = drive.now_s
         drive.exits(1)
         while not drive.of(ev.Start):
-            drive.wait(drive.core.due_s - drive.now_s)  # type: ignore[operator]
+            assert drive.core.due_s is not None
+            drive.wait(drive.core.due_s - drive.now_s)
         delays.append(drive.now_s - began_s)
         drive.attach()
     assert delays == [0, 1, 2, 4, 8, 8, 8, 8], "below what a generation waits for its members"
@@ -277,7 +278,9 @@ def test_broken_collective_is_reported_at_once_with_the_peer() -> None:
     drive.says(left(1, 4, cause="collective", message="Lost.", step=4, peer_rank=0))
     (fault,) = drive.bodies(wire.Fault)
     assert (fault.cause, fault.step, fault.peer, fault.peer_rank, fault.exit_code) == ("collective", 4, "pod", 0, None)
-    assert drive.effects[0].report.seal == Seal(1, StatePair(1, 4), 1, 1)  # type: ignore[union-attr]
+    sent = drive.effects[0]
+    assert isinstance(sent, ev.Send)
+    assert sent.report.seal == Seal(1, StatePair(1, 4), 1, 1)
 
 
 def test_broken_collective_of_a_generation_that_is_fenced_is_no_fault_h13() -> None:
@@ -365,7 +368,8 @@ def test_stop_is_told_then_forced_then_reported() -> None:
     assert drive.wait(6).of(ev.Signal) == [ev.Signal(0, signal.SIGKILL)]
     drive.exits(-9)
     assert [type(e).__name__ for e in drive.effects] == ["Send", "Exit"]
-    assert drive.effects[0].report.condition.phase == Phase.STOPPED  # type: ignore[union-attr]
+    (report,) = (e.report for e in drive.of(ev.Send))
+    assert report.condition.phase == Phase.STOPPED
     assert drive.effects[1] == ev.Exit(0)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,9 +13,9 @@ from tests.builders.plan import JobBuilder, make_job
 from tests.simulator.world import World
 
 
-def running(tmp_path: Path, job: JobBuilder | None = None, **kwargs: object) -> World:
+def running(tmp_path: Path, job: JobBuilder | None = None, **kwargs: Any) -> World:
     kwargs.setdefault("settings", Settings(term_grace_s=0.0))
-    world = World(tmp_path, job or make_job().with_replicas(3).elastic(2, 5), **kwargs)  # type: ignore[arg-type]
+    world = World(tmp_path, job or make_job().with_replicas(3).elastic(2, 5), **kwargs)
     world.advance(0.1)
     world.step(5)
     return world

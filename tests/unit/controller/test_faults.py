@@ -4,6 +4,7 @@ of docs/design/design.md section 5; the generation that results is part of the c
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,10 +13,10 @@ from tests.builders.plan import JobBuilder, make_job
 from tests.simulator.world import World
 
 
-def running(tmp_path: Path, job: JobBuilder | None = None, **kwargs: object) -> World:
+def running(tmp_path: Path, job: JobBuilder | None = None, **kwargs: Any) -> World:
     """Return a job that has trained for ten steps, under an operator that is past the first seconds of its term."""
     kwargs.setdefault("settings", Settings(term_grace_s=0.0))
-    world = World(tmp_path, job or make_job().with_replicas(3).elastic(2, 5), **kwargs)  # type: ignore[arg-type]
+    world = World(tmp_path, job or make_job().with_replicas(3).elastic(2, 5), **kwargs)
     world.advance(0.1)
     assert world.phase == "Running", world.summary()
     world.step(10)

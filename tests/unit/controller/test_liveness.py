@@ -197,7 +197,12 @@ def test_size_that_changes_as_the_last_step_commits_does_not_keep_the_job_from_i
     world.advance(3.0)
     world.step(19)
     world.scale(after)
-    world.store.before_write = lambda _: [group.commit_step() for group in world.groups.values()] and None
+
+    def commit_first(_status: dict[str, Any]) -> None:
+        for group in world.groups.values():
+            group.commit_step()
+
+    world.store.before_write = commit_first
     world.settle()
     world.advance(1.0)
     assert world.phase == "Succeeded"

@@ -18,8 +18,8 @@ class Killed(Exception):
     """The operator is gone in the middle of what it did."""
 
 
-def running(tmp_path: Path, job: JobBuilder | None = None, **kwargs: object) -> World:
-    world = World(tmp_path, job or make_job().with_replicas(3).elastic(2, 5), **kwargs)  # type: ignore[arg-type]
+def running(tmp_path: Path, job: JobBuilder | None = None, **kwargs: Any) -> World:
+    world = World(tmp_path, job or make_job().with_replicas(3).elastic(2, 5), **kwargs)
     world.advance(0.1)
     world.step(10)
     return world

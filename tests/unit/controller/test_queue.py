@@ -111,10 +111,10 @@ def test_no_sequence_hands_a_key_out_twice_or_loses_one() -> None:
             elif step == "later a":
                 schedule.add_at(A, now_s + 10)
                 wanted.add(A)
-            elif step == "take" and (key := schedule.take(now_s)) is not None:  # type: ignore[assignment]
-                assert key not in held, order
-                held.append(key)
-                wanted.discard(key)
+            elif step == "take" and (taken := schedule.take(now_s)) is not None:
+                assert taken not in held, order
+                held.append(taken)
+                wanted.discard(taken)
             elif step == "done" and held:
                 schedule.done(held.pop(0))
         for key in held:

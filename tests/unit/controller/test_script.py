@@ -10,7 +10,7 @@ import pytest
 from _regroup_agent.ending import UNKILLABLE_S
 from _regroup_agent.script import GRACE_S, UNOBSERVED_S, WATCHED_S
 from regroup.protocol import local
-from tests.builders.plan import make_job
+from tests.builders.plan import JobBuilder, make_job
 from tests.simulator.world import WALL, World
 
 ELASTIC = make_job().with_replicas(3).elastic(1, 5)
@@ -28,9 +28,9 @@ def observed(world: World, group: str, *workers: int | tuple[int, int]) -> None:
     world.advance(0.1)
 
 
-def running(tmp_path: Path, job: object = ELASTIC, processes: int = 1) -> World:
+def running(tmp_path: Path, job: JobBuilder = ELASTIC, processes: int = 1) -> World:
     """Three workers whose processes have formed their group."""
-    world = World(tmp_path, job, script="plain", processes=processes)  # type: ignore[arg-type]
+    world = World(tmp_path, job, script="plain", processes=processes)
     world.advance(2.0)
     assert world.phase == "Starting"
     observed(world, "watched", 0, 1, 2)
@@ -41,7 +41,7 @@ def running(tmp_path: Path, job: object = ELASTIC, processes: int = 1) -> World:
 
 @pytest.mark.parametrize("processes", [1, 2])
 @pytest.mark.parametrize("job", [ELASTIC, FIXED], ids=["elastic", "fixed"])
-def test_state_follows_the_process_group(tmp_path: Path, job: object, processes: int) -> None:
+def test_state_follows_the_process_group(tmp_path: Path, job: JobBuilder, processes: int) -> None:
     world = running(tmp_path, job, processes)
     world.kill_process(world.uid(1), local_rank=processes - 1)
     world.advance(1.0)
@@ -99,7 +99,7 @@ def test_rank_that_exits_0_before_the_tier_is_known_does_not_keep_it_open(tmp_pa
 
 
 @pytest.mark.parametrize(("job", "went_on"), [(ELASTIC, "0-1"), (FIXED, "")], ids=["elastic", "fixed"])
-def test_process_that_does_not_die_costs_its_pod_and_no_more(tmp_path: Path, job: object, went_on: str) -> None:
+def test_process_that_does_not_die_costs_its_pod_and_no_more(tmp_path: Path, job: JobBuilder, went_on: str) -> None:
     """SIGKILL does not end a process that hangs in the kernel (a dead NFS server): its pod never ends either."""
     world = running(tmp_path, job)
     stuck = world.agents[world.uid(2)]
@@ -122,7 +122,7 @@ def test_process_that_does_not_die_costs_its_pod_and_no_more(tmp_path: Path, job
     ("job", "alone"), [(ELASTIC, True), (FIXED, False)], ids=["elastic goes on with two", "fixed waits for the third"]
 )
 @pytest.mark.parametrize("fault", ["pod", "node"])
-def test_lost_pods_and_nodes(tmp_path: Path, job: object, alone: bool, processes: int, fault: str) -> None:
+def test_lost_pods_and_nodes(tmp_path: Path, job: JobBuilder, alone: bool, processes: int, fault: str) -> None:
     """The others start again (elastic) or wait with their pods; with the replacement all three form one group again."""
     world = running(tmp_path, job, processes)
     kept = {slot: world.uid(slot) for slot in (0, 1)}

@@ -1,17 +1,18 @@
 """What ranks tell each other once a step."""
 
 import math
+from typing import Any
 
 import pytest
 
 from regroup.elastic.header import WIDTH, Header, Row
 
 
-def row(step: int = 4, **values: object) -> Row:
-    fields: dict[str, object] = {
+def row(step: int = 4, **values: Any) -> Row:
+    fields: dict[str, Any] = {
         "loss_sum": 1.0, "weight": 2.0, "knows_newer": False, "sample_hash": 3, "snapshotted": step
     }  # fmt: skip
-    return Row(step=step, **{**fields, **values})  # type: ignore[arg-type]
+    return Row(step=step, **{**fields, **values})
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import torch
 import regroup
 from regroup.checkpoint import CheckpointError
 from regroup.data import DataError
+from regroup.data.sources import TensorSource
 from regroup.elastic.errors import SampleError, StateError, UsageError
 from regroup.elastic.session import Job
 from regroup.protocol import env
@@ -64,7 +65,8 @@ def test_training_alone_equals_the_same_loop_by_hand() -> None:
     by_hand = torch.nn.Linear(4, 2)
     by_hand.load_state_dict(job.model.state_dict())
     optimizer = torch.optim.SGD(by_hand.parameters(), lr=0.1, momentum=0.9)
-    x, y = job.source.x, job.source.y  # type: ignore[attr-defined]
+    assert isinstance(job.source, TensorSource)
+    x, y = job.source.x, job.source.y
     with job:
         train(job, 6)
     for step in range(6):

@@ -92,7 +92,8 @@ def test_committed_step_ends_it() -> None:
 def test_script_whose_rank_was_killed_is_not_blamed_on_its_peers() -> None:
     """The peers' own exits look alike each time, and may be known before the signal that caused them."""
     crash = crashes([0, 5, 10], script=True)
-    assert [generation for _, generation in crash.rounds] == [1, 2, 3]  # type: ignore[union-attr]
+    assert crash is not None
+    assert [generation for _, generation in crash.rounds] == [1, 2, 3]
     last = replace(BOOM, at=1016.0, generation=4)
     assert is_hopeless(note_crashes(crash, [last], committed_at=None, script=True))
     for signalled in ({1, 2, 3}, {4}, {1, 3}):

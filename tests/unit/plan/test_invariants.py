@@ -81,7 +81,7 @@ def check(current: Current, workers: tuple[Worker, ...], bounds: Bounds, refused
         current=current,
         workers=workers,
         bounds=bounds,
-        refusal=refused and Refusal(refused),
+        refusal=None if refused is None else Refusal(refused),
         now_s=NOW_S,
         settings=SETTINGS,
     )

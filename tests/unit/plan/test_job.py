@@ -52,9 +52,8 @@ def plan(
 
 
 def trains(slot: int, **changes: Any) -> Session:
-    return make_session(
-        slot, Phase.TRAINING, 1, **{"told_tier": "Session", "told_generation": 1, "condition_at_s": 0.0} | changes
-    )
+    told: dict[str, Any] = {"told_tier": "Session", "told_generation": 1, "condition_at_s": 0.0}
+    return make_session(slot, Phase.TRAINING, 1, **told | changes)
 
 
 def exits(slot: int, count: int, **changes: Any) -> Session:

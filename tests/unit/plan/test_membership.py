@@ -326,10 +326,10 @@ def test_broken_link_that_would_leave_too_few_is_tried_again() -> None:
     ],
 )
 def test_of_a_pair_without_a_link_the_holder_stays(late: int, want: str) -> None:
-    workers = [broken(0, 1, since_s=90.0 + late), broken(1, 0)]
-    workers[1] = replace(
-        workers[1], session=replace(workers[1].session, seal=make_seal(1, (1, 9), adopted=1, state_adopted=1))
-    )
+    holder = broken(1, 0)
+    assert holder.session is not None
+    seal = make_seal(1, (1, 9), adopted=1, state_adopted=1)
+    workers = [broken(0, 1, since_s=90.0 + late), replace(holder, session=replace(holder.session, seal=seal))]
     got = decide(workers, make_current((0, 1), adopted=False), make_bounds(2, 1))
     assert words(got) == (FORCED, "MemberLost", want)
 
@@ -443,11 +443,12 @@ def test_refused_set_is_tried_again_on_any_word_that_the_verdict_is_made_of(chan
     """Rule WORDS: the first trace of the liveness rules waited for ever, since the promise was none of the words."""
     older = (make_older(2, uid_of(0)), make_older(1, uid_of(1)))
     current = make_current((1,), number=3, adopted=False, older=older)
-    other = out(0, available=False, session=make_session(0, Phase.STARTING, seal=make_seal(1, None, adopted=1)))
+    session = make_session(0, Phase.STARTING, seal=make_seal(1, None, adopted=1))
+    other = out(0, available=False, session=session)
     workers = [holding(1, None, 1), other]
     tried = names_of(current, workers, workers[:1])
     assert words(decide(workers, current, make_bounds(1, 1), refused=tried)) == ("wait", "NoWitness")
-    workers[1] = replace(other, session=replace(other.session, **changed))
+    workers[1] = replace(other, session=replace(session, **changed))
     assert words(decide(workers, current, make_bounds(1, 1), refused=tried)) == (FORCED, "MemberLost", "1")
 
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
 from regroup_operator.controller import Controller
-from regroup_operator.model.worker import Keep
+from regroup_operator.model.plan import Verdict
+from regroup_operator.model.worker import Decision, Keep
 from regroup_operator.plan import job as plan_job_module
+from regroup_operator.plan.membership import next_generation
 from tests.simulator.faults import KINDS, NOT_YET, Fault, parse
 from tests.simulator.walk import Setting, faults_of, run, setting_of, shrink
 from tests.simulator.world import World
@@ -43,10 +46,8 @@ def test_job_recovers_from_one_fault_of_each_kind(kind: str) -> None:
 
 
 def test_plan_that_never_announces_again_is_found_stuck(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = plan_job_module.next_generation
-
-    def once(**known: object) -> object:
-        return real(**known) if known["current"] is None else Keep()  # type: ignore[arg-type]
+    def once(**known: Any) -> Decision:
+        return next_generation(**known) if known["current"] is None else Keep()
 
     monkeypatch.setattr(plan_job_module, "next_generation", once)
     outcome = run(PLAIN, [Fault("scale", size=2), Fault("kill", after_s=3.0), Fault("break-stream")])
@@ -63,8 +64,8 @@ def test_job_that_says_running_while_nobody_trains_is_found(monkeypatch: pytest.
 def test_end_that_not_all_have_reached_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     real = plan_job_module._Planner._ended
 
-    def early(self: object, failure: str | None) -> str | None:
-        return "Succeeded" if self.newest is not None else real(self, failure)  # type: ignore[arg-type, attr-defined]
+    def early(self: plan_job_module._Planner, failure: Verdict | None) -> str | None:
+        return "Succeeded" if self.newest is not None else real(self, failure)
 
     monkeypatch.setattr(plan_job_module._Planner, "_ended", early)
     assert run(PLAIN, [Fault("kill", after_s=3.0)]).sort == "untrue"
