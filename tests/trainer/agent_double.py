@@ -294,6 +294,8 @@ class AgentDouble:
             if worker.pid and alive(worker.pid):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(worker.pid, signal.SIGKILL)
+            for store in worker.stores.values():
+                store.close()
 
     # --- the agent's side --------------------------------------------------------------------------------------------
 
@@ -310,7 +312,7 @@ class AgentDouble:
             threading.Thread(target=self._serve, args=(worker, connection), daemon=True).start()
 
     def _serve(self, worker: Worker, connection: socket.socket) -> None:
-        with contextlib.suppress(OSError), connection.makefile("rb") as lines:
+        with connection, contextlib.suppress(OSError), connection.makefile("rb") as lines:
             for line in lines:
                 try:
                     message = local.FROM_TRAINER.decode_line(line)

@@ -195,7 +195,7 @@ def test_job_whose_volume_cannot_be_read_waits_instead_of_beginning_anew(job: Ag
     for slot in (0, 1):
         messages = job.workers[slot].messages
         left = job.wait_left(slot, cause=True)[-1]
-        assert (left.cause, left.state, messages(local.AdoptedLocally)) == ("witness", None, [])
+        assert (left.cause, left.state, messages(local.AdoptedLocally)) == ("checkpoint", None, [])
         assert f"names checkpoint {saved['directory']}" in left.message
         assert str(tmp_path / "ckpt") in left.message
     (tmp_path / "away").rename(tmp_path / "ckpt")
