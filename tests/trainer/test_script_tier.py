@@ -20,8 +20,8 @@ IMPORT_S = 5.0
 """What the script does before it calls init_process_group takes so long ..."""
 PRELOAD_S = 5.0
 """... and so does the module that the zygote imports beside torch."""
-LAG_S = 2.0
-"""State may be so old."""
+LAG_S = 4.0
+"""State may be so old, and a step may take so long while a newcomer imports torch on the same two cores."""
 
 SCRIPT = f"""
 import json, os, sys, time
