@@ -13,7 +13,7 @@ and none where a member went with its pod or leaves (deletions, drains and lost 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 
 from regroup_operator.model.members import MemberId
@@ -87,12 +87,24 @@ def avoided_nodes(memory: Memory, now_s: float, window_s: float) -> dict[int, tu
     return {slot: (node,) for slot, (node, at_s) in memory.bad_nodes.items() if now_s < at_s + window_s}
 
 
-def count_created(create: Iterable[MemberId], pods: Iterable[Pod], memory: Memory) -> tuple[int, Memory]:
+def count_created(
+    create: Iterable[MemberId],
+    pods: Iterable[Pod],
+    memory: Memory,
+    *,
+    released: Collection[str] = (),
+    members: Iterable[MemberId] = (),
+) -> tuple[int, Memory]:
     """Return how many of the pods to create replace one and were not counted yet. The informer sees a new pod late, so
-    that it is asked for again meanwhile."""
-    create = tuple(create)
+    that it is asked for again meanwhile.
+
+    A slot that was scaled away (its pods are `released` or gone, no member of the newest generation has it) and comes back
+    is no replacement, whatever the number of its pod.
+    """
+    create, pods = tuple(create), tuple(pods)
     seen = {pod.id for pod in pods}
-    replaced = sum(member.attempt > 0 for member in create if member not in memory.created)
+    taken = {pod.slot for pod in pods if pod.uid not in released} | {member.slot for member in members}
+    replaced = sum(m.attempt > 0 and m.slot in taken for m in create if m not in memory.created)
     waiting = (member for member in memory.created if member not in seen)
     return replaced, replace(memory, created=frozenset({*create, *waiting}))
 

@@ -206,7 +206,13 @@ class _Planner:
         return crash_sentence(crash, exit_words(crash.last), log_words(crash.last, self.logs))
 
     def _count_created(self, create: list[MemberId]) -> None:
-        replaced, self.memory = count_created(create, self.obs.pods, self.memory)
+        replaced, self.memory = count_created(
+            create,
+            self.obs.pods,
+            self.memory,
+            released=self.released,
+            members=self.current.members if self.current is not None else (),
+        )
         if replaced and self.status.get("membership"):
             self._count_restarts("pods", replaced)
 

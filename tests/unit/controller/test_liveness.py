@@ -271,6 +271,19 @@ def test_long_steps_are_waited_for(tmp_path: Path) -> None:
     assert world.generation <= 3  # one without the lost process, one with it
 
 
+def test_slot_that_comes_back_after_a_scale_down_is_no_restart(tmp_path: Path) -> None:
+    world = running(tmp_path, elastic(3))
+    world.scale(2)
+    world.advance(10, 0.5)
+    world.scale(3)
+    world.advance(10, 0.5)
+    assert world.training() in ("0-0,1-0,2-0", "0-0,1-0,2-1")
+    assert world.status["restarts"]["pods"] == 0
+    world.vanish(world.uid(1))
+    world.advance(10, 0.5)
+    assert world.status["restarts"]["pods"] == 1
+
+
 def test_restart_kills_what_has_not_entered_and_spares_the_rest(tmp_path: Path) -> None:
     """Of two processes one hangs: its sibling, which waits in the new group, keeps its process and its state."""
     world = running(tmp_path, fixed(2), processes=2)
