@@ -76,6 +76,8 @@ def see_lateness(
         setback = setbacks.get(pod.uid)
         if setback is not None and setback.count >= MAX_SETBACKS and now_s >= setback.since_s + settings.late_timeout_s:
             replaced.add(pod.uid)
+        elif setback is not None and setback.count >= MAX_SETBACKS:
+            dues.append(setback.since_s + settings.late_timeout_s)
         if not kind:
             continue
         known = spells.get(pod.uid)
@@ -89,8 +91,8 @@ def see_lateness(
             kept[pod.uid] = spell
             continue
         bound_s = _bound_s(kind, step_s, longest_start_s, settings)
-        if kind == BEHIND and not _others_hold(workers, worker):
-            bound_s *= ONLY_HOLDER
+        if kind == BEHIND:
+            bound_s = max(bound_s * (1 if _others_hold(workers, worker) else ONLY_HOLDER), _said_s(worker))
         if spell.restarted_s is None and now_s >= spell.since_s + bound_s:
             restart.append((worker, _sentence(worker, current, kind, now_s - spell.since_s)))
             spell = Spell(kind, spell.since_s, restarted_s=now_s)
@@ -169,6 +171,12 @@ def _bound_s(kind: str, step_s: float, longest_start_s: float, settings: Setting
             settings.start_timeout_s if not longest_start_s else settings.late_timeout_s, START_FACTOR * longest_start_s
         )
     return max(settings.late_timeout_s, LATE_STEPS * step_s)
+
+
+def _said_s(worker: Worker) -> float:
+    """Return how long the script has said that a pause of it may take (`job.pause`), 0 where it is in none."""
+    busy = worker.session.condition.busy if worker.session is not None else ()
+    return max((one.max_s or 0.0 for one in busy), default=0.0)
 
 
 def _others_hold(workers: Iterable[Worker], worker: Worker) -> bool:

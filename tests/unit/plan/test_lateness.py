@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from regroup.protocol.document import PLANNED
-from regroup.protocol.state import Phase
+from regroup.protocol.state import Busy, Phase
 from regroup_operator.model.members import MemberId
 from regroup_operator.model.plan import Setback, Spell
 from regroup_operator.model.records import Settings
@@ -108,6 +108,15 @@ def test_long_steps_make_nobody_late() -> None:
     known = {uid_of(2): spell("behind", 100)}
     assert see([KEEPS, BEHIND], spells=known, step_s=1.0).restart
     assert not see([KEEPS, BEHIND], spells=known, step_s=10.0).restart
+
+
+def test_pause_that_the_script_has_named_makes_nobody_late() -> None:
+    """`job.pause("eval", max_s=1800)`, and a peer dies meanwhile."""
+    session = make_session(2, Phase.TRAINING, 1)
+    condition = replace(session.condition, busy=(Busy(Busy.PAUSE, "eval", 1800.0),))
+    paused = replace(BEHIND, session=replace(session, condition=condition))
+    assert not see([KEEPS, paused], spells={uid_of(2): spell("behind", 1799)}).restart
+    assert see([KEEPS, paused], spells={uid_of(2): spell("behind", 1800)}).restart
 
 
 def test_only_holder_gets_longer() -> None:
