@@ -25,6 +25,7 @@ from cluster import addresses, apiserver, controlplane, lifecycle, nodes, paths,
 from cluster.errors import ClusterError
 from cluster.kubectl import Kubectl
 from harness import faults, installation, traced_job
+from harness.processes import name_of
 from harness.traced_job import TracedJob
 
 SCRIPTS = Path(__file__).parent / "scripts"
@@ -138,7 +139,7 @@ class ClusterJob(SignalledJob):
             every = faults.processes(pod["metadata"]["uid"])
             mains = [p for p in every if p.inner_pid == 1 and "agent.pyz" in p.command]
             for main in mains:
-                children = [(p, _name(p.pid)) for p in every if p.parent == main.pid]
+                children = [(p, name_of(p.pid)) for p in every if p.parent == main.pid]
                 trainers = tuple(
                     Trainer(p.pid, p.inner_pid) for p, name in sorted(children, key=lambda c: c[1]) if name != "zygote"
                 )
@@ -290,10 +291,3 @@ def _start_api(chosen: settings.Settings) -> None:
 
 def _run(command: list[str]) -> None:
     subprocess.run(command, check=True, capture_output=True)
-
-
-def _name(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/comm").read_text().strip()
-    except OSError:
-        return ""

@@ -19,7 +19,7 @@ from chaos.job import JobError, NothingToHitError
 from chaos.kinds import SCRIPT
 from chaos.plan import MAX_WORKERS, Fault, Scenario
 from chaos.signals import Agent, SignalledJob, Trainer
-from harness.processes import alive, state_of
+from harness.processes import alive, children, environment_of, name_of, state_of, waits_in
 
 SCRIPTS = Path(__file__).parent / "scripts"
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -143,18 +143,18 @@ class LocalJob(SignalledJob):
         """See SignalledJob."""
         assert self._process is not None
         found = []
-        for pid in _children(self._process.pid):
-            environment = _environ(pid)
-            worker, uid = (re.search(rf"\0{n}=([^\0]+)", environment) for n in ("REGROUP_POD_NAME", "REGROUP_POD_UID"))
-            if worker is None or uid is None or not alive(pid):
+        for pid in children(self._process.pid):
+            environment = environment_of(pid)
+            worker, uid = (environment.get(name) for name in ("REGROUP_POD_NAME", "REGROUP_POD_UID"))
+            if not worker or not uid or not alive(pid):
                 continue
-            self._workers_of[uid[1]] = worker[1]
-            children = [(c, _name(c)) for c in _children(pid) if alive(c)]
-            trainers = sorted((name, c) for c, name in children if name.startswith("trainer-") or _is_exec(c, name))
-            zygotes = [c for c, name in children if name == "zygote"]
-            slot = int(worker[1].split("-")[-2])
+            self._workers_of[uid] = worker
+            named = [(name_of(c), c) for c in children(pid) if alive(c)]
+            trainers = sorted((name, c) for name, c in named if name.startswith("trainer-") or _is_exec(c, name))
+            zygotes = [c for name, c in named if name == "zygote"]
+            slot = int(worker.split("-")[-2])
             found.append(
-                Agent(pid, worker[1], slot, tuple(Trainer(c, c) for _, c in trainers), zygotes[0] if zygotes else None)
+                Agent(pid, worker, slot, tuple(Trainer(c, c) for _, c in trainers), zygotes[0] if zygotes else None)
             )
         return sorted(found, key=lambda a: (a.slot, a.worker))
 
@@ -195,7 +195,7 @@ class LocalJob(SignalledJob):
         files = {p.parent.parent.name: self._agent_file(p) for p in self.state.glob("*/state/agent.json")}
         processes = [
             f"{a.worker}: agent {a.pid} {state_of(a.pid)}, zygote {a.zygote}, trainers "
-            + ", ".join(f"{t.pid} {state_of(t.pid)} {_wait(t.pid)}" for t in a.trainers)
+            + ", ".join(f"{t.pid} {state_of(t.pid)} {waits_in(t.pid)}" for t in a.trainers)
             for a in self.agents()
         ]
         status = {k: v for k, v in self.status().items() if k != "incidents"}
@@ -226,34 +226,6 @@ class LocalJob(SignalledJob):
         return "the pipe of stdout and stderr"
 
 
-def _children(pid: int) -> list[int]:
-    try:
-        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-    except (FileNotFoundError, ProcessLookupError):
-        return []
-
-
-def _environ(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace")
-    except OSError:
-        return ""
-
-
-def _name(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/comm").read_text().strip()
-    except OSError:
-        return ""
-
-
 def _is_exec(pid: int, name: str) -> bool:
     """Return whether this is a trainer that was exec'd because its agent has given up its zygote."""
-    return name != "zygote" and "\0LOCAL_RANK=" in _environ(pid)
-
-
-def _wait(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/wchan").read_text()
-    except OSError:
-        return ""
+    return name != "zygote" and "LOCAL_RANK" in environment_of(pid)

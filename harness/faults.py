@@ -15,6 +15,7 @@ from pathlib import Path
 
 from cluster import lifecycle
 from cluster.errors import ClusterError
+from harness.processes import name_of
 
 
 @dataclass(frozen=True)
@@ -104,10 +105,7 @@ def _kill(pid: int) -> float:
 
 def _is_trainer(pid: int) -> bool:
     """The agent names the processes that it forks: trainer-<local rank>."""
-    try:
-        return Path(f"/proc/{pid}/comm").read_text().startswith("trainer-")
-    except FileNotFoundError:
-        return False
+    return name_of(pid).startswith("trainer-")
 
 
 def power_off(node: str) -> float:

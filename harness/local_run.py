@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -11,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.polling import until
-from harness.processes import children
+from harness.processes import children, environment_of, name_of
 
 
 class LocalRun:
@@ -60,13 +59,8 @@ class LocalRun:
 
     def agents(self) -> dict[int, str]:
         """Return {pid: worker} of the agents."""
-        found = {}
-        for pid in children(self.process.pid):
-            environment = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace")
-            worker = re.search(r"REGROUP_POD_NAME=([^\0]+)", environment)
-            if worker:
-                found[pid] = worker[1]
-        return found
+        named = {pid: environment_of(pid).get("REGROUP_POD_NAME") for pid in children(self.process.pid)}
+        return {pid: worker for pid, worker in named.items() if worker}
 
     def trainers(self) -> dict[str, int]:
         """Return {worker: pid} of the trainers (one process per worker)."""
@@ -74,5 +68,5 @@ class LocalRun:
             worker: child
             for agent, worker in self.agents().items()
             for child in children(agent)
-            if Path(f"/proc/{child}/comm").read_text().startswith("trainer-")
+            if name_of(child).startswith("trainer-")
         }

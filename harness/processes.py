@@ -7,10 +7,22 @@ from pathlib import Path
 
 def state_of(pid: int) -> str:
     """Return the kernel's letter for a process's state: R, S, T (stopped), Z, ...; empty: there is none."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except (FileNotFoundError, ProcessLookupError):
-        return ""
+    return (_read(pid, "stat").rpartition(")")[2].split() or [""])[0]
+
+
+def name_of(pid: int) -> str:
+    """Return a process's name (the agent names the processes that it forks); empty: there is none."""
+    return _read(pid, "comm").strip()
+
+
+def environment_of(pid: int) -> dict[str, str]:
+    """Return the environment that a process was started with; empty: there is none."""
+    return dict(pair.split("=", 1) for pair in _read(pid, "environ").split("\0") if "=" in pair)
+
+
+def waits_in(pid: int) -> str:
+    """Return the kernel function that a process sleeps in; empty: there is none, or it cannot be seen."""
+    return _read(pid, "wchan")
 
 
 def alive(pid: int) -> bool:
@@ -18,9 +30,14 @@ def alive(pid: int) -> bool:
     return state_of(pid) not in ("", "Z", "X")
 
 
-def children(pid: int) -> set[int]:
+def children(pid: int) -> list[int]:
     """Return the ids of a process's children; none if it has ended."""
+    return [int(child) for child in _read(pid, f"task/{pid}/children").split()]
+
+
+def _read(pid: int, what: str) -> str:
+    # A process may end between the look and the read: ENOENT before open, ESRCH after it.
     try:
-        return {int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()}
-    except (FileNotFoundError, ProcessLookupError):
-        return set()
+        return Path(f"/proc/{pid}/{what}").read_text(errors="replace")
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
+        return ""

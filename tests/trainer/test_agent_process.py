@@ -561,7 +561,7 @@ def test_zygote_that_dies_is_started_again_and_its_trainers_live(operator: Opera
     ready(operator)
     trainer = worker.noted("started")[0]["pid"]
     assert worker.agent is not None
-    (zygote,) = children(worker.agent.pid) - {trainer}
+    (zygote,) = set(children(worker.agent.pid)) - {trainer}
     os.kill(zygote, signal.SIGKILL)
     until(
         lambda: "The zygote died; it is started again." in worker.log(), "the new zygote is logged", details=worker.log

@@ -153,7 +153,11 @@ def _false(states: list[tuple[float, str]], times: list[float]) -> Iterator[str]
 
 
 def test_the_judge_of_this_test_knows_a_false_state() -> None:
-    times = [100.0 + n / 20 for n in range(200)]  # until 110
-    assert list(_false([(105.0, "Running"), (98.5, "Running"), (98.0, "Starting"), (113.0, "Recovering")], times)) == []
-    assert ["committed all the time" in said for said in _false([(105.0, "Starting")], times)] == [True]
-    assert ["Running, but" in said for said in _false([(97.0, "Running"), (113.0, "Running")], times)] == [True, True]
+    begin, end = 100.0, 120.0
+    times = [begin + n / 20 for n in range(int((end - begin) * 20) + 1)]
+    early, late = begin - LAG_S, end + LAG_S
+    true = [(110.0, "Running"), (early + 0.5, "Running"), (early, "Starting"), (late - 0.5, "Recovering")]
+    assert list(_false(true, times)) == []
+    assert ["committed all the time" in said for said in _false([(110.0, "Starting")], times)] == [True]
+    false = [(early - 0.5, "Running"), (late + 0.5, "Running")]
+    assert ["Running, but" in said for said in _false(false, times)] == [True, True]
