@@ -50,9 +50,13 @@ def run_one(console: Console, make: MakeJob, seed: int, count: int, version: str
     drive = Drive(job, faults, lambda line: console.print(f"  {line}", markup=False))
     script = "plain.py" if scenario.tier == SCRIPT else "session.py"
     try:
-        verdict = drive.run(lambda: expected(script, steps))
-    finally:
-        job.close()
+        try:
+            verdict = drive.run(lambda: expected(script, steps))
+        finally:
+            job.close()
+    except BaseException:
+        shutil.rmtree(directory, ignore_errors=True)
+        raise
     result = Result(
         seed, count, "cluster" if cluster else "local", version, str(scenario), tuple(drive.injected), verdict,
         round(time.monotonic() - began_s, 1),

@@ -25,7 +25,7 @@ from cluster import addresses, apiserver, controlplane, lifecycle, nodes, paths,
 from cluster.errors import ClusterError
 from cluster.kubectl import Kubectl
 from harness import faults, installation, traced_job
-from harness.processes import name_of
+from harness.processes import name_of, start_of
 from harness.traced_job import TracedJob
 
 SCRIPTS = Path(__file__).parent / "scripts"
@@ -141,7 +141,9 @@ class ClusterJob(SignalledJob):
             for main in mains:
                 children = [(p, name_of(p.pid)) for p in every if p.parent == main.pid]
                 trainers = tuple(
-                    Trainer(p.pid, p.inner_pid) for p, name in sorted(children, key=lambda c: c[1]) if name != "zygote"
+                    Trainer(p.pid, p.inner_pid, start_of(p.pid))
+                    for p, name in sorted(children, key=lambda c: c[1])
+                    if name != "zygote"
                 )
                 zygote = next((p.pid for p, name in children if name == "zygote"), None)
                 meta = pod["metadata"]
@@ -158,7 +160,7 @@ class ClusterJob(SignalledJob):
         self._agents = self.agents()
         for agent in self._agents:
             if agent.worker not in self._released:
-                self.alive_until_s |= {(agent.worker, t.inner_pid): now_s for t in agent.trainers}
+                self.alive_until_s |= {(agent.worker, t.inner_pid, t.start): now_s for t in agent.trainers}
 
     def changing(self) -> str:
         """See Job. By the agents' own files, on the nodes' disks."""

@@ -19,7 +19,7 @@ from chaos.job import JobError, NothingToHitError
 from chaos.kinds import SCRIPT
 from chaos.plan import MAX_WORKERS, Fault, Scenario
 from chaos.signals import Agent, SignalledJob, Trainer
-from harness.processes import alive, children, environment_of, name_of, state_of, waits_in
+from harness.processes import alive, children, environment_of, name_of, start_of, state_of, waits_in
 
 SCRIPTS = Path(__file__).parent / "scripts"
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -154,7 +154,13 @@ class LocalJob(SignalledJob):
             zygotes = [c for name, c in named if name == "zygote"]
             slot = int(worker.split("-")[-2])
             found.append(
-                Agent(pid, worker, slot, tuple(Trainer(c, c) for _, c in trainers), zygotes[0] if zygotes else None)
+                Agent(
+                    pid,
+                    worker,
+                    slot,
+                    tuple(Trainer(c, c, start_of(c)) for _, c in trainers),
+                    zygotes[0] if zygotes else None,
+                )
             )
         return sorted(found, key=lambda a: (a.slot, a.worker))
 
@@ -167,7 +173,7 @@ class LocalJob(SignalledJob):
         self._released |= released
         gone = {self._workers_of.get(uid) for uid in self._released}
         for built in self.reader.trace.built:
-            if built.who[0] not in gone and alive(built.who[1]):
+            if built.who[0] not in gone and alive(built.who[1]) and start_of(built.who[1]) == built.who[2]:
                 self.alive_until_s[built.who] = now_s
 
     def changing(self) -> str:

@@ -23,6 +23,8 @@ class Trainer:
 
     pid: int
     inner_pid: int
+    start: int
+    """In clock ticks since the machine's boot."""
 
 
 @dataclass(frozen=True)

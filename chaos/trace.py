@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-Who = tuple[str, int]
-"""A process: its worker's name and its process id there."""
+Who = tuple[str, int, int]
+"""A process: its worker's name, its process id there, and its start in clock ticks since the machine's boot."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Trace:
 
     def add(self, event: dict[str, Any]) -> None:
         """Take one line of a trace."""
-        who = (event["pod"], event["pid"])
+        who = (event["pod"], event["pid"], event["start"])
         match event["event"]:
             case "commit":
                 commit = Commit(event["t"], who, event["generation"], event["step"])

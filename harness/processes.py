@@ -10,6 +10,11 @@ def state_of(pid: int) -> str:
     return (_read(pid, "stat").rpartition(")")[2].split() or [""])[0]
 
 
+def start_of(pid: int) -> int:
+    """Return when a process was started, in clock ticks since the machine's boot; -1: there is none."""
+    return int((_read(pid, "stat").rpartition(")")[2].split()[19:20] or ["-1"])[0])
+
+
 def name_of(pid: int) -> str:
     """Return a process's name (the agent names the processes that it forks); empty: there is none."""
     return _read(pid, "comm").strip()

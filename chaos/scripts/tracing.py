@@ -12,12 +12,15 @@ import time
 DIRECTORY = os.environ["CHAOS_TRACE"]
 POD = os.environ.get("REGROUP_POD_NAME") or os.environ.get("HOSTNAME") or "alone"
 _NAME = f"{POD}-{os.getpid()}"
+with open("/proc/self/stat") as _stat:
+    # In clock ticks since the machine's boot: a container that is started again gives out the same process ids again.
+    _STARTED = int(_stat.read().rpartition(")")[2].split()[19])
 _FILE = os.open(f"{DIRECTORY}/{_NAME}.jsonl", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
 
 
 def trace(event: str, **what: object) -> None:
     """Write one event."""
-    line = {"event": event, "t": time.time(), "pod": POD, "pid": os.getpid(), **what}
+    line = {"event": event, "t": time.time(), "pod": POD, "pid": os.getpid(), "start": _STARTED, **what}
     os.write(_FILE, json.dumps(line).encode() + b"\n")
 
 

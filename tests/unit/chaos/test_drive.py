@@ -17,7 +17,7 @@ from chaos.plan import END, FINISHING, SETTLED, Fault, Scenario
 from chaos.verdict import Expected
 
 STEPS = 60
-WHO = {"pod": "w-0", "pid": 1}
+WHO = {"pod": "w-0", "pid": 1, "start": 1}
 
 
 class JobDouble(Job):

@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 
 from chaos import verdict
-from chaos.trace import Built, Commit, Done, Trace
+from chaos.trace import Built, Commit, Done, Trace, Who
 from chaos.verdict import Expected, Injected
 
-A, B, C = ("w-0", 10), ("w-1", 11), ("w-2", 12)
+A, B, C = ("w-0", 10, 1), ("w-1", 11, 1), ("w-2", 12, 1)
+A_AGAIN = ("w-0", 10, 2)  # its container was started again: the same process id
 
 
 def trace(*commits: Commit, built: list[Built] | None = None, saved: list[tuple[float, int]] | None = None) -> Trace:
@@ -75,6 +76,7 @@ def test_group_that_goes_on_from_less_than_a_living_process_holds_is_a_roll_back
     [
         pytest.param([Commit(1.0, A, 1, 10), Commit(3.0, B, 2, 4)], {A: 2.9, B: 9.0}, id="the holder was dead by then"),
         pytest.param([Commit(1.0, A, 1, 10), Commit(3.0, B, 2, 11)], {A: 9.0, B: 9.0}, id="nothing is done again"),
+        pytest.param([Commit(1.0, A, 1, 10), Commit(3.0, B, 2, 4)], {A: 2.0, A_AGAIN: 9.0}, id="another process with its id lives"),
         pytest.param(
             [Commit(1.0, A, 1, 10), Commit(0.9, B, 1, 9), Commit(3.0, B, 2, 10)], {A: 2.0, B: 9.0},
             id="the step in flight, whose one holder died",
@@ -82,7 +84,7 @@ def test_group_that_goes_on_from_less_than_a_living_process_holds_is_a_roll_back
         pytest.param([Commit(1.0, A, 1, 10), Commit(3.0, B, 2, 11), Commit(3.1, A, 2, 11)], {A: 9.0, B: 9.0}, id="all go on"),
     ],
 )  # fmt: skip
-def test_no_roll_back(commits: list[Commit], alive_until_s: dict[tuple[str, int], float]) -> None:
+def test_no_roll_back(commits: list[Commit], alive_until_s: dict[Who, float]) -> None:
     assert verdict.roll_backs(trace(*commits), alive_until_s) == []
 
 
@@ -109,9 +111,9 @@ def test_steps_of_a_session_that_are_done_again_are_counted_once_for_all_ranks()
 
 
 def test_steps_of_a_script_that_are_done_again_are_counted_once_for_all_ranks() -> None:
-    built = [Built(0.5, A, 0.1, 0), Built(0.5, B, 0.2, 0), Built(2.5, C, 2.0, 5), Built(2.5, ("w-3", 13), 2.1, 5)]
+    built = [Built(0.5, A, 0.1, 0), Built(0.5, B, 0.2, 0), Built(2.5, C, 2.0, 5), Built(2.5, ("w-3", 13, 1), 2.1, 5)]
     seen = trace(
-        Commit(1.0, A, 0, 7), Commit(1.1, B, 0, 7), Commit(3.0, C, 0, 5), Commit(3.1, ("w-3", 13), 0, 5), built=built
+        Commit(1.0, A, 0, 7), Commit(1.1, B, 0, 7), Commit(3.0, C, 0, 5), Commit(3.1, ("w-3", 13, 1), 0, 5), built=built
     )  # fmt: skip
     assert verdict.redone_steps(seen) == 3
 
