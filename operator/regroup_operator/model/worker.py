@@ -9,6 +9,7 @@ from regroup.protocol.document import LineageEntry, OlderGeneration
 from regroup.protocol.state import Phase
 from regroup_operator.model.members import MemberId
 from regroup_operator.model.records import Pod, Session
+from regroup_operator.model.waits import UntilEvent
 
 
 class Standing:
@@ -162,18 +163,18 @@ class Announce:
 
 @dataclass(frozen=True)
 class Wait:
-    """Something is missing. `until_s` is when to look again if nothing happens; None: only an event helps."""
+    """Something is missing. `until`: when to look again if nothing happens, or the event that alone ends it."""
 
     reason: str
     message: str
-    until_s: float | None = None
+    until: float | UntilEvent
 
 
 @dataclass(frozen=True)
 class Keep:
-    """The newest generation stands. `until_s` as in Wait."""
+    """The newest generation stands. `until` as in Wait."""
 
-    until_s: float | None = None
+    until: float | UntilEvent
 
 
 Decision = Announce | Wait | Keep

@@ -15,6 +15,7 @@ from regroup_operator.model.members import MemberId
 from regroup_operator.model.plan import Clock, JobPlan, Memory, Tell, Verdict, timestamp
 from regroup_operator.model.ports import EventNote
 from regroup_operator.model.records import Observation, Settings
+from regroup_operator.model.waits import UntilEvent
 from regroup_operator.model.worker import Announce, Bounds, Current, Decision, Keep, Refusal, Standing, Wait, Worker
 from regroup_operator.plan.commands import ASK_EVERY_S, plan_commands
 from regroup_operator.plan.crashes import crash_sentence, is_hopeless, note_crashes, repeats
@@ -556,8 +557,8 @@ class _Planner:
         seen_s = due_in_s(self.status, self.clock, ended=has_ended, every_s=self.settings.progress_write_s)
         if seen_s is not None:
             times.append(now_s + max(seen_s, 1.0))
-        if isinstance(decision, Wait | Keep) and decision.until_s is not None:
-            times.append(decision.until_s)
+        if isinstance(decision, Wait | Keep) and not isinstance(decision.until, UntilEvent):
+            times.append(decision.until)
         for worker in self.workers:
             pod = worker.pod
             if pod and worker.session is None and pod.running_since_s is not None:

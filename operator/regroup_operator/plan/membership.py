@@ -14,6 +14,7 @@ from regroup.protocol.document import FORCED, PLANNED
 from regroup.protocol.state import Phase
 from regroup_operator.model.members import MemberId, gone_name
 from regroup_operator.model.records import Settings
+from regroup_operator.model.waits import UntilEvent
 from regroup_operator.model.worker import Announce, Bounds, Current, Decision, Keep, Refusal, Standing, Wait, Worker
 from regroup_operator.plan.culprit import name_culprit
 
@@ -69,9 +70,11 @@ def next_generation(
         return _new_groups(workers, bounds, hang, now_s)
     silent = [w.lost_at_s for w in members if w.lost_at_s is not None]
     if any(w.standing == Standing.FINISHED for w in members):
-        return Keep(min(silent, default=None))  # a finished rank ignores planned generations (rule CUTALL)
+        # A finished rank ignores planned generations (rule CUTALL).
+        return Keep(min(silent, default=UntilEvent.LAST_STEPS))
     if not current.adopted:
-        return Keep(min([*silent, *([deadline] if deadline > now_s else [])], default=None))
+        dues = [*silent, *([deadline] if deadline > now_s else [])]
+        return Keep(min(dues, default=UntilEvent.ADOPTED_REPORT))
     return _planned(members, workers, bounds, silent, now_s, settings)
 
 
@@ -87,7 +90,7 @@ def _first(workers: tuple[Worker, ...], bounds: Bounds, now_s: float, settings: 
         )
     counts = f"{_count(ready, 'worker')} ready, {bounds.replicas} wanted"
     if not bounds.elastic or len(ready) < bounds.minimum:
-        return Wait("TooFewReady", f"{counts}, at least {bounds.minimum} needed.")
+        return Wait("TooFewReady", f"{counts}, at least {bounds.minimum} needed.", UntilEvent.FIRST_WORKERS)
     since = sorted(w.since_s for w in ready)[bounds.minimum - 1]
     if now_s >= since + settings.first_wait_s:
         return Announce(
@@ -213,7 +216,7 @@ def _forced(
                 "NoWitness",
                 "The workers that can be reached do not hold the newest state; training waits for those that do. "
                 "Delete the pods of workers that will never come back, and the job rolls back to what is left.",
-                min((at_s for w in workers if (at_s := w.silent_until_s) and at_s < inf), default=None),
+                min((at_s for w in workers if (at_s := w.silent_until_s) and at_s < inf), default=UntilEvent.HOLDER),
             )
         first_s, last_s = RETRY_S
         until_s = current.announced_at_s + min(last_s, first_s * 2 ** min(10, max(0, current.attempts - 1)))
@@ -224,6 +227,7 @@ def _forced(
         return Wait(
             "TooFewMembers",
             f"{_count(chosen, 'worker')} ready, {bounds.minimum} needed: {named.text}; the others keep their state.",
+            UntilEvent.MORE_WORKERS,
         )
     if (
         missing > 0
@@ -270,7 +274,9 @@ def _new_groups(workers: tuple[Worker, ...], bounds: Bounds, hang: str, now_s: f
     chosen = _choose([w for w in workers if w.available and not w.draining], bounds.replicas, holders_first=False)
     if len(chosen) < bounds.minimum:
         return Wait(
-            "TooFewMembers", f"{hang}. {_count(chosen, 'worker')} ready, {bounds.minimum} needed for new groups."
+            "TooFewMembers",
+            f"{hang}. {_count(chosen, 'worker')} ready, {bounds.minimum} needed for new groups.",
+            UntilEvent.MORE_WORKERS,
         )
     message = f"{hang}. {_count(chosen, 'worker')} {_verb_of(chosen, 'make')} new groups."
     return Announce(FORCED, chosen, "Hung", message, cause="Hung", detected_at_s=now_s)
@@ -389,15 +395,15 @@ def _planned(
     kept = [w for w in target if w.is_member]
     new = [w for w in target if not w.is_member]
     if {w.id for w in target} == {w.id for w in members}:
-        return Keep(min(silent, default=None))
+        return Keep(min(silent, default=UntilEvent.CHANGE))
     if len(target) < bounds.minimum:
         if len(kept) < len(members):
             return Wait(
                 "ReplacingFirst",
                 f"{_count(target, 'worker')} would be left, {bounds.minimum} needed; waiting for a replacement.",
-                min(silent, default=None),
+                min(silent, default=UntilEvent.REPLACEMENT),
             )
-        return Keep(min(silent, default=None))
+        return Keep(min(silent, default=UntilEvent.CHANGE))
     leaving = len(members) - len(kept)
     if new and not leaving and len(target) < bounds.replicas:
         since = [w.since_s for w in new]

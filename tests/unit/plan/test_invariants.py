@@ -11,6 +11,7 @@ from regroup.protocol.document import FORCED, PLANNED
 from regroup.protocol.state import Phase
 from regroup_operator.model.members import MemberId
 from regroup_operator.model.records import Settings
+from regroup_operator.model.waits import UntilEvent
 from regroup_operator.model.worker import Announce, Bounds, Current, Keep, Refusal, Standing, Wait, Worker
 from regroup_operator.plan.membership import next_generation
 from regroup_operator.plan.workers import plan_workers
@@ -86,7 +87,7 @@ def check(current: Current, workers: tuple[Worker, ...], bounds: Bounds, refused
         settings=SETTINGS,
     )
     if isinstance(got, Wait | Keep):
-        assert got.until_s is None or got.until_s > NOW_S, "it would be looked at again at once"
+        assert isinstance(got.until, UntilEvent) or got.until > NOW_S, "it would be looked at again at once"
         return
     assert isinstance(got, Announce)
     members = got.members

@@ -11,6 +11,7 @@ from regroup.protocol.document import FORCED, PLANNED
 from regroup.protocol.state import Phase
 from regroup_operator.model.members import MemberId
 from regroup_operator.model.records import Settings
+from regroup_operator.model.waits import UntilEvent
 from regroup_operator.model.worker import Announce, Bounds, Current, Decision, Keep, Refusal, Standing, Wait, Worker
 from regroup_operator.plan.membership import RECONNECT_S, RETRY_S, names_of, next_generation
 from tests.builders.plan import (
@@ -256,8 +257,8 @@ def test_generations_that_do_not_form_come_slower_and_slower(attempts: int, ago_
     assert words(got)[0] == want
     if isinstance(got, Wait):
         assert got.reason == "BackingOff"
-        assert got.until_s is not None
-        assert got.until_s > NOW_S
+        assert not isinstance(got.until, UntilEvent)
+        assert got.until > NOW_S
 
 
 # --- a fresh operator ----------------------------------------------------------------------------------------------
@@ -346,7 +347,7 @@ def test_worker_that_kept_a_generation_from_forming_is_not_planned_in_before_its
 
 def test_worker_that_is_still_in_an_earlier_group_is_not_planned_in() -> None:
     inside = out(2, session=make_session(2, Phase.TRAINING, 1))
-    assert decide([A, B, inside], make_current((0, 1), number=2)) == Keep(None)
+    assert decide([A, B, inside], make_current((0, 1), number=2)) == Keep(UntilEvent.CHANGE)
 
 
 def test_another_pod_takes_the_place_of_one_that_is_given_up() -> None:
@@ -373,7 +374,7 @@ def test_refused_set_is_not_announced_again() -> None:
     got = decide(workers, REFUSED, make_bounds(3, 1), refused=tried)
     assert words(got) == ("wait", "NoWitness")
     assert isinstance(got, Wait)
-    assert got.until_s is None
+    assert got.until == UntilEvent.HOLDER
 
 
 @pytest.mark.parametrize(
@@ -420,13 +421,13 @@ def test_set_that_could_not_read_its_checkpoint_is_tried_again_after_a_pause() -
     got = decide(workers, first, make_bounds(3, 1), refused=tried, unreadable=True)
     assert words(got) == ("wait", "CheckpointUnreadable")
     assert isinstance(got, Wait)
-    assert got.until_s == 99.5 + RETRY_S[0]
+    assert got.until == 99.5 + RETRY_S[0]
     after = decide(workers, first, make_bounds(3, 1), refused=tried, unreadable=True, now_s=101.0)
     assert words(after) == (FORCED, "MemberLost", "1,2")
     much_later = replace(first, attempts=40)
     got = decide(workers, much_later, make_bounds(3, 1), refused=tried, unreadable=True)
     assert isinstance(got, Wait)
-    assert got.until_s == 99.5 + RETRY_S[1]
+    assert got.until == 99.5 + RETRY_S[1]
 
 
 @pytest.mark.parametrize(

@@ -9,12 +9,14 @@ import pytest
 
 from regroup.protocol.document import LineageEntry
 from regroup.protocol.state import Group, Phase
+from regroup_operator.model.waits import UntilEvent
 from regroup_operator.model.worker import Announce, Current, Decision, Keep, Standing, Wait, Worker
 from regroup_operator.plan.script_group import script_group
 from regroup_operator.plan.status import phase_of, training_conditions
 from tests.builders.plan import make_current, make_session, make_worker
 
 NUMBER = 2
+KEEP, WAIT = Keep(UntilEvent.CHANGE), Wait("TooFewMembers", "", UntilEvent.MORE_WORKERS)
 CURRENT = make_current(number=NUMBER)
 
 
@@ -66,16 +68,16 @@ BROKEN = make_worker(1, Standing.BROKEN)
 @pytest.mark.parametrize(
     ("current", "decision", "worker", "group", "want"),
     [
-        pytest.param(FIRST, Keep(), WAITING, Group.WAITING, "Starting", id="the first processes import"),
-        pytest.param(FIRST, Keep(), FORMED, Group.FORMED, "Running", id="the first group has formed"),
-        pytest.param(FIRST, Keep(), UNOBSERVED, Group.UNOBSERVED, "Running", id="nobody will say whether it trains"),
-        pytest.param(AGAIN, Keep(), WAITING, Group.WAITING, "Recovering", id="the processes after a fault import"),
-        pytest.param(PLANNED, Keep(), WAITING, Group.WAITING, "Starting", id="the processes after a planned change import"),
-        pytest.param(replace(PLANNED, adopted=False), Keep(), WAITING, Group.WAITING, "Starting",
+        pytest.param(FIRST, KEEP, WAITING, Group.WAITING, "Starting", id="the first processes import"),
+        pytest.param(FIRST, KEEP, FORMED, Group.FORMED, "Running", id="the first group has formed"),
+        pytest.param(FIRST, KEEP, UNOBSERVED, Group.UNOBSERVED, "Running", id="nobody will say whether it trains"),
+        pytest.param(AGAIN, KEEP, WAITING, Group.WAITING, "Recovering", id="the processes after a fault import"),
+        pytest.param(PLANNED, KEEP, WAITING, Group.WAITING, "Starting", id="the processes after a planned change import"),
+        pytest.param(replace(PLANNED, adopted=False), KEEP, WAITING, Group.WAITING, "Starting",
                      id="a planned change has ended the processes that trained"),
-        pytest.param(AGAIN, Keep(), FORMED, Group.FORMED, "Running", id="the group has formed again"),
+        pytest.param(AGAIN, KEEP, FORMED, Group.FORMED, "Running", id="the group has formed again"),
         pytest.param(FIRST, FORCED, BROKEN, Group.WAITING, "Recovering", id="a process crashed"),
-        pytest.param(FIRST, Wait("TooFewMembers", ""), BROKEN, Group.WAITING, "Waiting", id="too few are left"),
+        pytest.param(FIRST, WAIT, BROKEN, Group.WAITING, "Waiting", id="too few are left"),
     ],
 )  # fmt: skip
 def test_phase_of_a_script(current: Current, decision: Decision, worker: Worker, group: str, want: str) -> None:
@@ -96,7 +98,7 @@ def test_phase_of_a_script(current: Current, decision: Decision, worker: Worker,
 def test_training_of_a_script(phase: str, worker: Worker, group: str, status: str, reason: str, says: str) -> None:
     (training, *_) = training_conditions(
         phase=phase,
-        decision=Keep(),
+        decision=KEEP,
         current=CURRENT,
         replicas=2,
         workers=[ME, worker],

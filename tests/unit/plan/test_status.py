@@ -9,34 +9,40 @@ import pytest
 
 from regroup_operator.model.plan import Verdict
 from regroup_operator.model.records import Settings
+from regroup_operator.model.waits import UntilEvent
 from regroup_operator.model.worker import Announce, Current, Decision, Keep, Standing, Wait, Worker
 from regroup_operator.plan.status import Said, duration, phase_of, summary, training_conditions, worker_conditions
 from tests.builders.plan import make_current, make_pod, make_session, make_worker
 
 A, B, C = make_worker(0), make_worker(1), make_worker(2)
+KEEP = Keep(UntilEvent.CHANGE)
 FORCED, PLANNED = Announce("forced", (A,), "r", "m"), Announce("planned", (A,), "r", "m")
 FORMING = make_current(adopted=False)
 PENDING_POD = make_worker(0, Standing.OUTSIDE, pod=make_pod(phase="Pending"))
 
 
+def wait(reason: str) -> Wait:
+    return Wait(reason, "", UntilEvent.MORE_WORKERS)
+
+
 @pytest.mark.parametrize(
     ("current", "decision", "workers", "trained", "want"),
     [
-        pytest.param(None, Wait("TooFewReady", ""), [PENDING_POD], False, "Pending", id="no pod runs"),
-        pytest.param(None, Wait("TooFewReady", ""), [A, PENDING_POD], False, "Starting", id="a pod runs"),
+        pytest.param(None, wait("TooFewReady"), [PENDING_POD], False, "Pending", id="no pod runs"),
+        pytest.param(None, wait("TooFewReady"), [A, PENDING_POD], False, "Starting", id="a pod runs"),
         pytest.param(None, FORCED, [A], False, "Starting", id="the first generation is announced"),
-        pytest.param(FORMING, Keep(), [A, B], False, "Starting", id="nobody has adopted ever"),
+        pytest.param(FORMING, KEEP, [A, B], False, "Starting", id="nobody has adopted ever"),
         pytest.param(FORMING, FORCED, [A, B], False, "Starting", id="a fault before anybody trained"),
-        pytest.param(make_current(), Keep(), [A, B], True, "Running", id="all have adopted"),
+        pytest.param(make_current(), KEEP, [A, B], True, "Running", id="all have adopted"),
         pytest.param(make_current(), PLANNED, [A, B], True, "Running", id="a planned change interrupts nobody"),
-        pytest.param(replace(FORMING, kind="planned"), Keep(), [A, B], True, "Running", id="pending: the old group trains"),
+        pytest.param(replace(FORMING, kind="planned"), KEEP, [A, B], True, "Running", id="pending: the old group trains"),
         pytest.param(make_current(), FORCED, [A, B], True, "Recovering", id="a fault"),
-        pytest.param(FORMING, Keep(), [A, B], True, "Recovering", id="forming after a fault"),
-        pytest.param(make_current(), Wait("Settling", ""), [A, make_worker(1, Standing.BROKEN)], True, "Recovering", id="broken"),
-        pytest.param(make_current(), Wait("TooFewMembers", ""), [A], True, "Waiting", id="too few"),
-        pytest.param(FORMING, Wait("NoWitness", ""), [A], True, "Waiting", id="no witness"),
-        pytest.param(make_current(), Wait("ReplacingFirst", ""), [A, B], True, "Running", id="a drain that waits"),
-        pytest.param(make_current(), Keep(), [A, make_worker(1, Standing.SILENT)], True, "Running", id="silent, not lost"),
+        pytest.param(FORMING, KEEP, [A, B], True, "Recovering", id="forming after a fault"),
+        pytest.param(make_current(), wait("Settling"), [A, make_worker(1, Standing.BROKEN)], True, "Recovering", id="broken"),
+        pytest.param(make_current(), wait("TooFewMembers"), [A], True, "Waiting", id="too few"),
+        pytest.param(FORMING, wait("NoWitness"), [A], True, "Waiting", id="no witness"),
+        pytest.param(make_current(), wait("ReplacingFirst"), [A, B], True, "Running", id="a drain that waits"),
+        pytest.param(make_current(), KEEP, [A, make_worker(1, Standing.SILENT)], True, "Running", id="silent, not lost"),
     ],
 )  # fmt: skip
 def test_phase(current: Current | None, decision: Decision, workers: list[Worker], trained: bool, want: str) -> None:
@@ -55,7 +61,14 @@ def test_phase(current: Current | None, decision: Decision, workers: list[Worker
     ],
 )  # fmt: skip
 def test_phase_of_a_group_that_stalls(worker: Worker, want: str) -> None:
-    got = phase_of(current=make_current(), decision=Keep(), workers=[A, worker], trained=True, ended=None, stalled=True)
+    got = phase_of(
+        current=make_current(),
+        decision=KEEP,
+        workers=[A, worker],
+        trained=True,
+        ended=None,
+        stalled=True,
+    )
     assert got == want
 
 
@@ -140,7 +153,12 @@ def test_worker_conditions_of_a_job_that_has_ended_complain_of_nothing() -> None
 
 
 def said(phase: str, *workers: Worker, **given: Any) -> dict[str, Said]:
-    values: dict[str, Any] = {"decision": Keep(), "current": make_current(), "replicas": 3, "failure": None}
+    values: dict[str, Any] = {
+        "decision": KEEP,
+        "current": make_current(),
+        "replicas": 3,
+        "failure": None,
+    }
     return {c.type: c for c in training_conditions(phase=phase, workers=workers, **values | given)}
 
 
@@ -151,7 +169,9 @@ def test_training_and_degraded() -> None:
     assert said("Running", A, B, C, replicas=5)["Degraded"].message == "3 of 5 workers train."
     silent = make_worker(2, Standing.SILENT)
     assert said("Running", A, B, silent)["Degraded"].reason == "SilentWorkers"
-    waits = said("Waiting", A, decision=Wait("NoWitness", "It waits."), note="Worker 2 holds step 9.")
+    waits = said(
+        "Waiting", A, decision=Wait("NoWitness", "It waits.", UntilEvent.HOLDER), note="Worker 2 holds step 9."
+    )
     assert waits["Training"].message == "It waits. Worker 2 holds step 9."
 
 

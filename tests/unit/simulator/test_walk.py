@@ -11,6 +11,7 @@ import pytest
 
 from regroup_operator.controller import Controller
 from regroup_operator.model.plan import Verdict
+from regroup_operator.model.waits import UntilEvent
 from regroup_operator.model.worker import Decision, Keep
 from regroup_operator.plan import job as plan_job_module
 from regroup_operator.plan.membership import next_generation
@@ -47,7 +48,7 @@ def test_job_recovers_from_one_fault_of_each_kind(kind: str) -> None:
 
 def test_plan_that_never_announces_again_is_found_stuck(monkeypatch: pytest.MonkeyPatch) -> None:
     def once(**known: Any) -> Decision:
-        return next_generation(**known) if known["current"] is None else Keep()
+        return next_generation(**known) if known["current"] is None else Keep(UntilEvent.CHANGE)
 
     monkeypatch.setattr(plan_job_module, "next_generation", once)
     outcome = run(PLAIN, [Fault("scale", size=2), Fault("kill", after_s=3.0), Fault("break-stream")])
