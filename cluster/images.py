@@ -95,6 +95,16 @@ def stamp(wanted: Recipe, repository: Path, environment: Mapping[str, str]) -> s
     return digest.hexdigest()
 
 
+def buildah() -> list[str]:
+    """Return buildah's command with its storage options and settings of ours: by its own it leaves a lock in /etc/cni/net.d,
+    on which nodes are mounted, and `down` could not remove that directory."""
+    settings = _storage().with_name("buildah.conf")
+    settings.parent.mkdir(parents=True, exist_ok=True)
+    settings.write_text(f'[network]\nnetwork_config_dir = "{_storage()}-cni"\n')
+    storage = ["--storage-driver=overlay", f"--root={_storage()}", f"--runroot={_storage()}-run"]
+    return ["env", f"CONTAINERS_CONF={settings}", "buildah", *storage]
+
+
 def _build_with_docker(wanted: Recipe, layout: Path) -> None:
     base = os.environ.get("REGROUP_BASE_IMAGE")
     _run_build(wanted, docker_command(wanted, base=base, environment=os.environ))
@@ -109,18 +119,18 @@ def _build_with_buildah(wanted: Recipe, layout: Path) -> None:
         if base is None and shutil.which("apt-get"):
             base = baseimage.NAME
             with progress.step("Base image", "download", expected_s=10):
-                baseimage.ensure(_buildah())
-        _run_build(wanted, buildah_command(wanted, _buildah(), base=base, environment=os.environ, uv_cache=_uv_cache()))
+                baseimage.ensure(buildah())
+        _run_build(wanted, buildah_command(wanted, buildah(), base=base, environment=os.environ, uv_cache=_uv_cache()))
         with progress.step(f"Image {wanted.name}: layers", "build", expected_s=20):
             try:
-                storage.export(_buildah(), _storage(), wanted.name, layout)
+                storage.export(buildah(), _storage(), wanted.name, layout)
             except storage.UnexpectedStorageError:
                 compression = ["--compression-format=zstd", "--compression-level=1"]
-                push = [*_buildah(), "push", "--quiet", "--format=oci", *compression]
+                push = [*buildah(), "push", "--quiet", "--format=oci", *compression]
                 _run([*push, wanted.name, f"oci:{layout}:{wanted.name}"])
     finally:
         # A build that was interrupted leaves its containers, and the storage stays mounted upon itself.
-        subprocess.run([*_buildah(), "rm", "--all"], capture_output=True)
+        subprocess.run([*buildah(), "rm", "--all"], capture_output=True)
         subprocess.run(["umount", str(_storage() / "overlay")], capture_output=True)
 
 
@@ -282,10 +292,6 @@ def _export_from_docker(name: str, layout: Path) -> None:
 
 def _layout() -> Path:
     return paths.images() / "layout"
-
-
-def _buildah() -> list[str]:
-    return ["buildah", "--storage-driver=overlay", f"--root={_storage()}", f"--runroot={_storage()}-run"]
 
 
 def _storage() -> Path:

@@ -24,6 +24,7 @@ def snapshot() -> frozenset[str]:
             ("control group", _cgroups()),
             ("firewall rule", (line for line in _run("iptables", "-S") if line.startswith("-A"))),
             ("directory", (path for path in (*node_init.MOUNTS.values(), str(paths.state())) if Path(path).exists())),
+            ("file", _files()),
         )
         for line in lines
     )
@@ -53,6 +54,12 @@ def _ids(process: Path) -> list[str]:
     """Return the process's ids in its own process namespace and in those around it."""
     (line,) = [line for line in (process / "status").read_text().splitlines() if line.startswith("NSpid:")]
     return line.split()[1:]
+
+
+def _files() -> Iterator[str]:
+    """Return what lies in the machine's own directories under the nodes' mounts, where a node must not write."""
+    for directory in map(Path, node_init.MOUNTS.values()):
+        yield from (str(entry) for entry in directory.iterdir()) if directory.exists() else ()
 
 
 def _mounts() -> Iterator[str]:

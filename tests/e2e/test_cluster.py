@@ -1,10 +1,11 @@
 """The cluster itself: nodes, their power switch, and what a pod finds in it."""
 
+import subprocess
 import time
 
 import pytest
 
-from cluster import lifecycle, nodes
+from cluster import host, images, lifecycle, nodes
 from cluster.errors import ClusterError
 from cluster.kubectl import wait_until
 from cluster.settings import Settings
@@ -14,6 +15,9 @@ _TORCH = """
 import os, torch, torch.distributed, sklearn, numpy, regroup
 assert os.getuid() != 0, os.getuid()
 print(float((torch.ones(3) @ torch.ones(3))), torch.distributed.is_gloo_available(), os.environ["OMP_NUM_THREADS"])
+"""
+_BUILD = """
+mount -t tmpfs none /etc/cni && container=$("$@" from scratch) && "$@" rm "$container" >/dev/null && find /etc/cni -type f
 """
 _SERVER = "import http.server; http.server.test(http.server.SimpleHTTPRequestHandler, port=8000)"
 _CLIENT = """
@@ -35,6 +39,15 @@ def test_up_again_keeps_what_runs() -> None:
     before = {node.name: nodes.init_pid(node) for node in nodes.known()}
     lifecycle.up(Settings())
     assert {node.name: nodes.init_pid(node) for node in nodes.known()} == before
+
+
+@pytest.mark.usefixtures("own_cluster")
+def test_image_builder_writes_nothing_where_the_nodes_mount_their_network() -> None:
+    """It locks its network's directory, also to build without one; `down` could not remove /etc/cni/net.d then."""
+    host.ensure_packages(host.BUILDER_PACKAGES)
+    command = ["unshare", "--mount", "sh", "-c", _BUILD, "sh", *images.buildah()]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
 
 
 def test_pod_of_the_trainer_image_computes_as_non_root(
