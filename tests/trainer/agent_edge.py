@@ -202,6 +202,8 @@ class Worker:
         self.notes.mkdir()
         self.stderr = directory / "stderr"
         self.stdout = directory / "stdout"
+        self.log_fd: int | None = None
+        """What the agent's stderr is instead of that file."""
         self.agent: subprocess.Popen[bytes] | None = None
         self.python = sys.executable
 
@@ -229,7 +231,8 @@ class Worker:
         }
         with self.stderr.open("ab") as err, self.stdout.open("ab") as out:
             argv = [self.python, "-I", str(self.zipapp), "--", *command]
-            self.agent = subprocess.Popen(argv, env=values, stderr=err, stdout=out, start_new_session=True)
+            log = err if self.log_fd is None else self.log_fd
+            self.agent = subprocess.Popen(argv, env=values, stderr=log, stdout=out, start_new_session=True)
 
     def start_raw(self, *args: str, **environ: str) -> None:
         """Start the agent with the raw trainer as its command."""

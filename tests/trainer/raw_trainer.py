@@ -2,6 +2,7 @@
 
 It attaches, enters what it is assigned, adopts, and commits a step every 20 ms. Arguments change that:
 `finish=N` says finished at step N; `exit=CODE` ends right after attaching; `stuck` ignores SIGTERM and stop;
+`noise=N` writes N lines to stderr first;
 `take` asks for the store's socket; `tcpstore` serves torch's store on it; `again` enters the same generation twice.
 """
 
@@ -96,6 +97,10 @@ def main() -> None:
     note("started", env=environ, argv=sys.argv[1:], main=sys.modules["__main__"].__file__)
     agent = Agent()
     agent.send(local.Attach(os.getpid(), LOCAL_RANK, INCARNATION))
+    if "noise" in ARGS:
+        for number in range(int(ARGS["noise"])):
+            sys.stderr.write(f"noise {number:099d}\n")
+        note("noise")
     if "exit" in ARGS:
         sys.stderr.write("first line\nthe last words\n")
         sys.exit(int(ARGS["exit"]))

@@ -34,6 +34,7 @@ from .launch import (
 from .link import Endpoint, Link
 from .local_server import LocalServer
 from .memory import MemoryCgroup
+from .output import Output
 from .posix import become_subreaper
 from .statefile import StateFile
 from .store_socket import StoreSocket
@@ -44,6 +45,7 @@ MAX_SOCKET_PATH = 100
 """Linux allows 107 bytes."""
 STACKS_S = 0.5
 """How long a process has to write its stacks to stderr."""
+OUTPUT = Output(2)
 TERMINATION_LOG = "/dev/termination-log"
 """What the kubelet shows as the container's last message."""
 
@@ -73,7 +75,7 @@ class Agent:
         self._zygote = Zygote(python, preload, base, log, self._imported) if python and preload else None
         hook = write_group_hook(environ[env.STATE_DIR], log)
         self._memory = MemoryCgroup()
-        self._trainers = Trainers(self._command, self._zygote, hook, self._spawned, self._exited)
+        self._trainers = Trainers(self._command, self._zygote, hook, OUTPUT.write, self._spawned, self._exited)
         self._link = Link(
             Endpoint(
                 environ[env.OPERATOR_URL],
@@ -243,11 +245,7 @@ class Agent:
 
 def log(text: str) -> None:
     """Write one line to the container's log."""
-    line = f"regroup: {' '.join(text.split())}\n"
-    try:
-        os.write(2, line.encode("utf-8", "replace"))
-    except OSError:
-        pass
+    OUTPUT.write(f"regroup: {' '.join(text.split())}\n".encode("utf-8", "replace"))
 
 
 def die(text: str, code: int) -> None:
@@ -258,6 +256,7 @@ def die(text: str, code: int) -> None:
             Path(TERMINATION_LOG).write_text(text, encoding="utf-8")
     except OSError:
         pass
+    OUTPUT.flush()
     os._exit(code)
 
 
@@ -312,7 +311,9 @@ def main(argv: Sequence[str] | None = None) -> Any:
         _check_environ(os.environ)
     except LaunchError as error:
         die(str(error), 2)
-    sys.exit(asyncio.run(_run(args[1:])))
+    code = asyncio.run(_run(args[1:]))
+    OUTPUT.flush()
+    sys.exit(code)
 
 
 async def _run(command: Sequence[str]) -> int:

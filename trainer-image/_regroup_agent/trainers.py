@@ -35,18 +35,20 @@ class _Trainer:
 
 
 class Trainers:
-    """`on_spawned(local_rank, incarnation)` and `on_exited(local_rank, incarnation, code, last words)` are called from the loop."""
+    """`on_spawned(local_rank, incarnation)` and `on_exited(local_rank, incarnation, code, last words)` are called from the loop;
+    `write`, which must not block, with what the processes write to stderr."""
 
     def __init__(
         self,
         command: Sequence[str],
         zygote: Zygote | None,
         hook_directory: str,
+        write: Callable[[bytes], None],
         on_spawned: Callable[[int, int], None],
         on_exited: Callable[[int, int, int, LastWords], None],
     ) -> None:
         self._command, self._zygote, self._hook_directory = list(command), zygote, hook_directory
-        self._on_spawned, self._on_exited = on_spawned, on_exited
+        self._write, self._on_spawned, self._on_exited = write, on_spawned, on_exited
         self._by_rank: dict[int, _Trainer] = {}
         self._by_pid: dict[int, _Trainer] = {}
         self._unclaimed: dict[int, int] = {}  # pid -> status of a fork that ended before the zygote's answer was read
@@ -127,7 +129,7 @@ class Trainers:
             os.close(write_fd)
             code = 126 if isinstance(error, PermissionError) else 127
             line = f"{self._command[0]}: cannot be started: {error.strerror or error}"
-            os.write(2, line.encode() + b"\n")
+            self._write(line.encode() + b"\n")
             trainer.tail = line.encode()
             self._finish(trainer, code)
             return
@@ -172,10 +174,7 @@ class Trainers:
         if not data:
             self._close_stderr(trainer)
             return False
-        try:
-            os.write(2, data)
-        except OSError:
-            pass  # nobody reads the agent's output any more: training goes on
+        self._write(data)
         trainer.tail = (trainer.tail + data)[-KEPT_BYTES:]
         return True
 
