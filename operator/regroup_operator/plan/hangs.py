@@ -12,11 +12,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from regroup.protocol.state import Busy
 from regroup.protocol.wire import ProcessStack
 from regroup_operator.model.members import MemberId
 from regroup_operator.model.records import Session, Settings
 from regroup_operator.model.worker import Current, Standing, Worker
+from regroup_operator.plan.allowances import allowances
 
 HUNG = "Hung"
 """Cause of an incident, reason of an event."""
@@ -177,15 +177,7 @@ def _moved_s(session: Session, generation: int) -> float:
 
 def _excused_s(session: Session, hang_seconds: float | None, settings: Settings) -> float:
     """Return until when this worker's processes may take longer than a step; 0 where they do nothing of the kind."""
-    least_s = hang_seconds or 0.0
-    allowed = {
-        Busy.FIRST_STEP: max(settings.first_step_s, least_s),
-        Busy.CHECKPOINT: max(settings.checkpoint_s, least_s),
-    }
-    ends = (
-        since_s + (allowed.get(busy.kind, 0.0) if busy.max_s is None else busy.max_s)
-        for busy, since_s in zip(session.condition.busy, session.busy_since_s)
-    )
+    ends = (since_s + allowed_s for since_s, allowed_s in allowances(session, settings, hang_seconds or 0.0))
     return max(ends, default=0.0)
 
 

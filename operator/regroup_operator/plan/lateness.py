@@ -4,6 +4,8 @@ Pure. No standing lasts for ever (protocol.md, "What must hold"): whoever has no
 entered the newest one or not finished its start is late. Late workers are restarted in place, and replaced when that does
 not help. A worker that cannot be reached is replaced, too: its pod may serve nobody for ever on a node that is Ready.
 
+What a script may take its time for (allowances.py) makes its worker no later than that.
+
 The worker that may be the only one to hold the newest state gets ONLY_HOLDER times as long: what it holds is lost with
 its processes, and training then goes on from an older state.
 """
@@ -19,6 +21,7 @@ from regroup_operator.model.members import MemberId
 from regroup_operator.model.plan import Setback, Spell
 from regroup_operator.model.records import Session, Settings
 from regroup_operator.model.worker import Current, Standing, Worker
+from regroup_operator.plan.allowances import allowances
 
 BEHIND, START, UNREACHABLE = "behind", "start", "unreachable"
 """Values of Spell.kind: has not come to the newest generation; its processes start; its agent does not answer."""
@@ -74,10 +77,12 @@ def see_lateness(
         if pod is None or not pod.usable or pod.uid in released:
             continue
         setback = setbacks.get(pod.uid)
-        if setback is not None and setback.count >= MAX_SETBACKS and now_s >= setback.since_s + settings.late_timeout_s:
-            replaced.add(pod.uid)
-        elif setback is not None and setback.count >= MAX_SETBACKS:
-            dues.append(setback.since_s + settings.late_timeout_s)
+        if setback is not None and setback.count >= MAX_SETBACKS:
+            due_s = max(setback.since_s + settings.late_timeout_s, _excused_s(worker, setback.since_s, settings))
+            if now_s >= due_s:
+                replaced.add(pod.uid)
+            else:
+                dues.append(due_s)
         if not kind:
             continue
         known = spells.get(pod.uid)
@@ -91,13 +96,16 @@ def see_lateness(
             kept[pod.uid] = spell
             continue
         bound_s = _bound_s(kind, step_s, longest_start_s, settings)
+        if kind == BEHIND and not _others_hold(workers, worker):
+            bound_s *= ONLY_HOLDER
+        late_s = spell.since_s + bound_s
         if kind == BEHIND:
-            bound_s = max(bound_s * (1 if _others_hold(workers, worker) else ONLY_HOLDER), _said_s(worker))
-        if spell.restarted_s is None and now_s >= spell.since_s + bound_s:
+            late_s = max(late_s, _excused_s(worker, spell.since_s, settings))
+        if spell.restarted_s is None and now_s >= late_s:
             restart.append((worker, _sentence(worker, current, kind, now_s - spell.since_s)))
             spell = Spell(kind, spell.since_s, restarted_s=now_s)
         if spell.restarted_s is None:
-            dues.append(spell.since_s + bound_s)
+            dues.append(late_s)
         elif now_s >= spell.restarted_s + settings.late_timeout_s:
             replaced.add(pod.uid)  # nothing came of it: a process that cannot be killed, an agent that did not hear
         else:
@@ -173,10 +181,11 @@ def _bound_s(kind: str, step_s: float, longest_start_s: float, settings: Setting
     return max(settings.late_timeout_s, LATE_STEPS * step_s)
 
 
-def _said_s(worker: Worker) -> float:
-    """Return how long the script has said that a pause of it may take (`job.pause`), 0 where it is in none."""
-    busy = worker.session.condition.busy if worker.session is not None else ()
-    return max((one.max_s or 0.0 for one in busy), default=0.0)
+def _excused_s(worker: Worker, since_s: float, settings: Settings) -> float:
+    """Return until when a worker that is missed since `since_s` is excused: its script is in its first step, in a pause, or
+    waits for a checkpoint. What began after `since_s` counts from there: one pause after the other excuses nobody for ever."""
+    known = allowances(worker.session, settings) if worker.session is not None else ()
+    return max((min(began_s, since_s) + allowed_s for began_s, allowed_s in known), default=0.0)
 
 
 def _others_hold(workers: Iterable[Worker], worker: Worker) -> bool:

@@ -110,13 +110,47 @@ def test_long_steps_make_nobody_late() -> None:
     assert not see([KEEPS, BEHIND], spells=known, step_s=10.0).restart
 
 
-def test_pause_that_the_script_has_named_makes_nobody_late() -> None:
-    """`job.pause("eval", max_s=1800)`, and a peer dies meanwhile."""
-    session = make_session(2, Phase.TRAINING, 1)
-    condition = replace(session.condition, busy=(Busy(Busy.PAUSE, "eval", 1800.0),))
-    paused = replace(BEHIND, session=replace(session, condition=condition))
-    assert not see([KEEPS, paused], spells={uid_of(2): spell("behind", 1799)}).restart
-    assert see([KEEPS, paused], spells={uid_of(2): spell("behind", 1800)}).restart
+def busy(worker: Worker, what: Busy, *, ago_s: float) -> Worker:
+    """Return the worker with processes that have been at something for so long."""
+    assert worker.session is not None
+    condition = replace(worker.session.condition, busy=(what,))
+    return replace(worker, session=replace(worker.session, condition=condition, busy_since_s=(NOW_S - ago_s,)))
+
+
+PAUSE = Busy(Busy.PAUSE, "eval", 1800.0)
+
+
+@pytest.mark.parametrize(
+    ("what", "began_ago_s", "missed_ago_s", "late"),
+    [
+        pytest.param(PAUSE, 1799, 1500, False, id="in a pause, as long as the script has said"),
+        pytest.param(PAUSE, 1800, 1500, True, id="in a pause for longer than it has said"),
+        pytest.param(PAUSE, 10, 1799, False, id="a pause that began while it was missed, ..."),
+        pytest.param(PAUSE, 10, 1800, True, id="... which counts from then: pauses in a row end"),
+        pytest.param(replace(PAUSE, max_s=5.0), 59, LATE_S - 1, False, id="a short pause: in time like everybody"),
+        pytest.param(replace(PAUSE, max_s=5.0), 60, LATE_S, True, id="a short pause is no earlier end"),
+        pytest.param(replace(PAUSE, max_s=None), 299, 200, False, id="a pause of no stated length: like a long step"),
+        pytest.param(replace(PAUSE, max_s=None), 300, 200, True, id="and no longer"),
+        pytest.param(Busy(Busy.FIRST_STEP), 1799, 1700, False, id="its first step compiles"),
+        pytest.param(Busy(Busy.FIRST_STEP), 1800, 1700, True, id="its first step has had its time"),
+        pytest.param(Busy(Busy.CHECKPOINT), 1799, 1700, False, id="it waits for a checkpoint"),
+        pytest.param(Busy(Busy.CHECKPOINT), 1800, 1700, True, id="the checkpoint has had its time"),
+        pytest.param(Busy(Busy.CHECKPOINT, max_s=90.0), 90, 70, True, id="by the bound that its process has said"),
+    ],
+)
+def test_who_is_at_something_longer_than_a_step_is_late_after_its_allowance(
+    what: Busy, began_ago_s: float, missed_ago_s: float, late: bool
+) -> None:
+    got = see([KEEPS, busy(BEHIND, what, ago_s=began_ago_s)], spells={uid_of(2): spell("behind", missed_ago_s)})
+    assert bool(got.restart) is late
+    assert got.due_s is not None
+    assert got.due_s > NOW_S
+
+
+def test_setbacks_replace_nobody_before_its_allowance_is_over() -> None:
+    often = {uid_of(2): Setback(MAX_SETBACKS, NOW_S - 1000, NOW_S, 1.0)}
+    assert see([KEEPS, busy(BEHIND, PAUSE, ago_s=1799)], setbacks=often).replace == frozenset()
+    assert see([KEEPS, busy(BEHIND, PAUSE, ago_s=1800)], setbacks=often).replace == {uid_of(2)}
 
 
 def test_only_holder_gets_longer() -> None:
