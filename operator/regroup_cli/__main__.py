@@ -35,6 +35,13 @@ def parser() -> argparse.ArgumentParser:
     )
     run.add_argument("--checkpoint-keep", type=int, default=3, metavar="K", help="how many are kept (default 3)")
     run.add_argument(
+        "--checkpoint-wait",
+        type=float,
+        default=Settings.checkpoint_s,
+        metavar="S",
+        help="wait so long for the last one at most (default 1800)",
+    )
+    run.add_argument(
         "--max-restarts", type=int, default=10, metavar="N", help="failures an hour before the job fails (default 10)"
     )
     run.add_argument(

@@ -29,7 +29,7 @@ from regroup.protocol import env
 from regroup_operator.api import ConflictError, Job, check_change, parse_job, processes_per_worker, worker_digest
 from regroup_operator.api.names import worker_pod_name
 from regroup_operator.model.ports import EventNote, Unauthorized
-from regroup_operator.model.records import Key, Pod
+from regroup_operator.model.records import Key, Pod, Settings
 
 ADDRESS = "127.0.0.1"
 _PR_SET_PDEATHSIG = 1
@@ -105,8 +105,17 @@ class _Agent:
 class LocalWorkers:
     """Workers and Authenticator in one: agents are subprocesses of this one, and die with it."""
 
-    def __init__(self, directory: Path, agent: Path, command: list[str], environment: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        agent: Path,
+        command: list[str],
+        environment: Mapping[str, str],
+        *,
+        checkpoint_wait_s: float = Settings.checkpoint_s,
+    ) -> None:
         """`agent` is the zipapp, `command` the trainer's, `environment` what both inherit."""
+        self._checkpoint_wait_s = checkpoint_wait_s
         self._directory, self._agent, self._command = directory, agent, command
         self._environment = dict(environment)
         self._agents: dict[str, _Agent] = {}
@@ -191,6 +200,7 @@ class LocalWorkers:
             out |= {
                 env.CHECKPOINT_DIR: spec.checkpoint.path or "",
                 env.CHECKPOINT_EVERY_SECONDS: str(spec.checkpoint.every_seconds),
+                env.CHECKPOINT_WAIT_SECONDS: f"{self._checkpoint_wait_s:g}",
             }
         return out
 

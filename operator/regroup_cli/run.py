@@ -87,7 +87,7 @@ async def _run(store: FileStore, directory: Path, command: list[str], args: argp
     loop = asyncio.get_running_loop()
     agent = directory / "agent.pyz"
     build_agent(agent)
-    workers = LocalWorkers(directory, agent, command, os.environ)
+    workers = LocalWorkers(directory, agent, command, os.environ, checkpoint_wait_s=args.checkpoint_wait)
     controllers: list[Controller] = []
 
     async def reconcile(which: Key) -> float | None:
@@ -107,7 +107,10 @@ async def _run(store: FileStore, directory: Path, command: list[str], args: argp
     )
     workers.url, workers.ca_pem = f"https://{ADDRESS}:{port}", authority.ca_pem
     settings = Settings(
-        first_wait_s=args.first_wait, join_quiet_s=args.join_quiet, first_step_s=args.first_step_seconds
+        first_wait_s=args.first_wait,
+        join_quiet_s=args.join_quiet,
+        first_step_s=args.first_step_seconds,
+        checkpoint_s=args.checkpoint_wait,
     )
     controllers.append(
         Controller(

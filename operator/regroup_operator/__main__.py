@@ -152,6 +152,7 @@ class Operator:
             agent_image=settings.agent_image,
             agent_image_pull_policy=settings.agent_image_pull_policy,
             agent_image_pull_secrets=tuple(settings.agent_image_pull_secrets),
+            checkpoint_wait_s=settings.checkpoint_s,
         )
         self._controller = Controller(
             store=ops.ObservedStore(ClusterJobStore(self._client, self._recorder), self._metrics),

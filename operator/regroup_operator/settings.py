@@ -145,7 +145,8 @@ class OperatorSettings(BaseModel):
     """Seconds that the first step of a process may take: it compiles."""
 
     checkpoint_s: float = Field(default=Settings.checkpoint_s, gt=0)
-    """Seconds that a script may wait for its last checkpoint, or for the one after a roll-back."""
+    """Seconds that a script waits for one checkpoint at most: its last, or the one after a roll-back. Once a checkpoint of the
+    process was written: four times as long as the slowest took, and at least 300 s, if that is less."""
 
     @model_validator(mode="after")
     def _lease_is_safe(self) -> OperatorSettings:

@@ -18,10 +18,11 @@ from harness.polling import until
 from regroup.checkpoint import Checkpointer, CheckpointError, pack, store
 from regroup.checkpoint.store import marks
 from regroup.data import SamplePlan
-from regroup.elastic.durable import Durable, Origin
+from regroup.elastic.durable import Durable, Origin, patience_s
 from regroup.elastic.state import TrainingState
 from regroup.protocol.document import CheckpointRef, LineageEntry
 from regroup.protocol.state import StatePair
+from tests.trainer.dead_volume import DeadVolume
 
 LINEAGE = (LineageEntry(1, 0), LineageEntry(2, 50))
 
@@ -417,6 +418,8 @@ def test_session_that_took_another_ranks_state_commits_nothing_of_its_own(
     durable.known_by_all = 200
     assert checkpointer.wait(30)
     assert durable.report() is None
+    durable.is_writer = True
+    assert durable.problem() == "", "it is no fault of the volume"
     assert list(tmp_path.iterdir()) == []
 
 
@@ -429,8 +432,49 @@ def test_volume_that_takes_no_checkpoint_is_said_once_while_training_goes_on(
     state = TrainingState(*build(), {})
     durable = Durable(state, SamplePlan(0, 100, 4, 2, 2))
     assert durable.checkpointer is not None
+    assert durable.problem() is None, "it is not the one to write"
+    durable.is_writer = True
     for _ in range(3):
         state.named(StatePair(1, 7), 1)
         durable.save_if_due(Origin(1, "aaaa", 0, 0), alone=True)
         assert durable.checkpointer.wait(30)
+    assert "could not be written to" in str(durable.problem())
     assert capsys.readouterr().out.count("Checkpoint step-7.g1-aaaa could not be written to") == 1
+
+
+def test_save_that_must_be_durable_gives_up_a_volume_that_does_not_answer_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("REGROUP_CHECKPOINT_DIR", str(tmp_path))
+    monkeypatch.setenv("REGROUP_CHECKPOINT_WAIT_SECONDS", "0.3")
+    state = TrainingState(*build(), {})
+    state.named(StatePair(1, 7), 1)
+    durable = Durable(state, SamplePlan(0, 100, 4, 2, 2))
+    durable.is_writer = True
+    with DeadVolume(tmp_path) as volume:
+        durable.save_now(Origin(1, "aaaa", 0, 0), interrupted=lambda: False)
+        assert durable.problem() == (
+            f"Writing checkpoint step-7.g1-aaaa has taken more than 0.3 s: the volume of {tmp_path} does not answer. Check "
+            "the volume, and its mount on this worker's node."
+        )
+        assert capsys.readouterr().out.splitlines() == [durable.problem()]
+        assert durable.report() is None
+        volume.answer()
+        assert durable.checkpointer is not None
+        assert durable.checkpointer.wait(30)
+    assert durable.problem() == ""
+    assert durable.report() == {"generation": 1, "step": 7, "directory": "step-7.g1-aaaa"}
+
+
+@pytest.mark.parametrize(
+    ("most_s", "longest_s", "want_s"),
+    [
+        pytest.param(1800, None, 1800, id="none was written before: all that is allowed"),
+        pytest.param(1800, 2, 300, id="quick ones before: a file server's restart is still waited for"),
+        pytest.param(1800, 200, 800, id="slow ones before: four times the slowest"),
+        pytest.param(1800, 900, 1800, id="never more than is allowed"),
+        pytest.param(60, 2, 60, id="nor where less is allowed than usual"),
+    ],
+)
+def test_how_long_one_checkpoint_is_waited_for(most_s: float, longest_s: float | None, want_s: float) -> None:
+    assert patience_s(most_s, longest_s) == want_s

@@ -42,7 +42,7 @@ class Progress:
             return
         self.begin(message.generation)
         old = self.newest
-        if old is not None and message.reportable_step <= old.step and message.checkpoint in (None, old.checkpoint):
+        if old is not None and message.reportable_step <= old.step and _says_the_same(message, old):
             return
         self._committed_s = now_s
         unsaid = old if old is not None and self.due_s is not None else None
@@ -56,6 +56,7 @@ class Progress:
             first_step_ms=message.first_step_ms or (unsaid.first_step_ms if unsaid else None),
             steps_redone=message.steps_redone or (unsaid.steps_redone if unsaid else 0),
             checkpoint=message.checkpoint or (old.checkpoint if old else None),
+            checkpoint_problem=_first(message.checkpoint_problem, old.checkpoint_problem if old else None),
             step_s=message.step_s,
             longest_s=message.longest_s,
         )
@@ -77,6 +78,15 @@ class Progress:
         if self.newest is None:
             return None
         return replace(self.newest, age_ms=round((now_s - self._committed_s) * 1000, 1))
+
+
+def _says_the_same(message: local.Committed, old: wire.Progress) -> bool:
+    """Return whether there is nothing new about checkpoints."""
+    return message.checkpoint in (None, old.checkpoint) and message.checkpoint_problem in (None, old.checkpoint_problem)
+
+
+def _first(said: str | None, before: str | None) -> str | None:
+    return before if said is None else said
 
 
 def interval_s(group_rank: int, world_size: int) -> float:

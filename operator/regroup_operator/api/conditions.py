@@ -18,9 +18,10 @@ PODS_READY = "PodsReady"
 AGENTS_CONNECTED = "AgentsConnected"
 TRAINING = "Training"
 DEGRADED = "Degraded"
+CHECKPOINTS_SAVED = "CheckpointsSaved"
 COMPLETE = "Complete"
 FAILED = "Failed"
-TYPES = (ACCEPTED, PODS_READY, AGENTS_CONNECTED, TRAINING, DEGRADED, COMPLETE, FAILED)
+TYPES = (ACCEPTED, PODS_READY, AGENTS_CONNECTED, TRAINING, DEGRADED, CHECKPOINTS_SAVED, COMPLETE, FAILED)
 
 ConditionStatus = Literal["True", "False", "Unknown"]
 
@@ -29,7 +30,7 @@ class Condition(WrittenModel):
     """One observation about the job, with the sentence that explains it."""
 
     type: str = Field(max_length=64)
-    """Accepted, PodsReady, AgentsConnected, Training, Degraded, Complete or Failed."""
+    """Accepted, PodsReady, AgentsConnected, Training, Degraded, CheckpointsSaved, Complete or Failed."""
 
     status: ConditionStatus
     """True, False or Unknown."""

@@ -105,6 +105,8 @@ def _apply_body(session: Session, report: Report, now_s: float) -> Session:
         # The same step said again (after `progress?`, after a reconnect) is no sign of life.
         moved = not same or session.progress is None or body.step > session.progress.step
         at_s = now_s - body.age_ms / 1000
+        if body.checkpoint_problem is not None:
+            body = replace(body, checkpoint_problem=_clean(body.checkpoint_problem))
         return replace(
             session,
             progress=body,

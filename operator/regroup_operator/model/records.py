@@ -203,7 +203,7 @@ class Settings:
     first_step_s: float = 1800.0
     """The first step of a process may take this long: it compiles, and fills its caches."""
     checkpoint_s: float = 1800.0
-    """The script may wait this long until a checkpoint is durable: the last one, and the one after a roll-back."""
+    """A script waits for one checkpoint this long at most, the last one or that after a roll-back; then it goes on without."""
 
 
 @dataclass(frozen=True)

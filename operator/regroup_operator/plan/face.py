@@ -12,8 +12,10 @@ from regroup_operator.model.plan import Clock, Memory, Verdict
 from regroup_operator.model.ports import EventNote
 from regroup_operator.model.records import Observation, Settings
 from regroup_operator.model.worker import Current, Decision, Standing, Wait, Worker
+from regroup_operator.plan.saving import NOT_SAVED, Saving
 from regroup_operator.plan.script_group import script_group
 from regroup_operator.plan.status import (
+    FAILED,
     ORDINARY,
     RUNNING,
     SUCCEEDED,
@@ -48,6 +50,8 @@ class View:
     """Steps are overdue."""
     hang: str = ""
     """What is known of a hang."""
+    saving: Saving | None = None
+    """Whether checkpoints are saved; None: as it was."""
 
 
 def face(view: View, status: Mapping[str, Any]) -> tuple[dict[str, Any], list[EventNote]]:
@@ -108,7 +112,7 @@ def _has_trained(status: Mapping[str, Any]) -> bool:
 
 def _said(view: View, phase: str, before: Sequence[Mapping[str, Any]], group: str | None) -> list[Said]:
     """Return all conditions, Accepted first."""
-    memory = view.memory
+    memory, saving = view.memory, _saving(view, before)
     accepted = Said("Accepted", "True", "Valid", "The job can run as written.")
     if memory.refusal is not None:
         accepted = Said("Accepted", "False", memory.refusal_reason or "InvalidSpec", memory.refusal)
@@ -123,6 +127,7 @@ def _said(view: View, phase: str, before: Sequence[Mapping[str, Any]], group: st
             endpoint=view.endpoint,
             refusals=view.obs.refusals,
         ),
+        *([saving] if saving is not None else []),
         *training_conditions(
             phase=phase,
             decision=view.decision,
@@ -138,8 +143,18 @@ def _said(view: View, phase: str, before: Sequence[Mapping[str, Any]], group: st
             note=_refusal_note(view),
             group=group,
             hang=view.hang,
+            unsaved=saving.message if saving is not None and saving.reason == NOT_SAVED else "",
         ),
     ]
+
+
+def _saving(view: View, before: Sequence[Mapping[str, Any]]) -> Said | None:
+    """Return condition CheckpointsSaved; as it was, where nothing new is known. It stays once the job has ended."""
+    kind = "CheckpointsSaved"
+    if view.saving is not None and view.job.status.phase not in (SUCCEEDED, FAILED):
+        return Said(kind, view.saving.status, view.saving.reason, view.saving.message)
+    known = next((c for c in before if c["type"] == kind), None)
+    return None if known is None else Said(kind, known["status"], known["reason"], known["message"])
 
 
 def _notes(view: View, said: Sequence[Said], before: Sequence[Mapping[str, Any]]) -> list[EventNote]:
@@ -151,6 +166,9 @@ def _notes(view: View, said: Sequence[Said], before: Sequence[Mapping[str, Any]]
     accepted, pods = said[0], said[1]
     if accepted.status == "False" and known.get("Accepted", {}).get("message") != accepted.message:
         notes.append(EventNote("Warning", accepted.reason, accepted.message))
+    saving = next((s for s in said if s.reason == NOT_SAVED), None)
+    if saving is not None and known.get(saving.type, {}).get("message") != saving.message:
+        notes.append(EventNote("Warning", "CheckpointNotSaved", saving.message))
     was = known.get(pods.type, {"status": "Unknown", "reason": ""})
     was_stuck = was["status"] == "False" and was["reason"] not in ORDINARY
     if pods.status == "False" and pods.reason not in ORDINARY and not was_stuck:

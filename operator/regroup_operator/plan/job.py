@@ -39,6 +39,7 @@ from regroup_operator.plan.observed import due_in_s, observe
 from regroup_operator.plan.progress import checkpoint_status, progress_status
 from regroup_operator.plan.pulse import FIRST_STALL_S, newest_progress
 from regroup_operator.plan.restarts import KUBECTL_LOGS, exit_words, judge_restarts, log_words
+from regroup_operator.plan.saving import Saving, judge_saving
 from regroup_operator.plan.standing import ANSWER_S, assess
 from regroup_operator.plan.status import FAILED, SUCCEEDED
 from regroup_operator.plan.workers import outdated, plan_workers
@@ -527,6 +528,7 @@ class _Planner:
                 crash=self._crash(),
                 stalled=self._stalled(),
                 hang=self.hang.message,
+                saving=self._saving(ended),
             ),
             self.status,
         )
@@ -534,6 +536,18 @@ class _Planner:
         stored, every_s = self.job.status.to_dict(), self.settings.progress_write_s
         self.status[OBSERVED_AT] = observe(self.status, stored, self.clock, ended=ended is not None, every_s=every_s)
         self.notes += notes
+
+    def _saving(self, ended: str | None) -> Saving | None:
+        if self.job.spec.checkpoint is None:
+            return None
+        return judge_saving(
+            current=self.current,
+            workers=self.workers,
+            checkpoint=self.status.get("checkpoint"),
+            succeeded=ended == SUCCEEDED,
+            now_s=self.clock.now_s,
+            settings=self.settings,
+        )
 
     # --- commands and the next look --------------------------------------------------------------------------------
 

@@ -155,9 +155,11 @@ def training_conditions(
     group: str | None = None,
     crash: str = "",
     hang: str = "",
+    unsaved: str = "",
 ) -> list[Said]:
     """Return Training, Degraded, and Complete or Failed once the job has ended. `note`: what a refusal said; `group`: as in
-    phase_of; `crash`: what is said of a crash that repeats; `hang`: what is known of a step that is overdue."""
+    phase_of; `crash`: what is said of a crash that repeats; `hang`: what is known of a step that is overdue; `unsaved`: why
+    the last checkpoint is missing."""
     out: list[Said] = []
     number = current.number if current else 0
     count = len(current.members) if current else 0
@@ -190,7 +192,9 @@ def training_conditions(
     else:
         out.append(_degraded(phase, current, replicas, workers, hang))
     if phase == SUCCEEDED:
-        out.append(Said("Complete", "True", "Finished", f"All {_workers(count)} of generation {number} finished."))
+        reason = "FinishedUnsaved" if unsaved else "Finished"
+        what = f"All {_workers(count)} of generation {number} finished."
+        out.append(Said("Complete", "True", reason, " ".join(filter(None, [what, unsaved]))))
     if phase == FAILED:
         failure = failure or Verdict("Failed", "The job failed.")
         out.append(Said("Failed", "True", failure.reason, failure.message))

@@ -21,6 +21,7 @@ from regroup_operator.api.names import (
     worker_labels,
     worker_pod_name,
 )
+from regroup_operator.model.records import Settings
 from regroup_operator.render.objects import app_labels, metadata
 from regroup_operator.render.placement import avoid, spread
 
@@ -48,6 +49,9 @@ class RenderSettings:
 
     agent_image_pull_secrets: tuple[str, ...] = ()
     """Names of Secrets in the job's namespace, added to the template's."""
+
+    checkpoint_wait_s: float = Settings.checkpoint_s
+    """Seconds that a script waits for one checkpoint at most."""
 
 
 def worker_pod(
@@ -201,6 +205,7 @@ def _environment(job: Job, settings: RenderSettings) -> list[dict[str, Any]]:
     if checkpoint is not None:
         values[env.CHECKPOINT_DIR] = checkpoint.path or CHECKPOINT_DIR
         values[env.CHECKPOINT_EVERY_SECONDS] = str(checkpoint.every_seconds)
+        values[env.CHECKPOINT_WAIT_SECONDS] = f"{settings.checkpoint_wait_s:g}"
     return [
         *({"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}} for name, path in fields.items()),
         *({"name": name, "value": value} for name, value in values.items()),

@@ -25,6 +25,8 @@ from .errors import CheckpointError
 from .selection import CheckpointInfo, Commit, Name, name_of
 from .tree import Tree, differences, pack
 
+_DELETING = "Deleting old checkpoints"
+
 
 class Newest(NamedTuple):
     """The newest checkpoint that may be read, or None; and one sentence for each newer one that was passed over."""
@@ -52,6 +54,11 @@ class Checkpointer:
         self._copies: dict[str, torch.Tensor] = {}
         self._last: CheckpointRef | None = None
         self._problem: str | None = None
+        self._failure: str | None = None
+        self._doing, self._began_s = "", 0.0
+        """What the writer thread does, while it is busy, and since when (monotonic seconds)."""
+        self.longest_s: float | None = None
+        """How long the slowest write took that came to an end, whatever end; None: there was none."""
 
     @property
     def last_committed(self) -> CheckpointRef | None:
@@ -64,9 +71,24 @@ class Checkpointer:
         return self._problem
 
     @property
+    def failure(self) -> str | None:
+        """The same, where the volume is at fault: not for a generation that ended in between, which is nothing to repair."""
+        return self._failure
+
+    @property
     def busy(self) -> bool:
         """True while the writer thread writes or deletes."""
         return self._busy
+
+    def hangs(self, bound_s: float) -> str | None:
+        """Return one sentence if the writer thread has been at one write or deletion for longer than `bound_s`."""
+        doing, began_s = self._doing, self._began_s
+        if not self._busy or time.monotonic() - began_s <= bound_s:
+            return None
+        return (
+            f"{doing} has taken more than {bound_s:g} s: the volume of {self._directory} does not answer. Check the volume, "
+            "and its mount on this worker's node."
+        )
 
     def due(self, now_s: float) -> bool:
         """Return True when it is time to `save`. now_s: any monotonic clock; the first call only starts it."""
@@ -112,7 +134,8 @@ class Checkpointer:
         )
         self._cancelled = threading.Event()
         name = name_of(generation, pair.step, uid)
-        self._start(partial(self._write, name, structure, copies, record, acknowledged, self._cancelled))
+        write = partial(self._write, name, structure, copies, record, acknowledged, self._cancelled)
+        self._start(write, f"Writing checkpoint {name.directory}")
         return True
 
     def cancel(self) -> None:
@@ -180,7 +203,7 @@ class Checkpointer:
             self._word = (keep, generation)
             if self._busy:
                 return  # the thread comes to it
-        self._start(None)
+        self._start(None, _DELETING)
 
     def _copy(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Return host copies, in the memory of the last time where it fits: fresh pages would cost more than the copy."""
@@ -199,8 +222,8 @@ class Checkpointer:
 
     # --- the writer thread -------------------------------------------------------------------------------------------
 
-    def _start(self, write: Callable[[], None] | None) -> None:
-        self._busy = True
+    def _start(self, write: Callable[[], None] | None, doing: str) -> None:
+        self._doing, self._began_s, self._busy = doing, time.monotonic(), True
         # Daemon: a trainer that is told to exit does not wait for a volume that hangs; the reader skips the half.
         self._thread = threading.Thread(target=self._work, args=(write,), name="regroup-checkpoint", daemon=True)
         self._thread.start()
@@ -208,12 +231,14 @@ class Checkpointer:
     def _work(self, write: Callable[[], None] | None) -> None:
         if write is not None:
             write()
+            self.longest_s = max(self.longest_s or 0.0, time.monotonic() - self._began_s)
         while True:
             with self._lock:
                 word, self._word = self._word, None
                 if word is None:
                     self._busy = False
                     return
+            self._doing = _DELETING
             self._prune(*word)
 
     def _prune(self, keep: Sequence[str], generation: int) -> None:
@@ -224,6 +249,7 @@ class Checkpointer:
                 store.delete(self._directory, name)
         except OSError as error:
             self._problem = f"Old checkpoints in {self._directory} cannot be deleted ({error.strerror})."
+            self._failure = self._problem
 
     def _ours(self, names: Sequence[Name]) -> list[Name]:
         return [name for name in names if store.job_of(self._directory, name) == self._job_uid]
@@ -250,7 +276,8 @@ class Checkpointer:
                 else:
                     store.delete(self._directory, name)
             if why is None:
-                self._last, self._problem = CheckpointRef(name.generation, name.step, name.directory), None
+                self._last = CheckpointRef(name.generation, name.step, name.directory)
+                self._problem = self._failure = None
             else:
                 self._problem = f"Checkpoint {name.directory} was not committed: {why}"
         except BaseException as error:  # DCP's exception is no Exception; whatever it is, training must not die of it
@@ -258,6 +285,7 @@ class Checkpointer:
                 f"Checkpoint {name.directory} could not be written to {self._directory} ({store.first_line(error)}). "
                 f"Check the volume's space and permissions; training goes on without it."
             )
+            self._failure = self._problem
             if began:
                 with contextlib.suppress(OSError):
                     store.delete(self._directory, name)

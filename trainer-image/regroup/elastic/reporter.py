@@ -105,6 +105,7 @@ class Reporter:
                 first_step_ms=first_step_ms,
                 steps_redone=steps_redone,
                 checkpoint=self._durable.report(),
+                checkpoint_problem=self._durable.problem(),
                 step_s=_rounded(self._pace.step_s),
                 longest_s=_rounded(self._pace.longest_s),
             )

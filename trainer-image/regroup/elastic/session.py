@@ -238,6 +238,7 @@ class Job:
         self.reducer.begin_generation(groups)
         self._reporter.begin_generation(groups.generation, self.regrouper.adopted_at_s)
         self._origin = self.regrouper.origin
+        self._durable.is_writer = groups.rank == 0
         if not self.regrouper.kept_own_state:
             self._durable.lost()
         if self.regrouper.rolled_back and groups.rank == 0:  # rule CKPT: before the first report
@@ -246,6 +247,7 @@ class Job:
     def _start_alone(self) -> None:
         """Plain `python`: a world of one, continued from the checkpoint directory where one is named."""
         self._origin = self._durable.continue_alone()
+        self._durable.is_writer = True
         self._generation = self._origin.generation
         self.reducer.begin_generation(None)
         self._reporter.begin_generation(self._generation, time.monotonic())
@@ -278,7 +280,7 @@ class Job:
             self._end(self._watcher.stop.outcome)
 
     def _save_now(self) -> None:
-        with self._busy.during(Busy.CHECKPOINT):
+        with self._busy.during(Busy.CHECKPOINT, max_s=self._durable.wait_s):
             self._durable.save_now(self._origin, interrupted=self._must_leave)
 
     def _end(self, outcome: str) -> None:

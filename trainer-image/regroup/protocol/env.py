@@ -34,6 +34,8 @@ SOCKET = "REGROUP_SOCKET"
 INCARNATION = "REGROUP_INCARNATION"
 CHECKPOINT_DIR = "REGROUP_CHECKPOINT_DIR"
 CHECKPOINT_EVERY_SECONDS = "REGROUP_CHECKPOINT_EVERY_SECONDS"
+CHECKPOINT_WAIT_SECONDS = "REGROUP_CHECKPOINT_WAIT_SECONDS"
+"""The operator's setting checkpointSeconds: a script waits no longer for one checkpoint."""
 
 # --- the user's ----------------------------------------------------------------------------------------------------
 PRELOAD = "REGROUP_PRELOAD"

@@ -77,6 +77,8 @@ class Committed:
     first_step_ms: Optional[float] = None
     steps_redone: int = 0
     checkpoint: Optional[dict[str, Any]] = None
+    checkpoint_problem: Optional[str] = None
+    """What keeps the generation's writer from saving, one sentence; empty: nothing does. None: said by who writes nothing."""
     step_s: Optional[float] = None
     longest_s: Optional[float] = None
 

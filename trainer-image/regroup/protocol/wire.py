@@ -67,6 +67,8 @@ class Progress:
     steps_redone: int = 0
     checkpoint: Optional[dict[str, Any]] = None
     """{generation, step, directory} of the newest durable checkpoint that this group committed."""
+    checkpoint_problem: Optional[str] = None
+    """What keeps it from saving, one sentence; empty: nothing does. None: this worker does not write."""
     step_s: Optional[float] = None
     """Median duration of the last steps, as the process measured it; None before its second step."""
     longest_s: Optional[float] = None
