@@ -7,118 +7,31 @@ import json
 import os
 import re
 import signal
-import ssl
 import subprocess
 import sys
-import urllib.error
-import urllib.request
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import yaml
 
-from cluster import apiserver
 from harness.polling import until
 from manifests import render
 from regroup_operator.membership.certificates import Authority
 from tests.api.conftest import Api
+from tests.api.replicas import Replica, Replicas, replicas
 from tests.builders.jobs import make_job
 
 DEADLINE_S = 40.0
 
 
-class Replica:
-    """One operator process."""
-
-    def __init__(self, name: str, kubeconfig: Path, log: Path) -> None:
-        self.name, self.log = name, log
-        self.agents, self.ops = apiserver.free_port(), apiserver.free_port()
-        settings = {
-            "NAMESPACE": render.NAMESPACE,
-            "MEMBERSHIP_HOST": "127.0.0.1",
-            "MEMBERSHIP_PORT": str(self.agents),
-            "OPS_HOST": "127.0.0.1",
-            "OPS_PORT": str(self.ops),
-            "POD_NAME": name,
-            "LEASE_DURATION_SECONDS": "3",
-            "LEASE_RENEW_DEADLINE_SECONDS": "2",
-            "LEASE_RETRY_SECONDS": "0.3",
-        }
-        environ = {**os.environ, "KUBECONFIG": str(kubeconfig)}
-        environ |= {f"REGROUP_SETTINGS_{key}": value for key, value in settings.items()}
-        self.process = subprocess.Popen([sys.executable, "-m", "regroup_operator"], env=environ, stderr=log.open("w"))
-
-    def page(self, path: str) -> tuple[int, str]:
-        """Return status and text of a page of the ops port; (0, "") while nobody listens."""
-        return get(f"http://127.0.0.1:{self.ops}{path}")
-
-    def agent_call(self, ca: str | None = None) -> tuple[int, str]:
-        """Return what an agent without a token is told; (0, why) where TLS or TCP fail."""
-        context = ssl.create_default_context(cadata=ca)
-        context.check_hostname = False  # the certificate is for the Service's name, which only a cluster resolves
-        return get(f"https://127.0.0.1:{self.agents}/v1/namespaces/n/pods/p/commands", context)
-
-    def ready(self) -> bool:
-        """Whether it says so; fails if it ended."""
-        assert self.process.poll() is None, self.log.read_text()
-        return self.page("/readyz")[0] == 200
-
-    def leads(self) -> bool:
-        """Whether it says so; fails if it ended."""
-        assert self.process.poll() is None, self.log.read_text()
-        return "regroup_leader 1.0" in self.page("/metrics")[1]
-
-    def stop(self, number: int = signal.SIGTERM) -> int:
-        """Signal it, wait for its end, return its exit status."""
-        if self.process.poll() is None:
-            self.process.send_signal(number)
-        return self.process.wait(DEADLINE_S)
-
-
-def get(url: str, context: ssl.SSLContext | None = None) -> tuple[int, str]:
-    try:
-        with urllib.request.urlopen(url, timeout=5, context=context) as answer:
-            return answer.status, answer.read().decode()
-    except urllib.error.HTTPError as error:
-        return error.code, error.read().decode()
-    except OSError as error:
-        return 0, str(error)
-
-
-Start = Callable[[str], Replica]
+@pytest.fixture(scope="module")
+def operators(api: Api, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Replicas]:
+    with replicas(api, tmp_path_factory.mktemp("operators")) as started:
+        yield started
 
 
 @pytest.fixture(scope="module")
-def operators(api: Api, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
-    """Starts replicas by name as the chart's service account; pods of those names stand for theirs."""
-    api.done("apply", "--server-side", "--force-conflicts", f"--filename={render.INSTALL}")
-    directory = tmp_path_factory.mktemp("operators")
-    token = api.done("create", "token", "regroup", f"--namespace={render.NAMESPACE}").strip()
-    config = yaml.safe_load(api.kubeconfig.read_text())
-    config["users"][0]["user"] = {"token": token}
-    kubeconfig = directory / "kubeconfig"
-    kubeconfig.write_text(yaml.safe_dump(config))
-    replicas: list[Replica] = []
-
-    def start(name: str) -> Replica:
-        template = api.get("deployment", "regroup-operator", f"--namespace={render.NAMESPACE}")["spec"]["template"]
-        metadata = {"name": name, "namespace": render.NAMESPACE, "labels": template["metadata"]["labels"]}
-        pod = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": template["spec"]}
-        if api.kubectl("get", "pod", name, f"--namespace={render.NAMESPACE}").code:
-            api.done("create", "--filename=-", document=pod)
-        replica = Replica(name, kubeconfig, directory / f"{name}-{len(replicas)}.log")
-        replicas.append(replica)
-        return replica
-
-    yield start
-    for replica in replicas:
-        replica.stop(signal.SIGKILL)
-
-
-@pytest.fixture(scope="module")
-def leader(operators: Start) -> Iterator[Replica]:
+def leader(operators: Replicas) -> Iterator[Replica]:
     """A replica that leads."""
     replica = operators("first")
     until(replica.ready, "ready")
@@ -273,7 +186,7 @@ def test_metrics_are_there(api: Api, namespace: str, leader: Replica) -> None:
         assert re.search(f"^(# TYPE )?{name.removesuffix('_total')}", text, re.MULTILINE), name
 
 
-def test_second_replica_waits_and_takes_over_from_one_that_ends(api: Api, operators: Start, leader: Replica) -> None:
+def test_second_replica_waits_and_takes_over_from_one_that_ends(api: Api, operators: Replicas, leader: Replica) -> None:
     second = operators("second")
     until(second.ready, "leadership is not readiness")
     assert until(lambda: leaders_label(api), "a label") == "pod/first"
@@ -296,7 +209,9 @@ def test_second_replica_waits_and_takes_over_from_one_that_ends(api: Api, operat
     assert not lease["spec"].get("holderIdentity"), "the lease is released"
 
 
-def test_replica_that_takes_over_serves_and_hands_out_the_ca_of_now(api: Api, namespace: str, operators: Start) -> None:
+def test_replica_that_takes_over_serves_and_hands_out_the_ca_of_now(
+    api: Api, namespace: str, operators: Replicas
+) -> None:
     """It has stood by while the CA changed, and looks at the Secret every five minutes only."""
     first = operators("first")
     until(first.leads, "the first one leads")

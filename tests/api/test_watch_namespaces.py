@@ -14,7 +14,8 @@ from cluster import apiserver, binaries
 from harness.polling import until
 from manifests import render
 from tests.api.conftest import CRD, ROOT, Api
-from tests.api.test_operator import Replica, create, status
+from tests.api.replicas import Replica
+from tests.api.test_operator import create, status
 
 
 @pytest.fixture

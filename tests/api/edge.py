@@ -1,0 +1,160 @@
+"""The network between two programs, in the hands of a test: it forwards HTTP, and can keep one request back until later."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import aiohttp
+from aiohttp import web
+
+_PER_HOP = {"connection", "content-encoding", "content-length", "host", "keep-alive", "transfer-encoding"}
+
+
+@dataclass
+class Passed:
+    """A request that came by, and how it was answered."""
+
+    method: str
+    path: str
+    body: bytes
+    status: int = 0
+    """0: not answered yet."""
+    answer: bytes = b""
+    """Empty for a stream."""
+
+
+@dataclass
+class Held:
+    """The first request that fits is kept back, whole, from when `arrived` is set until `let_go`."""
+
+    fits: Callable[[Passed], bool]
+    arrived: threading.Event = field(default_factory=threading.Event)
+    answered: threading.Event = field(default_factory=threading.Event)
+    request: Passed | None = None
+    _gate: asyncio.Event = field(default_factory=asyncio.Event)
+    _loop: asyncio.AbstractEventLoop | None = None
+
+    def let_go(self) -> None:
+        """Have the request go on to its target, whether or not its sender is still there."""
+        assert self._loop is not None
+        self._loop.call_soon_threadsafe(self._gate.set)
+
+    async def wait(self, request: Passed) -> None:
+        """Keep the request."""
+        self.request, self._loop = request, asyncio.get_running_loop()
+        self.arrived.set()
+        await self._gate.wait()
+
+
+class Edge:
+    """Forwards to `target`, which may change; `url` is where it listens."""
+
+    def __init__(self, target: str, upstream: ssl.SSLContext, serving: ssl.SSLContext | None = None) -> None:
+        self.target = target
+        self.passed: list[Passed] = []
+        """Everything but what is only read, in the order of arrival."""
+        self._upstream, self._serving = upstream, serving
+        self._held: Held | None = None
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+        self._runner: web.AppRunner | None = None
+        self._session: aiohttp.ClientSession | None = None
+        self.url = asyncio.run_coroutine_threadsafe(self._serve(), self._loop).result(10)
+
+    def hold(self, fits: Callable[[Passed], bool]) -> Held:
+        """Keep the next request back that fits; the ones after it pass."""
+        self._held = Held(fits)
+        return self._held
+
+    def turn_to(self, target: str) -> None:
+        """Forward to another target from now on; what is open to the one before is closed."""
+        self.target = target
+        asyncio.run_coroutine_threadsafe(self._renew_session(), self._loop).result(10)
+
+    def close(self) -> None:
+        asyncio.run_coroutine_threadsafe(self._close(), self._loop).result(20)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(10)
+        self._loop.close()
+
+    async def _serve(self) -> str:
+        app = web.Application(client_max_size=1 << 26)
+        app.router.add_route("*", "/{path:.*}", self._forward)
+        await self._renew_session()
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, "127.0.0.1", 0, ssl_context=self._serving)
+        await site.start()
+        scheme = "http" if self._serving is None else "https"
+        return f"{scheme}://127.0.0.1:{self._runner.addresses[0][1]}"
+
+    async def _renew_session(self) -> None:
+        connector = aiohttp.TCPConnector(ssl=self._upstream, limit=0)
+        new = aiohttp.ClientSession(connector=connector, auto_decompress=False, timeout=aiohttp.ClientTimeout())
+        old, self._session = self._session, new
+        if old is not None:
+            await old.close()
+
+    async def _close(self) -> None:
+        if self._runner is not None:
+            await self._runner.cleanup()
+        if self._session is not None:
+            await self._session.close()
+        # Streams whose two ends are both gone; nobody else would end them.
+        rest = asyncio.all_tasks() - {task for task in [asyncio.current_task()] if task is not None}
+        for task in rest:
+            task.cancel()
+        await asyncio.gather(*rest, return_exceptions=True)
+
+    async def _forward(self, request: web.Request) -> web.StreamResponse:
+        passed = Passed(request.method, request.path, await request.read())
+        held = self._held
+        if request.method != "GET":
+            self.passed.append(passed)
+        if held is not None and held.fits(passed):
+            self._held = None
+            await held.wait(passed)
+        else:
+            held = None
+        assert self._session is not None
+        headers = {k: v for k, v in request.headers.items() if k.lower() not in _PER_HOP}
+        url = f"{self.target}{request.path_qs}"
+        try:
+            async with self._session.request(request.method, url, headers=headers, data=passed.body or None) as answer:
+                passed.status = answer.status
+                return await self._answer(request, passed, answer)
+        except aiohttp.ClientError as error:
+            raise web.HTTPBadGateway(text=str(error)) from None
+        finally:
+            if held is not None:
+                held.answered.set()
+
+    async def _answer(self, request: web.Request, passed: Passed, answer: aiohttp.ClientResponse) -> web.StreamResponse:
+        headers = {k: v for k, v in answer.headers.items() if k.lower() not in _PER_HOP - {"content-encoding"}}
+        if request.method != "GET":
+            passed.answer = await answer.read()
+            return web.Response(status=answer.status, headers=headers, body=passed.answer)
+        response = web.StreamResponse(status=answer.status, headers=headers)
+        await response.prepare(request)
+        try:
+            async for chunk in answer.content.iter_any():
+                await response.write(chunk)
+        except ConnectionError:  # whoever asked is gone
+            pass
+        return response
+
+
+@contextmanager
+def edge(target: str, upstream: ssl.SSLContext, serving: ssl.SSLContext | None = None) -> Iterator[Edge]:
+    """Forward for as long as the block lasts."""
+    made = Edge(target, upstream, serving)
+    try:
+        yield made
+    finally:
+        made.close()
