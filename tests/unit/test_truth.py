@@ -5,10 +5,12 @@ from dataclasses import replace
 import pytest
 
 from harness.trace import Commit, Done, Trace
+from regroup_operator.api.crd import COLUMNS
 from tests.e2e.columns import cells
 from tests.e2e.truth import Asked, Fault, Row, Run, judge, seconds
 
 ASKED = [Asked(100.0, 2)]
+SCRIPT = {"STEP": "", "PROGRESS": "", "LOSS": "", "ETA": "", "SAMPLES/S": ""}
 RUN = Run(ASKED, total_steps=500, global_batch=80)
 
 
@@ -155,6 +157,20 @@ def test_each_column(cells: dict[str, str], says: str | None) -> None:
     assert any(says in problem for problem in problems) if says else problems == []
 
 
+@pytest.mark.parametrize("tier", ["Session", "Script"])
+@pytest.mark.parametrize("column", [column["name"].upper() for column in COLUMNS])
+def test_every_column_that_kubectl_prints_is_judged(column: str, tier: str) -> None:
+    """In both tiers: a line with a word in it that it never shows is false, whatever else is true of it."""
+    true = row(119, cells=SCRIPT if tier == "Script" else {})
+    run = replace(RUN, tier=tier) if tier == "Session" else Run(ASKED, tier=tier)
+    assert set(true.cells) == {column["name"].upper() for column in COLUMNS}
+    wrong = {"STATE": "Failed", "READY": "0/9", "AGE": "9d", "SEEN": "9d", "ETA": "9d"}.get(column, "99999")
+    assert judge(true, trained(), run) == []
+    if (column, tier) == ("GENERATION", "Script"):
+        wrong = "0"  # it counts the groups that formed: not every generation gets so far
+    assert judge(replace(true, cells={**true.cells, column: wrong}), trained(), run) != []
+
+
 @pytest.mark.parametrize(
     ("at", "restarts", "true"),
     [
@@ -172,9 +188,6 @@ def test_restarts_follow_what_was_broken(at: float, restarts: str, true: bool) -
         row(at, cells={"RESTARTS": restarts, "AGE": "21s" if at < 180 else "90s"}), trained(until=200.0), run
     )
     assert any("restarts, but" in problem for problem in problems) is not true
-
-
-SCRIPT = {"STEP": "", "PROGRESS": "", "LOSS": "", "ETA": "", "SAMPLES/S": ""}
 
 
 @pytest.mark.parametrize(
