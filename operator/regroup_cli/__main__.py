@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import math
 import sys
 from pathlib import Path
 
@@ -36,7 +37,7 @@ def parser() -> argparse.ArgumentParser:
     run.add_argument("--checkpoint-keep", type=int, default=3, metavar="K", help="how many are kept (default 3)")
     run.add_argument(
         "--checkpoint-wait",
-        type=float,
+        type=seconds,
         default=Settings.checkpoint_s,
         metavar="S",
         help="wait so long for the last one at most (default 1800)",
@@ -55,16 +56,16 @@ def parser() -> argparse.ArgumentParser:
     )
     run.add_argument(
         "--first-step-seconds",
-        type=float,
+        type=seconds,
         default=Settings.first_step_s,
         metavar="S",
         help="the first step of a process may take so long (default 1800)",
     )
     run.add_argument(
-        "--first-wait", type=float, default=30.0, metavar="S", help="start with fewer workers after (default 30)"
+        "--first-wait", type=seconds, default=30.0, metavar="S", help="start with fewer workers after (default 30)"
     )
     run.add_argument(
-        "--join-quiet", type=float, default=1.0, metavar="S", help="collect joiners for this long (default 1)"
+        "--join-quiet", type=seconds, default=1.0, metavar="S", help="collect joiners for this long (default 1)"
     )
     run.add_argument("--name", default="local", help="the job's name (default local)")
     run.add_argument(
@@ -79,6 +80,14 @@ def parser() -> argparse.ArgumentParser:
     status = commands.add_parser("status", help="print the status of a local job as JSON")
     status.add_argument("state_dir", metavar="DIR", help="the directory that `regroup run` printed")
     return top
+
+
+def seconds(text: str) -> float:
+    """Return a length of time; argparse makes a sentence of what is none."""
+    value = float(text)
+    if not 0 <= value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text} is no number of seconds: give one from 0 up")
+    return value
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -100,10 +109,23 @@ def _local(args: argparse.Namespace) -> int:
 
     store = FileStore(Path(args.state_dir, "job.json"))
     if not store.path.exists():
-        raise SpecError(f"DIR ({args.state_dir}) holds no job. Give the directory that `regroup run` printed.")
+        raise SpecError(
+            f"DIR ({args.state_dir}) holds no job. Give the directory that `regroup run` printed; it is removed when the job ends, "
+            "unless --state-dir named it."
+        )
+    try:
+        current = store.read().get("status", {})
+    except (OSError, ValueError) as error:
+        raise SpecError(
+            f"{store.path} cannot be read as a job ({error}). Give the directory that `regroup run` printed."
+        ) from None
     if args.command == "status":
-        print(json.dumps(store.read().get("status", {}), indent=2))
+        print(json.dumps(current, indent=2))
         return 0
+    if current.get("phase") in ("Succeeded", "Failed"):
+        raise SpecError(
+            f"The job in {args.state_dir} has ended ({current['phase']}): it cannot be resized. Start it again."
+        )
     store.change_spec(lambda spec: spec.update(replicas=args.workers))
     print(f"regroup: {args.workers} workers wanted")
     return 0

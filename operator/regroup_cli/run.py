@@ -62,6 +62,11 @@ def trainer_command(args: argparse.Namespace) -> list[str]:
         if not Path(args.script).is_file():
             raise SpecError(f"SCRIPT ({args.script}) is not a file. Give the path of a Python script, or -m MODULE.")
         return [sys.executable, "-u", args.script, *args.args]
+    if shutil.which(args.script) is None:
+        raise SpecError(
+            f"SCRIPT ({args.script}) is neither a file that ends in .py nor a command that can be started. Give one of them, "
+            "or -m MODULE."
+        )
     return [args.script, *args.args]
 
 
@@ -70,11 +75,16 @@ async def run(args: argparse.Namespace) -> int:
     raw = job_object(args)
     parse_job(raw)
     directory = Path(args.state_dir) if args.state_dir else Path(tempfile.mkdtemp(prefix="regroup-"))
-    directory.mkdir(parents=True, exist_ok=True)
     store = FileStore(directory / "job.json")
-    if store.path.exists():
-        raise SpecError(f"--state-dir ({directory}) holds a job already. Give an empty directory.")
-    store.create(raw)
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        if store.path.exists():
+            raise SpecError(f"--state-dir ({directory}) holds a job already. Give an empty directory.")
+        store.create(raw)
+    except OSError as error:
+        raise SpecError(
+            f"--state-dir ({directory}) cannot be written to ({error.strerror}). Give a directory of your own."
+        ) from None
     try:
         return await _run(store, directory, trainer_command(args), args)
     finally:
@@ -137,8 +147,8 @@ async def _run(store: FileStore, directory: Path, command: list[str], args: argp
         working.cancel()  # first: what ends now is no failure to react to
         with contextlib.suppress(asyncio.CancelledError):
             await working
+        await runner.cleanup()  # an agent that has an operator asks it before it ends
         await workers.stop()
-        await runner.cleanup()
 
 
 async def _watch(store: FileStore, key: Key, queue: WorkQueue, stop: asyncio.Event, working: asyncio.Task[None]) -> int:
@@ -162,6 +172,7 @@ async def _watch(store: FileStore, key: Key, queue: WorkQueue, stop: asyncio.Eve
             return 0 if job.status.phase == "Succeeded" else 1
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(stop.wait(), POLL_S)
+    print("regroup: stopped at your wish; the workers are being ended.", file=sys.stderr, flush=True)
     return 130
 
 

@@ -16,9 +16,12 @@ import pytest
 
 from harness.local_run import LocalRun
 from harness.polling import until
+from harness.processes import children
 
 DIGITS = Path(__file__).parents[2] / "manifests" / "samples" / "digits.py"
 STEPS = "1500"
+KILLED_AFTER_S = 5.0
+"""Agents that do not end by themselves are killed then (LocalWorkers.stop)."""
 
 
 @pytest.fixture
@@ -159,6 +162,20 @@ def test_script_that_raises_on_one_rank_at_once_fails_within_30_s_with_its_trace
 
 def _condition(status: dict[str, Any], kind: str) -> dict[str, Any]:
     return next((c for c in status.get("conditions", ()) if c["type"] == kind and c["status"] == "True"), {})
+
+
+def test_interrupted_run_says_so_and_leaves_no_process(start: Callable[..., LocalRun]) -> None:
+    run = start("--workers", "2", "sleep", "1000")
+    run.wait(lambda s: bool((s.get("membership") or {}).get("adopted")), "both sleep")
+    agents = run.agents()
+    started = [pid for agent in agents for pid in (agent, *children(agent))]
+    assert len(started) >= 4
+    interrupted_s = time.monotonic()
+    run.process.send_signal(signal.SIGINT)
+    assert run.process.wait(60) == 130
+    assert time.monotonic() - interrupted_s < KILLED_AFTER_S, "the agents had to be killed"
+    assert "regroup: stopped at your wish" in run.log.read_text()
+    until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in started), "every process has ended")
 
 
 @pytest.mark.parametrize(

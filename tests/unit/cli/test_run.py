@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 
-from regroup_cli.__main__ import parser
+from regroup_cli.__main__ import main, parser
+from regroup_cli.local import FileStore
 from regroup_cli.run import job_object
 from regroup_operator.api import SpecError, parse_job
 
@@ -19,14 +23,14 @@ from regroup_operator.api import SpecError, parse_job
     ],
 )
 def test_bounds_make_a_job_elastic(arguments: list[str], policy: tuple[int, int] | None) -> None:
-    job = parse_job(job_object(parser().parse_args(["run", *arguments, "train"])))
+    job = parse_job(job_object(parser().parse_args(["run", *arguments, "true"])))
     assert job.elastic == (policy is not None)
     assert (job.min_replicas, job.max_replicas) == (policy or (3, 3))
 
 
 @pytest.mark.parametrize(("arguments", "seconds"), [([], None), (["--hang-seconds", "60"], 60)])
 def test_bound_of_a_hang_is_passed_on(arguments: list[str], seconds: int | None) -> None:
-    job = parse_job(job_object(parser().parse_args(["run", *arguments, "train"])))
+    job = parse_job(job_object(parser().parse_args(["run", *arguments, "true"])))
     assert job.spec.recovery.hang_seconds == seconds
 
 
@@ -41,7 +45,71 @@ def test_bound_of_a_hang_is_passed_on(arguments: list[str], seconds: int | None)
     ],
 )
 def test_numbers_that_cannot_be_are_refused_by_name(arguments: list[str], sentence: str) -> None:
-    raw = job_object(parser().parse_args(["run", *arguments, "train"]))
+    raw = job_object(parser().parse_args(["run", *arguments, "true"]))
     with pytest.raises(SpecError) as caught:
         parse_job(raw)
     assert sentence in str(caught.value)
+
+
+@pytest.mark.parametrize("option", ["--first-wait", "--join-quiet", "--first-step-seconds"])
+@pytest.mark.parametrize("text", ["-5", "nan", "inf", "soon"])
+def test_time_that_is_none_is_refused_by_name(option: str, text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        parser().parse_args(["run", f"{option}={text}", "true"])
+    assert ended.value.code == 2
+    assert f"argument {option}: " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("script", ["no-such-command", "."], ids=["no command", "a directory"])
+def test_script_that_cannot_be_started_is_refused_before_anything_runs(
+    script: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["run", script]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"regroup: SCRIPT ({script}) is neither a file that ends in .py nor a command")
+    assert said.count("\n") == 1
+
+
+def test_state_directory_that_cannot_be_written_to_is_one_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    assert main(["run", "--state-dir", str(file), "true"]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"regroup: --state-dir ({file}) cannot be written to (")
+    assert said.count("\n") == 1
+
+
+def ended(directory: Path, phase: str) -> None:
+    raw = job_object(parser().parse_args(["run", "--workers", "2", "--max", "3", "true"]))
+    FileStore(directory / "job.json").create(raw | {"status": {"phase": phase}})
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        pytest.param(None, "holds no job. Give the directory that `regroup run` printed", id="no file"),
+        pytest.param('{"spec": ', "cannot be read as a job", id="a file that is cut off"),
+    ],
+)
+@pytest.mark.parametrize("command", [["status"], ["scale", "2"]], ids=["status", "scale"])
+def test_directory_without_a_job_is_one_sentence(
+    tmp_path: Path, text: str | None, sentence: str, command: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    if text is not None:
+        (tmp_path / "job.json").write_text(text)
+    assert main([command[0], str(tmp_path), *command[1:]]) == 2
+    said = capsys.readouterr().err
+    assert sentence in said
+    assert said.count("\n") == 1
+
+
+def test_job_that_has_ended_is_not_resized(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ended(tmp_path, "Succeeded")
+    assert main(["scale", str(tmp_path), "3"]) == 2
+    assert "has ended (Succeeded): it cannot be resized" in capsys.readouterr().err
+    assert json.loads((tmp_path / "job.json").read_text())["spec"]["replicas"] == 2
+    ended(tmp_path, "Running")
+    assert main(["scale", str(tmp_path), "3"]) == 0
+    assert json.loads((tmp_path / "job.json").read_text())["spec"]["replicas"] == 3
