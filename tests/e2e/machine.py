@@ -20,7 +20,7 @@ def snapshot() -> frozenset[str]:
             ("network namespace", _names(Path("/run/netns"))),
             ("link", (line.split(": ")[1] for line in _run("ip", "-o", "link", "show"))),
             ("route", (line.strip() for line in _run("ip", "-4", "-o", "route", "show", "table", "all"))),
-            ("mount", _mounts()),
+            ("mount", ours(Path("/proc/self/mounts").read_text())),
             ("control group", _cgroups()),
             ("firewall rule", (line for line in _run("iptables", "-S") if line.startswith("-A"))),
             ("directory", (path for path in (*node_init.MOUNTS.values(), str(paths.state())) if Path(path).exists())),
@@ -62,9 +62,13 @@ def _files() -> Iterator[str]:
         yield from (str(entry) for entry in directory.iterdir()) if directory.exists() else ()
 
 
-def _mounts() -> Iterator[str]:
-    for line in Path("/proc/self/mounts").read_text().splitlines():
-        yield " ".join(line.split()[:3])
+def ours(mounts: str) -> Iterator[str]:
+    """Return the mounts that a cluster could have made: other programs mount and unmount meanwhile, where it never does."""
+    places = [paths.cache().resolve(), *map(Path, node_init.MOUNTS.values()), Path("/run/netns"), CGROUPS]
+    for line in mounts.splitlines():
+        source, target, kind = line.split()[:3]
+        if any(Path(target).is_relative_to(place) for place in places):
+            yield f"{source} {target} {kind}"
 
 
 def _cgroups() -> Iterator[str]:
