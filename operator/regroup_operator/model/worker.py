@@ -82,6 +82,11 @@ class Worker:
         return self.session is not None and self.session.condition.phase in (Phase.READY, Phase.BROKEN)
 
     @property
+    def trains(self) -> bool:
+        """True for a worker whose processes are in a group that trains, or have come to its end: of any generation."""
+        return self.session is not None and self.session.condition.phase in (Phase.TRAINING, Phase.FINISHED)
+
+    @property
     def is_on_its_way(self) -> bool:
         """True for a member that has entered the newest generation and not arrived at its store."""
         return (

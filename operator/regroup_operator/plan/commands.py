@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from itertools import accumulate
 
-from regroup.protocol.document import Document
+from regroup.protocol.document import PLANNED, Document
+from regroup.protocol.state import Phase
 from regroup.protocol.wire import DocumentCommand, Generation, Ping, ProgressRequest, Stop, Welcome
 from regroup_operator.model.plan import Tell
 from regroup_operator.model.records import Pod
@@ -37,6 +38,7 @@ def plan_commands(
     assignment = _Assignment(document) if document is not None else None
     every_s = max(ASK_EVERY_S, len(workers) / ASKED_PER_S)
     silent = any(w.is_member and w.standing == Standing.SILENT for w in workers)
+    withheld = document is not None and tier == "Session" and _waits_for_joiners(document, workers)
     for worker in workers:
         session, pod = worker.session, worker.pod
         if session is None or pod is None or not session.connected:
@@ -52,10 +54,30 @@ def plan_commands(
             condition = session.condition
             # The host of the store hears of a generation in two lines, between which its stream may have ended.
             waits = pod.uid == assignment.host and condition.entered < assignment.number
-            if condition.heard < assignment.number or waits:
+            if (condition.heard < assignment.number or waits) and not (withheld and worker.trains):
                 yield from assignment.of(pod)
         if (silent or stalled) and (session.asked_at_s is None or now_s >= session.asked_at_s + every_s):
             yield Tell(pod.uid, ProgressRequest() if silent else Ping())
+
+
+def _waits_for_joiners(document: Document, workers: Iterable[Worker]) -> bool:
+    """Return whether those that train are not told of a planned generation yet, because one that joins has not arrived at its
+    store (rule JOIN): they would leave their group and stand still until it does."""
+    if document.kind != PLANNED:
+        return False
+    uids = {member.pod_uid for member in document.members}
+    return any(
+        w.pod is not None and w.pod.uid in uids and not w.trains and not _has_arrived(w, document.number)
+        for w in workers
+    )
+
+
+def _has_arrived(worker: Worker, number: int) -> bool:
+    condition = worker.session.condition if worker.session is not None else None
+    return condition is not None and (condition.generation, condition.phase) in (
+        (number, Phase.ARRIVED),
+        (number, Phase.ADOPTING),
+    )
 
 
 class _Assignment:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from regroup.protocol.document import (
+    PLANNED,
     CheckpointRef,
     Document,
     Member,
@@ -95,10 +96,13 @@ def _store(announce: Announce, number: int, session_tier: bool) -> Store:
     """Choose the store's host: rank 0's worker for scripts (MASTER_ADDR is its address), else by the generation's number.
 
     So a form that failed moves it, and it is not always the same worker that is lost as rank 0 and as the store's host.
+    Those who join a group that trains arrive before the others leave it (rule JOIN), so that one of them is the host.
     """
     able = [w for w in announce.members if w.connected and w.pod and w.pod.ip and w.session and w.session.store_port]
     if not able or (announce.members[0] not in able and not session_tier):
         raise ValueError("no member has a socket for the store")
+    if announce.kind == PLANNED and session_tier:
+        able = [w for w in able if not w.trains] or able
     chosen = able[number % len(able)] if session_tier else able[0]
     assert chosen.pod is not None
     assert chosen.session is not None

@@ -145,7 +145,8 @@ def _trouble(
     if now_s >= deadline_s:
         # Whoever has not entered is named before those that wait for it.
         late = [w for w in members if w.standing in (*_OUTSIDE_IT, Standing.FORMING)]
-        return min(late, key=lambda w: (w.standing == Standing.FORMING, not w.is_on_its_way, w.id), default=None)
+        return min(late, key=lambda w: (not _has_not_entered(current, w), w.standing == Standing.FORMING,
+                                        not w.is_on_its_way, w.id), default=None)  # fmt: skip
     return None
 
 
@@ -157,16 +158,18 @@ def _overdue(current: Current, members: tuple[Worker, ...]) -> set[MemberId]:
 
 
 def _has_not_entered(current: Current, worker: Worker) -> bool:
-    """Return whether a member that is late did not answer. Who has heard of a planned generation and still trains in the
-    one before waits for the others (rule CUTALL)."""
+    """Return whether a member that is late did not answer. Who trains in the one before a planned generation has not been
+    told of it yet (rule JOIN), or has heard of it and waits for the others (rule CUTALL)."""
     if worker.standing in (Standing.SILENT, Standing.STARTING):
         return True
     if worker.standing != Standing.PENDING:
         return False
-    condition = worker.session.condition if worker.session else None
-    trains = condition is not None and condition.phase == Phase.TRAINING and condition.heard >= current.number
-    finished = condition is not None and condition.phase == Phase.FINISHED  # it enters forced generations only
-    return not (current.kind == PLANNED and (trains or finished))
+    if current.kind != PLANNED or worker.session is None or not worker.trains:
+        return True
+    session = worker.session
+    heard = session.condition.heard >= current.number
+    finished = session.condition.phase == Phase.FINISHED  # it enters forced generations only
+    return not (heard or finished or session.told_generation < current.number)
 
 
 def _deadline(current: Current, members: tuple[Worker, ...], step_s: float, settings: Settings) -> float:

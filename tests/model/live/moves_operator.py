@@ -247,10 +247,12 @@ def _planned(view: View, state: State) -> tuple[str, tuple[int, ...]] | None:
 
 
 def _is_late(state: State, member: Member) -> bool:
-    """Whether a member has not entered (PENDING) or cannot be reached (SILENT)."""
+    """Whether a member has not entered (PENDING) or cannot be reached (SILENT). Who trains may not have been told yet (JOIN)."""
     word = state.told[member[0]]
     if word is None or not state.workers[member[0]].is_connected:
         return True
+    if state.kind == PLANNED and word.phase == TRAINING and word.heard < state.number:
+        return False
     return word.entered < state.number and word.phase != STARTING
 
 

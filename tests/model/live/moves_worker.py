@@ -8,6 +8,7 @@ from tests.model.live.records import (
     ABSENT,
     COLLECTIVE,
     FORMING,
+    JOIN,
     NO_FAULT,
     PLANNED,
     READY,
@@ -65,11 +66,23 @@ def _agent_moves(view: View, state: State, place: int, worker: Worker) -> Iterat
             continue
         if number == state.number and not state.is_known:
             continue
+        if _is_withheld(view, state, place, group):
+            continue
         is_member = (place, worker.uid) in group.members
         heard = worker._replace(heard=number, is_member=int(is_member))
         if not is_member and not worker.inside and worker.left and worker.phase == READY:
             heard = heard._replace(left=number)  # the process that was in a group is told, and answers "left"
         yield Move(f"w{place} hears g{number}", False, with_worker(state, place, heard))
+
+
+def _is_withheld(view: View, state: State, place: int, group: Group) -> bool:
+    """Rule JOIN: plan/commands.py `_waits_for_joiners`."""
+    word = state.told[place]
+    if JOIN not in view.rules or group.kind != PLANNED or word is None or word.phase != TRAINING:
+        return False
+    reports = (state.told[member[0]] for member in group.members) if group.number == state.number else ()
+    unreported = any(w is None or (w.phase != TRAINING and w.inside != group.number) for w in reports)
+    return unreported or group.awaits_joiners()
 
 
 def _enter_or_leave(state: State, place: int, worker: Worker) -> Iterator[Move]:
@@ -92,7 +105,19 @@ def _enter_or_leave(state: State, place: int, worker: Worker) -> Iterator[Move]:
     arrival = Arrival(worker.state, worker.state_adopted, worker.adopted)
     group = group._replace(arrivals=with_item(group.arrivals, place, arrival))
     label = f"w{place} enters g{group.number} with state {worker.state}, adopted {worker.adopted}"
-    yield Move(label, False, with_group(with_worker(state, place, entered), group))
+    violation = None
+    if group.kind == PLANNED and group.awaits_joiners() and _trains_in_whole_group(state, worker):
+        violation = f"w{place} leaves a group that trains for a joiner that has not arrived"
+    yield Move(label, False, with_group(with_worker(state, place, entered), group), violation)
+
+
+def _trains_in_whole_group(state: State, worker: Worker) -> bool:
+    current = group_of(state, worker.inside) if worker.inside else None
+    return (
+        current is not None
+        and worker.phase == TRAINING
+        and all(is_there(state, current, member) for member in current.members)
+    )
 
 
 def _waits_for_cut(state: State, worker: Worker) -> bool:

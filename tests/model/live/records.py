@@ -26,8 +26,11 @@ DEADLINE = "DEADLINE"
 not entered is late, and it is only left out."""
 HANDOVER = "HANDOVER"
 """Both pods of one slot are members of one generation when the only holder leaves. Without: one pod for each slot."""
+JOIN = "JOIN"
+"""Who trains is told of a planned generation once all that join have arrived in it. Without: at once, and a group stands still
+for a joiner that hangs."""
 
-ALL_RULES = frozenset({HEARD, WORDS, BEST, RETRY, DEADLINE, HANDOVER})
+ALL_RULES = frozenset({HEARD, WORDS, BEST, RETRY, DEADLINE, HANDOVER, JOIN})
 
 # What a worker's process does. Letters, because a state is hashed a million times.
 ABSENT = "P"  # there is no pod
@@ -125,6 +128,11 @@ class Group(NamedTuple):
     arrivals: tuple[Arrival | None, ...]
     contributed: int = 0  # bit masks of places
     committed: int = 0
+
+    def awaits_joiners(self) -> bool:
+        """Whether a member that was none of the generation before has not arrived."""
+        before = self.older[0][1] if self.older else ()
+        return any(self.arrivals[member[0]] is None for member in self.members if member not in before)
 
 
 class Budget(NamedTuple):

@@ -313,3 +313,26 @@ def test_script_member_that_is_lost_when_another_has_finished(tmp_path: Path) ->
     world.kill_process(world.uid(1), code=1)
     world.advance(1)
     assert (world.generation, world.members, world.phase) == (2, "0-1", "Recovering")
+
+
+@pytest.mark.parametrize("what", ["process", "agent"])
+def test_joiner_that_freezes_after_it_was_ready_stops_nobody_for_long(tmp_path: Path, what: str) -> None:
+    """JOIN: those that train hear of a planned generation once the joiner has arrived at its store."""
+    world = running(tmp_path, known_session=True)
+    world.scale(4)
+
+    def freeze(moment: str, uid: str) -> bool:
+        if (moment, uid, world.generation) == ("heard", world.uid(3), 2):
+            agent = world.agents[uid]
+            agent.stop() if what == "agent" else agent.trainers[0].stop()
+        return False
+
+    world.on_moment = freeze
+    pauses: list[float] = []
+    before = world.now_s
+    while world.now_s < before + 120.0:
+        last = world.last_commit_s
+        world.advance(0.1, step_every_s=0.1)
+        pauses.append(world.now_s - last)
+    assert world.generation > 2, "nobody was left out"
+    assert max(pauses) < 1.0

@@ -138,6 +138,15 @@ def test_store_host(newest: int, session_tier: bool, host: int) -> None:
     assert (got.store.pod_uid, got.store.port, got.store.host) == (uid_of(host), 4000 + host, f"10.0.0.{host}")
 
 
+@pytest.mark.parametrize("newest", [1, 2])
+def test_one_that_joins_hosts_the_store_of_a_planned_generation(newest: int) -> None:
+    """Rule JOIN: the joiners meet there before the others leave their group."""
+    joiner = make_worker(2, Standing.OUTSIDE)
+    planned = Announce("planned", (A, B, joiner), "Resized", "why")
+    got = build((A, B, joiner), current=make_current((0, 1), number=newest), announce=planned)
+    assert got.store.pod_uid == uid_of(2)
+
+
 NO_PORT = make_worker(0, session=make_session(0, store_port=0))
 NO_IP = make_worker(0, pod=make_pod(0, ip=""))
 

@@ -234,6 +234,21 @@ def test_every_deadline_is_looked_at_again(workers: list[Worker], since_s: float
     assert decide(workers, NEWER, make_bounds(3, 1), now_s=72.0) == Keep(since_s + SETTINGS.form_timeout_s)
 
 
+def test_joiner_that_did_not_come_is_named_not_those_that_train_on() -> None:
+    """Rule JOIN: they have not been told of the planned generation yet, or wait for the others to hear."""
+    untold, heard = (
+        make_worker(slot, Standing.PENDING, session=make_session(slot, Phase.TRAINING, 1, heard=1 + slot))
+        for slot in (0, 1)
+    )
+    joiner = make_worker(2, Standing.PENDING, session=make_session(2, Phase.READY, told_generation=2))
+    planned = replace(LATE, kind=PLANNED, announced_at_s=NOW_S - SETTINGS.planned_timeout_s)
+    got = decide([untold, heard, joiner], planned, make_bounds(3, 1))
+    assert words(got) == (FORCED, "GenerationOverdue", "0,1")
+    assert isinstance(got, Announce)
+    assert got.culprit == "2"
+    assert got.set_back == {MemberId(2, 0)}
+
+
 def test_who_holds_up_a_generation_is_set_back() -> None:
     got = decide([PENDING_1, FORMS_2, A], LATE, make_bounds(3, 1))
     assert isinstance(got, Announce)

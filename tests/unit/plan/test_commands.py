@@ -1,0 +1,76 @@
+"""Who is told of a planned generation, and when (rule JOIN)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from regroup.protocol.document import FORCED, PLANNED, Document, Member, Store
+from regroup.protocol.state import Phase
+from regroup.protocol.wire import Generation
+from regroup_operator.model.worker import Standing, Worker
+from regroup_operator.plan.commands import plan_commands
+from tests.builders.plan import JOB_UID, make_session, make_worker, uid_of
+
+NUMBER = 2
+
+
+def document(kind: str, *slots: int, host: int) -> Document:
+    members = tuple(Member(slot, f"digits-worker-{slot}-0", uid_of(slot), 1, f"10.0.0.{slot}", 1) for slot in slots)
+    store = Store(f"10.0.0.{host}", 4000, uid_of(host))
+    return Document(NUMBER, "g2", JOB_UID, kind, members, store)
+
+
+def trains(slot: int) -> Worker:
+    """A worker that trains in generation 1."""
+    return make_worker(slot, Standing.PENDING, session=make_session(slot, Phase.TRAINING, 1))
+
+
+def joins(slot: int, phase: str, generation: int = 0, **session: Any) -> Worker:
+    return make_worker(slot, Standing.PENDING, session=make_session(slot, phase, generation, **session))
+
+
+def told(workers: list[Worker], document: Document, tier: str = "Session") -> list[str]:
+    commands = plan_commands(
+        workers=workers, tier=tier, document=document, released=frozenset(), stop=None, stalled=False, now_s=0.0
+    )
+    return [tell.pod_uid for tell in commands if isinstance(tell.body, Generation)]
+
+
+JOINED = document(PLANNED, 0, 1, 2, host=2)
+
+
+@pytest.mark.parametrize(
+    ("joiner", "want"),
+    [
+        pytest.param(joins(2, Phase.READY), [2], id="the joiner hears first"),
+        pytest.param(joins(2, Phase.READY, heard=NUMBER, told_generation=NUMBER), [], id="it has heard"),
+        pytest.param(joins(2, Phase.FORMING, NUMBER, told_generation=NUMBER), [], id="it is on its way"),
+        pytest.param(joins(2, Phase.ARRIVED, NUMBER, told_generation=NUMBER), [0, 1], id="it has arrived: the others hear"),
+        pytest.param(joins(2, Phase.ADOPTING, NUMBER, told_generation=NUMBER), [0, 1], id="it is further than that"),
+        pytest.param(joins(2, Phase.STARTING, told_generation=NUMBER), [], id="its process has ended"),
+        pytest.param(joins(2, Phase.ARRIVED, NUMBER - 1, told_generation=NUMBER), [], id="it arrived in the one before"),
+    ],
+)  # fmt: skip
+def test_those_that_train_hear_once_the_joiner_has_arrived(joiner: Worker, want: list[int]) -> None:
+    assert told([trains(0), trains(1), joiner], JOINED) == [uid_of(slot) for slot in want]
+
+
+def test_member_whose_group_broke_meanwhile_hears_at_once() -> None:
+    broken = make_worker(1, Standing.PENDING, session=make_session(1, Phase.BROKEN, 1))
+    assert told([trains(0), broken, joins(2, Phase.READY)], JOINED) == [uid_of(1), uid_of(2)]
+
+
+def test_worker_that_leaves_hears_with_those_that_stay() -> None:
+    leaver = make_worker(3, Standing.OUTSIDE, session=make_session(3, Phase.TRAINING, 1))
+    arrived = joins(2, Phase.ARRIVED, NUMBER, told_generation=NUMBER)
+    assert told([trains(0), trains(1), joins(2, Phase.READY), leaver], JOINED) == [uid_of(2)]
+    assert told([trains(0), trains(1), arrived, leaver], JOINED) == [uid_of(0), uid_of(1), uid_of(3)]
+
+
+def test_nobody_waits_where_nobody_joins_or_the_generation_is_forced_or_a_script_is_restarted() -> None:
+    everybody = [trains(0), trains(1), joins(2, Phase.READY)]
+    assert told([trains(0), trains(1), trains(2)], JOINED) == [uid_of(slot) for slot in (0, 1, 2)]
+    assert told(everybody, document(FORCED, 0, 1, 2, host=0)) == [uid_of(slot) for slot in (0, 1, 2)]
+    assert told(everybody, JOINED, tier="Script") == [uid_of(slot) for slot in (0, 1, 2)]
