@@ -30,7 +30,7 @@ from regroup_operator.plan.generation import (
     named_members,
     read_current,
 )
-from regroup_operator.plan.hangs import HUNG, KILL_AGAIN_S, Hang, find_hang, hangs_in_a_row, stack_lines
+from regroup_operator.plan.hangs import ALONE, HUNG, KILL_AGAIN_S, Hang, find_hang, hangs_in_a_row, stack_lines
 from regroup_operator.plan.incidents import make_incident, with_times
 from regroup_operator.plan.lateness import Lateness, see_lateness, with_setbacks
 from regroup_operator.plan.membership import names_of, next_generation
@@ -277,6 +277,7 @@ class _Planner:
     def _lateness(self) -> Lateness:
         """See who holds the job up; have the late restarted in place, and say who is replaced."""
         setbacks = with_setbacks(self.memory.setbacks, self.workers, frozenset(), self.clock.now_s)
+        hang_s = self.recovery.hang_seconds
         lateness = see_lateness(
             workers=self.workers,
             current=self.current,
@@ -286,6 +287,7 @@ class _Planner:
             step_s=self._step_s,
             now_s=self.clock.now_s,
             settings=self.settings,
+            alone_s=None if hang_s is None else ALONE * hang_s,
         )
         for worker, why in lateness.restart:
             assert worker.pod is not None

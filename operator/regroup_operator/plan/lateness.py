@@ -7,7 +7,8 @@ not help. A worker that cannot be reached is replaced, too: its pod may serve no
 What a script may take its time for (allowances.py) makes its worker no later than that.
 
 The worker that may be the only one to hold the newest state gets ONLY_HOLDER times as long: what it holds is lost with
-its processes, and training then goes on from an older state.
+its processes, and training then goes on from an older state. Where the user has said what a hang is (spec.recovery.hangSeconds),
+it gets no longer than a hang of such a worker may last.
 """
 
 from __future__ import annotations
@@ -61,9 +62,11 @@ def see_lateness(
     step_s: float,
     now_s: float,
     settings: Settings,
+    alone_s: float | None = None,
 ) -> Lateness:
     """Return who is to be restarted or replaced. `spells` by pod UID as returned last time, `setbacks` of `with_setbacks`,
-    `step_s` the duration of a step (0: not known)."""
+    `step_s` the duration of a step (0: not known), `alone_s` how long a hang may last of the only worker with the newest state
+    (None: the user has not said)."""
     kept: dict[str, Spell] = {}
     restart: list[tuple[Worker, str]] = []
     replaced: set[str] = set()
@@ -97,7 +100,8 @@ def see_lateness(
             continue
         bound_s = _bound_s(kind, step_s, longest_start_s, settings)
         if kind == BEHIND and not _others_hold(workers, worker):
-            bound_s *= ONLY_HOLDER
+            longest_s = ONLY_HOLDER * bound_s
+            bound_s = longest_s if alone_s is None else min(longest_s, max(bound_s, alone_s))
         late_s = spell.since_s + bound_s
         if kind == BEHIND:
             late_s = max(late_s, _excused_s(worker, spell.since_s, settings))

@@ -19,6 +19,7 @@ from regroup_operator.model.worker import Announce, Bounds, Current, Decision, K
 from regroup_operator.plan.culprit import name_culprit
 
 _GONE = (Standing.LOST, Standing.DIED)
+_IN_GROUP = (Phase.FORMING, Phase.ARRIVED, Phase.ADOPTING, Phase.TRAINING)
 _OUTSIDE_IT = (Standing.PENDING, Standing.SILENT, Standing.STARTING)
 RECONNECT_S = 5.0
 """After the operator's start a broken group waits this long for members that have not called yet: they are most likely on
@@ -204,6 +205,8 @@ def _forced(
     if refusal is None:
         able = [w for w in able if not w.draining]
         able = _enough_without([w for w in able if w.is_member or not _comes_late(w, now_s)], able, bounds.minimum)
+    else:
+        able = _enough_without([w for w in able if not _is_stuck(w, now_s)], able, bounds.minimum)
     # Rule WITNESS: a set that refused is tried again with those who may hold the state first, those leaving included.
     chosen = _choose(
         able,
@@ -265,6 +268,13 @@ def _comes_late(worker: Worker, now_s: float) -> bool:
     """Return whether a worker that is no member would hold up a generation: it failed the last one, or is still in it."""
     in_session = worker.session is not None and worker.session.condition.session
     return now_s < worker.barred_until_s or (in_session and not worker.is_waiting)
+
+
+def _is_stuck(worker: Worker, now_s: float) -> bool:
+    """Return whether a worker has not come out of its last group for a generation that waited for it. To ask for the state
+    that it holds again brings nothing before its agent reports that it is out, or that its process was restarted."""
+    in_group = worker.session is not None and worker.session.condition.phase in _IN_GROUP
+    return in_group and now_s < worker.barred_until_s
 
 
 def _enough_without(fitting: list[Worker], able: list[Worker], minimum: int) -> list[Worker]:

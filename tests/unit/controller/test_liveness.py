@@ -315,3 +315,16 @@ def test_restart_is_a_command_like_any_other(tmp_path: Path) -> None:
     agent.handle(ev.Commanded(old))
     world.settle()
     assert agent.trainers[0].alive
+
+
+def test_only_holder_that_hangs_while_the_job_grows_is_restarted_as_a_hang_is(tmp_path: Path) -> None:
+    """The planned generation hides the hang from plan/hangs.py. The joiner cannot train without the state; the holder is asked
+    for it once, not again and again, and restarted after what `hangSeconds` allows to a worker alone with the state."""
+    world = running(tmp_path, make_job().with_replicas(1).elastic(1, 5).with_recovery(hangSeconds=30))
+    world.agents[world.uid(0)].trainers[0].stop()
+    world.scale(2)
+    world.advance(100.0, step_every_s=0.5)
+    assert world.condition("Training")["reason"] == "NoWitness"
+    trains_within(world, SETTINGS.planned_timeout_s + 90.0 + MARGIN_S, "0-0,1-0")
+    assert world.generation <= 6
+    assert [note.reason for note in world.notes].count("RolledBack") == 1

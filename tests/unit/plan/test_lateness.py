@@ -161,6 +161,15 @@ def test_only_holder_gets_longer() -> None:
     assert see([lost_all, BEHIND], spells={uid_of(2): spell("behind", 5 * LATE_S)}).restart
 
 
+def test_only_holder_gets_no_longer_than_a_hang_that_the_user_has_bounded() -> None:
+    lost_all = replace(holder(0), session=make_session(0, Phase.BROKEN, 1, seal=make_seal(1, None, adopted=1)))
+    known = {uid_of(2): spell("behind", 90)}
+    assert see([lost_all, BEHIND], spells=known, alone_s=90.0).restart
+    assert not see([lost_all, BEHIND], spells=known, alone_s=91.0).restart
+    assert not see([lost_all, BEHIND], spells={uid_of(2): spell("behind", LATE_S - 1)}, alone_s=1.0).restart
+    assert see([lost_all, BEHIND], spells={uid_of(2): spell("behind", 5 * LATE_S)}, alone_s=1e6).restart
+
+
 def test_where_nobody_can_be_reached_nobody_is_replaced_in_haste() -> None:
     """The operator's own network is the likelier cause."""
     others = [replace(GONE_DARK, id=MemberId(slot, 0), pod=make_pod(slot)) for slot in (0, 1)]

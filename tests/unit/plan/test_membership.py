@@ -234,6 +234,29 @@ def test_every_deadline_is_looked_at_again(workers: list[Worker], since_s: float
     assert decide(workers, NEWER, make_bounds(3, 1), now_s=72.0) == Keep(since_s + SETTINGS.form_timeout_s)
 
 
+@pytest.mark.parametrize(
+    ("phase", "barred_until_s", "minimum", "want"),
+    [
+        pytest.param(
+            Phase.TRAINING, 150.0, 1, ("wait", "NoWitness"), id="it hangs in its last group: it is not asked again"
+        ),
+        pytest.param(Phase.BROKEN, 150.0, 1, (FORCED, "MemberLost", "0,1"), id="it has come out"),
+        pytest.param(Phase.TRAINING, 0.0, 1, (FORCED, "MemberLost", "0,1"), id="it was not asked yet"),
+        pytest.param(Phase.TRAINING, 150.0, 2, (FORCED, "MemberLost", "0,1"), id="too few without it"),
+    ],
+)
+def test_holder_that_does_not_come_is_not_asked_again_and_again(
+    phase: str, barred_until_s: float, minimum: int, want: tuple[str, ...]
+) -> None:
+    held = make_worker(0, Standing.OUTSIDE, session=make_session(0, phase, 1), barred_until_s=barred_until_s)
+    refuses = holding(1, None, 0)
+    current = make_current((1,), number=3, adopted=False, older=(make_older(1, uid_of(0)),))
+    got = decide(
+        [held, refuses], current, make_bounds(2, minimum), refused=names_of(current, [held, refuses], [refuses])
+    )
+    assert words(got) == want
+
+
 def test_joiner_that_did_not_come_is_named_not_those_that_train_on() -> None:
     """Rule JOIN: they have not been told of the planned generation yet, or wait for the others to hear."""
     untold, heard = (
