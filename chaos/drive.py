@@ -140,6 +140,7 @@ class Drive:
         limit_s = kind.limit_s(
             replaced=self._importing(kind.imports), script=scenario.tier == SCRIPT, lasts_s=fault.lasts_s
         )
+        limit_s += verdict.leaderless_s(self.injected, time.time())
         injected = Injected(fault.kind, fault.moment, "", time.time(), limit_s, trace.step, trace.generation)
         first = len(trace.commits)
         try:

@@ -41,6 +41,8 @@ class Kind:
     local: bool = True
     imports: bool = False
     """After it a worker imports torch anew; whoever dies there meanwhile cannot be forked at once."""
+    leaderless: bool = False
+    """After it nothing may be decided for a time, even if training goes on: a later fault waits for the rest of that time."""
 
     def limit_s(self, *, replaced: bool, script: bool, lasts_s: float) -> float:
         """Return the seconds within which the job must commit after this fault.
@@ -85,13 +87,14 @@ KINDS: dict[str, Kind] = {
         Kind("delete-pod", "kubectl delete pod, with or without grace", 4, FORM_S,
              "the others form at once", local=False, imports=True),
         Kind("power-off", "a node's power is cut; it comes back later", 2, FORM_S + NODE_S,
-             "its silence is proof after disconnectSeconds", local=False, lasts=True, imports=True),
+             "its silence is proof after disconnectSeconds", local=False, lasts=True, imports=True, leaderless=True),
         Kind("flap-node", "a node's power is cut and back at once, twice", 1, FORM_S + NODE_S + IMPORTS_S,
-             "its containers are started again by its kubelet", local=False, imports=True),
+             "its containers are started again by its kubelet", local=False, imports=True, leaderless=True),
         Kind("kill-operator", "SIGKILL of the leading operator", 2, FORM_S + LEADER_S,
-             "training goes on; a failure meanwhile waits for the next leader", local=False),
+             "training goes on; a failure meanwhile waits for the next leader", local=False, leaderless=True),
         Kind("stop-api", "API server and etcd are stopped for 20 s", 1, FORM_S + LEADER_S,
-             "training goes on; a failure meanwhile waits for the API server, and for a new lease", local=False, lasts=True),
+             "training goes on; a failure meanwhile waits for the API server, and for a new lease", local=False, lasts=True,
+             leaderless=True),
         Kind("cut-link", "packets from one worker's node to another's are dropped, in this direction only, for a time", 1,
              FORM_S * 2 + DISCONNECT_S, "a collective between them breaks or stands until it is back; the set that failed to form "
              "is not announced again", local=False, lasts=True),

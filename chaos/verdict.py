@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from chaos.kinds import FORM_S, KINDS
 from chaos.trace import Commit, Done, Trace, Who
 
 
@@ -103,6 +104,13 @@ def overdue_s(injected: Sequence[Injected], last_commit_s: float, now_s: float, 
     since_s = injected[-1].at_s if waiting else max(injected[-1].at_s, last_commit_s)
     bound_s = max([least_s, *(f.bound_s for f in waiting or injected[-1:])])
     return now_s - since_s if now_s - since_s > bound_s else None
+
+
+def leaderless_s(injected: Sequence[Injected], now_s: float) -> float:
+    """Return for how long earlier faults may still keep the operator from deciding anything: a commit after them shows that
+    training goes on, not that there is a leader."""
+    ends_s = (f.at_s + f.bound_s - FORM_S for f in injected if KINDS[f.kind].leaderless)
+    return max(0.0, max(ends_s, default=now_s) - now_s)
 
 
 def roll_backs(trace: Trace, alive_until_s: Mapping[Who, float]) -> list[RollBack]:

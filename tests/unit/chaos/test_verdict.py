@@ -65,6 +65,19 @@ def test_wait_is_too_long_when_no_fault_explains_it(
     assert verdict.overdue_s(injected, last_commit_s, 100.0, least_s) == overdue_s
 
 
+@pytest.mark.parametrize(
+    ("injected", "more_s"),
+    [
+        pytest.param([], 0.0, id="nothing was injected"),
+        pytest.param([at(90.0, 20.0, 0.5)], 0.0, id="a killed process leaves the operator alone"),
+        pytest.param([Injected("kill-operator", "settled", "", 90.0, 60.0, 10, 1, 0.3)], 30.0, id="a leader has 40 s, 10 are over"),
+        pytest.param([Injected("kill-operator", "settled", "", 50.0, 60.0, 10, 1, 0.3)], 0.0, id="it has had its time"),
+    ],
+)  # fmt: skip
+def test_fault_while_nobody_leads_waits_for_a_leader_first(injected: list[Injected], more_s: float) -> None:
+    assert verdict.leaderless_s(injected, 100.0) == more_s
+
+
 def test_group_that_goes_on_from_less_than_a_living_process_holds_is_a_roll_back() -> None:
     seen = trace(Commit(1.0, A, 1, 10), Commit(1.0, B, 1, 10), Commit(3.0, C, 2, 4))
     (found,) = verdict.roll_backs(seen, {A: 3.5, B: 2.0, C: 9.0})
