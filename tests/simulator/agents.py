@@ -159,7 +159,8 @@ class Agent:
             self._backlog.append(event)
             return
         for effect in self.core.handle(event, self.world.now_s):
-            self._act(effect)
+            if self.alive:
+                self._act(effect)
         self.due_s = self.core.due_s
 
     def stop(self) -> None:
@@ -213,7 +214,10 @@ class Agent:
             probed = ev.Probed(effect.local_rank, effect.incarnation, "stopped", "stopped by a signal (state T)", "")
             world.later(lambda: self.handle(probed))
         elif isinstance(effect, ev.Persist):
-            self.saved = effect.saved
+            if self.uid in self.world.full:
+                self.world.container_ended(self, 1)  # what is not on disk must not be promised (_regroup_agent/main.py)
+            else:
+                self.saved = effect.saved
         elif isinstance(effect, ev.Start):
             trainer = Trainer(self, effect.local_rank, effect.incarnation)
             trainer.launched = effect.generation.number if effect.generation else 0

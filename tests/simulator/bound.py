@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from regroup_operator.api import Job
 from regroup_operator.model.records import Settings
+from regroup_operator.plan.hangs import ALONE, ANSWER_S
+from regroup_operator.plan.membership import KILL_S
 
 LEASE_S = 15.0
 """An operator that died without a word is followed by another one after its lease (OperatorSettings.lease_duration_s)."""
@@ -19,10 +21,11 @@ NAMED = {
 """Reasons of condition Training=False for which a job may wait without end, where that is so."""
 
 
-def bound_s(job: Job, settings: Settings, *, start_s: float, script: bool) -> float:
+def bound_s(job: Job, settings: Settings, *, start_s: float, script: bool, hangs: bool = False) -> float:
     """Return the seconds from the last fault to the next commit, at most.
 
-    `start_s` is what a container and the imports of its processes take; `script`: tier Script.
+    `start_s` is what a container and the imports of its processes take; `script`: tier Script; `hangs`: a process may hang
+    for ever with its agent answering.
     """
     addends = {
         "a leader is there": LEASE_S,
@@ -39,4 +42,10 @@ def bound_s(job: Job, settings: Settings, *, start_s: float, script: bool) -> fl
     if script:
         addends["whether a script uses the library shows after"] = 30.0
         addends["old processes have a grace"] = 10.0
+    hang_s = job.spec.recovery.hang_seconds
+    if hangs and hang_s is not None:
+        addends["a step is overdue, and longer where nobody else would be left with the state"] = ALONE * hang_s
+        addends["agents say where their processes are, twice"] = 2 * ANSWER_S
+        addends["a process that hangs is killed"] = KILL_S
+        addends["who hangs before it trains is restarted"] = settings.late_timeout_s
     return sum(addends.values())

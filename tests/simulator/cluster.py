@@ -126,6 +126,8 @@ class Pods:
     def __init__(self, world: World, num_nodes: int = 0) -> None:
         self._world = world
         self.by_uid: dict[str, Pod] = {}
+        self.stale: tuple[Pod, ...] | None = None
+        """What operators see in place of the pods there are: their watch lags behind."""
         self.pending: set[int] = set()
         self.deleted: list[str] = []
         self.nodes = {f"node-{i}": Node(f"node-{i}") for i in range(num_nodes)}
@@ -133,7 +135,8 @@ class Pods:
         self._uids = itertools.count(1)
 
     def list(self, key: Key, job_uid: str) -> tuple[Pod, ...]:  # noqa: ARG002
-        return tuple(sorted((p for p in self.by_uid.values() if p.job_uid == job_uid), key=lambda p: p.id))
+        pods = self.by_uid.values() if self.stale is None else self.stale
+        return tuple(sorted((p for p in pods if p.job_uid == job_uid), key=lambda p: p.id))
 
     def pod(self, namespace: str, name: str) -> Pod | None:
         return next((p for p in self.by_uid.values() if (p.namespace, p.name) == (namespace, name)), None)

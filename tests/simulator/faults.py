@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
+from _regroup_agent.statefile import UNKNOWN, Saved
 from regroup_operator.model.records import Pod
 from tests.simulator import hazards
 from tests.simulator.agents import Agent
@@ -265,6 +266,64 @@ def scale(world: World, fault: Fault) -> None:
         world.scale(max(policy["minReplicas"], min(policy["maxReplicas"], fault.size)))
 
 
+def resize(world: World, fault: Fault) -> None:
+    """spec.replicas and minReplicas change together."""
+    if not world.store.view["spec"].get("elasticPolicy") or world.has_ended:
+        return
+    minimum = 1 + fault.at % 3
+
+    def change(spec: dict[str, Any]) -> None:
+        spec["elasticPolicy"]["minReplicas"] = minimum
+        spec["replicas"] = max(minimum, min(spec["elasticPolicy"]["maxReplicas"], fault.size))
+
+    world.store.change_spec(change)
+    world.dirty()
+
+
+def hang_all(world: World, fault: Fault) -> None:  # noqa: ARG001
+    """SIGSTOP of all trainer processes, for ever."""
+    for agent in living(world):
+        for trainer in agent.trainers.values():
+            if trainer.alive and not trainer.stopped:
+                trainer.stop()
+
+
+def lose_file(world: World, fault: Fault) -> None:
+    """A container restarts, and its agent's state file cannot be read."""
+    agent = pick_agent(world, fault)
+    if agent is not None:
+        agent.saved = Saved(UNKNOWN, UNKNOWN, incarnation=int(world.now_s) + 1_000_000)
+        world.container_ended(agent, 137)
+
+
+def disk_full(world: World, fault: Fault) -> None:
+    """An agent's disk is full at its next write: nothing is promised that is not on disk, so its container ends."""
+    agent = pick_agent(world, fault)
+    if agent is not None:
+        world.full.add(agent.uid)
+        world.lasts(fault.for_s, lambda: world.full.discard(agent.uid))
+
+
+def cut_nodes(world: World, fault: Fault) -> None:
+    """What pods on one node send does not reach those on another."""
+    names = sorted(world.pods.nodes)
+    start = fault.at % len(names)
+    to = (start + 1 + fault.other % (len(names) - 1)) % len(names)
+    hazards.cut_nodes(world, names[start], names[to], fault.for_s)
+
+
+def lag_watch(world: World, fault: Fault) -> None:
+    """The operators' watch of pods lags behind: they plan from what was."""
+    hazards.lag_watch(world, fault.for_s)
+
+
+def clock_jump(world: World, fault: Fault) -> None:
+    """The wall clock of the operators' machine is set by an hour, forwards or back."""
+    skew_s = 3600.0 if fault.turns % 2 else -3600.0
+    world.wall_skew_s += skew_s
+    world.lasts(fault.for_s, lambda: setattr(world, "wall_skew_s", world.wall_skew_s - skew_s))
+
+
 def truncate_checkpoint(world: World, fault: Fault) -> None:  # noqa: ARG001
     """The newest checkpoint is damaged."""
     world.disk.truncate_newest()
@@ -299,7 +358,7 @@ KINDS: dict[str, Kind] = {
     "kill-all": Kind(kill_all, 2),
     "container": Kind(container, 2),
     "freeze-trainer": Kind(freeze_trainer, 2, SHORT),
-    "hang-trainer": Kind(freeze_trainer, 1),
+    "hang-trainer": Kind(freeze_trainer, 1, session_only=True),
     "freeze-agent": Kind(freeze_agent, 2, SHORT),
     "hang-agent": Kind(freeze_agent, 1),
     "delete-pod": Kind(delete_pod, 2),
@@ -319,15 +378,17 @@ KINDS: dict[str, Kind] = {
     "api-down": Kind(api_down, 1, (1.0, 5.0, 20.0)),
     "restore": Kind(restore, 0.5),
     "scale": Kind(scale, 4),
+    "resize": Kind(resize, 2),
+    "hang-all": Kind(hang_all, 0.3, session_only=True),
+    "lose-file": Kind(lose_file, 1),
+    "disk-full": Kind(disk_full, 1, (1.0, 4.0)),
+    "cut-nodes": Kind(cut_nodes, 1, (2.0, 12.0, 70.0)),
+    "lag-watch": Kind(lag_watch, 1, (1.0, 5.0, 15.0)),
+    "clock-jump": Kind(clock_jump, 0.5, (5.0, FOREVER)),
     "truncate-checkpoint": Kind(truncate_checkpoint, 1, session_only=True),
     "lose-checkpoints": Kind(lose_checkpoints, 0.5, (5.0, 60.0), session_only=True),
     "blind-worker": Kind(blind_worker, 0.5, (20.0, FOREVER), session_only=True),
 }
-
-NOT_YET = {
-    "hang-trainer": "a process that hangs in a step is not detected yet (recovery.hangSeconds)",
-}
-"""Kinds that walks draw only when they are asked for by name, each with what it finds."""
 
 
 def draw(rng: random.Random, kinds: list[str], *, calm: bool) -> Fault:

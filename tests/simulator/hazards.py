@@ -65,6 +65,13 @@ def meet_cut_links(world: World) -> None:
             group.meet_cut_links()
 
 
+def cut_nodes(world: World, start: str, to: str, for_s: float) -> None:
+    """Nothing that a pod on one node sends reaches those on another, also a pod that comes later."""
+    world.deaf_nodes.add((start, to))
+    world.after(world.pace.probe_s, lambda: meet_cut_links(world))
+    world.lasts(for_s, lambda: world.deaf_nodes.discard((start, to)))
+
+
 # --- operators and the API server ----------------------------------------------------------------------------------
 
 
@@ -109,6 +116,19 @@ def lose_api(world: World, for_s: float, *, loses_an_answer: bool) -> None:
 
     world.after(RENEW_DEADLINE_S, renew)
     world.lasts(for_s, back)
+
+
+def lag_watch(world: World, for_s: float) -> None:
+    """The operators' watch of pods stands still."""
+    if world.pods.stale is not None:
+        return
+    world.pods.stale = tuple(world.pods.by_uid.values())
+
+    def catch_up() -> None:
+        world.pods.stale = None
+        world.dirty()
+
+    world.lasts(for_s, catch_up)
 
 
 def restore(world: World, status: dict[str, Any]) -> None:

@@ -15,6 +15,9 @@ from tests.simulator.faults import KINDS, MOMENT_S, Fault, draw
 from tests.simulator.world import FOREVER, Pace, World
 
 MAX_REPLICAS = 5
+HANG_S = 30
+"""spec.recovery.hangSeconds."""
+FIRST_STEP_S = 30.0
 LOOK_S = 5.0
 """The verdict is looked at this often while nothing is committed."""
 
@@ -48,10 +51,14 @@ class Setting:
 
     def job(self) -> JobBuilder:
         """Return the job's builder."""
-        job = make_job().with_replicas(self.replicas).with_recovery(maxRestarts=1_000_000)
+        job = make_job().with_replicas(self.replicas).with_recovery(maxRestarts=1_000_000, hangSeconds=HANG_S)
         job = job.fixed() if self.fixed else job.elastic(self.minimum, MAX_REPLICAS)
         # What is durable lies on a claim, so that the operator asks for checkpoints and names them.
         return job.with_spec(checkpoint={"volumeClaim": "digits"}) if self.checkpoint_every else job
+
+    def settings(self) -> Settings:
+        """Return the operator's times; a first step compiles nothing here."""
+        return Settings(term_grace_s=self.term_grace_s, first_step_s=FIRST_STEP_S)
 
     def world(self) -> World:
         """Return a world with this job, a moment before its start."""
@@ -62,7 +69,7 @@ class Setting:
         )  # fmt: skip
         return World(
             None, self.job(), processes=self.processes, script="plain" if self.script else "session",
-            known_session=self.known, total_steps=self.total_steps, settings=Settings(term_grace_s=self.term_grace_s),
+            known_session=self.known, total_steps=self.total_steps, settings=self.settings(),
             pace=pace, num_nodes=4, checkpoint_every=self.checkpoint_every, by_json=False, backs_off=True,
         )  # fmt: skip
 
@@ -135,7 +142,7 @@ class Walk:
         self.outcome = Outcome(setting, faults)
         self.bound_s = bound_s(
             parse_job(self.world.store.read()), self.world.settings, start_s=70.0 if self._slow else 10.0,
-            script=setting.script,
+            script=setting.script, hangs=any(fault.kind in ("hang-trainer", "hang-all") for fault in faults),
         )  # fmt: skip
         self._over_s = self.world.now_s
         """When the last fault is over."""

@@ -42,6 +42,9 @@ FOREVER = 1e9
 GRACE_S = 30.0
 """A pod's terminationGracePeriodSeconds."""
 
+CRASH_LOOP_S = 1.0
+"""Before a container that cannot write its state is started again."""
+
 Span = tuple[float, float]
 
 
@@ -88,7 +91,7 @@ class Operator:
             settings=settings,
             endpoint="regroup.ns.svc:8443",
             monotonic=lambda: world.now_s,
-            wall=lambda: WALL + world.now_s,
+            wall=lambda: WALL + world.now_s + world.wall_skew_s,
             progress_writes_per_s=world.progress_writes_per_s,
         )
         self._failures = 0
@@ -184,6 +187,12 @@ class World:
         """(Pod, local rank) of processes that wait for a disk: no signal ends them."""
         self.deaf_links: set[tuple[str, str]] = set()
         """(a, b): what a sends does not reach b, and only b notices that a is missing."""
+        self.deaf_nodes: set[tuple[str, str]] = set()
+        """The same between the pods of two nodes, whichever they are."""
+        self.full: set[str] = set()
+        """Pod UIDs of agents whose state file cannot be written."""
+        self.wall_skew_s = 0.0
+        """How wrong the operators' wall clock is."""
         self.slow: set[tuple[str, int]] = set()
         self.slow_start_s = 0.0
         """How much longer the imports of processes take that start now."""
@@ -433,7 +442,10 @@ class World:
             return
         restarts = pod.container_restarts + 1
         self.pods.by_uid[uid] = replace(pod, container_restarts=restarts, last_exit_code=code)
-        self.run_pod(uid)
+        if uid in self.full:
+            self.after(CRASH_LOOP_S, lambda: self.run_pod(uid))
+        else:
+            self.run_pod(uid)
 
     def power_off(self, uid: str) -> None:
         """The node loses power: everything stops without a word; streams break when the kernel's probes say so."""
@@ -471,7 +483,12 @@ class World:
         """Return which of two workers notice that they cannot form a group together."""
         if frozenset((a, b)) in self.cut_links:
             return (a, b)
-        return tuple(to for start, to in ((a, b), (b, a)) if (start, to) in self.deaf_links)
+        nodes = {uid: pod.node for uid in (a, b) if (pod := self.pods.by_uid.get(uid)) is not None}
+        return tuple(
+            to
+            for start, to in ((a, b), (b, a))
+            if (start, to) in self.deaf_links or (nodes.get(start), nodes.get(to)) in self.deaf_nodes
+        )
 
     def kill_process(self, uid: str, local_rank: int = 0, code: int = -9, last_line: str = "") -> None:
         agent = self.agents[uid]
