@@ -70,9 +70,13 @@ def test_with_all_rules_every_walk_ends_in_training(name: str) -> None:
     assert got.num_finished == got.num_walks
 
 
+QUICKLY_FOUND = {HANDOVER: ("two slots, each with a place for a successor", 1), WORDS: ("two workers", 3)}
+"""Where, and from which seed on, walks meet what happens without a rule; else "three workers", 1."""
+
+
 @pytest.mark.parametrize("rule", sorted(ALL_RULES - {BEST}))
 def test_without_a_rule_a_walk_gets_stuck_or_loses_state(rule: str) -> None:
     """The walks can fail. (BEST takes more than 600 of them.)"""
-    name = "two slots, each with a place for a successor" if rule == HANDOVER else "three workers"
-    got = walk(Live(replace(WILD[name], rules=ALL_RULES - {rule})), num_walks=600, depth=60, settle=300, seed=1)
+    name, seed = QUICKLY_FOUND.get(rule, ("three workers", 1))
+    got = walk(Live(replace(WILD[name], rules=ALL_RULES - {rule})), num_walks=600, depth=60, settle=300, seed=seed)
     assert got.violation is not None

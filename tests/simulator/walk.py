@@ -70,7 +70,7 @@ class Setting:
         return World(
             None, self.job(), processes=self.processes, script="plain" if self.script else "session",
             known_session=self.known, total_steps=self.total_steps, settings=self.settings(),
-            pace=pace, num_nodes=4, checkpoint_every=self.checkpoint_every, by_json=False, backs_off=True,
+            pace=pace, num_nodes=4, checkpoint_every=self.checkpoint_every, by_json=self.seed % 8 == 0, backs_off=True,
         )  # fmt: skip
 
 
