@@ -57,6 +57,12 @@ class LocalRun:
     def scale(self, workers: int) -> None:
         subprocess.run([sys.executable, "-m", "regroup_cli", "scale", str(self.state), str(workers)], check=True)
 
+    def close(self) -> None:
+        """End it at once, and with it its agents and their trainers: the kernel kills them with their parent."""
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait(30)
+
     def agents(self) -> dict[int, str]:
         """Return {pid: worker} of the agents."""
         named = {pid: environment_of(pid).get("REGROUP_POD_NAME") for pid in children(self.process.pid)}

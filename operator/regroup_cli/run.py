@@ -27,6 +27,8 @@ NAMESPACE = "local"
 POLL_S = 0.1
 """How often the job's file is looked at for a change by `regroup scale`, and the terminal's line is renewed."""
 LINE_S = 2.0
+PROGRESS_S = 1.0
+"""Progress is written this often: the store is a file, and nobody else's."""
 
 
 def job_object(args: argparse.Namespace) -> dict[str, Any]:
@@ -121,6 +123,7 @@ async def _run(store: FileStore, directory: Path, command: list[str], args: argp
         join_quiet_s=args.join_quiet,
         first_step_s=args.first_step_seconds,
         checkpoint_s=args.checkpoint_wait,
+        progress_write_s=PROGRESS_S,
     )
     controllers.append(
         Controller(

@@ -10,7 +10,7 @@ import pytest
 from _regroup_agent.build import build
 from tests.trainer.agent_double import AgentDouble
 from tests.trainer.agent_edge import OperatorEdge, Worker, operator_edge
-from tests.trainer.elastic_kit import SCRIPT
+from tests.trainer.elastic_kit import PACE_S, SCRIPT, STEPS
 from tests.trainer.zygote import Zygote
 
 
@@ -48,6 +48,6 @@ def zygote() -> Iterator[Zygote]:
 @pytest.fixture
 def job(tmp_path: Path, zygote: Zygote) -> Iterator[AgentDouble]:
     """Workers of the small job, which the test starts and announces generations to."""
-    double = AgentDouble(tmp_path, zygote, SCRIPT, {"TEST_STEPS": "400"})
+    double = AgentDouble(tmp_path, zygote, SCRIPT, {"TEST_STEPS": str(STEPS), "TEST_PACE": str(PACE_S)})
     yield double
     double.close()

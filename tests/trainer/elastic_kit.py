@@ -1,12 +1,21 @@
 """What the tests of the elastic session share: the script, how a job starts, and how it ends."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
+from harness.polling import until
+from harness.processes import alive
 from tests.trainer.agent_double import AgentDouble
+from tests.trainer.zygote import Zygote
 
 SCRIPT = Path(__file__).parent / "small_job.py"
+LONG = bool(os.environ.get("REGROUP_LONG"))
+"""`make test-all`: walks are longer, and tests that others nearly contain are run, too."""
+STEPS = 150
+PACE_S = 0.08
+"""A step takes so long until a test lets the job end: it has 12 s for what it does in mid-training, and the end takes few steps."""
 
 
 def start(job: AgentDouble, count: int, **environment: str) -> None:
@@ -40,3 +49,18 @@ def run_alone(job: AgentDouble, **environment: str) -> dict[str, Any]:
     finally:
         alone.close()
     return reference
+
+
+class Plain:
+    """A script that runs as it would under plain `python`, beside the test."""
+
+    def __init__(self, zygote: Zygote, output: Path, script: Path, *args: str, **environment: str) -> None:
+        self._output = output
+        self._pid = zygote.start(script, environment, output, args)
+
+    def wait(self) -> str:
+        """Wait for its end and return what it has written. Only that tells how it ended."""
+        until(
+            lambda: not alive(self._pid), "the end of the plain script", timeout_s=300, details=self._output.read_text
+        )
+        return self._output.read_text()

@@ -1,14 +1,15 @@
 """A session that hangs where TEST_HANG says: PLACE:SLOT[,SLOT]:STEP, several separated by spaces, each once for each slot (what
 has happened is a file in TEST_ONCE).
 
-Places: python (a loop that never ends), loader (sleeps in the data), eval (in a block of collectives), collective (one rank
-of the block calls one collective less), pause (longer than its max_s), native (holds the interpreter's lock), slow (one step
-of ten times the others'). Its last line is the hash of its parameters.
+Places: stopped (by SIGSTOP), python (a loop that never ends), loader (sleeps in the data), eval (in a block of collectives),
+collective (one rank of the block calls one collective less), pause (longer than its max_s), native (holds the interpreter's
+lock), slow (one step of ten times the others'). Its last line is the hash of its parameters.
 """
 
 import hashlib
 import os
 import re
+import signal
 import time
 from pathlib import Path
 
@@ -61,6 +62,8 @@ with regroup.session(
         with step:
             for batch in step.microbatches():
                 step.backward(torch.nn.functional.cross_entropy(model(batch.x), batch.y, reduction="sum"), weight=1)
+            if hangs("stopped", step.index):
+                os.kill(os.getpid(), signal.SIGSTOP)
             while hangs("python", step.index):
                 while True:
                     pass

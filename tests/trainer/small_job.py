@@ -1,5 +1,6 @@
 """A small training script for the tests of the elastic session. What it does beyond training is read from TEST_* variables.
 
+TEST_PACE       seconds that a step takes until the file TEST_GO is there (default 0.03), so that there is time for the test
 TEST_EVAL       evaluate after every fifth step
 TEST_EVAL_WAIT  G:N  in generation G, stay in the evaluation after step N until a newer one interrupts it
 TEST_STEP_WAIT  G:N  in generation G, do not commit step N before a newer one was heard, planned or forced
@@ -70,7 +71,7 @@ with regroup.session(**settings) as job:
     for step in job.steps(int(number("TEST_STEPS", 100))):
         with step:
             if not Path(os.environ.get("TEST_GO", "/")).exists():
-                time.sleep(0.03)  # until the test says go, so that it has time for what it does in mid-training
+                time.sleep(number("TEST_PACE", 0.03))
             for batch in step.microbatches():
                 loss = torch.nn.functional.cross_entropy(model(batch.x), batch.y, reduction="sum")
                 step.backward(loss, weight=len(batch.y))

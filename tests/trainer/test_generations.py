@@ -8,7 +8,7 @@ from harness.processes import alive
 from regroup.protocol import local
 from regroup.protocol.document import PLANNED
 from tests.trainer.agent_double import AgentDouble, Worker
-from tests.trainer.elastic_kit import assert_one_state, finish, start
+from tests.trainer.elastic_kit import STEPS, assert_one_state, finish, start
 
 
 def commits_of(worker: Worker) -> list[local.Committed]:
@@ -25,10 +25,10 @@ def test_group_forms_and_finishes_with_one_state(job: AgentDouble, world_size: i
     assert_one_state(ends)
     for worker in job.workers.values():
         commits = commits_of(worker)
-        assert [m.step for m in commits] == list(range(1, 401))
+        assert [m.step for m in commits] == list(range(1, STEPS + 1))
         # Rule ACK: a commit is certain once the next one is; before that, a rank may be without it.
-        assert [m.reportable_step for m in commits] == list(range(400))
-        assert worker.messages(local.Committed)[-1].reportable_step == 400
+        assert [m.reportable_step for m in commits] == list(range(STEPS))
+        assert worker.messages(local.Committed)[-1].reportable_step == STEPS
         assert worker.messages(local.AdoptedLocally)[0].source == "nothing"
 
 
@@ -194,4 +194,4 @@ def test_script_with_another_number_of_steps_is_told_so(job: AgentDouble) -> Non
     job.wait_attached(0, 1)
     job.announce(range(2))
     job.wait_exit(0, 1)
-    assert "Ranks ask for different numbers of steps (50, 400)" in job.workers[0].log
+    assert f"Ranks ask for different numbers of steps (50, {STEPS})" in job.workers[0].log

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +12,8 @@ from typing import Any
 import pytest
 
 from harness.local_run import LocalRun
+from tests.trainer.elastic_kit import LONG, Plain
+from tests.trainer.zygote import Zygote
 
 SCRIPT = Path(__file__).with_name("hanging_job.py")
 HANG_S = 3
@@ -29,15 +29,13 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
         monkeypatch.setenv("TEST_HANG", where)
         monkeypatch.setenv("TEST_STEPS", str(steps))
         monkeypatch.setenv("TEST_ONCE", str(tmp_path))
-        command = ("--workers", str(workers), "--hang-seconds", str(HANG_S), "--first-step-seconds", "8", *arguments)
+        command = ("--workers", str(workers), "--hang-seconds", str(HANG_S), "--first-step-seconds", "5", *arguments)
         runs.append(LocalRun(tmp_path, *command, str(SCRIPT)))
         return runs[-1]
 
     yield begin
     for run in runs:
-        if run.process.poll() is None:
-            run.process.send_signal(signal.SIGTERM)
-            run.process.wait(30)
+        run.close()
 
 
 def succeeded(run: LocalRun, timeout_s: float = 240) -> dict[str, Any]:
@@ -47,7 +45,7 @@ def succeeded(run: LocalRun, timeout_s: float = 240) -> dict[str, Any]:
 HERE = r"\(hanging_job.py:\d+\)"
 IN_TURN = {
     "python:1:0": rf"worker 1 .*rank 1 \(worker 1, process 0\) hangs in <module> {HERE}",
-    "python:2:10": rf"worker 2 .*rank 2 \(worker 2, process 0\) hangs in <module> {HERE}",
+    "stopped:2:10": r"worker 2 .*rank 2 \(worker 2, process 0\) is stopped by a signal \(state T\)",
     "loader:0:20": rf"worker 0 .*rank 0 \(worker 0, process 0\) hangs in __getitem__ {HERE}",
     "eval:1:30": rf"worker 1 .*rank 1 \(worker 1, process 0\) hangs in evaluate {HERE}",
     "collective:1:40": "every rank is in a collective: rank 0 in evaluate",
@@ -58,8 +56,10 @@ IN_TURN = {
 """Hang -> what its incident says. A step that takes long, after the others, makes none."""
 
 
-def test_hangs_of_every_kind_are_named_and_ended_and_no_step_is_lost(start: Start) -> None:
-    plain = subprocess.run([sys.executable, SCRIPT], capture_output=True, text=True, check=True)
+def test_hangs_of_every_kind_are_named_and_ended_and_no_step_is_lost(
+    start: Start, zygote: Zygote, tmp_path: Path
+) -> None:
+    plain = Plain(zygote, tmp_path / "plain", SCRIPT)
     run = start(" ".join([*IN_TURN, "slow:1:80"]), "--max-restarts", "20")
     status = succeeded(run)
     decisions = [incident["decision"] for incident in status["incidents"] if incident["cause"] == "Hung"]
@@ -74,9 +74,10 @@ def test_hangs_of_every_kind_are_named_and_ended_and_no_step_is_lost(start: Star
     assert steps == sorted(steps), "it was rolled back"
     log = run.log.read_text()
     assert "thread MainThread:" in log
-    assert plain.stdout.splitlines()[-1] in log, "a step was lost or done twice"
+    assert plain.wait().splitlines()[-1] in log, "a step was lost or done twice"
 
 
+@pytest.mark.skipif(not LONG, reason="REGROUP_LONG: a stopped trainer is one of the hangs above")
 def test_stopped_trainer_is_killed_and_the_others_keep_their_processes(start: Start) -> None:
     run = start("", "--min", "2", steps=100_000)
     run.trains(3)

@@ -73,9 +73,7 @@ def held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Held]:
     monkeypatch.setenv("TEST_HOLD", str(tmp_path / "hold"))
     one = Held(tmp_path)
     yield one
-    if one.run.process.poll() is None:
-        one.run.process.send_signal(signal.SIGTERM)
-        one.run.process.wait(30)
+    one.run.close()
 
 
 def test_word_that_a_generation_was_never_entered_ends_the_wait_for_it(held: Held) -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,9 +15,16 @@ import pytest
 from harness.local_run import LocalRun
 from harness.polling import until
 from harness.processes import children
+from regroup_cli.__main__ import main
+from tests.trainer.elastic_kit import LONG, Plain
+from tests.trainer.zygote import Zygote
 
+SIZES = (3, 5, 2) if LONG else (2, 3, 2)
+"""Workers at the start, then, and at the end. Each one imports torch."""
 DIGITS = Path(__file__).parents[2] / "manifests" / "samples" / "digits.py"
-STEPS = "1500"
+STEPS = "500"
+PACE_S = "0.2"
+"""A step takes so long until the last fault is over: 100 s for all of them."""
 HOPELESS_S = 30.0
 KILLED_AFTER_S = 5.0
 """Agents that do not end by themselves are killed then (LocalWorkers.stop)."""
@@ -35,9 +40,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., LocalRun]]:
 
     yield begin
     for run in runs:
-        if run.process.poll() is None:
-            run.process.send_signal(signal.SIGTERM)
-            run.process.wait(30)
+        run.close()
 
 
 def _committed(directory: Path) -> set[str]:
@@ -52,32 +55,33 @@ def _parameters(text: str) -> str:
 
 
 def test_kill_grow_shrink_and_total_loss_end_in_the_same_parameters(
-    start: Callable[..., LocalRun], tmp_path: Path
+    start: Callable[..., LocalRun], tmp_path: Path, zygote: Zygote
 ) -> None:
-    """SIGKILL of a rank, 3 -> 5 -> 2, then every process at once: resumed from disk, bitwise equal to plain python.
+    """SIGKILL of a rank, growth, shrink, then every process at once: resumed from disk, bitwise equal to plain python.
 
     Of the checkpoints, one a second, no more stay than were asked for.
     """
     script = [str(DIGITS), "--steps", STEPS, "--reduction", "exact"]
-    checkpoints = tmp_path / "checkpoints"
-    plain = subprocess.run([sys.executable, *script], capture_output=True, text=True, check=True)
+    begin, most, end = SIZES
+    checkpoints, hurry = tmp_path / "checkpoints", tmp_path / "hurry"
+    plain = Plain(zygote, tmp_path / "plain", DIGITS, *script[1:])
     run = start(
-        *("--workers", "3", "--min", "2", "--max", "5", "--join-quiet", "0.2", "--max-restarts", "100"),
+        *("--workers", str(begin), "--min", "1", "--max", "5", "--join-quiet", "0.2", "--max-restarts", "100"),
         *("--checkpoint", str(checkpoints), "--checkpoint-every", "1", "--checkpoint-keep", "2"),
-        *(*script, "--pace", "0.03"),
+        *(*script, "--pace", PACE_S, "--hurry", str(hurry)),
     )
-    first = run.trains(3)["membership"]["generation"]
+    first = run.trains(begin)["membership"]["generation"]
     before = run.trainers()
     os.kill(before["local-worker-1-0"], signal.SIGKILL)
-    second = run.trains(3, after=first)["membership"]["generation"]
+    second = run.trains(begin, after=first)["membership"]["generation"]
     after = run.trainers()
     assert {w: p for w, p in before.items() if "-1-" not in w} == {w: p for w, p in after.items() if "-1-" not in w}
 
-    run.scale(5)
-    third = run.trains(5, after=second)["membership"]["generation"]
+    run.scale(most)
+    third = run.trains(most, after=second)["membership"]["generation"]
     assert set(after.items()) <= set(run.trainers().items()), "a survivor lost its process"
-    run.scale(2)
-    fourth = run.trains(2, after=third)["membership"]["generation"]
+    run.scale(end)
+    fourth = run.trains(end, after=third)["membership"]["generation"]
 
     saved = run.wait(
         lambda s: (s.get("checkpoint") or {}).get("generation", 0) >= fourth, "a checkpoint of the last group"
@@ -90,22 +94,26 @@ def test_kill_grow_shrink_and_total_loss_end_in_the_same_parameters(
     )
     for agent in run.agents():
         os.kill(agent, signal.SIGKILL)
-    run.trains(2, after=fourth)
+    run.trains(end, after=fourth)
     resumed = run.wait(
         lambda s: len(s["lineage"]) > 0 and s["lineage"][-1]["generation"] > fourth, "the resumed generation"
     )
     assert resumed["lineage"][-1]["startStep"] >= saved["checkpoint"]["step"]
 
+    hurry.touch()
     ended = run.wait(lambda s: s.get("phase") == "Succeeded", "the end", timeout_s=240)
     assert run.process.wait(60) == 0
     left = _committed(checkpoints)
     assert left == {*ended["checkpoint"]["kept"]}
     assert len(left) == 2
     assert f"step-{STEPS}." in max(left, key=lambda name: int(re.findall(r"\d+", name)[0]))
-    assert _parameters(run.log.read_text()) == _parameters(plain.stdout)
+    assert _parameters(run.log.read_text()) == _parameters(plain.wait())
 
 
-def test_script_that_exits_1_fails_the_run_with_its_last_line(start: Callable[..., LocalRun], tmp_path: Path) -> None:
+def test_script_that_exits_1_fails_the_run_with_its_last_line(
+    start: Callable[..., LocalRun], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("REGROUP_PRELOAD", "json")  # the script has no use for torch
     script = tmp_path / "broken.py"
     script.write_text("import sys\nsys.exit('no such dataset')\n")
     run = start("--workers", "1", "--max-restarts", "1", str(script))
@@ -187,10 +195,10 @@ def test_interrupted_run_says_so_and_leaves_no_process(start: Callable[..., Loca
         pytest.param(["--workers", "9", "--max", "2", str(DIGITS)], "spec.replicas", id="more workers than the maximum"),
     ],
 )  # fmt: skip
-def test_bad_arguments_are_one_sentence(arguments: list[str], sentence: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "regroup_cli", "run", *arguments], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 2
-    assert sentence in done.stderr
-    assert len(done.stderr.splitlines()) == 1
+def test_bad_arguments_are_one_sentence(
+    arguments: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["run", *arguments]) == 2
+    said = capsys.readouterr().err
+    assert sentence in said
+    assert len(said.splitlines()) == 1

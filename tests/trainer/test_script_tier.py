@@ -17,9 +17,9 @@ from harness.local_run import LocalRun
 from harness.polling import until
 
 IMPORT_S = 5.0
-"""What the script does before it calls init_process_group takes so long ..."""
-PRELOAD_S = 5.0
-"""... and so does the module that the zygote imports beside torch."""
+"""What the script does before it calls init_process_group takes so long."""
+PRELOAD_S = 3.0
+"""The module that the zygote imports beside torch takes so long."""
 LAG_S = 4.0
 """State may be so old, and a step may take so long while a newcomer imports torch on the same two cores."""
 
@@ -108,9 +108,7 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Job]:
     job = Job(run, tmp_path)
     yield job
     job.close()
-    if run.process.poll() is None:
-        run.process.send_signal(signal.SIGTERM)
-        run.process.wait(30)
+    run.close()
 
 
 def test_state_is_true_and_a_newcomer_imports_while_the_others_train(job: Job) -> None:

@@ -10,7 +10,7 @@ from regroup.protocol import env, local
 from regroup.protocol.document import PLANNED, CheckpointRef
 from regroup.protocol.state import StatePair
 from tests.trainer.agent_double import AgentDouble, seal_of
-from tests.trainer.elastic_kit import assert_one_state, finish, run_alone, start
+from tests.trainer.elastic_kit import STEPS, assert_one_state, finish, run_alone, start
 
 
 def last_step(double: AgentDouble, slot: int, generation: int) -> int:
@@ -142,7 +142,7 @@ def test_finished_rank_is_a_source_for_a_replacement(job: AgentDouble) -> None:
     job.announce(range(2), lost=[gone])
     ends = finish(job, [0, 1])
     assert_one_state(ends)
-    assert job.workers[1].messages(local.AdoptedLocally)[0].start_step == 400
+    assert job.workers[1].messages(local.AdoptedLocally)[0].start_step == STEPS
     assert [end["generation"] for end in ends] == [2, 2]
 
 
@@ -241,7 +241,7 @@ def test_exact_mode_with_kill_growth_and_shrink_equals_a_run_of_one(job: AgentDo
     job.wait_step(4, 0, [0, 3])
     elastic = finish(job, [0, 3])
     assert_one_state(elastic)
-    reference = run_alone(job, TEST_STEPS="400", **exact)
+    reference = run_alone(job, TEST_STEPS=str(STEPS), **exact)
     assert elastic[0]["hash"] == reference["hash"]
     losses = [{int(k): v for k, v in end["losses"].items()} for end in (elastic[0], reference)]
     assert all(losses[1][step] == loss for step, loss in losses[0].items())

@@ -1,6 +1,6 @@
 """A process that has imported torch and forks trainers, so that a test pays for the import once.
 
-Owns process start, reaping and output files. Fed with JSON lines on stdin {script, env, output}; answers with the pid. The
+Owns process start, reaping and output files. Fed with JSON lines on stdin {script, args, env, output}; answers with the pid. The
 agent's zygote is another thing, tested elsewhere; this one only saves time.
 """
 
@@ -25,13 +25,12 @@ class Zygote:
         assert self._process.stdout is not None
         self._process.stdout.readline()  # imported: no timed wait of a test contains this
 
-    def start(self, script: Path, env: dict[str, str], output: Path) -> int:
+    def start(self, script: Path, env: dict[str, str], output: Path, args: tuple[str, ...] = ()) -> int:
         """Fork a process that runs the script, and return its pid."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        print(
-            json.dumps({"script": str(script), "env": env, "output": str(output)}), file=self._process.stdin, flush=True
-        )
+        request = {"script": str(script), "args": args, "env": env, "output": str(output)}
+        print(json.dumps(request), file=self._process.stdin, flush=True)
         return int(self._process.stdout.readline())
 
     def close(self) -> None:
@@ -71,7 +70,8 @@ def _become(request: dict[str, Any]) -> None:
     os.environ.update(request["env"])
     code = 1
     try:
-        sys.argv = [str(request["script"])]
+        sys.argv = [str(request["script"]), *request["args"]]
+        sys.path[0] = str(Path(request["script"]).parent)
         runpy.run_path(str(request["script"]), run_name="__main__")
         code = 0
     except SystemExit as stop:
