@@ -60,9 +60,11 @@ def table(outcomes: list[Outcome]) -> str:
             times[kind].append(seconds)
     lines = [f"{'fault':<20} {'n':>6} {'p50 s':>8} {'p99 s':>8} {'max s':>8} {'in failed':>10}"]
     for kind in sorted(struck):
-        found = sorted(times[kind]) or [float("nan")]
-        p50, p99 = found[len(found) // 2], found[min(len(found) - 1, int(len(found) * 0.99))]
-        lines.append(f"{kind:<20} {struck[kind]:>6} {p50:>8.2f} {p99:>8.2f} {found[-1]:>8.2f} {failed[kind]:>10}")
+        found = sorted(times[kind])
+        ranks = (len(found) // 2, int(len(found) * 0.99), len(found) - 1)
+        # None where another fault followed each time before the next commit.
+        seen = [f"{found[min(rank, len(found) - 1)]:.2f}" for rank in ranks] if found else ["-"] * len(ranks)
+        lines.append(f"{kind:<20} {struck[kind]:>6} {seen[0]:>8} {seen[1]:>8} {seen[2]:>8} {failed[kind]:>10}")
     return "\n".join(lines)
 
 
@@ -91,7 +93,16 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--kinds", default="", help=kinds)
     parser.add_argument("--faults", default="", help="instead of a seed's own faults: these, separated by semicolons")
     parser.add_argument("--no-shrink", action="store_true", help="print a failing list of faults as it is")
-    return parser.parse_args()
+    options = parser.parse_args()
+    unknown = sorted(set(filter(None, options.kinds.split(","))) - set(KINDS))
+    if unknown:
+        parser.error(f"--kinds: {', '.join(unknown)} is no kind of fault. Known: {', '.join(sorted(KINDS))}.")
+    try:
+        for text in filter(None, options.faults.split(";")):
+            parse(text)
+    except ValueError as error:
+        parser.error(f"--faults: {error}")
+    return options
 
 
 if __name__ == "__main__":

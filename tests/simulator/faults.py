@@ -68,7 +68,10 @@ def parse(text: str) -> Fault:
         name, _, value = word.partition("=")
         if name not in read or not value:
             raise ValueError(f"{word} is no field of a fault. Write name=value with one of {', '.join(sorted(read))}.")
-        values[name] = read[name](value)
+        try:
+            values[name] = read[name](value)
+        except ValueError as error:
+            raise ValueError(f"{text} cannot be read: {error}.") from None
     return Fault(kind, **values)
 
 

@@ -17,6 +17,8 @@ from chaos.plan import END, FINISHING, SETTLED, Fault, Scenario
 from chaos.verdict import Expected
 
 STEPS = 60
+BOUND_S = 2.0
+"""Far more than a step of the double takes on a busy machine; the test of a job that is stuck waits as long."""
 WHO = {"pod": "w-0", "pid": 1, "start": 1}
 
 
@@ -75,7 +77,7 @@ class JobDouble(Job):
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("kill-trainer", "kill-two", "scale", "damage-checkpoint"):
-        monkeypatch.setitem(KINDS, name, replace(KINDS[name], bound_s=0.4))
+        monkeypatch.setitem(KINDS, name, replace(KINDS[name], bound_s=BOUND_S))
 
 
 def fault(kind: str, moment: str = SETTLED) -> Fault:
@@ -95,7 +97,7 @@ def test_every_fault_is_followed_by_a_commit_or_by_the_end(tmp_path: Path) -> No
     )
     assert one.verdict.passed, one.verdict
     assert [f.kind for f in one.injected] == ["kill-trainer", "scale", "kill-two", "scale"]
-    assert all(f.recovered_s is not None and 0 < f.recovered_s < 0.4 for f in one.injected)
+    assert all(f.recovered_s is not None and 0 < f.recovered_s < BOUND_S for f in one.injected)
 
 
 def test_job_that_commits_no_more_is_stuck_and_the_fault_is_named(tmp_path: Path) -> None:
