@@ -114,13 +114,15 @@ def load(names: Sequence[str], called: str | None = None) -> None:
         return
     if called is not None and (len(names) != 1 or not _is_archive(names[0])):
         raise ClusterError("--name is for one image archive: give one file with it.")
-    for name in names:
+    found = [
+        images.add_archive(Path(name), called) if _is_archive(name) else images.built(images.recipe(name).name)
+        for name in names
+    ]
+    host.check()
+    for name, image in zip(names, found, strict=True):
+        _load(image)
         if _is_archive(name):
-            image = images.add_archive(Path(name), called)
-            _load(image)
             print(f"image: {image.name}    # with imagePullPolicy: IfNotPresent")
-        else:
-            _load(images.built(images.recipe(name).name))
 
 
 def _is_archive(name: str) -> bool:

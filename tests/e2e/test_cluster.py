@@ -1,11 +1,14 @@
 """The cluster itself: nodes, their power switch, and what a pod finds in it."""
 
 import subprocess
+import tarfile
 import time
+from pathlib import Path
 
 import pytest
 
-from cluster import host, images, lifecycle, nodes
+from cluster import __main__ as command_line
+from cluster import host, images, lifecycle, nodes, oci, template
 from cluster.errors import ClusterError
 from cluster.kubectl import wait_until
 from cluster.settings import Settings
@@ -48,6 +51,24 @@ def test_image_builder_writes_nothing_where_the_nodes_mount_their_network() -> N
     command = ["unshare", "--mount", "sh", "-c", _BUILD, "sh", *images.buildah()]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, ""), done.stderr
+
+
+def test_image_of_ones_own_is_loaded_from_its_archive(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Into a real containerd, in a directory of the test's own: no node has to be there, those that come start with it."""
+    monkeypatch.setenv("REGROUP_CLUSTER_DIR", str(tmp_path / "cluster"))
+    monkeypatch.delenv("REGROUP_CONTEXT", raising=False)
+    (tmp_path / "program").write_bytes(b"program")
+    image = oci.add_single_file(tmp_path / "saved", "localhost/mine:1", tmp_path / "program", "/program")
+    file = tmp_path / "mine.tar"
+    with tarfile.open(file, "w") as archive:
+        for part in (tmp_path / "saved").iterdir():
+            archive.add(part, part.name)
+    assert command_line.main(["load", str(file)]) == 0
+    assert "image: localhost/mine:1 " in capsys.readouterr().out
+    with template._running() as client:
+        assert client.images().get(image.name) == image.id
 
 
 def test_pod_of_the_trainer_image_computes_as_non_root(

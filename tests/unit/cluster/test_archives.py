@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from cluster import __main__ as command_line
 from cluster import images, lifecycle, oci
 from cluster.errors import ClusterError
 
@@ -110,3 +111,14 @@ def test_file_that_is_no_archive_is_refused_in_a_sentence(tmp_path: Path) -> Non
         images.add_archive(packed(tmp_path / "old", tmp_path / "old.tar.gz"))
     with pytest.raises(ClusterError, match="--name is for one image archive"):
         lifecycle.load(["trainer"], "mine")
+
+
+def test_what_the_machine_lacks_is_said_before_the_image_goes_to_a_node(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also where `up` has never run: then there is no containerd yet."""
+    monkeypatch.setattr("os.geteuid", lambda: 1000)
+    assert command_line.main(["load", str(saved(tmp_path, "localhost/mine:1"))]) == 1
+    said = capsys.readouterr().err
+    assert "need root" in said
+    assert said.count("\n") == 1
