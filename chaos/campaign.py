@@ -76,7 +76,6 @@ def run_one(console: Console, make: MakeJob, seed: int, count: int, version: str
     console.print(f"  [bold red]FAILED[/]: {verdict.outcome}")
     for line in (*verdict.stuck, *verdict.unequal, *verdict.rolled_back):
         console.print(f"    {line}", markup=False)
-    console.print(
-        f"    its files: {kept.relative_to(REPOSITORY)}; again: make chaos SEED={seed} FAULTS={count}", markup=False
-    )
+    again = f"make chaos SEED={seed} FAULTS={count}{' CHAOS=cluster' if cluster else ''}"
+    console.print(f"    its files: {kept.relative_to(REPOSITORY)}; again: {again}", markup=False)
     return result

@@ -5,8 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = sorted(
@@ -65,6 +67,26 @@ def test_tree_in_the_design_exists() -> None:
         paths.append("".join(name for _, name in above))
     assert len(paths) > 20
     assert [path for path in paths if not (ROOT / path).exists()] == []
+
+
+CRD: dict[str, Any] = yaml.safe_load((ROOT / "crds/regroup.dev_distributedtrainingjobs.yaml").read_text())["spec"][
+    "versions"
+][0]
+
+
+def test_columns_in_the_design_are_those_of_kubectl() -> None:
+    text = (ROOT / TREE).read_text()
+    narrow, wide = re.findall(r"Columns: ([\w, /]+?) \(.*; wide adds ([\w, /]+)\.", text)[0]
+    columns = {c["name"]: c.get("priority", 0) for c in CRD["additionalPrinterColumns"]}
+    assert narrow.split(", ") == [name for name, priority in columns.items() if not priority]
+    assert wide.split(", ") == [name for name, priority in columns.items() if priority]
+
+
+def test_fields_of_the_status_in_the_design_exist() -> None:
+    text = (ROOT / TREE).read_text().split("- Status also has ")[1].split(".\n")[0]
+    fields = re.findall(r"(?:^|, |\n\s*)`(\w+)", text)
+    assert len(fields) > 8
+    assert set(fields) <= set(CRD["schema"]["openAPIV3Schema"]["properties"]["status"]["properties"])
 
 
 @pytest.mark.parametrize(

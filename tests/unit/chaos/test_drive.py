@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import io
 import json
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
+from chaos import campaign
 from chaos.drive import Drive
 from chaos.job import Job, NothingToHitError
 from chaos.kinds import KINDS, SESSION
@@ -127,3 +131,19 @@ def test_fault_without_a_target_is_not_counted(tmp_path: Path) -> None:
     assert one.verdict.passed
     assert [f.kind for f in one.injected] == ["kill-trainer"]
     assert one.skipped == ["damage-checkpoint (settled): there are no two checkpoints"]
+
+
+@pytest.mark.parametrize(("cluster", "again"), [(False, "SEED=3 FAULTS=2"), (True, "SEED=3 FAULTS=2 CHAOS=cluster")])
+def test_failing_seed_is_said_with_the_command_that_replays_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cluster: bool, again: str
+) -> None:
+    monkeypatch.setattr(campaign, "REPOSITORY", tmp_path)
+    monkeypatch.setattr(campaign, "OUT", tmp_path / "out")
+    console = Console(record=True, width=200, file=io.StringIO())
+
+    def make(_: Scenario, directory: Path, __: int, faults: Sequence[Fault]) -> Job:
+        return JobDouble(directory, fatal=faults[0].kind, outcome="Failed")
+
+    result = campaign.run_one(console, make, 3, 2, "v1", cluster=cluster)
+    assert not result.verdict.passed
+    assert console.export_text().splitlines()[-1].endswith(f"again: make chaos {again}")
