@@ -32,7 +32,7 @@ from tests.api.replicas import Replica, Replicas, replicas
 from tests.builders.jobs import make_job
 
 TRAINER = Path(__file__).parents[1] / "trainer" / "raw_trainer.py"
-JOB = "digits"
+JOB = "stale"
 
 
 class Kubelet:
