@@ -322,7 +322,7 @@ class _Planner:
                     f"Generation {current.number} rolled back to step {start}: no worker holds a newer state any more."
                 )
                 self.notes.append(EventNote("Warning", "RolledBack", what))
-        everyone = all(w.session is not None and w.session.condition.adopted >= current.number for w in self.members)
+        everyone = all(_has_adopted(w, current.number) for w in self.members)
         if not current.adopted and membership.get("startStep") is not None and everyone:
             membership.update(adopted=True, older=[])
             self.memory = replace(self.memory, readers=frozenset())
@@ -597,6 +597,16 @@ def _finished(worker: Worker, generation: int) -> bool:
     condition = worker.session.condition if worker.session else None
     said = condition is not None and (condition.phase, condition.generation) == (Phase.FINISHED, generation)
     return worker.standing == Standing.FINISHED or (said and worker.pod is not None and worker.pod.phase != "Failed")
+
+
+def _has_adopted(worker: Worker, generation: int) -> bool:
+    """Whether all processes of a member have adopted. Its agent's file names what *one* of them has (rule MAD): as long as
+    the worker forms, another one has not, and may hang."""
+    condition = worker.session.condition if worker.session else None
+    if condition is None or condition.adopted < generation:
+        return False
+    forms = condition.phase in (Phase.FORMING, Phase.ARRIVED, Phase.ADOPTING)
+    return not (forms and condition.generation == generation)
 
 
 def _refused(worker: Worker, generation: int) -> str:

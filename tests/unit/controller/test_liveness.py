@@ -328,3 +328,14 @@ def test_only_holder_that_hangs_while_the_job_grows_is_restarted_as_a_hang_is(tm
     trains_within(world, SETTINGS.planned_timeout_s + 90.0 + MARGIN_S, "0-0,1-0")
     assert world.generation <= 6
     assert [note.reason for note in world.notes].count("RolledBack") == 1
+
+
+def test_process_that_hangs_in_adopting_is_noticed_although_its_sibling_has_adopted(tmp_path: Path) -> None:
+    """DEADLINE. The agent's file names what one process has adopted: the generation counted as adopted, and nobody was late."""
+    world = running(tmp_path, elastic(2), processes=2)
+    hangs = world.agents[world.uid(1)].trainers[1]
+    hangs.adopt = lambda *_: hangs.stop()  # type: ignore[method-assign]
+    world.scale(3)
+    world.advance(5.0, step_every_s=0.5)
+    assert not world.status["membership"]["adopted"]
+    world.until(lambda: bool(world.training()), SETTINGS.adopt_timeout_s + 3 * SETTINGS.form_timeout_s, step_every_s=0.5)
