@@ -23,6 +23,7 @@ from regroup_operator.model.plan import Setback, Spell
 from regroup_operator.model.records import Session, Settings
 from regroup_operator.model.worker import Current, Standing, Worker
 from regroup_operator.plan.allowances import allowances
+from regroup_operator.plan.standing import ANSWER_S
 
 BEHIND, START, UNREACHABLE = "behind", "start", "unreachable"
 """Values of Spell.kind: has not come to the newest generation; its processes start; its agent does not answer."""
@@ -73,10 +74,10 @@ def see_lateness(
     dues: list[float] = []
     longest_start_s = max((w.session.start_s or 0.0 for w in workers if w.session), default=0.0)
     waited_for = any(w.standing == Standing.FORMING and not w.is_on_its_way for w in workers)
-    reached = any(w.connected and not _is_unreachable(w) for w in workers)
+    reached = any(w.connected and not _is_unreachable(w, now_s) for w in workers)
     for worker in workers:
         pod = worker.pod
-        kind, since_s = _kind(worker, current, waited_for=waited_for)
+        kind, since_s = _kind(worker, current, waited_for=waited_for, now_s=now_s)
         if pod is None or not pod.usable or pod.uid in released:
             continue
         setback = setbacks.get(pod.uid)
@@ -143,11 +144,13 @@ def with_setbacks(
     return out
 
 
-def _kind(worker: Worker, current: Current | None, *, waited_for: bool) -> tuple[str, float | None]:
+def _kind(
+    worker: Worker, current: Current | None, *, waited_for: bool, now_s: float
+) -> tuple[str, float | None]:
     """Return how a worker is late, "" if it is not, and since when, where its session says so. `waited_for`: others wait
     at the newest generation's store."""
     session = worker.session
-    if _is_unreachable(worker):
+    if _is_unreachable(worker, now_s):
         return UNREACHABLE, None
     if session is None or not session.connected:
         return "", None
@@ -167,14 +170,16 @@ def _kind(worker: Worker, current: Current | None, *, waited_for: bool) -> tuple
     return "", None
 
 
-def _is_unreachable(worker: Worker) -> bool:
-    """Return whether a worker cannot be reached. A silent member may be proved alive by progress; a lost one is not."""
+def _is_unreachable(worker: Worker, now_s: float) -> bool:
+    """Return whether a worker cannot be reached. A silent member may be proved alive by progress; a lost one is not. Who is
+    asked has a moment to answer: everybody is, again and again, and another spell would begin with each question."""
     session = worker.session
     if worker.standing == Standing.LOST:
         return True
     if session is None or worker.is_member:
         return False
-    return not session.connected or session.unanswered_since_s is not None
+    asked_s = session.unanswered_since_s
+    return not session.connected or (asked_s is not None and now_s >= asked_s + ANSWER_S)
 
 
 def _bound_s(kind: str, step_s: float, longest_start_s: float, settings: Settings) -> float:

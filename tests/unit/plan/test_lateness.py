@@ -201,3 +201,10 @@ def test_worker_that_keeps_generation_after_generation_from_forming_is_replaced(
         see([KEEPS, waits], setbacks={uid_of(2): replace(often[uid_of(2)], since_s=NOW_S - 1)}).replace == frozenset()
     )
     assert see([KEEPS, waits], setbacks={uid_of(2): replace(often[uid_of(2)], count=1)}).replace == frozenset()
+
+
+def test_question_that_is_on_its_way_begins_no_other_spell() -> None:
+    """A worker that hangs has an agent that answers: it is asked every second, and was never late for long enough."""
+    asked = replace(LEFT_OUT, session=make_session(2, Phase.TRAINING, 1, unanswered_since_s=NOW_S - 0.02))
+    seen = see([KEEPS, asked], spells={uid_of(2): spell("behind", LATE_S + 1.0)})
+    assert [worker.id for worker, _ in seen.restart] == [asked.id]
