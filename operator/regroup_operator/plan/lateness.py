@@ -13,7 +13,7 @@ it gets no longer than a hang of such a worker may last.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from regroup.protocol.document import PLANNED
@@ -75,9 +75,11 @@ def see_lateness(
     longest_start_s = max((w.session.start_s or 0.0 for w in workers if w.session), default=0.0)
     waited_for = any(w.standing == Standing.FORMING and not w.is_on_its_way for w in workers)
     reached = any(w.connected and not _is_unreachable(w, now_s) for w in workers)
+    kinds = {w.id: _kind(w, current, waited_for=waited_for, now_s=now_s) for w in workers}
+    behind = frozenset(member for member, (kind, _) in kinds.items() if kind == BEHIND)
     for worker in workers:
         pod = worker.pod
-        kind, since_s = _kind(worker, current, waited_for=waited_for, now_s=now_s)
+        kind, since_s = kinds[worker.id]
         if pod is None or not pod.usable or pod.uid in released:
             continue
         setback = setbacks.get(pod.uid)
@@ -100,7 +102,7 @@ def see_lateness(
             kept[pod.uid] = spell
             continue
         bound_s = _bound_s(kind, step_s, longest_start_s, settings)
-        if kind == BEHIND and not _others_hold(workers, worker):
+        if kind == BEHIND and not _others_hold(workers, worker, behind):
             longest_s = ONLY_HOLDER * bound_s
             bound_s = longest_s if alone_s is None else min(longest_s, max(bound_s, alone_s))
         late_s = spell.since_s + bound_s
@@ -197,15 +199,23 @@ def _excused_s(worker: Worker, since_s: float, settings: Settings) -> float:
     return max((min(began_s, since_s) + allowed_s for began_s, allowed_s in known), default=0.0)
 
 
-def _others_hold(workers: Iterable[Worker], worker: Worker) -> bool:
-    """Return whether somebody else who can be reached holds a state, as far as is known."""
-    others = (w.session for w in workers if w.id != worker.id and w.connected and w.session)
-    return any(_may_hold(session) for session in others)
+def _others_hold(workers: Iterable[Worker], worker: Worker, behind: Collection[MemberId]) -> bool:
+    """Return whether somebody else who can be reached holds a state, as far as is known. Where all holders are late, the first
+    of them counts as the only one: else they would be restarted together, and the state would be gone."""
+    holders = [w.id for w in workers if w.connected and w.session and _may_hold(w.session)]
+    if worker.id not in holders:
+        return bool(holders)
+    return any(other not in behind for other in holders if other != worker.id) or holders[0] != worker.id
 
 
 def _may_hold(session: Session) -> bool:
-    seal = session.seal
-    return session.condition.adopted > 0 and (seal is None or seal.state is not None)
+    """A worker that forms has no seal; its step says whether it brings anything to the group."""
+    condition = session.condition
+    if condition.adopted == 0:
+        return False
+    if session.seal is not None:
+        return session.seal.state is not None
+    return condition.phase not in (Phase.FORMING, Phase.ARRIVED, Phase.ADOPTING) or condition.step > 0
 
 
 def _sentence(worker: Worker, current: Current | None, kind: str, late_s: float) -> str:

@@ -339,3 +339,18 @@ def test_process_that_hangs_in_adopting_is_noticed_although_its_sibling_has_adop
     world.advance(5.0, step_every_s=0.5)
     assert not world.status["membership"]["adopted"]
     world.until(lambda: bool(world.training()), SETTINGS.adopt_timeout_s + 3 * SETTINGS.form_timeout_s, step_every_s=0.5)
+
+
+def test_evaluation_that_nobody_declared_and_a_lost_pod_cost_no_committed_step(tmp_path: Path) -> None:
+    """DEADLINE. All holders come late together: they were restarted together, and training began anew at step 0."""
+    world = running(tmp_path, elastic(4))
+    busy = [world.agents[world.uid(slot)].trainers[0] for slot in (0, 1, 2)]
+    for trainer in busy:
+        trainer.frozen = True
+    world.vanish(world.uid(3))
+    world.advance(SETTINGS.late_timeout_s + 40.0)
+    for trainer in busy:
+        trainer.frozen = False
+        trainer.go_on()
+    world.until(lambda: bool(world.training()), MARGIN_S, step_every_s=0.5)
+    assert world.rolled_back == 0

@@ -208,3 +208,18 @@ def test_question_that_is_on_its_way_begins_no_other_spell() -> None:
     asked = replace(LEFT_OUT, session=make_session(2, Phase.TRAINING, 1, unanswered_since_s=NOW_S - 0.02))
     seen = see([KEEPS, asked], spells={uid_of(2): spell("behind", LATE_S + 1.0)})
     assert [worker.id for worker, _ in seen.restart] == [asked.id]
+
+
+def test_of_holders_that_are_all_late_one_is_spared() -> None:
+    """An evaluation that nobody has declared takes all of them as long: restarted together, they would lose the state."""
+    late = [make_worker(s, Standing.PENDING, session=make_session(s, Phase.TRAINING, 1)) for s in (0, 1, 2)]
+    seen = see(late, spells={uid_of(s): spell("behind", LATE_S + 1.0) for s in (0, 1, 2)})
+    assert [worker.id.slot for worker, _ in seen.restart] == [1, 2]
+
+
+def test_fresh_process_that_forms_is_no_other_holder() -> None:
+    fresh = make_worker(1, Standing.FORMING, session=make_session(1, Phase.ARRIVED, 2, entered=2, heard=2, adopted_to=1))
+    late = make_worker(0, Standing.PENDING, session=make_session(0, Phase.TRAINING, 1))
+    assert not see([late, fresh], spells={uid_of(0): spell("behind", LATE_S + 1.0)}).restart
+    brings = replace(fresh, session=make_session(1, Phase.ARRIVED, 2, entered=2, heard=2, adopted_to=1, step=9))
+    assert see([late, brings], spells={uid_of(0): spell("behind", LATE_S + 1.0)}).restart
