@@ -81,7 +81,7 @@ def after_sigterm(connected: bool, grace_s: float, now_s: float) -> Ending:
 
 def restart_delay_s(crashes: int) -> float:
     """Return how long the n-th restart without a committed step in between waits: 0, 1, 2, 4, 8, 8 .. s."""
-    return 0.0 if crashes <= 1 else min(2.0 ** (crashes - 2), MAX_RESTART_DELAY_S)
+    return 0.0 if crashes <= 1 else min(2.0 ** min(10, crashes - 2), MAX_RESTART_DELAY_S)
 
 
 def unkillable_sentence(ranks: list[int]) -> str:

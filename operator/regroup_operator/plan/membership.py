@@ -324,7 +324,7 @@ def names_of(current: Current | None, workers: Iterable[Worker], chosen: Iterabl
 
 def _pause_s(current: Current) -> float:
     """Return how long after an unadopted generation the next may come: two at once, then 0.2, 0.4 .. 5 s."""
-    return 0.0 if current.attempts <= 2 else min(5.0, 0.1 * 2 ** (current.attempts - 2))
+    return 0.0 if current.attempts <= 2 else min(5.0, 0.1 * 2 ** min(10, current.attempts - 2))
 
 
 def _choose(

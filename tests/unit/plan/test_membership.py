@@ -573,3 +573,10 @@ def test_sentences_name_numbers_and_culprits() -> None:
     assert isinstance(planned, Announce)
     assert (planned.cause, planned.culprit) == ("Drained", "1")
     assert planned.message == "1 worker to join, 1 to leave: 3 workers train on."
+
+
+def test_pause_between_generations_that_do_not_form_has_no_end_of_numbers() -> None:
+    """A volume that cannot be read for a night: at the 1026th attempt the pause was no float any more, and each plan failed."""
+    members = [make_worker(slot, Standing.BROKEN, since_s=NOW_S - 60.0) for slot in (0, 1, 2)]
+    current = make_current(adopted=False, attempts=100_000, announced_at_s=NOW_S - 60.0)
+    assert isinstance(decide(members, current=current), Announce)
