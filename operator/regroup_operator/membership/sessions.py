@@ -148,7 +148,8 @@ def _apply_fault(session: Session, report: Report, fault: Fault, now_s: float) -
         fault_generation=max(report.condition.generation, report.condition.entered),
         fault_at_s=at_s,
     )
-    if fault.cause in ("exit", "hung") and fault.exit_code != 0 and not _counted(session, fault, at_s):
+    if fault.cause in ("exit", "hung") and not _counted(session, fault, at_s):
+        # Exit code 0, too: who has finished its steps sends no fault, and who ends before would be started again for ever.
         ended = ProcessExit(
             at_s,
             report.condition.incarnation,

@@ -38,7 +38,7 @@ def place_of(failure: Failure) -> str:
         # A fatal signal's first frame is the newest, an exception's last one is.
         file, line = frames[0] if "most recent call first" in failure.tail else frames[-1]
         return f"{file}:{line} {kind}"
-    if failure.exit_code is None or not 0 < failure.exit_code < 128:
+    if failure.exit_code is None or not 0 <= failure.exit_code < 128:
         return ""
     return failure.last_line or "nothing on stderr"
 

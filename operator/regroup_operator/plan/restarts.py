@@ -57,4 +57,6 @@ def log_words(failure: Failure, logs: str) -> str:
 def _code(code: int | None) -> str:
     if code is None:
         return "an unknown exit code"
+    if code == 0:
+        return "exit code 0 before its last step was committed"
     return f"signal {-code}" if code < 0 else f"exit code {code}"

@@ -354,3 +354,22 @@ def test_evaluation_that_nobody_declared_and_a_lost_pod_cost_no_committed_step(t
         trainer.go_on()
     world.until(lambda: bool(world.training()), MARGIN_S, step_every_s=0.5)
     assert world.rolled_back == 0
+
+
+def test_script_that_ends_well_without_training_fails_its_job(tmp_path: Path) -> None:
+    """It imports regroup, and ends with exit code 0 before its session: it was started again for ever, and the job said Starting."""
+    world = World(tmp_path, make_job().with_replicas(2).elastic(1, 5), known_session=True)
+    world.slow_start_s = 1e9
+    world.settle()
+
+    def ends() -> None:
+        for slot in (0, 1):
+            trainer = world.agents[world.uid(slot)].trainers[0]
+            trainer.agent.exited(trainer, 0)
+        world.after(2.0, ends)
+
+    world.after(2.0, ends)
+    world.until(lambda: world.has_ended, 60.0)
+    failed = world.condition("Failed")
+    assert failed["reason"] == "RepeatedCrash"
+    assert "exit code 0 before its last step was committed" in failed["message"]

@@ -152,7 +152,7 @@ def test_exits_are_counted_and_their_list_is_bounded() -> None:
     [
         pytest.param(Fault("exit", exit_code=1), 1, id="an exit by itself counts"),
         pytest.param(Fault("exit", exit_code=-11), 1, id="a signal counts"),
-        pytest.param(Fault("exit", exit_code=0), 0, id="exit code 0 does not"),
+        pytest.param(Fault("exit", exit_code=0), 1, id="exit code 0 before the last step does, too"),
         pytest.param(Fault("collective"), 0, id="a broken collective does not"),
         pytest.param(Fault("witness"), 0, id="a refusal does not"),
     ],
