@@ -31,6 +31,8 @@ LATE_STEPS = 20
 """A worker in the middle of a long step comes late without being at fault: so many of the job's steps are allowed."""
 START_FACTOR = 4
 """Starts may take so many times the longest one that was seen: imports on a busy node, an image's first read."""
+MAX_START_GROWTH = 64
+"""Each pod of a slot has twice as long to start as the one before it, up to so many times: what takes long may, in the end."""
 ONLY_HOLDER = 5
 SETBACK_S = (60.0, 600.0)
 """How long who kept a generation from forming joins no other one: the first time, doubled each time up to the second."""
@@ -101,7 +103,7 @@ def see_lateness(
                 dues.append(spell.since_s + bound_s)
             kept[pod.uid] = spell
             continue
-        bound_s = _bound_s(kind, step_s, longest_start_s, settings)
+        bound_s = _bound_s(kind, worker.id.attempt, step_s, longest_start_s, settings)
         if kind == BEHIND and not _others_hold(workers, worker, behind):
             longest_s = ONLY_HOLDER * bound_s
             bound_s = longest_s if alone_s is None else min(longest_s, max(bound_s, alone_s))
@@ -113,10 +115,12 @@ def see_lateness(
             spell = Spell(kind, spell.since_s, restarted_s=now_s)
         if spell.restarted_s is None:
             dues.append(late_s)
-        elif now_s >= spell.restarted_s + settings.late_timeout_s:
-            replaced.add(pod.uid)  # nothing came of it: a process that cannot be killed, an agent that did not hear
-        else:
-            dues.append(spell.restarted_s + settings.late_timeout_s)
+        else:  # nothing came of it: a process that cannot be killed, an agent that did not hear, a start that hangs again
+            due_s = spell.restarted_s + (bound_s if kind == START else settings.late_timeout_s)
+            if now_s >= due_s:
+                replaced.add(pod.uid)
+            else:
+                dues.append(due_s)
         kept[pod.uid] = spell
     return Lateness(tuple(restart), frozenset(replaced), kept, min(dues, default=None))
 
@@ -184,11 +188,11 @@ def _is_unreachable(worker: Worker, now_s: float) -> bool:
     return not session.connected or (asked_s is not None and now_s >= asked_s + ANSWER_S)
 
 
-def _bound_s(kind: str, step_s: float, longest_start_s: float, settings: Settings) -> float:
+def _bound_s(kind: str, attempt: int, step_s: float, longest_start_s: float, settings: Settings) -> float:
     if kind == START:
-        return max(
-            settings.start_timeout_s if not longest_start_s else settings.late_timeout_s, START_FACTOR * longest_start_s
-        )
+        least_s = settings.start_timeout_s if not longest_start_s else settings.late_timeout_s
+        growth: int = min(MAX_START_GROWTH, 2**attempt)
+        return growth * max(least_s, START_FACTOR * longest_start_s)
     return max(settings.late_timeout_s, LATE_STEPS * step_s)
 
 

@@ -11,7 +11,7 @@ deleted: nothing of the job shall go on, or hold a GPU.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from regroup.protocol.state import Phase
@@ -78,6 +78,7 @@ def plan_workers(
         given_up = (pod for pod, at_s in remaining if at_s is not None and at_s <= now_s)
         later = [at_s for _, at_s in remaining if at_s is not None and at_s > now_s]
         return WorkerChanges(delete=tuple(dict.fromkeys((*leaving, *given_up))), look_again_s=min(later, default=None))
+    named = tuple(named)
     attempts: dict[int, int] = {}
     for slot, attempt in [*(w.id for w in pods), *named]:
         attempts[slot] = max(attempts.get(slot, -1), attempt)
@@ -94,7 +95,7 @@ def plan_workers(
         w.pod
         for w in pods
         if w.pod is not None
-        and settled
+        and (settled or _never_took_part(w, abandoned, named))
         and not w.is_member
         and w.pod.uid not in released
         and w.pod.alive
@@ -102,6 +103,16 @@ def plan_workers(
     )
     exited = [w.session.condition_at_s + hello_timeout_s for w in pods if w.session and _said_stopped(w)]
     return WorkerChanges(create, release, leaving, min((at_s for at_s in exited if at_s > now_s), default=None))
+
+
+def _never_took_part(worker: Worker, abandoned: frozenset[str], named: Collection[MemberId]) -> bool:
+    """Return whether a worker that is not waited for any more can hold no state and witness nothing: it never adopted a
+    generation and is named in none. Rule RELEASE keeps it for nobody, and while a job stands still the next one of its slot
+    would not be the last."""
+    pod, session = worker.pod, worker.session
+    if pod is None or pod.uid not in abandoned or worker.available or worker.id in named or session is None:
+        return False
+    return session.condition.entered == session.condition.adopted == 0
 
 
 def _given_up_s(worker: Worker, pod: Pod, hello_timeout_s: float) -> float | None:

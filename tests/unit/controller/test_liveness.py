@@ -15,7 +15,7 @@ from _regroup_agent import events as ev
 from regroup.protocol import wire
 from regroup_operator.model.records import Settings
 from tests.builders.plan import JobBuilder, make_job
-from tests.simulator.world import World
+from tests.simulator.world import Pace, World
 
 SETTINGS = Settings()
 RESTART_S = SETTINGS.form_timeout_s + SETTINGS.late_timeout_s
@@ -373,3 +373,21 @@ def test_script_that_ends_well_without_training_fails_its_job(tmp_path: Path) ->
     failed = world.condition("Failed")
     assert failed["reason"] == "RepeatedCrash"
     assert "exit code 0 before its last step was committed" in failed["message"]
+
+
+def test_pods_of_a_slot_whose_starts_hang_do_not_pile_up(tmp_path: Path) -> None:
+    """A volume that imports need hangs everywhere: every two minutes the slot had one pod more, and none was ever released."""
+    world = World(tmp_path, fixed(2), known_session=True, pace=Pace(start_s=(5.0, 5.0)))
+    world.until(lambda: world.training() == "0-0,1-0")
+    world.step(5)
+    world.slow_start_s = 1e9
+    world.kill_process(world.uid(1))
+    world.advance(1800.0)
+    assert len([name for name in world.names() if name.startswith("1-")]) <= 2, world.names()
+    assert "1-0" in world.names()
+
+
+def test_start_that_takes_longer_than_its_bound_comes_to_an_end_in_the_end(tmp_path: Path) -> None:
+    world = World(tmp_path, elastic(2), known_session=True)
+    world.slow_start_s = SETTINGS.start_timeout_s + 100.0
+    world.until(lambda: bool(world.training()), 4 * SETTINGS.start_timeout_s, step_every_s=5.0)
