@@ -150,9 +150,7 @@ def with_setbacks(
     return out
 
 
-def _kind(
-    worker: Worker, current: Current | None, *, waited_for: bool, now_s: float
-) -> tuple[str, float | None]:
+def _kind(worker: Worker, current: Current | None, *, waited_for: bool, now_s: float) -> tuple[str, float | None]:
     """Return how a worker is late, "" if it is not, and since when, where its session says so. `waited_for`: others wait
     at the newest generation's store."""
     session = worker.session

@@ -338,7 +338,9 @@ def test_process_that_hangs_in_adopting_is_noticed_although_its_sibling_has_adop
     world.scale(3)
     world.advance(5.0, step_every_s=0.5)
     assert not world.status["membership"]["adopted"]
-    world.until(lambda: bool(world.training()), SETTINGS.adopt_timeout_s + 3 * SETTINGS.form_timeout_s, step_every_s=0.5)
+    world.until(
+        lambda: bool(world.training()), SETTINGS.adopt_timeout_s + 3 * SETTINGS.form_timeout_s, step_every_s=0.5
+    )
 
 
 def test_evaluation_that_nobody_declared_and_a_lost_pod_cost_no_committed_step(tmp_path: Path) -> None:
@@ -357,7 +359,7 @@ def test_evaluation_that_nobody_declared_and_a_lost_pod_cost_no_committed_step(t
 
 
 def test_script_that_ends_well_without_training_fails_its_job(tmp_path: Path) -> None:
-    """It imports regroup, and ends with exit code 0 before its session: it was started again for ever, and the job said Starting."""
+    """It ends with exit code 0 before its session: it was started again for ever, and the job said Starting."""
     world = World(tmp_path, make_job().with_replicas(2).elastic(1, 5), known_session=True)
     world.slow_start_s = 1e9
     world.settle()

@@ -218,7 +218,9 @@ def test_of_holders_that_are_all_late_one_is_spared() -> None:
 
 
 def test_fresh_process_that_forms_is_no_other_holder() -> None:
-    fresh = make_worker(1, Standing.FORMING, session=make_session(1, Phase.ARRIVED, 2, entered=2, heard=2, adopted_to=1))
+    fresh = make_worker(
+        1, Standing.FORMING, session=make_session(1, Phase.ARRIVED, 2, entered=2, heard=2, adopted_to=1)
+    )
     late = make_worker(0, Standing.PENDING, session=make_session(0, Phase.TRAINING, 1))
     assert not see([late, fresh], spells={uid_of(0): spell("behind", LATE_S + 1.0)}).restart
     brings = replace(fresh, session=make_session(1, Phase.ARRIVED, 2, entered=2, heard=2, adopted_to=1, step=9))
