@@ -37,10 +37,10 @@ from regroup_operator.plan.membership import names_of, next_generation
 from regroup_operator.plan.observed import FIELD as OBSERVED_AT
 from regroup_operator.plan.observed import due_in_s, observe
 from regroup_operator.plan.progress import checkpoint_status, progress_status
-from regroup_operator.plan.pulse import FIRST_STALL_S, newest_progress
+from regroup_operator.plan.pulse import ANSWER_S, FIRST_STALL_S, newest_progress
 from regroup_operator.plan.restarts import KUBECTL_LOGS, exit_words, judge_restarts, log_words
 from regroup_operator.plan.saving import Saving, judge_saving
-from regroup_operator.plan.standing import ANSWER_S, assess
+from regroup_operator.plan.standing import assess
 from regroup_operator.plan.status import FAILED, SUCCEEDED
 from regroup_operator.plan.workers import outdated, plan_workers
 

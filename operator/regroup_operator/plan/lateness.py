@@ -23,7 +23,7 @@ from regroup_operator.model.plan import Setback, Spell
 from regroup_operator.model.records import Session, Settings
 from regroup_operator.model.worker import Current, Standing, Worker
 from regroup_operator.plan.allowances import allowances
-from regroup_operator.plan.standing import ANSWER_S
+from regroup_operator.plan.pulse import ANSWER_S
 
 BEHIND, START, UNREACHABLE = "behind", "start", "unreachable"
 """Values of Spell.kind: has not come to the newest generation; its processes start; its agent does not answer."""

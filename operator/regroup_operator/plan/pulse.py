@@ -16,6 +16,8 @@ from regroup_operator.model.worker import Current
 
 REPORT_EVERY_S = 1.0
 """Agents report progress at most this often (_regroup_agent.progress.INTERVAL_S)."""
+ANSWER_S = 0.5
+"""An agent that does not answer for so long while its group stalls cannot be reached."""
 STALL_STEPS = 3
 STALL_SLACK_S = 0.1
 FIRST_STALL_S = 15.0

@@ -16,10 +16,7 @@ from regroup_operator.model.members import MemberId
 from regroup_operator.model.plan import Setback
 from regroup_operator.model.records import Pod, Session, Settings
 from regroup_operator.model.worker import Current, Standing, Worker
-from regroup_operator.plan.pulse import Reported, newest_progress
-
-ANSWER_S = 0.5
-"""An agent that does not answer for so long while its group stalls cannot be reached."""
+from regroup_operator.plan.pulse import ANSWER_S, Reported, newest_progress
 
 _ATTACHED = (Phase.READY, Phase.FORMING, Phase.ARRIVED, Phase.ADOPTING, Phase.TRAINING, Phase.BROKEN, Phase.FINISHED)
 _IN_GROUP = {
