@@ -7,6 +7,7 @@ from pathlib import Path
 
 from cluster import processes
 from cluster.processes import Process
+from harness.polling import until
 
 
 def test_spawned_process_is_found_and_stopped(tmp_path: Path) -> None:
@@ -22,8 +23,7 @@ def test_process_that_ignores_a_polite_signal_is_killed(tmp_path: Path) -> None:
         "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); time.sleep(60)"
     )
     spawned = processes.spawn(tmp_path, "deaf", [sys.executable, "-c", script])
-    while "deaf" not in processes.log_tail(tmp_path, "deaf"):
-        assert spawned.alive()
+    until(lambda: "deaf" in processes.log_tail(tmp_path, "deaf"), "it ignores the signal")
     processes.stop(tmp_path, "deaf", grace_s=0.2)
     assert not spawned.alive()
 
