@@ -43,7 +43,6 @@ def installed() -> Iterator[Kubectl]:
     kubectl = installation.cluster_up()
     try:
         installation.install(kubectl)
-        installation.restart_operators(kubectl)
         yield kubectl
     finally:
         if not was_up:

@@ -65,7 +65,7 @@ def run(console: Console, *, keep: bool) -> int:
         return 2
     was_up = lifecycle.is_up()
     try:
-        code = _run(console, was_up=was_up)
+        code = _run(console)
     finally:
         if keep:
             _how_to_go_on(console)
@@ -77,11 +77,9 @@ def run(console: Console, *, keep: bool) -> int:
     return code
 
 
-def _run(console: Console, *, was_up: bool) -> int:
+def _run(console: Console) -> int:
     k = installation.cluster_up()
     installation.install(k)
-    if was_up:  # the operators may run an image that was there before
-        installation.restart_operators(k)
     installation.remove_namespace(k, NAMESPACE)
     wait_until(
         lambda: NAMESPACE not in k.run("get", "namespaces", "--output=name"),

@@ -10,6 +10,7 @@ from typing import Any
 from cluster import binaries, lifecycle, paths, progress
 from cluster.kubectl import Kubectl, wait_until
 from cluster.settings import Settings
+from harness.job import RESOURCE
 
 CHART = paths.REPOSITORY / "helm" / "regroup"
 SYSTEM = "regroup-system"
@@ -30,7 +31,11 @@ def cluster_up() -> Kubectl:
 
 
 def install(k: Kubectl, **values: Any) -> None:
-    """Install or upgrade the chart and return when an operator leads. `values` are dotted chart values."""
+    """Install or upgrade the chart; return when an operator leads and all run the image that was loaded last.
+
+    `values` are dotted chart values.
+    """
+    was_there = k.run("--namespace", SYSTEM, "get", "deployments", "--output=name", "--ignore-not-found")
     with progress.step("helm upgrade --install regroup", "start", expected_s=10):
         command = [str(binaries.ensure() / "helm"), "upgrade", "--install", "regroup", str(CHART)]
         command += ["--namespace", SYSTEM, "--create-namespace", "--wait", "--timeout", "120s"]
@@ -41,14 +46,14 @@ def install(k: Kubectl, **values: Any) -> None:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode != 0:
             raise RuntimeError(f"helm could not install the chart: {done.stderr.strip()[-800:]}")
+        if was_there:
+            _restart_operators(k)
         wait_until(lambda: leader(k), "an operator holds the lease", timeout_s=60)
 
 
-def restart_operators(k: Kubectl) -> None:
-    """Have the operators run the image that was loaded last."""
+def _restart_operators(k: Kubectl) -> None:
     k.run("--namespace", SYSTEM, "rollout", "restart", "deployment/regroup-operator")
     k.run("--namespace", SYSTEM, "rollout", "status", "deployment/regroup-operator", "--timeout=90s", timeout_s=100)
-    wait_until(lambda: leader(k), "an operator holds the lease", timeout_s=60)
 
 
 def leader(k: Kubectl) -> dict[str, Any] | None:
@@ -101,7 +106,10 @@ def volume(k: Kubectl, namespace: str, claim: str) -> Path:
 
 
 def remove_namespace(k: Kubectl, name: str) -> None:
-    """Delete a namespace, with what is in it, and its volumes. Does not wait for the last pod to go."""
+    """Delete a namespace, with what is in it, and its volumes. Jobs and pods go at once; the rest is not waited for."""
+    if k.run("get", "namespace", name, "--ignore-not-found", "--output=name"):
+        k.run("--namespace", name, "delete", RESOURCE, "--all", "--wait=false")
+        k.run("--namespace", name, "delete", "pods", "--all", "--grace-period=0", "--force", "--wait=false")
     k.run("delete", "namespace", name, "--ignore-not-found", "--wait=false")
     volumes = [v["metadata"]["name"] for v in k.get("persistentvolumes")["items"]]
     ours = [v for v in volumes if v.startswith(f"{name}-")]

@@ -52,9 +52,11 @@ class JobView:
 
     def patch_replicas(self, replicas: int) -> None:
         """Resize with kubectl patch."""
-        self._run(
-            "patch", RESOURCE, self.name, "--type=merge", f"--patch={json.dumps({'spec': {'replicas': replicas}})}"
-        )
+        self.patch(replicas=replicas)
+
+    def patch(self, **spec: Any) -> None:
+        """Change fields of the spec (merge patch: None removes one)."""
+        self._run("patch", RESOURCE, self.name, "--type=merge", f"--patch={json.dumps({'spec': spec})}")
 
     def scale(self, replicas: int) -> None:
         """Resize with kubectl scale."""

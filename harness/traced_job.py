@@ -29,9 +29,11 @@ class TracedJob(JobView):
 
     directory: Path
 
-    def hurry(self) -> None:
-        """Let its steps pause no more."""
-        (self.directory / "hurry").touch()
+    def pace(self, seconds: float) -> None:
+        """Have its steps take so much longer than their work, from the next one on."""
+        aside = self.directory / "pace.new"
+        aside.write_text(str(seconds))
+        aside.replace(self.directory / "pace")
 
     def trace(self) -> Trace:
         """Return what has been traced so far."""

@@ -1,6 +1,6 @@
 """An unmodified torch.distributed script that traces its steps like traced.py. It does not know Regroup's generation:
 in place of it this script counts how often its group has formed. Environment: STEPS (or until there is a file `end` in TRACE),
-STEP_SECONDS, TRACE (directory; its checkpoint is there, too).
+STEP_SECONDS (a file `pace` in TRACE takes its place), TRACE (directory; its checkpoint is there, too).
 """
 
 import json
@@ -23,6 +23,13 @@ def trace(event: str, **what: object) -> None:
     os.write(trace_file, json.dumps(line).encode() + b"\n")
 
 
+def pace_s() -> float:
+    try:
+        return float((directory / "pace").read_text())
+    except FileNotFoundError:
+        return float(os.environ.get("STEP_SECONDS", "0.05"))
+
+
 def load() -> tuple[int, int]:
     path = directory / "plain.json"
     return tuple(json.loads(path.read_text())) if path.exists() else (0, 0)
@@ -41,7 +48,7 @@ saved = torch.tensor(load())
 dist.broadcast(saved, 0)
 first, formed = int(saved[0]), int(saved[1]) + 1
 for step in range(first, int(os.environ.get("STEPS", "500"))):
-    time.sleep(float(os.environ.get("STEP_SECONDS", "0.05")))
+    time.sleep(pace_s())
     end = torch.tensor([float(rank == 0 and (directory / "end").exists())])
     dist.all_reduce(end)
     if end.item():

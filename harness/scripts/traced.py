@@ -1,7 +1,8 @@
 """Digits with a trace: every process writes what it commits, by its own clock, to a file of its own on the shared volume.
 
-Environment: STEPS, REDUCTION, GLOBAL_BATCH, TRACE (directory), STEP_SECONDS (extra time a step takes, so that a run lasts,
-until there is a file `hurry` in TRACE), EATS_AT (step at which rank 1 uses all memory that its container may use, once).
+Environment: STEPS, REDUCTION, GLOBAL_BATCH, TRACE (directory), STEP_SECONDS (extra time a step takes, so that a run lasts; a
+file `pace` in TRACE takes its place), EATS_AT (step at which rank 1 uses all memory that its container may use, once). While there
+is a file `start-SLOT` or `enter-SLOT` in TRACE, a worker's processes wait before they begin, or before their first generation.
 """
 
 import hashlib
@@ -19,12 +20,25 @@ import regroup
 TRACE = os.open(
     f"{os.environ['TRACE']}/{os.environ['HOSTNAME']}-{os.getpid()}.jsonl", os.O_WRONLY | os.O_CREAT | os.O_APPEND
 )
-HURRY, EATEN = f"{os.environ['TRACE']}/hurry", f"{os.environ['TRACE']}/eaten"
+PACE, EATEN = f"{os.environ['TRACE']}/pace", f"{os.environ['TRACE']}/eaten"
 
 
 def trace(event: str, **what: object) -> None:
     line = {"event": event, "t": time.time(), "pod": os.environ["HOSTNAME"], "pid": os.getpid(), **what}
     os.write(TRACE, json.dumps(line).encode() + b"\n")
+
+
+def hold(what: str) -> None:
+    while os.path.exists(f"{os.environ['TRACE']}/{what}-{os.environ['HOSTNAME'].split('-')[-2]}"):
+        time.sleep(0.02)
+
+
+def pace_s() -> float:
+    try:
+        with open(PACE) as file:
+            return float(file.read())
+    except FileNotFoundError:
+        return float(os.environ.get("STEP_SECONDS", "0.02"))
 
 
 def eat() -> None:
@@ -38,6 +52,7 @@ def eat() -> None:
         held.append(bytearray(1 << 24))
 
 
+hold("start")
 torch.manual_seed(7)
 if os.environ.get("REDUCTION") == "exact":
     torch.use_deterministic_algorithms(True)
@@ -48,7 +63,7 @@ model = torch.nn.Sequential(torch.nn.Linear(64, 32), torch.nn.ReLU(), torch.nn.L
 optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
 trace("built", started=started)
 
-batch_size, pause_s = int(os.environ.get("GLOBAL_BATCH", "80")), float(os.environ.get("STEP_SECONDS", "0.02"))
+batch_size = int(os.environ.get("GLOBAL_BATCH", "80"))
 with regroup.session(
     model=model,
     optimizer=optimizer,
@@ -57,11 +72,12 @@ with regroup.session(
     microbatch=8,
     reduction=os.environ.get("REDUCTION", "fast"),
 ) as job:
+    hold("enter")
     for step in job.steps(int(os.environ.get("STEPS", "500"))):
         if job.rank == 1 and step.index == int(os.environ.get("EATS_AT", "-1")):
             eat()
         with step:
-            time.sleep(0 if os.path.exists(HURRY) else pause_s)
+            time.sleep(pace_s())
             for batch in step.microbatches():
                 loss = torch.nn.functional.cross_entropy(model(batch.x), batch.y, reduction="sum")
                 step.backward(loss, weight=len(batch.y))

@@ -12,12 +12,13 @@ from typing import Any
 import pytest
 
 from cluster import host, images, lifecycle, paths
-from cluster.kubectl import Kubectl, wait_until
+from cluster.kubectl import Kubectl
 from cluster.settings import Settings
 from harness import installation, traced_job
 from harness.traced_job import TracedJob
 from tests.e2e import machine
-from tests.e2e.kit import Cluster
+from tests.e2e.kit import Cluster, Power
+from tests.e2e.shared import SharedJobs
 
 
 @pytest.fixture(scope="session")
@@ -85,11 +86,13 @@ def _image(name: str, cluster: Cluster) -> str:
 def operator(own_cluster: Cluster, trainer_image: str, operator_image: str) -> Iterator[Kubectl]:  # noqa: ARG001
     """The operator, installed through its chart with two replicas, running the tree as it is."""
     installation.install(own_cluster.kubectl)
-    installation.restart_operators(own_cluster.kubectl)
     yield own_cluster.kubectl
-    for namespace in own_cluster.kubectl.get("namespaces")["items"]:
-        if namespace["metadata"]["name"].startswith("train-"):
-            installation.remove_namespace(own_cluster.kubectl, namespace["metadata"]["name"])
+    for item in own_cluster.kubectl.get("namespaces")["items"]:
+        namespace = item["metadata"]["name"]
+        if namespace.startswith("train-"):
+            installation.remove_namespace(own_cluster.kubectl, namespace)
+    for volumes in (paths.cache() / "volumes").glob("train-*"):
+        shutil.rmtree(volumes, ignore_errors=True)
 
 
 @pytest.fixture
@@ -104,15 +107,30 @@ def jobs(operator: Kubectl, train_namespace: str) -> Callable[..., TracedJob]:
 
 @pytest.fixture
 def train_namespace(operator: Kubectl) -> Iterator[str]:
-    """A namespace of the test's own for jobs, that enforces Pod Security "restricted"; its pods are gone afterwards."""
+    """A namespace of the test's own for jobs, that enforces Pod Security "restricted"; nobody waits for its end."""
     namespace = f"train-{uuid.uuid4().hex[:8]}"
     installation.namespace(operator, namespace)
     yield namespace
     installation.remove_namespace(operator, namespace)
-    wait_until(lambda: not _trainers(operator, namespace), timeout_s=60, what=f"the pods of {namespace} are gone")
-    shutil.rmtree(paths.cache() / "volumes" / namespace, ignore_errors=True)
 
 
-def _trainers(k: Kubectl, namespace: str) -> list[str]:
-    pods = k.run("--namespace", namespace, "get", "pods", "--output=name", "--ignore-not-found")
-    return pods.split()
+@pytest.fixture(scope="session")
+def shared_jobs(operator: Kubectl) -> SharedJobs:
+    """The jobs that tests share, none of them started."""
+    namespace = f"train-{uuid.uuid4().hex[:8]}"
+    installation.namespace(operator, namespace)
+    return SharedJobs(operator, namespace)
+
+
+@pytest.fixture(scope="session")
+def power(own_cluster: Cluster) -> Iterator[Power]:  # noqa: ARG001
+    """The nodes' power switches; all nodes are Ready in the end."""
+    switches = Power()
+    yield switches
+    switches.all_on()
+
+
+@pytest.fixture
+def nothing_shared(shared_jobs: SharedJobs) -> None:
+    """The shared jobs have ended: this test's job has the machine to itself."""
+    shared_jobs.end()

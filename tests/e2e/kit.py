@@ -1,11 +1,15 @@
 """What end-to-end tests share: the cluster as they see it, and pods that Pod Security "restricted" admits."""
 
 import os
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from cluster import lifecycle
 from cluster.kubectl import Kubectl
+from harness import faults
 
 
 def trials(short: int, *, long: int) -> int:
@@ -37,6 +41,28 @@ class Cluster:
                 c["type"] == "Ready" and c["status"] == "True" for c in item["status"]["conditions"]
             )
         return result
+
+
+class Power:
+    """The nodes' power switches. A node that gets its power back is waited for only by who needs all of them."""
+
+    def __init__(self) -> None:
+        self._pool = ThreadPoolExecutor(1)
+        self._coming: list[Future[None]] = []
+
+    @contextmanager
+    def off(self, node: str) -> Iterator[float]:
+        """Cut a node's power for the length of the block; yield when, in seconds since the epoch."""
+        cut = faults.power_off(node)
+        try:
+            yield cut
+        finally:
+            self._coming.append(self._pool.submit(faults.power_on, node))
+
+    def all_on(self) -> None:
+        """Return once every node is Ready again."""
+        while self._coming:
+            self._coming.pop().result()
 
 
 def restricted_pod(namespace: str, name: str, image: str, command: list[str], **spec: Any) -> dict[str, Any]:

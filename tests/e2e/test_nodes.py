@@ -1,69 +1,92 @@
-"""A node's power is cut: the survivors step again without waiting for a collective's timeout or Kubernetes' eviction."""
+"""A node's power is cut: the survivors step again without waiting for a collective's timeout or Kubernetes' eviction.
+
+Every kind of job runs on the nodes. Of fixed size: it stands until the replacement is there, and goes on from the survivors' state.
+An unmodified script: it starts again from its own newest checkpoint. A lost node costs no job a restart, and is named.
+"""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
-
-from cluster import addresses, nodes
 from cluster.kubectl import Kubectl
-from harness import faults
-from harness.traced_job import TracedJob, alive, leader_node, node_with_workers
-from tests.e2e.kit import trials
+from harness import judge
+from harness.traced_job import alive, leader_node
+from tests.e2e.kit import Power, trials
+from tests.e2e.shared import KINDS, WORKERS, SharedJob, SharedJobs, node_of_some
 
-TRIALS = trials(3, long=10)
+TRIALS = trials(2, long=10)
+"""tests/e2e/test_truth.py cuts a node's power, too."""
+REBOOTS = trials(1, long=3)
 USUALLY_S, NEVER_AFTER_S, WITH_LEADER_S = 10.0, 15.0, 60.0
+PACE_S = 0.1
+"""All jobs step at once."""
 
 
 def test_survivors_of_a_power_cut_step_again_within_ten_seconds(
-    jobs: Callable[..., TracedJob], operator: Kubectl
+    shared_jobs: SharedJobs, operator: Kubectl, power: Power
 ) -> None:
-    job = jobs(elastic=(1, 3), environment={"STEPS": 100000})
-    waits, leader = [], leader_node(operator)
+    jobs = shared_jobs.take(*KINDS, pace_s=PACE_S)
+    waits, hit = [], set()
     for _ in range(TRIALS):
-        before = job.training(workers=3, steps=10)
-        generation = before.commits[-1].generation
-        node, lost = node_with_workers(job, leader)
-        cut = faults.power_off(node)
-        try:
-            # One generation without the lost workers; they come back together or one by one.
-            trace = job.changed(
-                before,
-                lambda p, lost=lost: p[0] in lost,  # type: ignore[misc]
-                workers=3,
-                survivors=3 - len(lost),
-                generations=(2, 1 + len(lost)),
-            )
-            waits.append(trace.first_of(generation + 1).t - cut)
-            homes = {p["metadata"]["name"]: p["spec"].get("nodeName") for p in job.pods() if alive(p)}
-            assert node not in homes.values(), "the worker is rebuilt on another node"
-        finally:
-            faults.power_on(node)
-        print(f"power cut -> survivors' next committed step, s: {[round(w, 2) for w in waits]}", flush=True)
-    assert sum(w <= USUALLY_S for w in waits) >= 0.8 * TRIALS - 0.5, waits
+        power.all_on()
+        before = {job.kind: job.training() for job in jobs}
+        counted, newest = ({job.kind: ask(job) for job in jobs} for ask in (SharedJob.counted, SharedJob.newest))
+        node, lost = node_of_some({job.kind: job for job in jobs}, leader_node(operator))
+        with power.off(node) as cut:
+            for job in (job for job in jobs if lost[job.kind]):
+                # Elastic: one generation without the lost workers; they come back together or one by one.
+                trace = job.lost(before[job.kind], lost[job.kind])
+                if job.kind in ("elastic", "two processes"):
+                    waits.append(round(trace.first_of(before[job.kind].commits[-1].generation + 1).t - cut, 2))
+                homes = {p["metadata"]["name"]: p["spec"].get("nodeName") for p in job.pods() if alive(p)}
+                assert node not in homes.values(), "the worker is rebuilt on another node"
+                assert job.counted() == counted[job.kind], f"the lost node counts against the {job.kind} job's budget"
+                named(job, newest[job.kind], node)
+                hit.add(job.kind)
+        print(f"power cut -> survivors' next committed step, s: {waits}", flush=True)
+    assert hit == set(KINDS), "a kind of job had no pod on any of the nodes"
+    assert sum(w <= USUALLY_S for w in waits) >= 0.8 * len(waits) - 0.5, waits
     assert max(waits) <= NEVER_AFTER_S, waits
 
 
 def test_power_cut_of_the_leaders_node_is_survived_within_a_minute(
-    jobs: Callable[..., TracedJob], operator: Kubectl
+    shared_jobs: SharedJobs, operator: Kubectl, power: Power
 ) -> None:
-    job = jobs(elastic=(2, 3), environment={"STEPS": 100000})
-    before = job.training(workers=3, steps=10)
+    (job,) = shared_jobs.take("elastic")
+    power.all_on()
+    before = job.training()
     generation = before.commits[-1].generation
     node = leader_node(operator)
-    lost = {p["metadata"]["name"] for p in job.pods() if p["spec"]["nodeName"] == node}
-    assert len(lost) == 1, "one worker a node"
-    cut = faults.power_off(node)
-    try:
-        # The new worker may be there before the new leader decides: then one generation is enough.
-        trace = job.changed(before, lambda p: p[0] in lost, workers=3, survivors=2, generations=(1, 2))
+    lost = {p["metadata"]["name"] for p in job.pods() if alive(p) and p["spec"]["nodeName"] == node}
+    assert 0 < len(lost) < WORKERS, f"the leader's node {node} has {len(lost)} of {WORKERS} workers"
+    with power.off(node) as cut:
+        # The new workers may be there before the new leader decides: then one generation is enough.
+        trace = job.lost(before, lost, generations=(1, 1 + len(lost)))
         wait = trace.first_of(generation + 1).t - cut
         print(f"power cut with the leader -> survivors' next committed step: {wait:.1f} s")
         assert wait <= WITH_LEADER_S
-    finally:
-        faults.power_on(node)
 
 
-def test_all_nodes_are_on_afterwards(operator: Kubectl) -> None:
-    ready = nodes.ready(operator)
-    assert all(ready.get(addresses.parse_node(n).name) for n in ("n1", "n2", "n3")), json.dumps(ready)
+def test_node_that_restarts_within_seconds_costs_no_restart_and_is_named(
+    shared_jobs: SharedJobs, operator: Kubectl, power: Power
+) -> None:
+    jobs = shared_jobs.take("elastic", "fixed size")
+    for _ in range(REBOOTS):
+        power.all_on()
+        before = {job.kind: job.training() for job in jobs}
+        counted, newest = ({job.kind: ask(job) for job in jobs} for ask in (SharedJob.counted, SharedJob.newest))
+        node, lost = node_of_some({job.kind: job for job in jobs}, leader_node(operator))
+        with power.off(node):
+            pass
+        for job in (job for job in jobs if lost[job.kind]):
+            generation = before[job.kind].commits[-1].generation
+            trace = job.training(after=generation)
+            # By name alone: a restarted container gives its processes the ids that the former ones had.
+            since = [c for c in trace.judged() if c.generation >= generation]
+            assert judge.whole(since, first=None, redone=1) == []
+            assert job.counted() == counted[job.kind], f"the restarted node counts against the {job.kind} job's budget"
+            named(job, newest[job.kind], node)
+
+
+def named(job: SharedJob, generation: int, node: str) -> None:
+    """Fail unless an incident after that generation names the node."""
+    decisions = [i["decision"] for i in job.status()["incidents"] if i["generation"] > generation]
+    assert any(f"on node {node}" in decision for decision in decisions), decisions

@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+import pytest
+
 from cluster.kubectl import Kubectl, wait_until
 from harness import faults
 from harness.trace import Trace
@@ -13,6 +15,7 @@ from tests.e2e.columns import SAMPLE_S, sampled
 from tests.e2e.truth import Asked, Fault, Row, Run, judge
 
 
+@pytest.mark.usefixtures("nothing_shared")
 def test_columns_follow_the_trainers(jobs: Callable[..., TracedJob], operator: Kubectl) -> None:
     """A process is killed, a pod deleted, a node switched off, the job is resized and ends."""
     asked, broken = [Asked(time.time(), 3)], []
@@ -36,7 +39,7 @@ def test_columns_follow_the_trainers(jobs: Callable[..., TracedJob], operator: K
             asked.append(Asked(time.time(), replicas))
             job.patch_replicas(replicas)
             generation = _trains(job, replicas, after=generation)
-        job.hurry()
+        job.pace(0)
         job.wait(240, "the job ends", state="Succeeded")
         ended = len(rows)
         wait_until(lambda: len(rows) >= ended + 4 / SAMPLE_S, timeout_s=20, what="some lines of the ended job")
@@ -45,6 +48,7 @@ def test_columns_follow_the_trainers(jobs: Callable[..., TracedJob], operator: K
     assert len({d.parameters for d in trace.done}) == 1, "the processes ended with different parameters"
 
 
+@pytest.mark.usefixtures("nothing_shared")
 def test_columns_follow_a_script(jobs: Callable[..., TracedJob], operator: Kubectl) -> None:
     """An unmodified script: a process is killed, a pod deleted, a node switched off, it grows and ends."""
     asked, broken = [Asked(time.time(), 2)], []

@@ -1,0 +1,162 @@
+"""Four jobs that tests break one after another, so that each test pays for its fault and not for a start of its own.
+
+A test says which it needs and gets them while all their workers train; the others pause in every step meanwhile. A job that a
+failed test has left in pieces is replaced. `settled` and `after` hold for all four: what a generation is to a Session job is to
+the script each forming of its group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from cluster.errors import ClusterError
+from cluster.kubectl import Kubectl
+from harness import installation, traced_job
+from harness.job import RESOURCE, JobView
+from harness.trace import Trace
+from harness.traced_job import TracedJob, alive
+
+WORKERS = 3
+PACE_S, IDLE_S = 0.02, 0.5
+"""How much longer a step takes than its work, in the jobs that a test uses, and in the others."""
+STEPS = 100_000
+
+KINDS: Mapping[str, dict[str, Any]] = {
+    "elastic": {"elastic": (1, 5)},
+    "two processes": {
+        "elastic": (1, 3),
+        "processesPerWorker": 2,
+        "checkpoint": {"volumeClaim": "saved", "everySeconds": 2, "keep": 2},
+    },
+    "fixed size": {"elastic": None},
+    "script": {"elastic": (1, 3), "script": "plain.py"},
+}
+
+
+@dataclass(frozen=True)
+class SharedJob(TracedJob):
+    """One of the four."""
+
+    kind: str
+
+    @property
+    def processes(self) -> int:
+        """How many each worker has."""
+        return int(KINDS[self.kind].get("processesPerWorker", 1))
+
+    def training(self, *, workers: int = WORKERS, timeout_s: float = 240, steps: int = 10, after: int = 0) -> Trace:
+        """See TracedJob."""
+        if self.kind != "script":
+            return super().training(workers=workers, timeout_s=timeout_s, steps=steps, after=after)
+
+        def there(trace: Trace) -> bool:
+            newest = trace.commits[-1].generation
+            return newest > after and len(trace.pids(newest)) == workers and len(trace.intervals_s(newest)) >= steps
+
+        return self.wait_trace(there, timeout_s, f"a script trains with {workers} workers, after group {after}")
+
+    def lost(self, before: Trace, pods: set[str], generations: tuple[int, int] | None = None) -> Trace:
+        """Wait until all train again after pods were lost; return the trace. Fails unless the judge is content.
+
+        An elastic job takes one generation without the pods, and one for each that returns later than the others. One of
+        fixed size stands until all are back, and takes one. A script's processes start again in each.
+        """
+        fixed = self.kind == "fixed size"
+        least, most = generations or ((1, 1) if fixed else (2, 1 + len(pods)))
+        if self.kind != "script":
+            survivors = self.processes * (WORKERS - len(pods))
+            return self.changed(
+                before, lambda p: p[0] in pods, workers=WORKERS, survivors=survivors, generations=(least, most)
+            )
+        old = before.pids(before.commits[-1].generation)
+        return self.changed(before, lambda p: p in old, workers=WORKERS, survivors=0, generations=(least, most))
+
+    def newest(self) -> int:
+        """Return the number of the newest generation; a script's trace counts its groups instead."""
+        return int(self.status()["membership"]["generation"])
+
+    def counted(self) -> int:
+        """Return how many process restarts count against the job's budget."""
+        return int((self.status().get("restarts") or {}).get("processes", 0))
+
+
+class SharedJobs:
+    """The jobs that there are, by kind."""
+
+    def __init__(self, kubectl: Kubectl, namespace: str) -> None:
+        self._kubectl = kubectl
+        self._namespace = namespace
+        self._jobs: dict[str, SharedJob] = {}
+        self._made = 0
+
+    def take(self, *kinds: str, pace_s: float = PACE_S) -> list[SharedJob]:
+        """Return the jobs of these kinds once all their workers train; they start together where they have to."""
+        for kind, job in self._jobs.items():
+            job.pace(pace_s if kind in kinds else IDLE_S)
+        for kind in kinds:
+            if kind not in self._jobs:
+                self._start(kind, pace_s)
+        return [self._whole(kind, pace_s) for kind in kinds]
+
+    def end(self) -> None:
+        """End all of them: the next test needs the machine to itself."""
+        for kind in list(self._jobs):
+            self._delete(kind)
+
+    def _whole(self, kind: str, pace_s: float) -> SharedJob:
+        job = self._jobs[kind]
+        try:
+            if KINDS[kind]["elastic"] is not None and job.get()["spec"]["replicas"] != WORKERS:
+                job.patch_replicas(WORKERS)
+            job.training()
+        except ClusterError:
+            self._delete(kind)
+            job = self._start(kind, pace_s)
+            job.training()
+        return job
+
+    def _start(self, kind: str, pace_s: float) -> SharedJob:
+        self._made += 1
+        if "checkpoint" in KINDS[kind]:
+            installation.volume(self._kubectl, self._namespace, KINDS[kind]["checkpoint"]["volumeClaim"])
+        started = traced_job.start(
+            self._kubectl,
+            self._namespace,
+            f"{kind.replace(' ', '-')}-{self._made}",
+            replicas=WORKERS,
+            environment={"STEPS": STEPS},
+            container={"resources": {"requests": {"cpu": "100m", "memory": "200Mi"}}},
+            recovery={"maxRestarts": STEPS},
+            **KINDS[kind],
+        )
+        self._jobs[kind] = job = SharedJob(self._kubectl, self._namespace, started.name, started.directory, kind)
+        job.pace(pace_s)
+        return job
+
+    def _delete(self, kind: str) -> None:
+        job = self._jobs.pop(kind)
+        self._kubectl.run("--namespace", self._namespace, "delete", RESOURCE, job.name, "--wait=false")
+        pods = f"--selector=regroup.dev/job-name={job.name}"
+        self._kubectl.run(
+            "--namespace", self._namespace, "delete", "pods", pods, "--grace-period=0", "--force", "--wait=false"
+        )
+
+
+def node_of_some(jobs: Mapping[str, JobView], leader: str) -> tuple[str, dict[str, set[str]]]:
+    """Return a node, and its pods of each job: it has pods of as many as possible, of none all, and not the leader."""
+    homes = {
+        name: [(p["spec"]["nodeName"], p["metadata"]["name"]) for p in job.pods() if alive(p)]
+        for name, job in jobs.items()
+    }
+    by_node = {
+        node: {name: {pod for home, pod in pods if home == node} for name, pods in homes.items()}
+        for node in sorted({home for pods in homes.values() for home, _ in pods} - {leader})
+    }
+    fitting = {
+        node: found for node, found in by_node.items() if all(len(found[n]) < len(pods) for n, pods in homes.items())
+    }
+    assert fitting, f"no node has some workers and not the leader: {by_node}, leader on {leader}"
+    node = max(fitting, key=lambda n: (sum(map(bool, fitting[n].values())), -sum(map(len, fitting[n].values()))))
+    return node, fitting[node]
