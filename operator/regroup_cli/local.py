@@ -255,7 +255,15 @@ class Terminal:
 
     def record(self, job: Job, note: EventNote) -> None:  # noqa: ARG002
         """See Recorder."""
-        print(f"regroup: {note.kind} {note.reason}: {note.note}", file=self._out, flush=True)
+        say(f"{note.kind} {note.reason}: {note.note}", self._out)
+
+
+def say(text: str, out: TextIO | None = None) -> None:
+    """Write a line to a terminal, stderr by default, in one piece: the workers write to it, too. (`print` writes the end of a line
+    apart where PYTHONUNBUFFERED is set.)"""
+    out = out or sys.stderr
+    out.write(f"regroup: {text}\n")
+    out.flush()
 
 
 def _die_with_parent() -> None:

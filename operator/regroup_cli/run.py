@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from _regroup_agent.build import build as build_agent
-from regroup_cli.local import ADDRESS, FileStore, LocalWorkers, Terminal
+from regroup_cli.local import ADDRESS, FileStore, LocalWorkers, Terminal, say
 from regroup_operator.api import Job, SpecError, parse_job
 from regroup_operator.controller import Controller
 from regroup_operator.membership.certificates import Authority, server_context
@@ -142,7 +142,7 @@ async def _run(store: FileStore, directory: Path, command: list[str], args: argp
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
-    print(f"regroup: job in {store.path}; resize it with: regroup scale {directory} N", file=sys.stderr, flush=True)
+    say(f"job in {store.path}; resize it with: regroup scale {directory} N")
     working = loop.create_task(queue.run())
     try:
         return await _watch(store, key, queue, stop, working)
@@ -169,13 +169,13 @@ async def _watch(store: FileStore, key: Key, queue: WorkQueue, stop: asyncio.Eve
         now = _line(job)
         if now != line and (loop.time() >= next_line_s or job.status.phase in ("Succeeded", "Failed")):
             line, next_line_s = now, loop.time() + LINE_S
-            print(f"regroup: {line}", file=sys.stderr, flush=True)
+            say(line)
         if job.status.phase in ("Succeeded", "Failed"):
             await _until_stopped(store, key)
             return 0 if job.status.phase == "Succeeded" else 1
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(stop.wait(), POLL_S)
-    print("regroup: stopped at your wish; the workers are being ended.", file=sys.stderr, flush=True)
+    say("stopped at your wish; the workers are being ended.")
     return 130
 
 

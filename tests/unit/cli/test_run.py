@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 
 import pytest
 
 from regroup_cli.__main__ import main, parser
-from regroup_cli.local import FileStore
+from regroup_cli.local import FileStore, say
 from regroup_cli.run import job_object
 from regroup_operator.api import SpecError, parse_job
 
@@ -113,3 +114,16 @@ def test_job_that_has_ended_is_not_resized(tmp_path: Path, capsys: pytest.Captur
     ended(tmp_path, "Running")
     assert main(["scale", str(tmp_path), "3"]) == 0
     assert json.loads((tmp_path / "job.json").read_text())["spec"]["replicas"] == 3
+
+
+def test_line_is_written_in_one_piece() -> None:
+    """Workers write to the same terminal."""
+    written: list[str] = []
+
+    class Pipe(io.StringIO):
+        def write(self, text: str) -> int:
+            written.append(text)
+            return len(text)
+
+    say("Running  2/2 ready", Pipe())
+    assert written == ["regroup: Running  2/2 ready\n"]
