@@ -384,7 +384,7 @@ def test_pods_of_a_slot_whose_starts_hang_do_not_pile_up(tmp_path: Path) -> None
     world.step(5)
     world.slow_start_s = 1e9
     world.kill_process(world.uid(1))
-    world.advance(1800.0)
+    world.advance(700.0)
     assert len([name for name in world.names() if name.startswith("1-")]) <= 2, world.names()
     assert "1-0" in world.names()
 
