@@ -33,7 +33,7 @@ from .launch import (
 )
 from .link import Endpoint, Link
 from .local_server import LocalServer
-from .memory import MemoryCgroup
+from .memory import LOOK_EVERY_S, MemoryCgroup
 from .output import Output
 from .posix import become_subreaper
 from .statefile import StateFile
@@ -115,6 +115,7 @@ class Agent:
         if self._zygote is not None:
             self._zygote.start()
         self._feed(ev.StoreOpened(self._store.port))
+        self._look_at_memory()
         link = asyncio.ensure_future(self._link.run())
         link.add_done_callback(self._link_ended)
         try:
@@ -228,8 +229,14 @@ class Agent:
         self._feed(ev.Spawned(local_rank, incarnation))
 
     def _exited(self, local_rank: int, incarnation: int, code: int, words: LastWords) -> None:
-        memory = self._memory.newly_killed() if code != 0 else None
+        memory = self._memory.newly_killed(time.monotonic()) if code != 0 else None
         self._feed(ev.Exited(local_rank, incarnation, code, words.line, words.tail, memory))
+
+    def _look_at_memory(self) -> None:
+        """Date the kills that no exit follows, so that no later exit is explained with them."""
+        if self._memory.found:
+            self._memory.look(time.monotonic())
+            asyncio.get_running_loop().call_later(LOOK_EVERY_S, self._look_at_memory)
 
     def _take_store(self, generation: int) -> socket.socket | None:
         if not self._core.gives_store(generation):

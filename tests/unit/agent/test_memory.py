@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from _regroup_agent import ending
-from _regroup_agent.memory import Memory, MemoryCgroup, in_words, out_of_memory, parse
+from _regroup_agent.memory import Kills, Memory, MemoryCgroup, in_words, out_of_memory, parse
 
 MIB = 1 << 20
 V1_EVENTS = "oom_kill_disable 0\nunder_oom 0\noom_kill 2\n"
@@ -55,14 +55,42 @@ def cgroup(directory: Path, kills: int, *, v2: bool = False) -> None:
 def test_cgroup_is_found_and_each_kill_is_told_once(tmp_path: Path, where: str, own: str, v2: bool) -> None:
     cgroup(tmp_path / where, kills=1, v2=v2)
     found = MemoryCgroup(str(tmp_path), own)
-    assert found.newly_killed() is None, "what was killed before this agent started is no news"
+    assert found.newly_killed(1.0) is None, "what was killed before this agent started is no news"
     cgroup(tmp_path / where, kills=3, v2=v2)
-    told = [found.newly_killed() for _ in range(3)]
+    told = [found.newly_killed(2.0) for _ in range(3)]
     assert told == [Memory(3, 64 * MIB, 63 * MIB), Memory(3, 64 * MIB, 63 * MIB), None]
 
 
+def test_kill_that_no_exit_followed_explains_no_later_exit(tmp_path: Path) -> None:
+    cgroup(tmp_path, kills=0, v2=True)
+    found = MemoryCgroup(str(tmp_path), "0::/\n")
+    cgroup(tmp_path, kills=3, v2=True)
+    found.look(10.0)
+    assert found.newly_killed(3610.0) is None
+
+
+@pytest.mark.parametrize(
+    ("looks", "explained"),
+    [
+        pytest.param([(10, 1)], [True, False], id="one kill explains the exit of the same moment, and one exit only"),
+        pytest.param([(10, 3), (10.1, 3)], [True, True, True, False], id="three that died together are all explained"),
+        pytest.param([(10, 1), (14.9, 1)], [True, False], id="a trainer that fails some seconds after its helper"),
+        pytest.param([(10, 3), (15.1, 3)], [False], id="an exit long after the kills has another cause"),
+        pytest.param(
+            [(10, 3), (15.1, 4)], [True, False], id="an exit after a new kill, when older ones no longer count"
+        ),
+        pytest.param([(10, 0), (11, 0)], [False], id="no kill"),
+    ],
+)
+def test_kills_explain_the_exits_right_after_them(looks: list[tuple[float, int]], explained: list[bool]) -> None:
+    kills = Kills(0)
+    for now_s, counter in looks:
+        kills.look(counter, now_s)
+    assert [kills.explain() for _ in explained] == explained
+
+
 def test_machine_without_cgroups_tells_nothing(tmp_path: Path) -> None:
-    assert MemoryCgroup(str(tmp_path), "").newly_killed() is None
+    assert MemoryCgroup(str(tmp_path), "").newly_killed(1.0) is None
     assert MemoryCgroup(str(tmp_path), "no cgroup line\n").read() is None
 
 
