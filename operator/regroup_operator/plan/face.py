@@ -50,6 +50,8 @@ class View:
     """Steps are overdue."""
     hang: str = ""
     """What is known of a hang."""
+    finished: tuple[int, int] | None = None
+    """Number and members of the generation whose end has just ended the job."""
     saving: Saving | None = None
     """Whether checkpoints are saved; None: as it was."""
 
@@ -135,10 +137,9 @@ def _said(view: View, phase: str, before: Sequence[Mapping[str, Any]], group: st
             replicas=view.job.spec.replicas,
             workers=view.workers,
             # What failed it stays: others of its processes may end a moment later.
-            failure=next(
-                (Verdict(c["reason"], c["message"]) for c in before if c["type"] == "Failed" and c["status"] == "True"),
-                view.failure,
-            ),
+            failure=_said_before("Failed", before) or view.failure,
+            complete=_said_before("Complete", before),
+            finished=view.finished,
             crash=view.crash,
             note=_refusal_note(view),
             group=group,
@@ -146,6 +147,12 @@ def _said(view: View, phase: str, before: Sequence[Mapping[str, Any]], group: st
             unsaved=saving.message if saving is not None and saving.reason == NOT_SAVED else "",
         ),
     ]
+
+
+def _said_before(kind: str, before: Sequence[Mapping[str, Any]]) -> Verdict | None:
+    """Return reason and message of a condition that is True already."""
+    known = next((c for c in before if c["type"] == kind and c["status"] == "True"), None)
+    return None if known is None else Verdict(known["reason"], known["message"])
 
 
 def _saving(view: View, before: Sequence[Mapping[str, Any]]) -> Said | None:

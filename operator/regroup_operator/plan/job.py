@@ -91,6 +91,7 @@ class _Planner:
         self.released = frozenset(self.status.get("released", ()))
         self.notes: list[EventNote] = []
         self.tell: list[Tell] = []
+        self.finished: tuple[int, int] | None = None
         self.recovery = job.spec.recovery
         self.replicas = job.spec.replicas
 
@@ -405,8 +406,10 @@ class _Planner:
         if current is None or not self.members:
             return None
         if all(_finished(w, current.number) for w in self.members):
-            return SUCCEEDED
-        return SUCCEEDED if self._finished_before(current) else None
+            self.finished = (current.number, len(current.members))
+        elif self._finished_before(current):
+            self.finished = (current.older[0].number, len(current.older[0].pod_uids))
+        return None if self.finished is None else SUCCEEDED
 
     def _finished_before(self, current: Current) -> bool:
         """Whether the last step was committed before anybody entered the newest generation, a planned one: it has come too
@@ -530,6 +533,7 @@ class _Planner:
                 crash=self._crash(),
                 stalled=self._stalled(),
                 hang=self.hang.message,
+                finished=self.finished,
                 saving=self._saving(ended),
             ),
             self.status,

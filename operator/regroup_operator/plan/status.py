@@ -151,15 +151,18 @@ def training_conditions(
     replicas: int,
     workers: Sequence[Worker],
     failure: Verdict | None,
+    complete: Verdict | None = None,
+    finished: tuple[int, int] | None = None,
     note: str = "",
     group: str | None = None,
     crash: str = "",
     hang: str = "",
     unsaved: str = "",
 ) -> list[Said]:
-    """Return Training, Degraded, and Complete or Failed once the job has ended. `note`: what a refusal said; `group`: as in
-    phase_of; `crash`: what is said of a crash that repeats; `hang`: what is known of a step that is overdue; `unsaved`: why
-    the last checkpoint is missing."""
+    """Return Training, Degraded, and Complete or Failed once the job has ended. `complete`: what Complete says already;
+    `finished`: number and members of the generation that has finished, which may be the one before the newest; `note`: what
+    a refusal said; `group`: as in phase_of; `crash`: what is said of a crash that repeats; `hang`: what is known of a step
+    that is overdue; `unsaved`: why the last checkpoint is missing."""
     out: list[Said] = []
     number = current.number if current else 0
     count = len(current.members) if current else 0
@@ -173,6 +176,8 @@ def training_conditions(
                 "torch.distributed.init_process_group where Regroup can see it, so it is not known whether they train.",
             )
         )
+    elif phase in (SUCCEEDED, FAILED):
+        out.append(Said("Training", "False", phase, "The job has ended."))
     elif phase == RUNNING:
         out.append(Said("Training", "True", "Running", f"Generation {number} trains with {_workers(count)}."))
     elif group == Group.WAITING and current is not None and current.adopted and not isinstance(decision, Wait):
@@ -191,7 +196,10 @@ def training_conditions(
         out.append(Said("Degraded", "True", "Crashing", crash))
     else:
         out.append(_degraded(phase, current, replicas, workers, hang))
-    if phase == SUCCEEDED:
+    if phase == SUCCEEDED and complete is not None:
+        out.append(Said("Complete", "True", complete.reason, complete.message))
+    elif phase == SUCCEEDED:
+        number, count = finished or (number, count)
         reason = "FinishedUnsaved" if unsaved else "Finished"
         what = f"All {_workers(count)} of generation {number} finished."
         out.append(Said("Complete", "True", reason, " ".join(filter(None, [what, unsaved]))))
