@@ -1,19 +1,63 @@
-"""Bad input on a real cluster: one clear sentence in the right place, and nothing else changed."""
+"""Bad input on a real cluster: one clear sentence in the right place, and nothing else changed.
+
+What a user reads after a failure names its cause: the field, the image, the memory, the line of the script.
+"""
 
 from __future__ import annotations
 
 import json
+import shlex
 import time
-from collections.abc import Callable
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from datetime import datetime
 from typing import Any
 
-from cluster.kubectl import wait_until
-from harness.traced_job import TracedJob
+import pytest
 
-Start = Callable[..., TracedJob]
+from cluster.kubectl import Kubectl, wait_until
+from harness import installation, traced_job
+from harness.traced_job import TracedJob
 
 VERDICT_S = 5.0
 """It takes well under a second; kubectl and two busy cores are in it."""
+HOPELESS_S = 30.0
+_LIMITS = {"requests": {"cpu": "100m", "memory": "200Mi"}, "limits": {"memory": "1Gi"}}
+_SMALL = {"resources": {"requests": {"cpu": "100m", "memory": "200Mi"}}}
+JOBS: Mapping[str, dict[str, Any]] = {
+    "exits": {
+        "replicas": 2,
+        "command": ["python", "-c", "import sys; sys.exit('no such dataset')"],
+        "recovery": {"maxRestarts": 3, "windowSeconds": 600},
+    },
+    "unsaveable": {"replicas": 2, "script": "unsaveable.py", "recovery": {"maxRestarts": 0, "windowSeconds": 600}},
+    "raises": {
+        "replicas": 2,
+        "elastic": None,
+        "script": "raises.py",
+        "recovery": {"maxRestarts": 100, "windowSeconds": 3600},
+    },
+    "eats": {
+        "replicas": 2,
+        "elastic": (1, 3),
+        "environment": {"STEPS": 100_000, "EATS_AT": 20},
+        "container": {"resources": _LIMITS},
+    },
+    "no-image": {"replicas": 3, "image": "localhost/no-such-image:1"},
+}
+"""They go wrong by themselves, so that they can do it all at once."""
+
+
+@pytest.fixture(scope="module")
+def wrong(operator: Kubectl) -> Iterator[dict[str, TracedJob]]:
+    """The jobs of JOBS, started together."""
+    namespace = f"train-{uuid.uuid4().hex[:8]}"
+    installation.namespace(operator, namespace)
+    yield {
+        name: traced_job.start(operator, namespace, name, **({"container": _SMALL} | options))
+        for name, options in JOBS.items()
+    }
+    installation.remove_namespace(operator, namespace)
 
 
 def _condition(status: dict[str, Any], kind: str) -> dict[str, Any]:
@@ -45,7 +89,7 @@ def _one_line(message: str) -> bool:
     return bool(message) and "\n" not in message and "Traceback" not in message
 
 
-def test_typo_inside_the_template_is_a_condition_and_an_event(jobs: Start) -> None:
+def test_typo_inside_the_template_is_a_condition_and_an_event(jobs: Callable[..., TracedJob]) -> None:
     job = jobs(container={"imagePullPolcy": "Never"})
     applied = time.monotonic()
     accepted = _wait_condition(job, "Accepted", "False")
@@ -57,8 +101,8 @@ def test_typo_inside_the_template_is_a_condition_and_an_event(jobs: Start) -> No
     assert job.status()["summary"]["state"] == accepted["reason"]
 
 
-def test_image_that_does_not_exist_is_named_in_pods_ready_and_an_event(jobs: Start) -> None:
-    job = jobs(image="localhost/no-such-image:1")
+def test_image_that_does_not_exist_is_named_in_pods_ready_and_an_event(wrong: dict[str, TracedJob]) -> None:
+    job = wrong["no-image"]
     wait_until(
         lambda: "no-such-image" in _condition(job.status(), "PodsReady").get("message", ""),
         timeout_s=60,
@@ -75,9 +119,8 @@ def test_image_that_does_not_exist_is_named_in_pods_ready_and_an_event(jobs: Sta
     assert len(job.pods()) == 3, "the pods wait for their image; no others are made"
 
 
-def test_command_that_exits_1_at_once_fails_the_job_with_its_last_line(jobs: Start) -> None:
-    command = ["python", "-c", "import sys; sys.exit('no such dataset')"]
-    job = jobs(command=command, recovery={"maxRestarts": 3, "windowSeconds": 600})
+def test_command_that_exits_1_at_once_fails_the_job_with_its_last_line(wrong: dict[str, TracedJob]) -> None:
+    job = wrong["exits"]
     failed = _wait_condition(job, "Failed", "True", 120)
     assert "exit code 1" in failed["message"], failed
     assert "no such dataset" in failed["message"], failed
@@ -86,10 +129,40 @@ def test_command_that_exits_1_at_once_fails_the_job_with_its_last_line(jobs: Sta
     assert job.status()["summary"]["state"] == "Failed"
 
 
-def test_state_that_cannot_be_saved_is_refused_by_name(jobs: Start) -> None:
-    job = jobs(script="unsaveable.py", recovery={"maxRestarts": 0, "windowSeconds": 600})
+def test_state_that_cannot_be_saved_is_refused_by_name(wrong: dict[str, TracedJob]) -> None:
+    job = wrong["unsaveable"]
     failed = _wait_condition(job, "Failed", "True", 120)
     assert 'state["lock"]' in failed["message"], failed
     assert _one_line(failed["message"])
     assert _warning(job, "Failed") == failed["message"]
     assert job.status()["summary"]["state"] == "Failed"
+
+
+def test_process_that_uses_all_memory_is_called_so(wrong: dict[str, TracedJob]) -> None:
+    job = wrong["eats"]
+    found = wait_until(
+        lambda: [i for i in job.status().get("incidents", ()) if i.get("cause") == "OOMKilled"],
+        "an incident names the memory",
+        timeout_s=120,
+    )
+    assert found
+    print(f"out of memory: {found[0]['decision']}")
+    assert "OOMKilled: limit 1" in found[0]["decision"], found
+    job.training(workers=2, steps=5, after=found[0]["generation"])
+
+
+def test_script_that_raises_at_once_fails_within_30_s_with_its_traceback_and_a_command_that_shows_it(
+    wrong: dict[str, TracedJob],
+) -> None:
+    job = wrong["raises"]
+    failed = _wait_condition(job, "Failed", "True", 120)
+    first, last = job.status()["incidents"][0]["at"], failed["lastTransitionTime"]
+    took_s = (datetime.fromisoformat(last) - datetime.fromisoformat(first)).total_seconds()
+    print(f"first crash -> Failed: {took_s:.1f} s\n{failed['message']}")
+    assert failed["reason"] == "RepeatedCrash"
+    assert took_s <= HOPELESS_S
+    lines = failed["message"].splitlines()
+    assert "ValueError: shard 1 is empty" in lines
+    command = shlex.split(lines[-1])
+    assert command[0] == "kubectl"
+    assert "ValueError: shard 1 is empty" in job.kubectl.run(*command[1:]), "the command shows the same"
