@@ -29,7 +29,7 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
         monkeypatch.setenv("TEST_HANG", where)
         monkeypatch.setenv("TEST_STEPS", str(steps))
         monkeypatch.setenv("TEST_ONCE", str(tmp_path))
-        command = ("--workers", str(workers), "--hang-seconds", str(HANG_S), "--first-step-seconds", "5", *arguments)
+        command = ("--workers", str(workers), "--hang-seconds", str(HANG_S), "--first-step-seconds", "8", *arguments)
         runs.append(LocalRun(tmp_path, *command, str(SCRIPT)))
         return runs[-1]
 
