@@ -123,7 +123,7 @@ def find_hang(
         failure = (
             f"{message}. It is hang {in_a_row + 1} in a row without a committed step in between. "
             f"{'Correct the script there' if outside else 'Look for ranks that run different collectives, and at the network'}"
-            ", then submit the job again: it goes on from its last checkpoint, where it has one."
+            ", then submit the job again. A job of another UID does not read this one's checkpoints."
         )
         return Hang(message=message, failure=failure, found_s=found_s)
     culprits: dict[MemberId, Culprit] = {}
