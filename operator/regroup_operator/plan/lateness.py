@@ -75,7 +75,9 @@ def see_lateness(
     replaced: set[str] = set()
     dues: list[float] = []
     longest_start_s = max((w.session.start_s or 0.0 for w in workers if w.session), default=0.0)
-    waited_for = any(w.standing == Standing.FORMING and not w.is_on_its_way for w in workers)
+    forming = [w.is_on_its_way for w in workers if w.standing == Standing.FORMING]
+    # Where all are on their way, processes of one worker may wait for each other: one of them has not come with the rest.
+    waited_for = not all(forming) or len(forming) == sum(w.is_member for w in workers)
     reached = any(w.connected and not _is_unreachable(w, now_s) for w in workers)
     kinds = {w.id: _kind(w, current, waited_for=waited_for, now_s=now_s) for w in workers}
     behind = frozenset(member for member, (kind, _) in kinds.items() if kind == BEHIND)
@@ -152,7 +154,7 @@ def with_setbacks(
 
 def _kind(worker: Worker, current: Current | None, *, waited_for: bool, now_s: float) -> tuple[str, float | None]:
     """Return how a worker is late, "" if it is not, and since when, where its session says so. `waited_for`: others wait
-    at the newest generation's store."""
+    at the newest generation's store, or nobody has arrived there and nobody else is missing."""
     session = worker.session
     if _is_unreachable(worker, now_s):
         return UNREACHABLE, None

@@ -210,6 +210,17 @@ def test_question_that_is_on_its_way_begins_no_other_spell() -> None:
     assert [worker.id for worker, _ in seen.restart] == [asked.id]
 
 
+def test_worker_alone_whose_processes_wait_for_each_other_is_late() -> None:
+    """One of its two processes has entered and the other hangs in the generation before: nobody else is there to be late."""
+    alone = replace(FORMS, session=make_session(2, Phase.FORMING, 2, entered=2, heard=2, adopted_to=1, step=9))
+    soon = see([alone], spells={uid_of(2): spell("behind", LATE_S + 1.0)})
+    assert not soon.restart, "it may be the only one to hold the state"
+    late = see([alone], spells={uid_of(2): spell("behind", LATE_S + 1.0)}, alone_s=LATE_S)
+    assert [worker.id for worker, _ in late.restart] == [alone.id]
+    missing = make_worker(1, Standing.LOST, session=make_session(1, connected=False), available=False)
+    assert not see([alone, missing], alone_s=0.0, spells={uid_of(2): spell("behind", LATE_S + 1.0)}).restart
+
+
 def test_of_holders_that_are_all_late_one_is_spared() -> None:
     """An evaluation that nobody has declared takes all of them as long: restarted together, they would lose the state."""
     late = [make_worker(s, Standing.PENDING, session=make_session(s, Phase.TRAINING, 1)) for s in (0, 1, 2)]
