@@ -140,20 +140,6 @@ def leader_node(k: Kubectl) -> str:
     return str(pod["spec"]["nodeName"])
 
 
-def node_with_workers(job: JobView, leader: str) -> tuple[str, set[str]]:
-    """Return a node that holds workers but neither the leader nor all workers, and the pods on it."""
-    by_node: dict[str, set[str]] = {}
-    for pod in job.pods():
-        if alive(pod):
-            by_node.setdefault(pod["spec"]["nodeName"], set()).add(pod["metadata"]["name"])
-    fitting = {
-        node: pods for node, pods in by_node.items() if node != leader and len(pods) < sum(map(len, by_node.values()))
-    }
-    assert fitting, f"no node has some workers and not the leader: {by_node}, leader on {leader}"
-    node = min(fitting, key=lambda n: (len(fitting[n]), n))
-    return node, fitting[node]
-
-
 def alive(pod: dict[str, Any]) -> bool:
     """Return whether a pod runs and is not about to go."""
     return "deletionTimestamp" not in pod["metadata"] and pod["status"].get("phase") == "Running"

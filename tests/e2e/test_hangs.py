@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable
 
 from cluster.kubectl import Kubectl
 from harness import faults, installation, judge
-from harness.traced_job import TracedJob, leader_node
+from harness.traced_job import leader_node
+from tests.e2e.shared import SharedJobs
 
 HANG_S = 15
 TAKEOVER_S = 25
@@ -15,10 +15,11 @@ TAKEOVER_S = 25
 
 
 def test_stopped_trainer_is_named_and_restarted_in_place_by_the_next_operator(
-    jobs: Callable[..., TracedJob], operator: Kubectl
+    shared_jobs: SharedJobs, operator: Kubectl
 ) -> None:
-    job = jobs(elastic=(2, 3), recovery={"hangSeconds": HANG_S}, environment={"STEPS": 100000})
-    before = job.training(workers=3)
+    (job,) = shared_jobs.take("elastic")
+    job.patch(recovery={"hangSeconds": HANG_S})
+    before = job.training(steps=20)
     generation = before.commits[-1].generation
     containers, pids = job.containers(), before.pids(generation)
     node = leader_node(operator)
@@ -34,7 +35,8 @@ def test_stopped_trainer_is_named_and_restarted_in_place_by_the_next_operator(
     )
     took_s = trace.first_of(generation + 1).t - stopped
     print(f"SIGSTOP -> next committed step with hangSeconds {HANG_S} and a new operator: {took_s:.1f} s")
-    after = job.training(workers=3, after=generation)
+    after = job.training(after=generation)
+    job.patch(recovery={"hangSeconds": None})
     survivors = set(pids) - {(pod, pid)}
     newest = after.commits[-1].generation
     assert survivors <= set(after.pids(newest)), "a survivor lost its process"
@@ -43,10 +45,11 @@ def test_stopped_trainer_is_named_and_restarted_in_place_by_the_next_operator(
     first = min(c.step for c in after.commits if c.generation > generation)
     last = max(c.step for c in after.commits if c.generation == generation)
     assert last <= first <= last + 1, "steps were rolled back"
-    assert judge.whole(after.judged(), redone=1) == []
+    assert judge.whole([c for c in after.judged() if c.generation >= generation], first=None, redone=1) == []
     incident = next(i for i in job.status()["incidents"] if i["generation"] > generation)
     assert incident["cause"] == "Hung", incident
-    rank, slot = pids[pod, pid], pod.rsplit("-", 2)[1]
-    assert f"rank {rank} (worker {slot}, process 0) is stopped by a signal" in incident["decision"]
+    (slot, attempt), rank = pod.rsplit("-", 2)[1:], pids[pod, pid]
+    worker = slot if attempt == "0" else f"{slot}.{attempt}"
+    assert f"rank {rank} (worker {worker}, process 0) is stopped by a signal" in incident["decision"]
     assert len(incident["stacks"]) == 3
     assert took_s <= HANG_S + TAKEOVER_S, took_s

@@ -6,26 +6,25 @@ import signal
 import statistics
 import threading
 import time
-from collections.abc import Callable
 
 from cluster.errors import ClusterError
 from cluster.kubectl import Kubectl, wait_until
 from harness import faults, installation, judge
-from harness.traced_job import TracedJob
 from tests.e2e.columns import SAMPLE_S, sampled
+from tests.e2e.shared import SharedJobs
 
-QUIET_S = 20.0
-WATCHED_S = 10.0
-"""After the new leader's first status."""
+USUAL_S, QUIET_S, WATCHED_S = 12.0, 20.0, 5.0
+"""Before the kill, after it, and after the new leader's first status."""
+PACE_S = 0.05
 
 
-def test_killed_operator_disturbs_nobody(jobs: Callable[..., TracedJob], operator: Kubectl) -> None:
-    job = jobs(elastic=(2, 3), environment={"STEPS": 100000, "STEP_SECONDS": 0.05})
-    before = job.training(workers=3, steps=20)
+def test_killed_operator_disturbs_nobody(shared_jobs: SharedJobs, operator: Kubectl) -> None:
+    (job,) = shared_jobs.take("elastic", pace_s=PACE_S)
+    before = job.training(steps=20)
     generation, pids = before.commits[-1].generation, before.pids(before.commits[-1].generation)
     with sampled(job) as rows:
         begun = time.time()
-        job.wait_trace(lambda t: t.commits[-1].t >= begun + QUIET_S, QUIET_S + 20, "20 s of steps")
+        job.wait_trace(lambda t: t.commits[-1].t >= begun + USUAL_S, USUAL_S + 20, "steps before the kill")
         leader = installation.leader(operator)
         assert leader is not None
         killed = faults.kill_main(leader["metadata"]["uid"], "regroup_operator")
@@ -54,10 +53,10 @@ def test_killed_operator_disturbs_nobody(jobs: Callable[..., TracedJob], operato
     assert set(after.pids(generation)) == set(pids), "a worker was disturbed"
 
 
-def test_two_operators_never_give_one_number_to_two_lists(jobs: Callable[..., TracedJob], operator: Kubectl) -> None:
+def test_two_operators_never_give_one_number_to_two_lists(shared_jobs: SharedJobs, operator: Kubectl) -> None:
     """The leader is stopped past its lease, workers die meanwhile, the other operator acts; then the old one goes on."""
-    job = jobs(elastic=(2, 3), environment={"STEPS": 100000})
-    job.training(workers=3, steps=10)
+    (job,) = shared_jobs.take("elastic")
+    first = job.training().commits[-1].generation
     seen: dict[int, set[tuple[str, str]]] = {}
     watching = threading.Event()
 
@@ -85,13 +84,13 @@ def test_two_operators_never_give_one_number_to_two_lists(jobs: Callable[..., Tr
         job.kill_rank(0)
     finally:
         faults.signal_main(uid, "regroup_operator", signal.SIGCONT)
-    job.training(workers=3, steps=10, after=generation)
+    job.training(after=generation)
     watching.set()
     watcher.join()
     assert len(seen) >= 3, "generations were watched"
     assert all(len(lists) == 1 for lists in seen.values()), seen
     trace = job.trace()
-    assert judge.whole(trace.judged(), redone=2) == []
+    assert judge.whole([c for c in trace.judged() if c.generation >= first], first=None, redone=2) == []
     for number in trace.generations():
         ranks = list(trace.pids(number).values())
         assert len(ranks) == len(set(ranks)), f"two processes had one rank in generation {number}"
