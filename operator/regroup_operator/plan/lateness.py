@@ -33,6 +33,8 @@ START_FACTOR = 4
 """Starts may take so many times the longest one that was seen: imports on a busy node, an image's first read."""
 MAX_START_GROWTH = 64
 """Each pod of a slot has twice as long to start as the one before it, up to so many times: what takes long may, in the end."""
+ENTER_S = 5.0
+"""So long a worker has to enter a generation that names it again, however long it was missed before."""
 ONLY_HOLDER = 5
 SETBACK_S = (60.0, 600.0)
 """How long who kept a generation from forming joins no other one: the first time, doubled each time up to the second."""
@@ -93,9 +95,11 @@ def see_lateness(
                 replaced.add(pod.uid)
             else:
                 dues.append(due_s)
-        if not kind:
-            continue
         known = spells.get(pod.uid)
+        if not kind:
+            if known and known.kind == BEHIND and now_s < worker.barred_until_s:
+                kept[pod.uid] = known  # it is left out because it did not come, which is no sign that it would
+            continue
         spell = known if known and known.kind == kind else Spell(kind, now_s if since_s is None else since_s)
         if kind == UNREACHABLE:
             bound_s = settings.replace_after_s * (1 if reached else NOBODY_FACTOR)
@@ -112,6 +116,8 @@ def see_lateness(
         late_s = spell.since_s + bound_s
         if kind == BEHIND:
             late_s = max(late_s, _excused_s(worker, spell.since_s, settings))
+            if worker.is_member and current is not None:
+                late_s = max(late_s, current.announced_at_s + ENTER_S)
         if spell.restarted_s is None and now_s >= late_s:
             restart.append((worker, _sentence(worker, current, kind, now_s - spell.since_s)))
             spell = Spell(kind, spell.since_s, restarted_s=now_s)

@@ -221,6 +221,19 @@ def test_worker_alone_whose_processes_wait_for_each_other_is_late() -> None:
     assert not see([alone, missing], alone_s=0.0, spells={uid_of(2): spell("behind", LATE_S + 1.0)}).restart
 
 
+def test_worker_that_is_left_out_for_a_while_because_it_did_not_come_is_missed_all_the_while() -> None:
+    """Generations with the only holder of the state, whose process hangs, and without it followed each other."""
+    missed = {uid_of(2): spell("behind", LATE_S - 1.0)}
+    left_out = make_worker(2, Standing.OUTSIDE, barred_until_s=NOW_S + 1.0)
+    assert see([KEEPS, left_out], spells=missed).spells == missed
+    assert see([KEEPS, replace(left_out, barred_until_s=NOW_S)], spells=missed).spells == {}
+    named = replace(left_out, standing=Standing.PENDING)
+    for announced_s, restarted in ((4.0, []), (6.0, [named.id])):
+        again = replace(SECOND, announced_at_s=NOW_S - announced_s)
+        seen = see([KEEPS, named], again, spells={uid_of(2): spell("behind", LATE_S + 1.0)})
+        assert [worker.id for worker, _ in seen.restart] == restarted
+
+
 def test_of_holders_that_are_all_late_one_is_spared() -> None:
     """An evaluation that nobody has declared takes all of them as long: restarted together, they would lose the state."""
     late = [make_worker(s, Standing.PENDING, session=make_session(s, Phase.TRAINING, 1)) for s in (0, 1, 2)]
