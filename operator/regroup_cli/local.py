@@ -233,8 +233,9 @@ class LocalWorkers:
         raise Unauthorized("The token belongs to no worker of this job.")
 
     async def stop(self, grace_s: float = 5.0) -> None:
-        """End every agent, and with it its trainers: SIGTERM, then SIGKILL."""
-        for sign, wait_s in ((signal.SIGTERM, grace_s), (signal.SIGKILL, 5.0)):
+        """End every agent, and with it its trainers: SIGINT, then SIGKILL. After SIGTERM a worker that holds the job's state
+        would wait for the operator to come back."""
+        for sign, wait_s in ((signal.SIGINT, grace_s), (signal.SIGKILL, 5.0)):
             running = [a for a in self._agents.values() if a.process.poll() is None]
             for agent in running:
                 agent.process.send_signal(sign)

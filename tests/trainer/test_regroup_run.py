@@ -173,9 +173,16 @@ def _condition(status: dict[str, Any], kind: str) -> dict[str, Any]:
     return next((c for c in status.get("conditions", ()) if c["type"] == kind and c["status"] == "True"), {})
 
 
-def test_interrupted_run_says_so_and_leaves_no_process(start: Callable[..., LocalRun]) -> None:
-    run = start("--workers", "2", "sleep", "1000")
-    run.wait(lambda s: bool((s.get("membership") or {}).get("adopted")), "both sleep")
+@pytest.mark.parametrize(
+    "script",
+    [
+        pytest.param(["sleep", "1000"], id="a command"),
+        pytest.param([str(DIGITS), "--steps", "1000000"], id="a script whose workers hold a state"),
+    ],
+)
+def test_interrupted_run_says_so_and_leaves_no_process(start: Callable[..., LocalRun], script: list[str]) -> None:
+    run = start("--workers", "2", *script)
+    run.wait(lambda s: bool((s.get("membership") or {}).get("adopted")), "both run")
     agents = run.agents()
     started = [pid for agent in agents for pid in (agent, *children(agent))]
     assert len(started) >= 4

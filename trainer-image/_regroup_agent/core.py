@@ -104,13 +104,15 @@ class Core:
             worker.store_port = event.port
         elif isinstance(event, ev.Connected):
             worker.connected = True
+            if worker.ending is not None and worker.ending.once_connected is not None and not worker.ending.termed:
+                worker.ending = worker.ending.once_connected
             self._resay(now_s)
             if worker.saved.entered != UNKNOWN:
                 self._start_session(now_s)
         elif isinstance(event, ev.Disconnected):
             worker.connected = False
         elif isinstance(event, ev.Terminated):
-            self._terminated(now_s)
+            self._terminated(event, now_s)
         elif isinstance(event, ev.Preloaded):
             worker.preloading = False
 
@@ -283,14 +285,15 @@ class Core:
                 worker.effects.append(ev.Signal(process.local_rank, signal.SIGTERM))
         self._exit_if_ended()
 
-    def _terminated(self, now_s: float) -> None:
+    def _terminated(self, event: ev.Terminated, now_s: float) -> None:
         worker = self._worker
         if worker.ending is not None:
             return
-        worker.ending = ending.after_sigterm(worker.connected, worker.identity.grace_s, now_s)
+        holds = event.waits and any(p.state is not None for p in worker.processes)
+        worker.ending = ending.after_sigterm(worker.connected, holds, worker.identity.grace_s, now_s)
         for process in worker.processes:
             process.start_at_s = None
-        if worker.ending.draining:
+        if worker.ending.draining and worker.connected:
             worker.send(wire.Draining(worker.ending.term_at_s - now_s))
         self._exit_if_ended()
 

@@ -19,6 +19,9 @@ AFTER_COMPLETE_S = 300.0
 AFTER_TERM_S = 5.0
 DRAIN_MARGIN_S = 5.0
 """A draining agent ends its processes this long before its grace is over; of a short grace, two fifths."""
+AWAY_S = 10.0
+"""A draining agent without a stream to the operator waits this long for one, and for half its grace at most. An operator that
+restarts, or hands over its lease, is back by then; one that is gone for longer does not use up the whole grace."""
 UNKILLABLE_S = 30.0
 """A process that is not dead this long after SIGKILL hangs in the kernel (a volume, a device): the agent exits without it."""
 MAX_RESTART_DELAY_S = 8.0
@@ -35,6 +38,8 @@ class Ending:
     outcome: str = "Released"
     draining: bool = False
     """The pod is being deleted, but no stop has come: the processes still train."""
+    once_connected: Ending | None = None
+    """The plan that takes the place of this one if the operator is reached before the processes are ended."""
     termed: bool = False
     killed: bool = False
 
@@ -70,13 +75,18 @@ def after_stop(outcome: str, any_session: bool, before: Ending | None, now_s: fl
     return Ending(0, term_at_s, kill_at_s, outcome)
 
 
-def after_sigterm(connected: bool, grace_s: float, now_s: float) -> Ending:
-    """Return the plan for a pod that is being deleted. Nobody to wait for: the processes are ended at once."""
-    if not connected:
-        return Ending(DRAINED_CODE, now_s, now_s + AFTER_TERM_S)
+def after_sigterm(connected: bool, holds: bool, grace_s: float, now_s: float) -> Ending:
+    """Return the plan for a pod that is being deleted. `holds`: a process holds the job's state, perhaps the only one, and may
+    wait for an operator that is away. Nobody and nothing to wait for: the processes are ended at once."""
     margin_s = min(DRAIN_MARGIN_S, 0.4 * grace_s)
     end_s = now_s + grace_s - margin_s
-    return Ending(DRAINED_CODE, end_s, end_s + margin_s * 0.8, draining=True)
+    drain = Ending(DRAINED_CODE, end_s, end_s + margin_s * 0.8, draining=True)
+    if connected:
+        return drain
+    if not holds:
+        return Ending(DRAINED_CODE, now_s, now_s + AFTER_TERM_S)
+    away_s = now_s + min(AWAY_S, 0.5 * grace_s)
+    return Ending(DRAINED_CODE, away_s, away_s + margin_s * 0.8, draining=True, once_connected=drain)
 
 
 def restart_delay_s(crashes: int) -> float:

@@ -89,7 +89,10 @@ class StoreOpened:
 
 @dataclass(frozen=True)
 class Terminated:
-    """The agent got SIGTERM: the pod is being deleted."""
+    """The agent got SIGTERM: the pod is being deleted; or SIGINT: `regroup run` ends."""
+
+    waits: bool = True
+    """The operator may be away for a moment only. `regroup run` does not come back."""
 
 
 @dataclass(frozen=True)

@@ -102,8 +102,8 @@ class Agent:
         self._exit_code = loop.create_future()
         become_subreaper()
         loop.add_signal_handler(signal.SIGCHLD, self._trainers.reap)
-        for signum in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(signum, lambda: self._feed(ev.Terminated()))
+        loop.add_signal_handler(signal.SIGTERM, lambda: self._feed(ev.Terminated()))
+        loop.add_signal_handler(signal.SIGINT, lambda: self._feed(ev.Terminated(waits=False)))
         self._server = LocalServer(
             _socket_path(self._environ[env.STATE_DIR]),
             expects=self._core.expects,

@@ -395,11 +395,44 @@ def test_deleted_pod_trains_on_only_where_somebody_can_release_it(connected: boo
     drive = Drive(grace_s=30).session().trains(1, 3)
     if not connected:
         drive.feed(ev.Disconnected())
-    drive.feed(ev.Terminated())
+    drive.feed(ev.Terminated(waits=False))
     assert drive.bodies() == ([wire.Draining(25.0)] if connected else [])
     assert bool(drive.of(ev.Signal)) is not connected
     drive.wait(26)
     assert drive.exits(-15).of(ev.Exit) == [ev.Exit(143)]
+
+
+@pytest.mark.parametrize(
+    ("grace_s", "waits_s", "end_s"),
+    [
+        pytest.param(5, 2.5, 3.0, id="for half of a short grace"),
+        pytest.param(30, 10.0, 25.0, id="for 10 s"),
+    ],
+)
+def test_holder_of_a_state_waits_for_an_operator_that_is_away(grace_s: float, waits_s: float, end_s: float) -> None:
+    def deleted() -> Drive:
+        return Drive(grace_s=grace_s).session().trains(1, 3).feed(ev.Disconnected()).feed(ev.Terminated())
+
+    drive = deleted()
+    assert drive.wait(waits_s - 0.1).of(ev.Signal) == []
+    assert drive.wait(0.1).of(ev.Signal) == [ev.Signal(0, signal.SIGTERM)], "nobody has come: the rest needs its time"
+    assert drive.exits(-15).of(ev.Exit) == [ev.Exit(143)]
+
+    drive = deleted().wait(2).feed(ev.Connected())
+    assert drive.bodies(wire.Draining) == [wire.Draining(end_s - 2)], "from here on like any other draining pod"
+    assert drive.wait(end_s - 2.1).of(ev.Signal) == []
+    assert drive.wait(0.1).of(ev.Signal) == [ev.Signal(0, signal.SIGTERM)]
+
+
+def test_deleted_pod_without_a_state_does_not_wait_for_an_operator_that_is_away() -> None:
+    drive = Drive(grace_s=30).session().feed(ev.Disconnected()).feed(ev.Terminated())
+    assert drive.of(ev.Signal) == [ev.Signal(0, signal.SIGTERM)]
+
+
+def test_operator_that_comes_back_too_late_changes_nothing_about_the_end() -> None:
+    drive = Drive(grace_s=30).session().trains(1, 3).feed(ev.Disconnected()).feed(ev.Terminated()).wait(11)
+    assert drive.feed(ev.Connected()).bodies(wire.Draining) == [wire.Draining(0.0)]
+    assert drive.wait(4).of(ev.Signal) == [ev.Signal(0, signal.SIGKILL)]
 
 
 @pytest.mark.parametrize(("grace_s", "trains_s"), [(5, 3.0), (25, 20.0), (600, 595.0)])
