@@ -8,78 +8,87 @@ from collections.abc import Callable
 import pytest
 
 from cluster.kubectl import Kubectl, wait_until
-from harness import judge as steps
+from harness import faults
 from harness.trace import Trace
 from harness.traced_job import TracedJob, leader_node
 from tests.e2e.columns import SAMPLE_S, sampled
-from tests.e2e.kit import Power
 from tests.e2e.shared import node_of_some
 from tests.e2e.truth import Asked, Fault, Row, Run, judge
 
-STEPS, PACE_S = 3000, 0.05
-WORKERS = 3
+
+@pytest.mark.usefixtures("nothing_shared")
+def test_columns_follow_the_trainers(jobs: Callable[..., TracedJob], operator: Kubectl) -> None:
+    """A process is killed, a pod deleted, a node switched off, the job is resized and ends."""
+    asked, broken = [Asked(time.time(), 3)], []
+    job = jobs(elastic=(1, 5), environment={"STEPS": 2000, "STEP_SECONDS": 0.05})
+    with sampled(job) as rows:
+        generation = _trains(job, 3)
+        broken.append(Fault(time.time(), 1))
+        job.kill_rank(1)
+        generation = _trains(job, 3, after=generation)
+        broken.append(Fault(time.time(), 1))
+        job.delete_pod(job.pod(2)["metadata"]["name"], grace_s=0)
+        generation = _trains(job, 3, after=generation)
+        node, lost = node_of_some({"it": job}, leader_node(operator))
+        broken.append(Fault(time.time(), len(lost["it"])))
+        faults.power_off(node)
+        try:
+            generation = _trains(job, 3, after=generation)
+        finally:
+            faults.power_on(node)
+        for replicas in (2, 4):
+            asked.append(Asked(time.time(), replicas))
+            job.patch_replicas(replicas)
+            generation = _trains(job, replicas, after=generation)
+        job.pace(0)
+        _ends(job, rows)
+    trace = job.trace()
+    _assert_true(rows, trace, Run(asked, broken, total_steps=2000, global_batch=80))
+    assert len({d.parameters for d in trace.done}) == 1, "the processes ended with different parameters"
 
 
 @pytest.mark.usefixtures("nothing_shared")
-def test_columns_follow_the_trainers_of_both_tiers(
-    jobs: Callable[..., TracedJob], operator: Kubectl, power: Power
-) -> None:
-    """A session and an unmodified script: each loses a process, a pod, and what is on a node, is resized, and ends."""
-    power.all_on()
-    asked: dict[str, list[Asked]] = {"session": [Asked(time.time(), WORKERS)]}
-    broken: dict[str, list[Fault]] = {"session": [], "script": []}
-    environment = {"STEPS": STEPS, "STEP_SECONDS": PACE_S}
-    small = {"resources": {"requests": {"cpu": "200m", "memory": "200Mi"}}}
-    session = jobs("session", elastic=(1, 5), environment=environment, container=small)
-    endless = environment | {"STEPS": 100_000}
-    asked["script"] = [Asked(time.time(), WORKERS)]
-    script = jobs("script", script="plain.py", elastic=(1, 5), environment=endless, container=small)
-    both = {"session": session, "script": script}
+def test_columns_follow_a_script(jobs: Callable[..., TracedJob], operator: Kubectl) -> None:
+    """An unmodified script: a process is killed, a pod deleted, a node switched off, it grows and ends."""
+    asked, broken = [Asked(time.time(), 2)], []
+    job = jobs(
+        "plain", replicas=2, elastic=(1, 3), script="plain.py", environment={"STEPS": 100_000, "STEP_SECONDS": 0.05}
+    )
+    with sampled(job) as rows:
+        formed = _script_trains(job, 2)
+        before = job.containers()
+        broken.append(Fault(time.time(), 1))
+        job.kill_rank(1)
+        formed = _script_trains(job, 2, after=formed)
+        assert job.containers() == before, "the kill cost a pod or a container"
+        broken.append(Fault(time.time(), 1))
+        job.delete_pod(job.pod(1)["metadata"]["name"], grace_s=0)
+        formed = _script_trains(job, 2, after=formed)
+        node, lost = node_of_some({"it": job}, leader_node(operator))
+        broken.append(Fault(time.time(), len(lost["it"]), silent=True))
+        kept = {name: container for name, container in job.containers().items() if name not in lost["it"]}
+        faults.power_off(node)
+        try:
+            formed = _script_trains(job, 2, after=formed)
+        finally:
+            faults.power_on(node)
+        assert job.containers().items() >= kept.items(), "the lost node cost a survivor its pod or container"
+        asked.append(Asked(time.time(), 3))
+        job.patch_replicas(3)
+        _script_trains(job, 3, after=formed)
+        (job.directory / "end").touch()
+        _ends(job, rows)
+    trace = job.trace()
+    _assert_true(rows, trace, Run(asked, broken, tier="Script"))
+    steps = {c.step for c in trace.commits}  # the script goes back to its own checkpoint, and leaves no step out
+    assert steps == set(range(max(steps) + 1))
 
-    def train(workers: int) -> None:
-        newest["session"] = _trains(session, workers, newest["session"])
-        newest["script"] = _script_trains(script, workers, newest["script"])
 
-    newest = {"session": 0, "script": 0}
-    with sampled(session) as rows, sampled(script) as script_rows:
-        train(WORKERS)
-        before = {name: job.containers() for name, job in both.items()}
-        for name, job in both.items():
-            broken[name].append(Fault(time.time(), 1))
-            job.kill_rank(1)
-        train(WORKERS)
-        assert before == {name: job.containers() for name, job in both.items()}, "the kill cost a pod or a container"
-        for name, job in both.items():
-            broken[name].append(Fault(time.time(), 1))
-            job.delete_pod(job.pod(2)["metadata"]["name"], grace_s=0)
-        train(WORKERS)
-        node, lost = node_of_some(both, leader_node(operator))
-        kept = {c for name, job in both.items() for c in job.containers().items() if c[0] not in lost[name]}
-        for name in both:
-            broken[name].append(Fault(time.time(), len(lost[name]), silent=name == "script"))
-        with power.off(node):
-            train(WORKERS)
-        now = {c for job in both.values() for c in job.containers().items()}
-        assert now >= kept, "the lost node cost a survivor its pod or container"
-        asked["session"].append(Asked(time.time(), 2))
-        session.patch_replicas(2)
-        newest["session"] = _trains(session, 2, newest["session"])
-        for name, job in both.items():
-            asked[name].append(Asked(time.time(), 4))
-            job.patch_replicas(4)
-        train(4)
-        session.pace(0)
-        (script.directory / "end").touch()
-        for job in both.values():
-            job.wait(240, "the job ends", state="Succeeded")
-        ended = len(rows)
-        wait_until(lambda: len(rows) >= ended + 4 / SAMPLE_S, timeout_s=20, what="some lines of the ended jobs")
-    trace, script_trace = session.trace(), script.trace()
-    _assert_true(rows, trace, Run(asked["session"], broken["session"], total_steps=STEPS, global_batch=80))
-    _assert_true(script_rows, script_trace, Run(asked["script"], broken["script"], tier="Script"))
-    assert len({d.parameters for d in trace.done}) == 1, "the processes ended with different parameters"
-    assert steps.whole(trace.judged(), last=STEPS - 1, redone=3) == []
-    assert steps.whole(script_trace.judged(), redone=3) == []
+def _ends(job: TracedJob, rows: list[Row]) -> None:
+    """Wait until the job has succeeded, and some lines have said so."""
+    job.wait(240, "the job ends", state="Succeeded")
+    ended = len(rows)
+    wait_until(lambda: len(rows) >= ended + 4 / SAMPLE_S, timeout_s=20, what="some lines of the ended job")
 
 
 def _assert_true(rows: list[Row], trace: Trace, run: Run) -> None:
