@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from harness.trace import Trace
@@ -244,14 +244,21 @@ class _Life:
 
 
 def _lives(trace: Trace) -> list[_Life]:
-    built = {(b["pod"], b["pid"]): float(str(b["t"])) for b in trace.built}
-    key: Callable[..., tuple[str, int]] = lambda c: (c.pod, c.pid)  # noqa: E731
+    """Return the processes' lives. A container that is started again gives out the same process ids: each `built` begins one."""
+    built: dict[tuple[str, int], list[float]] = {}
+    commits: dict[tuple[str, int], list[float]] = {}
+    for b in trace.built:
+        built.setdefault((str(b["pod"]), int(str(b["pid"]))), []).append(float(str(b["t"])))
+    for c in trace.commits:
+        commits.setdefault((c.pod, c.pid), []).append(c.t)
     lives = []
-    for (pod, pid), commits in itertools.groupby(sorted(trace.commits, key=lambda c: (c.pod, c.pid, c.t)), key):
-        times = [c.t for c in commits]
-        lives.append(_Life(pod, built.pop((pod, pid), times[0]), times[0], times[-1]))
-    # Built, and killed or drained before its first commit.
-    lives += [_Life(str(pod), t, float("inf"), float("inf")) for (pod, _), t in built.items()]
+    for key in built | commits:
+        times = sorted(commits.get(key, ()))
+        begins = sorted(built.get(key, times[:1]))
+        for begin, end in itertools.pairwise([*begins, float("inf")]):
+            own = [t for t in times if begin <= t < end]
+            # Without a commit: built, and killed or drained before its first.
+            lives.append(_Life(key[0], begin, own[0], own[-1]) if own else _Life(key[0], begin, float("inf"), end))
     return lives
 
 

@@ -221,6 +221,13 @@ def test_silence_of_a_script_shows_after_disconnect_seconds(at: float, silent: b
     assert any("nobody committed" in problem for problem in problems) is not true
 
 
+def test_container_that_is_started_again_gives_out_the_same_process_id() -> None:
+    """Its second process is no reason to deny that the first was ready."""
+    seen = trained()
+    again = {"event": "built", "t": 131.0, "pod": "b", "pid": 7}
+    assert list(judge(row(110.0), replace(seen, built=(*seen.built, again)), RUN)) == []
+
+
 def test_seconds_of_kubectls_times() -> None:
     assert [seconds(text) for text in ("", "45s", "3m20s", "2h5m", "3d")] == [0, 45, 200, 7500, 259200]
 
