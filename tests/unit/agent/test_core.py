@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 
+from _regroup_agent import ending
 from _regroup_agent import events as ev
 from _regroup_agent.statefile import UNKNOWN, Saved
 from regroup.protocol import local, wire
@@ -250,6 +251,7 @@ def test_restart_delay_doubles_until_a_step_is_committed() -> None:
         delays.append(drive.now_s - began_s)
         drive.attach()
     assert delays == [0, 1, 2, 4, 8, 8, 8, 8], "below what a generation waits for its members"
+    assert ending.restart_delay_s(100_000) == ending.MAX_RESTART_DELAY_S, "a power of two that is no float"
     drive.trains(1, 1).exits(1)
     assert drive.of(ev.Start)
 

@@ -16,7 +16,7 @@ from rich.console import Console
 from chaos import campaign
 from chaos.drive import Drive
 from chaos.job import Job, NothingToHitError
-from chaos.kinds import KINDS, SESSION
+from chaos.kinds import FORM_S, KINDS, SESSION
 from chaos.plan import END, FINISHING, SETTLED, Fault, Scenario
 from chaos.verdict import Expected
 
@@ -124,6 +124,12 @@ def test_other_parameters_than_without_faults_are_no_success(tmp_path: Path) -> 
     assert one.verdict.outcome == "Succeeded"
     assert len(one.verdict.unequal) == 1
     assert not one.verdict.passed
+
+
+def test_fault_after_the_operators_kill_has_the_time_until_somebody_leads_on_top(tmp_path: Path) -> None:
+    one = drive(JobDouble(tmp_path), fault("kill-operator"), fault("kill-trainer"))
+    first, second = one.injected
+    assert second.bound_s == pytest.approx(BOUND_S + first.bound_s - FORM_S - (second.at_s - first.at_s), abs=0.5)
 
 
 def test_fault_without_a_target_is_not_counted(tmp_path: Path) -> None:
