@@ -214,6 +214,8 @@ class LocalJob(SignalledJob):
         command = [sys.executable, "-m", "regroup_cli", "scale", str(self.state), str(workers)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode != 0:
+            if (phase := self.status().get("phase")) in ("Succeeded", "Failed"):
+                raise NothingToHitError(f"the job has ended ({phase})")
             raise JobError(f"`regroup scale` failed: {done.stderr.strip()}")
 
     def _disk_full(self, fault: Fault) -> str:

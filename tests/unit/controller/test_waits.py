@@ -117,7 +117,7 @@ class Case:
     bring_about: Callable[[World], End]
     job: JobBuilder = FIXED
     given: Mapping[str, Any] = field(default_factory=dict)
-    lasts_s: float = 3600.0
+    lasts_s: float = 400.0
 
 
 CASES = {

@@ -86,14 +86,14 @@ def test_same_seed_is_the_same_walk_whatever_strings_hash_to() -> None:
         "from tests.simulator.walk import run, setting_of, faults_of\n"
         "from tests.simulator.faults import KINDS\n"
         "kinds = list(KINDS)\n"
-        "for seed in (3, 7, 11, 16): o = run(setting_of(seed), faults_of(seed, kinds)); print(o, o.num_commits, o.recoveries)"
+        "for seed in (3, 11): o = run(setting_of(seed), faults_of(seed, kinds)); print(o, o.num_commits, o.recoveries)"
     )
     said = {
         subprocess.run(
             [sys.executable, "-c", code], env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join(sys.path)},
             capture_output=True, text=True, check=True, timeout=120,
         ).stdout
-        for seed in ("0", "1", "2")
+        for seed in ("0", "1")
     }  # fmt: skip
     assert len(said) == 1
     assert setting_of(3) == setting_of(3)
