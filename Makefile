@@ -5,6 +5,8 @@ UV_VERSION := 0.13.9
 UV := .uv/bin/uv
 PY := .venv/bin/python
 PYTEST := $(PY) -m pytest -q
+# One file after another in each of two processes: for suites that mostly wait, or whose tests share nothing.
+TWO := -n 2 --dist loadfile
 export OMP_NUM_THREADS := 1
 # When make was called, in seconds since the epoch: the tour counts from here.
 export MAKE_BEGAN := $(shell date +%s.%N)
@@ -36,7 +38,7 @@ verify: venv ## Generated files are current; style, types, layers
 
 .PHONY: test-unit
 test-unit: venv ## Pure decisions and the protocol's model: seconds
-	$(PYTEST) tests/unit tests/model
+	$(PYTEST) $(TWO) tests/model tests/unit
 
 .PHONY: test-simulator
 test-simulator: venv ## Random faults through all of it in memory: 1,200 walks with fixed seeds, a table of times
@@ -44,11 +46,11 @@ test-simulator: venv ## Random faults through all of it in memory: 1,200 walks w
 
 .PHONY: test-trainer
 test-trainer: venv ## Real trainer processes, gloo, SIGKILL
-	$(PYTEST) tests/trainer
+	$(PYTEST) $(TWO) tests/trainer
 
 .PHONY: test-api
 test-api: venv ## A real kube-apiserver and etcd (built once, cached)
-	$(PYTEST) tests/api
+	$(PYTEST) $(TWO) tests/api
 
 .PHONY: test-e2e
 test-e2e: venv ## Real kubelets and containers, power cuts included (root)

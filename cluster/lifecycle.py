@@ -4,6 +4,7 @@ import fcntl
 import os
 import shutil
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -102,6 +103,18 @@ def power_on(name: str) -> None:
     for image in images.everything_built():
         # Loaded while the node was off.
         images.load_into_node(node, image)
+
+
+def restart_kubelet(name: str) -> None:
+    """Kill a node's kubelet and return when the next one says that the node is Ready."""
+    node = _member(name, "restart-kubelet")
+    killed_s = time.time() + 1  # heartbeats are in whole seconds: this one is the next kubelet's
+    nodes.kill_kubelet(node)
+    wait_until(
+        lambda: nodes.ready_since(Kubectl(paths.kubeconfig()), node, killed_s),
+        f"the next kubelet of node {node.name} reports; its log is {nodes.directory(node)}/log/kubelet.log.",
+        timeout_s=_READY_TIMEOUT_S,
+    )
 
 
 def load(names: Sequence[str], called: str | None = None) -> None:

@@ -88,6 +88,16 @@ def power_off(node: Node) -> None:
     _remove_cgroups(node)
 
 
+def kill_kubelet(node: Node) -> None:
+    """Kill the node's kubelet; process 1 of the node starts another, and the containers run on."""
+    init = init_pid(node)
+    for pid in map(int, Path(f"/proc/{init}/task/{init}/children").read_text().split()):
+        if Path(f"/proc/{pid}/comm").read_text().strip() == "kubelet":
+            os.kill(pid, signal.SIGKILL)
+            return
+    raise ClusterError(f"Node {node.name} has no kubelet: {directory(node)}/log/kubelet.log says why.")
+
+
 def forget_images(node: Node) -> None:
     """Have a node that is off start with the template's images and without any container of its own."""
     shutil.rmtree(directory(node) / "containerd")
@@ -134,16 +144,20 @@ def ready(kubectl: Kubectl) -> dict[str, bool]:
     return result
 
 
-def ready_again(kubectl: Kubectl, node: Node) -> bool:
-    """Return whether the node is Ready by word of its present kubelet: for a while the API server trusts the last one."""
-    started = directory(node) / "run" / "init.json"
-    if not is_on(node):
-        raise ClusterError(f"Node {node.name} ended at once: {processes.log_tail(directory(node), 'unshare')}")
+def ready_since(kubectl: Kubectl, node: Node, since_s: float) -> bool:
+    """Return whether the node's kubelet has said since that it is Ready; `since_s` in seconds since the epoch."""
     conditions = {c["type"]: c for c in kubectl.get("node", node.name)["status"].get("conditions", [])}
     if conditions.get("Ready", {}).get("status") != "True":
         return False
     heartbeat = datetime.datetime.fromisoformat(conditions["Ready"]["lastHeartbeatTime"])
-    return heartbeat.timestamp() >= int(started.stat().st_mtime)
+    return heartbeat.timestamp() >= int(since_s)
+
+
+def ready_again(kubectl: Kubectl, node: Node) -> bool:
+    """Return whether the node is Ready by word of its present kubelet: for a while the API server trusts the last one."""
+    if not is_on(node):
+        raise ClusterError(f"Node {node.name} ended at once: {processes.log_tail(directory(node), 'unshare')}")
+    return ready_since(kubectl, node, (directory(node) / "run" / "init.json").stat().st_mtime)
 
 
 def set_fake_gpus(kubectl: Kubectl, node: Node, count: int) -> None:

@@ -118,3 +118,8 @@ def power_off(node: str) -> float:
 def power_on(node: str) -> None:
     """Give a node its power back and return when it is Ready."""
     lifecycle.power_on(node)
+
+
+def restart_kubelet(node: str) -> None:
+    """Kill a node's kubelet; return when the next one reports. Its containers run on."""
+    lifecycle.restart_kubelet(node)

@@ -132,6 +132,13 @@ class TracedJob(JobView):
             for p in self.pods()
         }
 
+    def exit_code(self, pod: str) -> int | None:
+        """Return with which code a pod's trainer container ended before it was started again; None: it never was."""
+        found = next(p for p in self.pods() if p["metadata"]["name"] == pod)
+        trainer = next(c for c in found["status"]["containerStatuses"] if c["name"] == "trainer")
+        code: int | None = trainer["lastState"].get("terminated", {}).get("exitCode")
+        return code
+
 
 def leader_node(k: Kubectl) -> str:
     """Return the node of the leading operator, once there is one."""

@@ -6,14 +6,18 @@ An unmodified script: it starts again from its own newest checkpoint. A lost nod
 
 from __future__ import annotations
 
+from functools import partial
+
 from cluster.kubectl import Kubectl
-from harness import judge
+from harness import faults, judge
+from harness.trace import Trace
 from harness.traced_job import alive, leader_node
+from regroup_operator.model.records import UNSEEN_CODE
 from tests.e2e.kit import Power, trials
 from tests.e2e.shared import KINDS, WORKERS, SharedJob, SharedJobs, node_of_some
 
-TRIALS = trials(2, long=10)
-"""tests/e2e/test_truth.py cuts a node's power, too."""
+TRIALS = trials(1, long=10)
+"""tests/e2e/test_truth.py cuts a node's power, too, under each tier."""
 REBOOTS = trials(1, long=3)
 USUALLY_S, NEVER_AFTER_S, WITH_LEADER_S = 10.0, 15.0, 60.0
 PACE_S = 0.1
@@ -82,8 +86,31 @@ def test_node_that_restarts_within_seconds_costs_no_restart_and_is_named(
             # By name alone: a restarted container gives its processes the ids that the former ones had.
             since = [c for c in trace.judged() if c.generation >= generation]
             assert judge.whole(since, first=None, redone=1) == []
+            # The next kubelet finds containers whose end nobody saw.
+            assert {job.exit_code(pod) for pod in lost[job.kind]} == {UNSEEN_CODE}
             assert job.counted() == counted[job.kind], f"the restarted node counts against the {job.kind} job's budget"
             named(job, newest[job.kind], node)
+
+
+def test_kubelet_that_is_killed_disturbs_nobody(shared_jobs: SharedJobs, power: Power) -> None:
+    """The next one takes the containers over; that the pods are told anew is no reason for anything."""
+    jobs = shared_jobs.take(*KINDS, pace_s=PACE_S)
+    power.all_on()
+    before = {job.kind: job.training() for job in jobs}
+    containers, newest = ({job.kind: ask(job) for job in jobs} for ask in (SharedJob.containers, SharedJob.newest))
+    node = jobs[0].pod(0)["spec"]["nodeName"]
+    faults.restart_kubelet(node)
+    for job in jobs:
+        generation = before[job.kind].commits[-1].generation
+        step = job.trace().commits[-1].step
+        trace = job.wait_trace(partial(_goes_on, beyond=step + 20), 60, "steps after it")
+        assert trace.commits[-1].generation == generation, f"{job.kind}: a generation was issued"
+        assert trace.pids(generation) == before[job.kind].pids(generation), f"{job.kind}: a worker was disturbed"
+        assert (job.containers(), job.newest()) == (containers[job.kind], newest[job.kind])
+
+
+def _goes_on(trace: Trace, beyond: int) -> bool:
+    return trace.commits[-1].step > beyond
 
 
 def named(job: SharedJob, generation: int, node: str) -> None:

@@ -13,7 +13,7 @@ from harness import faults, installation, judge
 from tests.e2e.columns import SAMPLE_S, sampled
 from tests.e2e.shared import SharedJobs
 
-USUAL_S, QUIET_S, WATCHED_S = 12.0, 20.0, 5.0
+USUAL_S, QUIET_S, WATCHED_S = 8.0, 20.0, 4.0
 """Before the kill, after it, and after the new leader's first status."""
 PACE_S = 0.05
 

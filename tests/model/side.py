@@ -199,3 +199,54 @@ class Release:
             yield Move("FAULT w0's pod lost", True, state._replace(has_w0=0))
         if not state.has_w0 and state.has_w1 and state.newest == 2 and not state.is_released:
             yield Move("leader B announces g3={w1}", False, state._replace(newest=3, is_back=1))
+
+
+class GivenUpState(NamedTuple):
+    newest: int  # g1={w0}, g2={w0,w1}, g3={w0}
+    w1: Literal["waits", "entered", "adopted"]  # how far it has come in g2
+    known: Literal["waits", "entered", "adopted"]  # what it has told the operator of that
+    is_connected: int  # w1
+    is_g3_adopted: int
+    is_released: int  # w1
+
+
+_FAR: tuple[Literal["waits", "entered", "adopted"], ...] = ("waits", "entered", "adopted")
+
+
+class GivenUp:
+    """w1 joins w0 in g2 and is given up. It is released at once if it has told of no entering: it witnesses nothing."""
+
+    def __init__(self, *, is_named_kept: bool) -> None:
+        """`is_named_kept`: not while a generation names it that is newest, or newer than the last that all have adopted."""
+        self.is_named_kept = is_named_kept
+
+    def init(self) -> GivenUpState:
+        return GivenUpState(1, "waits", "waits", 1, 0, 0)
+
+    def is_goal(self, state: GivenUpState) -> bool:  # noqa: ARG002
+        return True
+
+    is_cut = is_goal
+    is_judged = is_goal
+
+    def moves(self, state: GivenUpState) -> Iterator[Move]:
+        if state.newest == 1 and state.is_connected:
+            yield Move("operator announces g2={w0,w1}", False, state._replace(newest=2))
+        if state.newest >= 2 and state.w1 != "adopted" and not state.is_g3_adopted and not state.is_released:
+            further = _FAR[_FAR.index(state.w1) + 1]
+            yield Move(f"w1 has {further} g2", False, state._replace(w1=further))
+        if state.is_connected and state.known != state.w1:
+            yield Move(f"w1 reports {state.w1} g2", False, state._replace(known=state.w1))
+        if state.is_connected:
+            yield Move("FAULT w1's stream breaks", True, state._replace(is_connected=0))
+        elif state.newest == 2:
+            yield Move("operator gives w1 up, announces g3={w0}", False, state._replace(newest=3))
+        if state.newest == 3 and not state.is_g3_adopted:
+            yield Move("w0 adopts g3 and says so", False, state._replace(is_g3_adopted=1))
+        # The last generation that all have adopted is g1 until g3 is: g2 names w1 all the while.
+        is_kept = self.is_named_kept and state.newest >= 2 and not state.is_g3_adopted
+        is_given_up = not state.is_connected and state.known == "waits" and not is_kept
+        if is_given_up and not state.is_released:
+            is_holder = state.w1 == "adopted" and not state.is_g3_adopted
+            violation = "w1, which holds the state of g2, is released before w0 has a newer one" if is_holder else None
+            yield Move("operator persists released={w1}", False, state._replace(is_released=1), violation)

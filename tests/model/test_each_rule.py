@@ -10,7 +10,7 @@ from tests.model.core import Core
 from tests.model.records import ALL_RULES, INC
 from tests.model.scenarios import QUICK, SEALED, Trace
 from tests.model.search import Model, Outcome, follow, search
-from tests.model.side import Ckpt, Quota, Release
+from tests.model.side import Ckpt, GivenUp, Quota, Release
 
 SIDE_MAX_STATES = 10_000
 
@@ -83,6 +83,12 @@ def test_every_rule_has_its_trace() -> None:
         pytest.param(Quota("count"), "step 1 used samples [0, 1, 1, 3]", 117, id="H14 QUOTA, counting samples only"),
         pytest.param(Ckpt("step"), "g3 restores the fenced branch step-2.g1", 113, id="H15 CKPT, newest by step"),
         pytest.param(Release(is_persisted=False), "deleted by the old leader", 9, id="H9 RELEASE, not persisted"),
+        pytest.param(
+            GivenUp(is_named_kept=False),
+            "w1, which holds the state of g2, is released",
+            21,
+            id="H9 RELEASE, given up though named",
+        ),
     ],
 )
 def test_beside_the_core_without_the_rule_its_trace_is_found(model: Model, words: str, num_states: int) -> None:
@@ -99,6 +105,7 @@ def test_beside_the_core_without_the_rule_its_trace_is_found(model: Model, words
         pytest.param(Quota("versioned"), 400, id="H14 QUOTA, in force when all have them"),
         pytest.param(Ckpt("generation"), 424, id="H15 CKPT, newest by generation and step"),
         pytest.param(Release(is_persisted=True), 8, id="H9 RELEASE, persisted"),
+        pytest.param(GivenUp(is_named_kept=True), 30, id="H9 RELEASE, given up and not named"),
     ],
 )
 def test_beside_the_core_with_the_rule_it_holds(model: Model, num_states: int) -> None:

@@ -174,17 +174,20 @@ def _condition(status: dict[str, Any], kind: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    "script",
+    ("script", "holds_state"),
     [
-        pytest.param(["sleep", "1000"], id="a command"),
-        pytest.param([str(DIGITS), "--steps", "1000000"], id="a script whose workers hold a state"),
+        pytest.param(["sleep", "1000"], False, id="a command"),
+        pytest.param([str(DIGITS), "--steps", "1000000"], True, id="a script whose workers hold a state"),
     ],
 )
-def test_interrupted_run_says_so_and_leaves_no_process(start: Callable[..., LocalRun], script: list[str]) -> None:
+def test_interrupted_run_says_so_and_leaves_no_process(
+    start: Callable[..., LocalRun], script: list[str], holds_state: bool
+) -> None:
     run = start("--workers", "2", *script)
-    run.wait(lambda s: bool((s.get("membership") or {}).get("adopted")), "both run")
-    agents = run.agents()
-    started = [pid for agent in agents for pid in (agent, *children(agent))]
+    if holds_state:
+        run.trains(2)
+    until(lambda: sum(bool(children(agent)) for agent in run.agents()) == 2, "both run")
+    started = [pid for agent in run.agents() for pid in (agent, *children(agent))]
     assert len(started) >= 4
     interrupted_s = time.monotonic()
     run.process.send_signal(signal.SIGINT)

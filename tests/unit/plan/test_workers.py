@@ -105,6 +105,34 @@ def test_release(workers: tuple[Worker, ...], given: Any, want: list[str]) -> No
     assert [p.uid for p in got.release] == want
 
 
+GIVEN_UP = outside(1, available=False, session=make_session(1, Phase.READY, connected=False, entered=0, adopted_to=0))
+UNSETTLED: dict[str, Any] = {"settled": False, "abandoned": frozenset({uid_of(1)})}
+
+
+@pytest.mark.parametrize(
+    ("worker", "given", "want"),
+    [
+        pytest.param(GIVEN_UP, {}, [uid_of(1)], id="given up, and took part in nothing"),
+        pytest.param(GIVEN_UP, {"abandoned": frozenset()}, [], id="waited for"),
+        pytest.param(GIVEN_UP, {"named": [MemberId(1, 0)]}, [], id="what it did in a generation that names it is not known (H9)"),
+        pytest.param(
+            outside(1, available=False, session=make_session(1, Phase.READY, connected=False, entered=2, adopted_to=0)), {}, [],
+            id="its seal may be asked for",
+        ),
+        pytest.param(
+            outside(1, available=False, session=make_session(1, Phase.READY, connected=False, entered=2, adopted_to=2)), {}, [],
+            id="it may hold the state",
+        ),
+        pytest.param(outside(1, available=False, session=None), {}, [], id="it has told this operator nothing"),
+    ],
+)  # fmt: skip
+def test_release_of_a_pod_that_was_given_up_before_all_have_adopted(
+    worker: Worker, given: Any, want: list[str]
+) -> None:
+    got = changes(A, worker, outside(1, 1), **UNSETTLED | given)
+    assert [p.uid for p in got.release] == want
+
+
 def dead(closed_at_s: float | None = None, **of_pod: Any) -> Worker:
     """A worker whose trainer container does not run and whose agent is not connected, unless said otherwise."""
     session = None if closed_at_s is None else make_session(1, connected=False, closed_at_s=closed_at_s)
