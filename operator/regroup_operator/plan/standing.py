@@ -204,8 +204,11 @@ def _why_died(pod: Pod, session: Session, current: Current) -> str:
     """Return the cause of a member whose processes are new. An agent that was started again has no fault to report: its
     container ended with everything in it, and the pod says how, perhaps a moment later."""
     if session.rebooted_at_s is None or session.fault is not None:
-        if session.hung(current.number):
+        # Only a generation that all have adopted can hang; the operator also has processes killed that keep one from forming.
+        if current.adopted and session.hung(current.number):
             return "Hung"
+        if session.fault is not None and session.fault.cause == "hung":
+            return "Overdue"
         return (session.fault.reason if session.fault else None) or "ProcessExited"
     if pod.container_restarts and pod.end_unseen:
         return "NodeRestarted"

@@ -11,7 +11,7 @@ import pytest
 from regroup.protocol.document import PLANNED
 from regroup.protocol.state import Phase
 from regroup_operator.model.members import MemberId
-from regroup_operator.model.records import Pod, Session, Settings
+from regroup_operator.model.records import Pod, ProcessExit, Session, Settings
 from regroup_operator.model.worker import Current, Standing, Worker
 from regroup_operator.plan.standing import assess
 from tests.builders.plan import make_current, make_fault, make_pod, make_progress, make_seal, make_session
@@ -52,6 +52,13 @@ G2 = make_current(number=2, adopted=False)
 G2_PLANNED = make_current(number=2, adopted=False, kind=PLANNED)
 G2_LAUNCHES = make_current(number=2, adopted=False, launches=True, incarnations={"uid-0.0": 4})
 UNKNOWN = make_current(number=2, adopted=False, known=False, incarnations={})
+
+
+def killed_in(generation: int) -> dict[str, Any]:
+    """Return what a session knows of a process that its agent killed on the operator's word."""
+    message = "Process 0 is killed."
+    ended = ProcessExit(90.0, 1, 0, -9, generation=generation, hung=message)
+    return {"fault": make_fault("hung", message=message, exit_code=-9), "exits": (ended,), "num_exits": 1}
 
 
 @pytest.mark.parametrize(
@@ -127,6 +134,18 @@ UNKNOWN = make_current(number=2, adopted=False, known=False, incarnations={})
         pytest.param(
             make_session(0, Phase.BROKEN, 1, session=False), make_current(launches=True), Standing.BROKEN,
             "CollectiveFailed", id="script that ends the siblings of a lost process",
+        ),
+        pytest.param(
+            make_session(0, Phase.STARTING, entered=2, **killed_in(2)), replace(G2, adopted=True), Standing.DIED, "Hung",
+            id="its process hung in a generation that trained, and was killed",
+        ),
+        pytest.param(
+            make_session(0, Phase.STARTING, entered=2, **killed_in(2)), G2, Standing.DIED, "Overdue",
+            id="its process did not come to the store in time, and was killed: no hang",
+        ),
+        pytest.param(
+            make_session(0, Phase.STARTING, entered=1, **killed_in(1)), G2, Standing.DIED, "Overdue",
+            id="its process did not leave the one before in time, and was killed: no hang",
         ),
         pytest.param(
             make_session(0, Phase.STOPPED, 1, entered=1), None, Standing.LOST, "Stopped", id="stopped without having been told"
