@@ -12,6 +12,7 @@ from regroup_operator.model.plan import Clock, Memory, Verdict
 from regroup_operator.model.ports import EventNote
 from regroup_operator.model.records import Observation, Settings
 from regroup_operator.model.worker import Current, Decision, Standing, Wait, Worker
+from regroup_operator.plan.incidents import missing_for_memory
 from regroup_operator.plan.saving import NOT_SAVED, Saving
 from regroup_operator.plan.script_group import script_group
 from regroup_operator.plan.status import (
@@ -70,7 +71,7 @@ def face(view: View, status: Mapping[str, Any]) -> tuple[dict[str, Any], list[Ev
         stalled=view.stalled,
         group=group,
     )
-    said = _said(view, phase, before, group)
+    said = _said(view, phase, before, group, status.get("incidents", ()))
     conditions: list[dict[str, Any]] = before
     for one in said:
         conditions = set_condition(conditions, one.type, one.status, one.reason, one.message,  # type: ignore[arg-type]
@@ -112,8 +113,14 @@ def _has_trained(status: Mapping[str, Any]) -> bool:
     return earlier or bool(membership.get("adopted"))
 
 
-def _said(view: View, phase: str, before: Sequence[Mapping[str, Any]], group: str | None) -> list[Said]:
-    """Return all conditions, Accepted first."""
+def _said(
+    view: View,
+    phase: str,
+    before: Sequence[Mapping[str, Any]],
+    group: str | None,
+    incidents: Sequence[Mapping[str, Any]],
+) -> list[Said]:
+    """Return all conditions, Accepted first. `before`: as they were."""
     memory, saving = view.memory, _saving(view, before)
     accepted = Said("Accepted", "True", "Valid", "The job can run as written.")
     if memory.refusal is not None:
@@ -144,6 +151,7 @@ def _said(view: View, phase: str, before: Sequence[Mapping[str, Any]], group: st
             note=_refusal_note(view),
             group=group,
             hang=view.hang,
+            memory=missing_for_memory(incidents, view.current),
             unsaved=saving.message if saving is not None and saving.reason == NOT_SAVED else "",
         ),
     ]

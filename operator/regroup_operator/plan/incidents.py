@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from regroup.protocol.wire import Fault
+from regroup_operator.model.members import parse_members
 from regroup_operator.model.plan import Clock
-from regroup_operator.model.worker import Announce, Worker
+from regroup_operator.model.worker import Announce, Current, Worker
+
+OOM_KILLED = "OOMKilled"
+"""The kubelet's reason and the agent's: a process was killed for lack of memory."""
+GROWING = ("Resized", "Drained")
+"""Causes of planned generations: workers that were missing may have joined in them."""
 
 
 def make_incident(number: int, decision: Announce, workers: Sequence[Worker], clock: Clock) -> dict[str, Any]:
@@ -56,3 +62,21 @@ def with_times(
         out.setdefault("firstStepMs", round(max(p.first_step_ms or 0.0 for p in first), 1))
         out.setdefault("stepsRedone", max(p.steps_redone for p in first))
     return out
+
+
+def missing_for_memory(incidents: Sequence[Mapping[str, Any]], current: Current | None) -> str:
+    """Return what is known of a worker that was killed for lack of memory and is still missing; empty: there is none.
+
+    Who comes back joins in a planned generation, so incidents before the last of those say nothing of today. Of a slot only
+    the newest counts.
+    """
+    seen = {member.slot for member in current.members} if current is not None else set()
+    for incident in reversed(incidents):
+        cause = incident.get("cause")
+        if cause in GROWING:
+            break
+        slots = {member.slot for member in parse_members(incident.get("culprit") or "")}
+        if cause == OOM_KILLED and slots - seen:
+            return f"Generation {incident['generation']}: {incident['decision']}"
+        seen |= slots
+    return ""

@@ -242,7 +242,7 @@ def _forced(
         and now_s < culprit.since_s + bounds.rejoin_s
     ):
         return Wait(
-            "Rejoining", f"Waiting for worker {culprit.id} to restart in place.", culprit.since_s + bounds.rejoin_s
+            "Rejoining", f"{named.text}; waiting for it to restart in place.", culprit.since_s + bounds.rejoin_s
         )
     pause = _pause_s(current)
     if now_s < current.announced_at_s + pause:

@@ -157,12 +157,13 @@ def training_conditions(
     group: str | None = None,
     crash: str = "",
     hang: str = "",
+    memory: str = "",
     unsaved: str = "",
 ) -> list[Said]:
     """Return Training, Degraded, and Complete or Failed once the job has ended. `complete`: what Complete says already;
     `finished`: number and members of the generation that has finished, which may be the one before the newest; `note`: what
     a refusal said; `group`: as in phase_of; `crash`: what is said of a crash that repeats; `hang`: what is known of a step
-    that is overdue; `unsaved`: why the last checkpoint is missing."""
+    that is overdue; `memory`: which missing worker was killed for lack of it; `unsaved`: why the last checkpoint is missing."""
     out: list[Said] = []
     number = current.number if current else 0
     count = len(current.members) if current else 0
@@ -195,7 +196,7 @@ def training_conditions(
     if crash and phase not in (SUCCEEDED, FAILED):
         out.append(Said("Degraded", "True", "Crashing", crash))
     else:
-        out.append(_degraded(phase, current, replicas, workers, hang))
+        out.append(_degraded(phase, current, replicas, workers, hang, memory))
     if phase == SUCCEEDED and complete is not None:
         out.append(Said("Complete", "True", complete.reason, complete.message))
     elif phase == SUCCEEDED:
@@ -209,7 +210,9 @@ def training_conditions(
     return out
 
 
-def _degraded(phase: str, current: Current | None, replicas: int, workers: Sequence[Worker], hang: str) -> Said:
+def _degraded(
+    phase: str, current: Current | None, replicas: int, workers: Sequence[Worker], hang: str, memory: str
+) -> Said:
     """Return whether the job trains with less than it wants. Before it has trained at all there is nothing to compare."""
     if phase in (SUCCEEDED, FAILED):
         return Said("Degraded", "False", "Ended", "The job has ended.")
@@ -219,7 +222,10 @@ def _degraded(phase: str, current: Current | None, replicas: int, workers: Seque
         return Said("Degraded", "True", "NoProgress", hang[:1000])
     count = len(current.members) if current else 0
     if phase == RUNNING and count < replicas:
-        return Said("Degraded", "True", "FewerMembers", f"{count} of {replicas} workers train.")
+        reason = "OOMKilled" if memory else "FewerMembers"
+        return Said(
+            "Degraded", "True", reason, " ".join(filter(None, [f"{count} of {replicas} workers train.", memory]))
+        )
     silent = sum(w.is_member and w.standing == Standing.SILENT for w in workers)
     if silent:
         return Said("Degraded", "True", "SilentWorkers", f"{silent} of {replicas} agents cannot be reached.")

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from regroup.protocol.wire import Fault, Formed
 from regroup_operator.model.plan import Clock
 from regroup_operator.model.worker import Announce, Standing
-from regroup_operator.plan.incidents import make_incident, with_times
-from tests.builders.plan import make_fault, make_session, make_worker
+from regroup_operator.plan.incidents import make_incident, missing_for_memory, with_times
+from tests.builders.plan import make_current, make_fault, make_session, make_worker
 
 
 @pytest.mark.parametrize(
@@ -44,3 +46,33 @@ def test_form_time_is_not_said_before_all_have_formed() -> None:
     formed = make_worker(0, session=make_session(0, formed=Formed(40.0), formed_generation=2))
     forming = make_worker(1, session=make_session(1, formed=Formed(9.0), formed_generation=1))
     assert "formMs" not in with_times({"generation": 2}, 2, [formed, forming], None)
+
+
+def ended(generation: int, cause: str, culprit: str | None = None) -> dict[str, Any]:
+    culprits = {} if culprit is None else {"culprit": culprit}
+    return {"generation": generation, "cause": cause, "decision": f"decision {generation}.", **culprits}
+
+
+OUT_OF_MEMORY = ended(2, "OOMKilled", "1")
+
+
+@pytest.mark.parametrize(
+    ("incidents", "members", "want"),
+    [
+        pytest.param([OUT_OF_MEMORY], (0, 2), "Generation 2: decision 2.", id="the others train on without it"),
+        pytest.param([OUT_OF_MEMORY, ended(3, "ProcessExited", "2")], (0,), "Generation 2: decision 2.",
+                     id="another worker is lost, too"),
+        pytest.param([ended(2, "OOMKilled", "1.3")], (0, 2), "Generation 2: decision 2.", id="it was its slot's fourth pod"),
+        pytest.param([OUT_OF_MEMORY], (0, 1, 2), "", id="it is a member: the others waited for it"),
+        pytest.param([OUT_OF_MEMORY], (0, (1, 1), 2), "", id="another pod has its slot"),
+        pytest.param([OUT_OF_MEMORY, ended(3, "Resized"), ended(4, "ProcessExited", "0")], (1, 2), "",
+                     id="it has joined again since"),
+        pytest.param([OUT_OF_MEMORY, ended(3, "PodDeleted", "1")], (0, 2), "", id="it was lost again, for another reason"),
+        pytest.param([ended(2, "ProcessExited", "1"), ended(3, "Hung")], (0, 2), "", id="nobody was out of memory"),
+        pytest.param([], (0, 2), "", id="it began with fewer"),
+    ],
+)  # fmt: skip
+def test_missing_worker_that_was_killed_for_lack_of_memory(
+    incidents: list[dict[str, Any]], members: tuple[Any, ...], want: str
+) -> None:
+    assert missing_for_memory(incidents, make_current(members)) == want

@@ -176,7 +176,7 @@ def test_step_that_is_committed_after_a_crash_lets_it_pass() -> None:
     assert [c for c in got.status["conditions"] if c["reason"] in ("RepeatedCrash", "Crashing")] == []
 
 
-def test_process_that_is_killed_for_its_memory_is_the_incidents_cause() -> None:
+def test_process_that_is_killed_for_its_memory_is_the_incidents_cause_and_said_until_it_is_back() -> None:
     detail = "limit 1 GiB, at most 1 GiB used"
     fault = Fault("exit", exit_code=-9, reason="OOMKilled", detail=detail)
     died = make_session(1, Phase.STARTING, entered=1, fault=fault, fault_generation=1, fault_at_s=99.9)
@@ -185,6 +185,12 @@ def test_process_that_is_killed_for_its_memory_is_the_incidents_cause() -> None:
     says = f"worker 1 lost a process (OOMKilled: {detail}); 1 worker goes on."
     assert (incident["cause"], incident["culprit"], incident["decision"]) == ("OOMKilled", "1", says)
     assert [n.note for n in got.notes if n.reason == "MemberLost"] == [f"Generation 2: {says}"]
+    membership = got.status["membership"] | {"adopted": True}
+    starts = make_session(1, Phase.STARTING, incarnation=2, entered=1)
+    alone = make_session(0, Phase.TRAINING, 2, condition_at_s=99.0)
+    after = plan(job(got.status | {"membership": membership}), sessions=(alone, starts))
+    degraded = next(c for c in after.status["conditions"] if c["type"] == "Degraded")
+    assert (degraded["reason"], degraded["message"]) == ("OOMKilled", f"1 of 2 workers train. Generation 2: {says}")
 
 
 def test_replaced_pod_counts_once_however_often_it_is_asked_for() -> None:

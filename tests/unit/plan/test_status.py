@@ -201,6 +201,18 @@ def test_degraded_counts_only_who_trains(
     assert got.message.startswith(says)
 
 
+@pytest.mark.parametrize(
+    ("members", "reason", "says"),
+    [
+        pytest.param((0, 2), "OOMKilled", "2 of 3 workers train. Worker 1 was too big.", id="while it is missing"),
+        pytest.param((0, 1, 2), "AsWanted", "3 of 3 workers train.", id="not once all train"),
+    ],
+)
+def test_degraded_names_the_worker_that_was_out_of_memory(members: tuple[int, ...], reason: str, says: str) -> None:
+    got = said("Running", A, B, C, current=make_current(members), memory="Worker 1 was too big.")["Degraded"]
+    assert (got.reason, got.message) == (reason, says)
+
+
 @pytest.mark.parametrize("phase", ["Starting", "Running", "Recovering", "Waiting"])
 def test_crash_that_repeats_is_quoted_while_it_does(phase: str) -> None:
     got = said(phase, A, B, C, crash="Worker 1 ended twice.\nValueError: boom")["Degraded"]
