@@ -80,18 +80,25 @@ def changed(commits: Iterable[Commit], change: Change) -> list[str]:
         again += max(0, old.last + 1 - new.first)
     if again > change.redone:
         problems.append(f"{again} steps were done again, at most {change.redone} may be.")
-    least, most = change.generations
-    if not least <= change.after - change.before <= most:
-        problems.append(
-            f"It took {change.after - change.before} generations ({change.before} to {change.after}), "
-            + (f"not {least}." if least == most else f"not {least} to {most}.")
-        )
+    problems += issued(change.before, change.after, change.generations)
     if numbers[1] != change.before + 1:
         problems.append(
             f"The survivors went on in generation {numbers[1]}, not in {change.before + 1}: {change.before + 1} formed no group."
         )
     problems += _lived(commits, change, numbers[1])
     return problems
+
+
+def issued(before: int, after: int, allowed: tuple[int, int]) -> list[str]:
+    """Return what is wrong with how many generations there were, from number `before` to number `after`.
+
+    The numbers of the status count those that formed no group, too, of which the commits of a script tell nothing.
+    """
+    least, most = allowed
+    if least <= after - before <= most:
+        return []
+    bounds = f"{least}" if least == most else f"{least} to {most}"
+    return [f"It took {after - before} generations ({before} to {after}), not {bounds}."]
 
 
 def kept(

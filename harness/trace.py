@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import statistics
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -91,9 +91,20 @@ class Trace:
         """Return the highest step that any process had committed by a time; -1 before the first."""
         return max((c.step for c in self.commits if c.t <= t), default=-1)
 
-    def judged(self) -> list[judge.Commit]:
-        """Return the commits for the judge."""
-        return [judge.Commit((c.pod, c.pid), c.generation, c.step) for c in self.commits]
+    def judged(self, *, restarted: Collection[str] = (), after: int = 0) -> list[judge.Commit]:
+        """Return the commits for the judge.
+
+        The containers of the pods `restarted` were started again after generation `after`: their processes are others from
+        then on, although they have the process ids that the former ones had.
+        """
+        return [
+            judge.Commit(
+                (c.pod, c.pid, "restarted") if c.pod in restarted and c.generation > after else (c.pod, c.pid),
+                c.generation,
+                c.step,
+            )
+            for c in self.commits
+        ]
 
     def ended_at(self) -> float:
         """Return when every process of the last generation was done; infinity while one is not."""

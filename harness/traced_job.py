@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -91,11 +91,13 @@ class TracedJob(JobView):
         generations: tuple[int, int] = (1, 1),
         redone: int = 1,
         pausing: Callable[[Process], bool] = lambda _: False,
+        restarted: Collection[str] = (),
     ) -> Trace:
         """Wait until `workers` train again after a fault or a resize that came at the end of `before`; return the trace.
 
         Fails unless the judge is content: at most `redone` steps again, nothing lost or rolled back, this number of
         generations, and this number of survivors: the processes that trained before but those that `lost` names.
+        `restarted` are pods whose containers were started again: their processes may have the ids of lost ones.
         """
         generation = before.commits[-1].generation
         trace = self.training(workers=workers, steps=5, after=generation)
@@ -104,9 +106,10 @@ class TracedJob(JobView):
         pausing_too = {process for process in living if pausing(process)}
         after = trace.commits[-1].generation
         change = judge.Change(generation, after, living, survivors, pausing_too, generations, redone)
-        problems = judge.changed(trace.judged(), change)
+        problems = judge.changed(trace.judged(restarted=restarted, after=generation), change)
         assert not problems, "\n".join(problems)
-        assert not any(lost(process) for process in trace.pids(after)), "what was lost trains again"
+        again = [process for process in trace.pids(after) if lost(process) and process[0] not in restarted]
+        assert not again, f"what was lost trains again: {again}"
         return trace
 
     def victim(self, rank: int) -> tuple[dict[str, Any], int]:

@@ -6,7 +6,7 @@ machine lacks fails the tests with a sentence.
 
 import shutil
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
 import pytest
@@ -19,6 +19,23 @@ from harness.traced_job import TracedJob
 from tests.e2e import machine
 from tests.e2e.kit import Cluster, Power
 from tests.e2e.shared import SharedJobs
+
+_FAILED: pytest.StashKey[set[str]] = pytest.StashKey()
+"""The tests that have failed in this session, by their ids: in a fixture or in the test itself."""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Begin the list of failed tests."""
+    config.stash[_FAILED] = set()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Remember which tests fail: the jobs that they shared are replaced."""
+    report = yield
+    if report.failed:
+        item.config.stash[_FAILED].add(item.nodeid)
+    return report
 
 
 @pytest.fixture(scope="session")
@@ -115,11 +132,19 @@ def train_namespace(operator: Kubectl) -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
-def shared_jobs(operator: Kubectl) -> SharedJobs:
+def jobs_of_session(operator: Kubectl, pytestconfig: pytest.Config) -> SharedJobs:
     """The jobs that tests share, none of them started."""
     namespace = f"train-{uuid.uuid4().hex[:8]}"
     installation.namespace(operator, namespace)
-    return SharedJobs(operator, namespace)
+    failed = pytestconfig.stash[_FAILED]
+    return SharedJobs(operator, namespace, failed)
+
+
+@pytest.fixture
+def shared_jobs(jobs_of_session: SharedJobs, request: pytest.FixtureRequest) -> SharedJobs:
+    """The jobs that tests share; those that this test takes are its own from now on."""
+    jobs_of_session.test = request.node.nodeid
+    return jobs_of_session
 
 
 @pytest.fixture(scope="session")

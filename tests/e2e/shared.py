@@ -1,19 +1,19 @@
 """Four jobs that tests break one after another, so that each test pays for its fault and not for a start of its own.
 
-A test says which it needs and gets them while all their workers train; the others pause in every step meanwhile. A job that a
-failed test has left in pieces is replaced. `settled` and `after` hold for all four: what a generation is to a Session job is to
-the script each forming of its group.
+A test says which it needs and gets them while all their workers train; the others pause in every step meanwhile. A job whose
+last test failed is replaced. One whose last test passed has to train again: if it does not, the next test fails. What a
+generation is to a Session job, in its trace, is to the script each forming of its group.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Set
 from dataclasses import dataclass
 from typing import Any
 
 from cluster.errors import ClusterError
 from cluster.kubectl import Kubectl
-from harness import installation, traced_job
+from harness import installation, judge, traced_job
 from harness.job import RESOURCE, JobView
 from harness.trace import Trace
 from harness.traced_job import TracedJob, alive
@@ -57,21 +57,37 @@ class SharedJob(TracedJob):
 
         return self.wait_trace(there, timeout_s, f"a script trains with {workers} workers, after group {after}")
 
-    def lost(self, before: Trace, pods: set[str], generations: tuple[int, int] | None = None) -> Trace:
+    def lost(
+        self,
+        before: Trace,
+        pods: Collection[str],
+        *,
+        newest: int,
+        generations: tuple[int, int] | None = None,
+        restarted: bool = False,
+    ) -> Trace:
         """Wait until all train again after pods were lost; return the trace. Fails unless the judge is content.
 
         An elastic job takes one generation without the pods, and one for each that returns later than the others. One of
-        fixed size stands until all are back, and takes one. A script's processes start again in each.
+        fixed size stands until all are back, and takes one. A script's processes start again in each. `newest` is the number
+        of the newest generation before that; `restarted`: the pods stay, and their containers are started again.
         """
         fixed = self.kind == "fixed size"
         least, most = generations or ((1, 1) if fixed else (2, 1 + len(pods)))
-        if self.kind != "script":
-            survivors = self.processes * (WORKERS - len(pods))
-            return self.changed(
-                before, lambda p: p[0] in pods, workers=WORKERS, survivors=survivors, generations=(least, most)
-            )
         old = before.pids(before.commits[-1].generation)
-        return self.changed(before, lambda p: p in old, workers=WORKERS, survivors=0, generations=(least, most))
+        script = self.kind == "script"
+        trace = self.changed(
+            before,
+            (lambda p: p in old) if script else (lambda p: p[0] in pods),
+            workers=WORKERS,
+            survivors=0 if script else self.processes * (WORKERS - len(pods)),
+            generations=(least, most),
+            restarted=pods if restarted else (),
+        )
+        # A script counts the groups that have formed: in its trace a generation without a group does not show.
+        problems = judge.issued(newest, self.newest(), (least, most))
+        assert not problems, f"{self.kind}: {problems}"
+        return trace
 
     def newest(self) -> int:
         """Return the number of the newest generation; a script's trace counts its groups instead."""
@@ -85,36 +101,46 @@ class SharedJob(TracedJob):
 class SharedJobs:
     """The jobs that there are, by kind."""
 
-    def __init__(self, kubectl: Kubectl, namespace: str) -> None:
+    def __init__(self, kubectl: Kubectl, namespace: str, failed: Set[str]) -> None:
+        """`failed` holds the tests that have failed so far; whoever runs the tests adds to it."""
         self._kubectl = kubectl
         self._namespace = namespace
+        self._failed = failed
         self._jobs: dict[str, SharedJob] = {}
+        self._last_test: dict[str, str] = {}
         self._made = 0
+        self.test = ""
+        """The test that runs now."""
 
     def take(self, *kinds: str, pace_s: float = PACE_S) -> list[SharedJob]:
         """Return the jobs of these kinds once all their workers train; they start together where they have to."""
+        for kind in kinds:
+            if self._last_test.get(kind) in self._failed:
+                self._delete(kind)
         for kind, job in self._jobs.items():
             job.pace(pace_s if kind in kinds else IDLE_S)
+        last = {kind: self._last_test.get(kind) for kind in kinds}
         for kind in kinds:
+            self._last_test[kind] = self.test
             if kind not in self._jobs:
                 self._start(kind, pace_s)
-        return [self._whole(kind, pace_s) for kind in kinds]
+        return [self._whole(kind, last[kind]) for kind in kinds]
 
     def end(self) -> None:
         """End all of them: the next test needs the machine to itself."""
         for kind in list(self._jobs):
             self._delete(kind)
 
-    def _whole(self, kind: str, pace_s: float) -> SharedJob:
+    def _whole(self, kind: str, last: str | None) -> SharedJob:
+        """Return the job once all its workers train. `last`: the test that had it before, None for a new job."""
         job = self._jobs[kind]
         try:
             if KINDS[kind]["elastic"] is not None and job.get()["spec"]["replicas"] != WORKERS:
                 job.patch_replicas(WORKERS)
             job.training()
-        except ClusterError:
-            self._delete(kind)
-            job = self._start(kind, pace_s)
-            job.training()
+        except ClusterError as error:
+            when = f"after {last}, which passed" if last else "after its start"
+            raise ClusterError(f"The {kind} job does not train with all its workers {when}: {error}") from error
         return job
 
     def _start(self, kind: str, pace_s: float) -> SharedJob:
@@ -136,7 +162,10 @@ class SharedJobs:
         return job
 
     def _delete(self, kind: str) -> None:
-        job = self._jobs.pop(kind)
+        self._last_test.pop(kind, None)
+        job = self._jobs.pop(kind, None)
+        if job is None:
+            return  # it could not be started
         self._kubectl.run("--namespace", self._namespace, "delete", RESOURCE, job.name, "--wait=false")
         pods = f"--selector=regroup.dev/job-name={job.name}"
         self._kubectl.run(

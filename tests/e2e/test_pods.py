@@ -24,14 +24,14 @@ def test_deleted_pod_is_replaced_and_costs_no_restart(shared_jobs: SharedJobs, k
     (job,) = shared_jobs.take(kind)
     counted, gaps = job.counted(), []
     for trial in range(TRIALS):
-        before = job.training()
+        before, newest = job.training(), job.newest()
         generation = before.commits[-1].generation
         who = ("the store's host", "rank 0", "the last rank")[trial % 3]
         pod, _ = job.victim(trial % 3 if kind == "script" else job.rank_of(who))
         name = pod["metadata"]["name"]
         deleted = time.time()
         job.delete_pod(name, grace_s=0)
-        trace = job.lost(before, {name})
+        trace = job.lost(before, {name}, newest=newest)
         gaps.append(trace.first_of(generation + 1).t - max(deleted, trace.last_before(generation + 1).t))
     print(f"pod deleted ({kind}) -> next committed step, s: {[round(g, 3) for g in gaps]}")
     assert job.counted() == counted, "a deleted pod counts against the job's budget"

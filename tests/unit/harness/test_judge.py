@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from harness.judge import Change, Commit, changed, kept, whole
+from harness.judge import Change, Commit, changed, issued, kept, whole
 
 Rows = Sequence[tuple[str, int, int, int]]
 """(processes, generation, first step, last step): every process commits all of these steps."""
@@ -209,3 +209,18 @@ def test_survivors_keep_their_processes(
     problems = kept(before, now, lost={"w1"}, number=number)
     assert problem in " ".join(problems)
     assert bool(problems) == bool(problem)
+
+
+@pytest.mark.parametrize(
+    ("after", "allowed", "problem"),
+    [
+        pytest.param(6, (2, 2), None, id="one without the worker, one with it again"),
+        pytest.param(5, (1, 2), None, id="the least"),
+        pytest.param(7, (2, 2), "It took 3 generations (4 to 7), not 2.", id="one that formed no group"),
+        pytest.param(4, (1, 2), "It took 0 generations (4 to 4), not 1 to 2.", id="none although one was lost"),
+    ],
+)
+def test_generations_of_a_fault_are_counted_by_their_numbers(
+    after: int, allowed: tuple[int, int], problem: str | None
+) -> None:
+    assert issued(4, after, allowed) == ([problem] if problem else [])
