@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from chaos import plan, verdict
 from chaos.job import Job, JobError, NothingToHitError
@@ -17,7 +18,9 @@ from chaos.verdict import Expected, Injected, Verdict
 POLL_S = 0.004
 LOOK_S = 0.02
 CHANGE_S = 3.0
-"""An aimed fault waits at most this long for its moment: the change that it was to meet may be over, or nothing changes at all."""
+"""A fault waits at most this long for its moment, which may be over already or never come. Then it is injected all the same."""
+RESIZE_S = 8.0
+"""The same after a resize: its newcomers import torch first, 4 s on an idle machine."""
 SECONDS_PER_FAULT = 1.6
 """The steps are paced so that they last as long as the faults."""
 LAST_STEPS = 30
@@ -41,6 +44,8 @@ class Drive:
         self._first_commit: list[int] = []  # per injected fault: index of the first commit that can be after it
         self._seen = 0
         self._looked_s = 0.0
+        self._resizing = False
+        """A resize was asked for, and its workers are not yet those of the newest generation."""
 
     def run(self, expected: Callable[[], Expected]) -> Verdict:
         """Run the job through all faults; `expected` is asked once it has ended. Raises JobError."""
@@ -51,8 +56,7 @@ class Drive:
             self._wait(self._job.is_whole, WHOLE_S, "all of its workers")
             for index, fault in enumerate(self._faults):
                 self._pace(index)
-                self._await(fault)
-                self._inject(fault)
+                self._inject(fault, self._await(fault))
             self._job.pace(0.0, 0, 0.0)
             self._until(lambda: False)
         except _OverError:
@@ -90,25 +94,50 @@ class Drive:
         seconds = ordinary * SECONDS_PER_FAULT * (4 if self._job.scenario.tier == SCRIPT else 1)
         self._job.pace(min(max(seconds / left, 0.005), 0.5), last, 0.5)
 
-    def _await(self, fault: Fault) -> None:
-        job = self._job
+    def _await(self, fault: Fault) -> str:
+        """Wait for a fault's moment, and return it; if it does not come, the moment that is seen instead."""
+        job, trace = self._job, self._job.reader.trace
         match fault.moment:
             case plan.FORMING | plan.ADOPTING:
-                self._until(lambda: job.changing() == fault.moment or not self._open, CHANGE_S)
+                timeout_s = RESIZE_S if self._resizing else CHANGE_S
+                met = self._until(lambda: job.changing() == fault.moment, timeout_s, unless=self._is_quiet)
             case plan.SCALING:
-                self._until(lambda: False, fault.delay_s * 5)
+                self._until(lambda: not self._resizing, fault.delay_s)
+                met = self._resizing
             case plan.CHECKPOINT:
-                self._until(job.writes_checkpoint, CHANGE_S)
+                met = self._until(job.writes_checkpoint, CHANGE_S)
             case plan.END:
-                self._until(lambda: job.reader.trace.step >= job.steps - 1 - int(fault.delay_s))
+                self._until(lambda: trace.step >= job.steps - 1 - int(fault.delay_s))
+                met = trace.step < job.steps - 1
             case plan.FINISHING:
-                self._until(lambda: job.reader.trace.step >= job.steps - 1)
+                met = self._until(lambda: trace.step >= job.steps - 1)
                 self._until(lambda: False, fault.delay_s)
             case _:
                 self._until(lambda: not self._open)
                 if fault.whole_first:
                     self._whole()
                 self._until(lambda: False, fault.delay_s)
+                met = False  # whatever is seen by then
+        return fault.moment if met else self._moment()
+
+    def _moment(self) -> str:
+        """Return the moment that is seen now."""
+        step, last = self._job.reader.trace.step, self._job.steps - 1
+        if step >= last:
+            return plan.FINISHING
+        if changing := self._job.changing():
+            return changing
+        if self._job.writes_checkpoint():
+            return plan.CHECKPOINT
+        if self._resizing:
+            return plan.SCALING
+        if step >= last - plan.END_STEPS:
+            return plan.END
+        return plan.RECOVERING if self._open else plan.SETTLED
+
+    def _is_quiet(self) -> bool:
+        """Return whether all faults so far are recovered from, and no change of members is left to come."""
+        return not self._open and self._job.is_whole()
 
     def _whole(self) -> None:
         """Wait until all wanted workers are members again; what undoes itself later comes on top of the bound."""
@@ -122,26 +151,33 @@ class Drive:
         if not self._until(condition, timeout_s):
             self._stuck(f"The job did not get {what} within {timeout_s:.0f} s.", began_s)
 
-    def _until(self, condition: Callable[[], bool], timeout_s: float = float("inf")) -> bool:
-        """Look at the job until `condition` holds; return whether it did. Raises _OverError when the job has ended."""
+    def _until(
+        self, condition: Callable[[], bool], timeout_s: float = float("inf"), unless: Callable[[], bool] = lambda: False
+    ) -> bool:
+        """Look at the job until `condition` holds, or `unless` does; return whether the first did.
+
+        Raises _OverError when the job has ended.
+        """
         deadline_s = time.monotonic() + timeout_s
         while True:
             self._tick()
             if condition():
                 return True
-            if time.monotonic() >= deadline_s:
+            if time.monotonic() >= deadline_s or unless():
                 return False
             time.sleep(POLL_S)
 
     # --- one fault ---------------------------------------------------------------------------------------------------
 
-    def _inject(self, fault: Fault) -> None:
+    def _inject(self, fault: Fault, moment: str) -> None:
         trace, kind, scenario = self._job.reader.poll(), KINDS[fault.kind], self._job.scenario
         limit_s = kind.limit_s(
             replaced=self._importing(kind.imports), script=scenario.tier == SCRIPT, lasts_s=fault.lasts_s
         )
         limit_s += verdict.leaderless_s(self.injected, time.time())
-        injected = Injected(fault.kind, fault.moment, "", time.time(), limit_s, trace.step, trace.generation)
+        injected = Injected(
+            fault.kind, moment, "", time.time(), limit_s, trace.step, trace.generation, planned=fault.moment
+        )
         first = len(trace.commits)
         try:
             injected.hit = self._job.inject(fault)
@@ -150,8 +186,10 @@ class Drive:
             return
         self.injected.append(injected)
         self._first_commit.append(first)
+        self._resizing = self._resizing or fault.kind == "scale"
+        what = replace(fault, moment=injected.when)
         self._say(
-            f"{len(self.injected):3d}  step {injected.step:5d}  generation {injected.generation:3d}  {fault}: {injected.hit}"
+            f"{len(self.injected):3d}  step {injected.step:5d}  generation {injected.generation:3d}  {what}: {injected.hit}"
         )
 
     def _importing(self, imports: bool) -> bool:
@@ -170,6 +208,7 @@ class Drive:
         if now_s - self._looked_s >= LOOK_S:
             self._looked_s = now_s
             self._job.look()
+            self._resizing = self._resizing and not self._job.is_whole()
             ended = self._job.ended()
             if ended is not None:
                 self._job.reader.poll()
@@ -193,7 +232,7 @@ class Drive:
             for fault in (*self._open, last):
                 fault.stuck = True
             self._stuck(
-                f"No commit for {quiet_s:.0f} s after {last.kind} ({last.moment}) of {last.hit}, which may take "
+                f"No commit for {quiet_s:.0f} s after {last.kind} ({last.when}) of {last.hit}, which may take "
                 f"{max(last.bound_s, least_s):.0f} s. Step {trace.step} of {self._job.steps}, generation {trace.generation}.",
                 now_s,
             )

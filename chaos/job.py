@@ -100,7 +100,7 @@ class Job(ABC):
 
     @abstractmethod
     def writes_checkpoint(self) -> bool:
-        """Return whether a checkpoint is being written."""
+        """Return whether a checkpoint is being written; never for a script, whose checkpoints are its own."""
 
     @abstractmethod
     def look(self) -> None:

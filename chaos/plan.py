@@ -16,6 +16,9 @@ SETTLED, FORMING, ADOPTING, CHECKPOINT, SCALING, END, FINISHING = (
     "settled", "forming", "adopting", "checkpoint", "scaling", "end", "finishing",
 )  # fmt: skip
 """Moments at which a fault is injected; see Fault.moment."""
+RECOVERING = "recovering"
+"""Never planned, but met instead of a planned moment: no commit since the fault before, and no change of members is seen."""
+MOMENTS = (SETTLED, RECOVERING, FORMING, ADOPTING, SCALING, CHECKPOINT, END, FINISHING)
 MAX_WORKERS = 5
 END_FAULTS = 3
 """So many of a job's faults come in its last steps, if it has at least three times as many."""
@@ -48,8 +51,9 @@ class Fault:
 
     kind: str
     moment: str
-    """settled: `delay_s` after the last one was recovered from. forming, adopting, scaling: while the change of members that the
-    fault before caused is at that point. checkpoint: while one is written. end: in the last ten steps. finishing: after them."""
+    """settled: `delay_s` after the last one was recovered from. forming, adopting: while the change of members that the fault
+    before caused is at that point. scaling: `delay_s` into a resize. checkpoint: while one is written. end: in the last ten
+    steps. finishing: after them. The moment may not come: Injected.moment is the one that the fault met."""
     delay_s: float
     lasts_s: float
     target: float
@@ -97,7 +101,7 @@ def _draw(rng: random.Random, job: Scenario, cluster: bool) -> Iterator[Fault]:
         # Drawn whether they are used or not, so that a change of one kind does not move all faults after it.
         delay_s, lasts, target, where = (rng.random() for _ in range(4))
         number, whole = rng.randrange(1 << 16), rng.random() < 0.2
-        moment = _moment(where, previous)
+        moment = _moment(where, previous, job.tier)
         yield Fault(
             kind.name,
             moment,
@@ -126,14 +130,16 @@ def _duration(kind: Kind, u: float) -> float:
     return float(round(0.2 * 50.0 ** (u * u), 2))
 
 
-def _moment(u: float, previous: Kind | None) -> str:
+def _moment(u: float, previous: Kind | None, tier: str) -> str:
     if previous is None or u < 0.5:
         return SETTLED
     if previous.name == "scale":
         return SCALING if u < 0.8 else ADOPTING
     if u < 0.7:
         return FORMING
-    return ADOPTING if u < 0.88 else CHECKPOINT
+    return (
+        ADOPTING if u < 0.88 or tier == SCRIPT else CHECKPOINT
+    )  # a script's own checkpoints cannot be seen from outside
 
 
 def _at_the_end(fault: Fault, rng: random.Random) -> Fault:

@@ -6,8 +6,10 @@ A rule of the plan becomes a process here, at its moment. Each method `_KIND` in
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
+import time
 from abc import abstractmethod
 from contextlib import suppress
 from dataclasses import dataclass
@@ -15,6 +17,11 @@ from pathlib import Path
 
 from chaos.job import Job, NothingToHitError
 from chaos.plan import MAX_WORKERS, Fault
+
+WRITES_S = 1.0
+"""A checkpoint whose files have not changed for so long is not being written: its writer was killed."""
+_CHECKPOINT = re.compile(r"(?:\.writing-)?step-(\d+)\.g(\d+)-.*")
+"""Written aside first, then renamed, then committed (regroup.checkpoint.store)."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +60,19 @@ class SignalledJob(Job):
 
     def writes_checkpoint(self) -> bool:
         """See Job."""
-        return any(not (path / "COMMIT.json").exists() for path in self.checkpoints.glob("step-*"))
+        whole, begun = (-1, -1), (-1, -1)
+        for path in self.checkpoints.glob("*step-*"):
+            match = _CHECKPOINT.fullmatch(path.name)
+            if match is None:
+                continue
+            order = int(match[2]), int(match[1])
+            if (path / "COMMIT.json").exists():
+                whole = max(whole, order)
+                continue
+            with suppress(FileNotFoundError):
+                if time.time() - path.stat().st_mtime < WRITES_S:
+                    begun = max(begun, order)
+        return begun > whole  # an older one is being deleted
 
     def inject(self, fault: Fault) -> str:
         """See Job."""

@@ -18,6 +18,7 @@ class Injected:
 
     kind: str
     moment: str
+    """The moment that it met: what was seen right before it was injected."""
     hit: str
     at_s: float
     bound_s: float
@@ -28,6 +29,13 @@ class Injected:
     recovered_s: float | None = None
     """Seconds to the next commit, or to the job's end if there was nothing left to commit."""
     stuck: bool = False
+    planned: str = ""
+    """The moment that the plan names. Empty in journals from before it was recorded; their `moment` is the planned one."""
+
+    @property
+    def when(self) -> str:
+        """Its moment in words, with the planned one if that did not come."""
+        return self.moment if self.planned in ("", self.moment) else f"{self.moment} instead of {self.planned}"
 
 
 @dataclass(frozen=True)

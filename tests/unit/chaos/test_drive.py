@@ -5,7 +5,8 @@ from __future__ import annotations
 import io
 import json
 import time
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,11 @@ import pytest
 from rich.console import Console
 
 from chaos import campaign
+from chaos import drive as drive_module
 from chaos.drive import Drive
 from chaos.job import Job, NothingToHitError
 from chaos.kinds import FORM_S, KINDS, SESSION
-from chaos.plan import END, FINISHING, SETTLED, Fault, Scenario
+from chaos.plan import ADOPTING, CHECKPOINT, END, FINISHING, FORMING, RECOVERING, SCALING, SETTLED, Fault, Scenario
 from chaos.verdict import Expected
 
 STEPS = 60
@@ -27,34 +29,57 @@ WHO = {"pod": "w-0", "pid": 1, "start": 1}
 
 
 class JobDouble(Job):
-    """Commits a step each time it is looked at, until a fault of a kind in `fatal`."""
+    """Commits a step each time it is looked at, until a fault of a kind in `fatal`.
 
-    def __init__(self, directory: Path, *, fatal: str = "", outcome: str = "Succeeded", parameters: str = "aa") -> None:
+    `after`: what each look between the first fault and the second shows instead of a commit: a moment, or "" for nothing yet.
+    A resize shows SCALING, and commits meanwhile.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        fatal: str = "",
+        outcome: str = "Succeeded",
+        parameters: str = "aa",
+        after: Sequence[str] = (),
+    ) -> None:
         super().__init__(Scenario(SESSION, 1, 2, 1), directory, directory / "trace", STEPS)
         self._fatal, self._outcome, self._parameters = fatal, outcome, parameters
         self._dead, self._step, self._generation, self._looks_after = False, 0, 1, 0
+        self._after, self._shows, self._size = deque(after), "", self.wanted
+        self.met: list[str] = []
+        """What it showed when each fault was injected."""
 
     def start(self) -> None:
         self._write("built", started=0.0)
 
     def status(self) -> dict[str, Any]:
-        return {"membership": {"adopted": True, "worldSize": 2}, "samples": {"digest": "dd"}}
+        return {"membership": {"adopted": True, "worldSize": self._size}, "samples": {"digest": "dd"}}
 
     def inject(self, fault: Fault) -> str:
         if fault.kind == "damage-checkpoint":
             raise NothingToHitError("there are no two checkpoints")
         self._dead = self._dead or fault.kind == self._fatal
         self._generation += 1
+        self.met.append(self._shows)
+        if len(self.met) > 1:
+            self._after.clear()
+        self.wanted += fault.kind == "scale"
         return "w-0"
 
     def changing(self) -> str:
-        return ""
+        return self._shows if self._shows in (FORMING, ADOPTING) else ""
 
     def writes_checkpoint(self) -> bool:
-        return False
+        return self._shows == CHECKPOINT
 
     def look(self) -> None:
-        if self._step < STEPS and not self._dead:
+        waits = bool(self.met) and bool(self._after)
+        self._shows = self._after.popleft() if waits else ""
+        if not waits:
+            self._size = self.wanted
+        if self._step < STEPS and not self._dead and (not waits or self._shows == SCALING):
             self._write("commit", generation=self._generation, step=self._step)
             self._step += 1
             if self._step == STEPS:
@@ -80,16 +105,17 @@ class JobDouble(Job):
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(drive_module, "LOOK_S", 0.004)
     for name in ("kill-trainer", "kill-two", "scale", "damage-checkpoint"):
         monkeypatch.setitem(KINDS, name, replace(KINDS[name], bound_s=BOUND_S))
 
 
-def fault(kind: str, moment: str = SETTLED) -> Fault:
-    return Fault(kind, moment, 5.0 if moment == END else 0.0, 0.0, 0.0, 0, whole_first=False)
+def fault(kind: str, moment: str = SETTLED, delay_s: float = 0.0) -> Fault:
+    return Fault(kind, moment, 5.0 if moment == END else delay_s, 0.0, 0.0, 0, whole_first=False)
 
 
-def drive(job: JobDouble, *faults: Fault) -> Drive:
-    one = Drive(job, faults, lambda line: None)  # noqa: ARG005
+def drive(job: JobDouble, *faults: Fault, say: Callable[[str], None] = lambda line: None) -> Drive:  # noqa: ARG005
+    one = Drive(job, faults, say)
     one.run(lambda: Expected("aa", "dd"))
     job.close()
     return one
@@ -101,7 +127,61 @@ def test_every_fault_is_followed_by_a_commit_or_by_the_end(tmp_path: Path) -> No
     )
     assert one.verdict.passed, one.verdict
     assert [f.kind for f in one.injected] == ["kill-trainer", "scale", "kill-two", "scale"]
+    assert [f.moment for f in one.injected[2:]] == [END, FINISHING]
     assert all(f.recovered_s is not None and 0 < f.recovered_s < BOUND_S for f in one.injected)
+
+
+@pytest.mark.parametrize(
+    ("first", "moment", "after"),
+    [
+        pytest.param("kill-trainer", FORMING, ["", "", FORMING, FORMING, ADOPTING], id="while the next generation forms"),
+        pytest.param("kill-trainer", ADOPTING, ["", FORMING, FORMING, ADOPTING, ADOPTING], id="while it takes over the state"),
+        pytest.param("scale", SCALING, [SCALING] * 1000, id="while a resize is under way"),
+        pytest.param("scale", ADOPTING, [SCALING] * 10 + [FORMING] * 2 + [ADOPTING] * 2, id="when a resize's newcomers are there"),
+        pytest.param("kill-trainer", CHECKPOINT, ["", "", CHECKPOINT, CHECKPOINT, ""], id="while a checkpoint is written"),
+    ],
+)  # fmt: skip
+def test_fault_meets_the_moment_that_it_is_aimed_at(tmp_path: Path, first: str, moment: str, after: list[str]) -> None:
+    job = JobDouble(tmp_path, after=after)
+    one = drive(job, fault(first), fault("kill-two", moment, delay_s=0.05))
+    assert one.verdict.passed, one.verdict
+    assert job.met[1] == moment
+    assert [(f.planned, f.moment, f.when) for f in one.injected] == [
+        (SETTLED, SETTLED, SETTLED),
+        (moment, moment, moment),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("first", "moment", "after", "met"),
+    [
+        pytest.param("kill-trainer", FORMING, [], SETTLED, id="the change is over before it is seen"),
+        pytest.param("kill-trainer", FORMING, ["", ADOPTING, ADOPTING, ""], SETTLED, id="it goes by unseen"),
+        pytest.param("kill-trainer", FORMING, [""] * 1000, RECOVERING, id="nothing is seen to happen"),
+        pytest.param("kill-trainer", ADOPTING, [FORMING] * 1000, FORMING, id="forming takes longer than a fault waits"),
+        pytest.param("kill-trainer", CHECKPOINT, [], SETTLED, id="no checkpoint is written"),
+        pytest.param("scale", ADOPTING, [SCALING] * 1000, SCALING, id="newcomers import longer than a fault waits"),
+        pytest.param("scale", SCALING, [], RECOVERING, id="a resize that is over at once"),
+    ],
+)
+def test_fault_whose_moment_does_not_come_says_which_it_met(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: str, moment: str, after: list[str], met: str
+) -> None:
+    monkeypatch.setattr(drive_module, "CHANGE_S", 0.2)
+    monkeypatch.setattr(drive_module, "RESIZE_S", 0.2)
+    lines: list[str] = []
+    job = JobDouble(tmp_path, after=after)
+    one = drive(job, fault(first), fault("kill-two", moment, delay_s=0.05), say=lines.append)
+    assert one.verdict.passed, one.verdict
+    assert (one.injected[1].planned, one.injected[1].moment) == (moment, met)
+    assert job.met[1] == {SETTLED: "", RECOVERING: ""}.get(met, met)
+    assert f"kill-two ({met} instead of {moment}): w-0" in lines[1]
+
+
+def test_fault_that_meets_a_moment_by_chance_says_so(tmp_path: Path) -> None:
+    job = JobDouble(tmp_path, after=[SCALING] * 1000)
+    one = drive(job, fault("scale"), fault("kill-two"))
+    assert [(f.planned, f.moment) for f in one.injected] == [(SETTLED, SETTLED), (SETTLED, SCALING)]
 
 
 def test_job_that_commits_no_more_is_stuck_and_the_fault_is_named(tmp_path: Path) -> None:

@@ -1,8 +1,10 @@
-"""A fault that comes after the end of a job under `regroup run` hits nothing; it is no error of the run."""
+"""What a job under `regroup run` shows: its end, after which a fault hits nothing, and a checkpoint that is being written."""
 
 from __future__ import annotations
 
 import json
+import os
+import time
 from pathlib import Path
 
 import pytest
@@ -23,3 +25,30 @@ def test_resize_of_a_job_that_has_ended(tmp_path: Path, phase: str | None, error
         (job.state / "job.json").write_text(json.dumps({"spec": {"replicas": 2}, "status": {"phase": phase}}))
     with pytest.raises(error, match=phase or "holds no job"):
         job.scale(1)
+
+
+NEW, OLD = "step-12.g3-abcd1234", "step-9.g3-abcd1234"
+
+
+@pytest.mark.parametrize(
+    ("files", "age_s", "writes"),
+    [
+        pytest.param([], 0, False, id="there is none"),
+        pytest.param([f"{OLD}/COMMIT.json", f".writing-{NEW}/.job"], 0, True, id="its data are written aside"),
+        pytest.param([f"{OLD}/COMMIT.json", f"{NEW}/.metadata"], 0, True, id="its data are there, COMMIT.json is not"),
+        pytest.param([f"{OLD}/COMMIT.json", f"{NEW}/COMMIT.json"], 0, False, id="it is whole"),
+        pytest.param([f"{OLD}/.metadata", f"{NEW}/COMMIT.json"], 0, False, id="an older one is deleted"),
+        pytest.param(["step-40.g2-abcd1234/COMMIT.json", f"{NEW}/.metadata"], 0, True, id="a newer generation's, of an older step"),
+        pytest.param([f"{OLD}/COMMIT.json", f"{NEW}/.metadata"], 60, False, id="its writer was killed a minute ago"),
+        pytest.param(["ballast", "step-12/x"], 0, False, id="other files"),
+    ],
+)  # fmt: skip
+def test_checkpoint_is_being_written(tmp_path: Path, files: list[str], age_s: float, writes: bool) -> None:
+    job = LocalJob(Scenario(SESSION, 1, 2, 1), tmp_path, 10, needs_disk=False)
+    for name in files:
+        path = job.checkpoints / name
+        path.parent.mkdir(exist_ok=True)
+        path.touch()
+    for path in job.checkpoints.iterdir():
+        os.utime(path, (time.time() - age_s,) * 2)
+    assert job.writes_checkpoint() is writes

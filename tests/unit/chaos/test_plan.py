@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from chaos import plan
-from chaos.kinds import KINDS, SCRIPT
+from chaos.kinds import KINDS, SCRIPT, SESSION
 from chaos.plan import Scenario, faults, scenario, steps_for
 
 SEEDS = range(200)
@@ -68,6 +68,12 @@ def test_every_moment_comes_up_and_the_last_faults_meet_the_end() -> None:
         assert of[0].moment == plan.SETTLED, "nothing changes yet that a fault could meet"
         left = [f.delay_s if f.moment == plan.END else -1.0 for f in of[22:]]
         assert left == sorted(left, reverse=True), "the one that comes last in the job is the last"
+
+
+def test_fault_is_aimed_at_checkpoints_that_can_be_seen_only() -> None:
+    aimed = {job.tier for job, of in ((scenario(s), faults(s, 25, scenario(s))) for s in SEEDS)
+             if any(f.moment == plan.CHECKPOINT for f in of)}  # fmt: skip
+    assert aimed == {SESSION}, "what a script saves is its own"
 
 
 def test_a_few_faults_all_come_before_the_end() -> None:
