@@ -69,9 +69,9 @@ test-all: test ## All of test, wide searches of the model, then 600 faults over 
 	$(PY) -m tests.simulator --first 10000 --walks 20000 --jobs 2
 
 .PHONY: chaos
-chaos: venv ## Random faults over real jobs, and a verdict: SEED=7 replays, FAULTS=1000, CHAOS=cluster (root), RESUME=1
+chaos: venv ## Random faults over real jobs, and a verdict: SEED=7 replays, FAULTS=1000, PER_JOB=100, CHAOS=cluster (root), RESUME=1
 	@$(PY) -m chaos $(if $(SEED),--seed $(SEED)) $(if $(FAULTS),--faults $(FAULTS)) $(if $(CHAOS),--where $(CHAOS)) \
-	  $(if $(RESUME),--resume)
+	  $(if $(PER_JOB),--per-job $(PER_JOB)) $(if $(RESUME),--resume)
 
 .PHONY: bench-recovery
 bench-recovery: venv ## SIGKILL -> next step, Regroup beside torchrun: a table and bench/out/recovery.json

@@ -8,18 +8,17 @@ import os
 import signal
 import subprocess
 import sys
+from typing import Any
 
 from rich.console import Console
 
 from chaos import plan, totals
-from chaos.campaign import OUT, MakeJob, in_cluster, local, run_one
+from chaos.campaign import FAULTS_PER_JOB, OUT, MakeJob, in_cluster, local, run_one
 from chaos.job import JobError
 from chaos.local import REPOSITORY
 from chaos.reference import SOURCES, digest_of
 from chaos.totals import Journal, Result
 from cluster.errors import ClusterError
-
-FAULTS_PER_JOB = {"local": 40, "cluster": 10}
 
 
 def parser() -> argparse.ArgumentParser:
@@ -48,18 +47,22 @@ def parser() -> argparse.ArgumentParser:
         help="leave out the seeds that passed before with these sources, and count them in",
     )
     out.add_argument("--plan", action="store_true", help="print jobs and faults of the seeds, and run nothing")
-    out.add_argument("--totals", action="store_true", help="add up every job that the journal has, and run nothing")
+    out.add_argument(
+        "--totals",
+        action="store_true",
+        help="print the sums and tables over every job in the journal of --where, as docs/chaos.md has them; run nothing",
+    )
     out.add_argument("--stop-at-failure", action="store_true", help="end with the first job that fails")
     return out  # fmt: skip
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the jobs, print the verdict, write bench/out/chaos.json; 1 if a promise did not hold, 2 for what is no verdict."""
+    """Run the jobs, print the verdict, and write it; 1 if a promise did not hold, 2 for what is no verdict."""
     args = parser().parse_args(argv)
     console = Console(width=None if sys.stdout.isatty() else 160, highlight=False)
     journal = Journal(OUT / f"chaos-{args.where}.jsonl")
     if args.totals:
-        return _show(console, journal.read())
+        return _show_totals(console, journal)
     per_job = args.per_job or FAULTS_PER_JOB[args.where]
     total = args.faults if args.faults is not None else per_job
     if total < 1 or per_job < 1:
@@ -106,7 +109,7 @@ def _campaign(
             if args.stop_at_failure and not result.verdict.passed:
                 break
         seed, left = seed + 1, left - count
-    return 0 if args.plan else _show(console, results)
+    return 0 if args.plan else _show(console, results, args.where)
 
 
 def _show_plan(console: Console, seed: int, count: int, *, cluster: bool) -> None:
@@ -118,20 +121,38 @@ def _show_plan(console: Console, seed: int, count: int, *, cluster: bool) -> Non
         )
 
 
-def _show(console: Console, results: list[Result]) -> int:
-    if not results:
-        console.print("No job has been run.")
-        return 0
+def _show(console: Console, results: list[Result], where: str) -> int:
     found = totals.summary(results)
     OUT.mkdir(parents=True, exist_ok=True)
-    (OUT / "chaos.json").write_text(json.dumps(found, indent=2) + "\n")
-    console.print()
-    console.print(totals.table(found))
+    for name in (
+        "chaos.json",
+        f"chaos-{where}.json",
+    ):  # the last run's, and the last one's here, which the other leaves alone
+        (OUT / name).write_text(json.dumps(found, indent=2) + "\n")
+    for grid in totals.grids(found):
+        console.print()
+        console.print(grid.table())
+    _show_sentences(console, found)
+    console.print(f"written to bench/out/chaos.json and chaos-{where}.json")
+    return 0 if all(r.verdict.passed for r in results) else 1
+
+
+def _show_totals(console: Console, journal: Journal) -> int:
+    results = journal.read()
+    if not results:
+        console.print(f"No job has been run: {journal.path} has none.", markup=False, soft_wrap=True)
+        return 0
+    found = totals.summary(results)
+    for grid in totals.grids(found):
+        console.print(f"{grid.title}:\n\n{grid.markdown()}\n", markup=False, soft_wrap=True)
+    _show_sentences(console, found)
+    return 0 if all(r.verdict.passed for r in results) else 1
+
+
+def _show_sentences(console: Console, found: dict[str, Any]) -> None:
     console.print(f"\n{totals.sentence(found)}")
     if found["failing_seeds"]:
         console.print(f"Failing seeds: {', '.join(map(str, found['failing_seeds']))}")
-    console.print("written to bench/out/chaos.json")
-    return 0 if all(r.verdict.passed for r in results) else 1
 
 
 if __name__ == "__main__":

@@ -21,6 +21,8 @@ from chaos.totals import Result
 from cluster.kubectl import Kubectl
 
 OUT = REPOSITORY / "bench" / "out"
+FAULTS_PER_JOB = {"local": 40, "cluster": 10}
+"""`--per-job`, if it is not given."""
 MakeJob = Callable[[Scenario, Path, int, Sequence[Fault]], Job]
 """Scenario, a directory for its files, the number of steps, and the faults that will come."""
 
@@ -76,6 +78,12 @@ def run_one(console: Console, make: MakeJob, seed: int, count: int, version: str
     console.print(f"  [bold red]FAILED[/]: {verdict.outcome}")
     for line in (*verdict.stuck, *verdict.unequal, *verdict.rolled_back):
         console.print(f"    {line}", markup=False)
-    again = f"make chaos SEED={seed} FAULTS={count}{' CHAOS=cluster' if cluster else ''}"
+    again = replay(seed, count, result.where)
     console.print(f"    its files: {kept.relative_to(REPOSITORY)}; again: {again}", markup=False)
     return result
+
+
+def replay(seed: int, count: int, where: str) -> str:
+    """Return the command that runs this one job again. A job of other faults in number is another job: its last ones differ."""
+    per_job = f" PER_JOB={count}" if count > FAULTS_PER_JOB[where] else ""
+    return f"make chaos SEED={seed} FAULTS={count}{per_job}{' CHAOS=cluster' if where == 'cluster' else ''}"

@@ -11,6 +11,7 @@ from typing import Any
 from rich.table import Table
 
 from bench.commits import percentile
+from chaos.plan import MOMENTS
 from chaos.verdict import Injected, Verdict
 
 
@@ -65,22 +66,40 @@ def done_already(results: Iterable[Result], *, version: str) -> dict[tuple[int, 
     return {(r.seed, r.num_faults): r for r in results if r.version == version and r.verdict.passed}
 
 
-def by_kind(faults: Iterable[Injected]) -> dict[str, dict[str, float]]:
-    """Return for each kind how many there were, and p50, p99 and the maximum of the seconds to the next commit."""
-    seconds: dict[str, list[float]] = {}
+def by_kind(faults: Iterable[Injected]) -> dict[str, dict[str, float | None]]:
+    """Return for each kind how many there were, and p50, p99 and the maximum of the seconds to the next commit.
+
+    Those that no commit followed count in `n` only; with no other of its kind the times are None.
+    """
+    of_kind: dict[str, list[Injected]] = {}
     for fault in faults:
-        seconds.setdefault(fault.kind, [])
-        if fault.recovered_s is not None:
-            seconds[fault.kind].append(fault.recovered_s)
-    return {
-        kind: {
-            "n": len(values),
-            "p50_s": round(percentile(values, 50), 3),
-            "p99_s": round(percentile(values, 99), 3),
-            "max_s": round(max(values), 3),
+        of_kind.setdefault(fault.kind, []).append(fault)
+    out: dict[str, dict[str, float | None]] = {}
+    for kind, those in sorted(of_kind.items()):
+        seconds = [f.recovered_s for f in those if f.recovered_s is not None]
+        out[kind] = {
+            "n": len(those),
+            "p50_s": round(percentile(seconds, 50), 3) if seconds else None,
+            "p99_s": round(percentile(seconds, 99), 3) if seconds else None,
+            "max_s": round(max(seconds), 3) if seconds else None,
         }
-        for kind, values in sorted(seconds.items())
-        if values
+    return out
+
+
+def by_moment(faults: Iterable[Injected]) -> dict[str, dict[str, int]]:
+    """Return for each moment how many faults met it, for how many it was planned, and how many of these met it.
+
+    Faults from before both were recorded are left out.
+    """
+    known = [f for f in faults if f.planned]
+    return {
+        moment: {
+            "n": sum(f.moment == moment for f in known),
+            "planned": sum(f.planned == moment for f in known),
+            "met": sum(f.planned == f.moment == moment for f in known),
+        }
+        for moment in MOMENTS
+        if any(moment in (f.moment, f.planned) for f in known)
     }
 
 
@@ -101,17 +120,48 @@ def summary(results: Sequence[Result]) -> dict[str, Any]:
         "seconds": round(sum(r.seconds for r in results), 1),
         "failing_seeds": [r.seed for r in results if not r.verdict.passed],
         "by_kind": by_kind(faults),
+        "by_moment": by_moment(faults),
     }
 
 
-def table(found: dict[str, Any]) -> Table:
-    """Return the table of times by kind of fault."""
-    out = Table(title="From the fault to the next commit", title_justify="left", box=None, pad_edge=False)
-    out.add_column("fault")
-    for name in ("n", "p50", "p99", "max"):
-        out.add_column(name, justify="right")
-    for kind, row in found["by_kind"].items():
-        out.add_row(kind, str(row["n"]), *(f"{row[key]:.2f} s" for key in ("p50_s", "p99_s", "max_s")))
+@dataclass(frozen=True)
+class Grid:
+    """A table in words: for a terminal, and for docs/chaos.md."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+    def table(self) -> Table:
+        """Return it for a terminal."""
+        out = Table(title=self.title, title_justify="left", box=None, pad_edge=False)
+        for index, name in enumerate(self.columns):
+            out.add_column(name, justify="right" if index else "left")
+        for row in self.rows:
+            out.add_row(*row)
+        return out
+
+    def markdown(self) -> str:
+        """Return it for a document."""
+        rule = ("---", *("---:" for _ in self.columns[1:]))
+        return "\n".join(f"| {' | '.join(row)} |" for row in (self.columns, rule, *self.rows))
+
+
+def grids(found: dict[str, Any]) -> list[Grid]:
+    """Return the table of times by kind of fault, and that of the moments that were met."""
+    kinds = [
+        (
+            kind,
+            str(row["n"]),
+            *("-" if row[key] is None else f"{row[key]:.2f} s" for key in ("p50_s", "p99_s", "max_s")),
+        )
+        for kind, row in found["by_kind"].items()
+    ]
+    moments = [(m, *(str(row[key]) for key in ("n", "planned", "met"))) for m, row in found["by_moment"].items()]
+    out = [Grid("From the fault to the next commit", ("fault", "n", "p50", "p99", "max"), tuple(kinds))]
+    if moments:
+        title = "Moments: faults that met each, for how many it was planned, and how many of these met it"
+        out.append(Grid(title, ("moment", "n", "planned", "met"), tuple(moments)))
     return out
 
 

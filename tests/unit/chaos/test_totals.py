@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 from pathlib import Path
 
 import pytest
@@ -13,8 +14,8 @@ from chaos.totals import Journal, Result
 from chaos.verdict import Injected, Verdict
 
 
-def injected(kind: str, recovered_s: float | None) -> Injected:
-    return Injected(kind, "settled", "x", 1.0, 20.0, 5, 1, recovered_s, stuck=recovered_s is None)
+def injected(kind: str, recovered_s: float | None, moment: str = "settled", planned: str = "settled") -> Injected:
+    return Injected(kind, moment, "x", 1.0, 20.0, 5, 1, recovered_s, stuck=recovered_s is None, planned=planned)
 
 
 def result(seed: int, *faults: Injected, verdict: Verdict | None = None, version: str = "v1") -> Result:
@@ -55,6 +56,40 @@ def test_broken_promise_is_counted_and_its_seed_named(verdict: Verdict, key: str
     assert found["failing_seeds"] == [2]
 
 
+def test_kind_counts_all_of_its_faults_also_those_that_no_commit_followed() -> None:
+    found = totals.by_kind([injected("scale", 0.5), injected("scale", None), injected("stop-agent", None)])
+    assert found == {
+        "scale": {"n": 2, "p50_s": 0.5, "p99_s": 0.5, "max_s": 0.5},
+        "stop-agent": {"n": 1, "p50_s": None, "p99_s": None, "max_s": None},
+    }
+
+
+def test_moments_count_what_was_met_and_what_was_planned() -> None:
+    found = totals.by_moment(
+        [
+            injected("scale", 0.5),
+            injected("kill-two", 0.5, "forming", "forming"),
+            injected("kill-two", 0.5, "recovering", "forming"),
+            injected("kill-two", 0.5, "forming", "settled"),
+            injected("kill-two", 0.5, "adopting", planned=""),
+        ]
+    )
+    assert found == {
+        "settled": {"n": 1, "planned": 2, "met": 1},
+        "recovering": {"n": 1, "planned": 0, "met": 0},
+        "forming": {"n": 2, "planned": 2, "met": 1},
+    }
+
+
+def test_line_from_before_planned_moments_were_recorded_is_read() -> None:
+    raw = json.loads(result(1, injected("scale", 0.1, "forming")).line())
+    del raw["faults"][0]["planned"]
+    old = totals.parse(json.dumps(raw))
+    assert [(f.moment, f.planned, f.when) for f in old.faults] == [("forming", "", "forming")]
+    found = totals.summary([old, result(2, injected("scale", 0.3))])
+    assert (found["by_kind"]["scale"]["n"], found["by_moment"]["settled"]["n"]) == (2, 1)
+
+
 def test_journal_keeps_whole_lines_only(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "out" / "journal.jsonl")
     assert journal.read() == []
@@ -73,9 +108,20 @@ def test_resuming_counts_what_passed_with_these_sources_only() -> None:
     assert totals.done_already([passed, failed, other], version="v1") == {(1, 25): passed}
 
 
-def test_table_has_a_row_for_each_kind() -> None:
+def test_tables_have_a_row_for_each_kind_and_each_moment() -> None:
     console = Console(record=True, width=100, file=io.StringIO())
-    console.print(totals.table(totals.summary([result(1, injected("kill-trainer", 0.25), injected("scale", 1.5))])))
+    found = totals.summary([result(1, injected("kill-trainer", 0.25), injected("scale", None, "settled", "forming"))])
+    times, moments = totals.grids(found)
+    console.print(times.table())
+    console.print(moments.table())
     text = console.export_text()
     assert "kill-trainer  1  0.25 s  0.25 s  0.25 s" in text
-    assert "scale         1  1.50 s  1.50 s  1.50 s" in text
+    assert "scale         1       -       -       -" in text
+    assert "settled  2        1    1" in text
+    assert "forming  0        1    0" in text
+    assert times.markdown().splitlines() == [
+        "| fault | n | p50 | p99 | max |",
+        "| --- | ---: | ---: | ---: | ---: |",
+        "| kill-trainer | 1 | 0.25 s | 0.25 s | 0.25 s |",
+        "| scale | 1 | - | - | - |",
+    ]
