@@ -81,9 +81,11 @@ def kill_main(pod_uid: str, word: str) -> float:
     return _kill(_main(pod_uid, word).pid)
 
 
-def signal_main(pod_uid: str, word: str, number: signal.Signals) -> None:
-    """Send another signal to the container's first process."""
-    os.kill(_main(pod_uid, word).pid, number)
+def signal_main(pod_uid: str, word: str, number: signal.Signals) -> int:
+    """Send another signal to the container's first process; return its id on this machine."""
+    pid = _main(pod_uid, word).pid
+    os.kill(pid, number)
+    return pid
 
 
 def _main(pod_uid: str, word: str) -> ContainerProcess:

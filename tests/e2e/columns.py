@@ -11,16 +11,20 @@ from contextlib import contextmanager
 
 from cluster.errors import ClusterError
 from harness.job import JobView
-from tests.e2e.truth import Row
+from tests.e2e.truth import Row, holes
 
 SAMPLE_S = 0.5
 
 
 @contextmanager
 def sampled(job: JobView) -> Iterator[list[Row]]:
-    """Ask for the job's line every SAMPLE_S while the block runs; the list grows meanwhile."""
+    """Ask for the job's line every SAMPLE_S while the block runs; the list grows meanwhile.
+
+    Fails where there was no answer for long: what is not seen is not judged.
+    """
     rows: list[Row] = []
     done = threading.Event()
+    begun = time.time()
     with ThreadPoolExecutor(1) as pool:
         sampler = pool.submit(_sample, job, rows, done)
         try:
@@ -28,6 +32,8 @@ def sampled(job: JobView) -> Iterator[list[Row]]:
         finally:
             done.set()
         sampler.result()
+    unseen = holes(rows, begun, time.time())
+    assert not unseen, "\n".join(unseen)
 
 
 def _sample(job: JobView, rows: list[Row], done: threading.Event) -> None:
@@ -37,7 +43,7 @@ def _sample(job: JobView, rows: list[Row], done: threading.Event) -> None:
         before = time.time()
         try:
             text = job.kubectl.run("--namespace", job.namespace, "get", "trainingjobs", job.name, "-o", "wide")
-        except ClusterError:  # the job is not there yet
+        except ClusterError:  # no answer; many in a row make a hole
             continue
         rows.append(Row(before, time.time(), cells(text)))
 

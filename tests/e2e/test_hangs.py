@@ -5,9 +5,9 @@ from __future__ import annotations
 import signal
 
 from cluster.kubectl import Kubectl
-from harness import faults, installation, judge
+from harness import faults, installation
 from harness.traced_job import leader_node
-from tests.e2e.shared import SharedJobs
+from tests.e2e.shared import WORKERS, SharedJobs
 
 HANG_S = 15
 TAKEOVER_S = 25
@@ -30,22 +30,12 @@ def test_stopped_trainer_is_named_and_restarted_in_place_by_the_next_operator(
     leader = installation.leader(operator)
     assert leader is not None
     faults.kill_main(leader["metadata"]["uid"], "regroup_operator")
-    trace = job.wait_trace(
-        lambda t: t.commits[-1].generation > generation, HANG_S + TAKEOVER_S + 30, "the others train on"
-    )
-    took_s = trace.first_of(generation + 1).t - stopped
+    # One generation without the process, and one with it again unless it is back before the new operator decides.
+    after = job.changed(before, lambda p: p == (pod, pid), workers=WORKERS, survivors=WORKERS - 1, generations=(1, 2))
+    took_s = after.first_of(generation + 1).t - stopped
     print(f"SIGSTOP -> next committed step with hangSeconds {HANG_S} and a new operator: {took_s:.1f} s")
-    after = job.training(after=generation)
     job.patch(recovery={"hangSeconds": None})
-    survivors = set(pids) - {(pod, pid)}
-    newest = after.commits[-1].generation
-    assert survivors <= set(after.pids(newest)), "a survivor lost its process"
-    assert (pod, pid) not in after.pids(newest)
     assert job.containers() == containers, "a pod or container was restarted"
-    first = min(c.step for c in after.commits if c.generation > generation)
-    last = max(c.step for c in after.commits if c.generation == generation)
-    assert last <= first <= last + 1, "steps were rolled back"
-    assert judge.whole([c for c in after.judged() if c.generation >= generation], first=None, redone=1) == []
     incident = next(i for i in job.status()["incidents"] if i["generation"] > generation)
     assert incident["cause"] == "Hung", incident
     (slot, attempt), rank = pod.rsplit("-", 2)[1:], pids[pod, pid]

@@ -6,6 +6,7 @@ An unmodified script: it starts again from its own newest checkpoint. A lost nod
 
 from __future__ import annotations
 
+import time
 from functools import partial
 
 from cluster.kubectl import Kubectl
@@ -13,8 +14,10 @@ from harness import faults
 from harness.trace import Trace
 from harness.traced_job import alive, leader_node
 from regroup_operator.model.records import UNSEEN_CODE
+from tests.e2e.columns import sampled
 from tests.e2e.kit import Power, trials
 from tests.e2e.shared import KINDS, WORKERS, SharedJob, SharedJobs, node_of_some
+from tests.e2e.truth import UNLED_S, unwritten
 
 TRIALS = trials(1, long=10)
 """tests/e2e/test_truth.py cuts a node's power, too, under each tier."""
@@ -61,12 +64,14 @@ def test_power_cut_of_the_leaders_node_is_survived_within_a_minute(
     node = leader_node(operator)
     lost = {p["metadata"]["name"] for p in job.pods() if alive(p) and p["spec"]["nodeName"] == node}
     assert 0 < len(lost) < WORKERS, f"the leader's node {node} has {len(lost)} of {WORKERS} workers"
-    with power.off(node) as cut:
+    with power.off(node) as cut, sampled(job) as rows:
+        dead = time.time()
         # The new workers may be there before the new leader decides: then one generation is enough.
         trace = job.lost(before, lost, newest=newest, generations=(1, 1 + len(lost)))
         wait = trace.first_of(generation + 1).t - cut
         print(f"power cut with the leader -> survivors' next committed step: {wait:.1f} s")
         assert wait <= WITH_LEADER_S
+    assert unwritten(rows, since=dead, until=cut + UNLED_S) == []
 
 
 def test_node_that_restarts_within_seconds_costs_no_restart_and_is_named(

@@ -15,6 +15,9 @@ from tests.e2e.columns import SAMPLE_S, sampled
 from tests.e2e.shared import node_of_some
 from tests.e2e.truth import Asked, Fault, Row, Run, judge
 
+LEAST_SAMPLES = 0.25
+"""Of the lines that kubectl should print, on two cores that start pods meanwhile."""
+
 
 @pytest.mark.usefixtures("nothing_shared")
 def test_columns_follow_the_trainers(jobs: Callable[..., TracedJob], operator: Kubectl) -> None:
@@ -98,6 +101,7 @@ def _assert_true(rows: list[Row], trace: Trace, run: Run) -> None:
     shown = {"Starting", "Running", "Succeeded"} | ({"Recovering"} if run.tier == "Session" else set())
     assert {r.cells["STATE"] for r in rows} >= shown
     assert not wrong, "\n".join(wrong[:10])
+    assert len(rows) >= LEAST_SAMPLES * (rows[-1].after - rows[0].before) / SAMPLE_S, "kubectl was asked too seldom"
 
 
 def _script_trains(job: TracedJob, workers: int, after: int = 0) -> int:

@@ -33,6 +33,12 @@ STEADY_S = 0.5
 whose next commit follows the answer by no more is in the middle of a step."""
 
 
+UNLED_S = 12.0
+"""For so long after a leader's death nobody else leads: a lease of 15 s, renewed up to 2 s before."""
+HOLE_S = 10.0
+"""No longer than this without a line of kubectl, or a false one could go unseen. Usually it takes half a second."""
+
+
 @dataclass(frozen=True)
 class Row:
     """One line of kubectl. `before` and `after` enclose the moment it was true, in seconds since the epoch."""
@@ -187,6 +193,26 @@ def _ages(row: Row, trace: Trace, asked: Sequence[Asked]) -> Iterator[str]:
         low, high = seconds(text), seconds(text) + _precision(text)
         if not text or high < newest - 2.0 or low > oldest + 2.0:
             yield f"{what} {text or 'empty'}, but it is {newest:.0f} to {oldest:.0f} s"
+
+
+def unwritten(rows: Sequence[Row], since: float, until: float) -> list[str]:
+    """Return what is wrong with Seen between two times in which no operator wrote: each line must carry its age."""
+    found = [row for row in rows if since <= row.before and row.after <= until]
+    problems = holes(found, since, until)
+    for row in found:
+        shown, least = row.cells["SEEN"], row.before - since
+        # kubectl leaves out what is left of a second, and the last write may be on its way when the writer dies.
+        if not shown or seconds(shown) + 2 * _precision(shown) < least:
+            problems.append(f"seen {shown or 'empty'}, but nobody has written for {least:.1f} s: {row.cells}")
+    return problems
+
+
+def holes(rows: Sequence[Row], begun: float, ended: float) -> list[str]:
+    """Return the times between `begun` and `ended` of which no line tells, longer than HOLE_S."""
+    marks = [begun, *(row.after for row in rows), ended]
+    return [
+        f"no line for {b - a:.1f} s, from {a:.2f} to {b:.2f}" for a, b in itertools.pairwise(marks) if b - a > HOLE_S
+    ]
 
 
 def seconds(text: str) -> float:

@@ -7,7 +7,7 @@ import pytest
 from harness.trace import Commit, Done, Trace
 from regroup_operator.api.crd import COLUMNS
 from tests.e2e.columns import cells
-from tests.e2e.truth import Asked, Fault, Row, Run, judge, seconds
+from tests.e2e.truth import Asked, Fault, Row, Run, holes, judge, seconds, unwritten
 
 ASKED = [Asked(100.0, 2)]
 SCRIPT = {"STEP": "", "PROGRESS": "", "LOSS": "", "ETA": "", "SAMPLES/S": ""}
@@ -240,3 +240,38 @@ def test_cells_of_kubectls_table() -> None:
     seen = cells(text)
     assert (seen["STATE"], seen["READY"], seen["STEP"], seen["RESTARTS"]) == ("Running", "3/3", "120", "")
     assert (seen["AGE"], seen["GENERATION"], seen["SAMPLES/S"]) == ("41s", "3", "1393.965")
+
+
+def lines(*seen: tuple[float, str]) -> list[Row]:
+    return [Row(at, at + 0.2, {"SEEN": shown}) for at, shown in seen]
+
+
+@pytest.mark.parametrize(
+    ("rows", "says"),
+    [
+        pytest.param([(101, "4s"), (105, "8s"), (111, "14s")], None, id="the age grows"),
+        pytest.param([(101, "0s"), (105, "3s"), (111, "9s")], None, id="kubectl and a write on its way cost a second each"),
+        pytest.param([(101, "4s"), (105, "8s"), (111, "2s")], "nobody has written for 11.0 s", id="a young line"),
+        pytest.param([(101, "4s"), (105, "8s"), (111, "8s")], "nobody has written for 11.0 s", id="an age that stands still"),
+        pytest.param([(101, "4s"), (105, ""), (111, "14s")], "seen empty", id="no age"),
+        pytest.param([(90, "4s"), (113, "0s")], "no line for 12.0 s", id="no line at all"),
+    ],
+)  # fmt: skip
+def test_while_nobody_writes_each_line_carries_its_age(rows: list[tuple[float, str]], says: str | None) -> None:
+    problems = unwritten(lines(*rows), since=100.0, until=112.0)
+    assert any(says in problem for problem in problems) if says else problems == []
+
+
+@pytest.mark.parametrize(
+    ("at", "says"),
+    [
+        pytest.param([104, 112, 119], None, id="often enough"),
+        pytest.param([104, 115, 119], "no line for 11.0 s, from 104.20 to 115.20", id="a hole"),
+        pytest.param([111, 119], "no line for 11.2 s, from 100.00", id="a late beginning"),
+        pytest.param([104, 109], "no line for 10.8 s, from 109.20 to 120.00", id="an early end"),
+        pytest.param([], "no line for 20.0 s", id="nothing"),
+    ],
+)
+def test_times_without_a_line_are_found(at: list[float], says: str | None) -> None:
+    problems = holes(lines(*((t, "3s") for t in at)), 100.0, 120.0)
+    assert any(says in problem for problem in problems) if says else problems == []
