@@ -6,6 +6,8 @@ TEST_EVAL_WAIT  G:N  in generation G, stay in the evaluation after step N until 
 TEST_STEP_WAIT  G:N  in generation G, do not commit step N before a newer one was heard, planned or forced
 TEST_BEFORE     a collective before the loop
 TEST_BREAK      N    break out of the loop after step N
+TEST_MICROBATCH samples in a microbatch of a batch of 48 (default 4)
+TEST_ZERO_GRAD  throw the gradients away at the beginning of a step, as many scripts do
 TEST_SECOND     session or block: what may come only once, or not after the loop
 
 Its last line is JSON: hash of the parameters, losses by step, identity of the model, what the evaluations gave.
@@ -57,7 +59,7 @@ settings: dict[str, Any] = {
     "optimizer": optimizer,
     "data": (x, y),
     "global_batch": 48,
-    "microbatch": 4,
+    "microbatch": int(number("TEST_MICROBATCH", 4)),
     "state": {"schedule": schedule},
     "reduction": os.environ.get("TEST_REDUCTION", "fast"),
 }
@@ -72,6 +74,8 @@ with regroup.session(**settings) as job:
         with step:
             if not Path(os.environ.get("TEST_GO", "/")).exists():
                 time.sleep(number("TEST_PACE", 0.03))
+            if os.environ.get("TEST_ZERO_GRAD"):
+                optimizer.zero_grad()
             for batch in step.microbatches():
                 loss = torch.nn.functional.cross_entropy(model(batch.x), batch.y, reduction="sum")
                 step.backward(loss, weight=len(batch.y))

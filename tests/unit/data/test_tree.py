@@ -89,6 +89,8 @@ def test_sum_refuses_virtual_workers_out_of_order_and_missing_ones() -> None:
     exact.add(2, torch.ones(1))
     with pytest.raises(ValueError, match="1 of 2 virtual workers were added"):
         exact.reduce(Alone())
+    with pytest.raises(ValueError, match="a rank with an empty share has to pass out"):
+        ExactSum(shares_of(1, 2), 1).reduce(Alone())
 
 
 @pytest.mark.parametrize("shares", [(range(0, 2), range(3, 4)), (range(1, 2),), (range(0, 0),)])

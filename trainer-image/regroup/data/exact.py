@@ -117,18 +117,22 @@ class ExactSum:
         """Return the sum over all virtual workers of all ranks: the same bits on each. Every rank must call it; blocks.
 
         out: written in place and returned; absent: a new tensor. Whatever happens, the object is ready for the next step.
-        A rank with an empty share cannot take part (SamplePlan refuses such plans). Raises what the exchange raises.
+        A rank with an empty share (rule HANDOVER) sends nothing and has to pass `out`: only that tells it how long the
+        tensor is. Raises ValueError, and what the exchange raises.
         """
         try:
-            if self._next != self._share.stop or self._like is None:
+            if self._next != self._share.stop:
                 raise ValueError(f"{self._next - self._share.start} of {len(self._share)} virtual workers were added")
-            result = torch.empty_like(self._like) if out is None else out
+            if out is None:
+                if self._like is None:
+                    raise ValueError("a rank with an empty share has to pass out, a tensor for the sum")
+                out = torch.empty_like(self._like)
             with torch.no_grad():
                 held = [buffer for _, buffer in self._counter.held]
-                for low in range(0, result.numel(), CHUNK):
-                    part = result[low : low + CHUNK]
+                for low in range(0, out.numel(), CHUNK):
+                    part = out[low : low + CHUNK]
                     self._reduce_part([buffer[low : low + CHUNK] for buffer in held], part, exchange)
-            return result
+            return out
         finally:
             self.reset()
 

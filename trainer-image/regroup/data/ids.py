@@ -61,7 +61,8 @@ def _turn(half: Words, hashed: Words, size: int) -> Words:
 
 
 def share_of(num_virtual: int, rank: int, world_size: int) -> range:
-    """Return the virtual workers of a rank: contiguous, in rank order, sizes differ by at most one.
+    """Return the virtual workers of a rank: contiguous, in rank order, sizes differ by at most one. Rank 0 always has one;
+    where there are more ranks than virtual workers, others have none.
 
     Spread evenly, so that for 2, 4, 8 .. ranks a share is exactly one node of the summation tree (`tree`).
     """
@@ -86,7 +87,8 @@ class SamplePlan:
     global_batch: int
     microbatch: int
     max_world_size: int = 1
-    """Largest number of ranks that a generation can have (REGROUP_MAX_WORLD_SIZE). Checked, no part of the arithmetic."""
+    """Largest number of ranks that the job is meant to have (REGROUP_MAX_WORLD_SIZE). Checked, no part of the arithmetic.
+    The one generation of a hand-over can have more (rule HANDOVER): then some shares are empty."""
     _blocks: dict[int, Words] = field(default_factory=dict, init=False, repr=False, compare=False)
     _sums: dict[int, int] = field(default_factory=dict, init=False, repr=False, compare=False)
     _epoch_sum: list[int] = field(default_factory=list, init=False, repr=False, compare=False)

@@ -1,7 +1,7 @@
 """The model's buffers (BatchNorm's running statistics): kept for a redo, made equal across ranks at each commit.
 
 Forward changes them on each rank by its own share, and a redo would change them twice. So they are copied when a step
-begins, restored when it is interrupted, and averaged over ranks before it commits (integers: the largest).
+begins, restored when it is interrupted, and averaged over the ranks that ran forward before it commits (integers: the largest).
 """
 
 import torch
@@ -39,8 +39,11 @@ class Buffers:
                 return name
         return None
 
-    def average(self, groups: Groups | None, *, exact: bool) -> None:
-        """Make all ranks' values equal. Every rank calls it when any rank's have changed. Raises GroupBroken."""
+    def average(self, groups: Groups | None, ran: list[int], *, exact: bool) -> None:
+        """Make all ranks' values equal. Every rank calls it when any rank's have changed. Raises GroupBroken.
+
+        ran: the ranks whose share is not empty. The others' values are those from before the step, and count for nothing.
+        """
         if groups is None or groups.world_size == 1 or exact:
             return
         with torch.no_grad():
@@ -50,4 +53,5 @@ class Buffers:
                 mine = buffer.detach().contiguous()
                 # Gathered and reduced in rank order here, so that the result has the same bits everywhere.
                 groups.wait([groups.launch("_allgather_base", gathered.view(-1), mine.view(-1))])
-                buffer.copy_(gathered.amax(0) if whole else gathered.mean(0))
+                values = gathered if len(ran) == groups.world_size else gathered[ran]
+                buffer.copy_(values.amax(0) if whole else values.mean(0))

@@ -90,7 +90,8 @@ class Committer:
             self._verify(step, header)
             loss_sum, weight = job.reducer.totals(header, step.loss_sums, step.weights, groups)
             if header.buffers_changed:
-                self._buffers.average(groups, exact=job.exact)
+                ran = [rank for rank, share in enumerate(job.plan.shares(job.world_size)) if share]
+                self._buffers.average(groups, ran, exact=job.exact)
         except GroupBroken as error:
             job.leave(error)
             raise GenerationChanged(str(error)) from error
@@ -115,8 +116,9 @@ class Committer:
         if not header.weight > 0:
             raise UsageError(f"Step {step.index} has a total weight of {header.weight:g}; it must be greater than 0.")
         if header.buffers_changed and self._job.exact:
+            name = self._buffers.name_of_changed() or "on another rank"
             raise UsageError(
-                f'reduction="exact" refuses buffers that change in forward ({self._buffers.name_of_changed()}), because '
+                f'reduction="exact" refuses buffers that change in forward ({name}), because '
                 'their value depends on the world size. Use reduction="fast", or a layer without running statistics.'
             )
 

@@ -211,6 +211,9 @@ class ExactReducer(Reducer):
     def wait(self, groups: Groups | None) -> None:
         exchange = _exchange(groups)
         for bucket, total in zip(self.buckets, self._sums):
+            # A rank with an empty share had no backward, which brings gradients back that the script has thrown away.
+            # Without one the optimizer would leave the parameter as it is.
+            bucket.collect()
             total.reduce(exchange, out=bucket.flat)
 
     def totals(
@@ -219,7 +222,7 @@ class ExactReducer(Reducer):
         """The sums of float weights depend on the order too, so they go along the tree as well."""
         for v in sorted(losses):
             self._scalars.add(v, torch.tensor([losses[v], weights[v]], dtype=torch.float64))
-        loss_sum, weight = self._scalars.reduce(_exchange(groups)).tolist()
+        loss_sum, weight = self._scalars.reduce(_exchange(groups), torch.zeros(2, dtype=torch.float64)).tolist()
         return loss_sum, weight
 
 

@@ -63,7 +63,11 @@ class Step:
         return self._job.committer.interrupted(self, error)
 
     def microbatches(self) -> Iterator[Microbatch]:
-        """Yield this rank's share of the step. Random numbers are those of the virtual worker, on whatever rank."""
+        """Yield this rank's share of the step. Random numbers are those of the virtual worker, on whatever rank.
+
+        In the one generation of a hand-over some ranks have no share, and get nothing: commit all the same, and read the
+        loss from `step.loss`.
+        """
         job = self._job
         share = job.share()
         for v in share:
