@@ -32,6 +32,8 @@ def test_successor_of_the_only_pod_goes_on_with_its_bits(
     job.first_commit(2, [*old, *new])
     reached = max(m.step for slot in new for m in job.workers[slot].messages(local.Committed, 2))
     job.wait_step(2, reached + 3, new)
+    said = {slot: {m.empty for m in job.workers[slot].messages(local.Committed, 2)} for slot in [*old, *new]}
+    assert said == {slot: {slot % 2 == 1} for slot in said}, "every other rank has an empty share, and says so"
     if killed:
         for slot in old:
             job.kill(slot)

@@ -50,13 +50,13 @@ class Process:
     state_adopted: int = 0
     broken: str | None = None
     """Why it left its last group, where that was an error."""
-    committed: bool = False
-    """It has committed a step since it was started."""
+    computed: bool = False
+    """It has committed a step with a share that was not empty since it was started."""
     busy: Busy | None = None
     """What it does that may take longer than a step, as it said; `busy_since_s` is when that was."""
     busy_since_s: float = 0.0
     first_step_since_s: float | None = None
-    """When it adopted its first generation; None: before that, or it has committed since."""
+    """When it adopted the generation in which its first step is; None: before that, or it has committed since."""
     hung: str | None = None
     """Why it is being killed: it hangs."""
     done: bool = False

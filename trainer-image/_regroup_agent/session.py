@@ -102,7 +102,7 @@ class Session:
         worker.persist(adopted=max(worker.saved.adopted, number))
         process.arrived = process.formed = process.adopted = number
         process.state, process.state_adopted, process.step = message.state, number, message.start_step
-        if not process.committed:
+        if not process.computed:
             process.first_step_since_s = now_s
         self._adoptions[process.local_rank] = message
         worker.tell(process, local.Answer("adopted", number, True, worker.saved.adopted))
@@ -116,7 +116,7 @@ class Session:
         if message.generation != process.inside:
             return
         worker.crashes = 0
-        process.committed, process.first_step_since_s = True, None
+        process.computed, process.first_step_since_s = process.computed or not message.empty, None
         process.step, process.state = message.step, StatePair(message.generation, message.step)
         newest = worker.generation
         interval_s = progress.interval_s(newest.group_rank, newest.world_size) if newest else progress.INTERVAL_S

@@ -119,6 +119,17 @@ def test_first_step_of_a_process_is_said_until_it_has_committed() -> None:
     assert busy(drive) == [], "a survivor's first step in a generation is a step like any other"
 
 
+def test_process_that_had_an_empty_share_has_its_first_step_before_it() -> None:
+    """The successor in a hand-over may have nothing to do; it compiles in the next generation, where it is alone."""
+    drive = Drive().session().trains(1)
+    drive.wait(5.0).says(committed(1, 1, empty=True))
+    assert busy(drive) == [], "it commits, and a step that it waits in may not take longer than others"
+    drive.generation(2).says(local.Entering(2)).says(local.AdoptedLocally(2, 1, "self", StatePair(1, 1), 1.0))
+    assert busy(drive) == [("firstStep", "", 0.0)]
+    drive.says(committed(2, 2))
+    assert busy(drive) == []
+
+
 def test_pause_is_in_the_condition_at_once_and_its_end_too() -> None:
     drive = Drive().session().trains(1, 3)
     drive.says(local.BusyLocally(Busy.PAUSE, "eval", 1800.0)).wait(0.1)

@@ -61,16 +61,25 @@ class Reporter:
     def begin_step(self, index: int) -> None:
         self._attempts.begin(index)
 
-    def committed(self, step: int, loss: float, reportable: int, total: int | None, *, waited_s: float = 0.0) -> None:
+    def committed(
+        self,
+        step: int,
+        loss: float,
+        reportable: int,
+        total: int | None,
+        *,
+        waited_s: float = 0.0,
+        empty: bool = False,
+    ) -> None:
         """A step was committed; all ranks are certain to hold `reportable` steps (rule ACK). `total`: the script asks for.
-        `waited_s`: seconds that were waited for other ranks in this generation, in all."""
+        `waited_s`: seconds that were waited for other ranks in this generation, in all. `empty`: the share was."""
         self._last = step, loss
         first_step_ms = self._pace.committed(time.monotonic(), waited_s)
         if first_step_ms is None:
-            self._send(step, reportable, total, loss=loss)
+            self._send(step, reportable, total, loss=loss, empty=empty)
             return
         redone = self._attempts.redone
-        self._send(step, reportable, total, loss=loss, first_step_ms=first_step_ms, steps_redone=redone)
+        self._send(step, reportable, total, loss=loss, first_step_ms=first_step_ms, steps_redone=redone, empty=empty)
         self._attempts.told(step - 1)
 
     def finished(self, step: int) -> None:
@@ -89,6 +98,7 @@ class Reporter:
         loss: float | None = None,
         first_step_ms: float | None = None,
         steps_redone: int = 0,
+        empty: bool = False,
     ) -> None:
         if self._watcher is None:
             return
@@ -108,6 +118,7 @@ class Reporter:
                 checkpoint_problem=self._durable.problem(),
                 step_s=_rounded(self._pace.step_s),
                 longest_s=_rounded(self._pace.longest_s),
+                empty=empty,
             )
         )
 

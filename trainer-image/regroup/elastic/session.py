@@ -343,7 +343,14 @@ class Job:
         self._cut = header.all_know_newer
         self._durable.known_by_all = header.reportable_step
         waited_s = self.groups.waited_s if self.groups is not None else 0.0
-        self._reporter.committed(step.index + 1, step.loss, header.reportable_step, self.total, waited_s=waited_s)
+        self._reporter.committed(
+            step.index + 1,
+            step.loss,
+            header.reportable_step,
+            self.total,
+            waited_s=waited_s,
+            empty=not step.weights,
+        )
         if self.is_main:
             self._durable.save_if_due(self._origin, alone=self._watcher is None)
             self._durable.prune(self._watcher.take_prune() if self._watcher is not None else None, self._generation)

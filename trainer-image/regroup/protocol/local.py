@@ -81,6 +81,8 @@ class Committed:
     """What keeps the generation's writer from saving, one sentence; empty: nothing does. None: said by who writes nothing."""
     step_s: Optional[float] = None
     longest_s: Optional[float] = None
+    empty: bool = False
+    """The rank had an empty share (rule HANDOVER): its process has run no forward, so it has compiled nothing."""
 
 
 @dataclass(frozen=True)
