@@ -28,6 +28,7 @@ from typing import Any, TextIO
 from regroup.protocol import env
 from regroup_operator.api import ConflictError, Job, check_change, parse_job, processes_per_worker, worker_digest
 from regroup_operator.api.names import worker_pod_name
+from regroup_operator.model.members import MemberId
 from regroup_operator.model.ports import EventNote, Unauthorized
 from regroup_operator.model.records import Key, Pod, Settings
 
@@ -155,7 +156,7 @@ class LocalWorkers:
         (home / "token").write_text(token)
         process = subprocess.Popen(
             [sys.executable, "-I", str(self._agent), "--", *self._command],
-            env={**self._environment, **self._agent_environment(job, name, uid, home)},
+            env={**self._environment, **self._agent_environment(job, name, uid, home, MemberId(slot, attempt))},
             stdin=subprocess.DEVNULL,
             start_new_session=True,  # Ctrl-C in the terminal is ours to pass on
             preexec_fn=_die_with_parent,
@@ -178,7 +179,7 @@ class LocalWorkers:
         agent.waiter = asyncio.get_running_loop().create_task(self._wait(agent))
         self._changed(job.key)
 
-    def _agent_environment(self, job: Job, name: str, uid: str, home: Path) -> dict[str, str]:
+    def _agent_environment(self, job: Job, name: str, uid: str, home: Path, worker: MemberId) -> dict[str, str]:
         spec, processes = job.spec, processes_per_worker(job)
         out = {
             env.OPERATOR_URL: self.url,
@@ -193,6 +194,7 @@ class LocalWorkers:
             env.CA_FILE: str(home / "ca.crt"),
             env.TOKEN_FILE: str(home / "token"),
             env.STATE_DIR: str(home / "state"),
+            env.LOG_NAME: f"worker {worker}",
             env.DISCONNECT_SECONDS: str(spec.recovery.disconnect_seconds),
             env.MAX_RESTARTS: str(spec.recovery.max_restarts),
         }

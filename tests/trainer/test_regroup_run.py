@@ -14,7 +14,8 @@ import pytest
 
 from harness.local_run import LocalRun
 from harness.polling import until
-from harness.processes import children
+from harness.processes import children, environment_of
+from regroup.protocol import env
 from regroup_cli.__main__ import main
 from tests.trainer.elastic_kit import LONG, Plain
 from tests.trainer.zygote import Zygote
@@ -34,8 +35,8 @@ KILLED_AFTER_S = 5.0
 def start(tmp_path: Path) -> Iterator[Callable[..., LocalRun]]:
     runs: list[LocalRun] = []
 
-    def begin(*arguments: str) -> LocalRun:
-        runs.append(LocalRun(tmp_path, *arguments))
+    def begin(*arguments: str, directory: Path = tmp_path) -> LocalRun:
+        runs.append(LocalRun(directory, *arguments))
         return runs[-1]
 
     yield begin
@@ -180,20 +181,33 @@ def _condition(status: dict[str, Any], kind: str) -> dict[str, Any]:
         pytest.param([str(DIGITS), "--steps", "1000000"], True, id="a script whose workers hold a state"),
     ],
 )
-def test_interrupted_run_says_so_and_leaves_no_process(
-    start: Callable[..., LocalRun], script: list[str], holds_state: bool
+def test_interrupted_run_says_so_and_leaves_no_process_and_no_directory(
+    start: Callable[..., LocalRun], script: list[str], holds_state: bool, tmp_path: Path
 ) -> None:
-    run = start("--workers", "2", *script)
+    directory = tmp_path / "longer-than-the-path-of-a-socket-may-be"
+    directory.mkdir()
+    run = start("--workers", "2", *script, directory=directory)
     if holds_state:
         run.trains(2)
     until(lambda: sum(bool(children(agent)) for agent in run.agents()) == 2, "both run")
     started = [pid for agent in run.agents() for pid in (agent, *children(agent))]
     assert len(started) >= 4
+
+    def sockets() -> set[Path]:
+        return {Path(path) for pid in started if (path := environment_of(pid).get(env.SOCKET))}
+
+    if not holds_state:  # a process that the zygote forks has the zygote's environment
+        until(lambda: len(sockets()) == 2, "the commands have got their agents' sockets")
+    made = {path.parent for path in sockets()}
+    assert not any(path.is_relative_to(directory) for path in made)
     interrupted_s = time.monotonic()
     run.process.send_signal(signal.SIGINT)
     assert run.process.wait(60) == 130
     assert time.monotonic() - interrupted_s < KILLED_AFTER_S, "the agents had to be killed"
-    assert "regroup: stopped at your wish" in run.log.read_text()
+    log = run.log.read_text()
+    assert "regroup: stopped at your wish" in log
+    assert sorted(re.findall("^regroup: (.*): Connected to the operator", log, re.M)) == ["worker 0", "worker 1"]
+    assert not any(path.exists() for path in made)
     until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in started), "every process has ended")
 
 

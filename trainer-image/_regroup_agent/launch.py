@@ -17,7 +17,7 @@ _IMPORT = re.compile(r"^[ \t]*(import|from)[ \t]+([\w.]+[ \t]*,[ \t]*)*regroup\b
 _SHELLS = ("sh", "bash", "dash")
 _SHELL_ACTS = frozenset("$`\\*?[]{}()<>|;#!~\n")
 _ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)$", re.DOTALL)
-_AGENTS_OWN = (env.OPERATOR_URL, env.CA_FILE, env.TOKEN_FILE, env.STATE_DIR, env.GRACE_SECONDS)
+_AGENTS_OWN = (env.OPERATOR_URL, env.CA_FILE, env.TOKEN_FILE, env.STATE_DIR, env.GRACE_SECONDS, env.LOG_NAME)
 
 
 class LaunchError(Exception):

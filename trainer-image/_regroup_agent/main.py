@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
+import shutil
 import signal
 import socket
 import sys
@@ -45,7 +46,7 @@ MAX_SOCKET_PATH = 100
 """Linux allows 107 bytes."""
 STACKS_S = 0.5
 """How long a process has to write its stacks to stderr."""
-OUTPUT = Output(2)
+OUTPUT = Output(2, name=os.environ.get(env.LOG_NAME, ""))
 TERMINATION_LOG = "/dev/termination-log"
 """What the kubelet shows as the container's last message."""
 
@@ -104,8 +105,9 @@ class Agent:
         loop.add_signal_handler(signal.SIGCHLD, self._trainers.reap)
         loop.add_signal_handler(signal.SIGTERM, lambda: self._feed(ev.Terminated()))
         loop.add_signal_handler(signal.SIGINT, lambda: self._feed(ev.Terminated(waits=False)))
+        path, made = _socket_path(self._environ[env.STATE_DIR])
         self._server = LocalServer(
-            _socket_path(self._environ[env.STATE_DIR]),
+            path,
             expects=self._core.expects,
             on_message=self._from_trainer,
             on_closed=lambda rank, incarnation: self._feed(ev.Detached(rank, incarnation)),
@@ -125,6 +127,8 @@ class Agent:
             await self._link.flush(1.0)
             link.cancel()
             self._server.close()
+            if made:
+                shutil.rmtree(made, ignore_errors=True)
 
     def _link_ended(self, task: asyncio.Task[None]) -> None:
         error = task.exception() if not task.cancelled() else None
@@ -252,7 +256,7 @@ class Agent:
 
 def log(text: str) -> None:
     """Write one line to the container's log."""
-    OUTPUT.write(f"regroup: {' '.join(text.split())}\n".encode("utf-8", "replace"))
+    OUTPUT.say(text)
 
 
 def die(text: str, code: int) -> None:
@@ -298,11 +302,13 @@ def _check_environ(environ: Mapping[str, str]) -> None:
         )
 
 
-def _socket_path(state_dir: str) -> str:
+def _socket_path(state_dir: str) -> tuple[str, str]:
+    """Return the path of the agent's socket, and the directory that was made for it: "" where `state_dir` is short enough."""
     path = os.path.join(state_dir, "agent.sock")
     if len(os.fsencode(path)) <= MAX_SOCKET_PATH:
-        return path
-    return os.path.join(tempfile.mkdtemp(prefix="regroup-"), "agent.sock")
+        return path, ""
+    made = tempfile.mkdtemp(prefix="regroup-")
+    return os.path.join(made, "agent.sock"), made
 
 
 def main(argv: Sequence[str] | None = None) -> Any:

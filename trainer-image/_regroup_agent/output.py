@@ -21,8 +21,10 @@ FLUSH_S = 1.0
 class Output:
     """Writes to one file descriptor. Any thread may call it."""
 
-    def __init__(self, fd: int, max_bytes: int = MAX_BYTES) -> None:
+    def __init__(self, fd: int, max_bytes: int = MAX_BYTES, *, name: str = "") -> None:
+        """`name`: whose lines they are, where that is not clear from the log itself."""
         self._fd, self._max_bytes = fd, max_bytes
+        self._prefix = f"regroup: {name}: " if name else "regroup: "
         self._waiting: collections.deque[bytes] = collections.deque()
         self._size = 0
         """Bytes that wait, those that are being written included."""
@@ -30,6 +32,10 @@ class Output:
         """Lines that were dropped; until all that waits is written, and this is told, every further one is dropped, too."""
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
+
+    def say(self, text: str) -> None:
+        """Have one line of the agent's own written."""
+        self.write(f"{self._prefix}{' '.join(text.split())}\n".encode("utf-8", "replace"))
 
     def write(self, data: bytes) -> None:
         """Have the bytes written, after those before them; drop them, and count their lines, if too much waits. Returns at
@@ -63,7 +69,7 @@ class Output:
             with self._changed:
                 self._size -= len(data)
                 if self._dropped and not self._waiting:
-                    self._add(f"\nregroup: {self._dropped} lines dropped while nobody read the log.\n".encode())
+                    self._add(f"\n{self._prefix}{self._dropped} lines dropped while nobody read the log.\n".encode())
                     self._dropped = 0
                 self._changed.notify_all()
 

@@ -44,6 +44,10 @@ DEFAULT_PRELOAD = "torch,torch._dynamo,torch.distributed.checkpoint"
 """Not torch alone: building the first optimizer imports torch._dynamo (sympy and all), 4 s in a restarted process on two
 busy cores; with it in the zygote, fork to first optimizer step is 46 ms (torch 2.13)."""
 
+# --- `regroup run` -> agent -----------------------------------------------------------------------------------------
+LOG_NAME = "REGROUP_LOG_NAME"
+"""What each line of the agent's own begins with, after "regroup: ": `regroup run` sets it, because all workers write to its log."""
+
 # --- torchrun's names, written by the agent ------------------------------------------------------------------------
 RANK = "RANK"
 LOCAL_RANK = "LOCAL_RANK"
