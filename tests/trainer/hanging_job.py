@@ -3,7 +3,8 @@ has happened is a file in TEST_ONCE).
 
 Places: stopped (by SIGSTOP), python (a loop that never ends), loader (sleeps in the data), eval (in a block of collectives),
 collective (one rank of the block calls one collective less), pause (longer than its max_s), native (holds the interpreter's
-lock), slow (one step of ten times the others'). Its last line is the hash of its parameters.
+lock). No hangs: slow (one step of ten times the others'), declared (a pause of TEST_PAUSE_S, within its max_s). Its last line
+is the hash of its parameters.
 """
 
 import hashlib
@@ -76,4 +77,7 @@ with regroup.session(
         if hangs("pause", step.index):
             with job.pause("eval", max_s=2):
                 time.sleep(10**6)
+        if hangs("declared", step.index):
+            with job.pause("eval", max_s=60):
+                time.sleep(float(os.environ["TEST_PAUSE_S"]))
 print("parameters", hashlib.sha256(b"".join(p.detach().numpy().tobytes() for p in model.parameters())).hexdigest())
