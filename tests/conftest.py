@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -10,7 +12,9 @@ TESTS = Path(__file__).parent
 TIMEOUTS_S = {"unit": 120, "model": 600, "simulator": 600, "trainer": 900, "api": 600, "e2e": 900}
 """By directory, several times what the slowest test takes on two busy cores. A `timeout` mark of a test's own comes first."""
 BUILDING = {"api", "e2e"}
-"""Here a session's fixtures may build Kubernetes and images; only the test itself is timed."""
+"""Here a session's fixtures may build Kubernetes and images, which is not the test's time: they have their own."""
+FIXTURES_S = 2400
+"""What precedes one of these tests, and what follows it: with empty caches 6 minutes of Go and some of images, then a cluster."""
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -18,6 +22,40 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if not config.pluginmanager.has_plugin("timeout"):
         return
     for item in items:
-        directory = item.path.relative_to(TESTS).parts[0]
-        if item.get_closest_marker("timeout") is None and directory in TIMEOUTS_S:
-            item.add_marker(pytest.mark.timeout(TIMEOUTS_S[directory], func_only=directory in BUILDING))
+        if item.get_closest_marker("timeout") is None and _directory(item) in TIMEOUTS_S:
+            item.add_marker(pytest.mark.timeout(TIMEOUTS_S[_directory(item)], func_only=_directory(item) in BUILDING))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_setup(item: pytest.Item) -> Iterator[None]:
+    """End a fixture that hangs, for every test that wants it."""
+    with _fixtures_timed(item):
+        return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
+    """The same for what comes after a fixture's `yield`."""
+    with _fixtures_timed(item):
+        return (yield)
+
+
+@contextmanager
+def _fixtures_timed(item: pytest.Item) -> Iterator[None]:
+    """Run pytest-timeout's timer, which runs for the test itself only (`func_only`), around its fixtures, too."""
+    mark = item.get_closest_marker("timeout")
+    if mark is None or not mark.kwargs.get("func_only") or not item.config.pluginmanager.has_plugin("timeout"):
+        yield  # the test's own timer runs already
+        return
+    import pytest_timeout
+
+    hooks, settings = item.config.hook, pytest_timeout.get_env_settings(item.config)
+    hooks.pytest_timeout_set_timer(item=item, settings=settings._replace(timeout=FIXTURES_S))
+    try:
+        yield
+    finally:
+        hooks.pytest_timeout_cancel_timer(item=item)
+
+
+def _directory(item: pytest.Item) -> str:
+    return item.path.relative_to(TESTS).parts[0]
