@@ -133,6 +133,7 @@ def test_state_is_true_and_a_newcomer_imports_while_the_others_train(job: Job) -
     assert last > newcomer, f"training stopped {newcomer - last:.1f} s before the newcomer had imported"
 
     wrong = list(_false(job.states, [t for t, _ in commits]))
+    print(f"State: {len(job.states)} times looked at, {len(wrong)} times false")
     assert not wrong, "\n".join(wrong[:10])
     assert {state for _, state in job.states} >= {"Starting", "Running", "Recovering", "Succeeded"}
 

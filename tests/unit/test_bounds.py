@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[2]
 TESTS = sorted(path for tier in ("trainer", "e2e") for path in ROOT.glob(f"tests/{tier}/test_*.py"))
+JUDGES = {
+    "tests/e2e/truth.py": ("tests/e2e/test_truth.py", ("LAG_S", "STEP_LAG_S", "SEEN_S", "SILENCE_S", "RESTART_LAG_S")),
+    "tests/trainer/test_script_tier.py": ("tests/trainer/test_script_tier.py", ("LAG_S",)),
+}
+"""How late what a user reads may be: a function compares with these, no assert. By file, with the test that applies them.
+Not among them: how exactly the judge knows what is true (AHEAD_S, SPEED_OVER_S, STEADY_S)."""
 
 
-def bounds(source: str) -> dict[str, float]:
-    """Return the module's constants in seconds (`..._S`) that one of its asserts holds something below."""
+def bounds(source: str, named: Collection[str] = ()) -> dict[str, float]:
+    """Return the module's constants in seconds (`..._S`) that one of its asserts holds something below, and those `named`."""
     tree = ast.parse(source)
     asserted = {
         name.id
@@ -22,7 +28,8 @@ def bounds(source: str) -> dict[str, float]:
         if isinstance(compared, ast.Compare) and any(isinstance(op, ast.Lt | ast.LtE) for op in compared.ops)
         for name in ast.walk(compared) if isinstance(name, ast.Name)
     }  # fmt: skip
-    return {name: value for name, value in _constants(tree) if name in asserted and name.endswith("_S")}
+    found = {name: value for name, value in _constants(tree) if name in asserted and name.endswith("_S")}
+    return found | {name: value for name, value in _constants(tree) if name in named}
 
 
 def _constants(tree: ast.Module) -> Iterator[tuple[str, float]]:
@@ -55,15 +62,25 @@ def rows(readme: str) -> dict[str, str]:
     return said
 
 
-def missing(test: str, source: str, readme: str) -> list[str]:
+def missing(test: str, source: str, readme: str, named: Collection[str] = ()) -> list[str]:
     said = " ".join(asserted for command, asserted in rows(readme).items() if test in command)
-    return [f"{name} = {value:g} s" for name, value in bounds(source).items() if f" {value:g} s" not in said]
+    return [f"{name} = {value:g} s" for name, value in bounds(source, named).items() if f" {value:g} s" not in said]
 
 
 @pytest.mark.parametrize("path", TESTS, ids=lambda path: f"{path.parent.name}/{path.name}")
 def test_bound_stands_beside_its_figure(path: Path) -> None:
     test = str(path.relative_to(ROOT))
     assert missing(test, path.read_text(), (ROOT / "README.md").read_text()) == [], (
+        f"add it to the README, in a row of {test}"
+    )
+
+
+@pytest.mark.parametrize("path", JUDGES)
+def test_what_a_judge_of_states_allows_stands_beside_its_figure(path: str) -> None:
+    test, named = JUDGES[path]
+    source = (ROOT / path).read_text()
+    assert set(named) <= bounds(source, named).keys(), "a constant has another name"
+    assert missing(test, source, (ROOT / "README.md").read_text(), named) == [], (
         f"add it to the README, in a row of {test}"
     )
 
