@@ -124,10 +124,8 @@ def _show_plan(console: Console, seed: int, count: int, *, cluster: bool) -> Non
 def _show(console: Console, results: list[Result], where: str) -> int:
     found = totals.summary(results)
     OUT.mkdir(parents=True, exist_ok=True)
-    for name in (
-        "chaos.json",
-        f"chaos-{where}.json",
-    ):  # the last run's, and the last one's here, which the other leaves alone
+    # The verdict of the last run, and that of the last one in this place: a run in the other leaves it alone.
+    for name in ("chaos.json", f"chaos-{where}.json"):
         (OUT / name).write_text(json.dumps(found, indent=2) + "\n")
     for grid in totals.grids(found):
         console.print()

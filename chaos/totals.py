@@ -160,8 +160,7 @@ def grids(found: dict[str, Any]) -> list[Grid]:
     moments = [(m, *(str(row[key]) for key in ("n", "planned", "met"))) for m, row in found["by_moment"].items()]
     out = [Grid("From the fault to the next commit", ("fault", "n", "p50", "p99", "max"), tuple(kinds))]
     if moments:
-        title = "Moments: faults that met each, for how many it was planned, and how many of these met it"
-        out.append(Grid(title, ("moment", "n", "planned", "met"), tuple(moments)))
+        out.append(Grid("Moments of the faults", ("moment", "met by", "planned for", "of these met"), tuple(moments)))
     return out
 
 

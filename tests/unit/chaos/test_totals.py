@@ -117,8 +117,8 @@ def test_tables_have_a_row_for_each_kind_and_each_moment() -> None:
     text = console.export_text()
     assert "kill-trainer  1  0.25 s  0.25 s  0.25 s" in text
     assert "scale         1       -       -       -" in text
-    assert "settled  2        1    1" in text
-    assert "forming  0        1    0" in text
+    assert "settled       2            1             1" in text
+    assert "forming       0            1             0" in text
     assert times.markdown().splitlines() == [
         "| fault | n | p50 | p99 | max |",
         "| --- | ---: | ---: | ---: | ---: |",
