@@ -7,8 +7,9 @@ from rich.console import Console
 from chaos.campaign import in_cluster, run_one
 from cluster.kubectl import Kubectl
 
-SEED, FAULTS = 3, 3
-"""A killed store host, a deleted pod, a killed process. What takes the leading operator along has tests of its own."""
+SEED, FAULTS = 32, 3
+"""A killed store host, a pod deleted while the next generation takes over the state, a zygote killed while a checkpoint is written.
+What takes the leading operator along has tests of its own."""
 
 
 def test_random_faults_in_the_cluster_leave_the_end_as_it_was(operator: Kubectl) -> None:
