@@ -17,6 +17,8 @@ from harness import installation, judge, traced_job
 from harness.job import RESOURCE, JobView
 from harness.trace import Trace
 from harness.traced_job import TracedJob, alive
+from regroup_operator.api.names import parse_worker_pod_name
+from regroup_operator.model.members import MemberId
 
 WORKERS = 3
 PACE_S, IDLE_S = 0.02, 0.5
@@ -171,6 +173,14 @@ class SharedJobs:
         self._kubectl.run(
             "--namespace", self._namespace, "delete", "pods", pods, "--grace-period=0", "--force", "--wait=false"
         )
+
+
+def worker_of(pod: str) -> str:
+    """Return how the status calls the worker of a pod, by the pod's name."""
+    parsed = parse_worker_pod_name(pod)
+    assert parsed is not None, pod
+    _, slot, attempt = parsed
+    return str(MemberId(slot, attempt))
 
 
 def node_of_some(jobs: Mapping[str, JobView], leader: str) -> tuple[str, dict[str, set[str]]]:

@@ -1,17 +1,21 @@
 """The cluster itself: nodes, their power switch, and what a pod finds in it."""
 
+import contextlib
+import signal
 import subprocess
 import tarfile
 import time
+import uuid
 from pathlib import Path
 
 import pytest
 
 from cluster import __main__ as command_line
-from cluster import host, images, lifecycle, nodes, oci, template
+from cluster import host, images, lifecycle, nodes, oci, paths, template
 from cluster.errors import ClusterError
 from cluster.kubectl import wait_until
 from cluster.settings import Settings
+from harness import faults
 from tests.e2e.kit import Cluster, restricted_pod
 
 _TORCH = """
@@ -59,16 +63,32 @@ def test_image_of_ones_own_is_loaded_from_its_archive(
     """Into a real containerd, in a directory of the test's own: no node has to be there, those that come start with it."""
     monkeypatch.setenv("REGROUP_CLUSTER_DIR", str(tmp_path / "cluster"))
     monkeypatch.delenv("REGROUP_CONTEXT", raising=False)
-    (tmp_path / "program").write_bytes(b"program")
-    image = oci.add_single_file(tmp_path / "saved", "localhost/mine:1", tmp_path / "program", "/program")
-    file = tmp_path / "mine.tar"
-    with tarfile.open(file, "w") as archive:
-        for part in (tmp_path / "saved").iterdir():
-            archive.add(part, part.name)
+    file, image = _archive(tmp_path, b"program")
     assert command_line.main(["load", str(file)]) == 0
     assert "image: localhost/mine:1 " in capsys.readouterr().out
     with template._running() as client:
         assert client.images().get(image.name) == image.id
+
+
+def test_image_of_ones_own_is_loaded_into_nodes_that_run_and_a_pod_starts_from_it(
+    own_cluster: Cluster, restricted_namespace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only the nodes are the cluster's: the next cluster does not hold the image."""
+    monkeypatch.setattr(paths, "images", lambda: tmp_path / "images")
+    called = f"localhost/own-{uuid.uuid4().hex[:8]}:2"
+    # The program ignores what stands behind it; this cluster cannot hold the image from another run.
+    file, image = _archive(tmp_path, (paths.bin_dir() / "pause").read_bytes() + called.encode())
+    on = [node for node in nodes.known() if nodes.is_on(node)]
+    try:
+        lifecycle.load([str(file)], called=called)
+        assert [images.node_client(node).images().get(called) for node in on] == [image.id] * len(own_cluster.nodes())
+        pod = restricted_pod(restricted_namespace, "own", called, ["/program"])
+        own_cluster.kubectl.apply(pod)
+        wait_until(lambda: _ends_by_signal(own_cluster, restricted_namespace, "own"), "the pod ends", timeout_s=30)
+    finally:
+        for client in map(images.node_client, on):
+            if called in client.images():
+                client.run("images", "rm", called)
 
 
 def test_pod_of_the_trainer_image_computes_as_non_root(
@@ -114,6 +134,26 @@ def test_power_off_is_noticed_within_15_seconds_and_power_on_heals(own_cluster: 
     finally:
         own_cluster.power_on(node)
     assert own_cluster.nodes()[node]
+
+
+def _archive(directory: Path, program: bytes) -> tuple[Path, oci.Image]:
+    """Return the archive of an image with one static program, and the image; localhost/mine:1 is its name there."""
+    (directory / "program").write_bytes(program)
+    image = oci.add_single_file(directory / "saved", "localhost/mine:1", directory / "program", "/program")
+    file = directory / "mine.tar"
+    with tarfile.open(file, "w") as archive:
+        for part in (directory / "saved").iterdir():
+            archive.add(part, part.name)
+    return file, image
+
+
+def _ends_by_signal(cluster: Cluster, namespace: str, name: str) -> bool:
+    """Have the program of a pod end as it does on SIGTERM, with 0, once it runs; return whether the pod has succeeded."""
+    pod = cluster.kubectl.get("pod", name, f"-n{namespace}")
+    with contextlib.suppress(ClusterError, ProcessLookupError):  # it does not run yet, or no longer
+        faults.signal_main(pod["metadata"]["uid"], "/program", signal.SIGTERM)
+    assert pod["status"]["phase"] != "Failed", pod["status"]
+    return str(pod["status"]["phase"]) == "Succeeded"
 
 
 def _listens(cluster: Cluster, namespace: str) -> bool:

@@ -7,7 +7,7 @@ import signal
 from cluster.kubectl import Kubectl
 from harness import faults, installation
 from harness.traced_job import leader_node
-from tests.e2e.shared import WORKERS, SharedJobs
+from tests.e2e.shared import WORKERS, SharedJobs, worker_of
 
 HANG_S = 15
 TAKEOVER_S = 25
@@ -38,8 +38,8 @@ def test_stopped_trainer_is_named_and_restarted_in_place_by_the_next_operator(
     assert job.containers() == containers, "a pod or container was restarted"
     incident = next(i for i in job.status()["incidents"] if i["generation"] > generation)
     assert incident["cause"] == "Hung", incident
-    (slot, attempt), rank = pod.rsplit("-", 2)[1:], pids[pod, pid]
-    worker = slot if attempt == "0" else f"{slot}.{attempt}"
+    rank, worker = pids[pod, pid], worker_of(pod)
+    assert incident["culprit"] == worker, incident
     assert f"rank {rank} (worker {worker}, process 0) is stopped by a signal" in incident["decision"]
     assert len(incident["stacks"]) == 3
     assert took_s <= HANG_S + TAKEOVER_S, took_s

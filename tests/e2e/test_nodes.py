@@ -7,6 +7,7 @@ An unmodified script: it starts again from its own newest checkpoint. A lost nod
 from __future__ import annotations
 
 import time
+from collections.abc import Collection
 from functools import partial
 
 from cluster.kubectl import Kubectl
@@ -16,7 +17,7 @@ from harness.traced_job import alive, leader_node
 from regroup_operator.model.records import UNSEEN_CODE
 from tests.e2e.columns import sampled
 from tests.e2e.kit import Power, trials
-from tests.e2e.shared import KINDS, WORKERS, SharedJob, SharedJobs, node_of_some
+from tests.e2e.shared import KINDS, WORKERS, SharedJob, SharedJobs, node_of_some, worker_of
 from tests.e2e.truth import UNLED_S, unwritten
 
 TRIALS = trials(1, long=10)
@@ -46,7 +47,7 @@ def test_survivors_of_a_power_cut_step_again_within_ten_seconds(
                 homes = {p["metadata"]["name"]: p["spec"].get("nodeName") for p in job.pods() if alive(p)}
                 assert node not in homes.values(), "the worker is rebuilt on another node"
                 assert job.counted() == counted[job.kind], f"the lost node counts against the {job.kind} job's budget"
-                named(job, newest[job.kind], node)
+                named(job, newest[job.kind], node, lost[job.kind])
                 hit.add(job.kind)
         print(f"power cut -> survivors' next committed step, s: {waits}", flush=True)
     assert hit == set(KINDS), "a kind of job had no pod on any of the nodes"
@@ -96,7 +97,7 @@ def test_node_that_restarts_within_seconds_costs_no_restart_and_is_named(
             # The next kubelet finds containers whose end nobody saw.
             assert {job.exit_code(pod) for pod in pods} == {UNSEEN_CODE}
             assert job.counted() == counted[job.kind], f"the restarted node counts against the {job.kind} job's budget"
-            named(job, newest[job.kind], node)
+            named(job, newest[job.kind], node, pods)
 
 
 def test_kubelet_that_is_killed_disturbs_nobody(shared_jobs: SharedJobs, power: Power) -> None:
@@ -120,7 +121,10 @@ def _goes_on(trace: Trace, beyond: int) -> bool:
     return trace.commits[-1].step > beyond
 
 
-def named(job: SharedJob, generation: int, node: str) -> None:
-    """Fail unless an incident after that generation names the node."""
-    decisions = [i["decision"] for i in job.status()["incidents"] if i["generation"] > generation]
-    assert any(f"on node {node}" in decision for decision in decisions), decisions
+def named(job: SharedJob, generation: int, node: str, pods: Collection[str]) -> None:
+    """Fail unless an incident after that generation names the node, and each that does says that one of its pods is the culprit."""
+    incidents = [i for i in job.status()["incidents"] if i["generation"] > generation]
+    of_node = [i for i in incidents if f"on node {node}" in i["decision"]]
+    assert of_node, [i["decision"] for i in incidents]
+    workers = {worker_of(pod) for pod in pods}
+    assert {i.get("culprit") for i in of_node} <= workers, (of_node, workers)
