@@ -6,6 +6,9 @@ import signal
 import statistics
 import threading
 import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 
 from cluster.errors import ClusterError
 from cluster.kubectl import Kubectl, wait_until
@@ -63,11 +66,39 @@ def test_two_operators_never_give_one_number_to_two_lists(shared_jobs: SharedJob
     """The leader is stopped past its lease, workers die meanwhile, the other operator acts; then the old one goes on."""
     (job,) = shared_jobs.take("elastic")
     before = job.training()
+    leader = installation.leader(operator)
+    assert leader is not None
+    uid, name = leader["metadata"]["uid"], leader["metadata"]["name"]
+    with _watched(job) as seen:
+        stopped = faults.signal_main(uid, "regroup_operator", signal.SIGSTOP)
+        try:
+            killed = _kill(job, before, rank=1)
+            wait_until(lambda: _leads_instead(operator, name), timeout_s=60, what="the other operator leads")
+            # The process may have started again before the other operator decides: then one generation is enough.
+            between = job.changed(before, lambda p: p == killed, workers=WORKERS, survivors=2, generations=(1, 2))
+            killed_then = _kill(job, between, rank=0)
+        finally:
+            faults.signal_main(uid, "regroup_operator", signal.SIGCONT)
+        wait_until(
+            lambda: not alive(stopped), timeout_s=20, what="the operator that has lost its lease ends its process"
+        )
+        job.changed(between, lambda p: p == killed_then, workers=WORKERS, survivors=2, generations=(2, 2))
+    assert len(seen) >= 3, "generations were watched"
+    assert all(len(lists) == 1 for lists in seen.values()), seen
+    trace = job.trace()
+    for number in trace.generations():
+        ranks = list(trace.pids(number).values())
+        assert len(ranks) == len(set(ranks)), f"two processes had one rank in generation {number}"
+
+
+@contextmanager
+def _watched(job: SharedJob) -> Iterator[dict[int, set[tuple[str, str]]]]:
+    """Look at the job's membership while the block runs: each number, and every (uid, members) that it was seen with."""
     seen: dict[int, set[tuple[str, str]]] = {}
-    watching = threading.Event()
+    done = threading.Event()
 
     def watch() -> None:
-        while not watching.is_set():
+        while not done.is_set():
             try:
                 membership = job.status().get("membership")
             except ClusterError:
@@ -75,30 +106,13 @@ def test_two_operators_never_give_one_number_to_two_lists(shared_jobs: SharedJob
             if membership:
                 seen.setdefault(membership["generation"], set()).add((membership["uid"], membership["members"]))
 
-    watcher = threading.Thread(target=watch, daemon=True)
-    watcher.start()
-    leader = installation.leader(operator)
-    assert leader is not None
-    uid, name = leader["metadata"]["uid"], leader["metadata"]["name"]
-    stopped = faults.signal_main(uid, "regroup_operator", signal.SIGSTOP)
-    try:
-        killed = _kill(job, before, rank=1)
-        wait_until(lambda: _leads_instead(operator, name), timeout_s=60, what="the other operator leads")
-        # The process may have started again before the other operator decides: then one generation is enough.
-        between = job.changed(before, lambda p: p == killed, workers=WORKERS, survivors=2, generations=(1, 2))
-        killed_then = _kill(job, between, rank=0)
-    finally:
-        faults.signal_main(uid, "regroup_operator", signal.SIGCONT)
-    wait_until(lambda: not alive(stopped), timeout_s=20, what="the operator that has lost its lease ends its process")
-    job.changed(between, lambda p: p == killed_then, workers=WORKERS, survivors=2, generations=(2, 2))
-    watching.set()
-    watcher.join()
-    assert len(seen) >= 3, "generations were watched"
-    assert all(len(lists) == 1 for lists in seen.values()), seen
-    trace = job.trace()
-    for number in trace.generations():
-        ranks = list(trace.pids(number).values())
-        assert len(ranks) == len(set(ranks)), f"two processes had one rank in generation {number}"
+    with ThreadPoolExecutor(1) as pool:
+        watcher = pool.submit(watch)
+        try:
+            yield seen
+        finally:
+            done.set()
+        watcher.result()
 
 
 def _kill(job: SharedJob, before: Trace, *, rank: int) -> Process:
