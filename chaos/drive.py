@@ -102,7 +102,8 @@ class Drive:
                 timeout_s = RESIZE_S if self._resizing else CHANGE_S
                 met = self._until(lambda: job.changing() == fault.moment, timeout_s, unless=self._is_quiet)
             case plan.SCALING:
-                self._until(lambda: not self._resizing, fault.delay_s)
+                # A resize to fewer workers is soon over: it is met while its generation forms, at the latest.
+                self._until(lambda: not self._resizing or bool(job.changing()), fault.delay_s)
                 met = self._resizing
             case plan.CHECKPOINT:
                 met = self._until(job.writes_checkpoint, CHANGE_S)

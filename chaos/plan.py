@@ -52,8 +52,9 @@ class Fault:
     kind: str
     moment: str
     """settled: `delay_s` after the last one was recovered from. forming, adopting: while the change of members that the fault
-    before caused is at that point. scaling: `delay_s` into a resize. checkpoint: while one is written. end: in the last ten
-    steps. finishing: after them. The moment may not come: Injected.moment is the one that the fault met."""
+    before caused is at that point. scaling: `delay_s` into a resize, or once its generation forms. checkpoint: while one is
+    written. end: in the last ten steps. finishing: after them. The moment may not come: Injected.moment is the one that the
+    fault met."""
     delay_s: float
     lasts_s: float
     target: float

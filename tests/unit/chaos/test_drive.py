@@ -178,6 +178,12 @@ def test_fault_whose_moment_does_not_come_says_which_it_met(
     assert f"kill-two ({met} instead of {moment}): w-0" in lines[1]
 
 
+def test_quick_resize_is_met_while_its_generation_forms(tmp_path: Path) -> None:
+    job = JobDouble(tmp_path, after=[SCALING] * 3 + [FORMING] * 5)
+    one = drive(job, fault("scale"), fault("kill-two", SCALING, delay_s=5.0))
+    assert (one.injected[1].moment, job.met[1]) == (SCALING, FORMING)
+
+
 def test_fault_that_meets_a_moment_by_chance_says_so(tmp_path: Path) -> None:
     job = JobDouble(tmp_path, after=[SCALING] * 1000)
     one = drive(job, fault("scale"), fault("kill-two"))

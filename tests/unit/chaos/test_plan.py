@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from chaos import plan
 from chaos.kinds import KINDS, SCRIPT, SESSION
+from chaos.local import REPOSITORY
 from chaos.plan import Scenario, faults, scenario, steps_for
 
 SEEDS = range(200)
@@ -74,6 +77,22 @@ def test_fault_is_aimed_at_checkpoints_that_can_be_seen_only() -> None:
     aimed = {job.tier for job, of in ((scenario(s), faults(s, 25, scenario(s))) for s in SEEDS)
              if any(f.moment == plan.CHECKPOINT for f in of)}  # fmt: skip
     assert aimed == {SESSION}, "what a script saves is its own"
+
+
+def test_faults_of_make_test_are_of_every_kind_moment_and_sort_of_job() -> None:
+    found = re.search(
+        r"-m chaos --seed (\d+) --faults 40 --per-job 10$", (REPOSITORY / "Makefile").read_text(), re.MULTILINE
+    )
+    assert found is not None
+    first = int(found[1])
+    jobs = [scenario(seed) for seed in range(first, first + 4)]
+    drawn = [f for seed, job in enumerate(jobs, first) for f in faults(seed, 10, job)]
+    assert {f.moment for f in drawn} == set(plan.MOMENTS) - {plan.RECOVERING}
+    # The job may end before a fault that is aimed at its last moments.
+    assert {f.kind for f in drawn if f.moment != plan.FINISHING} == {k.name for k in KINDS.values() if k.local}
+    assert {j.tier for j in jobs} == {SESSION, SCRIPT}
+    assert {j.processes for j in jobs} == {1, 2}
+    assert {j.elastic for j in jobs} == {True, False}
 
 
 def test_a_few_faults_all_come_before_the_end() -> None:
