@@ -14,6 +14,7 @@ from chaos.job import Job, JobError, NothingToHitError
 from chaos.kinds import END_S, IMPORTS_S, KINDS, SCRIPT, START_S, WHOLE_S
 from chaos.plan import Fault
 from chaos.verdict import Expected, Injected, Verdict
+from harness.polling import within
 
 POLL_S = 0.004
 LOOK_S = 0.02
@@ -159,14 +160,16 @@ class Drive:
 
         Raises _OverError when the job has ended.
         """
-        deadline_s = time.monotonic() + timeout_s
-        while True:
+        met = False
+
+        def is_over() -> bool:
+            nonlocal met
             self._tick()
-            if condition():
-                return True
-            if time.monotonic() >= deadline_s or unless():
-                return False
-            time.sleep(POLL_S)
+            met = condition()
+            return met or unless()
+
+        within(is_over, timeout_s, every_s=POLL_S)
+        return met
 
     # --- one fault ---------------------------------------------------------------------------------------------------
 

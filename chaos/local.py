@@ -19,6 +19,7 @@ from chaos.job import JobError, NothingToHitError
 from chaos.kinds import SCRIPT
 from chaos.plan import MAX_WORKERS, Fault, Scenario
 from chaos.signals import Agent, SignalledJob, Trainer
+from harness.polling import within
 from harness.processes import alive, children, environment_of, name_of, start_of, state_of, waits_in
 
 SCRIPTS = Path(__file__).parent / "scripts"
@@ -120,9 +121,7 @@ class LocalJob(SignalledJob):
             except subprocess.TimeoutExpired:
                 process.kill()  # its agents die with it, and theirs with them
                 process.wait()
-        deadline_s = time.monotonic() + 5
-        while any(alive(pid) for pid in pids) and time.monotonic() < deadline_s:
-            time.sleep(0.02)
+        within(lambda: not any(alive(pid) for pid in pids), 5)
         if self._disk:
             subprocess.run(["umount", "--lazy", str(self.checkpoints)], check=True)
 

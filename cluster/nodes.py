@@ -11,8 +11,8 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from cluster.errors import ClusterError
 from cluster.kubectl import Kubectl
 from cluster.pki import Authority
 from cluster.settings import Settings
+from harness.polling import until, within
 
 
 def directory(node: Node) -> Path:
@@ -301,27 +302,30 @@ def _pod_network(node: Node) -> dict[str, Any]:
 def _only_child(parent: processes.Process, node: Node) -> int:
     """Return the pid of the node's process 1: the one child of `unshare --fork`."""
     children = Path(f"/proc/{parent.pid}/task/{parent.pid}/children")
-    deadline = time.monotonic() + 10
-    while parent.alive() and time.monotonic() < deadline:
-        pids = children.read_text().split()
-        if pids:
-            return int(pids[0])
-        time.sleep(0.01)
-    raise ClusterError(f"Node {node.name} did not start: {processes.log_tail(directory(node), 'unshare')}")
+
+    def first() -> str:
+        if not parent.alive():
+            raise ClusterError(f"Node {node.name} did not start: {processes.log_tail(directory(node), 'unshare')}")
+        return next(iter(children.read_text().split()), "")
+
+    return int(until(first, f"node {node.name} has a process 1", timeout_s=10, every_s=0.01, error=ClusterError))
 
 
 def _remove_cgroups(node: Node) -> None:
     for top in node_init.cgroup_directories(node.cgroup):
         for folder, _, _ in os.walk(top, topdown=False):
-            deadline = time.monotonic() + 2
-            while time.monotonic() < deadline:
-                try:
-                    Path(folder).rmdir()
-                    break
-                except FileNotFoundError:
-                    break
-                except OSError:  # busy while the last killed process is being taken down
-                    time.sleep(0.02)
+            within(partial(_is_removed, Path(folder)), 2)
+
+
+def _is_removed(cgroup: Path) -> bool:
+    """Remove a cgroup; return False if it is busy, as it is while the last killed process is being taken down."""
+    try:
+        cgroup.rmdir()
+    except FileNotFoundError:
+        pass
+    except OSError:
+        return False
+    return True
 
 
 def _write_json(file: Path, document: dict[str, Any]) -> None:

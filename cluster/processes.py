@@ -7,10 +7,11 @@ import json
 import os
 import signal
 import subprocess
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from harness.polling import within
 
 
 @dataclass(frozen=True)
@@ -34,12 +35,7 @@ class Process:
 
     def gone_within(self, timeout_s: float) -> bool:
         """Wait until the process is gone; return False when it still runs after `timeout_s`."""
-        deadline = time.monotonic() + timeout_s
-        while self.alive():
-            if time.monotonic() > deadline:
-                return False
-            time.sleep(0.02)
-        return True
+        return within(lambda: not self.alive(), timeout_s)
 
 
 def identify(pid: int) -> Process:

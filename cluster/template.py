@@ -8,13 +8,13 @@ import fcntl
 import shutil
 import subprocess
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from cluster import containerd, oci, paths
 from cluster.errors import ClusterError
+from harness.polling import until
 
 _DATABASES = ("io.containerd.metadata.v1.bolt/meta.db", "io.containerd.snapshotter.v1.overlayfs/metadata.db")
 
@@ -69,12 +69,18 @@ def _running() -> Iterator[containerd.Client]:
             stderr=log,
         )
         try:
-            deadline = time.monotonic() + 20
-            while not client.answers():
-                if process.poll() is not None or time.monotonic() > deadline:
-                    tail = Path(run, "log").read_text(errors="replace")[-400:]
-                    raise ClusterError(f"containerd did not start on {root()}: {tail}")
-                time.sleep(0.05)
+
+            def tail() -> str:
+                return Path(run, "log").read_text(errors="replace")[-400:]
+
+            def answers() -> bool:
+                if process.poll() is not None:
+                    raise ClusterError(f"containerd did not start on {root()}: {tail()}")
+                return client.answers()
+
+            until(
+                answers, f"containerd answers on {root()}", timeout_s=20, every_s=0.05, details=tail, error=ClusterError
+            )
             yield client
         finally:
             process.terminate()

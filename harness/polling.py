@@ -1,4 +1,7 @@
-"""Wait for a condition until a deadline: the one helper for tests, tour, benchmarks and the cluster. Standard library only.
+"""Wait for a condition until a deadline: for tests, tour, benchmarks, chaos and the cluster. Standard library only.
+
+`until` fails at the deadline, `within` says whether it came, `until_async` lets an event loop go on meanwhile. Scripts that run
+in a trainer, and process 1 of a node, have loops of their own: they import none of this.
 
 Nothing waits by a pause of fixed length: a condition says when to go on, and a deadline names what never came.
 """
@@ -44,6 +47,16 @@ def until(
         time.sleep(every_s)
 
 
+def within(condition: Callable[[], object], timeout_s: float, *, every_s: float = 0.02) -> bool:
+    """Return whether `condition` became true in time: for a wait that may end without it. Asked as by `until`."""
+    deadline = _Deadline("", timeout_s, None, TimedOutError)
+    while not condition():
+        if deadline.is_over():
+            return False
+        time.sleep(every_s)
+    return True
+
+
 async def until_async(
     condition: Callable[[], T | None],
     what: str,
@@ -69,9 +82,12 @@ class _Deadline:
         self._ends_s = time.monotonic() + timeout_s
         self.last: Exception | None = None
 
+    def is_over(self) -> bool:
+        return time.monotonic() > self._ends_s
+
     def check(self) -> None:
         """Raise if the condition was still false after the deadline."""
-        if time.monotonic() <= self._ends_s:
+        if not self.is_over():
             return
         text = f"Not within {self._timeout_s:g} s: {self._what}"
         if self.last is not None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from harness.polling import TimedOutError, until, until_async
+from harness.polling import TimedOutError, until, until_async, within
 
 
 def test_first_true_value_is_returned() -> None:
@@ -40,6 +40,13 @@ def test_exception_that_is_not_expected_ends_the_wait() -> None:
 def test_caller_chooses_the_exception() -> None:
     with pytest.raises(RuntimeError, match=r"Not within 0 s: an end"):
         until(lambda: False, "an end", timeout_s=0, every_s=0.0, error=RuntimeError)
+
+
+def test_wait_that_may_end_without_what_was_waited_for_says_so() -> None:
+    values: Iterator[str] = iter(["", "", "there"])
+    assert within(lambda: next(values), 5, every_s=0.0)
+    assert not within(lambda: False, 0.01, every_s=0.0)
+    assert within(lambda: True, -1.0), "it is asked once even without any time"
 
 
 def test_event_loop_goes_on_meanwhile() -> None:
