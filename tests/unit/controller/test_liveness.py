@@ -15,6 +15,7 @@ from _regroup_agent import events as ev
 from regroup.protocol import wire
 from regroup_operator.model.records import Settings
 from tests.builders.plan import JobBuilder, make_job
+from tests.simulator.trainers import Group, Trainer
 from tests.simulator.world import Pace, World
 
 SETTINGS = Settings()
@@ -173,13 +174,16 @@ def test_cut_link_at_fixed_size_has_one_of_the_two_replaced(tmp_path: Path) -> N
     trains_within(world, SETTINGS.late_timeout_s + MARGIN_S, "0-0,1-0,2-1")
 
 
-def test_holder_that_a_newcomer_cannot_reach_trains_on(tmp_path: Path) -> None:
+@pytest.mark.parametrize("late", [0, 1], ids=["the newcomer hears first", "the holder hears first"])
+def test_holder_that_a_newcomer_cannot_reach_trains_on(tmp_path: Path, late: int) -> None:
     """CLIQUE: of the two the one that holds the state stays, whichever hears of the broken link first; and the other is
     asked less and less often."""
     world = running(tmp_path, elastic(1))
     world.scale(2)
     world.settle()
-    world.cut_links.add(frozenset({world.uid(0), world.uid(1)}))
+    uids = [world.uid(0), world.uid(1)]
+    world.cut_links.add(frozenset(uids))
+    hears_later(world.agents[uids[late]].trainers[0])
     world.advance(30, 0.5)
     generation, steps = world.generation, len(world.committed)
     world.advance(300, 0.5)
@@ -188,26 +192,66 @@ def test_holder_that_a_newcomer_cannot_reach_trains_on(tmp_path: Path) -> None:
     assert world.generation <= generation + 8
 
 
-@pytest.mark.parametrize("after", [1, 2], ids=["to one", "to two"])
+def hears_later(trainer: Trainer) -> None:
+    """The process notices a moment after its peer that its group is broken."""
+    world, failed = trainer.agent.world, trainer.failed
+
+    def later(group: Group, peer_rank: int | None) -> None:
+        world.after(0.05, lambda: failed(group, peer_rank))
+
+    trainer.failed = later  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize(
+    ("replicas", "minimum", "after"),
+    [
+        pytest.param(3, 1, 1, id="to one"),
+        pytest.param(3, 2, 2, id="to two, the fewest it may have"),
+        pytest.param(2, 2, 3, id="one joins the fewest it may have"),
+    ],
+)
 def test_size_that_changes_as_the_last_step_commits_does_not_keep_the_job_from_its_end(
-    tmp_path: Path, after: int
+    tmp_path: Path, replicas: int, minimum: int, after: int
 ) -> None:
     """FINISH: finished ranks ignore the planned generation, and are too few or too many for it."""
-    world = World(tmp_path, elastic(3, after), total_steps=20, known_session=True)
+    world = World(tmp_path, elastic(replicas, minimum), total_steps=20, known_session=True)
     world.advance(3.0)
     world.step(19)
     world.scale(after)
 
-    def commit_first(_status: dict[str, Any]) -> None:
+    def commit_first(status: dict[str, Any]) -> None:
+        if status["membership"]["generation"] == 1:
+            world.store.before_write = commit_first
+            return
         for group in world.groups.values():
             group.commit_step()
 
     world.store.before_write = commit_first
-    world.settle()
+    world.until(lambda: world.generation == 2, limit_s=5.0)
     for _ in range(2):  # the plans that come later say the same
         world.advance(1.0)
         assert world.phase == "Succeeded"
-        assert world.condition("Complete")["message"] == "All 3 workers of generation 1 finished."
+        assert world.condition("Complete")["message"] == f"All {replicas} workers of generation 1 finished."
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "pause_s"),
+    [pytest.param(3, 2, 0.0, id="one leaves"), pytest.param(2, 3, 3.0, id="one joins, after its imports")],
+)
+def test_size_that_changes_two_steps_before_the_end_does_not_keep_the_job_from_it(
+    tmp_path: Path, before: int, after: int, pause_s: float
+) -> None:
+    """FINISH, CUTALL: the change comes with the last step but one, and those who are in it commit the last."""
+    world = World(tmp_path, elastic(before, 2), total_steps=20, known_session=True)
+    world.advance(3.0)
+    world.step(18)
+    world.scale(after)
+    world.advance(pause_s)
+    world.step(3)
+    world.advance(2.0)
+    assert world.phase == "Succeeded"
+    assert world.committed[-1] == (2, 20)
+    assert world.condition("Complete")["message"] == f"All {after} workers of generation 2 finished."
 
 
 def test_agent_that_is_frozen_behind_an_open_stream_is_replaced(tmp_path: Path) -> None:
