@@ -51,20 +51,24 @@ def table(outcomes: list[Outcome]) -> str:
     """Return the table of kinds of faults with the time from the fault to the next commit."""
     times: dict[str, list[float]] = defaultdict(list)
     struck: Counter[str] = Counter()
+    hit: Counter[str] = Counter()
     failed: Counter[str] = Counter()
     for outcome in outcomes:
         struck.update(f.kind for f in outcome.faults)
+        hit.update(outcome.hits)
         if outcome.sort:
             failed.update({f.kind for f in outcome.faults})
         for kind, seconds in outcome.recoveries:
             times[kind].append(seconds)
-    lines = [f"{'fault':<20} {'n':>6} {'p50 s':>8} {'p99 s':>8} {'max s':>8} {'in failed':>10}"]
+    lines = [f"{'fault':<20} {'n':>6} {'hit':>6} {'p50 s':>8} {'p99 s':>8} {'max s':>8} {'in failed':>10}"]
     for kind in sorted(struck):
         found = sorted(times[kind])
         ranks = (len(found) // 2, int(len(found) * 0.99), len(found) - 1)
         # None where another fault followed each time before the next commit.
         seen = [f"{found[min(rank, len(found) - 1)]:.2f}" for rank in ranks] if found else ["-"] * len(ranks)
-        lines.append(f"{kind:<20} {struck[kind]:>6} {seen[0]:>8} {seen[1]:>8} {seen[2]:>8} {failed[kind]:>10}")
+        lines.append(
+            f"{kind:<20} {struck[kind]:>6} {hit[kind]:>6} {seen[0]:>8} {seen[1]:>8} {seen[2]:>8} {failed[kind]:>10}"
+        )
     return "\n".join(lines)
 
 

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 ANSWER_TIMEOUT_S = 10.0
 """As in _regroup_agent/link.py: a report that is not answered for so long ends the connection."""
 
+ZYGOTE_S = 4.0
+"""Until a zygote that takes another's place has imported."""
+
 
 class Agent:
     """A real agent core, its link and its processes. `boots` again with the pod's disk when its container restarts.
@@ -41,6 +44,8 @@ class Agent:
         self.stopped = self.muted = False
         self.next_call_s = 0.0
         self.due_s: float | None = None
+        self._zygote_s = 0.0
+        """When its zygote can fork."""
         self._backlog: deque[ev.Event] = deque()
         self._unanswered: deque[wire.Report] = deque()
         self.handle(ev.StoreOpened(5000 + pod.slot))
@@ -195,7 +200,9 @@ class Agent:
         """A signal of ours. A stopped process takes only SIGKILL; anything else once it goes on."""
         if (self.name, trainer.local_rank) in self.world.immortal:
             return
-        if trainer.stopped and signum != signal.SIGKILL:
+        if not trainer.forked:
+            trainer.signals.append(signum)
+        elif trainer.stopped and signum != signal.SIGKILL:
             trainer.run(lambda: self.signalled(trainer, signum))
         else:
             self.exited(trainer, -signum)
@@ -222,17 +229,29 @@ class Agent:
             trainer = Trainer(self, effect.local_rank, effect.incarnation)
             trainer.launched = effect.generation.number if effect.generation else 0
             self.trainers[effect.local_rank] = trainer
-            world.later(lambda: self._started(trainer))
+            world.later(lambda: self._fork(trainer))
         elif isinstance(effect, ev.Signal):
             trainer = self.trainers[effect.local_rank]
             world.later(lambda: self.signalled(trainer, effect.signum))
         elif isinstance(effect, ev.Exit):
             world.later(lambda: world.container_ended(self, effect.code))
 
-    def _started(self, trainer: Trainer) -> None:
+    def lose_zygote(self) -> None:
+        """Its zygote is dead; another one imports what processes need."""
+        self._zygote_s = self.world.now_s + ZYGOTE_S
+
+    def _fork(self, trainer: Trainer) -> None:
         if not trainer.alive or not self.alive:
             return
+        if self._zygote_s > self.world.now_s:
+            self.world.after(self._zygote_s - self.world.now_s, lambda: self._fork(trainer))
+            return
+        trainer.forked = True
         self.handle(ev.Spawned(trainer.local_rank, trainer.incarnation))
+        for signum in trainer.signals:
+            self.signalled(trainer, signum)
+        if not trainer.alive:
+            return
         if self.world.script == "crash":
             self.exited(trainer, 1, "ModuleNotFoundError: No module named 'nothing'")
         elif (self.name, trainer.local_rank) not in self.world.slow:

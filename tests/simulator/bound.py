@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from regroup_operator.api import Job
 from regroup_operator.model.records import Settings
+from regroup_operator.model.waits import UntilEvent
 from regroup_operator.plan.hangs import ALONE, ANSWER_S
 from regroup_operator.plan.membership import KILL_S
 
@@ -19,6 +20,15 @@ NAMED = {
     "CheckpointUnreadable": "the checkpoint that must be read cannot be",
 }
 """Reasons of condition Training=False for which a job may wait without end, where that is so."""
+WAITS = {
+    *NAMED,
+    *(
+        w.value.reads[2]
+        for w in UntilEvent
+        if w.value.lacks != "nothing" and w.value.reads[:2] == ("Training", "False")
+    ),
+}
+"""Reasons of condition Training=False that say what the job lacks, where it may wait without end."""
 
 
 def bound_s(job: Job, settings: Settings, *, start_s: float, script: bool, hangs: bool = False) -> float:

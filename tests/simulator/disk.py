@@ -34,6 +34,15 @@ class Disk:
         """Pod UIDs of workers that cannot read the volume now."""
         self.is_hidden = False
         """Nobody can."""
+        self.is_full = False
+        """Nothing can be written."""
+        self.num_refused = 0
+        """How often a generation that needed a checkpoint found none."""
+        self.read: list[Checkpoint] = []
+        """What generations continued from."""
+        self._removed: list[Checkpoint] = []
+        self._problems: dict[int, str] = {}
+        """What keeps a generation's writer from saving."""
         self._said: dict[int, dict[str, Any]] = {}
 
     def write(self, group: Group, state: StatePair) -> dict[str, Any] | None:
@@ -41,13 +50,18 @@ class Disk:
         if not self.every_steps:
             return None
         said = self._said.pop(group.number, None)
-        if state.step % self.every_steps == 0 and self._sees(group.ranks[0].agent.uid):
+        if state.step % self.every_steps == 0:
             writer = group.ranks[0]
             self._world.happened("checkpoint", writer.agent.uid)
 
             def complete() -> None:
-                if writer.alive and not writer.stopped:
-                    name = name_of(group.number, state.step, group.uid)
+                if not writer.alive or writer.stopped:
+                    return
+                name = name_of(group.number, state.step, group.uid)
+                if self.is_full or not self._sees(writer.agent.uid):
+                    self._problems[group.number] = f"Checkpoint {name.directory} could not be written."
+                else:
+                    self._problems.pop(group.number, None)
                     self.checkpoints.append(Checkpoint(name, state))
                     self._said[group.number] = {
                         "generation": group.number, "step": state.step, "directory": name.directory
@@ -56,33 +70,66 @@ class Disk:
             self._world.after(self._world.pace.some(self._world.pace.checkpoint_s), complete)
         return said
 
+    def problem(self, group: Group) -> str | None:
+        """Return what rank 0 says of the volume; empty: it is well. None: no checkpoints are written."""
+        return self._problems.get(group.number, "") if self.every_steps else None
+
     def fall_back(self, document: Document, decision: Fallback, reader: str) -> Copy | Checkpoint | Refuse | None:
         """As `Regrouper._fall_back`: the newest of the best survivor, the newest checkpoint and nothing."""
         best = decision.best
         found = self._newest(document) if self._sees(reader) else None
         if found is not None and (best is None or found.state > best.state):
+            self.read.append(found)
             return found
         if best is None and document.checkpoint is not None:
+            self.num_refused += 1
             return Refuse(f"The job's status names checkpoint {document.checkpoint.directory}, and none can be read.")
         return best
 
-    def truncate_newest(self) -> None:
-        whole = [c for c in self.checkpoints if c.is_whole]
-        if whole:
-            max(whole, key=lambda c: c.name).is_whole = False
+    def truncate_newest(self) -> bool:
+        """Damage the newest checkpoint that is whole; return False if there is none."""
+        newest = self._newest_whole()
+        if newest is not None:
+            newest.is_whole = False
+        return newest is not None
+
+    def remove_newest(self) -> bool:
+        """Take the newest checkpoint away; return False if there is none."""
+        newest = self._newest_whole()
+        if newest is not None:
+            self.checkpoints.remove(newest)
+            self._removed.append(newest)
+        return newest is not None
 
     @property
     def is_damaged(self) -> bool:
         """Whether a checkpoint cannot be read by anybody, until a person puts it right."""
-        return any(not c.is_whole for c in self.checkpoints)
+        return bool(self._removed) or any(not c.is_whole for c in self.checkpoints)
 
     def repair(self) -> None:
+        self.checkpoints += self._removed
+        self._removed.clear()
         for checkpoint in self.checkpoints:
             checkpoint.is_whole = True
 
-    def hide(self, for_s: float) -> None:
+    def hide(self, for_s: float) -> bool:
+        """Nobody can read or write for a time; return False if that is so already."""
+        if self.is_hidden:
+            return False
         self.is_hidden = True
         self._world.lasts(for_s, lambda: setattr(self, "is_hidden", False))
+        return True
+
+    def fill(self, for_s: float) -> bool:
+        """Nothing can be written for a time; return False if that is so already."""
+        if self.is_full:
+            return False
+        self.is_full = True
+        self._world.lasts(for_s, lambda: setattr(self, "is_full", False))
+        return True
+
+    def _newest_whole(self) -> Checkpoint | None:
+        return max((c for c in self.checkpoints if c.is_whole), key=lambda c: c.name, default=None)
 
     def _sees(self, uid: str) -> bool:
         return not self.is_hidden and uid not in self.blind

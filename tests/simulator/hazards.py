@@ -16,11 +16,11 @@ RENEW_DEADLINE_S = 10.0
 # --- nodes ---------------------------------------------------------------------------------------------------------
 
 
-def node_off(world: World, name: str, for_s: float) -> None:
-    """Take the power from a node: nobody on it says another word."""
+def node_off(world: World, name: str, for_s: float) -> bool:
+    """Take the power from a node: nobody on it says another word. Return False if it had none."""
     node = world.pods.nodes[name]
     if not node.is_up:
-        return
+        return False
     node.is_up = False
     for pod in world.pods.on_node(name):
         agent = world.agents.get(pod.uid)
@@ -28,6 +28,7 @@ def node_off(world: World, name: str, for_s: float) -> None:
             world.lose_power(agent)
     world.after(NOT_READY_S, lambda: None if node.is_up else say_ready(world, name, False))
     world.lasts(for_s, lambda: node_on(world, name))
+    return True
 
 
 def node_on(world: World, name: str) -> None:
@@ -118,10 +119,10 @@ def lose_api(world: World, for_s: float, *, loses_an_answer: bool) -> None:
     world.lasts(for_s, back)
 
 
-def lag_watch(world: World, for_s: float) -> None:
-    """The operators' watch of pods stands still."""
+def lag_watch(world: World, for_s: float) -> bool:
+    """The operators' watch of pods stands still. Return False if it does already."""
     if world.pods.stale is not None:
-        return
+        return False
     world.pods.stale = tuple(world.pods.by_uid.values())
 
     def catch_up() -> None:
@@ -129,12 +130,11 @@ def lag_watch(world: World, for_s: float) -> None:
         world.dirty()
 
     world.lasts(for_s, catch_up)
+    return True
 
 
 def restore(world: World, status: dict[str, Any]) -> None:
     """etcd is restored from a backup, and the operator starts anew."""
-    if world.store.is_down:
-        return
     for operator in list(world.operators):
         world.kill_operator(operator)
     world.store.replace_status(status)

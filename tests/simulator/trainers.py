@@ -62,19 +62,22 @@ class Group:
         """One step, or the cut if every rank knows of a newer generation. Returns (generation, step) of a commit."""
         if not self.trains:
             return None
-        self.step += 1
-        state = StatePair(self.number, self.step)
+        state = StatePair(self.number, self.step + 1)
         trainers = [self.ranks[rank] for rank in sorted(self.ranks)]
         world = trainers[0].agent.world
         leave = all(t.newest is not None and t.newest.number > self.number for t in trainers)
-        checkpoint = world.disk.write(self, state)
-        for trainer in trainers:
-            trainer.committed(self, state, checkpoint)
+        if world.is_slow(trainers):
+            return None
+        self.step = state.step
+        checkpoint, problem = world.disk.write(self, state), world.disk.problem(self)
+        for rank, trainer in enumerate(trainers):
+            trainer.committed(self, state, checkpoint, problem if rank == 0 else None)
         if leave and self.step < world.total_steps:
             self.is_over = True
             for trainer in trainers:
                 trainer.group = None
                 world.later(trainer.go_on)
+        world.print_a_line(trainers)
         return (self.number, self.step)
 
     def join(self, trainer: Trainer, rank: int, document: Document | None) -> None:
@@ -157,7 +160,7 @@ class Group:
         rank = next((r for r, t in self.ranks.items() if t is culprit), None)
         for trainer in list(self.ranks.values()):
             if trainer is not culprit and trainer.group is self and trainer.alive:
-                trainer.agent.world.later(lambda t=trainer: t.run(lambda: t.failed(self, rank)))  # type: ignore[misc]
+                trainer.in_collective(lambda t=trainer: t.failed(self, rank))  # type: ignore[misc]
 
     def trains_without(self, culprit: Trainer | None) -> bool:
         """Return whether the group trained up to this moment."""
@@ -168,7 +171,9 @@ class Group:
     def _commit_in_part(self, culprit: Trainer | None) -> None:
         world = self.ranks[0].agent.world
         alive = [t for _, t in sorted(self.ranks.items()) if t is not culprit and t.alive and not t.stopped]
-        ahead = [t for t in alive if world.pace.toss(0.4)] if world.pace.in_part else []
+        # Who stands before the step in flight has not sent its row: nobody can have committed it.
+        may = world.pace.in_part and not any(t.frozen for t in self.ranks.values())
+        ahead = [t for t in alive if world.pace.toss(0.4)] if may else []
         if not ahead or len(ahead) == len(self.ranks) or self.step + 1 >= world.total_steps:
             return
         state = StatePair(self.number, self.step + 1)
@@ -183,6 +188,12 @@ class Trainer:
     def __init__(self, agent: Agent, local_rank: int, incarnation: int) -> None:
         self.agent, self.local_rank, self.incarnation = agent, local_rank, incarnation
         self.alive = True
+        self.forked = False
+        """Its agent has been given a process; before that it waits for the zygote."""
+        self.signals: list[int] = []
+        """What its agent has sent before that."""
+        self.slow_s = 0.0
+        """How long it takes for a step."""
         self.attached = self.begun = False
         self.launched = 0
         """Generation whose environment it was started with; 0: none."""
@@ -197,6 +208,12 @@ class Trainer:
         self._forced = 0
         self._answer: Answer | None = None
         self._backlog: deque[Callable[[], None]] = deque()
+        self._after_line: deque[Callable[[], None]] = deque()
+
+    @property
+    def runs(self) -> bool:
+        """There is a process."""
+        return self.alive and self.forked
 
     # --- the process -----------------------------------------------------------------------------------------------
 
@@ -218,6 +235,27 @@ class Trainer:
             self._backlog.popleft()()
         if self.group is not None:
             self.group.poke()
+
+    def in_main(self, action: Callable[[], None]) -> None:
+        """Do something in its main thread, once that is not busy."""
+        if self.frozen:
+            self._after_line.append(action)
+        else:
+            self.run(action)
+
+    def in_collective(self, action: Callable[[], None]) -> None:
+        """Do something when its main thread comes to its next collective: at once, or after the rest of a slow step."""
+        world = self.agent.world
+        world.after(world.pace.some((0.0, self.slow_s)), lambda: self.in_main(action))
+
+    def thaw(self) -> None:
+        """Its main thread is not busy any more."""
+        if not self.frozen:
+            return
+        self.frozen = False
+        while self._after_line and not self.frozen:
+            self.run(self._after_line.popleft())
+        self.run(self.go_on)
 
     def begin(self, delay_s: float) -> None:
         """It has been started: its imports take `delay_s`."""
@@ -264,7 +302,10 @@ class Trainer:
             self.newest = message
             if message.kind == FORCED:
                 self._forced = message.number
-            self.go_on()
+            if self.slow_s and self.group is not None:
+                self.in_collective(self.go_on)
+            else:
+                self.go_on()
 
     def go_on(self) -> None:
         """Leave what has to be left; enter what may be entered (`Regrouper.ensure`)."""
@@ -327,15 +368,16 @@ class Trainer:
             self._finish(group)
 
     def committed(
-        self, group: Group, state: StatePair, checkpoint: dict[str, Any] | None = None, reportable: int | None = None
-    ) -> None:
+        self, group: Group, state: StatePair, checkpoint: dict[str, Any] | None = None, problem: str | None = None,
+        reportable: int | None = None,
+    ) -> None:  # fmt: skip
         self.state = state
         step = state.step
         said = step if reportable is None else reportable
         self.say(
             Committed(
                 group.number, step, said, loss=1.0, samples=8 * said, digest=f"d{said}",
-                total_steps=self.agent.world.total_steps, checkpoint=checkpoint,
+                total_steps=self.agent.world.total_steps, checkpoint=checkpoint, checkpoint_problem=problem,
             )
         )  # fmt: skip
         if step >= self.agent.world.total_steps:

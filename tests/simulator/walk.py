@@ -10,7 +10,7 @@ from pathlib import Path
 from regroup_operator.api import parse_job
 from regroup_operator.model.records import Settings
 from tests.builders.plan import JobBuilder, make_job
-from tests.simulator.bound import NAMED, bound_s
+from tests.simulator.bound import NAMED, WAITS, bound_s
 from tests.simulator.faults import KINDS, MOMENT_S, Fault, draw
 from tests.simulator.world import FOREVER, Pace, World
 
@@ -98,8 +98,9 @@ def setting_of(seed: int) -> Setting:
 def faults_of(seed: int, kinds: list[str], most: int = 8) -> list[Fault]:
     """Return the faults that a seed stands for: some alone, some in the middle of what others have set off."""
     rng = random.Random(f"{seed}/faults")
-    script = setting_of(seed).script
-    kinds = [k for k in kinds if not (script and KINDS[k].session_only)]
+    setting = setting_of(seed)
+    kinds = [k for k in kinds if not (setting.script and KINDS[k].session_only)]
+    kinds = [k for k in kinds if setting.checkpoint_every or not KINDS[k].durable]
     return [draw(rng, kinds, calm=rng.random() < 0.5) for _ in range(rng.randint(1, most))]
 
 
@@ -120,6 +121,8 @@ class Outcome:
     sort: str = ""
     """Empty: everything held."""
     message: str = ""
+    hits: list[str] = field(default_factory=list)
+    """Kinds of the faults that found something to hit."""
     recoveries: list[tuple[str, float]] = field(default_factory=list)
     """Kind of a fault, seconds until the next commit."""
     waited: int = 0
@@ -148,6 +151,8 @@ class Walk:
         """When the last fault is over."""
         self._able_s = self.world.now_s
         """Since when the promise has held the job to commit."""
+        self._named_s = self.world.now_s
+        """When the status last said what the job lacks, or nobody was there to say it."""
         self._seen = 0
         """Commits up to the last fault."""
         self._healed = False
@@ -195,7 +200,8 @@ class Walk:
             world.on_moment = None
         for _ in range(fault.turns):
             world._turn()
-        KINDS[fault.kind].act(world, fault)
+        if KINDS[fault.kind].strike(world, fault):
+            self.outcome.hits.append(fault.kind)
         lasts_s = fault.for_s if fault.for_s < FOREVER else 0.0
         self._over_s = max(self._over_s, world.now_s + min(lasts_s, 60.0) + _slow_end_s(fault))
         self._seen = world.num_commits
@@ -254,12 +260,18 @@ class Walk:
         if world.num_commits > self._seen and world.now_s - world.last_commit_s < self.bound_s:
             return
         since_s = max(self._over_s, world.last_commit_s)
-        if not self._is_able():
+        is_able = self._is_able()
+        if not is_able:
             self._able_s = world.now_s
         waited_s = world.now_s - since_s
+        training: dict[str, str] = next((c for c in world.status.get("conditions", ()) if c["type"] == "Training"), {})
+        if training.get("reason") in WAITS or not self._is_led():
+            self._named_s = world.now_s
+        if world.now_s - max(since_s, self._named_s) > self.bound_s and not is_able:
+            reason = training.get("reason", "none")
+            raise Failed("unnamed", f"waits for {waited_s:.0f} s, reason {reason}, for nothing named: {self._words()}")
         if world.now_s - max(since_s, self._able_s) <= self.bound_s and waited_s <= self.bound_s + 60.0:
             return
-        training: dict[str, str] = next((c for c in world.status.get("conditions", ()) if c["type"] == "Training"), {})
         if training.get("status") == "True":
             raise Failed("untrue", f"nobody has committed for {waited_s:.0f} s: {self._words()}")
         able = world.now_s - max(since_s, self._able_s) > self.bound_s
@@ -277,11 +289,15 @@ class Walk:
         if done != self.setting.total_steps:
             raise Failed("untrue", f"Succeeded at step {done} of {self.setting.total_steps}")
 
+    def _is_led(self) -> bool:
+        """Return whether a leader can write the status."""
+        leader = self.world.operator
+        return leader is not None and not leader.paused and not self.world.store.is_down
+
     def _is_able(self) -> bool:
         """Return whether a leader is there and as many agents as must be would answer a ping."""
         world = self.world
-        leader = world.operator
-        if leader is None or leader.paused or world.store.is_down:
+        if not self._is_led():
             return False
         policy = world.store.view["spec"].get("elasticPolicy")
         answer = [

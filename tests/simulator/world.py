@@ -191,6 +191,8 @@ class World:
         """The same between the pods of two nodes, whichever they are."""
         self.full: set[str] = set()
         """Pod UIDs of agents whose state file cannot be written."""
+        self.stalled_logs: set[str] = set()
+        """Pod UIDs of workers whose processes' lines nobody reads: a process stands once it has printed one."""
         self.wall_skew_s = 0.0
         """How wrong the operators' wall clock is."""
         self.slow: set[tuple[str, int]] = set()
@@ -496,6 +498,20 @@ class World:
 
     # --- training --------------------------------------------------------------------------------------------------
 
+    def is_slow(self, trainers: list[Trainer]) -> bool:
+        """Return whether one of these has not done its part of the step yet."""
+        return self.now_s < self.last_commit_s + max(t.slow_s for t in trainers)
+
+    def print_a_line(self, trainers: list[Trainer]) -> None:
+        """Every process prints after its step."""
+        for trainer in trainers:
+            trainer.frozen = trainer.frozen or trainer.agent.uid in self.stalled_logs
+
+    def read_log_again(self, uid: str) -> None:
+        self.stalled_logs.discard(uid)
+        for trainer in self.agents[uid].trainers.values() if uid in self.agents else ():
+            trainer.thaw()
+
     def step(self, count: int = 1) -> None:
         """Have every group that can commit `count` steps."""
         for _ in range(count):
@@ -550,18 +566,20 @@ class World:
         uids = {p.id: uid for uid, p in self.pods.by_uid.items()}
         agents = [self.agents.get(uids.get(m, "")) for m in parse_members(self.members)]
         trainers = [t for a in agents if a is not None for t in a.trainers.values()]
-        run = [t for t in trainers if t.alive and t.begun and not t.stopped and t.launched == number]
-        return run if run and len(run) == len(agents) * self.processes else []
+        run = [t for t in trainers if t.alive and t.begun and t.launched == number]
+        go_on = all(not t.stopped and not t.frozen for t in run)
+        return run if run and go_on and len(run) == len(agents) * self.processes else []
 
     def _script_step(self) -> None:
         trainers = self.script_group()
-        if not trainers:
+        if not trainers or self.is_slow(trainers):
             return
         if len(self.committed) < self.total_steps:
             self._commit((self.generation, len(self.committed) + 1))
+        self.print_a_line(trainers)
         if len(self.committed) >= self.total_steps:
             for trainer in trainers:
-                self.later(lambda t=trainer: t.run(lambda: t.agent.exited(t, 0)))  # type: ignore[misc]
+                self.later(lambda t=trainer: t.in_main(lambda: t.agent.exited(t, 0)))  # type: ignore[misc]
 
     def script_died(self, trainer: Trainer) -> None:
         """Tier Script: who has lost a peer fails in its next collective."""
@@ -572,7 +590,7 @@ class World:
             if peer is not trainer and peer.alive:
                 self.after(
                     self.pace.some((0.1, 2.0)),
-                    lambda t=peer: t.run(lambda: t.agent.exited(t, 1, "RuntimeError: Connection closed by peer")),  # type: ignore[misc]
+                    lambda t=peer: t.in_main(lambda: t.agent.exited(t, 1, "RuntimeError: Connection closed by peer")),  # type: ignore[misc]
                 )
 
     def saw_generation(self, number: int, uid: str, digest: str = "") -> None:

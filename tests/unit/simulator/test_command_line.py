@@ -33,7 +33,9 @@ def test_what_is_no_fault_is_one_sentence(
 
 
 def test_kind_whose_time_was_never_seen_has_none_in_the_table() -> None:
-    outcome = Outcome(setting_of(1), [Fault("kill"), Fault("scale")], recoveries=[("scale", 1.5), ("scale", 2.5)])
+    outcome = Outcome(
+        setting_of(1), [Fault("kill"), Fault("scale")], hits=["kill"], recoveries=[("scale", 1.5), ("scale", 2.5)]
+    )
     kill, scale = (line.split() for line in table([outcome]).splitlines()[1:])
-    assert kill == ["kill", "1", "-", "-", "-", "0"]
-    assert scale == ["scale", "1", "2.50", "2.50", "2.50", "0"]
+    assert kill == ["kill", "1", "1", "-", "-", "-", "0"]
+    assert scale == ["scale", "1", "0", "2.50", "2.50", "2.50", "0"]

@@ -5,25 +5,34 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from regroup.elastic.adoption import Fallback
 from regroup_operator.controller import Controller
 from regroup_operator.model.plan import Verdict
 from regroup_operator.model.waits import UntilEvent
-from regroup_operator.model.worker import Decision, Keep
+from regroup_operator.model.worker import Current, Decision, Keep
+from regroup_operator.plan import document, face, membership, status
 from regroup_operator.plan import job as plan_job_module
 from regroup_operator.plan.membership import next_generation
-from tests.simulator import walk
+from tests.simulator import trainers, walk
+from tests.simulator.agents import ZYGOTE_S
 from tests.simulator.faults import KINDS, Fault, parse
-from tests.simulator.walk import Setting, faults_of, run, setting_of, shrink
+from tests.simulator.strikes import SLOW_START_S, SLOW_STEP_S
+from tests.simulator.walk import Setting, Walk, faults_of, run, setting_of, shrink
 from tests.simulator.world import World
 
 PLAIN = Setting(
     seed=1, replicas=3, minimum=1, fixed=False, processes=1, script=False, known=True, total_steps=1_000_000,
     step_s=0.5, checkpoint_every=0, term_grace_s=20.0, quick=True,
 )  # fmt: skip
+
+LONG_STEPS = replace(PLAIN, step_s=5.0)
+"""Less to compute where much time passes."""
 
 
 def test_fault_reads_as_it_is_written() -> None:
@@ -38,12 +47,53 @@ def test_fault_that_cannot_be_read_is_refused(text: str, message: str) -> None:
         parse(text)
 
 
+def lasts(seconds: float) -> Callable[[Walk], bool]:
+    """Return whether the first commit after the faults took so long."""
+    return lambda done: done.outcome.recoveries[0][1] >= seconds
+
+
+def older_was_read(done: Walk) -> bool:
+    disk = done.world.disk
+    return any(
+        c.state.generation == read.state.generation and c.state.step > read.state.step
+        for c in disk.checkpoints
+        for read in disk.read[:1]
+    )
+
+
+def noted(reason: str) -> Callable[[Walk], bool]:
+    return lambda done: reason in [note.reason for note in done.world.notes]
+
+
+KILL, KILL_ALL = Fault("kill", calm=False), Fault("kill-all", calm=False)
+BESIDE: dict[str, tuple[Fault | None, Callable[[Walk], bool]]] = {
+    "kill-zygote": (KILL, lasts(ZYGOTE_S)),
+    "slow-starts": (KILL, lasts(SLOW_START_S)),
+    "disk-full": (KILL, lambda done: any(pod.container_restarts for pod in done.world.pods.by_uid.values())),
+    "slow-rank": (None, lasts(SLOW_STEP_S - PLAIN.step_s)),
+    "stall-log": (Fault("break-stream", after_s=1.0, calm=False), lasts(2.0)),
+    "truncate-checkpoint": (KILL_ALL, older_was_read),
+    "remove-checkpoint": (KILL_ALL, older_was_read),
+    "lose-checkpoints": (KILL_ALL, lambda done: done.world.disk.num_refused > 0),
+    "blind-worker": (KILL_ALL, lambda done: done.world.disk.num_refused > 0),
+    "volume-full": (None, noted("CheckpointNotSaved")),
+}
+"""Kinds that show later, or with another fault beside them: that fault, and what has been seen in the end."""
+
+
 @pytest.mark.parametrize("kind", KINDS)
-def test_job_recovers_from_one_fault_of_each_kind(kind: str) -> None:
-    for_s = KINDS[kind].spans[0]
-    outcome = run(PLAIN, [Fault(kind, after_s=3.0, for_s=for_s, size=2), Fault(kind, after_s=8.0, at=1, for_s=for_s)])
+def test_job_recovers_from_one_fault_of_each_kind_that_hits_something(kind: str) -> None:
+    beside, shows = BESIDE.get(kind, (None, None))
+    faults = []
+    for at in (0, 1):
+        faults.append(Fault(kind, after_s=3.0 + 5.0 * at, at=at, for_s=KINDS[kind].spans[0], size=2 - at))
+        faults += [replace(beside, at=at)] if beside else []
+    done = Walk(replace(PLAIN, checkpoint_every=2, fixed=shows is not None), faults)
+    outcome = done.run()
     assert not outcome.sort, outcome
+    assert outcome.hits == [fault.kind for fault in faults]
     assert len(outcome.recoveries) == 3  # after each of them, and after all is well
+    assert shows is None or shows(done), outcome.recoveries
 
 
 def test_plan_that_never_announces_again_is_found_stuck(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -55,6 +105,45 @@ def test_plan_that_never_announces_again_is_found_stuck(monkeypatch: pytest.Monk
     assert outcome.sort == "stuck"
     short = shrink(outcome)
     assert [str(fault) for fault in short.faults] == ["kill"]
+
+
+def test_roll_back_while_a_holder_is_there_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trainers, "decide", lambda *_: Fallback(None, rolled_back=False))
+    outcome = run(PLAIN, [Fault("kill", after_s=3.0)])
+    assert outcome.sort.startswith("broken")
+    assert "generation 2 rolled back to " in outcome.message
+
+
+def test_two_lists_of_members_with_one_number_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Numbers count on from the status alone; that is restored from a backup, and agents have heard of more."""
+
+    def from_the_status(current: Current | None, *_: object) -> int:
+        return 1 + (current.number if current else 0)
+
+    monkeypatch.setattr(document, "_next_number", from_the_status)
+    faults = [Fault("kill", after_s=3.0), Fault("restore", size=8), Fault("kill", after_s=1.0)]
+    outcome = run(PLAIN, faults)
+    assert outcome.sort.startswith("broken")
+    assert "stands for two lists of members" in outcome.message
+
+
+def test_job_that_stays_smaller_than_is_wanted_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(membership, "_planned", lambda *_: Keep(UntilEvent.CHANGE))
+    outcome = run(LONG_STEPS, [Fault("kill", after_s=3.0)])
+    assert outcome.sort == "not whole"
+
+
+def test_wait_that_no_condition_names_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    faults = [Fault("power-off", after_s=3.0 if at == 0 else 0.0, calm=at == 0, at=at) for at in range(4)]
+    named = run(LONG_STEPS, faults)
+    assert (named.sort, named.waited) == ("", 1)
+    real = status.training_conditions
+
+    def silent(**known: Any) -> list[status.Said]:
+        return [replace(said, reason="Recovering") if said.type == "Training" else said for said in real(**known)]
+
+    monkeypatch.setattr(face, "training_conditions", silent)
+    assert run(LONG_STEPS, faults).sort == "unnamed"
 
 
 def test_job_that_says_running_while_nobody_trains_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
