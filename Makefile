@@ -58,7 +58,7 @@ test-e2e: venv ## Real kubelets and containers, power cuts included (root)
 
 .PHONY: test-chaos
 test-chaos: venv ## 40 faults over four local jobs with fixed seeds: every kind and moment, both tiers; three more in the cluster are part of test-e2e
-	$(PY) -m chaos --seed 10842 --faults 40 --per-job 10
+	$(PY) -m chaos --seed 42193 --faults 40 --per-job 10
 
 .PHONY: test-all
 test-all: export REGROUP_LONG := 1  # tests repeat what they break as often as their `trials` says

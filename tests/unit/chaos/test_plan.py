@@ -90,6 +90,8 @@ def test_faults_of_make_test_are_of_every_kind_moment_and_sort_of_job() -> None:
     assert {f.moment for f in drawn} == set(plan.MOMENTS) - {plan.RECOVERING}
     # The job may end before a fault that is aimed at its last moments.
     assert {f.kind for f in drawn if f.moment != plan.FINISHING} == {k.name for k in KINDS.values() if k.local}
+    damage = [i for job in range(4) for i, f in enumerate(drawn[10 * job :][:10]) if f.kind == "damage-checkpoint"]
+    assert max(damage) >= 5, "before that there may be no two checkpoints"
     assert {j.tier for j in jobs} == {SESSION, SCRIPT}
     assert {j.processes for j in jobs} == {1, 2}
     assert {j.elastic for j in jobs} == {True, False}
