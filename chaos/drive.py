@@ -61,7 +61,8 @@ class Drive:
             self._job.pace(0.0, 0, 0.0)
             self._until(lambda: False)
         except _OverError:
-            pass
+            left = self._faults[len(self.injected) + len(self.skipped) :]
+            self.skipped += [f"{fault}: the job was over" for fault in left]
         if self.verdict.outcome == "Succeeded":
             self._judge(expected())
         trace = self._job.reader.trace
@@ -143,6 +144,7 @@ class Drive:
 
     def _whole(self) -> None:
         """Wait until all wanted workers are members again; what undoes itself later comes on top of the bound."""
+        self._job.pace(0.5, 1 << 30, 0.0)  # or the job would end while its workers import
         while self._job.undo.pending():
             self._until(lambda: not self._job.undo.pending(), 1.0)
         self._wait(self._job.is_whole, WHOLE_S, f"all of its {self._job.wanted} workers")

@@ -196,6 +196,7 @@ def test_job_that_commits_no_more_is_stuck_and_the_fault_is_named(tmp_path: Path
     (sentence,) = one.verdict.stuck
     assert "after kill-two (settled) of w-0" in sentence
     assert [(f.kind, f.stuck) for f in one.injected] == [("kill-trainer", False), ("kill-two", True)]
+    assert one.skipped == ["scale (settled): the job was over"]
     assert one.diagnosis == "what a person needs"
 
 
