@@ -30,8 +30,16 @@ def test_stopped_trainer_is_named_and_restarted_in_place_by_the_next_operator(
     leader = installation.leader(operator)
     assert leader is not None
     faults.kill_main(leader["metadata"]["uid"], "regroup_operator")
-    # One generation without the process, and one with it again unless it is back before the new operator decides.
-    after = job.changed(before, lambda p: p == (pod, pid), workers=WORKERS, survivors=WORKERS - 1, generations=(1, 2))
+    # One generation without the process, and one with it again unless it is back before the new operator decides. An agent that
+    # finds the new operator late misses the first.
+    after = job.changed(
+        before,
+        lambda p: p == (pod, pid),
+        workers=WORKERS,
+        survivors=WORKERS - 1,
+        generations=(1, 3),
+        pausing=lambda _: True,
+    )
     took_s = after.first_of(generation + 1).t - stopped
     print(f"SIGSTOP -> next committed step with hangSeconds {HANG_S} and a new operator: {took_s:.1f} s")
     job.patch(recovery={"hangSeconds": None})

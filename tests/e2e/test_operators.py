@@ -74,8 +74,11 @@ def test_two_operators_never_give_one_number_to_two_lists(shared_jobs: SharedJob
         try:
             killed = _kill(job, before, rank=1)
             wait_until(lambda: _leads_instead(operator, name), timeout_s=60, what="the other operator leads")
-            # The process may have started again before the other operator decides: then one generation is enough.
-            between = job.changed(before, lambda p: p == killed, workers=WORKERS, survivors=2, generations=(1, 2))
+            # The process may have started again before the other operator decides: then one generation is enough. An agent
+            # that finds the other operator late misses the first.
+            between = job.changed(
+                before, lambda p: p == killed, workers=WORKERS, survivors=2, generations=(1, 3), pausing=lambda _: True
+            )
             killed_then = _kill(job, between, rank=0)
         finally:
             faults.signal_main(uid, "regroup_operator", signal.SIGCONT)

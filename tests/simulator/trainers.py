@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from regroup.elastic.adoption import Arrival, Copy, Fallback, Refuse, decide
+from regroup.elastic.pace import Pace
 from regroup.protocol.document import FORCED, Document
 from regroup.protocol.local import (
     AdoptedLocally,
@@ -194,6 +195,7 @@ class Trainer:
         """What its agent has sent before that."""
         self.slow_s = 0.0
         """How long it takes for a step."""
+        self.pace = Pace()
         self.attached = self.begun = False
         self.launched = 0
         """Generation whose environment it was started with; 0: none."""
@@ -350,6 +352,7 @@ class Trainer:
             return
         source = "self" if self.state == state else source
         self.state, self.state_adopted = state, group.number
+        self.pace.begin_generation(self.agent.world.now_s)
         self.say(AdoptedLocally(group.number, state.step, source, state, 1.0, rolled_back))
 
     def _may_contribute(self, answer: Answer) -> None:
@@ -374,10 +377,12 @@ class Trainer:
         self.state = state
         step = state.step
         said = step if reportable is None else reportable
+        self.pace.committed(self.agent.world.now_s)
         self.say(
             Committed(
                 group.number, step, said, loss=1.0, samples=8 * said, digest=f"d{said}",
                 total_steps=self.agent.world.total_steps, checkpoint=checkpoint, checkpoint_problem=problem,
+                step_s=self.pace.step_s,
             )
         )  # fmt: skip
         if step >= self.agent.world.total_steps:

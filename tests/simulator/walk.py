@@ -104,6 +104,10 @@ def faults_of(seed: int, kinds: list[str], most: int = 8) -> list[Fault]:
     return [draw(rng, kinds, calm=rng.random() < 0.5) for _ in range(rng.randint(1, most))]
 
 
+HANGS = ("hang-trainer", "hang-all")
+"""Kinds after which a process hangs for ever with its agent answering."""
+
+
 class Failed(Exception):
     """The verdict: what does not hold. `sort` is the class of failures that it belongs to."""
 
@@ -145,7 +149,7 @@ class Walk:
         self.outcome = Outcome(setting, faults)
         self.bound_s = bound_s(
             parse_job(self.world.store.read()), self.world.settings, start_s=70.0 if self._slow else 10.0,
-            script=setting.script, hangs=any(fault.kind in ("hang-trainer", "hang-all") for fault in faults),
+            script=setting.script, hangs=any(fault.kind in HANGS for fault in faults),
         )  # fmt: skip
         self._over_s = self.world.now_s
         """When the last fault is over."""
@@ -202,6 +206,8 @@ class Walk:
             world._turn()
         if KINDS[fault.kind].strike(world, fault):
             self.outcome.hits.append(fault.kind)
+            if fault.kind in HANGS and not world.num_commits:
+                self.bound_s += world.settings.start_timeout_s  # no start has been seen that tells how long one takes
         lasts_s = fault.for_s if fault.for_s < FOREVER else 0.0
         self._over_s = max(self._over_s, world.now_s + min(lasts_s, 60.0) + _slow_end_s(fault))
         self._seen = world.num_commits

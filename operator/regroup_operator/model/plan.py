@@ -139,6 +139,8 @@ class Memory:
     seen_pods: frozenset[str] = frozenset()
     script_failed: int = 0
     """Tier Script: the newest generation of which an exit has been counted."""
+    script_left: tuple[int, ...] = ()
+    """Not in tier Session: the generations that lost a member's pod or agent, oldest first."""
     refusal: str | None = None
     """The sentence that keeps the job from running, as of now: a verdict on its template, or what cannot be made."""
     refusal_reason: str = ""

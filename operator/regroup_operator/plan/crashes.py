@@ -49,17 +49,17 @@ def note_crashes(
     *,
     committed_at: float | None,
     script: bool,
-    signalled: Collection[int] = (),
+    excused: Collection[int] = (),
 ) -> Crash | None:
     """Return the crash that repeats now, None if there is none. `committed_at`: when a step was last committed, in seconds
-    since the epoch; `signalled`: generations of which a process ended by a signal (asked in tier Script only)."""
-    if crash is not None and script:
-        rounds = tuple(r for r in crash.rounds if r[1] not in signalled)
+    since the epoch; `excused`: generations whose processes exit for want of a peer (failures.excused_generations)."""
+    if crash is not None and excused:
+        rounds = tuple(r for r in crash.rounds if r[1] not in excused)
         crash = replace(crash, rounds=rounds) if rounds else None
     if crash is not None and committed_at is not None and committed_at > crash.rounds[-1][0]:
         crash = None
     for failure in sorted(failures, key=lambda f: f.at):
-        if (committed_at is not None and committed_at > failure.at) or (script and failure.generation in signalled):
+        if (committed_at is not None and committed_at > failure.at) or failure.generation in excused:
             continue
         crash = _add(crash, failure, script)
     return crash

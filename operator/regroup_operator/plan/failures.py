@@ -7,8 +7,9 @@ counted by the one before.
 A node that stops or restarts takes its containers with it, which is no failure of the job: the runtime has not seen how they
 ended (`Pod.end_unseen`), or the node has booted since they were started. So a container that restarts for that counts nothing.
 
-In tier Script a lost rank fails the collectives of its peers, whose processes then exit, too: of a generation one exit counts,
-and none where a member went with its pod or leaves (deletions, drains and lost nodes are no failures of the job).
+In tier Script, and before the tier is known, a lost rank fails the collectives of its peers, whose processes then exit, too: none
+counts of a generation from which a member went with its pod or leaves (deletions, drains and lost nodes are no failures of the
+job), and in tier Script one of each other generation.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from regroup_operator.model.worker import Current
 
 LOOKED = "-"
 """In Memory.seen_pods: this operator has looked at the job before."""
+MAX_LEFT = 32
+"""So many generations that lost a pod are remembered: more than a crash has to repeat, however late its peers' exits are told."""
 
 
 @dataclass(frozen=True)
@@ -64,8 +67,12 @@ def see_failures(
         if failed_on.get(pod.slot) == pod.node:
             bad_nodes[pod.slot] = (pod.node, clock.now_s)  # the last node only: a slot must not run out of nodes
         failed_on[pod.slot] = pod.node
+    if tier != "Session":  # it is not known at first
+        if (lost := _left(obs, current)) not in (0, *memory.script_left[-1:]):
+            memory = replace(memory, script_left=(*memory.script_left, lost)[-MAX_LEFT:])
+        exited = [e for e in exited if e[0] not in memory.script_left]
     if tier == "Script":
-        memory, exited = _one_of_each(exited, memory, left=_left(obs, current))
+        memory, exited = _one_of_each(exited, memory)
     new += [failure for _, failure in exited]
     there = {pod.uid for pod in obs.pods}
     failed = {pod.uid for pod in obs.pods if pod.phase == "Failed"}
@@ -132,13 +139,11 @@ def _exit(pod: Pod, ended: ProcessExit, clock: Clock) -> Failure:
     )
 
 
-def _one_of_each(
-    exited: list[tuple[int, Failure]], memory: Memory, left: int
-) -> tuple[Memory, list[tuple[int, Failure]]]:
-    """Return the first exit of each generation of which none has counted. `left`: the generation that lost a pod, or 0."""
+def _one_of_each(exited: list[tuple[int, Failure]], memory: Memory) -> tuple[Memory, list[tuple[int, Failure]]]:
+    """Return the first exit of each generation of which none has counted."""
     counted, kept = memory.script_failed, []
     for generation, failure in sorted(exited, key=lambda e: (e[0], e[1].at)):
-        if generation > counted and generation != left:
+        if generation > counted:
             counted = generation
             kept.append((generation, failure))
     return replace(memory, script_failed=counted), kept
@@ -178,6 +183,10 @@ def _failure(pod: Pod, clock: Clock) -> Failure:
     )
 
 
-def signalled_generations(sessions: Iterable[Session]) -> frozenset[int]:
-    """Return the generations of which a process is known to have ended by a signal."""
-    return frozenset(e.generation for s in sessions for e in s.exits if e.exit_code < 0)
+def excused_generations(sessions: Iterable[Session], memory: Memory, tier: str | None) -> frozenset[int]:
+    """Return the generations in which a script's processes exit for want of a peer: a member went with its pod, or a process of
+    theirs is known to have ended by a signal. Without a tier the latter may be the script's own crash."""
+    if tier == "Session":
+        return frozenset()
+    signalled = (e.generation for s in sessions for e in s.exits if e.exit_code < 0) if tier == "Script" else ()
+    return frozenset((*signalled, *memory.script_left))

@@ -21,7 +21,7 @@ from regroup_operator.plan.commands import ASK_EVERY_S, plan_commands
 from regroup_operator.plan.crashes import crash_sentence, is_hopeless, note_crashes, repeats
 from regroup_operator.plan.document import build_document, with_peers
 from regroup_operator.plan.face import View, face, is_urgent
-from regroup_operator.plan.failures import avoided_nodes, count_created, see_failures, signalled_generations
+from regroup_operator.plan.failures import avoided_nodes, count_created, excused_generations, see_failures
 from regroup_operator.plan.generation import (
     SCRIPT_AFTER_S,
     decide_tier,
@@ -181,7 +181,7 @@ class _Planner:
                 default=None,
             ),
             script=self.tier == "Script",
-            signalled=signalled_generations(self.obs.sessions.values()),
+            excused=excused_generations(self.obs.sessions.values(), seen.memory, self.tier),
         )
         self.memory = replace(seen.memory, crash=crash)
         if not seen.failures:
@@ -272,8 +272,10 @@ class _Planner:
 
     @property
     def _step_s(self) -> float:
-        """Duration of a step by the newest reports of any generation, 0 before the first two."""
-        return max((s.step_s or 0.0 for s in self.obs.sessions.values()), default=0.0)
+        """Duration of a step, 0 before the second: the medians that processes measured. The time between two reports may hold
+        a stop of the agent, which is no step."""
+        measured = (s.progress.step_s or 0.0 for s in self.obs.sessions.values() if s.progress is not None)
+        return max(measured, default=0.0)
 
     def _lateness(self) -> Lateness:
         """See who holds the job up; have the late restarted in place, and say who is replaced."""

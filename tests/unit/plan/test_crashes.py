@@ -96,9 +96,9 @@ def test_script_whose_rank_was_killed_is_not_blamed_on_its_peers() -> None:
     assert [generation for _, generation in crash.rounds] == [1, 2, 3]
     last = replace(BOOM, at=1016.0, generation=4)
     assert is_hopeless(note_crashes(crash, [last], committed_at=None, script=True))
-    for signalled in ({1, 2, 3}, {4}, {1, 3}):
-        got = note_crashes(crash, [last], committed_at=None, script=True, signalled=signalled)
-        assert not is_hopeless(got), signalled
+    for excused in ({1, 2, 3}, {4}, {1, 3}):
+        got = note_crashes(crash, [last], committed_at=None, script=True, excused=excused)
+        assert not is_hopeless(got), excused
     assert not is_hopeless(crashes([0, 40, 80], script=True)), "each trained for a while"
 
 

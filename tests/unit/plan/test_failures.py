@@ -28,6 +28,7 @@ def exited(slot: int, generation: int = 1, at_s: float = 99.0) -> Session:
         pytest.param("Script", ALL, [exited(0), exited(1, at_s=98.0), exited(2)], ["1"], id="the first of a generation"),
         pytest.param("Script", ALL, [exited(0), exited(1, generation=2)], ["0", "1"], id="one of each generation"),
         pytest.param("Script", ALL[:2], [exited(0), exited(1)], [], id="a member's pod is gone"),
+        pytest.param(None, ALL[:2], [exited(0), exited(1)], [], id="it is gone before the tier is known"),
         pytest.param("Script", (*ALL[:2], make_pod(2, terminating=True)), [exited(0)], [], id="a member's pod is deleted"),
         pytest.param("Script", (*ALL[:2], make_pod(2, node_ready=False)), [exited(0)], [], id="a member's node is lost"),
         pytest.param("Script", ALL, [exited(0), STOPPED], [], id="a member's agent stopped"),
@@ -43,6 +44,16 @@ def test_exits_that_count(tier: str | None, pods: tuple[Pod, ...], sessions: lis
     assert [f.worker for f in seen.failures] == counted
     again = see_failures(obs, seen.memory, CLOCK, tier=tier, current=make_current())
     assert again.failures == ()
+
+
+def test_exit_that_is_told_after_the_next_generation_was_announced() -> None:
+    """The generation lost a pod when it was the newest."""
+    memory = see_failures(Observation(ALL[:2], {}), Memory(), CLOCK, tier="Script", current=make_current()).memory
+    late = exited(0)
+    seen = see_failures(
+        Observation(ALL, {late.pod_uid: late}), memory, CLOCK, tier="Script", current=make_current(number=2)
+    )
+    assert seen.failures == ()
 
 
 BEFORE = make_pod(0, boot_id="first")
