@@ -172,7 +172,8 @@ def _kind(worker: Worker, current: Current | None, *, waited_for: bool, now_s: f
     if current is None:
         return "", None
     pending = current.kind == PLANNED and not current.adopted
-    inside_older = condition.phase in _INSIDE and condition.generation < current.number
+    # Who has finished an older one waits in it, too, and comes to the newest as soon as it hears of it.
+    inside_older = condition.phase in (*_INSIDE, Phase.FINISHED) and condition.generation < current.number
     if inside_older and not pending:
         return BEHIND, None
     if not pending and worker.standing == Standing.PENDING and not inside_older:

@@ -53,6 +53,12 @@ KEEPS = holder(0)
         pytest.param(BEHIND, SECOND, "behind", id="a member that is still in the generation before"),
         pytest.param(BEHIND, replace(SECOND, kind=PLANNED), None, id="planned: it trains on until all know"),
         pytest.param(LEFT_OUT, SECOND, "behind", id="who was left out and does not leave"),
+        pytest.param(
+            make_worker(2, Standing.OUTSIDE, session=make_session(2, Phase.FINISHED, 1)),
+            SECOND,
+            "behind",
+            id="who has finished the one before and does not come",
+        ),
         pytest.param(make_worker(2, Standing.PENDING), SECOND, "behind", id="a member that waits and does not enter"),
         pytest.param(FORMS, SECOND, "behind", id="it has entered, the others wait at the store"),
         pytest.param(replace(FORMS, standing=Standing.TRAINING), SECOND, None, id="it trains"),
