@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from datetime import datetime
 
 import pytest
 
@@ -22,8 +23,8 @@ LEAST_SAMPLES = 0.25
 @pytest.mark.usefixtures("nothing_shared")
 def test_columns_follow_the_trainers(jobs: Callable[..., TracedJob], operator: Kubectl) -> None:
     """A process is killed, a pod deleted, a node switched off, the job is resized and ends."""
-    asked, broken = [Asked(time.time(), 3)], []
     job = jobs(elastic=(1, 5), environment={"STEPS": 2000, "STEP_SECONDS": 0.05})
+    asked, broken = [Asked(_created(job), 3)], []
     with sampled(job) as rows:
         generation = _trains(job, 3)
         broken.append(Fault(time.time(), 1))
@@ -53,10 +54,10 @@ def test_columns_follow_the_trainers(jobs: Callable[..., TracedJob], operator: K
 @pytest.mark.usefixtures("nothing_shared")
 def test_columns_follow_a_script(jobs: Callable[..., TracedJob], operator: Kubectl) -> None:
     """An unmodified script: a process is killed, a pod deleted, a node switched off, it grows and ends."""
-    asked, broken = [Asked(time.time(), 2)], []
     job = jobs(
         "plain", replicas=2, elastic=(1, 3), script="plain.py", environment={"STEPS": 100_000, "STEP_SECONDS": 0.05}
     )
+    asked, broken = [Asked(_created(job), 2)], []
     with sampled(job) as rows:
         formed = _script_trains(job, 2)
         before = job.containers()
@@ -85,6 +86,11 @@ def test_columns_follow_a_script(jobs: Callable[..., TracedJob], operator: Kubec
     _assert_true(rows, trace, Run(asked, broken, tier="Script"))
     steps = {c.step for c in trace.commits}  # the script goes back to its own checkpoint, and leaves no step out
     assert steps == set(range(max(steps) + 1))
+
+
+def _created(job: TracedJob) -> float:
+    """Return when the API server created the job: age counts from there, however long the answer took."""
+    return datetime.fromisoformat(job.get()["metadata"]["creationTimestamp"]).timestamp()
 
 
 def _ends(job: TracedJob, rows: list[Row]) -> None:
