@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import datetime
+from statistics import median_low
 from typing import Any
 
 from regroup.protocol.document import PLANNED, Document
@@ -272,10 +273,10 @@ class _Planner:
 
     @property
     def _step_s(self) -> float:
-        """Duration of a step, 0 before the second: the medians that processes measured. The time between two reports may hold
-        a stop of the agent, which is no step."""
-        measured = (s.progress.step_s or 0.0 for s in self.obs.sessions.values() if s.progress is not None)
-        return max(measured, default=0.0)
+        """Duration of a step by the newest reports, 0 before the first two. All ranks step together, so that half of them may be
+        wrong: the time between two reports may hold the minutes in which an agent was stopped."""
+        known = [s.step_s for s in self.obs.sessions.values() if s.step_s is not None]
+        return median_low(known) if known else 0.0
 
     def _lateness(self) -> Lateness:
         """See who holds the job up; have the late restarted in place, and say who is replaced."""

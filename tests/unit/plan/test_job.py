@@ -109,17 +109,19 @@ def test_progress_alone_is_not_urgent() -> None:
 
 
 @pytest.mark.parametrize(
-    ("measured_s", "restarted"),
+    ("others_s", "restarted"),
     [
         pytest.param(0.25, True, id="its agent was stopped for six minutes between two reports"),
-        pytest.param(30.0, False, id="it is in the middle of one of the long steps that its process has measured"),
+        pytest.param(30.0, False, id="it may be in the middle of a long step"),
     ],
 )
-def test_late_worker_has_its_time_by_the_steps_that_processes_measure(measured_s: float, restarted: bool) -> None:
+def test_late_worker_has_its_time_by_the_steps_that_most_report(others_s: float, restarted: bool) -> None:
     second = {**MEMBERSHIP, "generation": 2, "members": "1", "worldSize": 1, "adopted": False, "startStep": None}
-    late = trains(0, progress=make_progress(9, step_s=measured_s), progress_generation=1, step_s=360.0)
+    late = trains(0, progress=make_progress(9), progress_generation=1, step_s=360.0)
     memory = Memory(seen_pods=frozenset({"-"}), spells={uid_of(0): Spell("behind", 0.0)})
-    holder = make_session(1, Phase.TRAINING, 2, told_tier="Session", told_generation=2, condition_at_s=0.0)
+    holder = make_session(
+        1, Phase.TRAINING, 2, told_tier="Session", told_generation=2, condition_at_s=0.0, step_s=others_s
+    )
     holder = replace(holder, condition=replace(holder.condition, adopted=2, step=9))
     status = {**TRAINING, "membership": second}
     got = plan(job(status), sessions=(late, holder), memory=memory)
