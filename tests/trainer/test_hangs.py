@@ -40,7 +40,10 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
 
 
 def succeeded(run: LocalRun, timeout_s: float = 240) -> dict[str, Any]:
-    return run.wait(lambda s: s.get("phase") == "Succeeded", "the end", timeout_s)
+    """Wait for the end and for the last lines: the job has succeeded before what follows the loop has run."""
+    status = run.wait(lambda s: s.get("phase") == "Succeeded", "the end", timeout_s)
+    assert run.process.wait(60) == 0
+    return status
 
 
 HERE = r"\(hanging_job.py:\d+\)"
