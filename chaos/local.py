@@ -100,8 +100,12 @@ class LocalJob(SignalledJob):
         code = self._process.poll()
         if code is None:
             return None
+        return self._outcome() or f"`regroup run` ended with exit code {code}"
+
+    def _outcome(self) -> str:
+        """Return the phase in which the job has ended; empty: it has not."""
         phase = self.status().get("phase")
-        return str(phase) if phase in ("Succeeded", "Failed") else f"`regroup run` ended with exit code {code}"
+        return phase if phase in ("Succeeded", "Failed") else ""
 
     def close(self) -> None:
         """See Job."""
@@ -213,8 +217,8 @@ class LocalJob(SignalledJob):
         command = [sys.executable, "-m", "regroup_cli", "scale", str(self.state), str(workers)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode != 0:
-            if (phase := self.status().get("phase")) in ("Succeeded", "Failed"):
-                raise NothingToHitError(f"the job has ended ({phase})")
+            if outcome := self._outcome():
+                raise NothingToHitError(f"the job has ended ({outcome})")
             raise JobError(f"`regroup scale` failed: {done.stderr.strip()}")
 
     def _disk_full(self, fault: Fault) -> str:

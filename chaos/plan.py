@@ -138,9 +138,8 @@ def _moment(u: float, previous: Kind | None, tier: str) -> str:
         return SCALING if u < 0.8 else ADOPTING
     if u < 0.7:
         return FORMING
-    return (
-        ADOPTING if u < 0.88 or tier == SCRIPT else CHECKPOINT
-    )  # a script's own checkpoints cannot be seen from outside
+    # A script's own checkpoints cannot be seen from outside.
+    return ADOPTING if u < 0.88 or tier == SCRIPT else CHECKPOINT
 
 
 def _at_the_end(fault: Fault, rng: random.Random) -> Fault:

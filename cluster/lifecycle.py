@@ -167,6 +167,7 @@ def refusal(command: str, existing: str) -> str:
         "load": "push the images to a registry that it pulls from and name them in the chart's values: nothing is loaded",
         "power-off": "its machines are not ours to switch off",
         "power-on": "its machines are not ours to switch on",
+        "restart-kubelet": "its kubelets are not ours to kill",
     }
     return f"REGROUP_CONTEXT={existing} names an existing cluster; {reasons[command]}."
 

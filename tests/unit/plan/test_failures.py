@@ -9,7 +9,7 @@ import pytest
 
 from regroup_operator.model.plan import Clock, Memory
 from regroup_operator.model.records import Observation, Pod, ProcessExit, Session
-from regroup_operator.plan.failures import avoided_nodes, see_failures
+from regroup_operator.plan.failures import avoided_nodes, excused_generations, see_failures
 from tests.builders.plan import make_current, make_pod, make_session
 
 CLOCK = Clock(100.0, 1e9)
@@ -54,6 +54,19 @@ def test_exit_that_is_told_after_the_next_generation_was_announced() -> None:
         Observation(ALL, {late.pod_uid: late}), memory, CLOCK, tier="Script", current=make_current(number=2)
     )
     assert seen.failures == ()
+
+
+@pytest.mark.parametrize(
+    ("tier", "excused"),
+    [
+        pytest.param("Script", {2, 3}, id="script: a peer ended by a signal, or went with its pod"),
+        pytest.param(None, {3}, id="not known yet: the signal may be the script's own crash"),
+        pytest.param("Session", set(), id="session: survivors do not exit"),
+    ],
+)
+def test_generations_whose_exits_are_excused(tier: str | None, excused: set[int]) -> None:
+    killed = make_session(0, exits=(ProcessExit(99.0, 1, 0, -9, "", 2),), num_exits=1)
+    assert excused_generations([killed, exited(1)], Memory(script_left=(3,)), tier) == excused
 
 
 BEFORE = make_pod(0, boot_id="first")
