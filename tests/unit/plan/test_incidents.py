@@ -67,6 +67,7 @@ OUT_OF_MEMORY = ended(2, "OOMKilled", "1")
         pytest.param([OUT_OF_MEMORY], (0, (1, 1), 2), "", id="another pod has its slot"),
         pytest.param([OUT_OF_MEMORY, ended(3, "Resized"), ended(4, "ProcessExited", "0")], (1, 2), "",
                      id="it has joined again since"),
+        pytest.param([OUT_OF_MEMORY, ended(3, "Resized")], (0,), "", id="the job has been made smaller since"),
         pytest.param([OUT_OF_MEMORY, ended(3, "PodDeleted", "1")], (0, 2), "", id="it was lost again, for another reason"),
         pytest.param([ended(2, "ProcessExited", "1"), ended(3, "Hung")], (0, 2), "", id="nobody was out of memory"),
         pytest.param([], (0, 2), "", id="it began with fewer"),
