@@ -202,8 +202,10 @@ def test_ping_is_answered_by_an_agent_that_runs_and_not_by_one_that_is_stopped(
 
 
 def pinged(operator: OperatorEdge) -> float:
+    """Send a ping; return the time before it (the answer may be here before this thread runs again)."""
+    asked_s = time.monotonic()
     operator.tell(wire.Ping())
-    return time.monotonic()
+    return asked_s
 
 
 # --- the store's socket --------------------------------------------------------------------------------------------
