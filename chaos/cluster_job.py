@@ -1,7 +1,6 @@
 """A job in the one-machine cluster: pods whose processes are this machine's, nodes that can be switched off, an API that can stop.
 
-kubectl is asked in a thread of its own, once a second: each call costs a tenth of a second of processor time, and gets no answer
-while the API server is stopped.
+The API server is asked in a thread of its own: it gives no answer while it is stopped.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from harness.traced_job import TracedJob
 
 SCRIPTS = Path(__file__).parent / "scripts"
 NAME, CLAIM = "chaos", "saved"
-ASK_S = 1.0
+ASK_S = 0.2
 LOOK_S = 0.3
 
 
@@ -128,7 +127,7 @@ class ClusterJob(SignalledJob):
                 self._workers_of |= {p["metadata"]["uid"]: p["metadata"]["name"] for p in self._pods}
 
     def status(self) -> dict[str, Any]:
-        """See Job. At most a second or so old."""
+        """See Job. As old as the last answer of the API server."""
         return self._status
 
     def agents(self) -> list[Agent]:

@@ -53,11 +53,11 @@ def start(settings: Settings) -> Kubectl:
 
 
 def stop() -> None:
-    """Stop every process of the control plane and remove the bridge."""
+    """End every process of the control plane and remove the bridge; the state is of no use afterwards."""
     state = paths.state()
     for name in _OTHERS:
-        processes.stop(state, name)
-    apiserver.stop(state)
+        processes.stop(state, name, grace_s=0)
+    apiserver.kill(state)
     _forward_rule("-D")
     subprocess.run(["ip", "link", "del", addresses.BRIDGE], capture_output=True)
 

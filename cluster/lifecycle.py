@@ -110,8 +110,9 @@ def restart_kubelet(name: str) -> None:
     node = _member(name, "restart-kubelet")
     killed_s = time.time() + 1  # heartbeats are in whole seconds: this one is the next kubelet's
     nodes.kill_kubelet(node)
+    kubectl = Kubectl(paths.kubeconfig())
     wait_until(
-        lambda: nodes.ready_since(Kubectl(paths.kubeconfig()), node, killed_s),
+        lambda: nodes.ready_since(kubectl, node, killed_s),
         f"the next kubelet of node {node.name} reports; its log is {nodes.directory(node)}/log/kubelet.log.",
         timeout_s=_READY_TIMEOUT_S,
     )

@@ -139,7 +139,7 @@ def known() -> list[Node]:
 def ready(kubectl: Kubectl) -> dict[str, bool]:
     """Return by name whether the API server holds each node for Ready."""
     result = {}
-    for item in kubectl.get("nodes")["items"]:
+    for item in json.loads(kubectl.read("/api/v1/nodes"))["items"]:
         conditions = {c["type"]: c["status"] for c in item["status"].get("conditions", [])}
         result[item["metadata"]["name"]] = conditions.get("Ready") == "True"
     return result
@@ -147,7 +147,8 @@ def ready(kubectl: Kubectl) -> dict[str, bool]:
 
 def ready_since(kubectl: Kubectl, node: Node, since_s: float) -> bool:
     """Return whether the node's kubelet has said since that it is Ready; `since_s` in seconds since the epoch."""
-    conditions = {c["type"]: c for c in kubectl.get("node", node.name)["status"].get("conditions", [])}
+    found = json.loads(kubectl.read(f"/api/v1/nodes/{node.name}"))
+    conditions = {c["type"]: c for c in found["status"].get("conditions", [])}
     if conditions.get("Ready", {}).get("status") != "True":
         return False
     heartbeat = datetime.datetime.fromisoformat(conditions["Ready"]["lastHeartbeatTime"])

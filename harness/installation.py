@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 from pathlib import Path
@@ -58,7 +59,7 @@ def _restart_operators(k: Kubectl) -> None:
 
 def leader(k: Kubectl) -> dict[str, Any] | None:
     """Return the leading operator's pod, or None while there is none."""
-    pods = k.get("--namespace", SYSTEM, "pods", "--selector=regroup.dev/leader=true")["items"]
+    pods = json.loads(k.read(f"/api/v1/namespaces/{SYSTEM}/pods", labelSelector="regroup.dev/leader=true"))["items"]
     alive = [p for p in pods if "deletionTimestamp" not in p["metadata"] and p["status"].get("phase") == "Running"]
     return alive[0] if alive else None
 

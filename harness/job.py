@@ -11,6 +11,7 @@ from cluster.errors import ClusterError
 from cluster.kubectl import Kubectl, wait_until
 
 RESOURCE = "distributedtrainingjobs.regroup.dev"
+_PATH = "/apis/regroup.dev/v1alpha1/namespaces/{}/distributedtrainingjobs/{}"
 
 
 @dataclass(frozen=True)
@@ -24,9 +25,12 @@ class JobView:
     def _run(self, *arguments: str, **options: Any) -> str:
         return self.kubectl.run("--namespace", self.namespace, *arguments, **options)
 
+    def _pods(self) -> str:
+        return f"/api/v1/namespaces/{self.namespace}/pods"
+
     def get(self) -> dict[str, Any]:
         """Return the object."""
-        found: dict[str, Any] = json.loads(self._run("get", RESOURCE, self.name, "--output=json"))
+        found: dict[str, Any] = json.loads(self.kubectl.read(_PATH.format(self.namespace, self.name)))
         return found
 
     def status(self) -> dict[str, Any]:
@@ -36,7 +40,7 @@ class JobView:
     def pods(self) -> list[dict[str, Any]]:
         """Return its worker pods, by slot."""
         found: dict[str, list[dict[str, Any]]] = json.loads(
-            self._run("get", "pods", f"--selector=regroup.dev/job-name={self.name}", "--output=json")
+            self.kubectl.read(self._pods(), labelSelector=f"regroup.dev/job-name={self.name}")
         )
         return sorted(
             found["items"], key=lambda p: (int(p["metadata"]["labels"]["regroup.dev/slot"]), p["metadata"]["name"])
@@ -69,7 +73,7 @@ class JobView:
 
     def logs(self, pod: str) -> str:
         """Return what the trainer container of a pod has printed."""
-        return self._run("logs", pod, "--container=trainer")
+        return self.kubectl.read(f"{self._pods()}/{pod}/log", container="trainer")
 
     def stream_logs(self, pod: str) -> subprocess.Popen[str]:
         """Follow the trainer container's log, each line with the time at which it was written; the caller ends it."""

@@ -1,5 +1,6 @@
 """What end-to-end tests share: the cluster as they see it, and pods that Pod Security "restricted" admits."""
 
+import json
 import os
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -36,7 +37,7 @@ class Cluster:
     def nodes(self) -> dict[str, bool]:
         """Return by name whether each node is Ready."""
         result = {}
-        for item in self.kubectl.get("nodes")["items"]:
+        for item in json.loads(self.kubectl.read("/api/v1/nodes"))["items"]:
             result[item["metadata"]["name"]] = any(
                 c["type"] == "Ready" and c["status"] == "True" for c in item["status"]["conditions"]
             )
