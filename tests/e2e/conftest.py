@@ -7,6 +7,7 @@ machine lacks fails the tests with a sentence.
 import shutil
 import uuid
 from collections.abc import Callable, Generator, Iterator
+from concurrent.futures import Future
 from typing import Any
 
 import pytest
@@ -17,11 +18,23 @@ from cluster.settings import Settings
 from harness import installation, traced_job
 from harness.traced_job import TracedJob
 from tests.e2e import machine
+from tests.e2e import samples as sample_runs
 from tests.e2e.kit import Cluster, Power
 from tests.e2e.shared import SharedJobs
 
 _FAILED: pytest.StashKey[set[str]] = pytest.StashKey()
 """The tests that have failed in this session, by their ids: in a fixture or in the test itself."""
+
+
+_BESIDE_SAMPLES = ["test_chaos.py", "test_bad_input.py", "test_samples.py"]
+"""They run first and in this order: they wait for jobs of their own, which need no quiet machine. The tests after them switch
+nodes off and kill operators, or measure."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put first what runs beside the samples."""
+    order = {name: place for place, name in enumerate(_BESIDE_SAMPLES)}
+    items.sort(key=lambda item: order.get(item.path.name, len(order)))
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -153,6 +166,20 @@ def power(own_cluster: Cluster) -> Iterator[Power]:  # noqa: ARG001
     switches = Power()
     yield switches
     switches.all_on()
+
+
+@pytest.fixture(scope="session")
+def samples(operator: Kubectl) -> Iterator[dict[str, Future[str]]]:
+    """The runs of the two samples, begun together."""
+    with sample_runs.running(operator) as runs:
+        yield runs
+
+
+@pytest.fixture(scope="session")
+def beside_samples(request: pytest.FixtureRequest) -> None:
+    """The samples run, if a test of this session will ask for them."""
+    if any("samples" in getattr(item, "fixturenames", ()) for item in request.session.items):
+        request.getfixturevalue("samples")
 
 
 @pytest.fixture

@@ -21,8 +21,8 @@ from regroup_operator.api.names import parse_worker_pod_name
 from regroup_operator.model.members import MemberId
 
 WORKERS = 3
-PACE_S, IDLE_S = 0.02, 0.5
-"""How much longer a step takes than its work, in the jobs that a test uses, and in the others."""
+PACE_S, IDLE_S = 0.05, 1.0
+"""How much longer a step takes than its work, in the jobs that a test uses, and in the others: up to 15 processes on two cores."""
 STEPS = 100_000
 
 KINDS: Mapping[str, dict[str, Any]] = {

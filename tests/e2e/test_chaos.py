@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from rich.console import Console
 
 from chaos.campaign import in_cluster, run_one
@@ -12,6 +13,7 @@ SEED, FAULTS = 32, 3
 What takes the leading operator along has tests of its own."""
 
 
+@pytest.mark.usefixtures("beside_samples")
 def test_random_faults_in_the_cluster_leave_the_end_as_it_was(operator: Kubectl) -> None:
     result = run_one(Console(width=160), in_cluster(operator), SEED, FAULTS, "test", cluster=True)
     assert result.verdict.passed, result.verdict

@@ -1,154 +1,21 @@
-"""The two samples in the cluster, at the same time, through kills and resizes.
-
-The session ends as good as by plain `python`, and bitwise the same. The unmodified init_process_group script, which saves with
-torch.save, starts again in the same pods and containers from its own checkpoint.
-"""
+"""What the two samples claim has held: they run beside the tests before these (see samples.py)."""
 
 from __future__ import annotations
 
-import os
-import re
-import signal
-import subprocess
-import sys
-import uuid
-from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 
-import pytest
-import yaml
+from tests.e2e.samples import SAMPLE
 
-from cluster.kubectl import Kubectl, wait_until
-from harness import faults, installation, traced_job
-from harness.job import JobView
-from harness.traced_job import TracedJob
-
-ACCURACY = 0.97
 MAX_LINES = 60
-SAMPLE = traced_job.SAMPLE.with_suffix(".py")
-_STARTED = re.compile(r"^rank (\d+) of (\d+) starts at step (\d+)$", re.MULTILINE)
 
 
-@pytest.fixture(scope="module")
-def runs(operator: Kubectl) -> Iterator[dict[str, Future[None]]]:
-    """Both, begun together, and what the session is compared with."""
-    namespace = f"train-{uuid.uuid4().hex[:8]}"
-    installation.namespace(operator, namespace)
-    with ThreadPoolExecutor(3) as pool:
-        expected = pool.submit(_plain_python)
-        yield {
-            "session": pool.submit(session, operator, namespace, expected),
-            "script": pool.submit(script, operator, namespace),
-        }
-    installation.remove_namespace(operator, namespace)
+def test_exact_run_with_faults_equals_a_fixed_size_run_without(samples: dict[str, Future[str]]) -> None:
+    print(samples["session"].result())
 
 
-def test_exact_run_with_faults_equals_a_fixed_size_run_without(runs: dict[str, Future[None]]) -> None:
-    runs["session"].result()
-
-
-def test_script_starts_again_in_the_same_pods_from_its_own_checkpoint(runs: dict[str, Future[None]]) -> None:
-    runs["script"].result()
+def test_script_starts_again_in_the_same_pods_from_its_own_checkpoint(samples: dict[str, Future[str]]) -> None:
+    print(samples["script"].result())
 
 
 def test_sample_script_is_short() -> None:
     assert len(SAMPLE.read_text().splitlines()) < MAX_LINES
-
-
-def session(k: Kubectl, namespace: str, plain: Future[str]) -> None:
-    job, hurry = traced_job.sample(k, namespace)
-    generation = _trains(job, 3)
-    _kill(job, slot=0)
-    generation = _trains(job, 3, after=generation)
-    job.scale(5)
-    generation = _trains(job, 5, after=generation)
-    _kill(job, slot=3)
-    generation = _trains(job, 5, after=generation)
-    job.patch_replicas(2)
-    _trains(job, 2, after=generation)
-    hurry.touch()
-    status = job.wait(300, "the sample ends", state="Succeeded")
-    assert len(status["incidents"]) >= 5
-    accuracy, parameters = _printed("".join(job.logs(pod["metadata"]["name"]) for pod in job.pods()))
-    expected = _printed(plain.result())
-    print(
-        f"held-out accuracy {accuracy}, parameters {parameters[:12]}; without faults {expected[0]}, {expected[1][:12]}"
-    )
-    assert accuracy >= ACCURACY
-    assert (accuracy, parameters) == expected
-
-
-def script(k: Kubectl, namespace: str) -> None:
-    command = ["python", "-u", "/regroup-samples/script.py", "--checkpoint", "/trace/script.pt", "--steps", "600"]
-    job = traced_job.start(k, namespace, "script", replicas=2, elastic=(1, 3), command=command)
-    job.wait(90, "the script runs", state="Running", ready="2/2")
-    assert job.status()["tier"] == "Script"
-    containers = job.containers()
-    wait_until(lambda: (job.directory / "script.pt").exists(), timeout_s=60, what="the script's own checkpoint")
-
-    pod = job.pod(1)
-    trainer = max(faults.processes(pod["metadata"]["uid"]), key=lambda p: p.inner_pid)
-    faults.kill_inner(pod["metadata"]["uid"], trainer.inner_pid)
-    _wait_starts(job, 2, 2)
-    _wait_starts(job, 2, 2, slot=1)
-    assert job.containers() == containers, "the kill cost a pod or a container"
-
-    job.scale(3)
-    _wait_starts(job, 3, 3)
-    assert job.containers().items() > containers.items(), "growth cost a pod or a container"
-    job.scale(1)
-    _wait_starts(job, 4, 1)
-
-    job.wait(120, "the script finishes", state="Succeeded")
-    first_steps = [step for _, _, step in _starts(job, 0)]
-    assert first_steps[0] == 0
-    assert first_steps == sorted(first_steps), "a start went back behind an earlier one"
-    assert all(step > 0 for step in first_steps[1:]), "a start did not use the script's own checkpoint"
-    survivor = "script-worker-0-0"
-    assert job.containers()[survivor] == containers[survivor], "shrinking cost the survivor its pod or container"
-
-
-def _starts(job: TracedJob, slot: int) -> list[tuple[int, int, int]]:
-    """Return (rank, world size, first step) of every start in a slot's pod, oldest first."""
-    return [(int(r), int(w), int(s)) for r, w, s in _STARTED.findall(job.logs(job.pod(slot)["metadata"]["name"]))]
-
-
-def _wait_starts(job: TracedJob, number: int, world_size: int, slot: int = 0) -> None:
-    """Wait until a slot's newest start is at least its pod's `number`-th and of this world size."""
-
-    def there() -> bool:
-        starts = _starts(job, slot)
-        return len(starts) >= number and starts[-1][1] == world_size
-
-    wait_until(there, timeout_s=120, what=f"start {number} with world size {world_size}")
-
-
-def _trains(job: JobView, workers: int, after: int = 0) -> int:
-    """Wait until so many workers train in a generation above `after`; return its number."""
-    status = job.wait(120, f"the sample trains with {workers} workers", state="Running", adopted=True,
-                      ready=f"{workers}/{workers}", world_size=workers, generation=after + 1)  # fmt: skip
-    return int(status["membership"]["generation"])
-
-
-def _kill(job: JobView, slot: int) -> None:
-    (trainer,) = faults.trainers(job.pod(slot)["metadata"]["uid"])
-    os.kill(trainer, signal.SIGKILL)
-
-
-def _plain_python() -> str:
-    """Run the sample as the manifest does, but for the pause between steps, on this machine; return what it printed."""
-    _, job = yaml.safe_load_all(traced_job.SAMPLE.read_text())
-    trainer = job["spec"]["template"]["spec"]["containers"][0]
-    arguments = trainer["args"]
-    arguments[arguments.index("--pace") + 1] = "0"
-    environment = {**os.environ, **{variable["name"]: variable["value"] for variable in trainer["env"]}}
-    command = ["nice", "-n", "10", sys.executable, SAMPLE, *arguments]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-def _printed(text: str) -> tuple[float, str]:
-    """Return the held-out accuracy and the hash of the parameters that a run printed: one line of one process."""
-    ((accuracy, digest),) = re.findall(r"held-out accuracy ([\d.]+)\s+parameters sha256 (\w+)", text)
-    return float(accuracy), digest

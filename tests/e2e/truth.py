@@ -288,6 +288,24 @@ def _lives(trace: Trace) -> list[_Life]:
     return lives
 
 
+def story(trace: Trace, run: Run) -> str:
+    """Return what the trace tells of generations and processes, one line each, in order of time: for whoever reads a failure."""
+    lines = [(a.t, f"asked for {a.replicas} replicas") for a in run.asked]
+    lines += [(f.t, f"fault: {f.restarts} to start again") for f in run.faults]
+    for generation, commits in itertools.groupby(
+        sorted(trace.commits, key=lambda c: c.generation), lambda c: c.generation
+    ):
+        own = list(commits)
+        first, last = min(c.t for c in own), max(c.t for c in own)
+        steps = f"steps {min(c.step for c in own)} to {max(c.step for c in own)}"
+        lines.append(
+            (first, f"generation {generation} of {len({(c.pod, c.pid) for c in own})}: {steps}, until {last:.2f}")
+        )
+    for life in _lives(trace):
+        lines.append((life.built, f"{life.pod} built; commits from {life.first:.2f} to {life.last:.2f}"))
+    return "\n".join(f"{t:.2f} {text}" for t, text in sorted(lines))
+
+
 def _pods(trace: Trace, t: float, *, surely: bool) -> int:
     lives = _lives(trace)
     return len({life.pod for life in lives if (life.first if surely else life.built) <= t <= life.last})

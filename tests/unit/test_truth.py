@@ -7,7 +7,7 @@ import pytest
 from harness.trace import Commit, Done, Trace
 from regroup_operator.api.crd import COLUMNS
 from tests.e2e.columns import cells
-from tests.e2e.truth import Asked, Fault, Row, Run, holes, judge, seconds, unwritten
+from tests.e2e.truth import Asked, Fault, Row, Run, holes, judge, seconds, story, unwritten
 
 ASKED = [Asked(100.0, 2)]
 SCRIPT = {"STEP": "", "PROGRESS": "", "LOSS": "", "ETA": "", "SAMPLES/S": ""}
@@ -226,6 +226,18 @@ def test_container_that_is_started_again_gives_out_the_same_process_id() -> None
     seen = trained()
     again = {"event": "built", "t": 131.0, "pod": "b", "pid": 7}
     assert list(judge(row(110.0), replace(seen, built=(*seen.built, again)), RUN)) == []
+
+
+def test_story_of_a_failure_is_told_in_order_of_time() -> None:
+    run = Run(ASKED, [Fault(120.0, 1)])
+    assert story(trained(kill_at=120.0), run).splitlines() == [
+        "100.00 asked for 2 replicas",
+        "104.00 a built; commits from 105.00 to 129.90",
+        "104.00 b built; commits from 105.00 to 119.90",
+        "105.00 generation 1 of 2: steps 0 to 149, until 119.90",
+        "120.00 fault: 1 to start again",
+        "120.30 generation 2 of 1: steps 153 to 249, until 129.90",
+    ]
 
 
 def test_seconds_of_kubectls_times() -> None:
