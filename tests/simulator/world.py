@@ -366,6 +366,7 @@ class World:
             self.operators.remove(operator)
         if operator is self.operator:
             self.operator = None
+            self.store.suspends_next_write = False  # it was to be in the middle of it; the next leader is not
         for agent in self.agents.values():
             if agent.operator is operator:
                 agent.disconnect()

@@ -282,6 +282,8 @@ class _Planner:
         """See who holds the job up; have the late restarted in place, and say who is replaced."""
         setbacks = with_setbacks(self.memory.setbacks, self.workers, frozenset(), self.clock.now_s)
         hang_s = self.recovery.hang_seconds
+        # A worker's session goes with its pod; what its start has told does not.
+        longest_start_s = max([self.memory.longest_start_s, *(s.start_s or 0.0 for s in self.obs.sessions.values())])
         lateness = see_lateness(
             workers=self.workers,
             current=self.current,
@@ -292,6 +294,7 @@ class _Planner:
             now_s=self.clock.now_s,
             settings=self.settings,
             alone_s=None if hang_s is None else ALONE * hang_s,
+            longest_start_s=longest_start_s,
         )
         for worker, why in lateness.restart:
             assert worker.pod is not None
@@ -299,7 +302,9 @@ class _Planner:
             self.notes.append(
                 EventNote("Warning", "WorkerRestarted", f"Worker {worker.id} is restarted in place: {why}")
             )
-        self.memory = replace(self.memory, spells=lateness.spells or {}, setbacks=setbacks)
+        self.memory = replace(
+            self.memory, spells=lateness.spells or {}, setbacks=setbacks, longest_start_s=longest_start_s
+        )
         self.workers = tuple(
             replace(w, abandoned=w.pod is not None and w.pod.uid in lateness.replace) for w in self.workers
         )

@@ -68,15 +68,15 @@ def see_lateness(
     now_s: float,
     settings: Settings,
     alone_s: float | None = None,
+    longest_start_s: float = 0.0,
 ) -> Lateness:
     """Return who is to be restarted or replaced. `spells` by pod UID as returned last time, `setbacks` of `with_setbacks`,
     `step_s` the duration of a step (0: not known), `alone_s` how long a hang may last of the only worker with the newest state
-    (None: the user has not said)."""
+    (None: the user has not said), `longest_start_s` the longest start of a worker so far (0: none has been seen)."""
     kept: dict[str, Spell] = {}
     restart: list[tuple[Worker, str]] = []
     replaced: set[str] = set()
     dues: list[float] = []
-    longest_start_s = max((w.session.start_s or 0.0 for w in workers if w.session), default=0.0)
     forming = [w.is_on_its_way for w in workers if w.standing == Standing.FORMING]
     # Where all are on their way, processes of one worker may wait for each other: one of them has not come with the rest.
     waited_for = not all(forming) or len(forming) == sum(w.is_member for w in workers)

@@ -435,6 +435,19 @@ def test_pods_of_a_slot_whose_starts_hang_do_not_pile_up(tmp_path: Path) -> None
     assert "1-0" in world.names()
 
 
+def test_start_that_hangs_is_measured_by_the_starts_of_pods_that_are_gone(tmp_path: Path) -> None:
+    """What a job's only pod had told of starts went with it: its successor had twenty minutes (walk 10574)."""
+    world = World(tmp_path, fixed(1), known_session=True, pace=Pace(start_s=(5.0, 5.0)))
+    world.until(lambda: world.training() == "0-0")
+    world.step(5)
+    world.slow_start_s = 1e9
+    world.vanish(world.uid(0))
+    world.until(lambda: bool(world.names()) and world.names() != ["0-0"])
+    world.advance(10.0)
+    world.slow_start_s = 0.0
+    world.until(lambda: world.training() == "0-1", 2 * SETTINGS.late_timeout_s + MARGIN_S)
+
+
 def test_start_that_takes_longer_than_its_bound_comes_to_an_end_in_the_end(tmp_path: Path) -> None:
     world = World(tmp_path, elastic(2), known_session=True)
     world.slow_start_s = SETTINGS.start_timeout_s + 100.0

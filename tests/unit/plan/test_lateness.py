@@ -102,12 +102,11 @@ def test_what_is_done_about_it(worker: Worker, known: Spell | None, restarted: b
 
 
 def test_start_is_measured_by_the_starts_before_it() -> None:
-    quick = replace(KEEPS, session=make_session(0, Phase.BROKEN, 1, start_s=3.0))
-    slow = replace(KEEPS, session=make_session(0, Phase.BROKEN, 1, start_s=100.0))
     started = replace(STARTS, session=make_session(2, Phase.STARTING, condition_at_s=NOW_S - LATE_S))
-    assert see([quick, started]).restart
-    assert not see([slow, started]).restart
-    assert see([slow, started], now_s=NOW_S + 340.0).restart
+    assert not see([KEEPS, started]).restart, "no start has been seen"
+    assert see([KEEPS, started], longest_start_s=3.0).restart
+    assert not see([KEEPS, started], longest_start_s=100.0).restart
+    assert see([KEEPS, started], longest_start_s=100.0, now_s=NOW_S + 340.0).restart
 
 
 def test_long_steps_make_nobody_late() -> None:
