@@ -95,7 +95,7 @@ def stop(directory: Path) -> None:
 
 
 def kill(directory: Path) -> None:
-    """End both at once and wait for them. What etcd had not written is lost: for a state that nobody reads again."""
+    """End both without grace and wait for them. What etcd had not written is lost: for a state that nobody reads again."""
     for name in ("kube-apiserver", "etcd"):
         processes.stop(directory, name, grace_s=0)
 

@@ -52,7 +52,7 @@ def start(settings: Settings) -> Kubectl:
     return kubectl
 
 
-def stop() -> None:
+def end() -> None:
     """End every process of the control plane and remove the bridge; the state is of no use afterwards."""
     state = paths.state()
     for name in _OTHERS:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import urllib3
+import yaml
 from kubernetes import client, config
 
 from cluster import paths
@@ -21,8 +22,10 @@ class NotYetError(ClusterError):
     """The API server's answer to a call; `wait_until` takes it for "not yet" and asks again."""
 
 
-_READ_TIMEOUT_S = (10, 60)
-"""To connect, and to wait for the answer."""
+_READ_TIMEOUT_S = (5, 30)
+"""To connect, and to wait for the answer, in each attempt."""
+_ATTEMPTS = urllib3.Retry(None, connect=0, read=1, redirect=0, status=0, other=0, respect_retry_after_header=False)
+"""Once more where the answer does not come: the server may have closed the connection that was kept."""
 
 
 class Kubectl:
@@ -78,11 +81,14 @@ class Kubectl:
 
     @functools.cached_property
     def _api(self) -> client.ApiClient:
-        file = None if self._kubeconfig is None else str(self._kubeconfig)
+        file, settings = None, client.Configuration()
+        settings.retries = _ATTEMPTS
+        if self._kubeconfig is not None:  # our own cluster, on this machine
+            file, settings.proxy = str(self._kubeconfig), None
         try:
-            made: client.ApiClient = config.new_client_from_config(file, context=self._context)  # type: ignore[no-untyped-call]
-            return made
-        except config.ConfigException as error:
+            config.load_kube_config(file, self._context, settings, persist_config=False)  # type: ignore[no-untyped-call]
+            return client.ApiClient(settings)
+        except (config.ConfigException, yaml.YAMLError) as error:
             raise ClusterError(f"The kubeconfig cannot be used: {error}") from None
 
     def apply(self, *documents: dict[str, Any]) -> None:

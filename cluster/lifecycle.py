@@ -61,7 +61,7 @@ def down() -> None:
     with _exclusively():
         for node in nodes.known():
             nodes.remove(node)
-        controlplane.stop()
+        controlplane.end()
         nodes.remove_mount_points()
         shutil.rmtree(paths.state())
 

@@ -42,7 +42,7 @@ class Followed:
             try:
                 running = [p["metadata"]["name"] for p in self._job.pods() if p["status"].get("phase") == "Running"]
             except ClusterError:
-                continue  # kubectl had no answer this time
+                continue  # no answer this time
             for name in running:
                 stream = self._streams.get(name)
                 if stream is None or stream.poll() is not None:

@@ -23,7 +23,7 @@ from harness.steps import Steps
 
 REDRAW_S = 0.5
 READ_S = 1.0
-"""How often the status is read: each reading is a kubectl, whose processor time the trainers lack."""
+"""How often the status is read."""
 
 
 class LiveTable:
@@ -70,7 +70,7 @@ class LiveTable:
         while not self._done.wait(REDRAW_S):
             if time.monotonic() >= read_s + READ_S:
                 read_s = time.monotonic()
-                with suppress(ClusterError):  # kubectl had no answer this time
+                with suppress(ClusterError):  # no answer this time
                     self._status = self._job.status()
             if self._live:
                 self._live.update(self._table())

@@ -124,7 +124,7 @@ class TracedJob(JobView):
         return faults.kill_inner(pod["metadata"]["uid"], pid)
 
     def containers(self) -> dict[str, tuple[str, int]]:
-        """Return {pod: (uid, restarts of the trainer container)} of the pods that are not about to go."""
+        """Return {pod: (uid, restarts of the trainer container)}."""
         return {
             p["metadata"]["name"]: (
                 p["metadata"]["uid"],
@@ -133,7 +133,6 @@ class TracedJob(JobView):
                 ),
             )
             for p in self.pods()
-            if "deletionTimestamp" not in p["metadata"]
         }
 
     def exit_code(self, pod: str) -> int | None:

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+pytest.register_assert_rewrite("tests.e2e.samples", "tests.e2e.shared")
+
 TESTS = Path(__file__).parent
 TIMEOUTS_S = {"unit": 120, "model": 600, "simulator": 600, "trainer": 900, "api": 600, "e2e": 900}
 """By directory, several times what the slowest test takes on two busy cores. A `timeout` mark of a test's own comes first."""

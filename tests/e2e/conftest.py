@@ -7,7 +7,7 @@ machine lacks fails the tests with a sentence.
 import shutil
 import uuid
 from collections.abc import Callable, Generator, Iterator
-from concurrent.futures import Future
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,23 +18,27 @@ from cluster.settings import Settings
 from harness import installation, traced_job
 from harness.traced_job import TracedJob
 from tests.e2e import machine
-from tests.e2e import samples as sample_runs
 from tests.e2e.kit import Cluster, Power
+from tests.e2e.samples import Samples
 from tests.e2e.shared import SharedJobs
 
 _FAILED: pytest.StashKey[set[str]] = pytest.StashKey()
 """The tests that have failed in this session, by their ids: in a fixture or in the test itself."""
 
 
-_BESIDE_SAMPLES = ["test_chaos.py", "test_bad_input.py", "test_samples.py"]
-"""They run first and in this order: they wait for jobs of their own, which need no quiet machine. The tests after them switch
-nodes off and kill operators, or measure."""
-
-
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put first what runs beside the samples."""
-    order = {name: place for place, name in enumerate(_BESIDE_SAMPLES)}
-    items.sort(key=lambda item: order.get(item.path.name, len(order)))
+    """Put first, among the tests of this directory, what runs beside the samples, and then what the samples have come to.
+
+    The tests after them switch nodes off, kill operators, or have bounds.
+    """
+
+    def place(item: pytest.Item) -> int:
+        fixtures = getattr(item, "fixturenames", ())
+        return 0 if "beside_samples" in fixtures else 1 if item.path.name == "test_samples.py" else 2
+
+    ours = [index for index, item in enumerate(items) if item.path.parent == Path(__file__).parent]
+    for index, item in zip(ours, sorted((items[index] for index in ours), key=place), strict=True):
+        items[index] = item
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -169,10 +173,11 @@ def power(own_cluster: Cluster) -> Iterator[Power]:  # noqa: ARG001
 
 
 @pytest.fixture(scope="session")
-def samples(operator: Kubectl) -> Iterator[dict[str, Future[str]]]:
+def samples(operator: Kubectl) -> Iterator[Samples]:
     """The runs of the two samples, begun together."""
-    with sample_runs.running(operator) as runs:
-        yield runs
+    runs = Samples(operator)
+    yield runs
+    runs.remove()
 
 
 @pytest.fixture(scope="session")

@@ -11,10 +11,10 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import uuid
-from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Callable
+from concurrent.futures import Future, wait
 
 import yaml
 
@@ -24,19 +24,48 @@ from harness.job import JobView
 from harness.traced_job import TracedJob
 
 ACCURACY = 0.97
+ENDS_S = 600.0
 SAMPLE = traced_job.SAMPLE.with_suffix(".py")
 _STARTED = re.compile(r"^rank (\d+) of (\d+) starts at step (\d+)$", re.MULTILINE)
 
 
-@contextmanager
-def running(k: Kubectl) -> Iterator[dict[str, Future[str]]]:
-    """Start both, and what the session is compared with; yield what ends with a line to print when their claims have held."""
-    namespace = f"train-{uuid.uuid4().hex[:8]}"
-    installation.namespace(k, namespace)
-    with ThreadPoolExecutor(3) as pool:
-        expected = pool.submit(_plain_python)
-        yield {"session": pool.submit(session, k, namespace, expected), "script": pool.submit(script, k, namespace)}
-    installation.remove_namespace(k, namespace)
+class Samples:
+    """Both runs, begun when this is made, and the run in plain `python` that the session is compared with.
+
+    `session` and `script` have a line to print once their claims have held, or the error.
+    """
+
+    def __init__(self, k: Kubectl) -> None:
+        self._kubectl = k
+        self._namespace = f"train-{uuid.uuid4().hex[:8]}"
+        installation.namespace(k, self._namespace)
+        plain = _begin(_plain_python)
+        self.session = _begin(lambda: session(k, self._namespace, plain))
+        self.script = _begin(lambda: script(k, self._namespace))
+        self._runs = [plain, self.session, self.script]
+
+    def end(self) -> None:
+        """Wait until nothing of them runs any more, then remove it: the tests that follow break what they need."""
+        wait(self._runs, timeout=ENDS_S)
+        self.remove()
+
+    def remove(self) -> None:
+        """Remove what there is of them in the cluster, whether they have ended or not."""
+        installation.remove_namespace(self._kubectl, self._namespace)
+
+
+def _begin(work: Callable[[], str]) -> Future[str]:
+    """Have a thread do the work. Whoever interrupts the tests does not wait for it."""
+    future: Future[str] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(work())
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return future
 
 
 def session(k: Kubectl, namespace: str, plain: Future[str]) -> str:
@@ -66,7 +95,7 @@ def session(k: Kubectl, namespace: str, plain: Future[str]) -> str:
 
 def script(k: Kubectl, namespace: str) -> str:
     """Run the unmodified script's sample through a kill and two resizes; return its starts. Fails where one lost its work."""
-    command = ["python", "-u", "/regroup-samples/script.py", "--checkpoint", "/trace/script.pt", "--steps", "600"]
+    command = ["python", "-u", "/regroup-samples/script.py", "--checkpoint", "/trace/script.pt", "--steps", "1200"]
     job = traced_job.start(k, namespace, "script", replicas=2, elastic=(1, 3), command=command)
     job.wait(90, "the script runs", state="Running", ready="2/2")
     assert job.status()["tier"] == "Script"

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cluster.errors import ClusterError
-from cluster.kubectl import Kubectl
+from cluster.kubectl import Kubectl, wait_until
 from harness import installation, judge, traced_job
 from harness.job import RESOURCE, JobView
 from harness.trace import Trace
@@ -90,6 +90,14 @@ class SharedJob(TracedJob):
         problems = judge.issued(newest, self.newest(), (least, most))
         assert not problems, f"{self.kind}: {problems}"
         return trace
+
+    def settled(self) -> None:
+        """Wait until no pod is on its way out: those of a node that was off go when it is back."""
+        wait_until(
+            lambda: all("deletionTimestamp" not in pod["metadata"] for pod in self.pods()),
+            f"no pod of the {self.kind} job is on its way out",
+            timeout_s=60,
+        )
 
     def newest(self) -> int:
         """Return the number of the newest generation; a script's trace counts its groups instead."""

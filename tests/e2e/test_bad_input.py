@@ -22,8 +22,6 @@ from harness import installation, traced_job
 from harness.traced_job import TracedJob
 from tests.e2e.machine import CGROUPS
 
-pytestmark = pytest.mark.usefixtures("beside_samples")
-
 VERDICT_S = 5.0
 """It takes well under a second; kubectl and two busy cores are in it."""
 HOPELESS_S = 30.0

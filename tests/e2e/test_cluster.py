@@ -37,18 +37,19 @@ print(page.status, tls.version())
 """
 
 
+@pytest.mark.usefixtures("beside_samples")
 def test_three_nodes_are_ready(cluster: Cluster) -> None:
     assert list(cluster.nodes().values()).count(True) >= 3
 
 
-@pytest.mark.usefixtures("own_cluster")
+@pytest.mark.usefixtures("own_cluster", "beside_samples")
 def test_up_again_keeps_what_runs() -> None:
     before = {node.name: nodes.init_pid(node) for node in nodes.known()}
     lifecycle.up(Settings())
     assert {node.name: nodes.init_pid(node) for node in nodes.known()} == before
 
 
-@pytest.mark.usefixtures("own_cluster")
+@pytest.mark.usefixtures("own_cluster", "beside_samples")
 def test_image_builder_writes_nothing_where_the_nodes_mount_their_network() -> None:
     """It locks its network's directory, also to build without one; `down` could not remove /etc/cni/net.d then."""
     host.ensure_packages(host.BUILDER_PACKAGES)
@@ -57,6 +58,7 @@ def test_image_builder_writes_nothing_where_the_nodes_mount_their_network() -> N
     assert (done.returncode, done.stdout) == (0, ""), done.stderr
 
 
+@pytest.mark.usefixtures("beside_samples")
 def test_image_of_ones_own_is_loaded_from_its_archive(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -70,6 +72,7 @@ def test_image_of_ones_own_is_loaded_from_its_archive(
         assert client.images().get(image.name) == image.id
 
 
+@pytest.mark.usefixtures("beside_samples")
 def test_image_of_ones_own_is_loaded_into_nodes_that_run_and_a_pod_starts_from_it(
     own_cluster: Cluster, restricted_namespace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -91,6 +94,7 @@ def test_image_of_ones_own_is_loaded_into_nodes_that_run_and_a_pod_starts_from_i
                 client.run("images", "rm", called)
 
 
+@pytest.mark.usefixtures("beside_samples")
 def test_pod_of_the_trainer_image_computes_as_non_root(
     cluster: Cluster, trainer_image: str, restricted_namespace: str
 ) -> None:
@@ -98,6 +102,7 @@ def test_pod_of_the_trainer_image_computes_as_non_root(
     assert _log_of_finished(cluster, restricted_namespace, "torch") == "3.0 True 1"
 
 
+@pytest.mark.usefixtures("beside_samples")
 def test_pod_that_wants_root_is_refused(cluster: Cluster, trainer_image: str, restricted_namespace: str) -> None:
     pod = restricted_pod(restricted_namespace, "root", trainer_image, ["id"])
     pod["spec"]["securityContext"] = {"runAsUser": 0}
@@ -105,6 +110,7 @@ def test_pod_that_wants_root_is_refused(cluster: Cluster, trainer_image: str, re
         cluster.kubectl.apply(pod)
 
 
+@pytest.mark.usefixtures("beside_samples")
 def test_pods_reach_each_other_by_name_across_nodes_and_the_api_server_by_cluster_ip(
     cluster: Cluster, trainer_image: str, restricted_namespace: str
 ) -> None:

@@ -81,6 +81,8 @@ def test_node_that_restarts_within_seconds_costs_no_restart_and_is_named(
     jobs = shared_jobs.take("elastic", "fixed size")
     for _ in range(REBOOTS):
         power.all_on()
+        for job in jobs:
+            job.settled()
         before = {job.kind: job.training() for job in jobs}
         counted, newest = ({job.kind: ask(job) for job in jobs} for ask in (SharedJob.counted, SharedJob.newest))
         containers = {job.kind: job.containers() for job in jobs}
@@ -104,6 +106,8 @@ def test_kubelet_that_is_killed_disturbs_nobody(shared_jobs: SharedJobs, power: 
     """The next one takes the containers over; that the pods are told anew is no reason for anything."""
     jobs = shared_jobs.take(*KINDS, pace_s=PACE_S)
     power.all_on()
+    for job in jobs:
+        job.settled()
     before = {job.kind: job.training() for job in jobs}
     containers, newest = ({job.kind: ask(job) for job in jobs} for ask in (SharedJob.containers, SharedJob.newest))
     node = jobs[0].pod(0)["spec"]["nodeName"]

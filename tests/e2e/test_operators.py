@@ -101,7 +101,7 @@ def _watched(job: SharedJob) -> Iterator[dict[int, set[tuple[str, str]]]]:
     done = threading.Event()
 
     def watch() -> None:
-        while not done.is_set():
+        while not done.wait(0.05):
             try:
                 membership = job.status().get("membership")
             except ClusterError:

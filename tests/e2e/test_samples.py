@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
-from concurrent.futures import Future
+from collections.abc import Iterator
 
-from tests.e2e.samples import SAMPLE
+import pytest
+
+from tests.e2e.samples import SAMPLE, Samples
 
 MAX_LINES = 60
 
 
-def test_exact_run_with_faults_equals_a_fixed_size_run_without(samples: dict[str, Future[str]]) -> None:
-    print(samples["session"].result())
+@pytest.fixture(scope="module", autouse=True)
+def ended(samples: Samples) -> Iterator[None]:
+    """Nothing of the samples runs beside the tests that follow, whichever of these tests ran and passed."""
+    yield
+    samples.end()
 
 
-def test_script_starts_again_in_the_same_pods_from_its_own_checkpoint(samples: dict[str, Future[str]]) -> None:
-    print(samples["script"].result())
+def test_exact_run_with_faults_equals_a_fixed_size_run_without(samples: Samples) -> None:
+    print(samples.session.result())
+
+
+def test_script_starts_again_in_the_same_pods_from_its_own_checkpoint(samples: Samples) -> None:
+    print(samples.script.result())
 
 
 def test_sample_script_is_short() -> None:

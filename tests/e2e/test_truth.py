@@ -21,7 +21,7 @@ LEAST_SAMPLES = 0.25
 
 
 STEPS = 1200
-"""About 300 of them until the last resize on two cores: there are enough if that takes four times as long."""
+"""On two cores about 300 are done at the last resize: 1200 are enough even if it takes four times as long."""
 
 
 @pytest.mark.usefixtures("nothing_shared")

@@ -86,8 +86,8 @@ def test_schema_knows_every_value_and_nothing_else() -> None:
     assert given == known - {"global"}  # helm itself puts that in
 
 
-def test_agents_reach_a_leader_whose_kubelet_is_late() -> None:
-    """After an outage of the API server a pod may be unready for a minute while its process runs and holds the lease."""
+def test_membership_service_publishes_unready_addresses() -> None:
+    """After an outage of the API server a pod may be called unready for a minute while its process runs and holds the lease."""
     documents = yaml.safe_load_all((CHART.parents[1] / "manifests" / "install.yaml").read_text())
     (service,) = [d for d in documents if d and d["kind"] == "Service"]
     assert service["spec"]["selector"]["regroup.dev/leader"] == "true"

@@ -20,12 +20,14 @@ class _Api(BaseHTTPRequestHandler):
     connections: ClassVar[set[tuple[str, int]]] = set()
 
     def do_GET(self) -> None:
-        """Answer with the query, or as the API server does where nothing is."""
+        """Answer with the query, or as the API server does where nothing is, or nobody may look."""
         self.connections.add(self.client_address)
         path, _, query = self.path.partition("?")
-        there = path == "/api/v1/pods"
-        body = query if there else json.dumps({"kind": "Status", "message": 'pods "x" not found'})
-        self.send_response(200 if there else 404)
+        status, message = (200, "") if path == "/api/v1/pods" else (404, 'pods "x" not found')
+        if self.headers["Authorization"] != "Bearer t":
+            status, message = 401, "Unauthorized"
+        body = query if status == 200 else json.dumps({"kind": "Status", "message": message})
+        self.send_response(status)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body.encode())
@@ -34,11 +36,11 @@ class _Api(BaseHTTPRequestHandler):
         """Say nothing."""
 
 
-def _kubeconfig(directory: Path, port: int) -> Path:
+def _kubeconfig(directory: Path, port: int, token: str = "t") -> Path:
     file = directory / "kubeconfig"
     context = {"name": "c", "context": {"cluster": "c", "user": "u"}}
     cluster = {"name": "c", "cluster": {"server": f"http://127.0.0.1:{port}"}}
-    users = [{"name": "u", "user": {"token": "t"}}]
+    users = [{"name": "u", "user": {"token": token}}]
     file.write_text(json.dumps({"contexts": [context], "clusters": [cluster], "users": users, "current-context": "c"}))
     return file
 
@@ -64,6 +66,19 @@ def test_refusal_carries_the_servers_message(tmp_path: Path, server: ThreadingHT
         Kubectl(_kubeconfig(tmp_path, server.server_port)).read("/api/v1/pods/x")
 
 
+def test_wrong_token_is_refused(tmp_path: Path, server: ThreadingHTTPServer) -> None:
+    with pytest.raises(NotYetError, match="401 Unauthorized"):
+        Kubectl(_kubeconfig(tmp_path, server.server_port, token="wrong")).read("/api/v1/pods")
+
+
+def test_proxy_of_the_environment_is_not_asked_for_our_own_cluster(
+    tmp_path: Path, server: ThreadingHTTPServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
+    monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:9")
+    assert Kubectl(_kubeconfig(tmp_path, server.server_port)).read("/api/v1/pods", a="b") == "a=b"
+
+
 def test_no_server_is_not_yet(tmp_path: Path, server: ThreadingHTTPServer) -> None:
     server.shutdown()
     server.server_close()
@@ -71,6 +86,10 @@ def test_no_server_is_not_yet(tmp_path: Path, server: ThreadingHTTPServer) -> No
         Kubectl(_kubeconfig(tmp_path, server.server_port)).read("/api/v1/pods")
 
 
-def test_kubeconfig_that_is_not_there_is_a_sentence(tmp_path: Path) -> None:
+@pytest.mark.parametrize("text", [None, "{", ""], ids=["not there", "half written", "empty"])
+def test_kubeconfig_that_cannot_be_read_is_a_sentence(tmp_path: Path, text: str | None) -> None:
+    file = tmp_path / "kubeconfig"
+    if text is not None:
+        file.write_text(text)
     with pytest.raises(ClusterError, match="The kubeconfig cannot be used: "):
-        Kubectl(tmp_path / "none").read("/api/v1/pods")
+        Kubectl(file).read("/api/v1/pods")
