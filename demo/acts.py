@@ -152,7 +152,8 @@ class Acts:
                 max(pauses) <= 0.5,
                 ", ".join(_ms(max(p, 0.0)) for p in pauses),
             )
-            gone = {name for name in before.trainers if name not in self._containers()} if replicas == 2 else set()
+            self._wait_pods(replicas)  # of those that leave: deleted once the others train on without them
+            gone = set(before.trainers) - set(self._containers())
             self._claim_kept(before, gone, number=min(replicas, 3), generations=generations, redone=0)
 
     def finish(self, steps: int) -> dict[str, Any]:
@@ -214,6 +215,9 @@ class Acts:
 
         wait_until(there, what, timeout_s=timeout_s, every_s=0.3)
         return seen
+
+    def _wait_pods(self, number: int) -> None:
+        wait_until(lambda: len(self._pods()) == number, f"the job has {number} pods", timeout_s=30)
 
     def _wait_steps(self, until_s: float) -> None:
         """Wait until the trainers have logged a step after this moment."""

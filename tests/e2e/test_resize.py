@@ -6,6 +6,7 @@ that the first one makes: that change is printed, and not judged. The last chang
 
 from __future__ import annotations
 
+from cluster.kubectl import wait_until
 from tests.e2e.shared import WORKERS, SharedJobs
 
 PAUSE_S = 0.5
@@ -33,5 +34,8 @@ def test_resized_in_place(shared_jobs: SharedJobs) -> None:
     print(f"kubectl patch, kubectl scale: pause at each change, s: {pauses}; while another pod started: {others}")
     assert len(pauses) >= 2
     assert max(pauses) <= PAUSE_S, pauses
-    pods = {p["metadata"]["name"] for p in job.pods() if "deletionTimestamp" not in p["metadata"]}
-    assert len(pods) == 2
+    wait_until(
+        lambda: len([p for p in job.pods() if "deletionTimestamp" not in p["metadata"]]) == 2,
+        "the workers that left have no pods",
+        timeout_s=30,
+    )

@@ -35,8 +35,9 @@ def test_columns_follow_the_trainers(jobs: Callable[..., TracedJob], operator: K
         broken.append(Fault(time.time(), 1))
         job.kill_rank(1)
         generation = _trains(job, 3, after=generation)
-        broken.append(Fault(time.time(), 1))
-        job.delete_pod(job.pod(2)["metadata"]["name"], grace_s=0)
+        deleted = job.pod(2)["metadata"]["name"]
+        broken.append(Fault(time.time(), 1, deleted=deleted))
+        job.delete_pod(deleted, grace_s=0)
         generation = _trains(job, 3, after=generation)
         node, lost = node_of_some({"it": job}, leader_node(operator))
         broken.append(Fault(time.time(), len(lost["it"])))
@@ -68,8 +69,9 @@ def test_columns_follow_a_script(jobs: Callable[..., TracedJob], operator: Kubec
         job.kill_rank(1)
         formed = _script_trains(job, 2, after=formed)
         assert job.containers() == before, "the kill cost a pod or a container"
-        broken.append(Fault(time.time(), 1))
-        job.delete_pod(job.pod(1)["metadata"]["name"], grace_s=0)
+        deleted = job.pod(1)["metadata"]["name"]
+        broken.append(Fault(time.time(), 1, deleted=deleted))
+        job.delete_pod(deleted, grace_s=0)
         formed = _script_trains(job, 2, after=formed)
         node, lost = node_of_some({"it": job}, leader_node(operator))
         broken.append(Fault(time.time(), len(lost["it"]), silent=True))

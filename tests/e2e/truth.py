@@ -51,11 +51,13 @@ class Row:
 @dataclass(frozen=True)
 class Fault:
     """At time `t` the test broke something, for which so many processes or pods have to start again. `silent`: nobody hears of
-    it before disconnectSeconds have passed."""
+    it before disconnectSeconds have passed. `deleted`: the pod that was deleted; the kubelet leaves it two seconds, in which it
+    may go on training with the others, and nobody has to call it ready."""
 
     t: float
     restarts: int
     silent: bool = False
+    deleted: str = ""
 
 
 @dataclass(frozen=True)
@@ -248,8 +250,14 @@ def _ready(row: Row, window: tuple[float, float], trace: Trace, run: Run) -> Ite
     if wanted not in possible:
         yield f"{wanted} wanted, but the user asked for {sorted(possible)}"
     moments = _moments(window, trace)
-    least = min(min(_pods(trace, t, surely=True), wanted) for t in moments)
-    most = max(min(_pods(trace, t, surely=False), wanted) for t in moments) if run.tier == "Session" else wanted
+    gone = {f.deleted: f.t for f in run.faults if f.deleted}
+    moments += [t for t in gone.values() if window[0] <= t <= window[1]]
+    least = min(
+        min(len(_ready_pods(trace, t, surely=True) - {p for p in gone if gone[p] <= t}), wanted) for t in moments
+    )
+    most = (
+        max(min(len(_ready_pods(trace, t, surely=False)), wanted) for t in moments) if run.tier == "Session" else wanted
+    )
     if not least <= ready <= most:
         yield f"{ready} ready, but the trace says {least} to {most}"
 
@@ -306,6 +314,6 @@ def story(trace: Trace, run: Run) -> str:
     return "\n".join(f"{t:.2f} {text}" for t, text in sorted(lines))
 
 
-def _pods(trace: Trace, t: float, *, surely: bool) -> int:
+def _ready_pods(trace: Trace, t: float, *, surely: bool) -> set[str]:
     lives = _lives(trace)
-    return len({life.pod for life in lives if (life.first if surely else life.built) <= t <= life.last})
+    return {life.pod for life in lives if (life.first if surely else life.built) <= t <= life.last}

@@ -228,6 +228,16 @@ def test_container_that_is_started_again_gives_out_the_same_process_id() -> None
     assert list(judge(row(110.0), replace(seen, built=(*seen.built, again)), RUN)) == []
 
 
+@pytest.mark.parametrize(
+    ("deleted", "ready", "true"),
+    [("b", "1/2", True), ("b", "2/2", True), ("", "1/2", False), ("a", "1/2", True), ("b", "0/2", False)],
+)
+def test_pod_that_was_deleted_may_train_on_and_need_not_be_ready(deleted: str, ready: str, true: bool) -> None:
+    run = replace(RUN, faults=[Fault(114.0, 1, deleted=deleted)])
+    assert (judge(row(115, ready=ready), trained(), run) == []) is true
+    assert judge(row(113.8, ready="1/2"), trained(), replace(run, faults=[Fault(114.0, 1)])) != []
+
+
 def test_story_of_a_failure_is_told_in_order_of_time() -> None:
     run = Run(ASKED, [Fault(120.0, 1)])
     assert story(trained(kill_at=120.0), run).splitlines() == [
