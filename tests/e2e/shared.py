@@ -88,8 +88,13 @@ class SharedJob(TracedJob):
         )
         # A script counts the groups that have formed: in its trace a generation without a group does not show.
         problems = judge.issued(newest, self.newest(), (least, most))
-        assert not problems, f"{self.kind}: {problems}"
+        assert not problems, f"{self.kind}: {problems}\n" + "\n".join(self.decisions(newest))
         return trace
+
+    def decisions(self, generation: int) -> list[str]:
+        """Return a line for each incident after a generation: for whoever reads a failure."""
+        incidents = [i for i in self.status().get("incidents", ()) if i["generation"] > generation]
+        return [f"{i['at']} generation {i['generation']}, {i.get('cause')}: {i['decision']}" for i in incidents]
 
     def settled(self) -> None:
         """Wait until no pod is on its way out: those of a node that was off go when it is back."""
