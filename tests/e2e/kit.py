@@ -1,6 +1,5 @@
 """What end-to-end tests share: the cluster as they see it, and pods that Pod Security "restricted" admits."""
 
-import json
 import os
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -8,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from cluster import lifecycle
+from cluster import lifecycle, nodes
 from cluster.kubectl import Kubectl
 from harness import faults
 
@@ -36,12 +35,7 @@ class Cluster:
 
     def nodes(self) -> dict[str, bool]:
         """Return by name whether each node is Ready."""
-        result = {}
-        for item in json.loads(self.kubectl.read("/api/v1/nodes"))["items"]:
-            result[item["metadata"]["name"]] = any(
-                c["type"] == "Ready" and c["status"] == "True" for c in item["status"]["conditions"]
-            )
-        return result
+        return nodes.ready(self.kubectl)
 
 
 class Power:
