@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
+import json
 import os
 import signal
 import subprocess
@@ -14,6 +16,9 @@ from pathlib import Path
 import pytest
 
 from harness.polling import until
+from regroup_operator.kube.client import Client
+from regroup_operator.kube.lease import Elector, LeaseTimes
+from regroup_operator.kube.microtime import micro_time
 from tests.api.conftest import Api
 
 CANDIDATE = """
@@ -107,6 +112,30 @@ def test_leader_that_ends_hands_over_at_once(pair: tuple[Candidate, Candidate]) 
     until(second.leads, "the second one leads")
     assert time.monotonic() - ended_s < float(LONG[0]) / 2, "a released lease is not waited out"
     assert not interleaved(first, second)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        pytest.param("me", "", id="a renewal took effect although its answer was not waited for"),
+        pytest.param("other", "other", id="another one has taken it"),
+    ],
+)
+def test_lease_that_changed_since_it_was_seen_is_released_if_it_is_ours(
+    api: Api, namespace: str, before: str, after: str
+) -> None:
+    async def lead_and_release() -> None:
+        client = await Client.connect(str(api.kubeconfig))
+        elector = Elector(client, namespace, "regroup", "me", LeaseTimes(20, 15.0, 0.3))
+        await elector.acquire()
+        change = json.dumps({"spec": {"holderIdentity": before, "renewTime": micro_time()}})
+        api.done("patch", "lease", "regroup", f"--namespace={namespace}", "--type=merge", f"--patch={change}")
+        await elector.release()
+        await client.close()
+
+    asyncio.run(lead_and_release())
+    lease = api.get("lease", "regroup", f"--namespace={namespace}")
+    assert lease["spec"].get("holderIdentity", "") == after
 
 
 def test_leader_that_is_killed_is_waited_out(pair: tuple[Candidate, Candidate]) -> None:

@@ -42,6 +42,7 @@ class Agent:
         """The one at the other end of the stream."""
         self.alive = True
         self.stopped = self.muted = False
+        self._stopped_s = 0.0
         self.next_call_s = 0.0
         self.due_s: float | None = None
         self._zygote_s = 0.0
@@ -170,7 +171,11 @@ class Agent:
 
     def stop(self) -> None:
         """SIGSTOP."""
-        self.stopped = True
+        self.stopped, self._stopped_s = True, self.world.now_s
+
+    def silent_for(self, seconds: float) -> bool:
+        """Return whether it has been stopped for so long."""
+        return self.stopped and self.world.now_s >= self._stopped_s + seconds
 
     def go_on(self) -> None:
         """SIGCONT."""

@@ -137,5 +137,7 @@ def restore(world: World, status: dict[str, Any]) -> None:
     """etcd is restored from a backup, and the operator starts anew."""
     for operator in list(world.operators):
         world.kill_operator(operator)
+    restored = status.get("membership", {}).get("generation", 0)
+    world.unwritten |= {number for number in world.generations if number > restored}
     world.store.replace_status(status)
     world.after(1.0, lambda: lead(world))

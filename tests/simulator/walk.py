@@ -9,6 +9,7 @@ from pathlib import Path
 
 from regroup_operator.api import parse_job
 from regroup_operator.model.records import Settings
+from regroup_operator.plan.lateness import LONGEST_START
 from tests.builders.plan import JobBuilder, make_job
 from tests.simulator.bound import NAMED, WAITS, bound_s
 from tests.simulator.faults import KINDS, MOMENT_S, Fault, draw
@@ -65,7 +66,8 @@ class Setting:
         rng = random.Random(f"{self.seed}/pace")
         pace = Pace(rng) if self.quick else Pace(
             rng, start_s=(0.05, 3.0), form_s=(0.01, 0.3), adopt_s=(0.01, 1.0), checkpoint_s=(0.1, 2.0),
-            container_s=(0.5, 3.0), reconnect_s=(0.02, 1.0), in_part=True, shuffles=True,
+            container_s=(0.5, 3.0), reconnect_s=(0.02, 1.0), probe_late_s=(0.0, 3.0),
+            in_part=True, shuffles=True,
         )  # fmt: skip
         return World(
             None, self.job(), processes=self.processes, script="plain" if self.script else "session",
@@ -206,12 +208,13 @@ class Walk:
             world._turn()
         if KINDS[fault.kind].strike(world, fault):
             self.outcome.hits.append(fault.kind)
-            if fault.kind in HANGS and not world.num_commits:
+            if fault.kind in HANGS and LONGEST_START not in world.status:
                 self.bound_s += world.settings.start_timeout_s  # no start has been seen that tells how long one takes
         lasts_s = fault.for_s if fault.for_s < FOREVER else 0.0
         self._over_s = max(self._over_s, world.now_s + min(lasts_s, 60.0) + _slow_end_s(fault))
         self._seen = world.num_commits
         self._struck_s, self._kind = world.now_s, fault.kind
+        self._healed = False
 
     # --- what must hold --------------------------------------------------------------------------------------------
 

@@ -20,7 +20,8 @@ from typing import Any
 from _regroup_agent import events as ev
 from _regroup_agent.statefile import Saved
 from regroup.protocol.state import StatePair
-from regroup_operator.api import Job, RegroupError
+from regroup.protocol.wire import Changed
+from regroup_operator.api import Job, RegroupError, parse_job
 from regroup_operator.controller import Controller
 from regroup_operator.membership.registry import Registry, Stream
 from regroup_operator.model.members import parse_members
@@ -62,6 +63,8 @@ class Pace:
     reconnect_s: Span = (0.0, 0.0)
     probe_s: float = 5.0
     """Until a kernel gives a connection up whose other end says nothing."""
+    probe_late_s: Span = (0.0, 0.0)
+    """How much later than that it does: the streams of one node do not end at one moment."""
     in_part: bool = False
     """Some ranks of a group that breaks may have committed the step in flight."""
     shuffles: bool = False
@@ -202,6 +205,8 @@ class World:
         """Whether the template has a container that runs on when the trainer's has ended."""
         self.notes: list[EventNote] = []
         self.generations: dict[int, str] = {}
+        self.unwritten: set[int] = set()
+        """Numbers that a restored status does not name any more."""
         self.committed: list[tuple[int, int]] = []
         self.num_commits = 0
         self.last_commit_s = START_S
@@ -466,7 +471,7 @@ class World:
         agent.alive = False
         for trainer in agent.trainers.values():
             trainer.die(self.pace.probe_s)
-        self.after(self.pace.probe_s, agent.disconnect)
+        self.after(self.pace.probe_s + self.pace.some(self.pace.probe_late_s), agent.disconnect)
 
     def node_not_ready(self, uid: str) -> None:
         self.pods.by_uid[uid] = replace(self.pods.by_uid[uid], node_ready=False)
@@ -498,6 +503,12 @@ class World:
         agent.exited(agent.trainers[local_rank], code, last_line)
 
     # --- training --------------------------------------------------------------------------------------------------
+
+    @property
+    def patience_s(self) -> float:
+        """How long a worker that cannot be reached and may hold the newest state is waited for, seconds."""
+        job = parse_job(self.store.read())
+        return job.spec.recovery.disconnect_seconds + self.settings.replace_after_s
 
     def is_slow(self, trainers: list[Trainer]) -> bool:
         """Return whether one of these has not done its part of the step yet."""
@@ -540,17 +551,23 @@ class World:
 
     def continues_from(self, state: StatePair, group: Group) -> None:
         """A group is about to continue from `state`: no process of a worker that can be reached may hold a newer committed
-        step. One that cannot be reached is waited for only so long (rule BEST)."""
+        step. One that cannot be reached is waited for only so long (rule BEST), stopped with its stream open or not, and one
+        that was released not at all (rule RELEASE)."""
         state = state if state.step else StatePair(0, 0)  # what begins anew is older than anything
         if not self.committed or state >= self.committed[-1]:
             return
-        agents = [a for a in self.agents.values() if a.connected]
+        agents = [a for a in self.agents.values() if a.connected and a.uid not in self.released]
+        agents = [a for a in agents if not a.silent_for(self.patience_s)]
         held = [t for a in agents for t in a.trainers.values() if t.alive and t.state is not None]
         known = set(self.committed)
-        holders = [t.agent.name for t in held if t.state is not None and t.state > state and tuple(t.state) in known]
+        holders = [
+            f"{t.agent.name} {tuple(t.state)}"
+            for t in held
+            if t.state is not None and t.state > state and tuple(t.state) in known
+        ]
         assert not holders, (
-            f"generation {group.number} rolled back to {tuple(state)} while {', '.join(holders)} hold "
-            f"{tuple(self.committed[-1])}"
+            f"generation {group.number} rolled back to {tuple(state)} while there was {', '.join(holders)}; "
+            f"the newest was {tuple(self.committed[-1])}"
         )
         lost = [pair for pair in self.committed if pair[1] > state.step]
         self.rolled_back += len(lost)
@@ -596,10 +613,19 @@ class World:
 
     def saw_generation(self, number: int, uid: str, digest: str = "") -> None:
         said = self.generations.setdefault(number, uid)
+        if said != uid and number in self.unwritten and not self._is_remembered(number):
+            self.generations[number] = said = uid
         assert said == uid, f"generation {number} stands for two lists of members"
         if digest:
             membership = self.status["membership"]
             assert membership["generation"] >= number, f"generation {number} was announced before it was written"
+
+    def _is_remembered(self, number: int) -> bool:
+        """Return whether anybody that lives, or a disk that is still there, knows that there was a generation of this number."""
+        agents = [a for a in self.agents.values() if a.alive]
+        disks = [*(self._disks.get(uid, Saved()) for uid in self.pods.by_uid), *(a.saved for a in agents)]
+        heard = [a.core.report(Changed()).condition.heard for a in agents]
+        return max([*heard, *(max(s.entered, s.sealed) for s in disks)], default=0) >= number
 
     def _wrote(self, status: dict[str, Any]) -> None:
         self.released += [uid for uid in status.get("released", ()) if uid not in self.released]

@@ -282,6 +282,9 @@ class JobStatus(WrittenModel):
     incidents: list[Incident] = Field(default_factory=list, max_length=MAX_INCIDENTS)
     """The last ten changes of membership, oldest first."""
 
+    longest_start_seconds: int | None = Field(default=None, ge=1)
+    """The longest start of a worker's processes so far, imports included; who takes four times as long is restarted."""
+
     agent_image: str | None = None
     """Image that the workers' agent came from."""
 

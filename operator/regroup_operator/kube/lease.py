@@ -157,16 +157,35 @@ class Elector:
                 log.warning("The lease was not renewed: %s", error)
 
     async def release(self, timeout_s: float = 3.0) -> None:
-        """Give the lease away at once, if it is ours. Call it after everything that needs leadership has ended."""
+        """Give the lease away at once, if it is ours. Call it after everything that needs leadership has ended.
+
+        `hold` may have been cancelled in the middle of a renewal that took effect: then what was last seen of the lease is
+        too old to write on, and it is read and written once more. All of it takes at most `timeout_s` seconds.
+        """
         self._over.set()
-        if not self.leading or self._sight is None:
+        if not self.leading:
             return
         self._renewed_s = None
         try:
-            await self._write({"holderIdentity": "", "leaseDurationSeconds": 1}, self._sight, timeout_s)
-            log.info("%s released the lease.", self.identity)
-        except ApiError as error:
-            log.warning("The lease was not released and runs out by itself: %s", error)
+            async with asyncio.timeout(timeout_s):
+                await self._give_away(timeout_s)
+        except (ApiError, TimeoutError) as error:
+            why = str(error) or f"no answer in {timeout_s:g} s."
+            log.warning("The lease was not released and runs out by itself: %s", why)
+
+    async def _give_away(self, timeout_s: float) -> None:
+        for is_last in (False, True):
+            if self._sight is None or self._sight.holder != self.identity:
+                return
+            try:
+                await self._write({"holderIdentity": "", "leaseDurationSeconds": 1}, self._sight, timeout_s)
+            except ApiConflict:
+                if is_last:
+                    raise
+                await self._read(timeout_s)
+            else:
+                log.info("%s released the lease.", self.identity)
+                return
 
     async def _attempt(self, left_s: float) -> bool:
         """Look and act once within `left_s` seconds; return whether the lease is ours now. Raises ApiError: unknown."""

@@ -112,11 +112,17 @@ class Registry:
         self._enqueue((pod.namespace, pod.job))
 
     def tell(self, pod_uid: str, job_uid: str, generation: int, body: Any) -> None:
-        """Queue a command on the pod's stream and remember that it was told. Nothing happens without a stream."""
+        """Queue a command on the pod's stream and remember that it was told. Nothing happens without a stream.
+
+        `generation` is the status' newest. What this agent says it has heard may be newer: the status was restored from a
+        backup. An agent refuses what comes from before that (rule FENCE), a ping too, and would count as unreachable.
+        """
         stream, session = self._streams.get(pod_uid), self._sessions.get(pod_uid)
         if stream is None or session is None:
             return
-        stream.put(codec.line(Command(job_uid, pod_uid, session.condition.incarnation, generation, body)))
+        condition = session.condition
+        newest = max(generation, condition.heard)
+        stream.put(codec.line(Command(job_uid, pod_uid, condition.incarnation, newest, body)))
         if isinstance(body, Generation):
             session = replace(session, told_generation=body.number)
         elif isinstance(body, Welcome):

@@ -120,8 +120,6 @@ class Memory:
     """By pod UID: who is late."""
     setbacks: Mapping[str, Setback] = field(default_factory=dict)
     """By pod UID: who kept generations from forming."""
-    longest_start_s: float = 0.0
-    """The longest `Session.start_s` of any worker so far, also of those whose pods are gone; 0: none has been seen."""
     readers: frozenset[str] = frozenset()
     """Pod UIDs of workers that could not read the checkpoint that must be, since the last adoption."""
     created: frozenset[MemberId] = frozenset()

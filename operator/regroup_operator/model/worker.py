@@ -51,6 +51,8 @@ class Worker:
     is not waited for any more."""
     barred_until_s: float = 0.0
     """It kept generations from forming: until then it joins none that can do without it."""
+    in_doubt_until_s: float | None = None
+    """A worker of its node is lost, and it has not said a word since: by then it has answered, or is lost, too."""
     abandoned: bool = False
     """Another pod takes its slot as soon as that one can (lateness.py)."""
 

@@ -13,8 +13,9 @@ from regroup.protocol.document import PLANNED, Document
 from regroup.protocol.state import Phase
 from regroup.protocol.wire import DocumentCommand, Generation, Ping, ProgressRequest, Stop, Welcome
 from regroup_operator.model.plan import Tell
-from regroup_operator.model.records import Pod
+from regroup_operator.model.records import Pod, Session
 from regroup_operator.model.worker import Standing, Worker
+from regroup_operator.plan.pulse import SCRIPT_ASK_EVERY_S
 
 ASK_EVERY_S = 1.0
 """While a member is silent or progress stalls, everybody who can be reached is asked this often, ..."""
@@ -36,8 +37,8 @@ def plan_commands(
     that has ended: everybody is stopped then, before only the released. `stalled`: steps, or an adoption, are overdue."""
     workers = tuple(workers)
     assignment = _Assignment(document) if document is not None else None
-    every_s = max(ASK_EVERY_S, len(workers) / ASKED_PER_S)
     silent = any(w.is_member and w.standing == Standing.SILENT for w in workers)
+    every_s = max(ASK_EVERY_S, len(workers) / ASKED_PER_S)
     withheld = document is not None and tier == "Session" and _waits_for_joiners(document, workers)
     for worker in workers:
         session, pod = worker.session, worker.pod
@@ -56,8 +57,17 @@ def plan_commands(
             waits = pod.uid == assignment.host and condition.entered < assignment.number
             if (condition.heard < assignment.number or waits) and not (withheld and worker.trains):
                 yield from assignment.of(pod)
-        if (silent or stalled) and (session.asked_at_s is None or now_s >= session.asked_at_s + every_s):
+        if silent or stalled:
+            asks = session.asked_at_s is None or now_s >= session.asked_at_s + every_s
+        else:
+            asks = tier == "Script" and now_s >= script_asks_at_s(session)
+        if asks or (worker.in_doubt_until_s is not None and session.unanswered_since_s is None):
             yield Tell(pod.uid, ProgressRequest() if silent else Ping())
+
+
+def script_asks_at_s(session: Session) -> float:
+    """Return when the agent of a script that runs is asked next, if nothing calls for it before."""
+    return (session.condition_at_s if session.asked_at_s is None else session.asked_at_s) + SCRIPT_ASK_EVERY_S
 
 
 def _waits_for_joiners(document: Document, workers: Iterable[Worker]) -> bool:

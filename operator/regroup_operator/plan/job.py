@@ -15,10 +15,10 @@ from regroup_operator.api.status import MAX_INCIDENTS, MAX_LINEAGE
 from regroup_operator.model.members import MemberId
 from regroup_operator.model.plan import Clock, JobPlan, Memory, Tell, Verdict, timestamp
 from regroup_operator.model.ports import EventNote
-from regroup_operator.model.records import Observation, Settings
+from regroup_operator.model.records import Observation, Session, Settings
 from regroup_operator.model.waits import UntilEvent
 from regroup_operator.model.worker import Announce, Bounds, Current, Decision, Keep, Refusal, Standing, Wait, Worker
-from regroup_operator.plan.commands import ASK_EVERY_S, plan_commands
+from regroup_operator.plan.commands import ASK_EVERY_S, plan_commands, script_asks_at_s
 from regroup_operator.plan.crashes import crash_sentence, is_hopeless, note_crashes, repeats
 from regroup_operator.plan.document import build_document, with_peers
 from regroup_operator.plan.face import View, face, is_urgent
@@ -33,12 +33,17 @@ from regroup_operator.plan.generation import (
 )
 from regroup_operator.plan.hangs import ALONE, HUNG, KILL_AGAIN_S, Hang, find_hang, hangs_in_a_row, stack_lines
 from regroup_operator.plan.incidents import make_incident, with_times
-from regroup_operator.plan.lateness import Lateness, see_lateness, with_setbacks
+from regroup_operator.plan.lateness import LONGEST_START, Lateness, longest_start, see_lateness, with_setbacks
 from regroup_operator.plan.membership import names_of, next_generation
 from regroup_operator.plan.observed import FIELD as OBSERVED_AT
 from regroup_operator.plan.observed import due_in_s, observe
 from regroup_operator.plan.progress import checkpoint_status, progress_status
-from regroup_operator.plan.pulse import ANSWER_S, FIRST_STALL_S, newest_progress
+from regroup_operator.plan.pulse import (
+    ANSWER_S,
+    FIRST_STALL_S,
+    SCRIPT_ANSWER_S,
+    newest_progress,
+)
 from regroup_operator.plan.restarts import KUBECTL_LOGS, exit_words, judge_restarts, log_words
 from regroup_operator.plan.saving import Saving, judge_saving
 from regroup_operator.plan.standing import assess
@@ -264,12 +269,14 @@ class _Planner:
         return self.newest.stalls_at_s if self.newest is not None else current.announced_at_s + FIRST_STALL_S
 
     def _asks(self) -> bool:
-        """Whether agents are asked if they are there: steps are overdue, or an adoption is."""
+        """Whether agents are asked if they are there: steps are overdue, or an adoption is, or the group broke."""
         current = self.current
-        unadopted = current is not None and not current.adopted
-        return self._stalled() or (
-            unadopted and current is not None and self.clock.now_s >= current.announced_at_s + UNADOPTED_S
-        )
+        if current is None:
+            return False
+        if any(w.standing == Standing.BROKEN for w in self.members):
+            return True  # who has not said so may be who broke it, and the next generation must not wait for it
+        overdue_s = current.announced_at_s + UNADOPTED_S
+        return self._stalled() or (not current.adopted and self.clock.now_s >= overdue_s)
 
     @property
     def _step_s(self) -> float:
@@ -282,8 +289,9 @@ class _Planner:
         """See who holds the job up; have the late restarted in place, and say who is replaced."""
         setbacks = with_setbacks(self.memory.setbacks, self.workers, frozenset(), self.clock.now_s)
         hang_s = self.recovery.hang_seconds
-        # A worker's session goes with its pod; what its start has told does not.
-        longest_start_s = max([self.memory.longest_start_s, *(s.start_s or 0.0 for s in self.obs.sessions.values())])
+        longest_start_s = longest_start(self.status.get(LONGEST_START), self.obs.sessions.values())
+        if longest_start_s is not None:
+            self.status[LONGEST_START] = longest_start_s
         lateness = see_lateness(
             workers=self.workers,
             current=self.current,
@@ -294,7 +302,7 @@ class _Planner:
             now_s=self.clock.now_s,
             settings=self.settings,
             alone_s=None if hang_s is None else ALONE * hang_s,
-            longest_start_s=longest_start_s,
+            longest_start_s=longest_start_s or 0.0,
         )
         for worker, why in lateness.restart:
             assert worker.pod is not None
@@ -302,9 +310,7 @@ class _Planner:
             self.notes.append(
                 EventNote("Warning", "WorkerRestarted", f"Worker {worker.id} is restarted in place: {why}")
             )
-        self.memory = replace(
-            self.memory, spells=lateness.spells or {}, setbacks=setbacks, longest_start_s=longest_start_s
-        )
+        self.memory = replace(self.memory, spells=lateness.spells or {}, setbacks=setbacks)
         self.workers = tuple(
             replace(w, abandoned=w.pod is not None and w.pod.uid in lateness.replace) for w in self.workers
         )
@@ -601,7 +607,17 @@ class _Planner:
             times += [at_s + ANSWER_S for at_s in asked if at_s is not None]
         elif self.newest is not None:
             times.append(self.newest.stalls_at_s)
+        if self.tier == "Script":
+            times += [due_s for w in self.members if w.session and (due_s := _script_due_s(w.session)) is not None]
         return min(at_s for at_s in times if at_s > now_s)  # what is due has been looked at
+
+
+def _script_due_s(session: Session) -> float | None:
+    """Return when a script's agent is asked next, or is called silent if it has not answered by then."""
+    if not session.connected:
+        return None
+    unanswered_s = session.unanswered_since_s
+    return script_asks_at_s(session) if unanswered_s is None else unanswered_s + SCRIPT_ANSWER_S
 
 
 def _finished(worker: Worker, generation: int) -> bool:

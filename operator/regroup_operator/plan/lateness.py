@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import ceil
 
 from regroup.protocol.document import PLANNED
 from regroup.protocol.state import Phase
@@ -42,6 +43,9 @@ MAX_SETBACKS = 5
 """So many setbacks in a row, `late_timeout_s` after the first, and the worker is replaced: its node or its link may be at fault."""
 NOBODY_FACTOR = 10
 """Where no agent of the job can be reached, the operator's own network is the likelier cause: new pods would not help."""
+
+LONGEST_START = "longestStartSeconds"
+"""Field of the status: sessions go with their pods and with the operator, what their starts have told does not."""
 
 _INSIDE = (Phase.FORMING, Phase.ARRIVED, Phase.ADOPTING, Phase.TRAINING)
 
@@ -131,6 +135,13 @@ def see_lateness(
                 dues.append(due_s)
         kept[pod.uid] = spell
     return Lateness(tuple(restart), frozenset(replaced), kept, min(dues, default=None))
+
+
+def longest_start(known_s: int | None, sessions: Iterable[Session]) -> int | None:
+    """Return the longest start of a worker so far in whole seconds, at least 1; None: none has been seen."""
+    seen = [known_s] if known_s is not None else []
+    seen += [max(1, ceil(s.start_s)) for s in sessions if s.start_s is not None]
+    return max(seen, default=None)
 
 
 def with_setbacks(

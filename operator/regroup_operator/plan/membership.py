@@ -17,6 +17,7 @@ from regroup_operator.model.records import Settings
 from regroup_operator.model.waits import UntilEvent
 from regroup_operator.model.worker import Announce, Bounds, Current, Decision, Keep, Refusal, Standing, Wait, Worker
 from regroup_operator.plan.culprit import name_culprit
+from regroup_operator.plan.pulse import ANSWER_S
 
 _GONE = (Standing.LOST, Standing.DIED)
 _IN_GROUP = (Phase.FORMING, Phase.ARRIVED, Phase.ADOPTING, Phase.TRAINING)
@@ -76,7 +77,7 @@ def next_generation(
     if not current.adopted:
         dues = [*silent, *([deadline] if deadline > now_s else [])]
         return Keep(min(dues, default=UntilEvent.ADOPTED_REPORT))
-    return _planned(members, workers, bounds, silent, now_s, settings)
+    return _planned(current, members, workers, bounds, silent, now_s, settings)
 
 
 # --- the first one -------------------------------------------------------------------------------------------------
@@ -128,12 +129,10 @@ def _trouble(
     if broken:
         first = min(broken, key=lambda w: w.since_s)
         others = [w for w in members if w.standing not in (Standing.BROKEN, Standing.SILENT)]
-        if others and now_s < first.since_s + settings.settle_s:
-            return Wait(
-                "Settling",
-                f"{_count(broken, 'member')} lost the group; looking for the cause.",
-                first.since_s + settings.settle_s,
-            )
+        asked = [w.session.unanswered_since_s for w in others if w.session is not None]
+        due_s = max([first.since_s + settings.settle_s, *(at_s + ANSWER_S for at_s in asked if at_s is not None)])
+        if others and now_s < due_s:
+            return Wait("Settling", f"{_count(broken, 'member')} lost the group; looking for the cause.", due_s)
         return first
     if current.adopted:
         return None
@@ -199,12 +198,22 @@ def _forced(
     refusal: Refusal | None,
     now_s: float,
 ) -> Decision:
+    in_doubt = [w for w in workers if w.in_doubt_until_s is not None]
+    if in_doubt:
+        until_s = max(w.in_doubt_until_s or now_s for w in in_doubt)
+        return Wait(
+            "Asking",
+            f"A worker is lost; {_count(in_doubt, 'worker')} on its node must answer first.",
+            until_s,
+        )
     late = culprit.standing in (*_OUTSIDE_IT, Standing.FORMING)
     overdue = _overdue(current, members) if late and current.known else set()
     able = [w for w in workers if w.available and w.id not in overdue]
     if refusal is None:
         able = [w for w in able if not w.draining]
-        able = _enough_without([w for w in able if w.is_member or not _comes_late(w, now_s)], able, bounds.minimum)
+        able = _enough_without([w for w in able if not _is_dumb(w, now_s)], able, bounds.minimum)
+        prompt = [w for w in able if w.is_member or not _comes_late(w, current, now_s)]
+        able = _enough_without(prompt, able, bounds.minimum)
     else:
         able = _enough_without([w for w in able if not _is_stuck(w, now_s)], able, bounds.minimum)
     # Rule WITNESS: a set that refused is tried again with those who may hold the state first, those leaving included.
@@ -264,10 +273,22 @@ def _forced(
     )
 
 
-def _comes_late(worker: Worker, now_s: float) -> bool:
-    """Return whether a worker that is no member would hold up a generation: it failed the last one, or is still in it."""
-    in_session = worker.session is not None and worker.session.condition.session
-    return now_s < worker.barred_until_s or (in_session and not worker.is_waiting)
+def _is_dumb(worker: Worker, now_s: float) -> bool:
+    """Return whether a worker with an open stream does not answer: the others would wait for it at the store, and its node may
+    have no power any more. If it comes back, it joins like another."""
+    unanswered_s = worker.session.unanswered_since_s if worker.session is not None else None
+    return unanswered_s is not None and now_s >= unanswered_s + ANSWER_S
+
+
+def _comes_late(worker: Worker, current: Current, now_s: float) -> bool:
+    """Return whether a worker that is no member would hold up a generation: it failed the last one, or is still in it. Who is
+    in one that the status does not know (it was restored from a backup) leaves that for a newer one, and for nothing else."""
+    if now_s < worker.barred_until_s:
+        return True
+    condition = worker.session.condition if worker.session is not None else None
+    if condition is None or not condition.session or worker.is_waiting:
+        return False
+    return condition.phase not in _IN_GROUP or condition.generation <= current.number
 
 
 def _is_stuck(worker: Worker, now_s: float) -> bool:
@@ -395,6 +416,7 @@ def _cut_pairs(current: Current, workers: list[Worker]) -> list[frozenset[Member
 
 
 def _planned(
+    current: Current,
     members: tuple[Worker, ...],
     workers: tuple[Worker, ...],
     bounds: Bounds,
@@ -404,7 +426,7 @@ def _planned(
 ) -> Decision:
     joiners = [w for w in workers if not w.is_member and w.available and not w.draining]
     silent = [*silent, *(w.barred_until_s for w in joiners if w.barred_until_s > now_s)]
-    target = _target(members, [w for w in joiners if not _comes_late(w, now_s)], bounds)
+    target = _target(members, [w for w in joiners if not _comes_late(w, current, now_s)], bounds)
     kept = [w for w in target if w.is_member]
     new = [w for w in target if not w.is_member]
     if {w.id for w in target} == {w.id for w in members}:

@@ -6,6 +6,7 @@ bound, whatever has happened before. tests/simulator looks for more of them at r
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,9 @@ from _regroup_agent import events as ev
 from regroup.protocol import wire
 from regroup_operator.model.records import Settings
 from tests.builders.plan import JobBuilder, make_job
+from tests.simulator import hazards
 from tests.simulator.trainers import Group, Trainer
-from tests.simulator.world import Pace, World
+from tests.simulator.world import FOREVER, Pace, World
 
 SETTINGS = Settings()
 RESTART_S = SETTINGS.form_timeout_s + SETTINGS.late_timeout_s
@@ -274,6 +276,19 @@ def test_agent_that_is_turned_away_is_replaced(tmp_path: Path) -> None:
     trains_within(world, MARGIN_S, "0-0,1-0,2-1")
 
 
+@pytest.mark.parametrize("seed", range(8))
+def test_node_takes_all_its_workers_with_it_at_once(tmp_path: Path, seed: int) -> None:
+    """Their streams end seconds apart: a generation with a dead member was announced between them."""
+    pace = Pace(random.Random(seed), probe_late_s=(0.0, 3.0))
+    world = World(tmp_path, elastic(4), num_nodes=2, pace=pace)
+    world.until(lambda: world.training().count(",") == 3)
+    world.advance(5.0, 0.5)
+    before = world.generation
+    hazards.node_off(world, "node-0", FOREVER)
+    world.until(lambda: world.training() == "1-0,3-0", 15.0, step_every_s=0.5)
+    assert world.generation == before + 1, world.notes
+
+
 def test_drain_of_the_only_worker_hands_its_state_over(tmp_path: Path) -> None:
     world = running(tmp_path, elastic(1))
     world.terminate(world.uid(0))
@@ -281,6 +296,13 @@ def test_drain_of_the_only_worker_hands_its_state_over(tmp_path: Path) -> None:
     assert world.training() == "0-1"
     assert max(step for _, step in world.committed) > 20
     assert "RolledBack" not in [note.reason for note in world.notes]
+
+
+def restore(world: World, backup: dict[str, Any]) -> None:
+    """The API's storage comes from a backup, and another operator leads."""
+    world.kill_operator()
+    world.store.replace_status(backup)
+    world.start_operator()
 
 
 def test_restored_status_reuses_no_number(tmp_path: Path) -> None:
@@ -291,10 +313,34 @@ def test_restored_status_reuses_no_number(tmp_path: Path) -> None:
         world.kill_process(world.uid(slot))
         world.advance(5, 0.5)
     assert world.generation > backup["membership"]["generation"]
-    world.store.replace_status(backup)
-    world.kill_operator()
-    world.start_operator()
+    restore(world, backup)
     trains_within(world, 30.0, "0-0,1-0,2-0")
+
+
+def test_agents_that_have_heard_of_more_than_a_restored_status_answer(tmp_path: Path) -> None:
+    """Its pings were of an older generation and refused: everybody counted as unreachable, for ever (walk 18152)."""
+    world = running(tmp_path, elastic(3))
+    backup = world.store.read()["status"]
+    world.kill_process(world.uid(0))
+    world.advance(5, 0.5)
+    world.agents[world.uid(1)].stop()
+    world.kill_process(world.uid(0))
+    world.settle()
+    restore(world, backup)
+    trains_within(world, SETTINGS.term_grace_s + 10.0, "0-0,2-0")
+
+
+def test_joiner_in_a_generation_that_a_restored_status_does_not_know_joins(tmp_path: Path) -> None:
+    """It waited in it for ever, alone; nobody else had heard of it (walk 17626)."""
+    world = running(tmp_path, elastic(2))
+    backup = world.store.read()["status"]
+    world.on_moment = lambda moment, _: moment == "entered" and world.generation == 2
+    world.scale(3)
+    world.advance(10.0, 0.5)
+    world.on_moment = None
+    assert world.training() == "0-0,1-0"
+    restore(world, backup)
+    trains_within(world, 10.0, "0-0,1-0,2-0")
 
 
 def test_long_steps_are_waited_for(tmp_path: Path) -> None:
@@ -446,6 +492,21 @@ def test_start_that_hangs_is_measured_by_the_starts_of_pods_that_are_gone(tmp_pa
     world.advance(10.0)
     world.slow_start_s = 0.0
     world.until(lambda: world.training() == "0-1", 2 * SETTINGS.late_timeout_s + MARGIN_S)
+
+
+def test_start_that_hangs_is_measured_by_the_starts_that_another_operator_saw(tmp_path: Path) -> None:
+    """Every process dies, the operator with them, and the next ones hang at their start (walk 12668)."""
+    world = World(tmp_path, fixed(1), known_session=True, pace=Pace(start_s=(5.0, 5.0)))
+    world.until(lambda: world.training() == "0-0")
+    world.step(5)
+    world.slow_start_s = 1e9
+    world.kill_process(world.uid(0))
+    world.settle()
+    world.kill_operator()
+    world.start_operator()
+    world.advance(10.0)
+    world.slow_start_s = 0.0
+    world.until(lambda: world.training() == "0-0", SETTINGS.late_timeout_s + MARGIN_S)
 
 
 def test_start_that_takes_longer_than_its_bound_comes_to_an_end_in_the_end(tmp_path: Path) -> None:

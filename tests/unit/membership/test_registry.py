@@ -78,6 +78,16 @@ def test_told_is_remembered_for_the_stream_only() -> None:
     assert {(c.job_uid, c.pod_uid, c.incarnation, c.generation) for c in told if c} == {("job-uid", "pod-uid", 1, 4)}
 
 
+def test_commands_carry_what_the_agent_has_heard_where_the_status_is_older() -> None:
+    """It was restored from a backup; an agent refuses what comes from before the newest that it has heard (FENCE)."""
+    world = Setting()
+    world.registry.report(POD, hello(heard=7))
+    stream = world.registry.open(POD, "boot")
+    for newest in (4, 9):
+        world.registry.tell("pod-uid", "job-uid", newest, Ping())
+    assert [c.generation for c in lines(stream) if c] == [7, 9]
+
+
 def test_what_was_not_answered_is_known_from_the_first_time_it_was_asked() -> None:
     world = Setting()
     world.registry.report(POD, hello())

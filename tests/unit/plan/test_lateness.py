@@ -13,7 +13,7 @@ from regroup_operator.model.members import MemberId
 from regroup_operator.model.plan import Setback, Spell
 from regroup_operator.model.records import Settings
 from regroup_operator.model.worker import Current, Standing, Worker
-from regroup_operator.plan.lateness import MAX_SETBACKS, SETBACK_S, Lateness, see_lateness, with_setbacks
+from regroup_operator.plan.lateness import MAX_SETBACKS, SETBACK_S, Lateness, longest_start, see_lateness, with_setbacks
 from tests.builders.plan import make_current, make_pod, make_seal, make_session, make_worker, uid_of
 
 NOW_S = 1000.0
@@ -107,6 +107,21 @@ def test_start_is_measured_by_the_starts_before_it() -> None:
     assert see([KEEPS, started], longest_start_s=3.0).restart
     assert not see([KEEPS, started], longest_start_s=100.0).restart
     assert see([KEEPS, started], longest_start_s=100.0, now_s=NOW_S + 340.0).restart
+
+
+@pytest.mark.parametrize(
+    ("known_s", "starts_s", "want"),
+    [
+        pytest.param(None, (), None, id="none was seen"),
+        pytest.param(None, (None,), None, id="it starts still"),
+        pytest.param(None, (0.2, None), 1, id="the shortest counts as a second"),
+        pytest.param(7, (), 7, id="seen by another operator, or of a pod that is gone"),
+        pytest.param(7, (3.0, 9.1), 10, id="rounded up: the longest"),
+    ],
+)
+def test_longest_start(known_s: int | None, starts_s: tuple[float | None, ...], want: int | None) -> None:
+    sessions = [make_session(slot, Phase.READY, start_s=start_s) for slot, start_s in enumerate(starts_s)]
+    assert longest_start(known_s, sessions) == want
 
 
 def test_long_steps_make_nobody_late() -> None:

@@ -10,7 +10,7 @@ import pytest
 from regroup.protocol.document import FORCED, PLANNED
 from regroup.protocol.state import Phase
 from regroup_operator.model.members import MemberId
-from regroup_operator.model.records import Settings
+from regroup_operator.model.records import Session, Settings
 from regroup_operator.model.waits import UntilEvent
 from regroup_operator.model.worker import Announce, Bounds, Current, Decision, Keep, Refusal, Standing, Wait, Worker
 from regroup_operator.plan.membership import RECONNECT_S, RETRY_S, names_of, next_generation
@@ -84,6 +84,11 @@ def silent(slot: int, lost_at_s: float = 104.0, **changes: Any) -> Worker:
     return make_worker(slot, Standing.SILENT, **{"session": session, "lost_at_s": lost_at_s, **changes})
 
 
+def asked(slot: int, since_s: float) -> Session:
+    """A member with an open stream that has not answered since."""
+    return make_session(slot, Phase.TRAINING, 1, unanswered_since_s=since_s)
+
+
 def draining(slot: int, **changes: Any) -> Worker:
     return make_worker(slot, pod=make_pod(slot, terminating=True), **changes)
 
@@ -137,6 +142,21 @@ def test_first_generation_has_one_worker_of_a_slot_and_nobody_who_leaves() -> No
         pytest.param([A, broken(1), C], {}, (FORCED, "MemberLost", "0,1,2"), id="a broken group without a culprit: all again"),
         pytest.param(
             [A, broken(1, since_s=99.9), C], {}, ("wait", "Settling"), id="the culprit's own report is waited for a moment"
+        ),
+        pytest.param(
+            [A, broken(1), make_worker(2, session=asked(2, 99.7))], {}, ("wait", "Settling"), id="who is asked may answer yet"
+        ),
+        pytest.param(
+            [A, broken(1), make_worker(2, session=asked(2, 99.0))], {}, (FORCED, "MemberLost", "0,1"),
+            id="who does not answer is not waited for",
+        ),
+        pytest.param(
+            [A, broken(1), make_worker(2, session=asked(2, 99.0))], {"bounds": make_bounds(minimum=3)},
+            (FORCED, "MemberLost", "0,1,2"), id="unless too few would be left",
+        ),
+        pytest.param(
+            [A, broken(1, available=False, in_doubt_until_s=100.5), lost(2)], {}, ("wait", "Asking"),
+            id="who may be lost with it is asked first",
         ),
         pytest.param([A, B, lost(2), out(2, 1)], {}, (FORCED, "MemberLost", "0,1,2.1"), id="a joiner that is ready comes along"),
         pytest.param(
