@@ -69,6 +69,7 @@ def make_session(
         "pod_uid": uid_of(slot, attempt),
         "boot": "boot",
         "connected": True,
+        "heard_at_s": 100.0,
         "condition": make_condition(phase, generation, **given),
         "condition_at_s": LONG_AGO_S,
         "store_port": 4000 + slot,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from regroup.checkpoint.selection import Name, name_of, refusal
+from regroup.checkpoint.selection import Name, is_named, name_of, refusal
 from regroup.elastic.adoption import Copy, Fallback, Refuse
 from regroup.protocol.document import Document
 from regroup.protocol.state import StatePair
@@ -135,7 +135,7 @@ class Disk:
         return not self.is_hidden and uid not in self.blind
 
     def _newest(self, document: Document) -> Checkpoint | None:
-        may = (
-            c for c in self.checkpoints if c.is_whole and refusal(c.name, document.lineage, document.checkpoint) is None
-        )
+        whole = [c for c in self.checkpoints if c.is_whole]
+        may = [c for c in whole if refusal(c.name, document.lineage, document.checkpoint) is None]
+        may = may or [c for c in whole if is_named(c.name, document.checkpoint)]
         return max(may, key=lambda c: c.name, default=None)

@@ -20,7 +20,6 @@ from typing import Any
 from _regroup_agent import events as ev
 from _regroup_agent.statefile import Saved
 from regroup.protocol.state import StatePair
-from regroup.protocol.wire import Changed
 from regroup_operator.api import Job, RegroupError, parse_job
 from regroup_operator.controller import Controller
 from regroup_operator.membership.registry import Registry, Stream
@@ -615,6 +614,7 @@ class World:
         said = self.generations.setdefault(number, uid)
         if said != uid and number in self.unwritten and not self._is_remembered(number):
             self.generations[number] = said = uid
+            self.unwritten.discard(number)
         assert said == uid, f"generation {number} stands for two lists of members"
         if digest:
             membership = self.status["membership"]
@@ -624,7 +624,7 @@ class World:
         """Return whether anybody that lives, or a disk that is still there, knows that there was a generation of this number."""
         agents = [a for a in self.agents.values() if a.alive]
         disks = [*(self._disks.get(uid, Saved()) for uid in self.pods.by_uid), *(a.saved for a in agents)]
-        heard = [a.core.report(Changed()).condition.heard for a in agents]
+        heard = [a.core._worker.heard for a in agents]
         return max([*heard, *(max(s.entered, s.sealed) for s in disks)], default=0) >= number
 
     def _wrote(self, status: dict[str, Any]) -> None:

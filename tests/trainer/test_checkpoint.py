@@ -226,6 +226,27 @@ def test_fenced_generation_that_commits_late_is_not_read(tmp_path: Path) -> None
     assert [said.split(": ")[1][:12] for said in found.skipped] == ["it has no CO", "generation 2"]
 
 
+@pytest.mark.parametrize(
+    ("others", "want"),
+    [
+        pytest.param([], StatePair(1, 100), id="nothing else may be read"),
+        pytest.param([(1, 45)], StatePair(1, 45), id="there is one that the newest generation began after"),
+        pytest.param([(2, 60)], StatePair(2, 60), id="the newest generation has saved one"),
+    ],
+)
+def test_named_checkpoint_that_was_left_behind_is_the_last_resort(
+    tmp_path: Path, others: list[tuple[int, int]], want: StatePair
+) -> None:
+    """Generation 2 rolled back to step 50, and its volume took no checkpoint for a while; then all processes died."""
+    for generation, step in [(1, 100), *others]:
+        save(make(tmp_path), generation, step)
+    found = make(tmp_path).newest(LINEAGE, CheckpointRef(1, 100, "step-100.g1-00000001"))
+    assert found.info is not None
+    assert found.info.pair == want
+    unnamed = make(tmp_path).newest(LINEAGE)
+    assert (unnamed.info is None) == (not others)
+
+
 def test_fenced_generation_writes_nothing_once_it_sees_a_later_one(tmp_path: Path) -> None:
     g1 = make(tmp_path)
     save(make(tmp_path), 2, 60)

@@ -283,7 +283,8 @@ class JobStatus(WrittenModel):
     """The last ten changes of membership, oldest first."""
 
     longest_start_seconds: int | None = Field(default=None, ge=1)
-    """The longest start of a worker's processes so far, imports included; who takes four times as long is restarted."""
+    """The longest start of a worker's processes so far, imports included. One that takes four times as long, and at least a
+    minute, is restarted."""
 
     agent_image: str | None = None
     """Image that the workers' agent came from."""

@@ -33,6 +33,7 @@ def apply_report(session: Session | None, report: Report, now_s: float) -> Sessi
             connected=False,
             condition=condition,
             condition_at_s=now_s,
+            heard_at_s=now_s,
         )
     elif _older(session, report):
         return None
@@ -46,6 +47,7 @@ def apply_report(session: Session | None, report: Report, now_s: float) -> Sessi
         boot=report.boot,
         condition=condition,
         condition_at_s=now_s if moved else session.condition_at_s,
+        heard_at_s=now_s,
         start_s=now_s - session.condition_at_s if _started(before, condition) else session.start_s,
         busy_since_s=tuple(now_s - busy.age_s for busy in condition.busy),
         busy_ended_s=now_s if _ended(before.busy, condition.busy) else session.busy_ended_s,

@@ -84,6 +84,8 @@ class Session:
     condition: Condition
     condition_at_s: float
     """When `condition.phase`, generation or incarnation last changed."""
+    heard_at_s: float
+    """When the agent last said anything."""
     seal: Seal | None = None
     store_port: int = 0
     closed_at_s: float | None = None

@@ -51,8 +51,6 @@ class Worker:
     is not waited for any more."""
     barred_until_s: float = 0.0
     """It kept generations from forming: until then it joins none that can do without it."""
-    in_doubt_until_s: float | None = None
-    """A worker of its node is lost, and it has not said a word since: by then it has answered, or is lost, too."""
     abandoned: bool = False
     """Another pod takes its slot as soon as that one can (lateness.py)."""
 
@@ -149,6 +147,8 @@ class Refusal:
     unreadable: bool = False
     readers: frozenset[str] = frozenset()
     """Pod UIDs of workers that could not read it: who has not tried comes before them (rule RETRY)."""
+    have_all_tried: bool = False
+    """None that can be reached is left: all may read again, after a pause."""
 
 
 @dataclass(frozen=True)
@@ -175,6 +175,8 @@ class Wait:
     reason: str
     message: str
     until: float | UntilEvent
+    ask: frozenset[str] = frozenset()
+    """Pod UIDs of workers that are asked whether they are there."""
 
 
 @dataclass(frozen=True)

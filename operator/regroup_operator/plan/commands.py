@@ -15,7 +15,7 @@ from regroup.protocol.wire import DocumentCommand, Generation, Ping, ProgressReq
 from regroup_operator.model.plan import Tell
 from regroup_operator.model.records import Pod, Session
 from regroup_operator.model.worker import Standing, Worker
-from regroup_operator.plan.pulse import SCRIPT_ASK_EVERY_S
+from regroup_operator.plan.pulse import SCRIPT_ANSWER_S, SCRIPT_ASK_EVERY_S
 
 ASK_EVERY_S = 1.0
 """While a member is silent or progress stalls, everybody who can be reached is asked this often, ..."""
@@ -32,9 +32,11 @@ def plan_commands(
     stop: str | None,
     stalled: bool,
     now_s: float,
+    ask: frozenset[str] = frozenset(),
 ) -> Iterator[Tell]:
     """Yield the commands. `document` is the newest generation's, where this operator has it; `stop` the outcome of a job
-    that has ended: everybody is stopped then, before only the released. `stalled`: steps, or an adoption, are overdue."""
+    that has ended: everybody is stopped then, before only the released. `stalled`: steps, or an adoption, are overdue. `ask`:
+    the pod UIDs of those who must answer before a generation names them."""
     workers = tuple(workers)
     assignment = _Assignment(document) if document is not None else None
     silent = any(w.is_member and w.standing == Standing.SILENT for w in workers)
@@ -60,14 +62,17 @@ def plan_commands(
         if silent or stalled:
             asks = session.asked_at_s is None or now_s >= session.asked_at_s + every_s
         else:
-            asks = tier == "Script" and now_s >= script_asks_at_s(session)
-        if asks or (worker.in_doubt_until_s is not None and session.unanswered_since_s is None):
+            asks = tier == "Script" and session.unanswered_since_s is None and now_s >= script_due_s(session)
+        if asks or (pod.uid in ask and session.unanswered_since_s is None):
             yield Tell(pod.uid, ProgressRequest() if silent else Ping())
 
 
-def script_asks_at_s(session: Session) -> float:
-    """Return when the agent of a script that runs is asked next, if nothing calls for it before."""
-    return (session.condition_at_s if session.asked_at_s is None else session.asked_at_s) + SCRIPT_ASK_EVERY_S
+def script_due_s(session: Session) -> float:
+    """Return when the agent of a script that runs is asked next if nothing calls for it before, or, where it has not answered
+    yet, when it counts as silent."""
+    if session.unanswered_since_s is not None:
+        return session.unanswered_since_s + SCRIPT_ANSWER_S
+    return session.heard_at_s + SCRIPT_ASK_EVERY_S
 
 
 def _waits_for_joiners(document: Document, workers: Iterable[Worker]) -> bool:

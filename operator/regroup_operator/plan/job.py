@@ -15,10 +15,10 @@ from regroup_operator.api.status import MAX_INCIDENTS, MAX_LINEAGE
 from regroup_operator.model.members import MemberId
 from regroup_operator.model.plan import Clock, JobPlan, Memory, Tell, Verdict, timestamp
 from regroup_operator.model.ports import EventNote
-from regroup_operator.model.records import Observation, Session, Settings
+from regroup_operator.model.records import Observation, Settings
 from regroup_operator.model.waits import UntilEvent
 from regroup_operator.model.worker import Announce, Bounds, Current, Decision, Keep, Refusal, Standing, Wait, Worker
-from regroup_operator.plan.commands import ASK_EVERY_S, plan_commands, script_asks_at_s
+from regroup_operator.plan.commands import ASK_EVERY_S, plan_commands, script_due_s
 from regroup_operator.plan.crashes import crash_sentence, is_hopeless, note_crashes, repeats
 from regroup_operator.plan.document import build_document, with_peers
 from regroup_operator.plan.face import View, face, is_urgent
@@ -32,18 +32,14 @@ from regroup_operator.plan.generation import (
     read_current,
 )
 from regroup_operator.plan.hangs import ALONE, HUNG, KILL_AGAIN_S, Hang, find_hang, hangs_in_a_row, stack_lines
+from regroup_operator.plan.hangs import bound as hang_bound_s
 from regroup_operator.plan.incidents import make_incident, with_times
 from regroup_operator.plan.lateness import LONGEST_START, Lateness, longest_start, see_lateness, with_setbacks
 from regroup_operator.plan.membership import names_of, next_generation
 from regroup_operator.plan.observed import FIELD as OBSERVED_AT
 from regroup_operator.plan.observed import due_in_s, observe
 from regroup_operator.plan.progress import checkpoint_status, progress_status
-from regroup_operator.plan.pulse import (
-    ANSWER_S,
-    FIRST_STALL_S,
-    SCRIPT_ANSWER_S,
-    newest_progress,
-)
+from regroup_operator.plan.pulse import ANSWER_S, FIRST_STALL_S, newest_progress
 from regroup_operator.plan.restarts import KUBECTL_LOGS, exit_words, judge_restarts, log_words
 from regroup_operator.plan.saving import Saving, judge_saving
 from regroup_operator.plan.standing import assess
@@ -100,6 +96,7 @@ class _Planner:
         self.finished: tuple[int, int] | None = None
         self.recovery = job.spec.recovery
         self.replicas = job.spec.replicas
+        self.have_all_tried = False
 
     # --- the order of things ---------------------------------------------------------------------------------------
 
@@ -146,7 +143,7 @@ class _Planner:
         self._progress()
         self._stop_hang(ended)
         self._face(decision, ended, failure)
-        self._commands(ended, document)
+        self._commands(ended, document, decision.ask if isinstance(decision, Wait) else frozenset())
         return JobPlan(
             status=self.status,
             urgent=is_urgent(self.status, self.job.status.to_dict()),
@@ -269,14 +266,12 @@ class _Planner:
         return self.newest.stalls_at_s if self.newest is not None else current.announced_at_s + FIRST_STALL_S
 
     def _asks(self) -> bool:
-        """Whether agents are asked if they are there: steps are overdue, or an adoption is, or the group broke."""
+        """Whether agents are asked if they are there: steps are overdue, or an adoption is."""
         current = self.current
-        if current is None:
-            return False
-        if any(w.standing == Standing.BROKEN for w in self.members):
-            return True  # who has not said so may be who broke it, and the next generation must not wait for it
-        overdue_s = current.announced_at_s + UNADOPTED_S
-        return self._stalled() or (not current.adopted and self.clock.now_s >= overdue_s)
+        unadopted = current is not None and not current.adopted
+        return self._stalled() or (
+            unadopted and current is not None and self.clock.now_s >= current.announced_at_s + UNADOPTED_S
+        )
 
     @property
     def _step_s(self) -> float:
@@ -288,8 +283,9 @@ class _Planner:
     def _lateness(self) -> Lateness:
         """See who holds the job up; have the late restarted in place, and say who is replaced."""
         setbacks = with_setbacks(self.memory.setbacks, self.workers, frozenset(), self.clock.now_s)
-        hang_s = self.recovery.hang_seconds
-        longest_start_s = longest_start(self.status.get(LONGEST_START), self.obs.sessions.values())
+        said_s = self.recovery.hang_seconds
+        hang_s = None if said_s is None else hang_bound_s(self.obs.sessions.values(), said_s, self.settings)
+        longest_start_s = longest_start(self.status.get(LONGEST_START), self.obs.sessions.values(), self.settings)
         if longest_start_s is not None:
             self.status[LONGEST_START] = longest_start_s
         lateness = see_lateness(
@@ -443,7 +439,11 @@ class _Planner:
             unreadable = "checkpoint" in causes
             if unreadable:
                 self.memory = replace(self.memory, readers=self._readers())
-            refusal = Refusal(self.memory.tried or frozenset(), unreadable, self.memory.readers)
+            readers = self.memory.readers
+            self.have_all_tried = unreadable and not any(
+                w.available and w.pod is not None and w.pod.uid not in readers for w in self.workers
+            )
+            refusal = Refusal(self.memory.tried or frozenset(), unreadable, readers, self.have_all_tried)
         return next_generation(
             current=self.current,
             workers=self.workers,
@@ -462,12 +462,10 @@ class _Planner:
         )
 
     def _readers(self) -> frozenset[str]:
-        """Return who could not read the checkpoint, with the newest generation's reader; begin anew once all have tried."""
+        """Return who could not read the checkpoint, with the newest generation's reader."""
         document = self.memory.document
         known = document is not None and self.current is not None and document.number == self.current.number
-        readers = self.memory.readers | ({document.reader().pod_uid} if known and document is not None else set())
-        untried = [w for w in self.workers if w.available and w.pod is not None and w.pod.uid not in readers]
-        return readers if untried else frozenset()
+        return self.memory.readers | ({document.reader().pod_uid} if known and document is not None else set())
 
     def _announce(self, decision: Announce) -> Document | None:
         try:
@@ -498,6 +496,7 @@ class _Planner:
             document=document,
             announced_at_s=self.clock.now_s,
             persist_ms=None,
+            readers=frozenset() if self.have_all_tried else self.memory.readers,
             launches=self.tier != "Session",
             attempts=1 if self.current is None or self.current.adopted else self.current.attempts + 1,
             tried=names_of(self.current, self.workers, decision.members),
@@ -571,7 +570,7 @@ class _Planner:
 
     # --- commands and the next look --------------------------------------------------------------------------------
 
-    def _commands(self, ended: str | None, issued: Document | None) -> None:
+    def _commands(self, ended: str | None, issued: Document | None, ask: frozenset[str]) -> None:
         known = self.memory.document if self.current and self.current.known else None
         self.tell += plan_commands(
             workers=self.workers,
@@ -580,6 +579,7 @@ class _Planner:
             released=frozenset(self.status.get("released", ())),
             stop=OUTCOMES.get(ended or ""),
             stalled=self._asks(),
+            ask=ask,
             now_s=self.clock.now_s,
         )
 
@@ -608,16 +608,8 @@ class _Planner:
         elif self.newest is not None:
             times.append(self.newest.stalls_at_s)
         if self.tier == "Script":
-            times += [due_s for w in self.members if w.session and (due_s := _script_due_s(w.session)) is not None]
+            times += [script_due_s(w.session) for w in self.members if w.session is not None and w.connected]
         return min(at_s for at_s in times if at_s > now_s)  # what is due has been looked at
-
-
-def _script_due_s(session: Session) -> float | None:
-    """Return when a script's agent is asked next, or is called silent if it has not answered by then."""
-    if not session.connected:
-        return None
-    unanswered_s = session.unanswered_since_s
-    return script_asks_at_s(session) if unanswered_s is None else unanswered_s + SCRIPT_ANSWER_S
 
 
 def _finished(worker: Worker, generation: int) -> bool:

@@ -13,7 +13,7 @@ it gets no longer than a hang of such a worker may last.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
 
@@ -85,7 +85,8 @@ def see_lateness(
     # Where all are on their way, processes of one worker may wait for each other: one of them has not come with the rest.
     waited_for = not all(forming) or len(forming) == sum(w.is_member for w in workers)
     reached = any(w.connected and not _is_unreachable(w, now_s) for w in workers)
-    kinds = {w.id: _kind(w, current, waited_for=waited_for, now_s=now_s) for w in workers}
+    excused = _is_under_way(current, workers, step_s, now_s, settings)
+    kinds = {w.id: _kind(w, current, waited_for=waited_for, excused=excused, now_s=now_s) for w in workers}
     behind = frozenset(member for member, (kind, _) in kinds.items() if kind == BEHIND)
     for worker in workers:
         pod = worker.pod
@@ -114,6 +115,8 @@ def see_lateness(
             kept[pod.uid] = spell
             continue
         bound_s = _bound_s(kind, worker.id.attempt, step_s, longest_start_s, settings)
+        if kind == BEHIND and alone_s is not None:
+            bound_s = min(bound_s, max(settings.late_timeout_s, alone_s))  # `step_s` may hold what was no step
         if kind == BEHIND and not _others_hold(workers, worker, behind):
             longest_s = ONLY_HOLDER * bound_s
             bound_s = longest_s if alone_s is None else min(longest_s, max(bound_s, alone_s))
@@ -137,10 +140,11 @@ def see_lateness(
     return Lateness(tuple(restart), frozenset(replaced), kept, min(dues, default=None))
 
 
-def longest_start(known_s: int | None, sessions: Iterable[Session]) -> int | None:
-    """Return the longest start of a worker so far in whole seconds, at least 1; None: none has been seen."""
+def longest_start(known_s: int | None, sessions: Iterable[Session], settings: Settings) -> int | None:
+    """Return the longest start of a worker so far in whole seconds, at least 1; None: none has been seen. It is kept for the life
+    of the job, so that one that was stopped for hours counts as `start_timeout_s`."""
     seen = [known_s] if known_s is not None else []
-    seen += [max(1, ceil(s.start_s)) for s in sessions if s.start_s is not None]
+    seen += [max(1, ceil(min(s.start_s, settings.start_timeout_s))) for s in sessions if s.start_s is not None]
     return max(seen, default=None)
 
 
@@ -169,7 +173,24 @@ def with_setbacks(
     return out
 
 
-def _kind(worker: Worker, current: Current | None, *, waited_for: bool, now_s: float) -> tuple[str, float | None]:
+def _is_under_way(
+    current: Current | None, workers: Iterable[Worker], step_s: float, now_s: float, settings: Settings
+) -> Callable[[Worker], bool]:
+    """Return who is excused by a planned generation that not all have adopted: everybody until it is overdue, and after that who
+    trains on in the one before while steps are committed. That no forced one has taken its place means that too few are left."""
+    if current is None or current.kind != PLANNED or current.adopted:
+        return lambda _: False
+    if now_s < current.announced_at_s + max(settings.planned_timeout_s, LATE_STEPS * step_s):
+        return lambda _: True
+    told_s = [w.session.progress_at_s for w in workers if w.session and w.session.progress_at_s is not None]
+    newest_s = max([current.announced_at_s, *told_s])
+    trains = now_s < newest_s + max(settings.late_timeout_s, LATE_STEPS * step_s)
+    return lambda worker: trains and worker.trains
+
+
+def _kind(
+    worker: Worker, current: Current | None, *, waited_for: bool, excused: Callable[[Worker], bool], now_s: float
+) -> tuple[str, float | None]:
     """Return how a worker is late, "" if it is not, and since when, where its session says so. `waited_for`: others wait
     at the newest generation's store, or nobody has arrived there and nobody else is missing."""
     session = worker.session
@@ -180,16 +201,11 @@ def _kind(worker: Worker, current: Current | None, *, waited_for: bool, now_s: f
     condition = session.condition
     if condition.phase == Phase.STARTING:
         return START, session.condition_at_s
-    if current is None:
+    if current is None or excused(worker):
         return "", None
-    pending = current.kind == PLANNED and not current.adopted
     # Who has finished an older one waits in it, too, and comes to the newest as soon as it hears of it.
     inside_older = condition.phase in (*_INSIDE, Phase.FINISHED) and condition.generation < current.number
-    if inside_older and not pending:
-        return BEHIND, None
-    if not pending and worker.standing == Standing.PENDING and not inside_older:
-        return BEHIND, None
-    if not pending and waited_for and worker.is_on_its_way:
+    if inside_older or worker.standing == Standing.PENDING or (waited_for and worker.is_on_its_way):
         return BEHIND, None
     return "", None
 

@@ -17,7 +17,8 @@ from regroup_operator.model.records import Settings
 from regroup_operator.model.waits import UntilEvent
 from regroup_operator.model.worker import Announce, Bounds, Current, Decision, Keep, Refusal, Standing, Wait, Worker
 from regroup_operator.plan.culprit import name_culprit
-from regroup_operator.plan.pulse import ANSWER_S
+from regroup_operator.plan.pulse import ANSWER_S, SCRIPT_RESTART_S
+from regroup_operator.plan.standing import DISCONNECTED, UNRESPONSIVE
 
 _GONE = (Standing.LOST, Standing.DIED)
 _IN_GROUP = (Phase.FORMING, Phase.ARRIVED, Phase.ADOPTING, Phase.TRAINING)
@@ -129,10 +130,12 @@ def _trouble(
     if broken:
         first = min(broken, key=lambda w: w.since_s)
         others = [w for w in members if w.standing not in (Standing.BROKEN, Standing.SILENT)]
-        asked = [w.session.unanswered_since_s for w in others if w.session is not None]
-        due_s = max([first.since_s + settings.settle_s, *(at_s + ANSWER_S for at_s in asked if at_s is not None)])
-        if others and now_s < due_s:
-            return Wait("Settling", f"{_count(broken, 'member')} lost the group; looking for the cause.", due_s)
+        if others and now_s < first.since_s + settings.settle_s:
+            return Wait(
+                "Settling",
+                f"{_count(broken, 'member')} lost the group; looking for the cause.",
+                first.since_s + settings.settle_s,
+            )
         return first
     if current.adopted:
         return None
@@ -198,44 +201,47 @@ def _forced(
     refusal: Refusal | None,
     now_s: float,
 ) -> Decision:
-    in_doubt = [w for w in workers if w.in_doubt_until_s is not None]
-    if in_doubt:
-        until_s = max(w.in_doubt_until_s or now_s for w in in_doubt)
-        return Wait(
-            "Asking",
-            f"A worker is lost; {_count(in_doubt, 'worker')} on its node must answer first.",
-            until_s,
-        )
     late = culprit.standing in (*_OUTSIDE_IT, Standing.FORMING)
     overdue = _overdue(current, members) if late and current.known else set()
     able = [w for w in workers if w.available and w.id not in overdue]
+    unheard = _unheard(able, members, culprit, bounds)
+    due_s = {w.id: _asked_s(w, now_s) + (ANSWER_S if bounds.session else SCRIPT_RESTART_S) for w in unheard}
+    waits = [w for w in unheard if now_s < due_s[w.id]]
+    if waits:
+        return Wait(
+            "Asking",
+            f"The group broke; {_count(waits, 'worker')} must answer before the next generation names them.",
+            max(due_s[w.id] for w in waits),
+            ask=frozenset(w.pod.uid for w in waits if w.pod is not None),
+        )
+    able = _enough_without([w for w in able if w not in unheard], able, bounds.minimum)
     if refusal is None:
         able = [w for w in able if not w.draining]
-        able = _enough_without([w for w in able if not _is_dumb(w, now_s)], able, bounds.minimum)
         prompt = [w for w in able if w.is_member or not _comes_late(w, current, now_s)]
         able = _enough_without(prompt, able, bounds.minimum)
     else:
         able = _enough_without([w for w in able if not _is_stuck(w, now_s)], able, bounds.minimum)
     # Rule WITNESS: a set that refused is tried again with those who may hold the state first, those leaving included.
-    chosen = _choose(
-        able,
-        bounds.replicas,
-        holders_first=refusal is not None,
-        last=refusal.readers if refusal is not None else frozenset(),
-    )
-    chosen, cut = _without_cut_links(current, chosen, bounds.minimum)
+    holders_first, last = refusal is not None, refusal.readers if refusal is not None else frozenset()
+    chosen = _choose(able, bounds.replicas, holders_first=holders_first, last=last)
+    cut = _cut_off(current, chosen)
+    if cut:
+        others = [w for w in able if w.id not in cut]
+        reachable = _choose(others, bounds.replicas, holders_first=holders_first, last=last)
+        # Too few are left: the same set is tried again, with another store and a pause. The link may heal.
+        chosen = reachable if len(reachable) >= bounds.minimum else chosen
     named = name_culprit(current, members, culprit)
-    if refusal is not None and refusal.names == names_of(current, workers, chosen):
-        if not refusal.unreadable:
+    if refusal is not None:
+        is_same = refusal.names == names_of(current, workers, chosen)
+        if is_same and not refusal.unreadable:
             return Wait(
                 "NoWitness",
                 "The workers that can be reached do not hold the newest state; training waits for those that do. "
                 "Delete the pods of workers that will never come back, and the job rolls back to what is left.",
                 min((at_s for w in workers if (at_s := w.silent_until_s) and at_s < inf), default=UntilEvent.HOLDER),
             )
-        first_s, last_s = RETRY_S
-        until_s = current.announced_at_s + min(last_s, first_s * 2 ** min(10, max(0, current.attempts - 1)))
-        if now_s < until_s:  # rule RETRY
+        until_s = current.announced_at_s + _retry_s(current, is_same=is_same or refusal.have_all_tried)
+        if refusal.unreadable and now_s < until_s:
             return Wait("CheckpointUnreadable", "The checkpoint that is needed cannot be read; trying again.", until_s)
     missing = bounds.replicas - len(chosen)
     if len(chosen) < bounds.minimum:
@@ -273,11 +279,35 @@ def _forced(
     )
 
 
-def _is_dumb(worker: Worker, now_s: float) -> bool:
-    """Return whether a worker with an open stream does not answer: the others would wait for it at the store, and its node may
-    have no power any more. If it comes back, it joins like another."""
+def _unheard(able: list[Worker], members: tuple[Worker, ...], culprit: Worker, bounds: Bounds) -> list[Worker]:
+    """Return who has not said anything since the group broke for a reason that may be a node's: a worker that cannot be
+    reached, or none that is known. A node's failure ends all its workers, but their streams close seconds apart. Processes of
+    a script end one after the other, so that the first says nothing about the rest."""
+    silent_s = [at_s for w in members if (at_s := _silent_since_s(w)) is not None]
+    is_open = culprit.standing == Standing.BROKEN or (culprit.standing == Standing.DIED and not bounds.session)
+    if not silent_s and not is_open:
+        return []
+    since_s = max(silent_s, default=culprit.since_s)
+    return [w for w in able if w.session is not None and w.session.heard_at_s < since_s]
+
+
+def _silent_since_s(worker: Worker) -> float | None:
+    """Return since when nothing was heard of a member that is lost because it cannot be reached; None: it is not."""
+    session = worker.session
+    if worker.standing != Standing.LOST or worker.why not in (DISCONNECTED, UNRESPONSIVE) or session is None:
+        return None
+    return session.unanswered_since_s if session.closed_at_s is None else session.closed_at_s
+
+
+def _asked_s(worker: Worker, now_s: float) -> float:
+    """Return since when a worker has an answer to give; `now_s`: it is asked now."""
     unanswered_s = worker.session.unanswered_since_s if worker.session is not None else None
-    return unanswered_s is not None and now_s >= unanswered_s + ANSWER_S
+    return now_s if unanswered_s is None else unanswered_s
+
+
+def _is_unresponsive(worker: Worker, now_s: float) -> bool:
+    """Return whether a worker with an open stream does not answer: it may be frozen, or its node without power."""
+    return now_s >= _asked_s(worker, now_s) + ANSWER_S
 
 
 def _comes_late(worker: Worker, current: Current, now_s: float) -> bool:
@@ -343,6 +373,13 @@ def names_of(current: Current | None, workers: Iterable[Worker], chosen: Iterabl
     return frozenset(names)
 
 
+def _retry_s(current: Current, *, is_same: bool) -> float:
+    """Return how long after a generation that could not read its checkpoint the next may try (rule RETRY): `is_same`, nobody
+    is in it who has not tried."""
+    first_s, last_s = RETRY_S
+    return min(last_s, first_s * 2 ** min(10, max(0, current.attempts - 1))) if is_same else _pause_s(current)
+
+
 def _pause_s(current: Current) -> float:
     """Return how long after an unadopted generation the next may come: two at once, then 0.2, 0.4 .. 5 s."""
     return 0.0 if current.attempts <= 2 else min(5.0, 0.1 * 2 ** min(10, current.attempts - 2))
@@ -375,22 +412,18 @@ def _one_per_slot(workers: Iterable[Worker]) -> tuple[Worker, ...]:
     return tuple(slots.values())
 
 
-def _without_cut_links(
-    current: Current, chosen: tuple[Worker, ...], minimum: int
-) -> tuple[tuple[Worker, ...], frozenset[MemberId]]:
-    """Rule CLIQUE: drop members until no pair is left that could not reach each other in the newest generation; return who
-    is left, and who had to go. Where too few would be left the same set is tried again, with another store and a pause:
-    the link may heal. Whoever holds the older state goes first: without the newest one nobody may train."""
+def _cut_off(current: Current, chosen: tuple[Worker, ...]) -> frozenset[MemberId]:
+    """Rule CLIQUE: return whom to drop so that no pair is left that could not reach each other in the newest generation, where
+    the same set would be announced again. Whoever holds the older state goes first: without the newest one nobody may train."""
     left = list(chosen)
     if current.attempts == 0 or {w.id for w in chosen} != set(current.members):
-        return chosen, frozenset()
+        return frozenset()
     while pairs := _cut_pairs(current, left):
         count = {w.id: sum(w.id in pair for pair in pairs) for w in left}
         cut = [w for w in left if count[w.id]]
         oldest = min(_state_of(w) for w in cut)
         left.remove(max((w for w in cut if _state_of(w) == oldest), key=lambda w: (count[w.id], w.since_s, w.id)))
-    dropped = frozenset(w.id for w in chosen if w not in left)
-    return (tuple(left) if len(left) >= minimum else chosen), dropped
+    return frozenset(w.id for w in chosen if w not in left)
 
 
 def _state_of(worker: Worker) -> tuple[int, ...]:
@@ -425,6 +458,7 @@ def _planned(
     settings: Settings,
 ) -> Decision:
     joiners = [w for w in workers if not w.is_member and w.available and not w.draining]
+    joiners = [w for w in joiners if not _is_unresponsive(w, now_s)]
     silent = [*silent, *(w.barred_until_s for w in joiners if w.barred_until_s > now_s)]
     target = _target(members, [w for w in joiners if not _comes_late(w, current, now_s)], bounds)
     kept = [w for w in target if w.is_member]

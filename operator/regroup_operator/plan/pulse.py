@@ -18,10 +18,12 @@ REPORT_EVERY_S = 1.0
 """Agents report progress at most this often (_regroup_agent.progress.INTERVAL_S)."""
 ANSWER_S = 0.5
 """An agent that does not answer for so long while its group stalls cannot be reached."""
-SCRIPT_ASK_EVERY_S = 30.0
-"""No step of a script proves that its agents are there: they are asked this often, whatever happens."""
+SCRIPT_ASK_EVERY_S = 60.0
+"""No step of a script proves that its agents are there: one that has said nothing for so long is asked."""
 SCRIPT_ANSWER_S = 30.0
 """So long the agent of a script that runs may take to answer: its node may be busy, and its processes are well."""
+SCRIPT_RESTART_S = 2.0
+"""So long it may take when the script has to start again: without it, it would start once more for it."""
 STALL_STEPS = 3
 STALL_SLACK_S = 0.1
 FIRST_STALL_S = 15.0

@@ -3,8 +3,6 @@
 Pure. *Progress is proof of life*: no synchronous step completes without every rank, so a silent worker is kept while
 the step count moves. NotReady or unreachable proves nothing; a pod that is gone or failed does. An open stream proves
 little: keepalives are answered by the kernel (or a mesh sidecar), so that once progress stalls the agents are asked.
-A node takes all its workers with it, and their streams do not end at one moment: who is on the node of a lost worker is asked
-before it counts as there.
 """
 
 from __future__ import annotations
@@ -29,7 +27,7 @@ _IN_GROUP = {
     Phase.TRAINING: Standing.TRAINING,
     Phase.FINISHED: Standing.FINISHED,
 }
-_DISCONNECTED, _UNRESPONSIVE = "Disconnected", "Unresponsive"
+DISCONNECTED, UNRESPONSIVE = "Disconnected", "Unresponsive"
 """Why of a worker that is lost because it cannot be reached."""
 
 
@@ -63,6 +61,8 @@ def assess(
     newest = newest_progress(in_group, current) if current else None
     out: list[Worker] = []
     setbacks = setbacks or {}
+    runs_a_script = tier == "Script" and current is not None and current.adopted
+    answer_s = SCRIPT_ANSWER_S if runs_a_script else ANSWER_S
 
     def add(worker: Worker, pod: Pod, session: Session | None) -> None:
         silent_until_s = None
@@ -78,7 +78,7 @@ def assess(
         session = sessions.get(pod.uid)
         available = pod.uid not in released and _available(pod, session, tier, current)
         if session is not None and session.unanswered_since_s is not None:
-            available = available and now_s < session.unanswered_since_s + disconnect_s
+            available = available and now_s < session.unanswered_since_s + max(disconnect_s, answer_s)
         if current is None or pod.id not in members:
             since = session.condition_at_s if session else pod.running_since_s or now_s
             add(Worker(pod.id, pod, session, Standing.OUTSIDE, available, since), pod, session)
@@ -94,45 +94,13 @@ def assess(
             now_s=now_s,
             term_started_s=term_started_s,
             disconnect_s=disconnect_s,
-            answer_s=SCRIPT_ANSWER_S if tier == "Script" and current.adopted else ANSWER_S,
+            answer_s=answer_s,
             settings=settings,
         )
         add(member, pod, session)
     for gone in members - by_id.keys():
         out.append(Worker(MemberId(*gone), None, None, Standing.LOST, False, now_s, why="PodDeleted"))
-    dark = _dark_nodes(out)
-    return tuple(sorted((_beside_a_lost_one(w, dark, now_s) for w in out), key=lambda w: w.id))
-
-
-def _dark_nodes(workers: Iterable[Worker]) -> dict[str, float]:
-    """Return the nodes of members that are lost because they cannot be reached, and since when one of each said nothing."""
-    nodes: dict[str, float] = {}
-    for worker in workers:
-        pod, session = worker.pod, worker.session
-        if pod is None or session is None or not pod.node or worker.why not in (_DISCONNECTED, _UNRESPONSIVE):
-            continue
-        silent_s = session.unanswered_since_s if session.closed_at_s is None else session.closed_at_s
-        if worker.standing == Standing.LOST and silent_s is not None:
-            nodes[pod.node] = max(silent_s, nodes.get(pod.node, silent_s))
-    return nodes
-
-
-def _beside_a_lost_one(worker: Worker, dark: Mapping[str, float], now_s: float) -> Worker:
-    """Return a worker on a dark node as what its answer makes it: as it is, in doubt while it has not answered, then lost."""
-    pod, session = worker.pod, worker.session
-    silent_s = dark.get(pod.node) if pod is not None else None
-    if silent_s is None or session is None or not session.connected or worker.standing == Standing.LOST:
-        return worker
-    asked_s, unanswered_s = session.asked_at_s, session.unanswered_since_s
-    if unanswered_s is None:
-        answered = asked_s is not None and asked_s >= silent_s
-        return worker if answered else replace(worker, available=False, in_doubt_until_s=now_s + ANSWER_S)
-    if now_s < unanswered_s + ANSWER_S:
-        return replace(worker, available=False, in_doubt_until_s=unanswered_s + ANSWER_S)
-    if not worker.is_member:
-        return replace(worker, available=False)
-    lost = replace(worker, standing=Standing.LOST, available=False, why=_UNRESPONSIVE, lost_at_s=None)
-    return replace(lost, since_s=max(unanswered_s + ANSWER_S, silent_s), last_seen_s=unanswered_s)
+    return tuple(sorted(out, key=lambda w: w.id))
 
 
 def _available(pod: Pod, session: Session | None, tier: str | None, current: Current | None) -> bool:
@@ -212,8 +180,8 @@ def _member(
         if newest is not None and newest.step >= session.closed_step + 2:
             base = max(base, newest.at_s)
         elif faulted:
-            return worker(Standing.LOST, closed, _DISCONNECTED)
-        return unreachable(closed, base, _DISCONNECTED)
+            return worker(Standing.LOST, closed, DISCONNECTED)
+        return unreachable(closed, base, DISCONNECTED)
     condition = session.condition
     since = session.condition_at_s
     if condition.phase == Phase.STOPPED:
@@ -223,9 +191,9 @@ def _member(
         if condition.phase == Phase.TRAINING and newest is not None:
             silent_s = max(unanswered, newest.at_s)
             if now_s >= max(unanswered + ANSWER_S, newest.stalls_at_s):
-                return unreachable(silent_s, silent_s, _UNRESPONSIVE)
+                return unreachable(silent_s, silent_s, UNRESPONSIVE)
         elif now_s >= unanswered + answer_s:  # an adoption or the first report of a step is overdue, or a script runs
-            return unreachable(unanswered, unanswered, _UNRESPONSIVE)
+            return unreachable(unanswered, unanswered, UNRESPONSIVE)
     if condition.generation == current.number and condition.phase in _IN_GROUP:
         return worker(_IN_GROUP[condition.phase], since)
     if _restarted(session, current, processes):

@@ -65,8 +65,7 @@ def test_name_comes_back_from_its_directory() -> None:
         pytest.param(at(3, 40), at(3, 40), None, id="one that the status names"),
         pytest.param(at(3, 41), at(3, 40), "generation 3 is not in", id="another step than the status names"),
         pytest.param(at(5, 99), None, "generation 5 is not in", id="a generation of which no adoption was reported"),
-        pytest.param(at(2, 41), at(2, 41), None, id="left behind, and still the one that the status names"),
-        pytest.param(at(2, 42), at(2, 41), "is fenced", id="left behind, and beyond the one that the status names"),
+        pytest.param(at(2, 41), at(2, 41), "is fenced", id="a name in the status does not undo a fence"),
     ],
 )
 def test_refusal(name: Name, named: Name | None, sentence: str | None) -> None:

@@ -15,6 +15,7 @@ import pytest
 from _regroup_agent import events as ev
 from regroup.protocol import wire
 from regroup_operator.model.records import Settings
+from regroup_operator.plan.lateness import ONLY_HOLDER
 from tests.builders.plan import JobBuilder, make_job
 from tests.simulator import hazards
 from tests.simulator.trainers import Group, Trainer
@@ -277,16 +278,55 @@ def test_agent_that_is_turned_away_is_replaced(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_node_takes_all_its_workers_with_it_at_once(tmp_path: Path, seed: int) -> None:
-    """Their streams end seconds apart: a generation with a dead member was announced between them."""
+@pytest.mark.parametrize("script", ["session", "plain", "plain, and the others exit"])
+def test_node_without_power_costs_one_generation(tmp_path: Path, seed: int, script: str) -> None:
+    """The streams of its workers end seconds apart: a generation with a dead member was announced between them."""
+    kind, _, exits = script.partition(", ")
     pace = Pace(random.Random(seed), probe_late_s=(0.0, 3.0))
-    world = World(tmp_path, elastic(4), num_nodes=2, pace=pace)
-    world.until(lambda: world.training().count(",") == 3)
-    world.advance(5.0, 0.5)
+    world = World(tmp_path, elastic(4), num_nodes=2, pace=pace, script=kind, backs_off=bool(exits))
+    world.advance(60.0, 0.5)
     before = world.generation
     hazards.node_off(world, "node-0", FOREVER)
-    world.until(lambda: world.training() == "1-0,3-0", 15.0, step_every_s=0.5)
-    assert world.generation == before + 1, world.notes
+    world.advance(30.0, 0.5)
+    assert (world.generation, world.members) == (before + 1, "1,3"), world.notes
+
+
+def test_checkpoint_that_two_read_in_turn_is_tried_every_thirty_seconds(tmp_path: Path) -> None:
+    """One is wanted and two are there: neither set was the one that had refused, and a generation came every five seconds."""
+    job = make_job().with_replicas(2).elastic(1, 5).with_spec(checkpoint={"volumeClaim": "digits"})
+    world = World(tmp_path, job, known_session=True, checkpoint_every=5)
+    world.until(lambda: world.training() == "0-0,1-0")
+    world.advance(10.0, 0.5)
+    world.disk.hide(FOREVER)
+    world.scale(1)
+    for uid in list(world.agents):
+        world.kill_process(uid)
+    world.advance(90.0, 0.5)
+    before = world.generation
+    for _ in range(24):
+        world.advance(5.0, 0.5)
+        assert world.condition("Training")["reason"] == "CheckpointUnreadable"
+    assert world.generation - before in range(4, 10)
+    world.heal()
+    world.until(lambda: world.training() != "", 31.0, step_every_s=0.5)
+
+
+def test_planned_generation_that_never_forms_comes_to_an_end_where_no_other_can_take_its_place(tmp_path: Path) -> None:
+    """Two are needed; one leaves, and of the other's processes one enters and one hangs. Nobody was late (walk 29214)."""
+    world = World(tmp_path, fixed(2), processes=2, known_session=True)
+    world.until(lambda: world.training() == "0-0,1-0")
+    world.step(5)
+    leaver, hangs = world.uid(1), world.agents[world.uid(0)].trainers[1]
+    world.on_moment = lambda moment, _: moment == "heard" and world.generation == 2
+    world.terminate(leaver)
+    world.advance(20.0, 0.5)
+    world.on_moment = None
+    assert world.generation == 2
+    hangs.stop()
+    world.until(lambda: leaver not in world.agents, 40.0)
+    world.until(
+        lambda: world.training() == "0-0,1-1", 2 * SETTINGS.late_timeout_s + ONLY_HOLDER * SETTINGS.late_timeout_s
+    )
 
 
 def test_drain_of_the_only_worker_hands_its_state_over(tmp_path: Path) -> None:

@@ -167,4 +167,4 @@ def test_progress_of_all_jobs_together_is_written_so_often_and_nothing_else_wait
     assert world.store.num_writes - before in range(8, 12)
     world.kill_process(world.uid(1))
     world.settle()
-    assert world.generation >= 2
+    assert world.generation >= 2  # the third one comes when the restarted process is back, at once in this world

@@ -8,12 +8,15 @@ import pytest
 
 from regroup.protocol.document import FORCED, PLANNED, Document, Member, Store
 from regroup.protocol.state import Phase
-from regroup.protocol.wire import Generation
+from regroup.protocol.wire import Generation, Ping
+from regroup_operator.model.records import Session
 from regroup_operator.model.worker import Standing, Worker
-from regroup_operator.plan.commands import plan_commands
+from regroup_operator.plan.commands import plan_commands, script_due_s
+from regroup_operator.plan.pulse import SCRIPT_ANSWER_S, SCRIPT_ASK_EVERY_S
 from tests.builders.plan import JOB_UID, make_session, make_worker, uid_of
 
 NUMBER = 2
+NOW_S = 100.0
 
 
 def document(kind: str, *slots: int, host: int) -> Document:
@@ -74,3 +77,40 @@ def test_nobody_waits_where_nobody_joins_or_the_generation_is_forced_or_a_script
     assert told([trains(0), trains(1), trains(2)], JOINED) == [uid_of(slot) for slot in (0, 1, 2)]
     assert told(everybody, document(FORCED, 0, 1, 2, host=0)) == [uid_of(slot) for slot in (0, 1, 2)]
     assert told(everybody, JOINED, tier="Script") == [uid_of(slot) for slot in (0, 1, 2)]
+
+
+@pytest.mark.parametrize(
+    ("session", "asked"),
+    [
+        pytest.param(make_session(1, Phase.TRAINING, 1), True, id="who must answer is asked"),
+        pytest.param(
+            make_session(1, Phase.TRAINING, 1, asked_at_s=NOW_S), True, id="also if it was asked a moment ago"
+        ),
+        pytest.param(make_session(1, Phase.TRAINING, 1, unanswered_since_s=NOW_S), False, id="once"),
+        pytest.param(make_session(1, Phase.TRAINING, 1, connected=False), False, id="nobody hears"),
+    ],
+)
+def test_who_must_answer_before_a_generation_names_it_is_asked(session: Session, asked: bool) -> None:
+    others = [trains(0), make_worker(1, session=session)]
+    commands = plan_commands(
+        workers=others, tier="Session", document=None, released=frozenset(), stop=None, stalled=False, now_s=NOW_S,
+        ask=frozenset({uid_of(1)}),
+    )  # fmt: skip
+    assert [tell.pod_uid for tell in commands if isinstance(tell.body, Ping)] == ([uid_of(1)] if asked else [])
+
+
+@pytest.mark.parametrize(
+    ("session", "due_s"),
+    [
+        pytest.param(
+            make_session(heard_at_s=40.0), 40.0 + SCRIPT_ASK_EVERY_S, id="asked when it has said nothing for a while"
+        ),
+        pytest.param(
+            make_session(heard_at_s=40.0, unanswered_since_s=90.0),
+            90.0 + SCRIPT_ANSWER_S,
+            id="silent when it has not answered",
+        ),
+    ],
+)
+def test_when_the_agent_of_a_script_is_looked_at_again(session: Session, due_s: float) -> None:
+    assert script_due_s(session) == due_s

@@ -23,7 +23,7 @@ from regroup.protocol.wire import (
 from regroup_operator.model.plan import Clock, JobPlan, Memory, Spell
 from regroup_operator.model.records import Observation, Pod, ProcessExit, Session, Settings
 from regroup_operator.plan.job import plan_job
-from regroup_operator.plan.pulse import FIRST_STALL_S, SCRIPT_ANSWER_S, SCRIPT_ASK_EVERY_S
+from regroup_operator.plan.pulse import FIRST_STALL_S, SCRIPT_ASK_EVERY_S
 from tests.builders.plan import JobBuilder, make_job, make_pod, make_progress, make_session, uid_of
 
 CLOCK = Clock(100.0, 1_800_000_000.0)
@@ -93,29 +93,24 @@ def test_agents_are_asked_when_no_first_step_comes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "now_s", "asked", "look_again_s"),
+    ("heard_s", "unanswered_s", "asked"),
     [
-        pytest.param({}, SCRIPT_ASK_EVERY_S - 1, False, SCRIPT_ASK_EVERY_S, id="it has just started"),
-        pytest.param({}, SCRIPT_ASK_EVERY_S, True, 2 * SCRIPT_ASK_EVERY_S, id="it has run for a while"),
-        pytest.param({"asked_at_s": 990.0}, 1000.0, False, 990.0 + SCRIPT_ASK_EVERY_S, id="it answered a moment ago"),
-        pytest.param(
-            {"asked_at_s": 990.0, "unanswered_since_s": 990.0},
-            1000.0,
-            False,
-            990.0 + SCRIPT_ANSWER_S,
-            id="its node is busy",
-        ),
+        pytest.param(SCRIPT_ASK_EVERY_S - 1, None, False, id="they have said something a moment ago"),
+        pytest.param(SCRIPT_ASK_EVERY_S, None, True, id="they have said nothing for a while"),
+        pytest.param(100.0, 5.0, False, id="they are asked already, and their nodes are busy"),
     ],
 )
 def test_agents_of_a_script_are_asked_from_time_to_time(
-    changes: dict[str, Any], now_s: float, asked: bool, look_again_s: float
+    heard_s: float, unanswered_s: float | None, asked: bool
 ) -> None:
     """No step tells that they are there: one that hangs behind an open stream is found by this alone (walk 18508)."""
-    script = tuple(trains(slot, session=False, **changes) for slot in (0, 1))
+    now_s = 1000.0
+    since_s = None if unanswered_s is None else now_s - unanswered_s
+    script = tuple(
+        trains(slot, session=False, heard_at_s=now_s - heard_s, unanswered_since_s=since_s) for slot in (0, 1)
+    )
     got = plan(job({**TRAINING, "tier": "Script"}), sessions=script, clock=Clock(now_s, 1_800_000_000.0))
     assert told(got, Ping) == ([uid_of(0), uid_of(1)] if asked else [])
-    assert got.look_again_s is not None
-    assert got.look_again_s <= look_again_s
 
 
 def test_progress_alone_is_not_urgent() -> None:

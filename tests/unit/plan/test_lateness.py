@@ -45,13 +45,26 @@ STARTS = make_worker(2, Standing.OUTSIDE, session=make_session(2, Phase.STARTING
 GONE_DARK = make_worker(2, Standing.LOST, session=make_session(2, connected=False), available=False)
 FROZEN = make_worker(2, Standing.OUTSIDE, session=make_session(2, unanswered_since_s=1.0), available=False)
 KEEPS = holder(0)
+READY = make_worker(2, Standing.PENDING, session=make_session(2, Phase.READY))
+STEPS = make_session(2, Phase.TRAINING, 1, progress_at_s=NOW_S - 1.0)
+
+
+def planned(ago_s: float) -> Current:
+    """Return a planned generation of so long ago that not all have adopted."""
+    return replace(SECOND, kind=PLANNED, announced_at_s=NOW_S - ago_s)
 
 
 @pytest.mark.parametrize(
     ("worker", "current", "kind"),
     [
         pytest.param(BEHIND, SECOND, "behind", id="a member that is still in the generation before"),
-        pytest.param(BEHIND, replace(SECOND, kind=PLANNED), None, id="planned: it trains on until all know"),
+        pytest.param(BEHIND, planned(29.0), None, id="planned: it trains on until all know"),
+        pytest.param(BEHIND, planned(31.0), None, id="planned and overdue: steps may be committed in the one before"),
+        pytest.param(BEHIND, planned(61.0), "behind", id="planned and overdue: no step for a minute"),
+        pytest.param(replace(BEHIND, session=STEPS), planned(61.0), None, id="planned and overdue: it trains on"),
+        pytest.param(FORMS, planned(29.0), None, id="planned: the others have time to come"),
+        pytest.param(FORMS, planned(31.0), "behind", id="planned and overdue: it does not arrive"),
+        pytest.param(READY, planned(31.0), "behind", id="planned and overdue: it does not enter"),
         pytest.param(LEFT_OUT, SECOND, "behind", id="who was left out and does not leave"),
         pytest.param(
             make_worker(2, Standing.OUTSIDE, session=make_session(2, Phase.FINISHED, 1)),
@@ -117,11 +130,20 @@ def test_start_is_measured_by_the_starts_before_it() -> None:
         pytest.param(None, (0.2, None), 1, id="the shortest counts as a second"),
         pytest.param(7, (), 7, id="seen by another operator, or of a pod that is gone"),
         pytest.param(7, (3.0, 9.1), 10, id="rounded up: the longest"),
+        pytest.param(7, (86_400.0,), int(START_S), id="a container that was stopped for a day"),
     ],
 )
 def test_longest_start(known_s: int | None, starts_s: tuple[float | None, ...], want: int | None) -> None:
     sessions = [make_session(slot, Phase.READY, start_s=start_s) for slot, start_s in enumerate(starts_s)]
-    assert longest_start(known_s, sessions) == want
+    assert longest_start(known_s, sessions, SETTINGS) == want
+
+
+def test_steps_that_took_long_once_are_no_longer_than_the_user_says_a_hang_is() -> None:
+    """The duration of a step may hold half a minute in which nobody read a log (walk 30972)."""
+    known = {uid_of(2): spell("behind", 100)}
+    assert not see([KEEPS, BEHIND], spells=known, step_s=24.0).restart
+    assert see([KEEPS, BEHIND], spells=known, step_s=24.0, alone_s=90.0).restart
+    assert not see([KEEPS, BEHIND], spells=known, step_s=24.0, alone_s=120.0).restart
 
 
 def test_long_steps_make_nobody_late() -> None:

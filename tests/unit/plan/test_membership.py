@@ -10,7 +10,7 @@ import pytest
 from regroup.protocol.document import FORCED, PLANNED
 from regroup.protocol.state import Phase
 from regroup_operator.model.members import MemberId
-from regroup_operator.model.records import Session, Settings
+from regroup_operator.model.records import Settings
 from regroup_operator.model.waits import UntilEvent
 from regroup_operator.model.worker import Announce, Bounds, Current, Decision, Keep, Refusal, Standing, Wait, Worker
 from regroup_operator.plan.membership import RECONNECT_S, RETRY_S, names_of, next_generation
@@ -38,13 +38,14 @@ def decide(
     first: bool = False,
     now_s: float = NOW_S,
     unreadable: bool = False,
+    have_all_tried: bool = False,
     step_s: float = 0.0,
 ) -> Decision:
     return next_generation(
         current=None if first else current or make_current(),
         workers=tuple(workers),
         bounds=bounds or make_bounds(),
-        refusal=None if refused is None else Refusal(refused, unreadable),
+        refusal=None if refused is None else Refusal(refused, unreadable, have_all_tried=have_all_tried),
         now_s=now_s,
         settings=SETTINGS,
         step_s=step_s,
@@ -84,9 +85,16 @@ def silent(slot: int, lost_at_s: float = 104.0, **changes: Any) -> Worker:
     return make_worker(slot, Standing.SILENT, **{"session": session, "lost_at_s": lost_at_s, **changes})
 
 
-def asked(slot: int, since_s: float) -> Session:
-    """A member with an open stream that has not answered since."""
-    return make_session(slot, Phase.TRAINING, 1, unanswered_since_s=since_s)
+def unheard(slot: int, asked_s: float | None = None, **changes: Any) -> Worker:
+    """A worker with an open stream that has said nothing for 20 s, and has not answered since `asked_s`."""
+    session = make_session(slot, Phase.TRAINING, 1, heard_at_s=80.0, unanswered_since_s=asked_s)
+    return make_worker(slot, **{"session": session} | changes)
+
+
+def cut(slot: int, why: str = "Disconnected", closed_s: float = 95.0) -> Worker:
+    """A worker that is lost because it cannot be reached."""
+    session = make_session(slot, Phase.TRAINING, 1, connected=False, closed_at_s=closed_s)
+    return make_worker(slot, Standing.LOST, session=session, why=why, available=False)
 
 
 def draining(slot: int, **changes: Any) -> Worker:
@@ -142,21 +150,6 @@ def test_first_generation_has_one_worker_of_a_slot_and_nobody_who_leaves() -> No
         pytest.param([A, broken(1), C], {}, (FORCED, "MemberLost", "0,1,2"), id="a broken group without a culprit: all again"),
         pytest.param(
             [A, broken(1, since_s=99.9), C], {}, ("wait", "Settling"), id="the culprit's own report is waited for a moment"
-        ),
-        pytest.param(
-            [A, broken(1), make_worker(2, session=asked(2, 99.7))], {}, ("wait", "Settling"), id="who is asked may answer yet"
-        ),
-        pytest.param(
-            [A, broken(1), make_worker(2, session=asked(2, 99.0))], {}, (FORCED, "MemberLost", "0,1"),
-            id="who does not answer is not waited for",
-        ),
-        pytest.param(
-            [A, broken(1), make_worker(2, session=asked(2, 99.0))], {"bounds": make_bounds(minimum=3)},
-            (FORCED, "MemberLost", "0,1,2"), id="unless too few would be left",
-        ),
-        pytest.param(
-            [A, broken(1, available=False, in_doubt_until_s=100.5), lost(2)], {}, ("wait", "Asking"),
-            id="who may be lost with it is asked first",
         ),
         pytest.param([A, B, lost(2), out(2, 1)], {}, (FORCED, "MemberLost", "0,1,2.1"), id="a joiner that is ready comes along"),
         pytest.param(
@@ -331,6 +324,45 @@ def test_fresh_operator_waits_for_those_on_their_way() -> None:
     assert words(decide([A, UNKNOWN_1, C])) == ("keep",)
 
 
+# --- who must answer first -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("workers", "given", "want", "asked"),
+    [
+        pytest.param([A, unheard(1), cut(2)], {}, ("wait", "Asking"), [1], id="one cannot be reached: another may be on its node"),
+        pytest.param([A, unheard(1, 99.7), cut(2)], {}, ("wait", "Asking"), [1], id="it may still answer"),
+        pytest.param([A, unheard(1, 99.0), cut(2)], {"bounds": make_bounds(minimum=1)}, (FORCED, "MemberLost", "0"), [],
+                     id="it does not answer: without it"),
+        pytest.param([A, unheard(1, 99.0), cut(2)], {}, (FORCED, "MemberLost", "0,1"), [], id="unless too few are left"),
+        pytest.param([A, B, cut(2)], {}, (FORCED, "MemberLost", "0,1"), [], id="both have spoken since: at once"),
+        pytest.param([A, unheard(1), cut(2, closed_s=79.0)], {}, (FORCED, "MemberLost", "0,1"), [],
+                     id="it has spoken after the last sign of the lost one"),
+        pytest.param([A, unheard(1), broken(2)], {}, ("wait", "Asking"), [1], id="nobody knows why the group broke"),
+        pytest.param([A, unheard(1), lost(2)], {}, (FORCED, "MemberLost", "0,1"), [], id="a pod was deleted: no node is suspect"),
+        pytest.param([A, unheard(1), died(2, since_s=95.0)], {}, (FORCED, "MemberLost", "0,1"), [], id="a process died: nor here"),
+        pytest.param([A, unheard(1), died(2, since_s=95.0)], {"bounds": make_bounds(session=False)}, ("wait", "Asking"), [1],
+                     id="a script's process: the next one may have died before it"),
+        pytest.param([A, unheard(1, 99.0), died(2, since_s=95.0)], {"bounds": make_bounds(session=False)}, ("wait", "Asking"), [1],
+                     id="a script is started once more for who is left out: longer"),
+        pytest.param([A, unheard(1, 97.0), died(2, since_s=95.0)], {"bounds": make_bounds(minimum=1, session=False)},
+                     (FORCED, "MemberLost", "0"), [], id="not for ever"),
+    ],
+)  # fmt: skip
+def test_who_must_answer_before_it_is_named(
+    workers: list[Worker], given: dict[str, Any], want: tuple[str, ...], asked: list[int]
+) -> None:
+    got = decide(workers, **given)
+    assert words(got) == want
+    assert getattr(got, "ask", frozenset()) == {uid_of(slot) for slot in asked}
+
+
+def test_joiner_that_does_not_answer_is_not_planned_in() -> None:
+    """It was left out a moment ago because it did not answer: a script was started for it at once (adr/0017)."""
+    assert words(decide([A, B, unheard(2, 99.0, standing=Standing.OUTSIDE, since_s=0.0)])) == ("keep",)
+    assert words(decide([A, B, out(2)], make_current((0, 1)))) == (PLANNED, "Resized", "0,1,2")
+
+
 # --- links (rule CLIQUE) -------------------------------------------------------------------------------------------
 
 UNFORMED = make_current(adopted=False)
@@ -366,6 +398,27 @@ UNFORMED = make_current(adopted=False)
 )
 def test_broken_links(workers: list[Worker], current: Current | None, want: str) -> None:
     assert words(decide(workers, current)) == (FORCED, "MemberLost", want)
+
+
+@pytest.mark.parametrize(
+    ("others", "want"),
+    [
+        pytest.param([out(2)], "1,2", id="another worker comes in"),
+        pytest.param([out(0, 1)], "0.1,1", id="another pod of its slot does"),
+        pytest.param([out(2, available=False)], "0,1", id="nobody else can: the same set"),
+    ],
+)
+def test_others_take_the_place_of_who_cannot_reach_a_holder(others: list[Worker], want: str) -> None:
+    """Two of two are needed, and the same two were tried for ever beside a third (walk 27233)."""
+    state = make_seal(1, (1, 9), adopted=1, state_adopted=1)
+    older, holder = broken(0, 1), broken(1, 0)
+    assert holder.session is not None
+    holder = replace(holder, session=replace(holder.session, seal=state))
+    current = make_current((0, 1), adopted=False)
+    got = decide([older, holder, *others], current, make_bounds(2, 2))
+    assert words(got) == (FORCED, "MemberLost", want)
+    assert isinstance(got, Announce)
+    assert got.set_back == {MemberId(0, 0)}
 
 
 def test_broken_link_that_would_leave_too_few_is_tried_again() -> None:
@@ -486,6 +539,28 @@ def test_set_that_could_not_read_its_checkpoint_is_tried_again_after_a_pause() -
     got = decide(workers, much_later, make_bounds(3, 1), refused=tried, unreadable=True)
     assert isinstance(got, Wait)
     assert got.until == 99.5 + RETRY_S[1]
+
+
+@pytest.mark.parametrize(
+    ("attempts", "have_all_tried", "want"),
+    [
+        pytest.param(1, False, (FORCED, "MemberLost", "1"), id="another reader, at once"),
+        pytest.param(
+            9, False, ("wait", "CheckpointUnreadable"), id="another reader, after the pause of any generation"
+        ),
+        pytest.param(1, True, ("wait", "CheckpointUnreadable"), id="all have tried"),
+    ],
+)
+def test_other_set_reads_the_checkpoint_at_once_as_long_as_somebody_has_not_tried(
+    attempts: int, have_all_tried: bool, want: tuple[str, ...]
+) -> None:
+    """One is wanted, and two took turns with a generation every five seconds (walk 25281)."""
+    workers = [holding(1, None, 1), holding(2, None, 0)]
+    current = replace(REFUSED, announced_at_s=99.5, attempts=attempts)
+    got = decide(
+        workers, current, make_bounds(1, 1), refused=frozenset({"x"}), unreadable=True, have_all_tried=have_all_tried
+    )
+    assert words(got) == want
 
 
 @pytest.mark.parametrize(

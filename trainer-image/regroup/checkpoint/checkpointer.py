@@ -161,13 +161,17 @@ class Checkpointer:
             committed, unfinished = store.names(self._directory)
         except OSError as error:
             return Newest(None, (f"Checkpoints in {self._directory} cannot be listed ({error.strerror}).",))
+        names = sorted({*committed, *unfinished}, reverse=True)
+        refused = {name: selection.refusal(name, lineage, named) for name in names}
+        last_resort = [name for name in names if refused[name] and selection.is_named(name, named)]
         found = None
-        for name in sorted({*committed, *unfinished}, reverse=True):
+        for name in [*names, *last_resort]:
+            why = refused.pop(name, None)
+            if why is not None:
+                skipped.append(why)
+                continue
             try:
                 info = store.read_commit(self._directory, name, self._job_uid)
-                why = selection.refusal(name, lineage, named)
-                if why is not None:
-                    raise CheckpointError(why)
                 store.verify(info)
             except CheckpointError as error:
                 skipped.append(str(error))

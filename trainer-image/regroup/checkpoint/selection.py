@@ -148,19 +148,24 @@ def _typed(raw: object, key: str, kind: type[T]) -> T:
     return value
 
 
+def is_named(name: Name, named: CheckpointRef | None) -> bool:
+    """Return whether status.checkpoint names this one. It is read where nothing else may be, also if a later generation has
+    left it behind: that one rolled back and its volume took no checkpoint, else the status would name that."""
+    return named is not None and (named.generation, named.step, named.directory) == (
+        name.generation, name.step, name.directory
+    )  # fmt: skip
+
+
 def refusal(name: Name, lineage: Sequence[LineageEntry], named: CheckpointRef | None) -> str | None:
     """Return the sentence why a checkpoint must not be read; None: it may be.
 
     lineage: status.lineage, in any order. A later generation that began at an earlier step has left what this one wrote
     behind; that holds for every later one, not only for the next. `named`: status.checkpoint, the only way in for a
-    generation that is not in the lineage, and for what was left behind: a generation that rolled back and whose volume took
-    no checkpoint has named none, and once its processes are gone this is all there is. What it wrote itself sorts above.
+    generation that is not in the lineage.
     """
-    if named is not None and (named.generation, named.step, named.directory) == (
-        name.generation, name.step, name.directory
-    ):  # fmt: skip
-        return None
     if all(entry.generation != name.generation for entry in lineage):
+        if is_named(name, named):
+            return None
         return (
             f"Skipped {name.directory}: generation {name.generation} is not in the job's lineage, "
             f"and the job's status does not name this checkpoint."
