@@ -28,6 +28,10 @@ class Standing:
     LOST = "lost"
 
 
+DISCONNECTED, UNRESPONSIVE = "Disconnected", "Unresponsive"
+"""Worker.why of one that is lost because it cannot be reached."""
+
+
 @dataclass(frozen=True)
 class Worker:
     """`pod` is None for a member whose pod the API no longer has."""

@@ -15,10 +15,21 @@ from regroup.protocol.state import Phase
 from regroup_operator.model.members import MemberId, gone_name
 from regroup_operator.model.records import Settings
 from regroup_operator.model.waits import UntilEvent
-from regroup_operator.model.worker import Announce, Bounds, Current, Decision, Keep, Refusal, Standing, Wait, Worker
+from regroup_operator.model.worker import (
+    DISCONNECTED,
+    UNRESPONSIVE,
+    Announce,
+    Bounds,
+    Current,
+    Decision,
+    Keep,
+    Refusal,
+    Standing,
+    Wait,
+    Worker,
+)
 from regroup_operator.plan.culprit import name_culprit
 from regroup_operator.plan.pulse import ANSWER_S, SCRIPT_RESTART_S
-from regroup_operator.plan.standing import DISCONNECTED, UNRESPONSIVE
 
 _GONE = (Standing.LOST, Standing.DIED)
 _IN_GROUP = (Phase.FORMING, Phase.ARRIVED, Phase.ADOPTING, Phase.TRAINING)

@@ -15,7 +15,7 @@ from regroup.protocol.state import Phase
 from regroup_operator.model.members import MemberId
 from regroup_operator.model.plan import Setback
 from regroup_operator.model.records import Pod, Session, Settings
-from regroup_operator.model.worker import Current, Standing, Worker
+from regroup_operator.model.worker import DISCONNECTED, UNRESPONSIVE, Current, Standing, Worker
 from regroup_operator.plan.pulse import ANSWER_S, SCRIPT_ANSWER_S, Reported, newest_progress
 
 _ATTACHED = (Phase.READY, Phase.FORMING, Phase.ARRIVED, Phase.ADOPTING, Phase.TRAINING, Phase.BROKEN, Phase.FINISHED)
@@ -27,8 +27,6 @@ _IN_GROUP = {
     Phase.TRAINING: Standing.TRAINING,
     Phase.FINISHED: Standing.FINISHED,
 }
-DISCONNECTED, UNRESPONSIVE = "Disconnected", "Unresponsive"
-"""Why of a worker that is lost because it cannot be reached."""
 
 
 def assess(
