@@ -77,7 +77,7 @@ class Disk:
     def fall_back(self, document: Document, decision: Fallback, reader: str) -> Copy | Checkpoint | Refuse | None:
         """As `Regrouper._fall_back`: the newest of the best survivor, the newest checkpoint and nothing."""
         best = decision.best
-        found = self._newest(document) if self._sees(reader) else None
+        found = self._newest(document, is_all=best is None) if self._sees(reader) else None
         if found is not None and (best is None or found.state > best.state):
             self.read.append(found)
             return found
@@ -134,8 +134,8 @@ class Disk:
     def _sees(self, uid: str) -> bool:
         return not self.is_hidden and uid not in self.blind
 
-    def _newest(self, document: Document) -> Checkpoint | None:
+    def _newest(self, document: Document, *, is_all: bool) -> Checkpoint | None:
         whole = [c for c in self.checkpoints if c.is_whole]
         may = [c for c in whole if refusal(c.name, document.lineage, document.checkpoint) is None]
-        may = may or [c for c in whole if is_named(c.name, document.checkpoint)]
+        may = may or [c for c in whole if is_all and is_named(c.name, document.checkpoint)]
         return max(may, key=lambda c: c.name, default=None)

@@ -152,7 +152,7 @@ class Refusal:
     readers: frozenset[str] = frozenset()
     """Pod UIDs of workers that could not read it: who has not tried comes before them (rule RETRY)."""
     have_all_tried: bool = False
-    """None that can be reached is left: all may read again, after a pause."""
+    """Every reachable worker has failed to read the checkpoint. After a pause all may try again."""
 
 
 @dataclass(frozen=True)

@@ -441,7 +441,9 @@ class _Planner:
                 self.memory = replace(self.memory, readers=self._readers())
             readers = self.memory.readers
             self.have_all_tried = unreadable and not any(
-                w.available and w.pod is not None and w.pod.uid not in readers for w in self.workers
+                w.available and w.pod is not None and w.pod.uid not in readers
+                for w in self.workers
+                if self.clock.now_s >= w.barred_until_s
             )
             refusal = Refusal(self.memory.tried or frozenset(), unreadable, readers, self.have_all_tried)
         return next_generation(

@@ -8,7 +8,7 @@ What a script may take its time for (allowances.py) makes its worker no later th
 
 The worker that may be the only one to hold the newest state gets ONLY_HOLDER times as long: what it holds is lost with
 its processes, and training then goes on from an older state. Where the user has said what a hang is (spec.recovery.hangSeconds),
-it gets no longer than a hang of such a worker may last.
+no late worker gets longer than a hang of the only holder may last.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ NOBODY_FACTOR = 10
 """Where no agent of the job can be reached, the operator's own network is the likelier cause: new pods would not help."""
 
 LONGEST_START = "longestStartSeconds"
-"""Field of the status: sessions go with their pods and with the operator, what their starts have told does not."""
+"""Field of the status. Kept there because sessions are lost with their pods and with the operator."""
 
 _INSIDE = (Phase.FORMING, Phase.ARRIVED, Phase.ADOPTING, Phase.TRAINING)
 
@@ -85,7 +85,7 @@ def see_lateness(
     # Where all are on their way, processes of one worker may wait for each other: one of them has not come with the rest.
     waited_for = not all(forming) or len(forming) == sum(w.is_member for w in workers)
     reached = any(w.connected and not _is_unreachable(w, now_s) for w in workers)
-    excused = _is_under_way(current, workers, step_s, now_s, settings)
+    excused = _excuse(current, step_s, now_s, settings)
     kinds = {w.id: _kind(w, current, waited_for=waited_for, excused=excused, now_s=now_s) for w in workers}
     behind = frozenset(member for member, (kind, _) in kinds.items() if kind == BEHIND)
     for worker in workers:
@@ -116,7 +116,8 @@ def see_lateness(
             continue
         bound_s = _bound_s(kind, worker.id.attempt, step_s, longest_start_s, settings)
         if kind == BEHIND and alone_s is not None:
-            bound_s = min(bound_s, max(settings.late_timeout_s, alone_s))  # `step_s` may hold what was no step
+            # `step_s` may include time that was not a step, such as a blocked log.
+            bound_s = min(bound_s, max(settings.late_timeout_s, alone_s))
         if kind == BEHIND and not _others_hold(workers, worker, behind):
             longest_s = ONLY_HOLDER * bound_s
             bound_s = longest_s if alone_s is None else min(longest_s, max(bound_s, alone_s))
@@ -173,19 +174,15 @@ def with_setbacks(
     return out
 
 
-def _is_under_way(
-    current: Current | None, workers: Iterable[Worker], step_s: float, now_s: float, settings: Settings
-) -> Callable[[Worker], bool]:
-    """Return who is excused by a planned generation that not all have adopted: everybody until it is overdue, and after that who
-    trains on in the one before while steps are committed. That no forced one has taken its place means that too few are left."""
+def _excuse(current: Current | None, step_s: float, now_s: float, settings: Settings) -> Callable[[Worker], bool]:
+    """Return whom a planned generation that not all have adopted excuses: everybody until it is overdue, then those that are in the
+    one before. If enough workers were left, a forced generation would have replaced it; as long as there are too few, a restart
+    would only end who holds the state."""
     if current is None or current.kind != PLANNED or current.adopted:
         return lambda _: False
     if now_s < current.announced_at_s + max(settings.planned_timeout_s, LATE_STEPS * step_s):
         return lambda _: True
-    told_s = [w.session.progress_at_s for w in workers if w.session and w.session.progress_at_s is not None]
-    newest_s = max([current.announced_at_s, *told_s])
-    trains = now_s < newest_s + max(settings.late_timeout_s, LATE_STEPS * step_s)
-    return lambda worker: trains and worker.trains
+    return lambda worker: worker.trains
 
 
 def _kind(
@@ -205,7 +202,10 @@ def _kind(
         return "", None
     # Who has finished an older one waits in it, too, and comes to the newest as soon as it hears of it.
     inside_older = condition.phase in (*_INSIDE, Phase.FINISHED) and condition.generation < current.number
-    if inside_older or worker.standing == Standing.PENDING or (waited_for and worker.is_on_its_way):
+    # Another operator may have announced it and told nobody.
+    is_told = current.known or condition.heard >= current.number
+    is_pending = worker.standing == Standing.PENDING and is_told
+    if inside_older or is_pending or (waited_for and worker.is_on_its_way):
         return BEHIND, None
     return "", None
 

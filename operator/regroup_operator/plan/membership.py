@@ -146,6 +146,7 @@ def _trouble(
                 "Settling",
                 f"{_count(broken, 'member')} lost the group; looking for the cause.",
                 first.since_s + settings.settle_s,
+                ask=_uids(_silent_since(others, first.since_s)),
             )
         return first
     if current.adopted:
@@ -214,20 +215,20 @@ def _forced(
 ) -> Decision:
     late = culprit.standing in (*_OUTSIDE_IT, Standing.FORMING)
     overdue = _overdue(current, members) if late and current.known else set()
-    able = [w for w in workers if w.available and w.id not in overdue]
+    able = [w for w in workers if w.available and w.id not in overdue and not (refusal is None and w.draining)]
     unheard = _unheard(able, members, culprit, bounds)
-    due_s = {w.id: _asked_s(w, now_s) + (ANSWER_S if bounds.session else SCRIPT_RESTART_S) for w in unheard}
-    waits = [w for w in unheard if now_s < due_s[w.id]]
+    answer_s = ANSWER_S if bounds.session else SCRIPT_RESTART_S
+    waits = [w for w in unheard if now_s < _asked_s(w, now_s) + answer_s]
     if waits:
         return Wait(
             "Asking",
-            f"The group broke; {_count(waits, 'worker')} must answer before the next generation names them.",
-            max(due_s[w.id] for w in waits),
-            ask=frozenset(w.pod.uid for w in waits if w.pod is not None),
+            f"Waiting up to {answer_s:g} s for workers to answer a ping before the next generation starts.",
+            max(_asked_s(w, now_s) for w in waits) + answer_s,
+            ask=_uids(waits),
         )
-    able = _enough_without([w for w in able if w not in unheard], able, bounds.minimum)
+    silent = {w.id for w in unheard}
+    able = _enough_without([w for w in able if w.id not in silent], able, bounds.minimum)
     if refusal is None:
-        able = [w for w in able if not w.draining]
         prompt = [w for w in able if w.is_member or not _comes_late(w, current, now_s)]
         able = _enough_without(prompt, able, bounds.minimum)
     else:
@@ -298,8 +299,15 @@ def _unheard(able: list[Worker], members: tuple[Worker, ...], culprit: Worker, b
     is_open = culprit.standing == Standing.BROKEN or (culprit.standing == Standing.DIED and not bounds.session)
     if not silent_s and not is_open:
         return []
-    since_s = max(silent_s, default=culprit.since_s)
-    return [w for w in able if w.session is not None and w.session.heard_at_s < since_s]
+    return _silent_since(able, max(silent_s, default=culprit.since_s))
+
+
+def _silent_since(workers: Iterable[Worker], since_s: float) -> list[Worker]:
+    return [w for w in workers if w.connected and w.session is not None and w.session.heard_at_s < since_s]
+
+
+def _uids(workers: Iterable[Worker]) -> frozenset[str]:
+    return frozenset(w.pod.uid for w in workers if w.pod is not None)
 
 
 def _silent_since_s(worker: Worker) -> float | None:

@@ -23,7 +23,7 @@ SCRIPT_ASK_EVERY_S = 60.0
 SCRIPT_ANSWER_S = 30.0
 """So long the agent of a script that runs may take to answer: its node may be busy, and its processes are well."""
 SCRIPT_RESTART_S = 2.0
-"""So long it may take when the script has to start again: without it, it would start once more for it."""
+"""Time for a script's agent to answer before it is left out. When it joins again, the script restarts."""
 STALL_STEPS = 3
 STALL_SLACK_S = 0.1
 FIRST_STALL_S = 15.0

@@ -16,6 +16,7 @@ from _regroup_agent import events as ev
 from regroup.protocol import wire
 from regroup_operator.model.records import Settings
 from regroup_operator.plan.lateness import ONLY_HOLDER
+from regroup_operator.plan.pulse import SCRIPT_ANSWER_S, SCRIPT_ASK_EVERY_S
 from tests.builders.plan import JobBuilder, make_job
 from tests.simulator import hazards
 from tests.simulator.trainers import Group, Trainer
@@ -289,6 +290,42 @@ def test_node_without_power_costs_one_generation(tmp_path: Path, seed: int, scri
     hazards.node_off(world, "node-0", FOREVER)
     world.advance(30.0, 0.5)
     assert (world.generation, world.members) == (before + 1, "1,3"), world.notes
+
+
+def test_holder_is_not_restarted_while_the_job_waits_for_capacity(tmp_path: Path) -> None:
+    """Two are needed; one is lost, its successor hangs and goes, and no node has room. Nobody else has the state."""
+    world = running(tmp_path, fixed(2))
+    world.advance(5.0, 0.5)
+    holder, newest = world.agents[world.uid(0)].trainers[0], world.committed[-1]
+    world.on_moment = lambda moment, _: moment == "heard" and world.generation == 2
+    world.terminate(world.uid(1))
+    world.advance(20.0)
+    world.on_moment = None
+    world.agents[world.uid(1, 1)].trainers[0].stop()
+    world.power_off(world.uid(1))
+    world.pods.pending.add(1)
+    world.vanish(world.uid(1, 1))
+    world.advance(900.0, 0.5)
+    assert holder.alive
+    assert world.condition("Training")["status"] == "False"
+    world.vanish(world.uid(1))
+    world.pods.pending.clear()
+    for uid, pod in list(world.pods.by_uid.items()):
+        if pod.phase == "Pending":
+            world.run_pod(uid)
+    world.until(lambda: world.training().count(",") == 1, SETTINGS.form_timeout_s + MARGIN_S)
+    assert world.rolled_back == 0
+    world.step()
+    assert world.committed[-1][1] == newest[1] + 1
+
+
+def test_agent_of_a_script_that_hangs_behind_an_open_stream_is_replaced(tmp_path: Path) -> None:
+    """No step of a script is overdue: nobody asked, and the job waited for the word of an agent that hung (walk 18508)."""
+    world = World(tmp_path, fixed(2), script="plain")
+    world.advance(40.0, 0.5)
+    world.agents[world.uid(1)].stop()
+    limit_s = SCRIPT_ASK_EVERY_S + SCRIPT_ANSWER_S + SETTINGS.replace_after_s + MARGIN_S
+    world.until(lambda: world.members == "0,1.1", limit_s, step_every_s=0.5)
 
 
 def test_checkpoint_that_two_read_in_turn_is_tried_every_thirty_seconds(tmp_path: Path) -> None:

@@ -46,7 +46,6 @@ GONE_DARK = make_worker(2, Standing.LOST, session=make_session(2, connected=Fals
 FROZEN = make_worker(2, Standing.OUTSIDE, session=make_session(2, unanswered_since_s=1.0), available=False)
 KEEPS = holder(0)
 READY = make_worker(2, Standing.PENDING, session=make_session(2, Phase.READY))
-STEPS = make_session(2, Phase.TRAINING, 1, progress_at_s=NOW_S - 1.0)
 
 
 def planned(ago_s: float) -> Current:
@@ -59,9 +58,10 @@ def planned(ago_s: float) -> Current:
     [
         pytest.param(BEHIND, SECOND, "behind", id="a member that is still in the generation before"),
         pytest.param(BEHIND, planned(29.0), None, id="planned: it trains on until all know"),
-        pytest.param(BEHIND, planned(31.0), None, id="planned and overdue: steps may be committed in the one before"),
-        pytest.param(BEHIND, planned(61.0), "behind", id="planned and overdue: no step for a minute"),
-        pytest.param(replace(BEHIND, session=STEPS), planned(61.0), None, id="planned and overdue: it trains on"),
+        pytest.param(BEHIND, planned(31.0), None, id="planned and overdue: too few are left, and it holds the state"),
+        pytest.param(
+            READY, replace(planned(61.0), known=False), None, id="planned by another operator: nobody was told"
+        ),
         pytest.param(FORMS, planned(29.0), None, id="planned: the others have time to come"),
         pytest.param(FORMS, planned(31.0), "behind", id="planned and overdue: it does not arrive"),
         pytest.param(READY, planned(31.0), "behind", id="planned and overdue: it does not enter"),

@@ -85,15 +85,18 @@ def silent(slot: int, lost_at_s: float = 104.0, **changes: Any) -> Worker:
     return make_worker(slot, Standing.SILENT, **{"session": session, "lost_at_s": lost_at_s, **changes})
 
 
-def unheard(slot: int, asked_s: float | None = None, **changes: Any) -> Worker:
+def unheard(slot: int, asked_s: float | None = None, phase: str = Phase.TRAINING, **changes: Any) -> Worker:
     """A worker with an open stream that has said nothing for 20 s, and has not answered since `asked_s`."""
-    session = make_session(slot, Phase.TRAINING, 1, heard_at_s=80.0, unanswered_since_s=asked_s)
+    session = make_session(slot, phase, int(phase != Phase.READY), heard_at_s=80.0, unanswered_since_s=asked_s)
     return make_worker(slot, **{"session": session} | changes)
 
 
-def cut(slot: int, why: str = "Disconnected", closed_s: float = 95.0) -> Worker:
-    """A worker that is lost because it cannot be reached."""
-    session = make_session(slot, Phase.TRAINING, 1, connected=False, closed_at_s=closed_s)
+def cut(slot: int, closed_s: float | None = 95.0, asked_s: float | None = None) -> Worker:
+    """A worker that is lost because its stream closed, or because it has not answered since `asked_s`."""
+    why = "Disconnected" if asked_s is None else "Unresponsive"
+    session = make_session(
+        slot, Phase.TRAINING, 1, connected=asked_s is not None, closed_at_s=closed_s, unanswered_since_s=asked_s
+    )
     return make_worker(slot, Standing.LOST, session=session, why=why, available=False)
 
 
@@ -336,6 +339,13 @@ def test_fresh_operator_waits_for_those_on_their_way() -> None:
                      id="it does not answer: without it"),
         pytest.param([A, unheard(1, 99.0), cut(2)], {}, (FORCED, "MemberLost", "0,1"), [], id="unless too few are left"),
         pytest.param([A, B, cut(2)], {}, (FORCED, "MemberLost", "0,1"), [], id="both have spoken since: at once"),
+        pytest.param([A, unheard(1), cut(2, None, 90.0)], {}, ("wait", "Asking"), [1], id="one does not answer: another may not"),
+        pytest.param([A, unheard(1), cut(2, None, 79.0)], {}, (FORCED, "MemberLost", "0,1"), [],
+                     id="it has spoken after the question that the lost one did not answer"),
+        pytest.param([A, unheard(1), cut(2, 79.0), cut(3)], {"bounds": make_bounds(4, 1)}, ("wait", "Asking"), [1],
+                     id="it has spoken after one was lost, and not after the other"),
+        pytest.param([A, unheard(1, 99.0), cut(2), draining(3)], {"bounds": make_bounds(4, 2)},
+                     (FORCED, "MemberLost", "0,1"), [], id="who leaves is not counted as enough"),
         pytest.param([A, unheard(1), cut(2, closed_s=79.0)], {}, (FORCED, "MemberLost", "0,1"), [],
                      id="it has spoken after the last sign of the lost one"),
         pytest.param([A, unheard(1), broken(2)], {}, ("wait", "Asking"), [1], id="nobody knows why the group broke"),
@@ -359,8 +369,10 @@ def test_who_must_answer_before_it_is_named(
 
 def test_joiner_that_does_not_answer_is_not_planned_in() -> None:
     """It was left out a moment ago because it did not answer: a script was started for it at once (adr/0017)."""
-    assert words(decide([A, B, unheard(2, 99.0, standing=Standing.OUTSIDE, since_s=0.0)])) == ("keep",)
-    assert words(decide([A, B, out(2)], make_current((0, 1)))) == (PLANNED, "Resized", "0,1,2")
+    two = make_current((0, 1))
+    outside: dict[str, Any] = {"standing": Standing.OUTSIDE, "since_s": 0.0}
+    assert words(decide([A, B, unheard(2, 99.0, Phase.READY, **outside)], two)) == ("keep",)
+    assert words(decide([A, B, unheard(2, None, Phase.READY, **outside)], two)) == (PLANNED, "Resized", "0,1,2")
 
 
 # --- links (rule CLIQUE) -------------------------------------------------------------------------------------------

@@ -151,33 +151,41 @@ class Checkpointer:
             self._thread.join(timeout_s)
         return not self.busy
 
-    def newest(self, lineage: Sequence[LineageEntry], named: CheckpointRef | None = None) -> Newest:
+    def newest(
+        self, lineage: Sequence[LineageEntry], named: CheckpointRef | None = None, *, is_all: bool = True
+    ) -> Newest:
         """Return the newest checkpoint that may be read and whose every byte is as committed; reads it once for that.
 
-        lineage, named: the generation document's. Raises nothing: a directory that cannot be listed is a sentence.
+        lineage, named: the generation document's. `is_all`: no survivor holds a state, so that the one that is named may be read
+        although it was left behind, where no other may. Raises nothing: a directory that cannot be listed is a sentence.
         """
         skipped: list[str] = []
         try:
             committed, unfinished = store.names(self._directory)
         except OSError as error:
             return Newest(None, (f"Checkpoints in {self._directory} cannot be listed ({error.strerror}).",))
-        names = sorted({*committed, *unfinished}, reverse=True)
-        refused = {name: selection.refusal(name, lineage, named) for name in names}
-        last_resort = [name for name in names if refused[name] and selection.is_named(name, named)]
-        found = None
-        for name in [*names, *last_resort]:
-            why = refused.pop(name, None)
-            if why is not None:
-                skipped.append(why)
-                continue
+        found = left_behind = None
+        for name in sorted({*committed, *unfinished}, reverse=True):
             try:
                 info = store.read_commit(self._directory, name, self._job_uid)
+                why = selection.refusal(name, lineage, named)
+                if why is not None and is_all and selection.is_named(name, named):
+                    left_behind = info
+                    continue
+                if why is not None:
+                    raise CheckpointError(why)
                 store.verify(info)
             except CheckpointError as error:
                 skipped.append(str(error))
                 continue
             found = info
             break
+        if found is None and left_behind is not None:
+            try:
+                store.verify(left_behind)
+                found = left_behind
+            except CheckpointError as error:
+                skipped.append(str(error))
         if named is not None and all(named.directory != name.directory for name in [*committed, *unfinished]):
             skipped.append(f"The job's status names checkpoint {named.directory}, which is not in {self._directory}.")
         return Newest(found, tuple(skipped))

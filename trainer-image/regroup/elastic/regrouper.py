@@ -237,7 +237,8 @@ class Regrouper:
         """Return the newest checkpoint that is newer than `above`, and why others, or all, were passed over."""
         if self._checkpointer is None:
             return None, ()
-        newest = self._checkpointer.newest(gathering.document.lineage, gathering.document.checkpoint)
+        document = gathering.document
+        newest = self._checkpointer.newest(document.lineage, document.checkpoint, is_all=above is None)
         for sentence in newest.skipped:
             print(sentence, flush=True)
         if newest.info is None or (above is not None and newest.info.pair <= above):
