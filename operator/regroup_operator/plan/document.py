@@ -33,8 +33,10 @@ def build_document(
     checkpoint: CheckpointRef | None,
     session_tier: bool,
 ) -> Document:
-    """Return the document. Raises ValueError if no member offers a socket for the store."""
+    """Return the document. Raises ValueError if no member offers a socket for the store, or an agent of a member has not called."""
     workers = tuple(workers)
+    if any(w.pod is None or w.session is None for w in announce.members):
+        raise ValueError("a member has no pod, or its agent has not called")
     members = tuple(
         Member(w.id.slot, w.pod.name, w.pod.uid, w.session.condition.incarnation, w.pod.ip, processes)
         for w in announce.members

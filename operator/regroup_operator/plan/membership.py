@@ -492,6 +492,9 @@ def _planned(
                 min(silent, default=UntilEvent.REPLACEMENT),
             )
         return Keep(min(silent, default=UntilEvent.CHANGE))
+    if any(w.session is None for w in kept):
+        # It has not called this operator yet, which has just started: a document cannot name it, and it is called lost in time.
+        return Keep(min(silent, default=UntilEvent.CHANGE))
     leaving = len(members) - len(kept)
     if new and not leaving and len(target) < bounds.replicas:
         since = [w.since_s for w in new]

@@ -375,6 +375,18 @@ def test_drain_of_the_only_worker_hands_its_state_over(tmp_path: Path) -> None:
     assert "RolledBack" not in [note.reason for note in world.notes]
 
 
+def test_member_that_calls_a_new_operator_late_is_in_the_generation_that_names_it(tmp_path: Path) -> None:
+    """A joiner was ready before it called: the status named it and the document did not (seen in tests/api/test_stale_writes.py)."""
+    world = running(tmp_path, elastic(2))
+    world.kill_operator()
+    world.scale(3)
+    late = world.agents[world.uid(1)]
+    late.next_call_s = world.now_s + 8.0
+    world.start_operator()
+    trains_within(world, 10.0, "0-0,1-0,2-0")
+    assert (world.generation, world.members) == (2, "0-2")
+
+
 def restore(world: World, backup: dict[str, Any]) -> None:
     """The API's storage comes from a backup, and another operator leads."""
     world.kill_operator()

@@ -367,6 +367,16 @@ def test_who_must_answer_before_it_is_named(
     assert getattr(got, "ask", frozenset()) == {uid_of(slot) for slot in asked}
 
 
+def test_members_that_have_not_called_a_new_operator_are_waited_for_before_a_resize() -> None:
+    """The document left them out, the status named them: nobody trained with them, and 30 s later they were called overdue."""
+    two = make_current((0, 1))
+    expected = make_worker(1, Standing.SILENT, session=None, lost_at_s=104.0)
+    got = decide([A, expected, out(2)], two)
+    assert isinstance(got, Keep)
+    assert got.until == 104.0
+    assert words(decide([A, silent(1), out(2)], two)) == (PLANNED, "Resized", "0,1,2")
+
+
 def test_joiner_that_does_not_answer_is_not_planned_in() -> None:
     """It was left out a moment ago because it did not answer: a script was started for it at once (adr/0017)."""
     two = make_current((0, 1))
