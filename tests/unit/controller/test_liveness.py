@@ -376,7 +376,7 @@ def test_drain_of_the_only_worker_hands_its_state_over(tmp_path: Path) -> None:
 
 
 def test_member_that_calls_a_new_operator_late_is_in_the_generation_that_names_it(tmp_path: Path) -> None:
-    """A joiner was ready before it called: the status named it and the document did not (seen in tests/api/test_stale_writes.py)."""
+    """A joiner was ready before it called: the status named it, the document did not (seen in tests/api/test_stale_writes.py)."""
     world = running(tmp_path, elastic(2))
     world.kill_operator()
     world.scale(3)
