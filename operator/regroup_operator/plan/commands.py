@@ -39,8 +39,8 @@ def plan_commands(
     the pod UIDs of those who must answer before a generation names them."""
     workers = tuple(workers)
     assignment = _Assignment(document) if document is not None else None
-    silent = any(w.is_member and w.standing == Standing.SILENT for w in workers)
     every_s = max(ASK_EVERY_S, len(workers) / ASKED_PER_S)
+    silent = any(w.is_member and w.standing == Standing.SILENT for w in workers)
     withheld = document is not None and tier == "Session" and _waits_for_joiners(document, workers)
     for worker in workers:
         session, pod = worker.session, worker.pod

@@ -367,6 +367,13 @@ def test_who_must_answer_before_it_is_named(
     assert getattr(got, "ask", frozenset()) == {uid_of(slot) for slot in asked}
 
 
+def test_agents_are_asked_while_the_cause_is_looked_for() -> None:
+    got = decide([A, broken(1, since_s=99.9), unheard(2)])
+    assert words(got) == ("wait", "Settling")
+    assert isinstance(got, Wait)
+    assert got.ask == {uid_of(2)}
+
+
 def test_members_that_have_not_called_a_new_operator_are_waited_for_before_a_resize() -> None:
     """The document left them out, the status named them: nobody trained with them, and 30 s later they were called overdue."""
     two = make_current((0, 1))
