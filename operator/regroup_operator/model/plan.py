@@ -116,6 +116,8 @@ class Memory:
     """`membership.names_of` the newest generation's set."""
     peers: Mapping[str, tuple[int, str]] = field(default_factory=dict)
     """By pod UID: the generation in which it lost a peer, and the peer's pod UID (rule CLIQUE)."""
+    links: frozenset[frozenset[str]] = frozenset()
+    """Pairs of pod UIDs that could not reach each other (plan/links.py), until both train in one group."""
     spells: Mapping[str, Spell] = field(default_factory=dict)
     """By pod UID: who is late."""
     setbacks: Mapping[str, Setback] = field(default_factory=dict)

@@ -35,6 +35,7 @@ from regroup_operator.plan.hangs import ALONE, HUNG, KILL_AGAIN_S, Hang, find_ha
 from regroup_operator.plan.hangs import bound as hang_bound_s
 from regroup_operator.plan.incidents import make_incident, with_times
 from regroup_operator.plan.lateness import LONGEST_START, Lateness, longest_start, see_lateness, with_setbacks
+from regroup_operator.plan.links import with_links
 from regroup_operator.plan.membership import names_of, next_generation
 from regroup_operator.plan.observed import FIELD as OBSERVED_AT
 from regroup_operator.plan.observed import due_in_s, observe
@@ -461,6 +462,7 @@ class _Planner:
             settings=self.settings,
             step_s=self._step_s,
             hang=self.hang.message if self.hang.together else "",
+            links=self.memory.links,
         )
 
     def _readers(self) -> frozenset[str]:
@@ -503,6 +505,7 @@ class _Planner:
             attempts=1 if self.current is None or self.current.adopted else self.current.attempts + 1,
             tried=names_of(self.current, self.workers, decision.members),
             setbacks=with_setbacks(self.memory.setbacks, self.workers, decision.set_back, self.clock.now_s),
+            links=with_links(self.memory.links, self.current, self.workers),
         )
         return document
 

@@ -29,6 +29,7 @@ from regroup_operator.model.worker import (
     Worker,
 )
 from regroup_operator.plan.culprit import name_culprit
+from regroup_operator.plan.links import Links, cut_off, with_links, with_returning
 from regroup_operator.plan.pulse import ANSWER_S, SCRIPT_RESTART_S
 
 _GONE = (Standing.LOST, Standing.DIED)
@@ -57,11 +58,12 @@ def next_generation(
     settings: Settings,
     step_s: float = 0.0,
     hang: str = "",
+    links: Links = frozenset(),
 ) -> Decision:
     """Return what to do about membership now.
 
     `refusal` is set when members of the newest generation refused to train. `step_s`: how long a step of the job takes,
-    0 where that is not known. `hang` says that every rank hangs in a collective (plan/hangs.py).
+    0 where that is not known. `hang` says that every rank hangs in a collective (plan/hangs.py). `links` of `with_links`.
     """
     if current is None:
         return _first(workers, bounds, now_s, settings)
@@ -79,7 +81,7 @@ def next_generation(
                 f"The operator has just started; {_count(unknown, 'member')} have not called yet.",
                 until_s,
             )
-        return _forced(current, workers, members, bounds, trouble, refusal, now_s)
+        return _forced(current, workers, members, bounds, trouble, refusal, links, now_s)
     if hang:
         return _new_groups(workers, bounds, hang, now_s)
     silent = [w.lost_at_s for w in members if w.lost_at_s is not None]
@@ -211,6 +213,7 @@ def _forced(
     bounds: Bounds,
     culprit: Worker,
     refusal: Refusal | None,
+    links: Links,
     now_s: float,
 ) -> Decision:
     late = culprit.standing in (*_OUTSIDE_IT, Standing.FORMING)
@@ -236,9 +239,12 @@ def _forced(
     # Rule WITNESS: a set that refused is tried again with those who may hold the state first, those leaving included.
     holders_first, last = refusal is not None, refusal.readers if refusal is not None else frozenset()
     chosen = _choose(able, bounds.replicas, holders_first=holders_first, last=last)
-    cut = _cut_off(current, chosen)
+    links = with_links(links, current, workers)
+    cut = cut_off(current, chosen, links)
     if cut:
-        others = [w for w in able if w.id not in cut]
+        usable = [w for w in workers if w.available and w.id not in cut | overdue | silent and _can_leave(w, current)]
+        barred = [w for w in usable if now_s < w.barred_until_s and not (refusal is None and w.draining)]
+        others = with_returning([w for w in able if w.id not in cut], barred, links)
         reachable = _choose(others, bounds.replicas, holders_first=holders_first, last=last)
         # Too few are left: the same set is tried again, with another store and a pause. The link may heal.
         chosen = reachable if len(reachable) >= bounds.minimum else chosen
@@ -332,12 +338,15 @@ def _is_unresponsive(worker: Worker, now_s: float) -> bool:
 def _comes_late(worker: Worker, current: Current, now_s: float) -> bool:
     """Return whether a worker that is no member would hold up a generation: it failed the last one, or is still in it. Who is
     in one that the status does not know (it was restored from a backup) leaves that for a newer one, and for nothing else."""
-    if now_s < worker.barred_until_s:
-        return True
+    return now_s < worker.barred_until_s or not _can_leave(worker, current)
+
+
+def _can_leave(worker: Worker, current: Current) -> bool:
+    """Return whether a worker's processes are in no group, or in one that they leave for a forced generation."""
     condition = worker.session.condition if worker.session is not None else None
     if condition is None or not condition.session or worker.is_waiting:
-        return False
-    return condition.phase not in _IN_GROUP or condition.generation <= current.number
+        return True
+    return condition.phase in _IN_GROUP and condition.generation > current.number
 
 
 def _is_stuck(worker: Worker, now_s: float) -> bool:
@@ -429,39 +438,6 @@ def _one_per_slot(workers: Iterable[Worker]) -> tuple[Worker, ...]:
     for worker in workers:
         slots.setdefault(worker.id.slot, worker)
     return tuple(slots.values())
-
-
-def _cut_off(current: Current, chosen: tuple[Worker, ...]) -> frozenset[MemberId]:
-    """Rule CLIQUE: return whom to drop so that no pair is left that could not reach each other in the newest generation, where
-    the same set would be announced again. Whoever holds the older state goes first: without the newest one nobody may train."""
-    left = list(chosen)
-    if current.attempts == 0 or {w.id for w in chosen} != set(current.members):
-        return frozenset()
-    while pairs := _cut_pairs(current, left):
-        count = {w.id: sum(w.id in pair for pair in pairs) for w in left}
-        cut = [w for w in left if count[w.id]]
-        oldest = min(_state_of(w) for w in cut)
-        left.remove(max((w for w in cut if _state_of(w) == oldest), key=lambda w: (count[w.id], w.since_s, w.id)))
-    return frozenset(w.id for w in chosen if w not in left)
-
-
-def _state_of(worker: Worker) -> tuple[int, ...]:
-    seal = worker.session.seal if worker.session else None
-    return () if seal is None or seal.state is None else (seal.state_adopted, *seal.state)
-
-
-def _cut_pairs(current: Current, workers: list[Worker]) -> list[frozenset[MemberId]]:
-    """Return the pairs of workers of which one lost the other in the newest generation, while both lived on. A peer that
-    lost a process is no cut link."""
-    by_uid = {w.pod.uid: w for w in workers if w.pod and w.standing == Standing.BROKEN}
-    pairs = []
-    for worker in by_uid.values():
-        fault = worker.session.fault if worker.session else None
-        if worker.session and fault and worker.session.fault_generation == current.number and fault.peer in by_uid:
-            other = by_uid[fault.peer]
-            if other.id != worker.id:
-                pairs.append(frozenset({worker.id, other.id}))
-    return pairs
 
 
 # --- a healthy group -----------------------------------------------------------------------------------------------

@@ -178,6 +178,23 @@ def test_cut_link_at_fixed_size_has_one_of_the_two_replaced(tmp_path: Path) -> N
     trains_within(world, SETTINGS.late_timeout_s + MARGIN_S, "0-0,1-0,2-1")
 
 
+@pytest.mark.parametrize("bad", [0, 1, 2])
+@pytest.mark.parametrize("job", [elastic(3), elastic(3, 2), elastic(5, 2)])
+def test_worker_without_any_link_goes_and_all_others_train_on(tmp_path: Path, job: JobBuilder, bad: int) -> None:
+    """CLIQUE: each report names one peer, and of the first pair the wrong one went: worker 0 trained alone beside four healthy
+    ones, or nobody did for a minute."""
+    world = running(tmp_path, job)
+    slots = range(world.replicas)
+    world.cut_links |= {frozenset({world.uid(bad), world.uid(slot)}) for slot in slots if slot != bad}
+    hazards.meet_cut_links(world)
+    others = ",".join(f"{slot}-0" for slot in slots if slot != bad)
+    trains_within(world, 2.0, others)
+    steps = len(world.committed)
+    world.advance(90, 0.5)  # after a minute it is planned in again
+    assert world.training() == others
+    assert len(world.committed) > steps + 175
+
+
 @pytest.mark.parametrize("late", [0, 1], ids=["the newcomer hears first", "the holder hears first"])
 def test_holder_that_a_newcomer_cannot_reach_trains_on(tmp_path: Path, late: int) -> None:
     """CLIQUE: of the two the one that holds the state stays, whichever hears of the broken link first; and the other is

@@ -1,0 +1,89 @@
+"""Find whom a forced generation leaves out because two workers cannot reach each other (rule CLIQUE).
+
+Pure. A worker whose group broke names one peer only. So who has lost whom is remembered over the generations in a row that
+did not form: only together do they say which of two workers has the broken link to the others, too.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from regroup_operator.model.members import MemberId
+from regroup_operator.model.worker import Current, Standing, Worker
+
+Links = frozenset[frozenset[str]]
+"""Pairs of pod UIDs: one of the two lost the other while a generation formed, and both lived on."""
+
+
+def with_links(known: Links, current: Current | None, workers: Iterable[Worker]) -> Links:
+    """Return the broken links, with those of the newest generation; forget pairs that have trained in one group since, and
+    pods that are gone."""
+    if current is None:
+        return frozenset()
+    pods = {w.pod.uid: w for w in workers if w.pod is not None}
+    kept = {pair for pair in known if pair <= pods.keys()}
+    if current.adopted:
+        return frozenset(pair for pair in kept if not all(pods[uid].is_member for uid in pair))
+    return frozenset(kept | _reported(current, pods.values()))
+
+
+def cut_off(current: Current, chosen: Sequence[Worker], known: Links) -> frozenset[MemberId]:
+    """Return whom to drop so that no pair is left that could not reach each other in the newest generation, where the same set
+    would be announced again. `known` as returned by `with_links`.
+
+    Whoever holds the older state goes first: without the newest one nobody may train. Then who has the most broken links,
+    those to workers that are not chosen included; then the youngest.
+    """
+    if current.attempts == 0 or {w.id for w in chosen} != set(current.members):
+        return frozenset()
+    pairs, dropped = _reported(current, chosen), set()
+    while pairs:
+        count = Counter(uid for pair in known for uid in pair)
+        cut = [w for w in chosen if any(_uid(w) in pair for pair in pairs)]
+        oldest = min(_state_of(w) for w in cut)
+        goes = max((w for w in cut if _state_of(w) == oldest), key=lambda w: (count[_uid(w)], w.since_s, w.id))
+        dropped.add(goes.id)
+        pairs, known = _without(goes, pairs), _without(goes, known)
+    return frozenset(dropped)
+
+
+def with_returning(others: Iterable[Worker], barred: Iterable[Worker], known: Links) -> list[Worker]:
+    """Return the workers, and those of `barred` that had to go for a broken link and now have none to any of the rest."""
+    out = list(others)
+    for worker in barred:
+        peers = {uid for pair in known if _uid(worker) in pair for uid in pair}
+        if peers and not any(_uid(w) in peers for w in out):
+            out.append(worker)
+    return out
+
+
+def _without(worker: Worker, links: Links) -> Links:
+    return frozenset(pair for pair in links if _uid(worker) not in pair)
+
+
+def _reported(current: Current, workers: Iterable[Worker]) -> Links:
+    """Return the pairs of the newest generation. A peer that lost a process is no broken link."""
+    by_uid = {w.pod.uid: w for w in workers if w.pod and w.standing == Standing.BROKEN}
+    pairs = set()
+    for uid, worker in by_uid.items():
+        session = worker.session
+        fault = session.fault if session else None
+        if (
+            session
+            and fault
+            and session.fault_generation == current.number
+            and fault.peer in by_uid
+            and fault.peer != uid
+        ):
+            pairs.add(frozenset({uid, fault.peer}))
+    return frozenset(pairs)
+
+
+def _state_of(worker: Worker) -> tuple[int, ...]:
+    seal = worker.session.seal if worker.session else None
+    return () if seal is None or seal.state is None else (seal.state_adopted, *seal.state)
+
+
+def _uid(worker: Worker) -> str:
+    return worker.pod.uid if worker.pod is not None else ""
