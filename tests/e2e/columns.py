@@ -23,27 +23,29 @@ def sampled(job: JobView) -> Iterator[list[Row]]:
     Fails where there was no answer for long: what is not seen is not judged.
     """
     rows: list[Row] = []
+    errors: list[str] = []
     done = threading.Event()
     begun = time.time()
     with ThreadPoolExecutor(1) as pool:
-        sampler = pool.submit(_sample, job, rows, done)
+        sampler = pool.submit(_sample, job, rows, errors, done)
         try:
             yield rows
         finally:
             done.set()
         sampler.result()
     unseen = holes(rows, begun, time.time())
-    assert not unseen, "\n".join(unseen)
+    assert not unseen, "\n".join([*unseen, *errors[-3:]])
 
 
-def _sample(job: JobView, rows: list[Row], done: threading.Event) -> None:
+def _sample(job: JobView, rows: list[Row], errors: list[str], done: threading.Event) -> None:
     due = time.monotonic()
     while not done.wait(max(0.0, due - time.monotonic())):
         due = max(due + SAMPLE_S, time.monotonic())
         before = time.time()
         try:
             text = job.kubectl.run("--namespace", job.namespace, "get", "trainingjobs", job.name, "-o", "wide")
-        except ClusterError:  # no answer; many in a row make a hole
+        except ClusterError as error:  # many in a row make a hole
+            errors.append(f"{time.time():.2f}: {error}")
             continue
         rows.append(Row(before, time.time(), cells(text)))
 

@@ -23,7 +23,8 @@ SEEN_S = 13.0
 SILENCE_S = 9.0
 """disconnectSeconds, the probes of a connection, and LAG_S: a script says nothing of its steps, so its silence shows no sooner."""
 AHEAD_S = 1.0
-"""A script's State may be ahead by so much: a change is written before its processes are told to end."""
+"""The State may be ahead by so much: Succeeded is written before the processes are told to leave their loops, and a script's
+change before its processes are told to end."""
 RESTART_LAG_S = 60.0
 """A pod on a node without power is made anew once the node is known to be lost."""
 SPEED_OVER_S, FACTOR = 60.0, 2.0
@@ -116,7 +117,7 @@ def _state(state: str, window: tuple[float, float], trace: Trace, run: Run) -> I
     again = state == "Starting" and run.tier == "Script"
     if state in ("Pending", "Starting") and times and times[0] < window[0] and not again:
         yield f"{state}, but the first step was committed long ago"
-    if state == "Succeeded" and window[1] < trace.ended_at():
+    if state == "Succeeded" and (window[1] + AHEAD_S < trace.ended_at() or (times and window[1] < times[-1])):
         yield "Succeeded, but not every process had finished"
     if state != "Succeeded" and window[0] > trace.ended_at():
         yield f"{state}, but the job had ended"

@@ -117,9 +117,17 @@ def test_succeeded_needs_the_word_of_every_process() -> None:
     assert judge(shown, trace, RUN) == []
     (problem,) = judge(shown, replace(trace, done=trace.done[:1]), RUN)
     assert "not every process had finished" in problem
-    later = replace(trace.done[1], t=133.0)
+    told = replace(trace.done[1], t=133.2)
+    assert judge(shown, replace(trace, done=(trace.done[0], told)), RUN) == []
+    later = replace(trace.done[1], t=136.0)
     (problem,) = judge(shown, replace(trace, done=(trace.done[0], later)), RUN)
     assert "not every process had finished" in problem
+
+
+def test_succeeded_is_not_shown_before_the_last_commit() -> None:
+    trace = trained()
+    problems = judge(row(trace.commits[-1].t - 0.2, "Succeeded", "0/2", step=250), trace, RUN)
+    assert any("not every process had finished" in problem for problem in problems)
 
 
 def test_a_job_without_a_state_is_late_after_two_seconds() -> None:
