@@ -40,6 +40,7 @@ y = (x @ torch.randn(16, 4, generator=torch.Generator().manual_seed(2))).argmax(
 layers = [torch.nn.Linear(16, hidden), torch.nn.ReLU()]
 if os.environ.get("TEST_LAYER") == "batchnorm":
     layers.append(torch.nn.BatchNorm1d(hidden))
+    layers[-1].register_buffer("phase", torch.ones(2, dtype=torch.complex64))  # gloo gathers no complex numbers
 if os.environ.get("TEST_LAYER") == "dropout":
     layers.append(torch.nn.Dropout(0.3))
 model = torch.nn.Sequential(*layers, torch.nn.Linear(hidden, 4))

@@ -1,8 +1,11 @@
-"""Forming that is interrupted leaves nothing behind: no thread that waits, no socket."""
+"""Groups of real ranks: what a collective that fails says, and that forming that is interrupted leaves nothing behind."""
 
 from __future__ import annotations
 
+import json
 import socket
+import subprocess
+import sys
 import threading
 from datetime import timedelta
 from pathlib import Path
@@ -83,3 +86,26 @@ def test_interrupted_form_leaves_no_thread_and_no_socket(moment: str) -> None:
     groups.close()
     del groups
     until(lambda: sockets() <= before, "no socket is left open", details=lambda: str(sockets() - before))
+
+
+@pytest.mark.parametrize(
+    ("what", "error", "peer"),
+    [
+        pytest.param("killed", "PeerLost", 1, id="a rank is killed"),
+        pytest.param("closed", "PeerLost", 1, id="a rank leaves its groups"),
+        pytest.param("type", "BackendError", None, id="the backend refuses the tensor"),
+        pytest.param("aborted", "Aborted", None, id="the groups are ended here"),
+    ],
+)
+def test_collective_that_fails_says_whether_a_rank_was_lost(what: str, error: str, peer: int | None) -> None:
+    script = Path(__file__).with_name("outcome_ranks.py")
+    ran = subprocess.run(
+        [sys.executable, str(script), "3", what], capture_output=True, text=True, timeout=120, check=False
+    )
+    lines = [json.loads(line) for line in ran.stdout.splitlines()]
+    assert len(lines) == (3 if what == "type" else 2), ran.stderr
+    assert {line["error"] for line in lines} == {error}, lines
+    # All are on one host: who was connected to by the lost rank cannot tell which one that was.
+    assert {line["peer"] for line in lines} <= {peer, None}, lines
+    if what == "type":
+        assert all("no rank was lost: Invalid scalar type" in line["text"] for line in lines), lines

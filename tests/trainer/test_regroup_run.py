@@ -170,6 +170,36 @@ def test_script_that_raises_on_one_rank_at_once_fails_within_30_s_with_its_trace
     assert took_s <= HOPELESS_S
 
 
+FAILS_IN_TORCH = RAISES.replace(
+    "        prepare(job.rank)\n",
+    """        for attempt in job.collective("eval"):
+            with attempt as team:
+                try:
+                    team.all_reduce(torch.ones(2, dtype=torch.uint16))  # of a type that gloo does not know
+                except regroup.RegroupError as error:
+                    print(f"rank {job.rank} says: {error}", flush=True)
+                    raise
+""",
+)
+
+
+def test_collective_that_fails_by_the_users_own_error_fails_the_job_with_the_errors_text(
+    start: Callable[..., LocalRun], tmp_path: Path
+) -> None:
+    """It was taken for a lost rank: five generations a second, no commit, no message, for ever."""
+    script = tmp_path / "fails.py"
+    script.write_text(FAILS_IN_TORCH)
+    run = start("--workers", "2", "--min", "2", "--max", "2", "--max-restarts", "100", str(script))
+    ended = run.wait(lambda s: s.get("phase") == "Failed", "the end", timeout_s=120)
+    failed = _condition(ended, "Failed")
+    assert (failed["reason"], run.process.wait(60)) == ("RepeatedCrash", 1)
+    assert "BackendError: A collective failed, and no rank was lost: Invalid scalar type" in failed["message"]
+    assert "team.all_reduce(torch.ones(2, dtype=torch.uint16))" in failed["message"]
+    assert ended["membership"]["generation"] <= 12
+    said = re.findall(r"rank (\d) says: .*Invalid scalar type", run.log.read_text())
+    assert set(said) == {"0", "1"}
+
+
 def _condition(status: dict[str, Any], kind: str) -> dict[str, Any]:
     return next((c for c in status.get("conditions", ()) if c["type"] == kind and c["status"] == "True"), {})
 

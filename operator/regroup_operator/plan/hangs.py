@@ -17,6 +17,7 @@ from regroup_operator.model.members import MemberId
 from regroup_operator.model.records import Session, Settings
 from regroup_operator.model.worker import Current, Standing, Worker
 from regroup_operator.plan.allowances import allowances
+from regroup_operator.plan.no_commit import first_without_commit
 
 HUNG = "Hung"
 """Cause of an incident, reason of an event."""
@@ -149,14 +150,9 @@ def hangs_in_a_row(status: Mapping[str, Any], newest_step: int | None) -> int:
 
     `newest_step` is the newest that the newest generation has reported; None: nothing yet.
     """
-    start = (status.get("membership") or {}).get("startStep")
-    if start is None or (newest_step is not None and newest_step > start):
+    first = first_without_commit(status, newest_step)
+    if first is None:
         return 0
-    first = status["membership"]["generation"]
-    for entry in reversed(status.get("lineage", ())):
-        if entry["startStep"] != start:
-            break
-        first = entry["generation"]
     return sum(i.get("cause") == HUNG and i["generation"] >= first for i in status.get("incidents", ()))
 
 

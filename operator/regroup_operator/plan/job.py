@@ -37,6 +37,7 @@ from regroup_operator.plan.incidents import make_incident, with_times
 from regroup_operator.plan.lateness import LONGEST_START, Lateness, longest_start, see_lateness, with_setbacks
 from regroup_operator.plan.links import with_links
 from regroup_operator.plan.membership import names_of, next_generation
+from regroup_operator.plan.no_commit import NO_COMMIT, count_without_commit, no_commit_failure
 from regroup_operator.plan.observed import FIELD as OBSERVED_AT
 from regroup_operator.plan.observed import due_in_s, observe
 from regroup_operator.plan.progress import checkpoint_status, progress_status
@@ -115,6 +116,9 @@ class _Planner:
         self._hangs()
         if failure is None and self.hang.failure is not None:
             failure = Verdict(HUNG, self.hang.failure)
+        if failure is None and self.tier == "Session":
+            no_commit = no_commit_failure(self.status, self.newest_step, self.members)
+            failure = None if no_commit is None else Verdict(NO_COMMIT, no_commit)
         ended = self._ended(failure)
         decision: Decision | None = None
         document: Document | None = None
@@ -362,11 +366,14 @@ class _Planner:
         )
         return self.current is None or (self.current.adopted and stands)
 
+    @property
+    def newest_step(self) -> int | None:
+        """The newest step that the newest generation has reported."""
+        newest, current = self.newest, self.current
+        return newest.step if newest and current and newest.generation == current.number else None
+
     def _hangs(self) -> None:
         """Find out whether the newest generation hangs; whose processes do stands as hung from here on."""
-        committed = (
-            self.newest is not None and self.current is not None and self.newest.generation == self.current.number
-        )
         self.hang = Hang()
         if self.tier == "Session" and self.memory.refusal is None:
             self.hang = find_hang(
@@ -374,7 +381,7 @@ class _Planner:
                 workers=self.workers,
                 processes=self.processes,
                 hang_seconds=self.recovery.hang_seconds,
-                in_a_row=hangs_in_a_row(self.status, self.newest.step if self.newest and committed else None),
+                in_a_row=hangs_in_a_row(self.status, self.newest_step),
                 now_s=self.clock.now_s,
                 settings=self.settings,
             )
@@ -463,6 +470,7 @@ class _Planner:
             step_s=self._step_s,
             hang=self.hang.message if self.hang.together else "",
             links=self.memory.links,
+            barren=count_without_commit(self.status, self.newest_step) if self.tier == "Session" else 0,
         )
 
     def _readers(self) -> frozenset[str]:

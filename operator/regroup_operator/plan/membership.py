@@ -59,11 +59,13 @@ def next_generation(
     step_s: float = 0.0,
     hang: str = "",
     links: Links = frozenset(),
+    barren: int = 0,
 ) -> Decision:
     """Return what to do about membership now.
 
     `refusal` is set when members of the newest generation refused to train. `step_s`: how long a step of the job takes,
     0 where that is not known. `hang` says that every rank hangs in a collective (plan/hangs.py). `links` of `with_links`.
+    `barren`: generations in a row, the newest included, that were adopted and committed no step (plan/no_commit.py).
     """
     if current is None:
         return _first(workers, bounds, now_s, settings)
@@ -81,7 +83,7 @@ def next_generation(
                 f"The operator has just started; {_count(unknown, 'member')} have not called yet.",
                 until_s,
             )
-        return _forced(current, workers, members, bounds, trouble, refusal, links, now_s)
+        return _forced(current, workers, members, bounds, trouble, refusal, links, barren, now_s)
     if hang:
         return _new_groups(workers, bounds, hang, now_s)
     silent = [w.lost_at_s for w in members if w.lost_at_s is not None]
@@ -214,6 +216,7 @@ def _forced(
     culprit: Worker,
     refusal: Refusal | None,
     links: Links,
+    barren: int,
     now_s: float,
 ) -> Decision:
     late = culprit.standing in (*_OUTSIDE_IT, Standing.FORMING)
@@ -277,13 +280,14 @@ def _forced(
         return Wait(
             "Rejoining", f"{named.text}; waiting for it to restart in place.", culprit.since_s + bounds.rejoin_s
         )
-    pause = _pause_s(current)
+    pause = _pause_s(max(current.attempts, barren))
     if now_s < current.announced_at_s + pause:
-        return Wait(
-            "BackingOff",
-            f"{current.attempts} generations in a row did not form; trying again.",
-            current.announced_at_s + pause,
+        failed = (
+            f"{current.attempts} generations in a row did not form"
+            if current.attempts >= barren
+            else f"{barren} generations in a row committed no step"
         )
+        return Wait("BackingOff", f"{failed}; trying again.", current.announced_at_s + pause)
     return Announce(
         FORCED,
         chosen,
@@ -405,12 +409,12 @@ def _retry_s(current: Current, *, is_same: bool) -> float:
     """Return how long after a generation that could not read its checkpoint the next may try (rule RETRY): `is_same`, nobody
     is in it who has not tried."""
     first_s, last_s = RETRY_S
-    return min(last_s, first_s * 2 ** min(10, max(0, current.attempts - 1))) if is_same else _pause_s(current)
+    return min(last_s, first_s * 2 ** min(10, max(0, current.attempts - 1))) if is_same else _pause_s(current.attempts)
 
 
-def _pause_s(current: Current) -> float:
-    """Return how long after an unadopted generation the next may come: two at once, then 0.2, 0.4 .. 5 s."""
-    return 0.0 if current.attempts <= 2 else min(5.0, 0.1 * 2 ** min(10, current.attempts - 2))
+def _pause_s(in_a_row: int) -> float:
+    """Return how long after a generation that did not train the next may come: two at once, then 0.2, 0.4 .. 5 s."""
+    return 0.0 if in_a_row <= 2 else min(5.0, 0.1 * 2 ** min(10, in_a_row - 2))
 
 
 def _choose(

@@ -213,6 +213,43 @@ def test_holder_that_a_newcomer_cannot_reach_trains_on(tmp_path: Path, late: int
     assert world.generation <= generation + 8
 
 
+def break_what_trains(world: World) -> None:
+    """Of each group that trains every collective fails, before it has committed a step."""
+    for group in list(world.groups.values()):
+        if len(group.adopted) == group.world_size and not group.is_broken:
+            group.break_up(None)
+
+
+def test_groups_that_break_before_each_commit_come_less_and_less_often_and_the_job_ends(tmp_path: Path) -> None:
+    """145 generations in 30 s, no commit and no message: that was seen with processes that all lived on."""
+    world = running(tmp_path, elastic(2))
+    generation, began_s = world.generation, world.now_s
+    while not world.has_ended:
+        break_what_trains(world)
+        world.advance(0.05)
+        assert world.now_s < began_s + 300
+    assert world.now_s > began_s + 45
+    assert world.generation <= generation + 21
+    failed = world.condition("Failed")
+    assert failed["reason"] == "NoStepCommitted"
+    assert "generations in a row committed no step, although no process ended: Connection closed" in failed["message"]
+
+
+def test_groups_that_have_broken_many_times_train_on_once_they_can(tmp_path: Path) -> None:
+    world = running(tmp_path, elastic(2))
+    until_s = world.now_s + 20
+    while world.now_s < until_s:
+        break_what_trains(world)
+        world.advance(0.05)
+    world.until(lambda: world.training() == "0-0,1-0", limit_s=6.0)
+    world.step(5)
+    world.advance(60, 0.5)
+    assert world.phase == "Running"
+    # The count begins anew: the next fault costs no pause.
+    world.kill_process(world.uid(1))
+    trains_within(world, 3.0, "0-0,1-0")
+
+
 def hears_later(trainer: Trainer) -> None:
     """The process notices a moment after its peer that its group is broken."""
     world, failed = trainer.agent.world, trainer.failed

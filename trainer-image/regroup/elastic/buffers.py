@@ -48,10 +48,15 @@ class Buffers:
             return
         with torch.no_grad():
             for _, buffer in sorted(self._model.named_buffers()):
-                whole = not buffer.is_floating_point()
+                whole = not (buffer.is_floating_point() or buffer.is_complex())
                 gathered = torch.empty((groups.world_size, *buffer.shape), dtype=buffer.dtype, device=buffer.device)
                 mine = buffer.detach().contiguous()
-                # Gathered and reduced in rank order here, so that the result has the same bits everywhere.
-                groups.wait([groups.launch("_allgather_base", gathered.view(-1), mine.view(-1))])
+                # Gathered and reduced in rank order here, so that the result has the same bits everywhere. As bytes: a backend
+                # knows only some types.
+                groups.wait([groups.launch("_allgather_base", _bytes(gathered), _bytes(mine))])
                 values = gathered if len(ran) == groups.world_size else gathered[ran]
                 buffer.copy_(values.amax(0) if whole else values.mean(0))
+
+
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.view(-1).view(torch.uint8)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from .adoption import BEFORE_LOOP, Arrival, Block
-from .errors import GenerationChanged, GroupBroken, UsageError
+from .errors import BackendError, GenerationChanged, GroupBroken, UsageError
 from .regrouper import Regrouper
 from .team import Team, form_team
 
@@ -185,11 +185,16 @@ class Collective:
         return self._team.group if self._team is not None else None
 
     def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Sum a tensor over the processes in the block, in place, and return it. In a world of one: unchanged."""
+        """Sum a tensor over the processes in the block, in place, and return it. In a world of one: unchanged.
+
+        Raises BackendError with the backend's text, on every rank that has it: for example for a type that it does not know.
+        """
         try:
             return self._all_reduce(tensor)
         except GroupBroken as error:
             raise GenerationChanged(str(error)) from error
+        except BackendError as error:
+            raise error.with_traceback(None) from None  # the script's line is what matters
 
     def _all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
         if self._team is not None and self._team.world_size > 1:

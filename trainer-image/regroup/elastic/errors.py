@@ -6,7 +6,10 @@ RegroupError                 a sentence for the user (`regroup.errors`)
   DivergedError              ranks of one generation disagree (parameters, step)
   SampleError                a step would use samples other than its own (rule QUOTA)
 GenerationChanged            ends a `with step:` block; swallowed by it
-GroupBroken                  a collective of ours failed; becomes GenerationChanged (internal)
+  BackendError               torch's backend failed in a collective, and every connection stands: not a membership change
+GroupBroken                  what a membership change does to a collective; becomes GenerationChanged (internal)
+  Aborted                    these groups were ended here
+  PeerLost                   a connection ended: another rank has gone, or cannot be reached
 Refused                      the group may not train: the newest state cannot be had here (internal)
 """
 
@@ -36,12 +39,25 @@ class GenerationChanged(Exception):
     """
 
 
+class BackendError(RegroupError):
+    """A collective failed in torch's backend, with the backend's own text; no rank was lost."""
+
+
 class GroupBroken(Exception):
-    """A collective or the forming of a group failed. `peer_rank`: whom it names, where that is known."""
+    """A collective or the forming of a group ended because of membership. `peer_rank`: the rank that was lost, where that is
+    known."""
 
     def __init__(self, message: str, peer_rank: int | None = None) -> None:
         super().__init__(message)
         self.peer_rank = peer_rank
+
+
+class Aborted(GroupBroken):
+    """`abort` ended the groups, because a newer generation was heard or because they were left."""
+
+
+class PeerLost(GroupBroken):
+    """A connection to another rank, or to the store, ended or could not be made."""
 
 
 class Refused(Exception):

@@ -25,7 +25,7 @@ from regroup.protocol.document import Document
 from regroup.protocol.local import Assignment
 
 from .adoption import Arrival
-from .errors import GroupBroken, UsageError
+from .errors import Aborted, BackendError, GroupBroken, PeerLost, UsageError
 from .sockets import Sockets
 
 _FOREVER = timedelta(days=30)
@@ -97,7 +97,7 @@ class Groups:
     def form(self, arrival: Arrival, listen_fd: int | None, on_arrival: Callable[[], None] = _say_nothing) -> Gathering:
         """Build store and groups and return what all ranks brought. Blocks until every rank is there.
 
-        Raises GroupBroken when a peer or the store cannot be reached, or at once when `abort` is called.
+        Raises PeerLost when a peer or the store cannot be reached, Aborted at once when `abort` is called.
         `listen_fd`: the store's listening socket, for the rank that hosts it. `on_arrival` is called in another thread
         once this rank waits at the store for the others.
         """
@@ -107,15 +107,14 @@ class Groups:
         thread.start()
         self._done.wait()
         result = self._result
-        if isinstance(result, Gathering) and not self._aborted:
+        if self._aborted:
+            raise Aborted(f"Forming generation {self.generation} was interrupted.")
+        if isinstance(result, Gathering):
             return result
-        if isinstance(result, UsageError):
+        assert result is not None
+        if isinstance(result, GroupBroken) or not isinstance(result, (RuntimeError, OSError)):
             raise result
-        if isinstance(result, GroupBroken):
-            raise result
-        raise GroupBroken(
-            f"forming generation {self.generation} ended: {result or 'interrupted'}", self._peer(str(result))
-        )
+        raise PeerLost(f"Forming generation {self.generation} ended: {result}", self._named_in(str(result)))
 
     def _run(self, arrival: Arrival, listen_fd: int | None, on_arrival: Callable[[], None]) -> None:
         try:
@@ -149,7 +148,7 @@ class Groups:
         document_text, *others = keys.multi_get(["document", *(f"here/{rank}" for rank in range(self.world_size))])
         document = codec.from_json(Document, codec.parse(document_text))
         if document.digest() != assignment.document_digest:
-            raise GroupBroken(f"The members of generation {self.generation} do not agree on its document.")
+            raise PeerLost(f"The members of generation {self.generation} do not agree on its document.")
         self._document = document
         arrivals = []
         for rank, text in enumerate(others):
@@ -180,7 +179,7 @@ class Groups:
             # The listening socket exists before the generation is announced, so this tells "unreachable" from "busy".
             socket.create_connection((host, port), timeout=_CONNECT.total_seconds()).close()
         except OSError as error:
-            raise GroupBroken(f"The store at {host}:{port} cannot be reached: {error}.", self._store_rank()) from error
+            raise PeerLost(f"The store at {host}:{port} cannot be reached: {error}.", self._store_rank()) from error
         while True:
             self._check_aborted()
             with contextlib.suppress(RuntimeError):
@@ -198,7 +197,7 @@ class Groups:
 
     def _check_aborted(self) -> None:
         if self._aborted:
-            raise GroupBroken("interrupted")
+            raise Aborted("interrupted")
 
     # --- use ---------------------------------------------------------------------------------------------------------
 
@@ -240,7 +239,7 @@ class Groups:
         return self._world
 
     def wait(self, pending: Sequence["Pending"]) -> None:
-        """Wait for collectives; on CUDA for their end on the device too. Raises GroupBroken when one fails, or at `abort`."""
+        """Wait for collectives; on CUDA for their end on the device too. Raises what `failed` says, Aborted at `abort`."""
         with self.waiting():
             try:
                 for work, on_gloo in pending:
@@ -251,7 +250,7 @@ class Groups:
                 if self._nccl is not None and pending:
                     torch.cuda.current_stream(self.device).synchronize()
             except RuntimeError as error:
-                raise self.broken(error) from error
+                raise self.failed(error) from error
         self.check()
 
     @contextlib.contextmanager
@@ -266,33 +265,39 @@ class Groups:
 
     def _wait_gloo(self, work: Work) -> None:
         # In slices: gloo 2.13 forgets a send whose write fails because the connection was just closed, and its waiter
-        # would wait for ever. The end of a slice changes nothing about the collective.
-        while True:
-            try:
+        # would wait for ever. The end of a slice changes nothing about the collective, and raises, too.
+        while not work.is_completed():
+            with contextlib.suppress(RuntimeError):
                 work.wait(_SLICE)
-                return
-            except RuntimeError as error:
-                if "Operation timed out!" not in str(error):
-                    raise
             self.check()
+        work.wait()
 
     def launch(self, method: str, *arguments: Any, control: bool = False) -> "Pending":
-        """Start a collective of the backend by its name, for `wait`. Raises GroupBroken when it cannot start."""
+        """Start a collective of the backend by its name, for `wait`. Raises what `failed` says when it cannot start."""
         self.check()
         backend = self.control if control else self.data
         try:
             return Pending(getattr(backend, method)(*arguments), backend is self._gloo)
         except RuntimeError as error:
-            raise self.broken(error) from error
+            raise self.failed(error) from error
 
     def check(self) -> None:
-        """Raise GroupBroken once the groups have been aborted."""
+        """Raise Aborted once the groups have been aborted."""
         if self._aborted:
-            raise GroupBroken(f"the groups of generation {self.generation} were left")
+            raise Aborted(f"The groups of generation {self.generation} were left.")
 
-    def broken(self, error: RuntimeError) -> GroupBroken:
-        """Return what to raise for a backend's error, with the rank that it names."""
-        return GroupBroken(str(error), self._peer(str(error)))
+    def failed(self, error: RuntimeError) -> GroupBroken | BackendError:
+        """Return what a collective's error means: these groups were ended, a rank was lost, or the backend itself failed.
+
+        The connections tell, not the error's text. They ended before the backend could notice it.
+        """
+        if self._aborted:
+            return Aborted(f"The groups of generation {self.generation} were left.")
+        lost = self.sockets.lost(self.world_size - 1)
+        if lost is not None:
+            ranks = [rank for kept in lost if (rank := self._rank_at(kept.host, kept.port)) is not None]
+            return PeerLost(str(error), ranks[0] if ranks else self._named_in(str(error)))
+        return BackendError(f"A collective failed, and no rank was lost: {error}")
 
     def open_device(self) -> tuple[Any, int]:
         """Return a device for gloo on this worker's address, and the port that it listens on."""
@@ -328,20 +333,26 @@ class Groups:
         document = self._document
         return document.rank_offset(document.store.pod_uid) if document is not None else None
 
-    def _peer(self, message: str) -> int | None:
-        """Return the rank that a gloo error names by its address, else None. Of several on one host, the first."""
+    def _rank_at(self, host: str, port: int) -> int | None:
+        """Return the rank at the other end of a connection, None where that is not known. Where the other side connected to
+        us, the port is any: then it is the host's, if only one member is there."""
+        if port == self.assignment.store_port:
+            return self._store_rank()
+        if port in self._ranks_by_port:
+            return self._ranks_by_port[port]
+        members = self._document.members if self._document is not None else ()
+        there = [member.pod_uid for member in members if member.host == host]
+        return self._document.rank_offset(there[0]) if self._document is not None and len(there) == 1 else None
+
+    def _named_in(self, message: str) -> int | None:
+        """Return the rank whose address a gloo error names, None where there is none. For what no socket tells: a pair that does
+        not connect, and one that connected to us from a host with several members."""
         found = re.search(r"\[([^\]]*)\]:(\d+)", message)
         if found is None:
             return None
         port = int(found[2])
         swapped = (port & 0xFF) << 8 | port >> 8  # gloo 2.13 prints some ports in network byte order
-        for candidate in (port, swapped):
-            if candidate in self._ranks_by_port:
-                return self._ranks_by_port[candidate]
-        # The other side's own port, where it connected to us: then its host, if only one member lives there.
-        members = self._document.members if self._document is not None else ()
-        there = [member.pod_uid for member in members if member.host == found[1]]
-        return self._document.rank_offset(there[0]) if self._document is not None and len(there) == 1 else None
+        return self._rank_at(found[1], swapped if swapped in self._ranks_by_port else port)
 
 
 def _let_go(held: list[Any]) -> None:

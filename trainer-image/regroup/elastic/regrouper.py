@@ -20,10 +20,13 @@ from regroup.protocol.state import StatePair
 from . import transfer
 from .adoption import Arrival, Block, Copy, Fallback, Refuse, decide
 from .durable import Origin
-from .errors import GenerationChanged, GroupBroken, Refused
+from .errors import BackendError, GenerationChanged, GroupBroken, Refused
 from .groups import Gathering, Groups
 from .state import TrainingState
 from .watcher import Watcher
+
+SUPERSEDED_S = 2.0
+"""Where gloo fails and every connection stands, so long a newer generation is waited for."""
 
 
 class Stopped(Exception):
@@ -101,19 +104,34 @@ class Regrouper:
     def explains(self, error: BaseException) -> bool:
         """Return whether `error` comes of a membership change; then the groups are left. Else it is the user's own.
 
-        Ours say so themselves. A collective of the user's own counts only if a newer generation is heard within
-        `disconnectSeconds` + 5 s; this waits for it.
+        Ours say so themselves, and the connections say it of a collective of the user's own. A backend's error that they do not
+        explain counts only if a newer generation is heard soon; this waits for it.
         """
         if isinstance(error, GenerationChanged):
             return True
-        if not isinstance(error, GroupBroken):
-            if not _is_collective_error(error):
+        outcome = error
+        if isinstance(error, RuntimeError):
+            if self.groups is None:
+                return True  # the script went on after they were left
+            outcome = self.groups.failed(error)
+            if isinstance(outcome, BackendError) and not isinstance(error, torch.distributed.DistError):
                 return False
-            bound_s = float(os.environ.get(env.DISCONNECT_SECONDS) or 5) + 5
-            if not self._watcher.wait_newer(self.origin.generation, bound_s):
+        if isinstance(outcome, BackendError):
+            if not self._is_superseded(self.origin.generation):
                 return False
-        self.leave(GroupBroken(str(error)))
+            outcome = GroupBroken(str(error))
+        if not isinstance(outcome, GroupBroken):
+            return False
+        self.leave(outcome)
         return True
+
+    def _is_superseded(self, generation: int) -> bool:
+        """Return whether a newer generation is heard soon: a backend's error may come of what caused it. NCCL may say so long
+        before a connection or the operator does."""
+        bound_s = SUPERSEDED_S
+        if self._device.type == "cuda":
+            bound_s = float(os.environ.get(env.DISCONNECT_SECONDS) or 5) + 5
+        return self._watcher.wait_newer(generation, bound_s)
 
     def leave_at_cut(self) -> None:
         """Leave healthy groups together with all other ranks (rule CUTALL). They are closed once the next ones stand."""
@@ -155,6 +173,13 @@ class Regrouper:
             if not self._watcher.knows_newer(number) and self._watcher.stop is None:
                 cause = error.cause if isinstance(error, Refused) else "collective"
                 self._send_left(cause, str(error), getattr(error, "peer_rank", None))
+            return
+        except BackendError:
+            self._retire()
+            superseded = self._is_superseded(number)
+            groups.close()
+            if not superseded:
+                raise
             return
         self.gathering = gathering
         self.ended = any(arrival.ended for arrival in gathering.arrivals)
@@ -264,13 +289,3 @@ class Regrouper:
                 peer_rank=peer_rank,
             )
         )
-
-
-def _is_collective_error(error: BaseException) -> bool:
-    """True for what torch raises when a process group fails: the user's own collectives inside a block."""
-    if type(error).__name__ in ("DistBackendError", "DistNetworkError", "DistError"):
-        return True
-    text = str(error)
-    return isinstance(error, RuntimeError) and any(
-        word in text for word in ("gloo", "NCCL", "Connection closed by peer")
-    )

@@ -22,7 +22,7 @@ from .busy import BusyStack
 from .collective import Blocks, Collective
 from .commit import Committer, exchange
 from .durable import Durable, Origin
-from .errors import DivergedError, GroupBroken, UsageError
+from .errors import BackendError, DivergedError, GroupBroken, UsageError
 from .groups import Gathering, Groups
 from .header import Header, Row
 from .reducer import ExactReducer, Reducer, check_optimizer
@@ -261,8 +261,9 @@ class Job:
         row = Row(step, 0.0, 1.0, knows_newer=False, sample_hash=0, snapshotted=step, total=self.total or 0)
         try:
             problem = exchange(self.groups, row).disagreement()
-        except GroupBroken as error:
-            self.leave(error)
+        except (GroupBroken, BackendError) as error:
+            if self.regrouper is None or not self.regrouper.explains(error):
+                raise
             return
         if problem is not None:
             raise DivergedError(problem)

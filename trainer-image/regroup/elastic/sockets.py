@@ -2,7 +2,8 @@
 
 torch 2.13's gloo ignores `abort` and says nothing of its descriptors, so they are found by comparing /proc/self/fd with what
 was there before, told from others by their ports, and kept as duplicates (a closed descriptor's number may be reused). A
-shutdown makes every thread that is blocked on one raise. Nothing here decides when.
+shutdown makes every thread that is blocked on one raise. Their states tell a rank that was lost from an error of the backend.
+Nothing here decides when.
 """
 
 import contextlib
@@ -10,12 +11,22 @@ import os
 import socket
 import threading
 import weakref
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 from torch._C._distributed_c10d import ProcessGroupGloo
 
 _ONE_DEVICE = threading.Lock()
+_ESTABLISHED = 1
+"""Of TCP_INFO's first byte: include/net/tcp_states.h of Linux."""
+
+
+class Connection(NamedTuple):
+    """A duplicate of a connected socket, and where its other end is: that cannot be asked any more once it is reset."""
+
+    socket: socket.socket
+    host: str
+    port: int
 
 
 class Sockets:
@@ -26,7 +37,9 @@ class Sockets:
         self._ports = {store_port}
         self._inodes_before = set(_inodes().values())
         self._lock = threading.Lock()
-        self._kept: list[socket.socket] | None = None
+        self._before: list[Connection] = []
+        """While more come up: those that were kept."""
+        self._kept: list[Connection] | None = None
         self._shut = False
         _alive.add(self)
 
@@ -48,18 +61,29 @@ class Sockets:
         """Duplicate what is connected now: from here on `shut_down` need not look for it."""
         with self._lock:
             if not self._shut:
-                self._kept = self._connected()
+                self._kept = self._connected(self._before)
+                self._before = []
+
+    def lost(self, count: int) -> list[Connection] | None:
+        """Return the connections that the other side, or the kernel, has ended; None: there is none.
+
+        `count`: so many go to peers. One that was reset before it was kept is missing, and nobody knows where it went.
+        """
+        with self._lock:
+            kept = self._kept or ()
+            ended = [one for one in kept if not _is_established(one.socket)]
+            is_whole = sum(one.port != self._store_port for one in kept) >= count
+            return None if is_whole and not ended else ended
 
     @contextlib.contextmanager
     def opening(self) -> Iterator[None]:
         """While more of them come up, `shut_down` looks for them; then they are kept."""
         with self._lock:
-            kept, self._kept = self._kept or [], None
+            # They stay: of one that has ended meanwhile, gloo's own descriptor is closed already.
+            self._before, self._kept = self._kept or [], None
         try:
             yield
         finally:
-            for connection in kept:
-                connection.close()
             self.keep()
 
     def shut_down(self) -> None:
@@ -68,18 +92,18 @@ class Sockets:
             if self._shut:
                 return
             self._shut = True
-            connections = self._kept if self._kept is not None else self._connected()
-            self._kept = None
-        for connection in connections:
+            connections = self._kept if self._kept is not None else self._connected(self._before)
+            self._kept, self._before = None, []
+        for kept in connections:
             with contextlib.suppress(OSError):
-                connection.shutdown(socket.SHUT_RDWR)
-            connection.close()
+                kept.socket.shutdown(socket.SHUT_RDWR)
+            kept.socket.close()
 
     def forget_in_child(self) -> None:
         """In a forked child (a data loader's worker): close what it inherited, or the peers of a killed trainer would see its
         connections open until the child ends."""
-        for connection in self._kept or ():
-            connection.detach()
+        for kept in (*(self._kept or ()), *self._before):
+            kept.socket.detach()
         for fd, inode in _inodes().items():
             if inode not in self._inodes_before:
                 with contextlib.suppress(OSError):
@@ -89,16 +113,19 @@ class Sockets:
                     if ours:
                         os.close(fd)
 
-    def _connected(self) -> list[socket.socket]:
-        """Duplicates of the connected sockets that forming opened: to the store, and to peers either way."""
-        found = []
+    def _connected(self, known: Sequence[Connection]) -> list[Connection]:
+        """Return `known`, and duplicates of the other connected sockets that forming opened: to the store, and to peers
+        either way."""
+        found = list(known)
+        seen = self._inodes_before | {f"socket:[{os.fstat(kept.socket.fileno()).st_ino}]" for kept in known}
         for fd, inode in _inodes().items():
-            if inode in self._inodes_before:
+            if inode in seen:
                 continue
             with contextlib.suppress(OSError):
                 connection = socket.socket(fileno=os.dup(fd))
                 if self._is_ours(connection):
-                    found.append(connection)
+                    host, port = connection.getpeername()[:2]
+                    found.append(Connection(connection, host, port))
                 else:
                     connection.close()
         return found
@@ -133,6 +160,10 @@ def _in_child() -> None:
 
 
 os.register_at_fork(after_in_child=_in_child)
+
+
+def _is_established(connection: socket.socket) -> bool:
+    return connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] == _ESTABLISHED
 
 
 def _inodes() -> dict[int, str]:

@@ -14,7 +14,7 @@ import torch
 
 from regroup.data import microbatch_rng
 
-from .errors import GenerationChanged, GroupBroken, SampleError, UsageError
+from .errors import BackendError, GenerationChanged, GroupBroken, SampleError, UsageError
 
 if TYPE_CHECKING:
     from .session import Job
@@ -100,6 +100,8 @@ class Step:
         except GroupBroken as error:
             job.leave(error)
             raise GenerationChanged(str(error)) from error
+        except BackendError as error:
+            raise error.with_traceback(None) from None  # the script's line is what matters
         v = current.virtual_worker
         job.reducer.after_backward(v)
         self.weights[v] = float(weight)
@@ -128,4 +130,7 @@ class Step:
             )
         for v, loss in self._pending:
             self.loss_sums[v] = float(loss)  # the one place where the host waits for the losses
-        self._job.committer.commit(self, before, after, max_norm)
+        try:
+            self._job.committer.commit(self, before, after, max_norm)
+        except BackendError as error:
+            raise error.with_traceback(None) from None

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch._C._distributed_c10d import PrefixStore, ProcessGroup
 
+from .errors import PeerLost
 from .groups import Groups, Pending, open_gloo
 
 
@@ -31,13 +32,13 @@ class Team:
     """
 
     def all_reduce(self, tensor: torch.Tensor) -> None:
-        """Sum a tensor over the team, in place. Blocks. Raises GroupBroken."""
+        """Sum a tensor over the team, in place. Blocks. Raises what `Groups.failed` says."""
         backend = self.nccl if tensor.device.type == "cuda" and self.nccl is not None else self.gloo
         self.groups.check()
         try:
             work = backend.allreduce([tensor])
         except RuntimeError as error:
-            raise self.groups.broken(error) from error
+            raise self.groups.failed(error) from error
         self.groups.wait([Pending(work, backend is self.gloo)])
 
 
@@ -58,7 +59,8 @@ def form_team(groups: Groups, ranks: Sequence[int], name: str) -> Team:
             groups.sockets.add_ports(int(text) for text in keys.multi_get([f"port/{other}" for other in range(size)]))
             gloo = open_gloo(PrefixStore("gloo", keys), rank, size, device)
     except RuntimeError as error:
-        raise groups.broken(error) from error
+        groups.check()
+        raise PeerLost(f"A team of generation {groups.generation} did not form: {error}") from error
     groups.check()
     group = ProcessGroup(PrefixStore("world", keys), rank, size)
     group._register_backend(torch.device("cpu"), ProcessGroup.BackendType.GLOO, gloo)

@@ -1,0 +1,94 @@
+"""Run as a program: ranks form real groups, and one thing goes wrong in a collective; print one line of JSON a rank.
+
+Usage: outcome_ranks.py WORLD_SIZE WHAT
+  killed    rank 1 is killed
+  closed    rank 1 leaves its groups
+  type      a tensor of a type that gloo does not know, on all ranks
+  aborted   every rank ends its own groups while it waits for rank 1, which does not come
+"""
+
+import json
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+
+import torch
+
+from regroup.elastic.adoption import Arrival
+from regroup.elastic.groups import Groups
+from regroup.protocol.document import FORCED, Document, Member, Store
+from regroup.protocol.local import Assignment
+
+
+def assignment(rank: int, world_size: int, store_port: int) -> Assignment:
+    members = tuple(Member(slot, f"w-{slot}", f"pod-{slot}", 1, "127.0.0.1", 1) for slot in range(world_size))
+    document = Document(1, "uid1", "job", FORCED, members, Store("127.0.0.1", store_port, "pod-0"))
+    return Assignment(
+        number=1,
+        uid="uid1",
+        kind=FORCED,
+        member=True,
+        rank=rank,
+        world_size=world_size,
+        local_rank=0,
+        local_world_size=1,
+        group_rank=rank,
+        pod_uid=f"pod-{rank}",
+        store_host="127.0.0.1",
+        store_port=store_port,
+        store_prefix=document.store_prefix(),
+        hosts_store=rank == 0,
+        document_digest=document.digest(),
+        document=document if rank == 0 else None,
+    )
+
+
+def main(rank: int, world_size: int, listener: socket.socket, what: str) -> None:
+    part = assignment(rank, world_size, listener.getsockname()[1])
+    groups = Groups(part, "127.0.0.1", torch.device("cpu"))
+    groups.form(Arrival(None, 0, 0), listener.detach() if rank == 0 else None)
+    tensor = torch.ones(1 << 18)
+    groups.wait([groups.launch("allreduce", [tensor])])
+    if what == "type":
+        tensor = torch.ones(4, dtype=torch.uint16)
+    elif rank == 1:
+        if what == "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+        elif what == "closed":
+            groups.close()
+            return
+        time.sleep(60)  # until the others have said what they have to say, and the test ends this one
+    if what == "aborted":
+        threading.Timer(0.2, groups.abort).start()
+    try:
+        groups.wait([groups.launch("allreduce", [tensor])])
+    except Exception as error:
+        line = {
+            "rank": rank,
+            "error": type(error).__name__,
+            "text": str(error),
+            "peer": getattr(error, "peer_rank", None),
+        }
+        os.write(1, (json.dumps(line) + "\n").encode())  # one write: lines of ranks do not mix
+
+
+if __name__ == "__main__":
+    world_size, what = int(sys.argv[1]), sys.argv[2]
+    listener = socket.create_server(("127.0.0.1", 0))
+    children = []
+    for rank in range(world_size):
+        child = os.fork()
+        if child == 0:
+            main(rank, world_size, listener, what)
+            os._exit(0)
+        children.append(child)
+    for rank, child in enumerate(children):
+        if rank == 1 and what == "aborted":
+            continue
+        os.waitpid(child, 0)
+    if what == "aborted":
+        os.kill(children[1], signal.SIGKILL)
+        os.waitpid(children[1], 0)
