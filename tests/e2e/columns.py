@@ -43,7 +43,8 @@ def _sample(job: JobView, rows: list[Row], errors: list[str], done: threading.Ev
         due = max(due + SAMPLE_S, time.monotonic())
         before = time.time()
         try:
-            text = job.kubectl.run("--namespace", job.namespace, "get", "trainingjobs", job.name, "-o", "wide")
+            get = ("get", "trainingjobs", job.name, "-o", "wide", "--request-timeout=5s")
+            text = job.kubectl.run("--namespace", job.namespace, *get)
         except ClusterError as error:  # many in a row make a hole
             errors.append(f"{time.time():.2f}: {error}")
             continue
