@@ -46,7 +46,7 @@ def assignment(rank: int, world_size: int, store_port: int) -> Assignment:
     )
 
 
-def main(rank: int, world_size: int, listener: socket.socket, what: str) -> None:
+def main(rank: int, world_size: int, listener: socket.socket, what: str, said: int, end: int) -> None:
     part = assignment(rank, world_size, listener.getsockname()[1])
     groups = Groups(part, "127.0.0.1", torch.device("cpu"))
     groups.form(Arrival(None, 0, 0), listener.detach() if rank == 0 else None)
@@ -73,22 +73,26 @@ def main(rank: int, world_size: int, listener: socket.socket, what: str) -> None
             "peer": getattr(error, "peer_rank", None),
         }
         os.write(1, (json.dumps(line) + "\n").encode())  # one write: lines of ranks do not mix
+        os.write(said, b"1")
+        os.read(end, 1)  # who ends now would be missed by the others, too
 
 
 if __name__ == "__main__":
     world_size, what = int(sys.argv[1]), sys.argv[2]
     listener = socket.create_server(("127.0.0.1", 0))
+    (heard, said), (end, last) = os.pipe(), os.pipe()
     children = []
     for rank in range(world_size):
         child = os.fork()
         if child == 0:
-            main(rank, world_size, listener, what)
+            os.close(last)
+            main(rank, world_size, listener, what, said, end)
             os._exit(0)
         children.append(child)
-    for rank, child in enumerate(children):
-        if rank == 1 and what == "aborted":
-            continue
-        os.waitpid(child, 0)
+    for _ in range(world_size if what == "type" else world_size - 1):
+        os.read(heard, 1)
+    os.close(last)
     if what == "aborted":
         os.kill(children[1], signal.SIGKILL)
-        os.waitpid(children[1], 0)
+    for child in children:
+        os.waitpid(child, 0)

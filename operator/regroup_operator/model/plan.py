@@ -112,6 +112,8 @@ class Memory:
     """Of the newest generation: see Current."""
     attempts: int = 0
     """Generations in a row that this operator announced and not all members adopted."""
+    without_commit: int = 0
+    """Generations in a row before the newest one that broke before a step was committed, with all their processes alive."""
     tried: frozenset[str] | None = None
     """`membership.names_of` the newest generation's set."""
     peers: Mapping[str, tuple[int, str]] = field(default_factory=dict)

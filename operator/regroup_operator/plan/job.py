@@ -37,7 +37,7 @@ from regroup_operator.plan.incidents import make_incident, with_times
 from regroup_operator.plan.lateness import LONGEST_START, Lateness, longest_start, see_lateness, with_setbacks
 from regroup_operator.plan.links import with_links
 from regroup_operator.plan.membership import names_of, next_generation
-from regroup_operator.plan.no_commit import NO_COMMIT, count_without_commit, no_commit_failure
+from regroup_operator.plan.no_commit import NO_COMMIT, broke_without_commit, count_after, no_commit_failure
 from regroup_operator.plan.observed import FIELD as OBSERVED_AT
 from regroup_operator.plan.observed import due_in_s, observe
 from regroup_operator.plan.progress import checkpoint_status, progress_status
@@ -99,6 +99,7 @@ class _Planner:
         self.recovery = job.spec.recovery
         self.replicas = job.spec.replicas
         self.have_all_tried = False
+        self.broke = False
 
     # --- the order of things ---------------------------------------------------------------------------------------
 
@@ -116,9 +117,12 @@ class _Planner:
         self._hangs()
         if failure is None and self.hang.failure is not None:
             failure = Verdict(HUNG, self.hang.failure)
-        if failure is None and self.tier == "Session":
-            no_commit = no_commit_failure(self.status, self.newest_step, self.members)
-            failure = None if no_commit is None else Verdict(NO_COMMIT, no_commit)
+        self.broke = self.tier == "Session" and broke_without_commit(
+            self.current, self.members, start_step=self.start_step, newest_step=self.newest_step
+        )
+        no_commit = no_commit_failure(self.num_without_commit, self.members) if self.broke else None
+        if failure is None and no_commit is not None:
+            failure = Verdict(NO_COMMIT, no_commit)
         ended = self._ended(failure)
         decision: Decision | None = None
         document: Document | None = None
@@ -372,6 +376,17 @@ class _Planner:
         newest, current = self.newest, self.current
         return newest.step if newest and current and newest.generation == current.number else None
 
+    @property
+    def start_step(self) -> int | None:
+        """The step that the newest generation began at; None: nobody has adopted it."""
+        start: int | None = (self.status.get("membership") or {}).get("startStep")
+        return start
+
+    @property
+    def num_without_commit(self) -> int:
+        """Generations in a row that broke before a step was committed, the newest included."""
+        return self.memory.without_commit + 1 if self.broke else 0
+
     def _hangs(self) -> None:
         """Find out whether the newest generation hangs; whose processes do stands as hung from here on."""
         self.hang = Hang()
@@ -470,7 +485,7 @@ class _Planner:
             step_s=self._step_s,
             hang=self.hang.message if self.hang.together else "",
             links=self.memory.links,
-            barren=count_without_commit(self.status, self.newest_step) if self.tier == "Session" else 0,
+            without_commit=self.num_without_commit,
         )
 
     def _readers(self) -> frozenset[str]:
@@ -514,6 +529,7 @@ class _Planner:
             tried=names_of(self.current, self.workers, decision.members),
             setbacks=with_setbacks(self.memory.setbacks, self.workers, decision.set_back, self.clock.now_s),
             links=with_links(self.memory.links, self.current, self.workers),
+            without_commit=count_after(self.memory.without_commit, decision, broke=self.broke),
         )
         return document
 

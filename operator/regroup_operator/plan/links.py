@@ -63,21 +63,19 @@ def _without(worker: Worker, links: Links) -> Links:
 
 
 def _reported(current: Current, workers: Iterable[Worker]) -> Links:
-    """Return the pairs of the newest generation. A peer that lost a process is no broken link."""
-    by_uid = {w.pod.uid: w for w in workers if w.pod and w.standing == Standing.BROKEN}
-    pairs = set()
-    for uid, worker in by_uid.items():
+    """Return the pairs of the newest generation. A peer that lost a process is no broken link, and neither is one that left
+    because of such a peer."""
+    lost: dict[str, str | None] = {}
+    for worker in workers:
         session = worker.session
-        fault = session.fault if session else None
-        if (
-            session
-            and fault
-            and session.fault_generation == current.number
-            and fault.peer in by_uid
-            and fault.peer != uid
-        ):
-            pairs.add(frozenset({uid, fault.peer}))
-    return frozenset(pairs)
+        if worker.pod is not None and worker.standing == Standing.BROKEN:
+            fault = session.fault if session and session.fault_generation == current.number else None
+            lost[worker.pod.uid] = fault.peer if fault is not None else None
+    return frozenset(
+        frozenset({uid, peer})
+        for uid, peer in lost.items()
+        if peer is not None and peer != uid and peer in lost and (lost[peer] is None or lost[peer] in lost)
+    )
 
 
 def _state_of(worker: Worker) -> tuple[int, ...]:

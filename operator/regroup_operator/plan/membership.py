@@ -59,13 +59,13 @@ def next_generation(
     step_s: float = 0.0,
     hang: str = "",
     links: Links = frozenset(),
-    barren: int = 0,
+    without_commit: int = 0,
 ) -> Decision:
     """Return what to do about membership now.
 
     `refusal` is set when members of the newest generation refused to train. `step_s`: how long a step of the job takes,
     0 where that is not known. `hang` says that every rank hangs in a collective (plan/hangs.py). `links` of `with_links`.
-    `barren`: generations in a row, the newest included, that were adopted and committed no step (plan/no_commit.py).
+    `without_commit`: generations in a row, the newest included, that broke before a step was committed (plan/no_commit.py).
     """
     if current is None:
         return _first(workers, bounds, now_s, settings)
@@ -83,7 +83,7 @@ def next_generation(
                 f"The operator has just started; {_count(unknown, 'member')} have not called yet.",
                 until_s,
             )
-        return _forced(current, workers, members, bounds, trouble, refusal, links, barren, now_s)
+        return _forced(current, workers, members, bounds, trouble, refusal, links, without_commit, now_s)
     if hang:
         return _new_groups(workers, bounds, hang, now_s)
     silent = [w.lost_at_s for w in members if w.lost_at_s is not None]
@@ -216,7 +216,7 @@ def _forced(
     culprit: Worker,
     refusal: Refusal | None,
     links: Links,
-    barren: int,
+    without_commit: int,
     now_s: float,
 ) -> Decision:
     late = culprit.standing in (*_OUTSIDE_IT, Standing.FORMING)
@@ -280,12 +280,12 @@ def _forced(
         return Wait(
             "Rejoining", f"{named.text}; waiting for it to restart in place.", culprit.since_s + bounds.rejoin_s
         )
-    pause = _pause_s(max(current.attempts, barren))
+    pause = _pause_s(max(current.attempts, without_commit))
     if now_s < current.announced_at_s + pause:
         failed = (
             f"{current.attempts} generations in a row did not form"
-            if current.attempts >= barren
-            else f"{barren} generations in a row committed no step"
+            if current.attempts >= without_commit
+            else f"{without_commit} generations in a row committed no step"
         )
         return Wait("BackingOff", f"{failed}; trying again.", current.announced_at_s + pause)
     return Announce(

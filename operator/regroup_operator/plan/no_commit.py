@@ -1,16 +1,17 @@
-"""Count generations in a row in which no step was committed: they come less and less often, and have an end. Pure.
+"""Count generations in a row that broke before a step was committed: they come less and less often, and have an end. Pure.
 
 A group of which all processes live on may break again and again before its first commit, for example where a network lets
 connections come up and then loses data. Without a pause such a job would announce a generation several times a second for
-ever. Generations that ended with a process, a pod or a node do not count for the end: those have budgets of their own.
+ever. Generations that end with a process, a pod or a node begin the count anew: those have budgets of their own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from regroup_operator.model.worker import Worker
+from regroup.protocol.document import FORCED
+from regroup_operator.model.worker import Announce, Current, Standing, Worker
 
 COLLECTIVE_FAILED = "CollectiveFailed"
 """Worker.why of a member whose group broke while its processes lived on; then the cause of an incident, too."""
@@ -19,10 +20,12 @@ MAX_IN_A_ROW = 20
 NO_COMMIT = "NoStepCommitted"
 """Reason of condition Failed."""
 
+_ENDED = (Standing.LOST, Standing.DIED, Standing.HUNG)
+
 
 def first_without_commit(status: Mapping[str, Any], newest_step: int | None) -> int | None:
-    """Return the first of the generations in a row, up to the newest, that all members adopted and in which no step was
-    committed; None: the newest has committed, or was not adopted.
+    """Return the first of the generations in a row, up to the newest, that began at the newest one's start step; None: a step
+    was committed in the newest, or nobody has adopted it.
 
     `newest_step` is the newest that the newest generation has reported; None: nothing yet.
     """
@@ -37,24 +40,40 @@ def first_without_commit(status: Mapping[str, Any], newest_step: int | None) -> 
     return first
 
 
-def count_without_commit(status: Mapping[str, Any], newest_step: int | None) -> int:
-    """Return how many such generations there are, the newest included."""
-    first = first_without_commit(status, newest_step)
-    return 0 if first is None else sum(entry["generation"] >= first for entry in status.get("lineage", ()))
+def broke_without_commit(
+    current: Current | None, members: Sequence[Worker], *, start_step: int | None, newest_step: int | None
+) -> bool:
+    """Return whether all members adopted the newest generation, and it broke before a step was committed although every process
+    lives on. Members say what they hold with their faults; reports of progress may be late."""
+    if current is None or not current.adopted or start_step is None:
+        return False
+    if any(w.standing in _ENDED for w in members) or not _faults(members):
+        return False
+    seals = [w.session.seal for w in members if w.session is not None and w.session.seal is not None]
+    newest = [seal.state.step for seal in seals if seal.state is not None and seal.state.generation == current.number]
+    return max([*newest, newest_step or 0]) <= start_step
 
 
-def no_commit_failure(status: Mapping[str, Any], newest_step: int | None, members: Iterable[Worker]) -> str | None:
-    """Return why the job has to fail, None if it has not to."""
-    first, count = first_without_commit(status, newest_step), count_without_commit(status, newest_step)
-    incidents = status.get("incidents", ())
-    if first is None or count < MAX_IN_A_ROW or not all(i.get("cause") == COLLECTIVE_FAILED for i in incidents):
+def count_after(known: int, announced: Announce, *, broke: bool) -> int:
+    """Return the count once a generation is announced: `known` before it, `broke` of `broke_without_commit`."""
+    if broke:
+        return known + 1
+    # A planned generation changes who is in it, which says nothing of why the ones before it broke.
+    return 0 if announced.kind == FORCED else known
+
+
+def no_commit_failure(count: int, members: Sequence[Worker]) -> str | None:
+    """Return why the job has to fail, None if it has not to. `count`: generations in a row, the newest included."""
+    if count < MAX_IN_A_ROW:
         return None
-    faults = [w.session.fault for w in members if w.session is not None and w.why == COLLECTIVE_FAILED]
-    said = next((fault.message for fault in faults if fault is not None), None)
-    if said is None:  # the newest still stands
-        return None
+    said = next(iter(_faults(members)), "")
     return (
         f"{count} generations in a row committed no step, although no process ended: {said.rstrip('. ')}. "
         "Look for what ends connections between the workers' nodes, then submit the job again. "
         "A job of another UID does not read this one's checkpoints."
     )
+
+
+def _faults(members: Iterable[Worker]) -> list[str]:
+    faults = [w.session.fault for w in members if w.session is not None and w.why == COLLECTIVE_FAILED]
+    return [fault.message for fault in faults if fault is not None]

@@ -36,6 +36,8 @@ OUTSIDE = [make_worker(slot, Standing.OUTSIDE) for slot in range(4)]
         pytest.param(links((0, 1)), UNFORMED, [broken(0, 2), OUTSIDE[1], broken(2)], links((0, 1), (0, 2)),
                      id="those of an earlier generation are kept"),
         pytest.param(links((0, 1)), UNFORMED, [broken(0), broken(2)], links(), id="a pod that is gone is forgotten"),
+        pytest.param(links(), UNFORMED, [broken(0, 3), broken(1, 0), broken(2, 0), OUTSIDE[3]], links(),
+                     id="it left because of one that is no link's end, and the others miss it"),
         pytest.param(links((0, 1), (0, 2)), make_current((0, 1)), [broken(0, 1), broken(1), OUTSIDE[2]], links((0, 2)),
                      id="two that have trained in one group are forgotten, and what breaks it is no link"),
         pytest.param(links((0, 1)), None, [OUTSIDE[0], OUTSIDE[1]], links(), id="no generation"),

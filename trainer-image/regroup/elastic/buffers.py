@@ -40,7 +40,7 @@ class Buffers:
         return None
 
     def average(self, groups: Groups | None, ran: list[int], *, exact: bool) -> None:
-        """Make all ranks' values equal. Every rank calls it when any rank's have changed. Raises GroupBroken.
+        """Make all ranks' values equal. Every rank calls it when any rank's have changed. Raises what `Groups.failed` says.
 
         ran: the ranks whose share is not empty. The others' values are those from before the step, and count for nothing.
         """
@@ -50,12 +50,16 @@ class Buffers:
             for _, buffer in sorted(self._model.named_buffers()):
                 whole = not (buffer.is_floating_point() or buffer.is_complex())
                 gathered = torch.empty((groups.world_size, *buffer.shape), dtype=buffer.dtype, device=buffer.device)
-                mine = buffer.detach().contiguous()
+                mine = buffer.detach().resolve_conj().contiguous()
                 # Gathered and reduced in rank order here, so that the result has the same bits everywhere. As bytes: a backend
                 # knows only some types.
                 groups.wait([groups.launch("_allgather_base", _bytes(gathered), _bytes(mine))])
                 values = gathered if len(ran) == groups.world_size else gathered[ran]
-                buffer.copy_(values.amax(0) if whole else values.mean(0))
+                # Torch reduces neither unsigned integers nor floats of one byte.
+                if whole:
+                    buffer.copy_(values.to(torch.int64).amax(0))
+                else:
+                    buffer.copy_((values.float() if buffer.itemsize == 1 else values).mean(0))
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:

@@ -93,8 +93,9 @@ class Blocks:
                 if team.world_size > 1:
                     team.all_reduce(num_complete)
                 return team, int(num_complete) == team.world_size
-            except GroupBroken as error:
-                self._job.leave(error)
+            except (GroupBroken, BackendError) as error:
+                if not self._regrouper.explains(error):
+                    raise
 
     def left(self) -> None:
         """The block was completed by all."""
@@ -145,8 +146,10 @@ class Collective:
             try:
                 self._all_reduce(torch.zeros(1))  # everyone has reached the end
                 self._done = True
-            except GroupBroken as broken:
-                self._job.leave(broken)
+            except (GroupBroken, BackendError) as broken:
+                assert self._job.regrouper is not None  # a world of one calls no backend
+                if not self._job.regrouper.explains(broken):
+                    raise
                 error = broken
                 # Whoever is in it again says whether it, too, had reached the end.
                 assert self._here is not None

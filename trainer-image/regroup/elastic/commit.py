@@ -70,7 +70,7 @@ class Committer:
         after: Sequence[Callable[[], Any]],
         max_norm: float | None,
     ) -> None:
-        """Commit on this rank. Raises GenerationChanged: nothing was applied."""
+        """Commit on this rank. Raises GenerationChanged or BackendError: nothing was applied."""
         self.check()
         job, groups = self._job, self._job.groups
         row = Row(
@@ -146,7 +146,9 @@ class Committer:
 
 
 def exchange(groups: Groups | None, row: Row, meanwhile: Callable[[Groups | None], None] | None = None) -> Header:
-    """Gather one row of every rank; all ranks call it. Raises GroupBroken. `meanwhile` is waited for before the rows are."""
+    """Gather one row of every rank; all ranks call it. Raises what `Groups.failed` says.
+
+    `meanwhile` is waited for before the rows are."""
     if groups is None or groups.world_size == 1:
         if meanwhile is not None:
             meanwhile(groups)

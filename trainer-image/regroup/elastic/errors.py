@@ -5,8 +5,8 @@ RegroupError                 a sentence for the user (`regroup.errors`)
   StateError                 a `state` entry, model or optimizer that cannot be saved or loaded
   DivergedError              ranks of one generation disagree (parameters, step)
   SampleError                a step would use samples other than its own (rule QUOTA)
-GenerationChanged            ends a `with step:` block; swallowed by it
   BackendError               torch's backend failed in a collective, and every connection stands: not a membership change
+GenerationChanged            ends a `with step:` block; swallowed by it
 GroupBroken                  what a membership change does to a collective; becomes GenerationChanged (internal)
   Aborted                    these groups were ended here
   PeerLost                   a connection ended: another rank has gone, or cannot be reached

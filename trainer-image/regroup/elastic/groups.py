@@ -26,7 +26,7 @@ from regroup.protocol.local import Assignment
 
 from .adoption import Arrival
 from .errors import Aborted, BackendError, GroupBroken, PeerLost, UsageError
-from .sockets import Sockets
+from .sockets import Connection, Sockets
 
 _FOREVER = timedelta(days=30)
 """No collective times out: membership ends a group, never a clock (design, rule 1 of three)."""
@@ -79,7 +79,7 @@ class Groups:
         self._done = threading.Event()
         self._aborted = False
         self.sockets = Sockets(assignment.store_port)
-        self._ranks_by_port: dict[int, int] = {}
+        self._ranks_by_port: dict[int, list[int]] = {}
         self._document: Document | None = assignment.document
         self._store: Any = None
         self._gloo: Any = None
@@ -114,7 +114,7 @@ class Groups:
         assert result is not None
         if isinstance(result, GroupBroken) or not isinstance(result, (RuntimeError, OSError)):
             raise result
-        raise PeerLost(f"Forming generation {self.generation} ended: {result}", self._named_in(str(result)))
+        raise PeerLost(f"Forming generation {self.generation} ended: {result}", self.named_in(str(result)))
 
     def _run(self, arrival: Arrival, listen_fd: int | None, on_arrival: Callable[[], None]) -> None:
         try:
@@ -123,7 +123,7 @@ class Groups:
             result = error.with_traceback(None)  # its frames hold the store open
         self._result = result
         if isinstance(result, Gathering):
-            self.sockets.keep()
+            self.sockets.keep(self.world_size - 1)
         self._done.set()
 
     def _form(self, arrival: Arrival, listen_fd: int | None, on_arrival: Callable[[], None]) -> Gathering:
@@ -154,7 +154,7 @@ class Groups:
         for rank, text in enumerate(others):
             value = codec.parse(text)
             arrivals.append(Arrival.from_json(value["arrival"]))
-            self._ranks_by_port[value["port"]] = rank
+            self._ranks_by_port.setdefault(value["port"], []).append(rank)
         self.sockets.add_ports(self._ranks_by_port)
         self._check_aborted()
         self._gloo = open_gloo(PrefixStore("gloo", keys), self.rank, self.world_size, device)
@@ -286,18 +286,23 @@ class Groups:
         if self._aborted:
             raise Aborted(f"The groups of generation {self.generation} were left.")
 
-    def failed(self, error: RuntimeError) -> GroupBroken | BackendError:
+    def failed(self, error: BaseException) -> GroupBroken | BackendError:
         """Return what a collective's error means: these groups were ended, a rank was lost, or the backend itself failed.
 
-        The connections tell, not the error's text. They ended before the backend could notice it.
+        The connections tell, not the error's text: they ended before gloo could notice it. NCCL may notice it earlier; it has
+        errors of its own for that, which the user's mistakes do not raise.
         """
         if self._aborted:
             return Aborted(f"The groups of generation {self.generation} were left.")
-        lost = self.sockets.lost(self.world_size - 1)
+        lost = self.sockets.lost()
+        if lost is None and isinstance(error, torch.distributed.DistError):
+            return PeerLost(str(error))
         if lost is not None:
-            ranks = [rank for kept in lost if (rank := self._rank_at(kept.host, kept.port)) is not None]
-            return PeerLost(str(error), ranks[0] if ranks else self._named_in(str(error)))
-        return BackendError(f"A collective failed, and no rank was lost: {error}")
+            return PeerLost(str(error), self._one_of(lost) if lost else self.named_in(str(error)))
+        said = str(error)
+        return BackendError(
+            said if isinstance(error, BackendError) else f"A collective failed, and no rank was lost: {said}"
+        )
 
     def open_device(self) -> tuple[Any, int]:
         """Return a device for gloo on this worker's address, and the port that it listens on."""
@@ -333,18 +338,31 @@ class Groups:
         document = self._document
         return document.rank_offset(document.store.pod_uid) if document is not None else None
 
+    def _one_of(self, lost: Sequence[Connection]) -> int | None:
+        """Return a rank of the member that was lost. None where it is not known, or where there are several: who is slow also
+        sees those that have left because of it."""
+        ranks = {self._rank_at(kept.host, kept.port) for kept in lost}
+        document = self._document
+        if document is None or None in ranks:
+            return None
+        known = [rank for rank in ranks if rank is not None]
+        return min(known) if len({document.member_of_rank(rank).pod_uid for rank in known}) == 1 else None
+
     def _rank_at(self, host: str, port: int) -> int | None:
         """Return the rank at the other end of a connection, None where that is not known. Where the other side connected to
         us, the port is any: then it is the host's, if only one member is there."""
-        if port == self.assignment.store_port:
+        document = self._document
+        if document is None:
+            return None
+        if (host, port) == (self.assignment.store_host, self.assignment.store_port):
             return self._store_rank()
-        if port in self._ranks_by_port:
-            return self._ranks_by_port[port]
-        members = self._document.members if self._document is not None else ()
-        there = [member.pod_uid for member in members if member.host == host]
-        return self._document.rank_offset(there[0]) if self._document is not None and len(there) == 1 else None
+        listening = [rank for rank in self._ranks_by_port.get(port, ()) if document.member_of_rank(rank).host == host]
+        if listening:
+            return listening[0]
+        there = [member.pod_uid for member in document.members if member.host == host]
+        return document.rank_offset(there[0]) if len(there) == 1 else None
 
-    def _named_in(self, message: str) -> int | None:
+    def named_in(self, message: str) -> int | None:
         """Return the rank whose address a gloo error names, None where there is none. For what no socket tells: a pair that does
         not connect, and one that connected to us from a host with several members."""
         found = re.search(r"\[([^\]]*)\]:(\d+)", message)

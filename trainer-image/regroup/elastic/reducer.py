@@ -126,7 +126,7 @@ class Reducer:
         """Groups changed; nothing to prepare in this mode."""
 
     def launch(self, groups: Groups | None) -> None:
-        """Start what backward did not reach. Raises GroupBroken."""
+        """Start what backward did not reach. Raises what `Groups.failed` says."""
         if groups is None or groups.world_size == 1:
             for bucket in self.buckets:
                 bucket.collect()
@@ -136,7 +136,7 @@ class Reducer:
             self._launch(bucket)
 
     def wait(self, groups: Groups | None) -> None:
-        """Wait until every bucket holds the sum over ranks. Raises GroupBroken."""
+        """Wait until every bucket holds the sum over ranks. Raises what `Groups.failed` says."""
         if groups is not None:
             groups.wait(self._works)
         self._groups, self._works = None, []
@@ -227,7 +227,7 @@ class ExactReducer(Reducer):
 
 
 def _exchange(groups: Groups | None) -> GroupExchange:
-    """Return the exchange among the generation's ranks; errors are ours (GroupBroken)."""
+    """Return the exchange among the generation's ranks; errors are what `Groups.failed` says."""
 
     def run(method: str, *arguments: Any) -> None:
         assert groups is not None  # a world of one exchanges nothing

@@ -104,34 +104,29 @@ class Regrouper:
     def explains(self, error: BaseException) -> bool:
         """Return whether `error` comes of a membership change; then the groups are left. Else it is the user's own.
 
-        Ours say so themselves, and the connections say it of a collective of the user's own. A backend's error that they do not
-        explain counts only if a newer generation is heard soon; this waits for it.
+        Ours say so themselves, and the connections say it of a collective of the user's own. A backend's error in one of ours
+        that they do not explain counts if a newer generation is heard soon; this waits for it.
         """
         if isinstance(error, GenerationChanged):
             return True
-        outcome = error
-        if isinstance(error, RuntimeError):
-            if self.groups is None:
-                return True  # the script went on after they were left
-            outcome = self.groups.failed(error)
-            if isinstance(outcome, BackendError) and not isinstance(error, torch.distributed.DistError):
-                return False
-        if isinstance(outcome, BackendError):
-            if not self._is_superseded(self.origin.generation):
-                return False
-            outcome = GroupBroken(str(error))
-        if not isinstance(outcome, GroupBroken):
+        if isinstance(error, GroupBroken):
+            self.leave(error)
+            return True
+        # Of subclasses only torch.distributed's own: CUDA's errors (no memory, a device that failed) are no membership change.
+        is_torchs = type(error) is RuntimeError or isinstance(error, torch.distributed.DistError)
+        if not isinstance(error, BackendError) and not is_torchs:
             return False
+        if self.groups is None:
+            return is_torchs  # the script went on after they were left
+        outcome = self.groups.failed(error)
+        if isinstance(error, BackendError) and isinstance(outcome, BackendError):
+            superseded = self._watcher.wait_newer(self.origin.generation, SUPERSEDED_S)
+            outcome = GroupBroken(str(error)) if superseded else self.groups.failed(error)
+        if isinstance(outcome, BackendError):
+            return False
+        print(f"A collective of generation {self.origin.generation} failed with the group: {error}", flush=True)
         self.leave(outcome)
         return True
-
-    def _is_superseded(self, generation: int) -> bool:
-        """Return whether a newer generation is heard soon: a backend's error may come of what caused it. NCCL may say so long
-        before a connection or the operator does."""
-        bound_s = SUPERSEDED_S
-        if self._device.type == "cuda":
-            bound_s = float(os.environ.get(env.DISCONNECT_SECONDS) or 5) + 5
-        return self._watcher.wait_newer(generation, bound_s)
 
     def leave_at_cut(self) -> None:
         """Leave healthy groups together with all other ranks (rule CUTALL). They are closed once the next ones stand."""
@@ -167,19 +162,12 @@ class Regrouper:
             if not self._watcher.ask(adopted).ok:
                 groups.close()
                 return
-        except (GroupBroken, Refused) as error:
+        except (GroupBroken, BackendError, Refused) as error:  # nothing of the user's runs in here
             self._retire()
             groups.close()
             if not self._watcher.knows_newer(number) and self._watcher.stop is None:
                 cause = error.cause if isinstance(error, Refused) else "collective"
                 self._send_left(cause, str(error), getattr(error, "peer_rank", None))
-            return
-        except BackendError:
-            self._retire()
-            superseded = self._is_superseded(number)
-            groups.close()
-            if not superseded:
-                raise
             return
         self.gathering = gathering
         self.ended = any(arrival.ended for arrival in gathering.arrivals)

@@ -41,6 +41,7 @@ class Sockets:
         """While more come up: those that were kept."""
         self._kept: list[Connection] | None = None
         self._shut = False
+        self._is_whole = True
         _alive.add(self)
 
     def add_ports(self, ports: Iterable[int]) -> None:
@@ -57,23 +58,22 @@ class Sockets:
         self._ports.add(port)
         return device, port
 
-    def keep(self) -> None:
-        """Duplicate what is connected now: from here on `shut_down` need not look for it."""
+    def keep(self, num_peers: int = 0) -> None:
+        """Duplicate what is connected now: from here on `shut_down` need not look for it. `num_peers`: at least so many go to
+        peers, and one to the store."""
         with self._lock:
             if not self._shut:
                 self._kept = self._connected(self._before)
                 self._before = []
+                # One that was reset before this cannot be kept, and nobody knows where it went.
+                self._is_whole = self._is_whole and len(self._kept) > num_peers
 
-    def lost(self, count: int) -> list[Connection] | None:
-        """Return the connections that the other side, or the kernel, has ended; None: there is none.
-
-        `count`: so many go to peers. One that was reset before it was kept is missing, and nobody knows where it went.
-        """
+    def lost(self) -> list[Connection] | None:
+        """Return the connections that the other side, or the kernel, has ended; None: there is none. Empty: there is one, and
+        nobody knows which."""
         with self._lock:
-            kept = self._kept or ()
-            ended = [one for one in kept if not _is_established(one.socket)]
-            is_whole = sum(one.port != self._store_port for one in kept) >= count
-            return None if is_whole and not ended else ended
+            ended = [kept for kept in self._kept or () if not _is_established(kept.socket)]
+            return None if self._is_whole and not ended else ended
 
     @contextlib.contextmanager
     def opening(self) -> Iterator[None]:

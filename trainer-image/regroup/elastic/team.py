@@ -60,7 +60,8 @@ def form_team(groups: Groups, ranks: Sequence[int], name: str) -> Team:
             gloo = open_gloo(PrefixStore("gloo", keys), rank, size, device)
     except RuntimeError as error:
         groups.check()
-        raise PeerLost(f"A team of generation {groups.generation} did not form: {error}") from error
+        lost_rank = groups.named_in(str(error))
+        raise PeerLost(f"A team of generation {groups.generation} did not form: {error}", lost_rank) from error
     groups.check()
     group = ProcessGroup(PrefixStore("world", keys), rank, size)
     group._register_backend(torch.device("cpu"), ProcessGroup.BackendType.GLOO, gloo)

@@ -19,7 +19,7 @@ _ALIGN = 16
 
 def send(groups: Groups, packed: tuple[str, dict[str, torch.Tensor]], digest: str) -> None:
     """Broadcast a packed state (`regroup.checkpoint.tree.pack`) from this rank, with the digest of its samples
-    (`SamplePlan.digest`), which a receiver would compute from all of them. Raises GroupBroken."""
+    (`SamplePlan.digest`), which a receiver would compute from all of them. Raises what `Groups.failed` says."""
     structure, tensors = packed
     meta = [[name, str(tensor.dtype).removeprefix("torch."), list(tensor.shape)] for name, tensor in tensors.items()]
     text = json.dumps({"structure": structure, "tensors": meta, "digest": digest}).encode()
