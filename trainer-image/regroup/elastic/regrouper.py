@@ -112,16 +112,18 @@ class Regrouper:
         if isinstance(error, GroupBroken):
             self.leave(error)
             return True
+        if isinstance(error, BackendError):
+            # Other ranks have it, too, and end: from here on the connections say nothing.
+            if not self._watcher.wait_newer(self.origin.generation, SUPERSEDED_S):
+                return False
+            self.leave(GroupBroken(str(error)))
+            return True
         # Of subclasses only torch.distributed's own: CUDA's errors (no memory, a device that failed) are no membership change.
-        is_torchs = type(error) is RuntimeError or isinstance(error, torch.distributed.DistError)
-        if not isinstance(error, BackendError) and not is_torchs:
+        if type(error) is not RuntimeError and not isinstance(error, torch.distributed.DistError):
             return False
         if self.groups is None:
-            return is_torchs  # the script went on after they were left
+            return True  # the script went on after they were left
         outcome = self.groups.failed(error)
-        if isinstance(error, BackendError) and isinstance(outcome, BackendError):
-            superseded = self._watcher.wait_newer(self.origin.generation, SUPERSEDED_S)
-            outcome = GroupBroken(str(error)) if superseded else self.groups.failed(error)
         if isinstance(outcome, BackendError):
             return False
         print(f"A collective of generation {self.origin.generation} failed with the group: {error}", flush=True)
