@@ -35,7 +35,7 @@ class Buffers:
         """Return the name of the first that forward changed, or None."""
         for name, buffer in self._model.named_buffers():
             kept = self._kept.get(name)
-            if kept is not None and not torch.equal(kept, buffer):
+            if kept is not None and not torch.equal(_bytes(kept), _bytes(buffer)):
                 return name
         return None
 
@@ -50,10 +50,9 @@ class Buffers:
             for _, buffer in sorted(self._model.named_buffers()):
                 whole = not (buffer.is_floating_point() or buffer.is_complex())
                 gathered = torch.empty((groups.world_size, *buffer.shape), dtype=buffer.dtype, device=buffer.device)
-                mine = buffer.detach().resolve_conj().contiguous()
                 # Gathered and reduced in rank order here, so that the result has the same bits everywhere. As bytes: a backend
                 # knows only some types.
-                groups.wait([groups.launch("_allgather_base", _bytes(gathered), _bytes(mine))])
+                groups.wait([groups.launch("_allgather_base", _bytes(gathered), _bytes(buffer))])
                 values = gathered if len(ran) == groups.world_size else gathered[ran]
                 # Torch reduces neither unsigned integers nor floats of one byte.
                 if whole:
@@ -63,4 +62,5 @@ class Buffers:
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.view(-1).view(torch.uint8)
+    """Return a tensor's bytes; of a contiguous one they are a view."""
+    return tensor.detach().resolve_conj().contiguous().view(-1).view(torch.uint8)
