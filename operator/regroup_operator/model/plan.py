@@ -68,6 +68,8 @@ class Crash:
     rounds: tuple[tuple[float, int], ...]
     last: Failure
     count: int = 1
+    workers: frozenset[str] = frozenset()
+    """Whose processes ended in the newest round."""
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 To restart again cannot help there, so the job fails long before maxRestarts, with the end of the traceback. What may pass by
 itself gets AFTER_S: a file server that restarts, a name that is not resolved yet. A signal without a traceback has no
-place (somebody killed the process) and never counts, nor does what all ranks do at once count more than once.
+place (somebody killed the process) and never counts, nor does what several workers do in one generation count more than once.
 
 In tier Script no steps are seen, and the loss of one rank makes its peers fail, each time at the same place. There a
 generation counts only while none of its processes is known to have ended by a signal, and only `STEADY_S` apart.
@@ -69,15 +69,19 @@ def _add(crash: Crash | None, failure: Failure, script: bool) -> Crash | None:
     place = place_of(failure)
     if not place:
         return None
-    this = (failure.at, failure.generation)
+    this, mine = (failure.at, failure.generation), frozenset({failure.worker})
     if crash is None or (crash.place, crash.last.exit_code) != (place, failure.exit_code):
-        return Crash(place, (this,), failure)
-    if failure.at < crash.rounds[-1][0] + ROUND_S:
-        return replace(crash, last=failure)
-    if script and failure.at > crash.rounds[-1][0] + STEADY_S:
-        return Crash(place, (this,), failure)
+        return Crash(place, (this,), failure, workers=mine)
+    newest_at, newest_generation = crash.rounds[-1]
+    # One that ends its peers ends some of them later: a process that was stopped notices once it goes on.
+    is_same = failure.generation > 0 and failure.generation == newest_generation and not mine & crash.workers
+    if failure.at < newest_at + ROUND_S or is_same:
+        return replace(crash, last=failure, workers=crash.workers | mine)
+    if script and failure.at > newest_at + STEADY_S:
+        return Crash(place, (this,), failure, workers=mine)
     # The first stays, for its time; of the others only as many as can matter.
-    return Crash(place, (crash.rounds[0], *crash.rounds[1:][-(ROUNDS - 1) :], this), failure, crash.count + 1)
+    rounds = (crash.rounds[0], *crash.rounds[1:][-(ROUNDS - 1) :], this)
+    return Crash(place, rounds, failure, crash.count + 1, mine)
 
 
 def is_hopeless(crash: Crash | None) -> bool:

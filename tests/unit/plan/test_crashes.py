@@ -61,6 +61,25 @@ def test_rounds(at: list[float], told: bool, hopeless: bool) -> None:
     assert (repeats(crash), is_hopeless(crash)) == (told, hopeless)
 
 
+@pytest.mark.parametrize(
+    ("ends", "rounds"),
+    [
+        pytest.param([(0, "1", 4), (8, "2", 4)], 1, id="its peer, which was stopped meanwhile"),
+        pytest.param([(0, "1", 4), (8, "2", 4), (9, "1", 4)], 2, id="the first one again"),
+        pytest.param([(0, "1", 4), (8, "2", 5)], 2, id="the next generation"),
+        pytest.param([(0, "1", 0), (8, "2", 0)], 2, id="no generation: each for itself"),
+    ],
+)
+def test_workers_of_one_generation_end_by_one_crash(ends: list[tuple[float, str, int]], rounds: int) -> None:
+    """Walk 15683: a script's job failed for one kill, whose last witness was stopped, and one power cut."""
+    crash = None
+    for seconds, worker, generation in ends:
+        one = replace(BOOM, at=1000.0 + seconds, worker=worker, generation=generation)
+        crash = note_crashes(crash, [one], committed_at=None, script=False)
+    assert crash is not None
+    assert len(crash.rounds) == rounds
+
+
 @pytest.mark.parametrize("starts_s", [0.1, 0.6, 1, 2, 3, 5, 7, 8, 10, 13, 14])
 def test_job_ends_within_30_s_of_the_first_crash(starts_s: float) -> None:
     """With the agent's own delays, however long the script takes to its crash, up to 14 s."""
