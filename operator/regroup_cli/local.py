@@ -195,7 +195,6 @@ class LocalWorkers:
             env.TOKEN_FILE: str(home / "token"),
             env.STATE_DIR: str(home / "state"),
             env.LOG_NAME: f"worker {worker}",
-            env.DISCONNECT_SECONDS: str(spec.recovery.disconnect_seconds),
             env.MAX_RESTARTS: str(spec.recovery.max_restarts),
         }
         if spec.checkpoint is not None:

@@ -109,7 +109,6 @@ class AgentDouble:
             env.LOCAL_RANK: "0",
             env.POD_IP: "127.0.0.1",
             env.JOB_UID: "job",
-            env.DISCONNECT_SECONDS: "5",
             "TEST_GO": str(self.directory / "go"),
             "OMP_NUM_THREADS": "1",
             **self._environment,

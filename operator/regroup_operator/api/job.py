@@ -151,7 +151,7 @@ def worker_digest(job: Job) -> str:
         "processes": processes,
         "maxWorldSize": processes * job.max_replicas,
         "checkpoint": None if checkpoint is None else checkpoint.model_dump(exclude={"keep"}),
-        "recovery": [recovery.disconnect_seconds, recovery.max_restarts],
+        "recovery": [recovery.max_restarts],
     }
     return hashlib.sha256(json.dumps(made_from, sort_keys=True).encode()).hexdigest()[:12]
 

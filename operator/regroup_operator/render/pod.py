@@ -197,7 +197,6 @@ def _environment(job: Job, settings: RenderSettings) -> list[dict[str, Any]]:
         env.JOB_UID: job.uid,
         env.PROCESSES: str(processes),
         env.MAX_WORLD_SIZE: str(processes * job.max_replicas),
-        env.DISCONNECT_SECONDS: str(job.spec.recovery.disconnect_seconds),
         env.MAX_RESTARTS: str(job.spec.recovery.max_restarts),
         env.GRACE_SECONDS: str(_agent_grace_s(job)),
     }

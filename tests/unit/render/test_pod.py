@@ -126,7 +126,6 @@ def test_environment_is_complete_and_comes_before_the_users() -> None:
         env.JOB_UID: "1f4a-uid",
         env.PROCESSES: "2",
         env.MAX_WORLD_SIZE: "10",
-        env.DISCONNECT_SECONDS: "9",
         env.MAX_RESTARTS: "4",
         env.GRACE_SECONDS: "25",
         "MINE": "$(REGROUP_POD_NAME)",
@@ -252,12 +251,13 @@ def test_dry_run_pod_differs_from_a_worker_in_its_name_only() -> None:
         pytest.param(with_spec(checkpoint={"volumeClaim": "ckpt"}), True, id="checkpoint"),
         pytest.param(with_spec(elasticPolicy={"minReplicas": 2, "maxReplicas": 6}), True, id="maxReplicas"),
         pytest.param(lambda job: job["spec"].pop("elasticPolicy"), True, id="fixed size"),
-        pytest.param(with_spec(recovery={"disconnectSeconds": 9}), True, id="disconnectSeconds"),
         pytest.param(with_spec(recovery={"maxRestarts": 9}), True, id="maxRestarts"),
         pytest.param(with_spec(replicas=4), False, id="replicas of an elastic job"),
         pytest.param(with_spec(elasticPolicy={"minReplicas": 1, "maxReplicas": 5}), False, id="minReplicas"),
         pytest.param(
-            with_spec(recovery={"windowSeconds": 9, "rejoinSeconds": 9}), False, id="the operator's own times"
+            with_spec(recovery={"windowSeconds": 9, "rejoinSeconds": 9, "disconnectSeconds": 9}),
+            False,
+            id="the operator's own times",
         ),
     ],
 )
