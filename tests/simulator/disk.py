@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from regroup.checkpoint.selection import Name, is_named, name_of, refusal
-from regroup.elastic.adoption import Copy, Fallback, Refuse
+from regroup.generation.adoption import Copy, Fallback, Refuse
 from regroup.protocol.document import Document
 from regroup.protocol.state import StatePair
 

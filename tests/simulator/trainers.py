@@ -1,6 +1,6 @@
-"""Trainers without tensors: what `regroup.elastic` does with a generation, step by step, on the real adoption rule.
+"""Trainers without tensors: what `regroup.generation` does with a generation, step by step, on the real adoption rule.
 
-A `Trainer` follows `elastic/regrouper.py` (enter once, ask, form, adopt, leave for good), a `Group` is the store and the
+A `Trainer` follows `generation/regrouper.py` (enter once, ask, form, adopt, leave for good), a `Group` is the store and the
 collectives of one generation: it forms when all ranks are there and commits a step when all of them live.
 """
 
@@ -10,8 +10,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from regroup.elastic.adoption import Arrival, Copy, Fallback, Refuse, decide
-from regroup.elastic.pace import Pace
+from regroup.generation.adoption import Arrival, Copy, Fallback, Refuse, decide
+from regroup.progress.pace import Pace
 from regroup.protocol.document import FORCED, Document
 from regroup.protocol.local import (
     AdoptedLocally,

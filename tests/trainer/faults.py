@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
-from regroup.elastic import transfer
-from regroup.elastic.errors import GroupBroken
-from regroup.elastic.groups import Groups
-from regroup.elastic.reducer import Reducer
+from regroup.errors import GroupBroken
+from regroup.generation import transfer
+from regroup.generation.groups import Groups
+from regroup.parallel.reducer import Reducer
 
 
 def install(name: str) -> None:

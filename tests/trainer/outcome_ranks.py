@@ -17,8 +17,8 @@ import time
 
 import torch
 
-from regroup.elastic.adoption import Arrival
-from regroup.elastic.groups import Groups
+from regroup.generation.adoption import Arrival
+from regroup.generation.groups import Groups
 from regroup.protocol.document import FORCED, Document, Member, Store
 from regroup.protocol.local import Assignment
 

@@ -18,10 +18,10 @@ from harness.polling import until
 from regroup.checkpoint import Checkpointer, CheckpointError, pack, store
 from regroup.checkpoint.store import marks
 from regroup.data import SamplePlan
-from regroup.elastic.durable import Durable, Origin, patience_s
-from regroup.elastic.state import TrainingState
 from regroup.protocol.document import CheckpointRef, LineageEntry
 from regroup.protocol.state import StatePair
+from regroup.state.durable import Durable, Origin, patience_s
+from regroup.state.training import TrainingState
 from tests.trainer.dead_volume import DeadVolume
 
 LINEAGE = (LineageEntry(1, 0), LineageEntry(2, 50))

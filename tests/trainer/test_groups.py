@@ -15,9 +15,9 @@ import torch
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from harness.polling import until
-from regroup.elastic.adoption import Arrival
-from regroup.elastic.errors import GroupBroken
-from regroup.elastic.groups import Groups
+from regroup.errors import GroupBroken
+from regroup.generation.adoption import Arrival
+from regroup.generation.groups import Groups
 from regroup.protocol.document import FORCED, Document, Member, Store
 from regroup.protocol.local import Assignment
 

@@ -47,7 +47,7 @@ def _main() -> None:
     import torch._dynamo  # every optimizer's constructor imports it, and that takes seconds
     import torch.distributed
 
-    import regroup.elastic.session  # noqa: F401
+    import regroup.job  # noqa: F401
 
     torch.set_num_threads(1)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps

@@ -47,7 +47,7 @@ def wrap(module: Any) -> None:
     @functools.wraps(original)
     def init_process_group(*args: Any, **kwargs: Any) -> Any:
         # A script that uses the library tells its agent more than this.
-        if "regroup.elastic.session" in sys.modules:
+        if "regroup.job" in sys.modules:
             return original(*args, **kwargs)
         say("entered")
         result = original(*args, **kwargs)

@@ -1,20 +1,19 @@
 """Regroup: training jobs that neither stop nor lose work.
 
 Importing this package imports nothing else (PEP 562): operator and agent read `regroup.protocol` without paying for torch.
-What a training script uses is below; `regroup.elastic.session` is where to read on.
+What a training script uses is below; `regroup.job` is where to read on.
 """
 
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # what a type checker sees of the lazy names below
-    from regroup.elastic.errors import GenerationChanged
-    from regroup.elastic.session import Job, session
-    from regroup.errors import RegroupError
+    from regroup.errors import GenerationChanged, RegroupError
+    from regroup.job import Job, session
 
 _EXPORTS = {
-    "session": "regroup.elastic.session",
-    "Job": "regroup.elastic.session",
-    "GenerationChanged": "regroup.elastic.errors",
+    "session": "regroup.job",
+    "Job": "regroup.job",
+    "GenerationChanged": "regroup.errors",
     "RegroupError": "regroup.errors",
 }
 

@@ -87,7 +87,7 @@ def machine(tmp_path: Path) -> Iterator[Machine]:
         pytest.param("import torch.distributed as d; d.init_process_group(fails=True)", ["watched", "entered"], id="raises"),
         pytest.param("import torch.distributed", ["watched"], id="never called"),
         pytest.param("import sys; print(*[m for m in sys.modules if m == 'torch'])", ["watched"], id="torch is not imported"),
-        pytest.param("import sys, types; sys.modules['regroup.elastic.session'] = types\n" + CALL, ["watched"],
+        pytest.param("import sys, types; sys.modules['regroup.job'] = types\n" + CALL, ["watched"],
                      id="a session tells its agent more than this"),
     ],
 )  # fmt: skip

@@ -19,7 +19,7 @@ from tests.unit.agent.python39 import oldest_python
 
 ROOT = Path(__file__).parents[3]
 AGENT = ROOT / "trainer-image/_regroup_agent"
-LIBRARY = [ROOT / "trainer-image/regroup" / part for part in ("elastic", "checkpoint", "data")]
+LIBRARY = ROOT / "trainer-image/regroup"
 NAMES = {
     name: value
     for name, value in vars(env).items()
@@ -42,14 +42,14 @@ def rendered() -> set[str]:
 
 
 def test_what_render_writes_is_what_agent_and_library_read() -> None:
-    read = used(AGENT) | used(*LIBRARY) | {env.JOB_NAME}
+    read = used(AGENT) | used(LIBRARY) | {env.JOB_NAME}
     assert rendered() <= read, "written for nobody"
     of_pod = {v for v in vars_between("pod -> agent", "agent -> trainer") if v not in (env.PRELOAD,)}
     assert of_pod <= rendered(), "read by the agent and written by nobody"
 
 
 def test_every_name_is_used() -> None:
-    everywhere = used(AGENT, *LIBRARY, ROOT / "operator")
+    everywhere = used(AGENT, LIBRARY, ROOT / "operator")
     assert set(NAMES.values()) - everywhere == set()
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from regroup.elastic.adoption import Fallback
+from regroup.generation.adoption import Fallback
 from regroup_operator.controller import Controller
 from regroup_operator.model.plan import Verdict
 from regroup_operator.model.waits import UntilEvent

@@ -1,0 +1,217 @@
+"""Whose state a generation continues from: the traces H2, H3, H4, H5 and MAD of docs/design/protocol.md, on the real code."""
+
+from itertools import product
+
+import pytest
+
+from regroup.generation.adoption import Arrival, Copy, Fallback, Refuse, decide
+from regroup.protocol.document import Document, Member, MemberSeal, OlderGeneration, Store
+from regroup.protocol.state import StatePair
+
+
+def document(
+    number: int,
+    members: str,
+    older: dict[int, str] | None = None,
+    *,
+    lost: str = "",
+    seals: tuple[MemberSeal, ...] = (),
+    processes: int = 1,
+) -> Document:
+    """Generation `number` of workers named by letters; `older`: number -> its workers."""
+    return Document(
+        number=number,
+        uid=f"uid{number}",
+        job_uid="job",
+        kind="forced",
+        members=tuple(Member(i, uid, uid, 1, "127.0.0.1", processes) for i, uid in enumerate(members)),
+        store=Store("127.0.0.1", 1, members[0]),
+        older=tuple(OlderGeneration(n, f"uid{n}", tuple(uids)) for n, uids in (older or {}).items()),
+        seals=seals,
+        lost=tuple(lost),
+    )
+
+
+def holds(generation: int, step: int, adopted: int | None = None, agent: int | None = None) -> Arrival:
+    """A rank with a valid state; adopted where it was last committed, unless said."""
+    state_adopted = generation if adopted is None else adopted
+    return Arrival(StatePair(generation, step), state_adopted, state_adopted if agent is None else agent)
+
+
+def empty(agent: int = 0) -> Arrival:
+    """A rank without a state; its worker's processes had adopted `agent`."""
+    return Arrival(None, 0, agent)
+
+
+def seal(
+    uid: str, left: int, state: tuple[int, int] | None, adopted: int, state_adopted: int | None = None
+) -> MemberSeal:
+    pair = None if state is None else StatePair(*state)
+    held_in = 0 if pair is None else adopted if state_adopted is None else state_adopted
+    return MemberSeal(uid, left, pair, adopted, held_in)
+
+
+@pytest.mark.parametrize(
+    ("doc", "arrivals", "want"),
+    [
+        pytest.param(
+            document(1, "ab"), [empty(), empty()], Fallback(None, False), id="first generation: disk or nothing"
+        ),
+        pytest.param(
+            document(2, "ab", {1: "abc"}),
+            [holds(1, 5), holds(1, 6)],
+            Copy(1, StatePair(1, 6), False),
+            id="a rank that committed one step more is the source",
+        ),
+        pytest.param(
+            document(2, "abc", {1: "ab"}),
+            [holds(1, 6), holds(1, 6), empty()],
+            Copy(0, StatePair(1, 6), False),
+            id="a joiner copies from the lowest rank that has it",
+        ),
+        pytest.param(
+            document(3, "ab", {2: "b", 1: "ab"}),
+            [holds(1, 7), holds(2, 7)],
+            Copy(1, StatePair(2, 7), False),
+            id="H2 STATE: same step of an older generation is another state, and is replaced",
+        ),
+        pytest.param(
+            document(3, "ab", {2: "b", 1: "ab"}),
+            [holds(1, 9), holds(2, 7)],
+            Copy(1, StatePair(2, 7), False),
+            id="STATE: generation first, a higher step of an older one loses",
+        ),
+        pytest.param(
+            document(3, "bc", {2: "abc", 1: "ab"}, lost="a"),
+            [holds(1, 3, agent=1), empty()],
+            Copy(0, StatePair(1, 3), False),
+            id="H3 TORN: interrupted in mid-copy, b offers what it held before",
+        ),
+        pytest.param(
+            document(2, "b", {1: "a"}),
+            [empty()],
+            Refuse,
+            id="H4 WITNESS: a joiner alone, while the only holder may train on, refuses",
+        ),
+        pytest.param(
+            document(3, "b", {2: "ab", 1: "ab"}),
+            [holds(1, 5)],
+            Copy(0, StatePair(1, 5), False),
+            id="WITNESS: b never adopted 2, so 2 never stepped; b is a witness of 1",
+        ),
+        pytest.param(
+            document(3, "b", {2: "ac", 1: "abc"}),
+            [holds(1, 5)],
+            Refuse,
+            id="WITNESS: 2 may have stepped without b",
+        ),
+        pytest.param(
+            document(4, "ab", {3: "a", 2: "b", 1: "ab"}),
+            [holds(1, 5), holds(1, 5)],
+            Copy(0, StatePair(1, 5), False),
+            id="WITNESS: neither 2 nor 3 was adopted by its only member",
+        ),
+        pytest.param(
+            document(3, "b", {2: "a", 1: "ab"}, seals=(seal("a", 2, (1, 5), 1),)),
+            [holds(1, 5)],
+            Copy(0, StatePair(1, 5), False),
+            id="H5 SEAL: a left 2 without adopting it",
+        ),
+        pytest.param(
+            document(3, "b", {2: "a", 1: "ab"}, seals=(seal("a", 1, (1, 5), 1),)),
+            [holds(1, 5)],
+            Refuse,
+            id="SEAL: a promise up to 1 says nothing about 2",
+        ),
+        pytest.param(
+            document(3, "b", {2: "a", 1: "ab"}, seals=(seal("a", 2, (2, 9), 2),)),
+            [holds(1, 5)],
+            Refuse,
+            id="SEAL: a holds a newer state of 2 and is not a member",
+        ),
+        pytest.param(
+            document(4, "b", {3: "ab", 2: "ab"}, seals=(seal("a", 3, (2, 9), 2),)),
+            [holds(2, 9, agent=2)],
+            Copy(0, StatePair(2, 9), False),
+            id="SEAL: a's state of 2 is no newer than what is here",
+        ),
+        pytest.param(
+            document(2, "b", {1: "a"}, lost="a"),
+            [empty()],
+            Fallback(None, True),
+            id="H5 LOST: the last holder's pod is gone: roll back, and say so",
+        ),
+        pytest.param(
+            document(2, "b", {1: "a"}, seals=(seal("a", 1, None, 1),)),
+            [empty()],
+            Fallback(None, True),
+            id="LOST: adopted it, state gone, said by a seal, is a proof like a deleted pod",
+        ),
+        pytest.param(
+            document(3, "bc", {2: "ab", 1: "c"}, lost="a"),
+            [empty(agent=2), holds(1, 4)],
+            Copy(1, StatePair(1, 4), True),
+            id="LOST: b is here and its copy of 2 is gone, a's pod too: 1 is next",
+        ),
+        pytest.param(
+            document(3, "bc", {2: "ab", 1: "bc"}),
+            [empty(agent=2), holds(1, 4)],
+            Refuse,
+            id="MAD: b adopted 2 and lost it, so it is no witness that 2 never stepped; a may hold it",
+        ),
+        pytest.param(
+            document(3, "bc", {2: "ab", 1: "bc"}),
+            [empty(agent=1), holds(1, 4)],
+            Copy(1, StatePair(1, 4), False),
+            id="MAD: b entered 2 without adopting it, so 2 never stepped",
+        ),
+        pytest.param(
+            document(2, "a", {1: "a"}, processes=2),
+            [empty(agent=1), holds(1, 8, agent=1)],
+            Copy(1, StatePair(1, 8), False),
+            id="a crashed process copies from its sibling in the same pod",
+        ),
+        pytest.param(
+            document(3, "ab", {1: "ab"}, seals=(seal("a", 1, (1, 9), 1),)),
+            [empty(agent=1), holds(1, 5)],
+            Copy(1, StatePair(1, 5), False),
+            id="a member that is here speaks for itself: its older seal does not count",
+        ),
+        pytest.param(
+            document(9, "ab", {8: "c"}, lost="c"),
+            [holds(3, 5), empty()],
+            Fallback(Copy(0, StatePair(3, 5), True), True),
+            id="all of the older list is gone: the survivor's older state competes with the disk",
+        ),
+    ],
+)
+def test_decide(doc: Document, arrivals: list[Arrival], want: object) -> None:
+    got = decide(doc, arrivals)
+    if want is Refuse:
+        assert isinstance(got, Refuse), got
+        assert got.reason.endswith(("waiting for it.", "to be deleted.")), got.reason
+    else:
+        assert got == want
+
+
+def test_refusal_names_the_workers_it_waits_for() -> None:
+    got = decide(document(3, "b", {2: "ac", 1: "abc"}, lost="c"), [holds(1, 5)])
+    assert isinstance(got, Refuse)
+    assert "generation 2" in got.reason
+    assert "workers a may" in got.reason
+
+
+def test_a_state_is_never_left_behind_unless_it_is_proven_gone() -> None:
+    """Two workers of generation 2, all combinations: whoever decides to go on has the newest state that can exist."""
+    options = [None, holds(1, 3, agent=1), holds(2, 5), empty(agent=1), empty(agent=2)]
+    for a, b, a_lost in product(options, options, (False, True)):
+        here = [(uid, arrival) for uid, arrival in (("a", a), ("b", b)) if arrival is not None]
+        if not here or (a_lost and a is not None):
+            continue
+        doc = document(3, "".join(uid for uid, _ in here), {2: "ab", 1: "ab"}, lost="a" if a_lost else "")
+        got = decide(doc, [arrival for _, arrival in here])
+        present = [arrival.state for _, arrival in here if arrival.state is not None]
+        if isinstance(got, Copy):
+            assert got.state == max(present)
+        if len(here) == 1 and not a_lost and here[0][1].agent_adopted == 2 and not present:
+            assert isinstance(got, Refuse)  # the other one may hold 2

@@ -1,0 +1,151 @@
+"""What an error is taken for: the membership's, with the rank that was lost, or the user's own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed
+
+from regroup.data import SamplePlan
+from regroup.errors import Aborted, BackendError, GenerationChanged, GroupBroken, PeerLost
+from regroup.generation.groups import Groups
+from regroup.generation.regrouper import Regrouper
+from regroup.generation.sockets import Connection
+from regroup.protocol.document import FORCED, Document, Member, Store
+from regroup.protocol.local import Assignment
+from regroup.state.training import TrainingState
+
+HOSTS = ("10.0.0.1", "10.0.0.2", "10.0.0.3", "10.0.0.3")
+PROCESSES = (1, 2, 1, 1)
+"""Rank 0; ranks 1 and 2 of one member; ranks 3 and 4 are two members of one host."""
+
+
+def make_groups() -> Groups:
+    members = tuple(
+        Member(slot, f"w-{slot}", f"pod-{slot}", 1, host, processes)
+        for slot, (host, processes) in enumerate(zip(HOSTS, PROCESSES))
+    )
+    document = Document(1, "uid1", "job", FORCED, members, Store(HOSTS[0], 7000, "pod-0"))
+    part = Assignment(
+        number=1,
+        uid="uid1",
+        kind=FORCED,
+        member=True,
+        rank=4,
+        world_size=5,
+        local_rank=0,
+        local_world_size=1,
+        group_rank=3,
+        pod_uid="pod-3",
+        store_host=HOSTS[0],
+        store_port=7000,
+        store_prefix=document.store_prefix(),
+        hosts_store=False,
+        document_digest=document.digest(),
+        document=document,
+    )
+    groups = Groups(part, HOSTS[3], torch.device("cpu"))
+    groups._ranks_by_port = {5000: [0, 1], 5002: [2], 7000: [3]}
+    return groups
+
+
+class Lost:
+    """In place of the groups' sockets: what has ended."""
+
+    def __init__(self, *ended: tuple[str, int]) -> None:
+        self.ended = ended
+
+    def lost(self) -> list[Connection] | None:
+        return [Connection(None, *one) for one in self.ended] or None  # type: ignore[arg-type]
+
+    def shut_down(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("ended", "rank"),
+    [
+        pytest.param([("10.0.0.1", 5000)], 0, id="where it listens"),
+        pytest.param([("10.0.0.2", 5000)], 1, id="another pod has a network of its own, and may use the same port"),
+        pytest.param([("10.0.0.1", 7000)], 0, id="the store's host"),
+        pytest.param([("10.0.0.3", 7000)], 3, id="a rank that listens at the store's port, elsewhere"),
+        pytest.param([("10.0.0.2", 41000)], 1, id="it connected to us, and its host has one member"),
+        pytest.param([("10.0.0.3", 41000)], None, id="it connected to us, and its host has two"),
+        pytest.param([("10.0.0.2", 5000), ("10.0.0.2", 5002)], 1, id="two processes of one member"),
+        pytest.param(
+            [("10.0.0.1", 5000), ("10.0.0.2", 5002)], None, id="two members: one may have left because of the other"
+        ),
+    ],
+)
+def test_which_rank_was_lost(ended: list[tuple[str, int]], rank: int | None) -> None:
+    groups = make_groups()
+    groups.sockets = Lost(*ended)  # type: ignore[assignment]
+    outcome = groups.failed(RuntimeError("Connection closed by peer"))
+    assert isinstance(outcome, PeerLost)
+    assert outcome.peer_rank == rank
+
+
+class Watcher:
+    """In place of the real one: says whether a newer generation comes while it is waited for."""
+
+    stop = None
+
+    def __init__(self, is_newer: bool) -> None:
+        self.is_newer, self.waited = is_newer, False
+        self.sent: list[Any] = []
+
+    def wait_newer(self, _generation: int, _timeout_s: float) -> bool:
+        self.waited = True
+        return self.is_newer
+
+    def knows_newer(self, _generation: int) -> bool:
+        return self.is_newer
+
+    def send(self, message: Any) -> None:
+        self.sent.append(message)
+
+
+LOST = ("10.0.0.1", 5000)
+
+
+@pytest.mark.parametrize(
+    ("error", "ended", "is_newer", "explained", "waited"),
+    [
+        pytest.param(GenerationChanged("x"), False, False, True, False, id="ours says so"),
+        pytest.param(PeerLost("x", 1), False, False, True, False, id="a rank was lost"),
+        pytest.param(Aborted("x"), False, False, True, False, id="ended here"),
+        pytest.param(BackendError("x"), False, False, False, True, id="the backend failed, and nothing follows"),
+        pytest.param(BackendError("x"), False, True, True, True, id="the backend failed, and a newer generation comes"),
+        pytest.param(BackendError("x"), True, False, False, True, id="the backend failed, and another rank has ended by it"),
+        pytest.param(RuntimeError("x"), False, True, False, False, id="the script's own, whatever comes"),
+        pytest.param(RuntimeError("x"), True, False, True, False, id="a collective of the script's own, and a connection ended"),
+        pytest.param(torch.distributed.DistBackendError("x"), False, False, True, False, id="NCCL notices it earlier"),
+        pytest.param(torch.OutOfMemoryError("x"), True, False, False, False, id="no memory on the device"),
+        pytest.param(ValueError("x"), True, True, False, False, id="no error of a collective"),
+    ],
+)  # fmt: skip
+def test_what_an_error_is_taken_for(
+    error: BaseException, ended: bool, is_newer: bool, explained: bool, waited: bool
+) -> None:
+    model = torch.nn.Linear(2, 1)
+    state = TrainingState(model, torch.optim.SGD(model.parameters(), lr=0.1), {})
+    watcher = Watcher(is_newer)
+    regrouper = Regrouper(watcher, state, SamplePlan(0, 8, 4, 2, 1), torch.device("cpu"), None)  # type: ignore[arg-type]
+    groups = regrouper.groups = make_groups()
+    groups.sockets = Lost(*([LOST] if ended else []))  # type: ignore[assignment]
+    assert regrouper.explains(error) is explained
+    assert watcher.waited is waited
+    assert (regrouper.groups is None) is (explained and not isinstance(error, GenerationChanged))
+    assert len(watcher.sent) == (regrouper.groups is None and not is_newer)
+
+
+def test_backends_error_keeps_its_text() -> None:
+    groups = make_groups()
+    groups.sockets = Lost()  # type: ignore[assignment]
+    outcome = groups.failed(RuntimeError("Invalid scalar type"))
+    assert isinstance(outcome, BackendError)
+    assert not isinstance(outcome, GroupBroken)
+    assert str(outcome) == "A collective failed, and no rank was lost: Invalid scalar type"
+    assert str(groups.failed(outcome)) == str(outcome)

@@ -1,0 +1,76 @@
+"""How many steps a generation does again, and what is said at the end."""
+
+from typing import cast
+
+import pytest
+import torch
+
+from regroup.data import SamplePlan
+from regroup.generation.watcher import Watcher
+from regroup.progress.reporter import Attempts, Reporter
+from regroup.protocol import local
+from regroup.state.durable import Durable
+from regroup.state.training import TrainingState
+
+
+def generation(attempts: Attempts, *indices: int, commits: bool = True) -> int:
+    """Begin steps in a new generation; return how many of them it says it does again."""
+    attempts.begin_generation()
+    for index in indices:
+        attempts.begin(index)
+        if commits and index == indices[0]:
+            attempts.told(index)
+    return attempts.redone
+
+
+@pytest.mark.parametrize(
+    ("continues_at", "want"),
+    [
+        pytest.param(11, 0, id="after the step that was in flight: it was committed"),
+        pytest.param(10, 1, id="at the step in flight"),
+        pytest.param(8, 3, id="further back: what was rolled back counts"),
+        pytest.param(20, 0, id="further on: the others were ahead"),
+    ],
+)
+def test_steps_that_were_begun_before_are_counted(continues_at: int, want: int) -> None:
+    attempts = Attempts()
+    assert generation(attempts, *range(11)) == 0
+    assert generation(attempts, continues_at, continues_at + 1) == want
+
+
+def test_generation_that_commits_nothing_leaves_the_count_to_the_next() -> None:
+    attempts = Attempts()
+    generation(attempts, *range(11))
+    assert generation(attempts, 8, commits=False) == 3
+    assert generation(attempts, 8, 9) == 3
+    assert generation(attempts, 9) == 1
+
+
+class Agent:
+    """Keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.told: list[object] = []
+
+    def send(self, message: object) -> None:
+        self.told.append(message)
+
+
+@pytest.mark.parametrize(
+    ("last", "want"),
+    [
+        pytest.param(20, 0.25, id="the loss of the last step, which this process has committed"),
+        pytest.param(19, None, id="none where it was adopted"),
+    ],
+)
+def test_end_is_told_with_the_loss_of_its_step(last: int, want: float | None) -> None:
+    agent, plan, model = Agent(), SamplePlan(0, 100, 10, 5, 1), torch.nn.Linear(1, 1)
+    state = TrainingState(model, torch.optim.SGD(model.parameters(), lr=0.1), {})
+    reporter = Reporter(cast(Watcher, agent), plan, Durable(state, plan))
+    reporter.begin_generation(1, 0.0)
+    reporter.committed(last, 0.25, last, 20)
+    reporter.finished(20)
+    _, told, finished = agent.told
+    assert isinstance(told, local.Committed)
+    assert (told.step, told.loss) == (20, want)
+    assert isinstance(finished, local.FinishedLocally)

@@ -1,0 +1,248 @@
+"""The session in plain `python`: a world of one with the same rules, and sentences for what cannot work."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import regroup
+from regroup.checkpoint import CheckpointError
+from regroup.data import DataError
+from regroup.data.sources import TensorSource
+from regroup.errors import SampleError, StateError, UsageError
+from regroup.job import Job
+from regroup.protocol import env
+
+
+@pytest.fixture(autouse=True)
+def plain(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (env.SOCKET, env.CHECKPOINT_DIR, env.MAX_WORLD_SIZE):
+        monkeypatch.delenv(name, raising=False)
+
+
+def make_job(**changes: Any) -> Job:
+    torch.manual_seed(1)
+    model = torch.nn.Linear(4, 2)
+    fields: dict[str, Any] = {
+        "model": model,
+        "optimizer": torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9),
+        "data": (torch.randn(64, 4), torch.randint(2, (64,))),
+        "global_batch": 16,
+        "microbatch": 4,
+    }
+    return regroup.session(**{**fields, **changes})
+
+
+def train(job: Job, total: int, *, in_step: Callable[[Any], None] | None = None) -> list[float]:
+    losses = []
+    for step in job.steps(total):
+        with step:
+            for batch in step.microbatches():
+                loss = torch.nn.functional.cross_entropy(job.model(batch.x), batch.y, reduction="sum")
+                step.backward(loss, weight=len(batch.y))
+            if in_step is not None:
+                in_step(step)
+            step.commit()
+        losses.append(step.loss)
+    return losses
+
+
+def run(job: Job, *, batches: int = 4, commit: bool = True, after: Sequence[Callable[[], None]] = ()) -> None:
+    """One step of a script that does something wrong."""
+    with job:
+        for step in job.steps(1):
+            with step:
+                for batch, _ in zip(step.microbatches(), range(batches)):
+                    step.backward(job.model(batch.x).sum(), weight=4)
+                if commit:
+                    step.commit(after=after)
+
+
+def test_training_alone_equals_the_same_loop_by_hand() -> None:
+    job = make_job()
+    by_hand = torch.nn.Linear(4, 2)
+    by_hand.load_state_dict(job.model.state_dict())
+    optimizer = torch.optim.SGD(by_hand.parameters(), lr=0.1, momentum=0.9)
+    assert isinstance(job.source, TensorSource)
+    x, y = job.source.x, job.source.y
+    with job:
+        train(job, 6)
+    for step in range(6):
+        optimizer.zero_grad()
+        ids = torch.cat([job.plan.ids(step, v) for v in range(4)])
+        torch.nn.functional.cross_entropy(by_hand(x[ids]), y[ids]).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+    for ours, theirs in zip(job.model.parameters(), by_hand.parameters()):
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_loop_that_breaks_early_ends_the_job_there() -> None:
+    with make_job() as job:
+        for step in job.steps(10):
+            with step:
+                for batch in step.microbatches():
+                    step.backward(job.model(batch.x).sum(), weight=4)
+                step.commit()
+            if step.index == 2:
+                break
+    assert (job.outcome, job.step) == ("Complete", 3)
+
+
+class Unsaveable:
+    def __init__(self, value: object) -> None:
+        self.value = value
+
+    def state_dict(self) -> dict[str, object]:
+        return {"inner": {"value": self.value}}
+
+    def load_state_dict(self, state: dict[str, object]) -> None:
+        self.value = state["inner"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "words"),
+    [
+        pytest.param({"state": {"sched": 3}}, StateError, ['state["sched"]', "int"], id="state without state_dict"),
+        pytest.param(
+            {"state": {"ema": Unsaveable({1, 2})}}, StateError, ["ema.inner.value", "set"], id="state that holds a set"
+        ),
+        pytest.param({"reduction": "slow"}, UsageError, ["'slow'", '"exact"'], id="unknown reduction"),
+        pytest.param(
+            {"global_batch": 18}, Exception, ["global_batch (18)", "microbatch (4)"], id="uneven microbatches"
+        ),
+        pytest.param({"data": 3}, Exception, ["data is int"], id="data without samples"),
+    ],
+)
+def test_what_cannot_work_is_refused_by_name(changes: dict[str, Any], error: type[Exception], words: list[str]) -> None:
+    with pytest.raises(error) as caught:
+        make_job(**changes)
+    assert all(word in str(caught.value) for word in words), caught.value
+    assert str(caught.value).count("\n") == 0
+
+
+def test_global_batch_with_fewer_microbatches_than_ranks_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(env.MAX_WORLD_SIZE, "5")
+    with pytest.raises(Exception, match="less than the largest number of ranks"):
+        make_job()
+
+
+def test_step_without_commit_is_an_error() -> None:
+    with pytest.raises(UsageError, match="step 0 ended without"):
+        run(make_job(), commit=False)
+
+
+@pytest.mark.parametrize("reduction", ["fast", "exact"])
+def test_commit_is_refused_when_a_microbatch_is_missing(reduction: str) -> None:
+    job = make_job(reduction=reduction)
+    before = [p.detach().clone() for p in job.model.parameters()]
+    try:
+        with pytest.raises(SampleError, match=r"Step 0 was not committed: .* for 1 of this rank's 4 microbatches"):
+            run(job, batches=1)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert all(torch.equal(a, b) for a, b in zip(before, job.model.parameters()))
+
+
+def test_commit_is_refused_when_the_samples_are_not_the_steps() -> None:
+    """Rule QUOTA: the sum of sample hashes is not the step's, though their number is."""
+
+    def other_samples(step: Any) -> None:
+        step.sample_hash += 1
+
+    job = make_job()
+    before = [p.detach().clone() for p in job.model.parameters()]
+    with pytest.raises(SampleError, match="Step 0 was not committed: the ranks' samples"), job:
+        train(job, 1, in_step=other_samples)
+    assert all(torch.equal(a, b) for a, b in zip(before, job.model.parameters()))
+
+
+def test_second_loop_is_refused() -> None:
+    with make_job() as job:
+        train(job, 3)
+        with pytest.raises(UsageError, match=r"job\.steps\(\) was called a second time"):
+            train(job, 3)
+
+
+def test_collectives_are_refused_after_the_loop_and_in_a_step() -> None:
+    def evaluate(job: Job) -> None:
+        for attempt in job.collective("eval"):
+            with attempt as team:
+                team.all_reduce(torch.ones(1))
+
+    with make_job() as job:
+        evaluate(job)
+        train(job, 1)
+        with pytest.raises(UsageError, match=r'job\.collective\("eval"\) comes after the loop'):
+            evaluate(job)
+    other = make_job()
+    with pytest.raises(UsageError, match=r'job\.collective\("eval"\) is inside `with step:`'), other:
+        train(other, 1, in_step=lambda _step: evaluate(other))
+
+
+def test_parameters_that_would_be_trained_apart_are_refused() -> None:
+    model, head = torch.nn.Linear(4, 2), torch.nn.Linear(2, 3)
+    both = torch.optim.SGD([*model.parameters(), *head.parameters()], lr=0.1)
+    with pytest.raises(UsageError, match=r"param_groups\[0\]\['params'\]\[2\], of shape \[3, 2\], is not a parameter"):
+        make_job(model=model, optimizer=both)
+    two = torch.nn.Sequential(torch.nn.Linear(4, 2), torch.nn.Linear(2, 2))
+    two[0].weight.requires_grad_(False)
+    job = make_job(model=two, optimizer=torch.optim.SGD(two.parameters(), lr=0.1))
+    two[0].weight.requires_grad_(True)
+    with pytest.raises(UsageError, match=r"parameter 0\.weight is True, and was False"), job:
+        train(job, 1)
+
+
+def test_every_error_for_the_user_is_a_regroup_error() -> None:
+    assert issubclass(DataError, regroup.RegroupError)
+    assert issubclass(CheckpointError, regroup.RegroupError)
+
+
+def test_users_own_error_is_raised_and_a_failed_apply_leaves_no_state() -> None:
+    def fails() -> None:
+        raise ZeroDivisionError("mine")
+
+    job = make_job()
+    with pytest.raises(ZeroDivisionError, match="mine"):
+        run(job, after=[fails])
+    assert job.state.pair is None
+
+
+def test_changing_buffers_are_refused_in_exact_mode() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(4, 2), torch.nn.BatchNorm1d(2))
+    job = make_job(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), reduction="exact")
+    try:
+        with pytest.raises(UsageError, match=r"refuses buffers that change in forward \(1\.running_mean\)"), job:
+            train(job, 1)
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def test_gradients_replaced_by_the_user_are_still_reduced() -> None:
+    straight, replaced = make_job(), make_job()
+    with straight:
+        train(straight, 2)
+
+    def replace(_step: object) -> None:
+        for parameter in replaced.model.parameters():
+            assert parameter.grad is not None
+            parameter.grad = parameter.grad.clone()
+
+    with replaced:
+        train(replaced, 2, in_step=replace)
+    for a, b in zip(straight.model.parameters(), replaced.model.parameters()):
+        assert torch.equal(a, b)
+
+
+def test_plain_python_continues_from_its_checkpoint_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with make_job() as straight:
+        train(straight, 8)
+    monkeypatch.setenv(env.CHECKPOINT_DIR, str(tmp_path))
+    with make_job() as first:
+        train(first, 5)
+    with make_job() as second:
+        losses = train(second, 8)
+    assert len(losses) == 3
+    for a, b in zip(straight.model.parameters(), second.model.parameters()):
+        assert torch.equal(a, b)

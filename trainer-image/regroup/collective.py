@@ -1,0 +1,206 @@
+"""`job.collective(name)`: the user's own collectives between steps (evaluation), repeated after a membership change.
+
+Owns who takes part. All ranks of a generation do, except where the generation began while some were inside the block: then
+those that were at the same place of the script, since the others (a joiner, a rank that missed the commit) go on to the next step
+and meet them there. A block is left only when every rank in it has reached its end, so nobody repeats it without the others.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from regroup.generation.adoption import BEFORE_LOOP, Arrival, Block
+from regroup.generation.regrouper import Regrouper
+from regroup.generation.team import Team, form_team
+
+from .errors import BackendError, GenerationChanged, GroupBroken, UsageError
+
+if TYPE_CHECKING:
+    from .job import Job
+
+
+def together(arrivals: Sequence[Arrival], rank: int, here: Block) -> list[int]:
+    """Return the ranks that run the block `here`, which `rank` enters before its generation's first commit.
+
+    Without `rank` itself: it has completed the block, and somebody has left it already. Pure. Raises UsageError when
+    other ranks are in another block at the same place. The ranks of one block agree on this, as do those of the rest.
+    """
+    there = [a.block if a.block is not None and a.block.place == here.place else None for a in arrivals]
+    if there[rank] is None:
+        # Those that were at this place when the generation began repeat the block without the others: they cannot know
+        # whether these come through here before the next commit.
+        return [other for other, block in enumerate(there) if block is None]
+    for block in there:
+        if block is not None and block.number == here.number and block.name != here.name:
+            raise UsageError(
+                f'Some ranks are in job.collective("{block.name}"), others in job.collective("{here.name}"). '
+                "Enter the same blocks in the same order on all ranks."
+            )
+    inside = {other: block for other, block in enumerate(there) if block is not None and block.number <= here.number}
+    outside = [a.state for other, a in enumerate(arrivals) if other not in inside and a.state is not None]
+
+    def left(other: int, block: Block) -> bool:
+        mine = arrivals[other].state
+        complete = block.complete and block.number == here.number
+        return complete and any(mine is None or state >= mine for state in outside)
+
+    return [other for other, block in inside.items() if not left(other, block)]
+
+
+class Blocks:
+    """The blocks of one job, counted since the last commit: who takes part in the one that begins here."""
+
+    def __init__(self, job: "Job", regrouper: Regrouper | None) -> None:
+        self.num_left = 0
+        self._job = job
+        self._regrouper = regrouper
+
+    def here(self, name: str) -> Block:
+        """Return where in the script this process is. Raises UsageError where no block may be entered."""
+        block = f'job.collective("{name}")'
+        if self._job.outcome is not None:
+            raise UsageError(
+                f"{block} comes after the loop, when the job has ended and its ranks no longer meet. "
+                "Move it into the loop, after the commit of the last step."
+            )
+        if self._job.committer.in_step:
+            raise UsageError(
+                f"{block} is inside `with step:` before step.commit(), where the group must not change. "
+                "Move it behind the block of the step."
+            )
+        return Block(BEFORE_LOOP if self._job.total is None else self._job.step, self.num_left + 1, name)
+
+    def enter(self, here: Block) -> tuple[Team | None, bool]:
+        """Return who takes part in the block that begins (again) here, and whether all of them had completed it before.
+
+        No team: plain `python`, or another rank has left the block already, which it may only when all had completed it.
+        """
+        if self._regrouper is None:
+            return None, here.complete
+        self._regrouper.block = here
+        while True:
+            groups, gathering = self._job.regrouped()
+            ranks = list(range(groups.world_size))
+            if self._job.is_fresh:
+                ranks = together(gathering.arrivals, groups.rank, here)
+                if groups.rank not in ranks:
+                    return None, True
+            try:
+                team = form_team(groups, ranks, f"{here.place}/{here.number}/{here.name}")
+                num_complete = torch.tensor([int(here.complete)])
+                if team.world_size > 1:
+                    team.all_reduce(num_complete)
+                return team, int(num_complete) == team.world_size
+            except (GroupBroken, BackendError) as error:
+                if not self._regrouper.explains(error):
+                    raise
+
+    def left(self) -> None:
+        """The block was completed by all."""
+        self.num_left += 1
+        if self._regrouper is not None:
+            self._regrouper.block = None
+
+
+class Collective:
+    """One block of collectives, as a loop of attempts:
+
+        for attempt in job.collective("eval"):
+            with attempt as team:
+                team.all_reduce(correct)
+
+    Plain `with job.collective("eval") as team:` is one attempt: a membership change in it raises GenerationChanged.
+    """
+
+    def __init__(self, job: "Job", blocks: Blocks, name: str) -> None:
+        self.name = name
+        self._job = job
+        self._blocks = blocks
+        self._done = False
+        self._repeats = False
+        self._entered = False
+        """The next attempt's team stands already."""
+        self._team: Team | None = None
+        self._here: Block | None = None
+        """Where it is in the script, from the first attempt on."""
+
+    def __iter__(self) -> Iterator["Collective"]:
+        self._repeats = True
+        while not self._done:
+            yield self
+
+    def __enter__(self) -> "Collective":
+        if self._here is None:
+            self._here = self._blocks.here(self.name)
+        if not self._entered:
+            self._team, _ = self._blocks.enter(self._here)
+        self._entered = False
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _trace: TracebackType | None
+    ) -> bool:
+        if error is None:
+            try:
+                self._all_reduce(torch.zeros(1))  # everyone has reached the end
+                self._done = True
+            except (GroupBroken, BackendError) as broken:
+                assert self._job.regrouper is not None  # a world of one calls no backend
+                if not self._job.regrouper.explains(broken):
+                    raise
+                error = broken
+                # Whoever is in it again says whether it, too, had reached the end.
+                assert self._here is not None
+                self._team, self._done = self._blocks.enter(replace(self._here, complete=True))
+                self._entered = not self._done
+        elif self._job.regrouper is None or not self._job.regrouper.explains(error):
+            return False
+        if self._done:
+            self._here = None
+            self._blocks.left()
+            return False
+        if self._repeats:
+            return True
+        self._here = None
+        raise GenerationChanged(
+            f'The group changed inside job.collective("{self.name}"). '
+            f'To have it repeated, write: for attempt in job.collective("{self.name}"): with attempt as team: ...'
+        ) from error
+
+    @property
+    def rank(self) -> int:
+        """Index of this process among those in the block."""
+        return self._team.rank if self._team is not None else 0
+
+    @property
+    def world_size(self) -> int:
+        """Number of processes in the block."""
+        return self._team.world_size if self._team is not None else 1
+
+    @property
+    def group(self) -> Any:
+        """The processes in the block, for `torch.distributed` calls with `group=`; None in plain `python`.
+
+        On CPU such a call may stay blocked for good when a peer dies in it (`Team.group`); `all_reduce` never does.
+        """
+        return self._team.group if self._team is not None else None
+
+    def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Sum a tensor over the processes in the block, in place, and return it. In a world of one: unchanged.
+
+        Raises BackendError with the backend's text, on every rank that has it: for example for a type that it does not know.
+        """
+        try:
+            return self._all_reduce(tensor)
+        except GroupBroken as error:
+            raise GenerationChanged(str(error)) from error
+        except BackendError as error:
+            raise error.with_traceback(None) from None  # the script's line is what matters
+
+    def _all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
+        if self._team is not None and self._team.world_size > 1:
+            self._team.all_reduce(tensor)
+        return tensor

@@ -1,0 +1,168 @@
+"""Whose state does a generation continue from? Rules STATE, WITNESS, SEAL, LOST and BEST as one pure function.
+
+Every rank calls `decide` with the same document and the same gathered arrivals, so every rank decides the same. No I/O, no
+clock, no tensors. The traces H2, H3, H4, H5 and MAD in docs/design/protocol.md are its table tests
+(tests/unit/generation/test_adoption.py); the bytes move in `transfer`.
+"""
+
+from collections.abc import Collection, Sequence
+from dataclasses import astuple, dataclass
+from typing import Any
+
+from regroup.protocol.document import Document
+from regroup.protocol.state import StatePair
+
+
+@dataclass(frozen=True)
+class Block:
+    """Where in the script a block of the user's own collectives is (`collective`)."""
+
+    place: int
+    """Number of committed steps; BEFORE_LOOP: the script's loop has not begun."""
+    number: int
+    """Which one since the last commit, counted from 1."""
+    name: str
+    complete: bool = False
+    """This process has reached the block's end, and only waits for the others to."""
+
+
+BEFORE_LOOP = -1
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """What one rank brings to a generation."""
+
+    state: StatePair | None
+    """The valid state it holds; None: it holds none, or what it holds is torn."""
+    state_adopted: int
+    """Generation in which that state was adopted; 0 without one."""
+    agent_adopted: int
+    """Highest generation that its worker's processes ever adopted, from the agent's file."""
+    block: Block | None = None
+    """It is inside this block of the user's own collectives. No part of the decision: it says who repeats the block."""
+    ended: bool = False
+    """Its script has left its loop: the job ends here, at whatever step it was. No part of the decision either."""
+
+    def to_json(self) -> list[Any]:
+        """Return the form in which it is gathered."""
+        block = None if self.block is None else astuple(self.block)
+        return [self.state, self.state_adopted, self.agent_adopted, block, self.ended]
+
+    @classmethod
+    def from_json(cls, data: list[Any]) -> "Arrival":
+        state, state_adopted, agent_adopted, block, ended = data
+        return cls(
+            None if state is None else StatePair(*state),
+            state_adopted,
+            agent_adopted,
+            None if block is None else Block(*block),
+            ended,
+        )
+
+
+@dataclass(frozen=True)
+class Copy:
+    """Continue from `source`, the lowest rank that holds `state`; the ranks that hold another state, or none, receive."""
+
+    source: int
+    state: StatePair
+    rolled_back: bool
+
+
+@dataclass(frozen=True)
+class Fallback:
+    """No survivor has to be followed: take the newest of `best` (a rank's state, if any), the durable checkpoint, nothing."""
+
+    best: Copy | None
+    rolled_back: bool
+
+
+@dataclass(frozen=True)
+class Refuse:
+    """The newest state may be held by somebody who is not here: do not train, say so, keep what you have, wait."""
+
+    reason: str
+
+
+Decision = Copy | Fallback | Refuse
+
+
+def decide(document: Document, arrivals: Sequence[Arrival]) -> Decision:
+    """Return what the generation continues from. `arrivals` is by rank, one for each of `document.world_size`.
+
+    Walks `document.older`, newest first, until a generation is found whose state is certainly here, or certainly gone.
+    """
+    by_pod: dict[str, list[Arrival]] = {}
+    for rank, arrival in enumerate(arrivals):
+        by_pod.setdefault(document.member_of_rank(rank).pod_uid, []).append(arrival)
+    best = _best(arrivals)
+    rolled_back = False
+    for older in sorted(document.older, key=lambda generation: -generation.number):
+        number = older.number
+        present = [arrival for uid in older.pod_uids for arrival in by_pod.get(uid, ())]
+        if any(a.state is not None and a.state_adopted >= number for a in present):
+            break
+        # A member that is here speaks for itself; and a seal promises nothing about generations above `left_up_to`.
+        seals = [
+            seal
+            for seal in document.seals
+            if seal.pod_uid in older.pod_uids and seal.pod_uid not in by_pod and seal.left_up_to >= number
+        ]
+        holding = [seal for seal in seals if seal.state is not None and seal.state_adopted >= number]
+        if holding:
+            newest = max(seal.state for seal in holding if seal.state is not None)
+            if best is not None and best.state >= newest:
+                break
+            holder = next(seal.pod_uid for seal in holding if seal.state == newest)
+            return Refuse(
+                f"The newest state that is known, generation {newest.generation} step {newest.step}, is held by worker "
+                f"{holder}, which is not a member of generation {document.number}; waiting for it."
+            )
+        if any(a.agent_adopted < number for a in present) or any(seal.adopted < number for seal in seals):
+            continue  # one member never adopted it, so it never committed a step
+        gone = set(document.lost) | {uid for uid in older.pod_uids if uid in by_pod} | {seal.pod_uid for seal in seals}
+        missing = [uid for uid in older.pod_uids if uid not in gone]
+        if missing:
+            return Refuse(
+                f"No witness of generation {number}: its workers {', '.join(missing)} may hold a newer state and are "
+                "neither here nor known to be gone; waiting for them, or for their pods to be deleted."
+            )
+        rolled_back = True
+    else:
+        refusal = _better_elsewhere(document, by_pod.keys(), best)
+        if refusal is not None:
+            return refusal
+        fallback = None if best is None else Copy(best.source, best.state, rolled_back)
+        return Fallback(fallback, rolled_back)
+    assert best is not None  # somebody present holds a state, or `best` was compared with a seal
+    return Copy(best.source, best.state, rolled_back)
+
+
+def _better_elsewhere(document: Document, present: Collection[str], best: Copy | None) -> Refuse | None:
+    """Rule BEST: no older generation has to be followed, so the newest state of *all* workers is, whoever holds it.
+
+    Whoever was a member of an older generation and is not a member now may hold more than anybody here, and be well.
+    """
+    absent = [(seal.state, seal.pod_uid) for seal in document.seals if seal.state and seal.pod_uid not in present]
+    newest = max(absent, default=None)
+    if newest is not None and (best is None or newest[0] > best.state):
+        state, holder = newest
+        return Refuse(
+            f"The newest state that is known, generation {state.generation} step {state.step}, is held by worker "
+            f"{holder}, which is not a member of generation {document.number}; waiting for it."
+        )
+    silent = [uid for uid in document.silent if uid not in present]
+    if silent:
+        return Refuse(
+            f"Workers {', '.join(silent)} can be reached and have not said which state they hold; waiting for their word."
+        )
+    return None
+
+
+def _best(arrivals: Sequence[Arrival]) -> Copy | None:
+    states = [(arrival.state, -rank) for rank, arrival in enumerate(arrivals) if arrival.state is not None]
+    if not states:
+        return None
+    state, negative_rank = max(states)
+    return Copy(-negative_rank, state, rolled_back=False)

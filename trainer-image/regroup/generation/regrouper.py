@@ -1,0 +1,281 @@
+"""Interrupt -> form -> adopt: how this process gets from one generation's groups into the next one's.
+
+Owns the order of events towards the agent (entering answered before forming, adopted answered before the first
+contribution, left with the state that is kept) and the retries. Runs in the main thread; `watcher` interrupts it. What the
+group continues from is decided in `adoption`.
+"""
+
+import json
+import os
+import time
+
+import torch
+
+from regroup.checkpoint import Checkpointer, CheckpointInfo
+from regroup.data import SamplePlan
+from regroup.errors import BackendError, GenerationChanged, GroupBroken, Refused
+from regroup.protocol import env
+from regroup.protocol.local import AdoptedLocally, Arrived, Assignment, Entering, FormedLocally, Left, StopLocally
+from regroup.protocol.state import StatePair
+from regroup.state.durable import Origin
+from regroup.state.training import TrainingState
+
+from . import transfer
+from .adoption import Arrival, Block, Copy, Fallback, Refuse, decide
+from .groups import Gathering, Groups
+from .watcher import Watcher
+
+SUPERSEDED_S = 2.0
+"""Where gloo fails and every connection stands, so long a newer generation is waited for."""
+
+
+class Stopped(Exception):
+    """The agent said stop: `steps()` ends."""
+
+    def __init__(self, outcome: str) -> None:
+        super().__init__(outcome)
+        self.outcome = outcome
+
+
+class Regrouper:
+    """Keeps this process in the newest generation. `groups` are the ones in use; None between generations."""
+
+    def __init__(
+        self,
+        watcher: Watcher,
+        state: TrainingState,
+        plan: SamplePlan,
+        device: torch.device,
+        checkpointer: Checkpointer | None,
+    ) -> None:
+        self.groups: Groups | None = None
+        self.gathering: Gathering | None = None
+        self.origin = Origin(0, "", 0, 0)
+        self.rolled_back = False
+        """The generation continues from an older state than was reached before: a checkpoint is due before any report."""
+        self.kept_own_state = False
+        self.adopted_at_s = 0.0
+        self.block: Block | None = None
+        """The block of the user's own collectives that this process is in (`Arrival.block`)."""
+        self.ended = False
+        """This process, or one that it met, has left its loop: the job ends at the step that was adopted (`Arrival.ended`)."""
+        self._watcher = watcher
+        self._state = state
+        self._plan = plan
+        self._device = device
+        self._checkpointer = checkpointer
+        self._host = os.environ.get(env.POD_IP) or "127.0.0.1"
+        self._floor = 0
+        """Highest generation that this process will never enter (again): entered, or heard without being a member."""
+        self._retired: Groups | None = None
+
+    def ensure(self) -> Groups:
+        """Return groups of a generation that this process has adopted. Blocks as long as there is none. Raises Stopped."""
+        while True:
+            groups = self.groups
+            if groups is not None:
+                if not groups.aborted and not self._watcher.must_leave(groups.generation):
+                    return groups
+                self.leave()
+            heard = self._watcher.wait_above(self._floor)
+            if isinstance(heard, StopLocally):
+                raise Stopped(heard.outcome)
+            self._floor = heard.number
+            if heard.member:
+                self._enter(heard)
+            else:
+                self._send_left()
+
+    def leave(self, error: GroupBroken | None = None) -> None:
+        """Leave the groups for good. With `error`, and no newer generation heard, tell the agent why (rule SEAL)."""
+        groups, self.groups = self.groups, None
+        if groups is None:
+            return
+        groups.close()
+        if error is not None and not self._watcher.knows_newer(groups.generation) and self._watcher.stop is None:
+            self._send_left("collective", str(error), error.peer_rank)
+
+    def check(self) -> None:
+        """Raise GenerationChanged once the groups must be left."""
+        if self.groups is None or self.groups.aborted:
+            self.leave()
+            raise GenerationChanged(f"generation {self.origin.generation} has ended")
+
+    def explains(self, error: BaseException) -> bool:
+        """Return whether `error` comes of a membership change; then the groups are left. Else it is the user's own.
+
+        Ours say so themselves, and the connections say it of a collective of the user's own. A backend's error in one of ours
+        that they do not explain counts if a newer generation is heard soon; this waits for it.
+        """
+        if isinstance(error, GenerationChanged):
+            return True
+        if isinstance(error, GroupBroken):
+            self.leave(error)
+            return True
+        if isinstance(error, BackendError):
+            # Other ranks have it, too, and end: from here on the connections say nothing.
+            if not self._watcher.wait_newer(self.origin.generation, SUPERSEDED_S):
+                return False
+            self.leave(GroupBroken(str(error)))
+            return True
+        # Of subclasses only torch.distributed's own: CUDA's errors (no memory, a device that failed) are no membership change.
+        if type(error) is not RuntimeError and not isinstance(error, torch.distributed.DistError):
+            return False
+        if self.groups is None:
+            return True  # the script went on after they were left
+        outcome = self.groups.failed(error)
+        if isinstance(outcome, BackendError):
+            return False
+        print(f"A collective of generation {self.origin.generation} failed with the group: {error}", flush=True)
+        self.leave(outcome)
+        return True
+
+    def leave_at_cut(self) -> None:
+        """Leave healthy groups together with all other ranks (rule CUTALL). They are closed once the next ones stand."""
+        self._retired, self.groups = self.groups, None
+        self._watcher.unwatch()
+
+    def close(self) -> None:
+        self._watcher.unwatch()
+        for groups in (self.groups, self._retired):
+            if groups is not None:
+                groups.close()
+        self.groups = self._retired = None
+
+    # --- one generation ----------------------------------------------------------------------------------------------
+
+    def _enter(self, assignment: Assignment) -> None:
+        """Try to become a part of a generation; without success `groups` stays None and the next one is waited for."""
+        number = assignment.number
+        began_s = time.monotonic()
+        answer = self._watcher.ask(Entering(number))
+        if not answer.ok:
+            return
+        groups = Groups(assignment, self._host, self._device)
+        self._watcher.watch(number, groups, settled=False)
+        try:
+            listen_fd = self._watcher.take_store(number) if assignment.hosts_store else None
+            arrival = Arrival(self._state.pair, self._state.adopted, answer.adopted, self.block, self.ended)
+            gathering = groups.form(arrival, listen_fd, lambda: self._watcher.send(Arrived(number)))
+            self._retire()
+            formed_s = time.monotonic()
+            self._watcher.send(FormedLocally(number, (formed_s - began_s) * 1e3))
+            adopted = self._adopt(groups, gathering, formed_s)
+            if not self._watcher.ask(adopted).ok:
+                groups.close()
+                return
+        except (GroupBroken, BackendError, Refused) as error:  # nothing of the user's runs in here
+            self._retire()
+            groups.close()
+            if not self._watcher.knows_newer(number) and self._watcher.stop is None:
+                cause = error.cause if isinstance(error, Refused) else "collective"
+                self._send_left(cause, str(error), getattr(error, "peer_rank", None))
+            return
+        self.gathering = gathering
+        self.ended = any(arrival.ended for arrival in gathering.arrivals)
+        self.origin = Origin(number, assignment.uid, adopted.state.generation, adopted.start_step)
+        self.rolled_back, self.kept_own_state = adopted.rolled_back, adopted.source == "self"
+        self.adopted_at_s = time.monotonic()
+        self.groups = groups
+        self._watcher.watch(number, groups, settled=True)
+
+    def _adopt(self, groups: Groups, gathering: Gathering, formed_s: float) -> AdoptedLocally:
+        decision = decide(gathering.document, gathering.arrivals)
+        if isinstance(decision, Refuse):
+            raise Refused(decision.reason)
+        if isinstance(decision, Fallback):
+            source, pair = self._fall_back(groups, gathering, decision)
+        else:
+            source, pair = self._copy(groups, gathering, decision)
+        self._state.named(pair, groups.generation)
+        transfer_ms = (time.monotonic() - formed_s) * 1e3
+        return AdoptedLocally(groups.generation, pair.step, source, pair, transfer_ms, decision.rolled_back)
+
+    def _copy(self, groups: Groups, gathering: Gathering, decision: Copy) -> tuple[str, StatePair]:
+        """Follow a rank's state: send it, receive it, or hold it already."""
+        equal = [arrival.state == decision.state for arrival in gathering.arrivals]
+        if not all(equal):
+            self._move(groups, decision.source, decision.state, keep=not equal[groups.rank])
+        if equal[groups.rank]:
+            return "self", decision.state
+        return gathering.document.member_of_rank(decision.source).pod_uid, decision.state
+
+    def _move(self, groups: Groups, source: int, pair: StatePair, *, keep: bool) -> None:
+        if groups.rank == source:
+            transfer.send(groups, self._state.packed(), self._plan.digest(pair.step))
+            return
+        received = transfer.receive(groups, source, keep=keep)
+        if received is not None:
+            tree, digest = received
+            self._state.load(tree)
+            self._plan.digest(pair.step, known=(pair.step, digest))
+
+    def _fall_back(self, groups: Groups, gathering: Gathering, decision: Fallback) -> tuple[str, StatePair]:
+        """Follow the newest of the best survivor, the durable checkpoint and nothing. One rank reads the disk for all.
+
+        Raises Refused, on all ranks, when that would be nothing although the job's status names a checkpoint: a volume
+        that cannot be read today may be read tomorrow, and a history that begins anew would let it be pruned. The
+        operator then tries again with a pause, and another worker reads (rule RETRY).
+        """
+        document = gathering.document
+        best, reader = decision.best, document.rank_offset(document.reader().pod_uid)
+        held = best.state if best is not None else None
+        info, skipped = self._newest_on_disk(gathering, above=held) if groups.rank == reader else (None, ())
+        text = json.dumps({"pair": info.pair if info is not None else None, "skipped": " ".join(skipped)[:300]})
+        found = json.loads(transfer.share_text(groups, reader, text))
+        if found["pair"] is None:
+            if best is not None:
+                return self._copy(groups, gathering, best)
+            named = gathering.document.checkpoint
+            if named is not None:
+                raise Refused(
+                    f"The job's status names checkpoint {named.directory}, and no checkpoint can be read: "
+                    f"{found['skipped'] or 'REGROUP_CHECKPOINT_DIR is not set.'} "
+                    "Make it readable: it is tried again by itself.",
+                    cause="checkpoint",
+                )
+            pair = StatePair(groups.generation, 0)
+            self._move(groups, reader, pair, keep=True)
+            return "nothing", pair
+        pair = StatePair(*found["pair"])
+        if info is not None:
+            assert self._checkpointer is not None
+            self._state.load(self._checkpointer.load(info, into=self._state.tree()))
+            if info.commit.digest:
+                self._plan.digest(pair.step, known=(pair.step, info.commit.digest))
+        self._move(groups, reader, pair, keep=True)
+        return "disk", pair
+
+    def _newest_on_disk(
+        self, gathering: Gathering, above: StatePair | None
+    ) -> tuple[CheckpointInfo | None, tuple[str, ...]]:
+        """Return the newest checkpoint that is newer than `above`, and why others, or all, were passed over."""
+        if self._checkpointer is None:
+            return None, ()
+        document = gathering.document
+        newest = self._checkpointer.newest(document.lineage, document.checkpoint, is_all=above is None)
+        for sentence in newest.skipped:
+            print(sentence, flush=True)
+        if newest.info is None or (above is not None and newest.info.pair <= above):
+            return None, newest.skipped
+        return newest.info, newest.skipped
+
+    # --- small parts -------------------------------------------------------------------------------------------------
+
+    def _retire(self) -> None:
+        if self._retired is not None:
+            self._retired.close()
+            self._retired = None
+
+    def _send_left(self, cause: str | None = None, message: str = "", peer_rank: int | None = None) -> None:
+        self._watcher.send(
+            Left(
+                left_up_to=self._floor,
+                state=self._state.pair,
+                state_adopted=self._state.adopted,
+                step=self._state.step,
+                cause=cause,
+                message=message[:500],
+                peer_rank=peer_rank,
+            )
+        )

@@ -1,0 +1,71 @@
+"""Some or all ranks of a generation, as the user's collectives see them (`regroup.collective` decides who they are).
+
+A team ends with its generation's groups: their `abort` shuts its sockets down, too.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch._C._distributed_c10d import PrefixStore, ProcessGroup
+
+from regroup.errors import PeerLost
+
+from .groups import Groups, Pending, open_gloo
+
+
+@dataclass(frozen=True)
+class Team:
+    """A group of ranks. `nccl` is None on CPU, and where the team is not the whole generation."""
+
+    groups: Groups
+    rank: int
+    world_size: int
+    gloo: Any
+    nccl: Any
+    group: Any
+    """A torch ProcessGroup, for `torch.distributed` calls with `group=`.
+
+    What is waited for there is torch's own wait: on CPU, a peer that dies in the moment in which a message to it is written
+    may leave that call blocked for good (gloo 2.13 forgets the message; docs/design/adr/0009), and no membership change
+    ends it. `all_reduce` here does not have that hole.
+    """
+
+    def all_reduce(self, tensor: torch.Tensor) -> None:
+        """Sum a tensor over the team, in place. Blocks. Raises what `Groups.failed` says."""
+        backend = self.nccl if tensor.device.type == "cuda" and self.nccl is not None else self.gloo
+        self.groups.check()
+        try:
+            work = backend.allreduce([tensor])
+        except RuntimeError as error:
+            raise self.groups.failed(error) from error
+        self.groups.wait([Pending(work, backend is self.gloo)])
+
+
+def form_team(groups: Groups, ranks: Sequence[int], name: str) -> Team:
+    """Return these ranks (this one among them) as a group of their own; all of them must ask for it together.
+
+    `name` tells apart what one generation asks for. Blocks until all have come. Raises GroupBroken.
+    """
+    if len(ranks) == groups.world_size:
+        return Team(groups, groups.rank, groups.world_size, groups.control, groups.nccl, groups.world)
+    rank, size = list(ranks).index(groups.rank), len(ranks)
+    try:
+        with groups.waiting(), groups.sockets.opening():
+            groups.check()
+            device, port = groups.open_device()
+            keys = PrefixStore(f"{groups.assignment.store_prefix}/team/{name}", groups.store)
+            keys.set(f"port/{rank}", str(port))
+            groups.sockets.add_ports(int(text) for text in keys.multi_get([f"port/{other}" for other in range(size)]))
+            gloo = open_gloo(PrefixStore("gloo", keys), rank, size, device)
+    except RuntimeError as error:
+        groups.check()
+        lost_rank = groups.named_in(str(error))
+        raise PeerLost(f"A team of generation {groups.generation} did not form: {error}", lost_rank) from error
+    groups.check()
+    group = ProcessGroup(PrefixStore("world", keys), rank, size)
+    group._register_backend(torch.device("cpu"), ProcessGroup.BackendType.GLOO, gloo)
+    group._set_default_backend(ProcessGroup.BackendType.GLOO)
+    groups.keep(group, gloo)
+    return Team(groups, rank, size, gloo, None, group)

@@ -1,0 +1,1 @@
+"""What the agent is told: `reporter` how far the job is, `pace` how fast it goes, `busy` what takes longer than a step."""

@@ -1,0 +1,127 @@
+"""What a session tells the agent after each commit: how far it is, how fast, and how much of it was done twice.
+
+Owns the figures that are not part of the training state. In plain `python` it tells nobody.
+"""
+
+import math
+import time
+
+from regroup.data import SamplePlan
+from regroup.generation.watcher import Watcher
+from regroup.protocol import local
+from regroup.state.durable import Durable
+
+from .pace import Pace
+
+
+class Attempts:
+    """Counts the steps that a new generation does again: those that were begun before, up to the one in flight. Pure."""
+
+    def __init__(self) -> None:
+        self.redone = 0
+        """Of the current generation."""
+        self._newest = -1
+        self._continues = False
+
+    def begin_generation(self) -> None:
+        self.redone, self._continues = 0, True
+
+    def begin(self, index: int) -> None:
+        """A step is begun; the first one says where the generation continues."""
+        if self._continues:
+            self.redone, self._continues = max(0, self._newest - index + 1), False
+        self._newest = max(self._newest, index)
+
+    def told(self, index: int) -> None:
+        """The generation's first commit, of this step, was reported: what comes after it counts as new."""
+        self._newest = index
+
+
+class Reporter:
+    """One job's reports. Steps are numbers of committed steps, unless they are called index."""
+
+    def __init__(self, watcher: Watcher | None, plan: SamplePlan, durable: Durable) -> None:
+        self._watcher, self._plan, self._durable = watcher, plan, durable
+        self._pace = Pace()
+        self._attempts = Attempts()
+        self._generation = 0
+        self._last: tuple[int, float] | None = None
+        """The last step that this process committed, and its loss."""
+
+    def begin_generation(self, generation: int, adopted_s: float) -> None:
+        """Adoption was complete at `adopted_s`, monotonic seconds."""
+        self._generation = generation
+        self._attempts.begin_generation()
+        self._pace.begin_generation(adopted_s)
+
+    def paused(self, duration_s: float) -> None:
+        """A pause that the script asked for is over."""
+        self._pace.paused(duration_s)
+
+    def begin_step(self, index: int) -> None:
+        self._attempts.begin(index)
+
+    def committed(
+        self,
+        step: int,
+        loss: float,
+        reportable: int,
+        total: int | None,
+        *,
+        waited_s: float = 0.0,
+        empty: bool = False,
+    ) -> None:
+        """A step was committed; all ranks are certain to hold `reportable` steps (rule ACK). `total`: the script asks for.
+        `waited_s`: seconds that were waited for other ranks in this generation, in all. `empty`: the share was."""
+        self._last = step, loss
+        first_step_ms = self._pace.committed(time.monotonic(), waited_s)
+        if first_step_ms is None:
+            self._send(step, reportable, total, loss=loss, empty=empty)
+            return
+        redone = self._attempts.redone
+        self._send(step, reportable, total, loss=loss, first_step_ms=first_step_ms, steps_redone=redone, empty=empty)
+        self._attempts.told(step - 1)
+
+    def finished(self, step: int) -> None:
+        """The last step is committed on all ranks. Its loss is said again: a step without one had a loss that is no number."""
+        loss = self._last[1] if self._last is not None and self._last[0] == step else None
+        self._send(step, step, step, loss=loss)
+        if self._watcher is not None:
+            self._watcher.send(local.FinishedLocally(self._generation, step))
+
+    def _send(
+        self,
+        step: int,
+        reportable: int,
+        total: int | None,
+        *,
+        loss: float | None = None,
+        first_step_ms: float | None = None,
+        steps_redone: int = 0,
+        empty: bool = False,
+    ) -> None:
+        if self._watcher is None:
+            return
+        self._watcher.send(
+            local.Committed(
+                generation=self._generation,
+                step=step,
+                reportable_step=reportable,
+                loss=loss if loss is not None and math.isfinite(loss) else None,
+                samples=self._plan.samples(reportable),
+                digest=self._plan.digest(reportable),
+                total_steps=total,
+                samples_per_second=self._pace.steps_per_s(self._plan.global_batch),
+                first_step_ms=first_step_ms,
+                steps_redone=steps_redone,
+                checkpoint=self._durable.report(),
+                checkpoint_problem=self._durable.problem(),
+                step_s=_rounded(self._pace.step_s),
+                longest_s=_rounded(self._pace.longest_s),
+                empty=empty,
+            )
+        )
+
+
+def _rounded(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds, 4)

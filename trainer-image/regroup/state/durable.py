@@ -1,0 +1,174 @@
+"""When a session writes and reads durable checkpoints: the policy around `regroup.checkpoint`.
+
+Rank 0's process writes for all, since the state is replicated. Owns the environment's settings, the wait for what must be on
+disk before something else happens (the end, the first report after a rollback) and its bound (adr/0015), and where plain
+`python` continues. Does not decide which checkpoint may be read (`regroup.checkpoint.selection`) or whether the disk is
+asked at all (`adoption`).
+"""
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from regroup.checkpoint import Checkpointer, store
+from regroup.data import SamplePlan
+from regroup.protocol import env
+from regroup.protocol.document import LineageEntry
+from regroup.protocol.local import PruneLocally
+from regroup.protocol.state import StatePair
+
+from .training import TrainingState
+
+_SLICE_S = 0.2
+_LAST_S = 2.0
+"""Where it takes longer, one checkpoint too many stays: the job has ended, and its volume hangs."""
+
+MOST_S = 1800.0
+"""A checkpoint is waited for so long where nothing else is said (CHECKPOINT_WAIT_SECONDS) and none was written before."""
+LEAST_S = 300.0
+"""... and never less than this, however fast the ones before were: a file server that is started again takes minutes."""
+TIMES = 4
+"""... else so many times as long as the slowest write took."""
+MARGIN_S = 30.0
+"""The operator calls the wait a hang so much later than this process gives up by itself."""
+
+
+def patience_s(most_s: float, longest_s: float | None) -> float:
+    """Return how long one checkpoint is waited for. `longest_s`: the slowest write so far; None: there was none."""
+    return most_s if longest_s is None else min(most_s, max(LEAST_S, TIMES * longest_s))
+
+
+@dataclass(frozen=True)
+class Origin:
+    """The generation that a checkpoint is written in, and where that began."""
+
+    generation: int
+    uid: str
+    parent_generation: int
+    start_step: int
+
+
+class Durable:
+    """The durable tier of one session; without REGROUP_CHECKPOINT_DIR all methods do nothing."""
+
+    def __init__(self, state: TrainingState, plan: SamplePlan) -> None:
+        self._state, self._plan = state, plan
+        self.checkpointer: Checkpointer | None = None
+        self.known_by_all = 0
+        """Number of steps that every rank has committed for certain: only those may get a COMMIT (rule CKPT)."""
+        self._said: str | None = None
+        self.is_writer = False
+        """This process is the one of the generation that writes."""
+        self._most_s = float(os.environ.get(env.CHECKPOINT_WAIT_SECONDS) or MOST_S)
+        directory = os.environ.get(env.CHECKPOINT_DIR)
+        if directory:
+            every_s = float(os.environ.get(env.CHECKPOINT_EVERY_SECONDS) or 300)
+            self.checkpointer = Checkpointer(directory, every_s, os.environ.get(env.JOB_UID) or "local")
+
+    def continue_alone(self) -> Origin:
+        """Plain `python`: load the newest checkpoint, if there is one, give the state its name, and say who goes on."""
+        if self.checkpointer is not None:
+            # One trainer at a time and no fenced generations: every one may be read.
+            committed, _ = store.names(Path(os.environ[env.CHECKPOINT_DIR]))
+            newest = self.checkpointer.newest([LineageEntry(name.generation, 1 << 62) for name in committed])
+            for sentence in newest.skipped:
+                print(sentence, flush=True)
+            if newest.info is not None:
+                self._state.load(self.checkpointer.load(newest.info, into=self._state.tree()))
+                generation = newest.info.name.generation + 1
+                self._state.named(newest.info.pair, generation)
+                return Origin(generation, "alone", newest.info.name.generation, newest.info.pair.step)
+        self._state.named(StatePair(1, 0), 1)
+        return Origin(1, "alone", 0, 0)
+
+    def save_if_due(self, origin: Origin, *, alone: bool) -> None:
+        """Start to write in the background when it is time; called by rank 0 after a commit."""
+        self._say_problem()
+        if self.checkpointer is not None and self.checkpointer.due(time.monotonic()):
+            self._save(origin, known=alone)
+
+    @property
+    def wait_s(self) -> float | None:
+        """How long `save_now` may take: for what is being written, and for its own write. None: it does nothing."""
+        return None if self.checkpointer is None else 2 * self._patience_s + MARGIN_S
+
+    def save_now(self, origin: Origin, *, interrupted: Callable[[], bool]) -> None:
+        """Write what every rank is known to hold, and wait until it is durable; no longer once `interrupted`, nor when the
+        volume does not answer (adr/0015): then it is not saved, and `problem` says so."""
+        if self.checkpointer is None:
+            return
+        if self._wait(interrupted):
+            self._save(origin, known=True)
+            self._wait(interrupted)
+        self._say_problem()
+
+    def problem(self) -> str | None:
+        """Return what is wrong with the volume, one sentence; empty: nothing is. None: this process is not the one to write."""
+        if self.checkpointer is None or not self.is_writer:
+            return None
+        return self.checkpointer.hangs(self._patience_s) or self.checkpointer.failure or ""
+
+    def lost(self) -> None:
+        """The state was replaced by another rank's: what is being written may be of a step that was never committed by all."""
+        self.known_by_all = 0
+        if self.checkpointer is not None:
+            self.checkpointer.cancel()
+
+    def prune(self, word: PruneLocally | None, generation: int) -> None:
+        """Delete what the operator's word allows, in the background: a volume that hangs keeps nobody from training."""
+        if self.checkpointer is not None and word is not None:
+            self.checkpointer.prune(word.keep, generation)
+
+    def prune_last(self, word: PruneLocally | None, generation: int) -> None:
+        """Delete what the operator's last word allows, which it spoke of the last checkpoint; takes 2 s at most."""
+        self.prune(word, generation)
+        if self.checkpointer is not None:
+            self.checkpointer.wait(_LAST_S)
+
+    def report(self) -> dict[str, Any] | None:
+        """Return the newest checkpoint that this process committed, as a report has it."""
+        saved = self.checkpointer.last_committed if self.checkpointer is not None else None
+        if saved is None:
+            return None
+        return {"generation": saved.generation, "step": saved.step, "directory": saved.directory}
+
+    def _save(self, origin: Origin, *, known: bool) -> None:
+        pair = self._state.pair
+        assert self.checkpointer is not None
+        if pair is None:
+            return
+        self.checkpointer.save(
+            self._state.tree(),
+            pair=pair,
+            generation=origin.generation,
+            uid=origin.uid,
+            parent_generation=origin.parent_generation,
+            start_step=origin.start_step,
+            digest=self._plan.digest(pair.step),
+            acknowledged=None if known else lambda: self.known_by_all >= pair.step,
+        )
+
+    def _say_problem(self) -> None:
+        """Say once why the last write or deletion came to nothing, or does not come to an end."""
+        if self.checkpointer is None:
+            return
+        problem = self.checkpointer.hangs(self._patience_s) or self.checkpointer.problem
+        if problem is not None and problem != self._said:
+            print(problem, flush=True)
+        self._said = problem
+
+    @property
+    def _patience_s(self) -> float:
+        return patience_s(self._most_s, self.checkpointer.longest_s if self.checkpointer is not None else None)
+
+    def _wait(self, interrupted: Callable[[], bool]) -> bool:
+        """Return True when nothing is being written any more, False when `interrupted` came first, or the bound."""
+        assert self.checkpointer is not None
+        end_s = time.monotonic() + self._patience_s
+        while not self.checkpointer.wait(_SLICE_S):
+            if interrupted() or time.monotonic() > end_s:
+                return False
+        return True
