@@ -19,7 +19,8 @@ from regroup.data import ExactSum, GroupExchange, exact, microbatch_rng, shares_
 
 def flat_of(v: int, length: int, dtype: torch.dtype) -> torch.Tensor:
     """Return what virtual worker v contributes: magnitudes over eight decades, so that the order of additions shows."""
-    with microbatch_rng(0, 0, v):
+    with microbatch_rng() as seed_for:
+        seed_for(0, 0, v)
         return (torch.randn(length) * 10 ** (8 * torch.rand(length))).to(dtype)
 
 

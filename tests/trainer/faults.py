@@ -3,15 +3,16 @@
 import os
 import signal
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from regroup.errors import GroupBroken
 from regroup.generation import transfer
 from regroup.generation.groups import Groups
-from regroup.parallel.reducer import Reducer
+from regroup.parallel.ddp import DataParallel
+from regroup.parallel.strategy import Word
 
 
 def install(name: str) -> None:
@@ -46,16 +47,16 @@ def _source_dies(generation: int) -> None:
 
 
 def _ends_before_apply(index: int, *, dies: bool) -> None:
-    totals = Reducer.totals  # what a commit asks for between the reduction and the optimizer
+    settle = DataParallel.settle  # what a commit asks for between the reduction and the optimizer
 
-    def ending(reducer: Any, header: Any, losses: Any, weights: Any, groups: Any) -> tuple[float, float]:
-        if header.rows[0].step == index and groups.generation == 1:
+    def ending(strategy: DataParallel, words: Sequence[Word]) -> bool:
+        if strategy._step == index and strategy._groups is not None and strategy._groups.generation == 1:
             deadline_s = time.monotonic() + 60
             while not Path(os.environ["TEST_FAULT_GO"]).exists() and time.monotonic() < deadline_s:
                 time.sleep(0.01)
             if dies:
                 os.kill(os.getpid(), signal.SIGKILL)
             raise GroupBroken("TEST_FAULT")
-        return totals(reducer, header, losses, weights, groups)
+        return settle(strategy, words)
 
-    Reducer.totals = ending  # type: ignore[method-assign, assignment]
+    DataParallel.settle = ending  # type: ignore[method-assign, assignment]

@@ -5,21 +5,20 @@ those that were at the same place of the script, since the others (a joiner, a r
 and meet them there. A block is left only when every rank in it has reached its end, so nobody repeats it without the others.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from regroup.generation.adoption import BEFORE_LOOP, Arrival, Block
-from regroup.generation.regrouper import Regrouper
+from regroup.generation.membership import Membership
 from regroup.generation.team import Team, form_team
 
 from .errors import BackendError, GenerationChanged, GroupBroken, UsageError
-
-if TYPE_CHECKING:
-    from .job import Job
+from .state.training import TrainingState
+from .transaction.commit import Committer
 
 
 def together(arrivals: Sequence[Arrival], rank: int, here: Block) -> list[int]:
@@ -53,38 +52,48 @@ def together(arrivals: Sequence[Arrival], rank: int, here: Block) -> list[int]:
 class Blocks:
     """The blocks of one job, counted since the last commit: who takes part in the one that begins here."""
 
-    def __init__(self, job: "Job", regrouper: Regrouper | None) -> None:
+    def __init__(
+        self, membership: Membership, committer: Committer, state: TrainingState, follow: Callable[[], None]
+    ) -> None:
+        """`follow` is called to be in the newest generation that must be followed."""
         self.num_left = 0
-        self._job = job
-        self._regrouper = regrouper
+        self.loop_begun = False
+        self.is_over = False
+        """The job has ended."""
+        self.membership = membership
+        self._committer, self._state, self._follow = committer, state, follow
 
     def here(self, name: str) -> Block:
         """Return where in the script this process is. Raises UsageError where no block may be entered."""
         block = f'job.collective("{name}")'
-        if self._job.outcome is not None:
+        if self.is_over:
             raise UsageError(
                 f"{block} comes after the loop, when the job has ended and its ranks no longer meet. "
                 "Move it into the loop, after the commit of the last step."
             )
-        if self._job.committer.in_step:
+        if self._committer.in_step:
             raise UsageError(
                 f"{block} is inside `with step:` before step.commit(), where the group must not change. "
                 "Move it behind the block of the step."
             )
-        return Block(BEFORE_LOOP if self._job.total is None else self._job.step, self.num_left + 1, name)
+        return Block(self._state.step if self.loop_begun else BEFORE_LOOP, self.num_left + 1, name)
 
     def enter(self, here: Block) -> tuple[Team | None, bool]:
         """Return who takes part in the block that begins (again) here, and whether all of them had completed it before.
 
         No team: plain `python`, or another rank has left the block already, which it may only when all had completed it.
         """
-        if self._regrouper is None:
+        membership = self.membership
+        if membership.is_alone:
             return None, here.complete
-        self._regrouper.block = here
+        membership.block = here
         while True:
-            groups, gathering = self._job.regrouped()
+            self._follow()
+            groups, gathering = membership.groups, membership.gathering
+            assert groups is not None
+            assert gathering is not None
             ranks = list(range(groups.world_size))
-            if self._job.is_fresh:
+            if self._committer.num_committed == 0:
                 ranks = together(gathering.arrivals, groups.rank, here)
                 if groups.rank not in ranks:
                     return None, True
@@ -95,14 +104,13 @@ class Blocks:
                     team.all_reduce(num_complete)
                 return team, int(num_complete) == team.world_size
             except (GroupBroken, BackendError) as error:
-                if not self._regrouper.explains(error):
+                if not membership.explains(error):
                     raise
 
     def left(self) -> None:
         """The block was completed by all."""
         self.num_left += 1
-        if self._regrouper is not None:
-            self._regrouper.block = None
+        self.membership.block = None
 
 
 class Collective:
@@ -115,9 +123,8 @@ class Collective:
     Plain `with job.collective("eval") as team:` is one attempt: a membership change in it raises GenerationChanged.
     """
 
-    def __init__(self, job: "Job", blocks: Blocks, name: str) -> None:
+    def __init__(self, blocks: Blocks, name: str) -> None:
         self.name = name
-        self._job = job
         self._blocks = blocks
         self._done = False
         self._repeats = False
@@ -148,15 +155,14 @@ class Collective:
                 self._all_reduce(torch.zeros(1))  # everyone has reached the end
                 self._done = True
             except (GroupBroken, BackendError) as broken:
-                assert self._job.regrouper is not None  # a world of one calls no backend
-                if not self._job.regrouper.explains(broken):
+                if not self._blocks.membership.explains(broken):
                     raise
                 error = broken
                 # Whoever is in it again says whether it, too, had reached the end.
                 assert self._here is not None
                 self._team, self._done = self._blocks.enter(replace(self._here, complete=True))
                 self._entered = not self._done
-        elif self._job.regrouper is None or not self._job.regrouper.explains(error):
+        elif not self._blocks.membership.explains(error):
             return False
         if self._done:
             self._here = None

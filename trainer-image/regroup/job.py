@@ -5,7 +5,6 @@ same code runs in a world of one, without groups. One session per process; all m
 """
 
 import os
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from types import TracebackType
@@ -13,24 +12,28 @@ from typing import Any
 
 import torch
 
-from regroup.data import SamplePlan, as_source
-from regroup.generation.groups import Gathering, Groups
-from regroup.generation.regrouper import Regrouper, Stopped
-from regroup.generation.watcher import Watcher
-from regroup.parallel.buffers import Buffers
-from regroup.parallel.reducer import ExactReducer, Reducer, check_optimizer
-from regroup.progress.busy import BusyStack
-from regroup.progress.reporter import Reporter
-from regroup.protocol import env, local
-from regroup.protocol.state import Busy
-from regroup.state.durable import Durable, Origin
-from regroup.state.training import TrainingState
-from regroup.transaction.commit import Committer, exchange
-from regroup.transaction.header import Header, Row
-
 from .collective import Blocks, Collective
+from .data import SamplePlan, as_source
 from .errors import BackendError, DivergedError, GroupBroken, UsageError
+from .generation.groups import Groups
+from .generation.membership import Alone, Membership, Stopped
+from .generation.regrouper import Regrouper
+from .generation.watcher import Watcher
+from .parallel.ddp import DataParallel
+from .parallel.exact import Exact
+from .parallel.strategy import Guarantees, Strategy
+from .progress.busy import BusyStack
+from .progress.reporter import Reporter
+from .protocol import env, local
+from .protocol.state import Busy
+from .state.durable import Durable
+from .state.training import CommitRecord, TrainingState
 from .step import Step
+from .transaction.commit import Committer, exchange
+from .transaction.header import Header, Row
+
+STRATEGIES: Mapping[str, type[DataParallel] | type[Exact]] = {"fast": DataParallel, "exact": Exact}
+"""By the name that a script passes as `reduction`."""
 
 
 def session(
@@ -78,70 +81,60 @@ class Job:
                 "regroup.session() was called a second time in this process, which takes part in one job only. "
                 "Train everything in one session, with further objects in its `state`."
             )
+        if reduction not in STRATEGIES:
+            raise UsageError(f'reduction is {reduction!r}; it must be "fast" or "exact".')
         self.model, self.optimizer = model, optimizer
         self.source = as_source(data)
         max_world_size = int(os.environ.get(env.MAX_WORLD_SIZE) or 1)
         self.plan = SamplePlan(seed, len(self.source), global_batch, microbatch, max_world_size)
-        check_optimizer(optimizer, model)
-        parameters = list(model.named_parameters())
-        if reduction not in ("fast", "exact"):
-            raise UsageError(f'reduction is {reduction!r}; it must be "fast" or "exact".')
-        self.exact = reduction == "exact"
-        if self.exact:
-            torch.use_deterministic_algorithms(True)
-        self.reducer = ExactReducer(parameters, self.plan) if self.exact else Reducer(parameters)
+        self.state = TrainingState(model, optimizer, state)
         self.outcome: str | None = None
         """How the job ended (Complete, Failed, Released, Suspended); None: not yet."""
-        self.state = TrainingState(model, optimizer, state)
-        self._generation = 0
-        self._cut = False
-        """All ranks know of a newer, planned generation: they leave this one together, before the next step."""
-        self._looped = False
-        self._left_loop = False
         self.total: int | None = None
         """Number of steps that the script asks for; None before its loop."""
-        self._origin = Origin(0, "", 0, 0)
+        self._looped = False
+        self._cut = False
+        """All ranks know of a newer, planned generation: they leave this one together, before the next step."""
+        self._left_loop = False
         self._durable = Durable(self.state, self.plan)
-        self.committer = Committer(self, Buffers(model))
+        self._strategy: Strategy = STRATEGIES[reduction](model, optimizer, self.plan)
         self._watcher: Watcher | None = None
-        self.regrouper: Regrouper | None = None
         """None in plain `python`."""
-        # Until the first generation: what the environment says; a joiner is told nothing, and is nobody yet.
-        self._last_rank = int(os.environ.get(env.RANK) or -1) if path else 0
-        self._last_world_size = 1
+        self._membership: Membership = Alone(self._durable)
         if path:
             attach = local.Attach(
                 os.getpid(), int(os.environ.get(env.LOCAL_RANK) or 0), int(os.environ.get(env.INCARNATION) or 0)
             )
             self._watcher = Watcher(path, attach)
             Job._attached = True
-            self.regrouper = Regrouper(
-                self._watcher, self.state, self.plan, parameters[0][1].device, self._durable.checkpointer
-            )
+            device = next(model.parameters()).device
+            self._membership = Regrouper(self._watcher, self.state, self.plan, device, self._durable.checkpointer)
         self._reporter = Reporter(self._watcher, self.plan, self._durable)
         self._busy = BusyStack(self._watcher.send if self._watcher is not None else None, self._reporter.paused)
-        self._blocks = Blocks(self, self.regrouper)
+        self._committer = Committer(self._membership, self._strategy, self.state, self.plan, self._committed)
+        self._blocks = Blocks(self._membership, self._committer, self.state, self._follow)
 
     # --- what a script reads -----------------------------------------------------------------------------------------
 
     @property
     def groups(self) -> Groups | None:
         """The groups of the current generation; None in plain `python` and between generations."""
-        return self.regrouper.groups if self.regrouper is not None else None
+        return self._membership.groups
 
     @property
     def generation(self) -> int:
         """Number of the generation that this process last adopted; 0 before the first."""
-        return self._generation
+        return self._membership.generation
 
     @property
     def rank(self) -> int:
         """Index of this process in the generation; -1 before the first. It changes: compute nothing lasting from it."""
-        return self.groups.rank if self.groups is not None else self._last_rank
+        return self._membership.rank
 
     @property
     def world_size(self) -> int:
-        return self.groups.world_size if self.groups is not None else self._last_world_size
+        """Number of processes in the generation. It changes, too."""
+        return self._membership.world_size
 
     @property
     def is_main(self) -> bool:
@@ -149,13 +142,14 @@ class Job:
         return self.rank == 0
 
     @property
+    def guarantees(self) -> Guarantees:
+        """Which of the session's promises hold under its strategy."""
+        return self._strategy.guarantees
+
+    @property
     def step(self) -> int:
         """Number of committed steps."""
         return self.state.step
-
-    def share(self) -> range:
-        """This rank's virtual workers."""
-        return self.plan.share(self.rank, self.world_size)
 
     # --- the life of a trainer process -------------------------------------------------------------------------------
 
@@ -174,7 +168,8 @@ class Job:
         return self._loop(total)
 
     def _loop(self, total: int) -> Iterator[Step]:
-        self.total = total
+        self.total = self._committer.total = total
+        self._blocks.loop_begun = True
         while self.outcome is None:
             try:
                 self._ensure()
@@ -184,7 +179,8 @@ class Job:
             if self.state.step >= total or self._ended:
                 self._finish()
                 continue
-            step = Step(self, self.state.step)
+            step = Step(self.state.step, self._committer, self.source)
+            self._reporter.begin_step(step.index)
             yield step
             if not step.committed and not step.interrupted:
                 raise UsageError(f"Step {step.index} was not entered. Write `with step:` in the loop over job.steps().")
@@ -192,7 +188,7 @@ class Job:
     @property
     def _ended(self) -> bool:
         """True once a script, this one or that of another rank, has left its loop: the job ends at the step it was at."""
-        return self._left_loop or (self.regrouper is not None and self.regrouper.ended)
+        return self._left_loop or self._membership.ended
 
     def __enter__(self) -> "Job":
         return self
@@ -202,58 +198,43 @@ class Job:
     ) -> None:
         try:
             if error is None and self.outcome is None and self.total is not None:
-                self._left_loop = True  # the script broke out of its loop
-                if self.regrouper is not None:
-                    self.regrouper.ended = True
+                self._left_loop = self._membership.ended = True  # the script broke out of its loop
                 next(self._loop(self.total), None)
         finally:
-            self.reducer.close()
-            if self.regrouper is not None:
-                self.regrouper.close()
+            self._strategy.close()
+            self._membership.close()
             if self._watcher is not None:
                 self._watcher.close()
 
     def _ensure(self) -> None:
-        """Be in a generation: interrupt -> form -> adopt where needed. Raises Stopped."""
-        if self.regrouper is None:
-            if self._generation == 0:
-                self._start_alone()
-            return
+        """Be in a generation, between two steps: interrupt -> form -> adopt where needed. Raises Stopped."""
         if self._cut:
             self._cut = False
-            self.regrouper.leave_at_cut()
-        self.regrouper.block = None
+            self._membership.leave_at_cut()
+        self._membership.block = None
         self._adopt_newest()
+
+    def _follow(self) -> None:
+        """Be in the newest generation that must be followed, inside a block of collectives."""
+        try:
+            self._adopt_newest()
+        except Stopped as stopped:
+            self._end(stopped.outcome)
+            raise SystemExit(0) from None
 
     def _adopt_newest(self) -> None:
         """Be in the newest generation that must be followed, and take note if it is a new one. Raises Stopped."""
-        assert self.regrouper is not None
-        groups = self.regrouper.ensure()
-        if groups.generation == self._generation:
+        membership = self._membership
+        if not membership.ensure():
             return
-        self._generation = groups.generation
-        self._last_rank, self._last_world_size = groups.rank, groups.world_size
         self._cut = False  # it was agreed on in a generation that is over
-        self.committer.num_committed = 0
-        self.reducer.begin_generation(groups)
-        self._reporter.begin_generation(groups.generation, self.regrouper.adopted_at_s)
-        self._origin = self.regrouper.origin
-        self._durable.is_writer = groups.rank == 0
-        if not self.regrouper.kept_own_state:
+        self._committer.begin_generation()
+        self._reporter.begin_generation(membership.generation, membership.adopted_at_s)
+        self._durable.is_writer = membership.rank == 0
+        if not membership.kept_own_state:
             self._durable.lost()
-        if self.regrouper.rolled_back and groups.rank == 0:  # rule CKPT: before the first report
+        if membership.rolled_back and membership.rank == 0:  # rule CKPT: before the first report
             self._save_now()
-
-    def _start_alone(self) -> None:
-        """Plain `python`: a world of one, continued from the checkpoint directory where one is named."""
-        self._origin = self._durable.continue_alone()
-        self._durable.is_writer = True
-        self._generation = self._origin.generation
-        self.reducer.begin_generation(None)
-        self._reporter.begin_generation(self._generation, time.monotonic())
-
-    def _must_leave(self) -> bool:
-        return self._watcher is not None and self._watcher.must_leave(self._generation)
 
     def _finish(self) -> None:
         """The last step is committed: prove that all ranks have it, save it, then serve as a source until the stop."""
@@ -262,7 +243,7 @@ class Job:
         try:
             problem = exchange(self.groups, row).disagreement()
         except (GroupBroken, BackendError) as error:
-            if self.regrouper is None or not self.regrouper.explains(error):
+            if not self._membership.explains(error):
                 raise
             return
         if problem is not None:
@@ -270,22 +251,20 @@ class Job:
         self._durable.known_by_all = step
         if self.is_main:
             self._save_now()
-        self._reporter.finished(step)
-        if self._watcher is None:
-            self._end("Complete")
-            return
-        self._watcher.wait_forced_above(self._generation)
-        if self._watcher.stop is not None:
+        self._reporter.finished(step, self.state.record.loss if self.state.record is not None else None)
+        outcome = self._membership.wait_end()
+        if outcome is not None:
             if self.is_main:
-                self._durable.prune_last(self._watcher.take_prune(), self._generation)
-            self._end(self._watcher.stop.outcome)
+                self._durable.prune_last(self._membership.take_prune(), self.generation)
+            self._end(outcome)
 
     def _save_now(self) -> None:
         with self._busy.during(Busy.CHECKPOINT, max_s=self._durable.wait_s):
-            self._durable.save_now(self._origin, interrupted=self._must_leave)
+            self._durable.save_now(self._membership.origin, interrupted=self._membership.must_leave)
 
     def _end(self, outcome: str) -> None:
         self.outcome = outcome
+        self._blocks.is_over = True
         if outcome != "Complete":
             raise SystemExit(0)
 
@@ -294,7 +273,7 @@ class Job:
 
         Raises UsageError, when it is entered, inside a step or after the loop.
         """
-        return Collective(self, self._blocks, name)
+        return Collective(self._blocks, name)
 
     def pause(self, name: str, *, max_s: float) -> AbstractContextManager[None]:
         """Return a block in which this rank commits no step: `with job.pause("eval", max_s=1800):`.
@@ -304,54 +283,24 @@ class Job:
         """
         return self._busy.pause(name, max_s)
 
-    # --- for the other files of this package -------------------------------------------------------------------------
-
     def knows_newer(self) -> bool:
-        """Whether a newer generation than the current one was heard of, planned or forced."""
-        return self._watcher is not None and self._watcher.knows_newer(self._generation)
+        """Whether a newer generation than the current one was heard of: the group is about to change."""
+        return self._membership.knows_newer()
 
-    def leave(self, error: GroupBroken) -> None:
-        """Leave the groups, which broke, and tell the agent why if no newer generation explains it."""
-        if self.regrouper is not None:
-            self.regrouper.leave(error)
-
-    def regrouped(self) -> tuple[Groups, Gathering]:
-        """Be in the newest generation that must be followed, inside a block of collectives; return it."""
-        assert self.regrouper is not None
-        try:
-            self._adopt_newest()
-        except Stopped as stopped:
-            self._end(stopped.outcome)
-            raise SystemExit(0) from None
-        groups, gathering = self.regrouper.groups, self.regrouper.gathering
-        assert groups is not None
-        assert gathering is not None
-        return groups, gathering
-
-    @property
-    def is_fresh(self) -> bool:
-        """True until the first commit of the current generation."""
-        return self.committer.num_committed == 0
-
-    def begin_step(self, step: Step) -> None:
-        """The step's block is entered."""
-        self.reducer.begin()
-        self._reporter.begin_step(step.index)
-
-    def committed(self, step: Step, header: Header) -> None:
-        """The step is committed: report it, and write a checkpoint if it is time."""
+    def _committed(self, record: CommitRecord, header: Header, empty: bool) -> None:
+        """A step is committed: report it, and write a checkpoint if it is time."""
+        membership = self._membership
         self._blocks.num_left = 0
         self._cut = header.all_know_newer
         self._durable.known_by_all = header.reportable_step
-        waited_s = self.groups.waited_s if self.groups is not None else 0.0
         self._reporter.committed(
-            step.index + 1,
-            step.loss,
+            record.state.step,
+            record.loss,
             header.reportable_step,
             self.total,
-            waited_s=waited_s,
-            empty=not step.weights,
+            waited_s=membership.groups.waited_s if membership.groups is not None else 0.0,
+            empty=empty,
         )
         if self.is_main:
-            self._durable.save_if_due(self._origin, alone=self._watcher is None)
-            self._durable.prune(self._watcher.take_prune() if self._watcher is not None else None, self._generation)
+            self._durable.save_if_due(membership.origin, alone=membership.is_alone)
+            self._durable.prune(membership.take_prune(), self.generation)

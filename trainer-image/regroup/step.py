@@ -1,23 +1,20 @@
 """One step: this rank's microbatches, their gradients, and a commit that is all or nothing.
 
 Owns what may happen between `__enter__` and `__exit__` of one `with step:` block. The same Step object is never entered
-twice: after a membership change the session makes a new one with the same index. Rules CUTALL, QUOTA and ACK ride in the
-one collective of `commit` (`header`).
+twice: after a membership change the session makes a new one with the same index.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
-from regroup.data import microbatch_rng
-
+from .data import microbatch_rng
+from .data.sources import Source
 from .errors import BackendError, GenerationChanged, GroupBroken, SampleError, UsageError
-
-if TYPE_CHECKING:
-    from .job import Job
+from .parallel.strategy import Share
+from .transaction.commit import Committer
 
 
 class Microbatch(NamedTuple):
@@ -33,34 +30,40 @@ class Microbatch(NamedTuple):
 class Step:
     """A step in progress. `index` counts from 0; `loss` is the mean over the whole batch once it is committed, else NaN."""
 
-    def __init__(self, job: "Job", index: int) -> None:
+    def __init__(self, index: int, committer: Committer, source: Source) -> None:
         self.index = index
         self.loss = float("nan")
         self.committed = False
         self.interrupted = False
-        self.loss_sums: dict[int, float] = {}
-        self.weights: dict[int, float] = {}
-        self.sample_hash = 0
-        self._job = job
+        self._committer, self._source = committer, source
+        self._share = Share(index)
         self._current: Microbatch | None = None
         self._last = False
         self._pending: list[tuple[int, torch.Tensor]] = []
+        self._norm: torch.Tensor | float | None = None
+
+    @property
+    def norm(self) -> float | None:
+        """The gradient's norm before it was clipped, once the step is committed with `max_norm`; else None. Waits for the
+        device."""
+        return None if self._norm is None else float(self._norm)
 
     def __enter__(self) -> "Step":
-        self._job.committer.begin(self)
+        self._committer.begin()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, _trace: TracebackType | None
     ) -> bool:
-        self._job.committer.end()
+        self._committer.end()
         if error is None:
             if not self.committed and not self.interrupted:
                 raise UsageError(
                     f"The block of step {self.index} ended without step.commit(). Call it once, as the block's last line."
                 )
             return False
-        return self._job.committer.interrupted(self, error)
+        self.interrupted = self._committer.interrupted(error, committed=self.committed)
+        return self.interrupted
 
     def microbatches(self) -> Iterator[Microbatch]:
         """Yield this rank's share of the step. Random numbers are those of the virtual worker, on whatever rank.
@@ -68,20 +71,20 @@ class Step:
         In the one generation of a hand-over some ranks have no share, and get nothing: commit all the same, and read the
         loss from `step.loss`.
         """
-        job = self._job
-        share = job.share()
-        for v in share:
-            job.committer.check()
-            ids = job.plan.ids(self.index, v)
-            batch = job.source.fetch(ids)
-            with ExitStack() as stack:
-                stack.enter_context(microbatch_rng(job.plan.seed, self.index, v))
+        plan = self._committer.plan
+        share = self._virtual_workers()
+        with microbatch_rng() as seed_for:
+            for v in share:
+                self._committer.check()
+                ids = plan.ids(self.index, v)
+                seed_for(plan.seed, self.index, v)  # before the fetch: a dataset may draw in __getitem__
+                batch = self._source.fetch(ids)
                 self._current, self._last = Microbatch(batch.x, batch.y, ids, v), v == share[-1]
                 yield self._current
-            if v not in self.weights:
-                raise UsageError(
-                    f"Microbatch {v} of step {self.index} was left without step.backward(). Call it once for each."
-                )
+                if v not in self._share.weights:
+                    raise UsageError(
+                        f"Microbatch {v} of step {self.index} was left without step.backward(). Call it once for each."
+                    )
         self._current = None
 
     def backward(self, loss_sum: torch.Tensor, weight: float) -> None:
@@ -89,24 +92,21 @@ class Step:
 
         Once for each microbatch. The committed gradient is the sum of all over the sum of all weights.
         """
-        job, current = self._job, self._current
-        if current is None or current.virtual_worker in self.weights:
+        current, share = self._current, self._share
+        if current is None or current.virtual_worker in share.weights:
             raise UsageError("step.backward() goes inside `for batch in step.microbatches():`, once for each batch.")
-        job.committer.check()
-        if self._last:
-            job.reducer.arm(job.groups)
+        self._committer.check()
+        v = current.virtual_worker
         try:
-            loss_sum.backward()  # type: ignore[no-untyped-call]
+            self._committer.strategy.backward(v, loss_sum, last=self._last)
         except GroupBroken as error:
-            job.leave(error)
+            self._committer.membership.leave(error)
             raise GenerationChanged(str(error)) from error
         except BackendError as error:
             raise error.with_traceback(None) from None  # the script's line is what matters
-        v = current.virtual_worker
-        job.reducer.after_backward(v)
-        self.weights[v] = float(weight)
+        share.weights[v] = float(weight)
         self._pending.append((v, loss_sum.detach()))
-        self.sample_hash += job.plan.hash_ids(current.ids)
+        share.sample_hash += self._committer.plan.hash_ids(current.ids)
 
     def commit(
         self,
@@ -121,16 +121,22 @@ class Step:
         """
         if self.committed:
             raise UsageError(f"step.commit() was called twice in step {self.index}.")
-        self._job.committer.check()
-        share = self._job.share()
-        if len(self.weights) != len(share):
+        self._committer.check()
+        virtual_workers = self._virtual_workers()
+        if len(self._share.weights) != len(virtual_workers):
             raise SampleError(
-                f"Step {self.index} was not committed: step.backward() was called for {len(self.weights)} of this rank's "
-                f"{len(share)} microbatches. Call it once for every batch of step.microbatches()."
+                f"Step {self.index} was not committed: step.backward() was called for {len(self._share.weights)} of this "
+                f"rank's {len(virtual_workers)} microbatches. Call it once for every batch of step.microbatches()."
             )
         for v, loss in self._pending:
-            self.loss_sums[v] = float(loss)  # the one place where the host waits for the losses
+            self._share.loss_sums[v] = float(loss)  # the one place where the host waits for the losses
         try:
-            self._job.committer.commit(self, before, after, max_norm)
+            record = self._committer.commit(self._share, before, after, max_norm)
         except BackendError as error:
             raise error.with_traceback(None) from None
+        self.loss, self._norm, self.committed = record.loss, record.norm, True
+        self._committer.announce()
+
+    def _virtual_workers(self) -> range:
+        membership = self._committer.membership
+        return self._committer.plan.share(membership.rank, membership.world_size)

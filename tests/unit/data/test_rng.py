@@ -1,5 +1,10 @@
 """Random numbers of a microbatch."""
 
+from __future__ import annotations
+
+import random
+
+import numpy as np
 import pytest
 import torch
 
@@ -7,21 +12,39 @@ from regroup.data import microbatch_rng
 
 
 def draw(seed: int, step: int, v: int) -> list[float]:
-    with microbatch_rng(seed, step, v):
-        return torch.rand(4).tolist()
+    with microbatch_rng() as seed_for:
+        seed_for(seed, step, v)
+        return drawn()
 
 
-def test_microbatch_rng_depends_on_seed_step_and_virtual_worker_alone() -> None:
+def drawn() -> list[float]:
+    return [*torch.rand(4).tolist(), random.random(), float(np.random.rand())]
+
+
+def test_it_depends_on_seed_step_and_virtual_worker_alone() -> None:
     first = draw(1, 2, 3)
-    torch.rand(7)
+    drawn()
     assert draw(1, 2, 3) == first
-    assert len({tuple(draw(*key)) for key in [(1, 2, 3), (1, 3, 2), (2, 2, 3), (1, 2, 4), (3, 2, 1)]}) == 5
+    draws = [draw(*key) for key in [(1, 2, 3), (1, 3, 2), (2, 2, 3), (1, 2, 4), (3, 2, 1)]]
+    assert all(len(set(numbers)) == 5 for numbers in zip(*draws))
 
 
-def test_microbatch_rng_leaves_the_generator_as_it_was() -> None:
-    torch.manual_seed(5)
-    want = torch.rand(3)
-    torch.manual_seed(5)
-    with pytest.raises(IndexError), microbatch_rng(1, 1, 1):
-        torch.rand(10)[10]
-    assert torch.equal(torch.rand(3), want)
+def fails() -> None:
+    with microbatch_rng() as seed_for:
+        seed_for(1, 1, 1)
+        drawn()
+        raise ZeroDivisionError
+
+
+def test_it_leaves_the_generators_as_they_were() -> None:
+    def seed() -> None:
+        torch.manual_seed(5)
+        random.seed(5)
+        np.random.seed(5)
+
+    seed()
+    want = drawn()
+    seed()
+    with pytest.raises(ZeroDivisionError):
+        fails()
+    assert drawn() == want

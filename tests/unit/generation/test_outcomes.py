@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from typing import Any
 
 import pytest
@@ -9,10 +11,11 @@ import torch
 import torch.distributed
 
 from regroup.data import SamplePlan
-from regroup.errors import Aborted, BackendError, GenerationChanged, GroupBroken, PeerLost
-from regroup.generation.groups import Groups
+from regroup.errors import Aborted, BackendError, GenerationChanged, GroupBroken, PeerLost, UsageError
+from regroup.generation.groups import FORGOTTEN_S, Groups, Pending
 from regroup.generation.regrouper import Regrouper
 from regroup.generation.sockets import Connection
+from regroup.generation.team import Team
 from regroup.protocol.document import FORCED, Document, Member, Store
 from regroup.protocol.local import Assignment
 from regroup.state.training import TrainingState
@@ -139,6 +142,45 @@ def test_what_an_error_is_taken_for(
     assert watcher.waited is waited
     assert (regrouper.groups is None) is (explained and not isinstance(error, GenerationChanged))
     assert len(watcher.sent) == (regrouper.groups is None and not is_newer)
+
+
+class Forgotten:
+    """In place of a collective that gloo never ends."""
+
+    def is_completed(self) -> bool:
+        return False
+
+    def wait(self, timeout: Any) -> None:
+        time.sleep(timeout.total_seconds())
+        raise RuntimeError("Wait timeout")
+
+
+def test_message_that_gloo_has_forgotten_is_the_lost_rank() -> None:
+    """Nobody else may know: both ends of a broken connection can have been in this wait."""
+    groups = make_groups()
+    groups.sockets = Lost(LOST)  # type: ignore[assignment]
+    began_s = time.monotonic()
+    with pytest.raises(PeerLost, match="does not") as caught:
+        groups.wait([Pending(Forgotten(), on_gloo=True)])  # type: ignore[arg-type]
+    assert caught.value.peer_rank == 0
+    assert FORGOTTEN_S < time.monotonic() - began_s < FORGOTTEN_S + 5
+
+
+def test_wait_lasts_as_long_as_every_connection_stands() -> None:
+    groups = make_groups()
+    groups.sockets = Lost()  # type: ignore[assignment]
+    threading.Timer(FORGOTTEN_S + 1, groups.abort).start()
+    with pytest.raises(Aborted):
+        groups.wait([Pending(Forgotten(), on_gloo=True)])  # type: ignore[arg-type]
+
+
+def test_nothing_communicates_while_a_commit_is_applied() -> None:
+    groups = make_groups()
+    groups.is_applying = True
+    team = Team(groups, 0, 2, None, None, None)
+    for call in (lambda: groups.launch("allreduce", []), lambda: team.all_reduce(torch.ones(1))):
+        with pytest.raises(UsageError, match=r"Call it between steps, in job\.collective"):
+            call()
 
 
 def test_backends_error_keeps_its_text() -> None:

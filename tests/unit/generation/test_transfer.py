@@ -8,6 +8,8 @@ import torch
 
 from regroup.checkpoint.tree import pack
 from regroup.generation import transfer
+from regroup.protocol.state import StatePair
+from regroup.state.training import CommitRecord
 
 TREE: dict[str, Any] = {
     "model": {
@@ -50,12 +52,13 @@ def test_state_arrives_as_it_was_sent(
     wire: list[torch.Tensor], monkeypatch: pytest.MonkeyPatch, chunk_bytes: int
 ) -> None:
     monkeypatch.setattr(transfer, "CHUNK_BYTES", chunk_bytes)
-    transfer.send(rank(0), pack(TREE), "00ff")
+    record = CommitRecord(StatePair(2, 7), 0.5, 48.0, torch.tensor(1.5))
+    transfer.send(rank(0), pack(TREE), "00ff", record)
     received = transfer.receive(rank(1), 0, keep=True)
     assert wire == []
     assert received is not None
-    got, digest = received
-    assert digest == "00ff"
+    got, digest, told = received
+    assert (digest, told) == ("00ff", record)
     assert got["optimizer"]["param_groups"] == TREE["optimizer"]["param_groups"]
     assert list(got["optimizer"]["state"]) == [0]
     for name, tensor in TREE["model"].items():

@@ -1,11 +1,14 @@
-"""Running statistics: a step that is redone changes them once."""
+"""Running statistics: a step that is redone changes them once, and all ranks have the same after it."""
 
-from typing import Any
+from __future__ import annotations
 
 import pytest
 import torch
 
+from regroup.errors import UsageError
+from regroup.generation.groups import Groups
 from regroup.parallel.buffers import Buffers
+from tests.unit.parallel.ranks import Ranks
 
 
 def test_redone_step_changes_running_statistics_once() -> None:
@@ -17,29 +20,16 @@ def test_redone_step_changes_running_statistics_once() -> None:
     buffers = Buffers(model)
 
     buffers.keep()
-    assert not buffers.changed()
+    assert buffers.changed() == []
     model(batch)
-    assert buffers.name_of_changed() == "1.running_mean"
+    assert buffers.changed() == ["1.running_mean", "1.running_var", "1.num_batches_tracked"]
     buffers.restore()
-    assert not buffers.changed()
+    assert buffers.changed() == []
     model(batch)
     once(batch)
 
     for (name, got), (_, want) in zip(model.named_buffers(), once.named_buffers()):
         assert torch.equal(got, want), name
-
-
-class Two:
-    """In place of the groups of two ranks that hold the same: what is gathered is this rank's part twice."""
-
-    world_size = 2
-
-    def launch(self, _method: str, gathered: torch.Tensor, mine: torch.Tensor) -> None:
-        assert gathered.dtype == torch.uint8  # gloo knows some types only
-        gathered.copy_(mine.repeat(2))
-
-    def wait(self, _pending: Any) -> None:
-        pass
 
 
 @pytest.mark.parametrize(
@@ -56,15 +46,86 @@ class Two:
     ],
     ids=str,
 )
-def test_buffer_of_any_type_is_averaged(dtype: torch.dtype) -> None:
+def test_buffers_of_any_type_are_averaged_together(dtype: torch.dtype) -> None:
+    def average(groups: Groups) -> dict[str, torch.Tensor]:
+        model = torch.nn.Module()
+        model.register_buffer("byte", torch.zeros(1, dtype=torch.uint8))  # what follows does not begin at a whole word
+        model.register_buffer("conjugated", torch.tensor([1 + 2j]).conj())
+        model.register_buffer("other", torch.ones(3))
+        model.register_buffer("some", torch.zeros(2, 2).to(dtype))
+        model.register_buffer("turned", torch.zeros(2, 3).t())
+        buffers = Buffers(model)
+        buffers.begin_generation(groups)
+        for _ in range(2):  # the first step finds what changes, the next one sends it with the gradients
+            buffers.keep()
+            with torch.no_grad():
+                model.byte.add_(1)  # type: ignore[operator]
+                model.conjugated.mul_(2)  # type: ignore[operator]
+                model.some.copy_(torch.tensor([[0.0, 1.0], [2.0, 3.0]]) + 2 * groups.rank)  # type: ignore[operator]
+                model.turned.copy_(torch.arange(6.0).reshape(3, 2) + groups.rank)  # type: ignore[operator]
+            buffers.launch()
+            buffers.wait([0, 1])
+            if any(groups_any(groups, bool(buffers.changed()))):
+                buffers.average_changed([0, 1])
+            assert buffers.changed() == []
+        return dict(model.named_buffers())
+
+    ranks = Ranks(2)
+    first, second = ranks.run(average)
+    assert ranks.calls.count("_allgather_base") == 2 + 2 + 1  # the question twice; which ones and those; all together
+    for name in first:
+        assert first[name].tolist() == second[name].tolist(), name
+    whole = not (dtype.is_floating_point or dtype.is_complex)
+    want = torch.tensor([[1.0, 2.0], [3.0, 4.0]]).to(dtype)
+    if whole:
+        want = (torch.tensor([[0.0, 1.0], [2.0, 3.0]]) + 2).to(dtype)
+    assert first["some"].tolist() == want.tolist()
+    assert first["turned"].tolist() == (torch.arange(6.0).reshape(3, 2) + 0.5).tolist()
+    assert first["conjugated"].tolist() == [4 - 8j]
+    assert first["other"].tolist() == [1.0, 1.0, 1.0]
+
+
+def groups_any(groups: Groups, mine: bool) -> list[bool]:
+    theirs = torch.zeros(groups.world_size, dtype=torch.uint8)
+    groups.wait([groups.launch("_allgather_base", theirs, torch.tensor([mine], dtype=torch.uint8))])
+    return [bool(one) for one in theirs]
+
+
+def test_rank_without_a_share_counts_for_nothing() -> None:
+    def average(groups: Groups) -> list[float]:
+        model = torch.nn.Module()
+        model.register_buffer("mean", torch.zeros(2))
+        buffers = Buffers(model)
+        buffers.begin_generation(groups)
+        buffers.keep()
+        if groups.rank < 2:
+            model.mean.add_(1 + groups.rank)  # type: ignore[operator]
+        buffers.average_changed([0, 1])
+        return list(model.mean.tolist())  # type: ignore[operator]
+
+    assert Ranks(3).run(average) == [[1.5, 1.5]] * 3
+
+
+def test_cache_that_grows_is_left_alone() -> None:
+    """Rotary embeddings keep a table for the longest sequence so far."""
     model = torch.nn.Module()
-    model.register_buffer("some", torch.tensor([[0.0, 1.0], [2.0, 3.0]]).to(dtype))
-    model.register_buffer("conjugated", torch.tensor([1 + 2j]).conj())
-    model.register_buffer("turned", torch.arange(6.0).reshape(2, 3).t())
-    want = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    model.register_buffer("table", torch.zeros(4), persistent=False)
     buffers = Buffers(model)
     buffers.keep()
-    buffers.average(Two(), [0, 1], exact=False)  # type: ignore[arg-type]
-    assert not buffers.changed()
-    for name, buffer in model.named_buffers():
-        assert buffer.tolist() == want[name].tolist()
+    model.register_buffer("table", torch.ones(8), persistent=False)
+    model.register_buffer("another", torch.ones(2), persistent=False)
+    assert buffers.changed() == []
+    buffers.restore()
+    assert len(model.table) == 8  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["table", "another"])
+def test_part_of_the_state_that_grows_is_refused(name: str) -> None:
+    model = torch.nn.Module()
+    model.register_buffer("table", torch.zeros(4))
+    buffers = Buffers(model)
+    buffers.keep()
+    model.register_buffer(name, torch.ones(8))
+    with pytest.raises(UsageError, match=f"Buffer {name} .* persistent=False"):
+        buffers.changed()
+    buffers.restore()

@@ -56,21 +56,14 @@ class Agent:
         self.told.append(message)
 
 
-@pytest.mark.parametrize(
-    ("last", "want"),
-    [
-        pytest.param(20, 0.25, id="the loss of the last step, which this process has committed"),
-        pytest.param(19, None, id="none where it was adopted"),
-    ],
-)
-def test_end_is_told_with_the_loss_of_its_step(last: int, want: float | None) -> None:
+@pytest.mark.parametrize("loss", [0.25, None])
+def test_end_is_told_with_the_loss_of_its_step(loss: float | None) -> None:
     agent, plan, model = Agent(), SamplePlan(0, 100, 10, 5, 1), torch.nn.Linear(1, 1)
     state = TrainingState(model, torch.optim.SGD(model.parameters(), lr=0.1), {})
     reporter = Reporter(cast(Watcher, agent), plan, Durable(state, plan))
     reporter.begin_generation(1, 0.0)
-    reporter.committed(last, 0.25, last, 20)
-    reporter.finished(20)
-    _, told, finished = agent.told
+    reporter.finished(20, loss)
+    told, finished = agent.told
     assert isinstance(told, local.Committed)
-    assert (told.step, told.loss) == (20, want)
+    assert (told.step, told.loss) == (20, loss)
     assert isinstance(finished, local.FinishedLocally)

@@ -1,9 +1,11 @@
 """The session in plain `python`: a world of one with the same rules, and sentences for what cannot work."""
 
+import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -149,13 +151,41 @@ def test_commit_is_refused_when_the_samples_are_not_the_steps() -> None:
     """Rule QUOTA: the sum of sample hashes is not the step's, though their number is."""
 
     def other_samples(step: Any) -> None:
-        step.sample_hash += 1
+        step._share.sample_hash += 1
 
     job = make_job()
     before = [p.detach().clone() for p in job.model.parameters()]
     with pytest.raises(SampleError, match="Step 0 was not committed: the ranks' samples"), job:
         train(job, 1, in_step=other_samples)
     assert all(torch.equal(a, b) for a, b in zip(before, job.model.parameters()))
+
+
+def test_what_a_dataset_draws_is_the_steps_own() -> None:
+    """Whatever the process drew before: a redo, or another rank, sees the same augmentation."""
+
+    class Noisy(torch.utils.data.Dataset[Any]):
+        def __len__(self) -> int:
+            return 64
+
+        def __getitem__(self, index: int) -> Any:
+            return torch.rand(4) + random.random() + np.random.rand(), index % 2
+
+    seen: list[list[torch.Tensor]] = []
+    for drawn in range(2):
+        job = make_job(data=Noisy())
+        torch.rand(drawn)
+        random.seed(drawn)
+        np.random.seed(drawn)
+        with job:
+            for step in job.steps(2):
+                with step:
+                    seen.append([])
+                    for batch in step.microbatches():
+                        seen[-1].append(batch.x)
+                        step.backward(job.model(batch.x).sum(), weight=4)
+                    step.commit()
+    assert [torch.stack(one).tolist() for one in seen[:2]] == [torch.stack(one).tolist() for one in seen[2:]]
+    assert not torch.equal(seen[0][0], seen[0][1])
 
 
 def test_second_loop_is_refused() -> None:

@@ -36,6 +36,9 @@ _CONNECT = timedelta(seconds=10)
 _SLICE = timedelta(milliseconds=20)
 """Longest time that an abort goes unnoticed in a wait that gloo itself never ends."""
 
+FORGOTTEN_S = 1.0
+"""So long after a connection has ended gloo is taken to have forgotten a message."""
+
 
 def _say_nothing() -> None:
     pass
@@ -91,6 +94,8 @@ class Groups:
         """Seconds that the main thread has waited for other ranks in all."""
         self.waits_since_s: float | None = None
         """Monotonic time since which the main thread waits for other ranks (`waiting`); None: it does not."""
+        self.is_applying = False
+        """A commit is being applied: that is local, so nothing may communicate."""
 
     # --- forming -----------------------------------------------------------------------------------------------------
 
@@ -266,15 +271,24 @@ class Groups:
     def _wait_gloo(self, work: Work) -> None:
         # In slices: gloo 2.13 forgets a send whose write fails because the connection was just closed, and its waiter
         # would wait for ever. The end of a slice changes nothing about the collective, and raises, too.
+        lost_since_s: float | None = None
         while not work.is_completed():
             with contextlib.suppress(RuntimeError):
                 work.wait(_SLICE)
             self.check()
+            # What an ended connection still holds is read first; then gloo raises by itself, unless it has forgotten.
+            now_s = time.monotonic()
+            if self.sockets.lost() is None:
+                lost_since_s = None
+            elif lost_since_s is None:
+                lost_since_s = now_s
+            elif now_s - lost_since_s > FORGOTTEN_S:
+                raise RuntimeError("A connection to another rank ended, and the collective does not.")
         work.wait()
 
     def launch(self, method: str, *arguments: Any, control: bool = False) -> "Pending":
         """Start a collective of the backend by its name, for `wait`. Raises what `failed` says when it cannot start."""
-        self.check()
+        self.check_use()
         backend = self.control if control else self.data
         try:
             return Pending(getattr(backend, method)(*arguments), backend is self._gloo)
@@ -285,6 +299,15 @@ class Groups:
         """Raise Aborted once the groups have been aborted."""
         if self._aborted:
             raise Aborted(f"The groups of generation {self.generation} were left.")
+
+    def check_use(self) -> None:
+        """Raise as `check` does, and UsageError in a moment in which nothing may communicate."""
+        if self.is_applying:
+            raise UsageError(
+                "A hook of step.commit() calls a collective. A rank that dies in it would leave some ranks with the step and "
+                "some without. Call it between steps, in job.collective()."
+            )
+        self.check()
 
     def failed(self, error: BaseException) -> GroupBroken | BackendError:
         """Return what a collective's error means: these groups were ended, a rank was lost, or the backend itself failed.

@@ -15,7 +15,16 @@ from regroup.checkpoint import Checkpointer, CheckpointInfo
 from regroup.data import SamplePlan
 from regroup.errors import BackendError, GenerationChanged, GroupBroken, Refused
 from regroup.protocol import env
-from regroup.protocol.local import AdoptedLocally, Arrived, Assignment, Entering, FormedLocally, Left, StopLocally
+from regroup.protocol.local import (
+    AdoptedLocally,
+    Arrived,
+    Assignment,
+    Entering,
+    FormedLocally,
+    Left,
+    PruneLocally,
+    StopLocally,
+)
 from regroup.protocol.state import StatePair
 from regroup.state.durable import Origin
 from regroup.state.training import TrainingState
@@ -23,22 +32,17 @@ from regroup.state.training import TrainingState
 from . import transfer
 from .adoption import Arrival, Block, Copy, Fallback, Refuse, decide
 from .groups import Gathering, Groups
+from .membership import Stopped
 from .watcher import Watcher
 
 SUPERSEDED_S = 2.0
 """Where gloo fails and every connection stands, so long a newer generation is waited for."""
 
 
-class Stopped(Exception):
-    """The agent said stop: `steps()` ends."""
-
-    def __init__(self, outcome: str) -> None:
-        super().__init__(outcome)
-        self.outcome = outcome
-
-
 class Regrouper:
-    """Keeps this process in the newest generation. `groups` are the ones in use; None between generations."""
+    """`Membership` under an agent: keeps this process in the newest generation."""
+
+    is_alone = False
 
     def __init__(
         self,
@@ -52,13 +56,15 @@ class Regrouper:
         self.gathering: Gathering | None = None
         self.origin = Origin(0, "", 0, 0)
         self.rolled_back = False
-        """The generation continues from an older state than was reached before: a checkpoint is due before any report."""
         self.kept_own_state = False
         self.adopted_at_s = 0.0
         self.block: Block | None = None
-        """The block of the user's own collectives that this process is in (`Arrival.block`)."""
         self.ended = False
-        """This process, or one that it met, has left its loop: the job ends at the step that was adopted (`Arrival.ended`)."""
+        # Until the first generation: what the environment says; a joiner is told nothing, and is nobody yet.
+        self._last_rank = int(os.environ.get(env.RANK) or -1)
+        self._last_world_size = 1
+        self._known = 0
+        """The generation that `ensure` returned last."""
         self._watcher = watcher
         self._state = state
         self._plan = plan
@@ -69,13 +75,30 @@ class Regrouper:
         """Highest generation that this process will never enter (again): entered, or heard without being a member."""
         self._retired: Groups | None = None
 
-    def ensure(self) -> Groups:
-        """Return groups of a generation that this process has adopted. Blocks as long as there is none. Raises Stopped."""
+    @property
+    def generation(self) -> int:
+        """See Membership."""
+        return self.origin.generation
+
+    @property
+    def rank(self) -> int:
+        """See Membership."""
+        return self.groups.rank if self.groups is not None else self._last_rank
+
+    @property
+    def world_size(self) -> int:
+        """See Membership."""
+        return self.groups.world_size if self.groups is not None else self._last_world_size
+
+    def ensure(self) -> bool:
+        """See Membership."""
         while True:
             groups = self.groups
             if groups is not None:
                 if not groups.aborted and not self._watcher.must_leave(groups.generation):
-                    return groups
+                    is_new, self._known = groups.generation != self._known, groups.generation
+                    self._last_rank, self._last_world_size = groups.rank, groups.world_size
+                    return is_new
                 self.leave()
             heard = self._watcher.wait_above(self._floor)
             if isinstance(heard, StopLocally):
@@ -87,7 +110,7 @@ class Regrouper:
                 self._send_left()
 
     def leave(self, error: GroupBroken | None = None) -> None:
-        """Leave the groups for good. With `error`, and no newer generation heard, tell the agent why (rule SEAL)."""
+        """See Membership (rule SEAL)."""
         groups, self.groups = self.groups, None
         if groups is None:
             return
@@ -96,13 +119,13 @@ class Regrouper:
             self._send_left("collective", str(error), error.peer_rank)
 
     def check(self) -> None:
-        """Raise GenerationChanged once the groups must be left."""
+        """See Membership."""
         if self.groups is None or self.groups.aborted:
             self.leave()
             raise GenerationChanged(f"generation {self.origin.generation} has ended")
 
     def explains(self, error: BaseException) -> bool:
-        """Return whether `error` comes of a membership change; then the groups are left. Else it is the user's own.
+        """See Membership.
 
         Ours say so themselves, and the connections say it of a collective of the user's own. A backend's error in one of ours
         that they do not explain counts if a newer generation is heard soon; this waits for it.
@@ -131,11 +154,30 @@ class Regrouper:
         return True
 
     def leave_at_cut(self) -> None:
-        """Leave healthy groups together with all other ranks (rule CUTALL). They are closed once the next ones stand."""
+        """See Membership. The groups are closed once the next ones stand."""
         self._retired, self.groups = self.groups, None
         self._watcher.unwatch()
 
+    def knows_newer(self) -> bool:
+        """See Membership."""
+        return self._watcher.knows_newer(self.generation)
+
+    def must_leave(self) -> bool:
+        """See Membership."""
+        return self._watcher.must_leave(self.generation)
+
+    def take_prune(self) -> PruneLocally | None:
+        """See Membership."""
+        return self._watcher.take_prune()
+
+    def wait_end(self) -> str | None:
+        """See Membership."""
+        self._watcher.wait_forced_above(self.generation)
+        stop = self._watcher.stop
+        return stop.outcome if stop is not None else None
+
     def close(self) -> None:
+        """See Membership."""
         self._watcher.unwatch()
         for groups in (self.groups, self._retired):
             if groups is not None:
@@ -202,12 +244,13 @@ class Regrouper:
 
     def _move(self, groups: Groups, source: int, pair: StatePair, *, keep: bool) -> None:
         if groups.rank == source:
-            transfer.send(groups, self._state.packed(), self._plan.digest(pair.step))
+            transfer.send(groups, self._state.packed(), self._plan.digest(pair.step), self._state.record)
             return
         received = transfer.receive(groups, source, keep=keep)
         if received is not None:
-            tree, digest = received
+            tree, digest, record = received
             self._state.load(tree)
+            self._state.record = record
             self._plan.digest(pair.step, known=(pair.step, digest))
 
     def _fall_back(self, groups: Groups, gathering: Gathering, decision: Fallback) -> tuple[str, StatePair]:

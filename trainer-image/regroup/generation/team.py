@@ -35,7 +35,7 @@ class Team:
     def all_reduce(self, tensor: torch.Tensor) -> None:
         """Sum a tensor over the team, in place. Blocks. Raises what `Groups.failed` says."""
         backend = self.nccl if tensor.device.type == "cuda" and self.nccl is not None else self.gloo
-        self.groups.check()
+        self.groups.check_use()
         try:
             work = backend.allreduce([tensor])
         except RuntimeError as error:

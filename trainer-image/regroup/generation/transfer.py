@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import torch
 
 from regroup.checkpoint import tree as trees
+from regroup.state.training import CommitRecord
 
 from .groups import Groups
 
@@ -17,12 +18,16 @@ CHUNK_BYTES = 32 << 20
 _ALIGN = 16
 
 
-def send(groups: Groups, packed: tuple[str, dict[str, torch.Tensor]], digest: str) -> None:
+def send(
+    groups: Groups, packed: tuple[str, dict[str, torch.Tensor]], digest: str, record: CommitRecord | None = None
+) -> None:
     """Broadcast a packed state (`regroup.checkpoint.tree.pack`) from this rank, with the digest of its samples
-    (`SamplePlan.digest`), which a receiver would compute from all of them. Raises what `Groups.failed` says."""
+    (`SamplePlan.digest`), which a receiver would compute from all of them, and the record of the commit that made it.
+    Raises what `Groups.failed` says."""
     structure, tensors = packed
     meta = [[name, str(tensor.dtype).removeprefix("torch."), list(tensor.shape)] for name, tensor in tensors.items()]
-    text = json.dumps({"structure": structure, "tensors": meta, "digest": digest}).encode()
+    said = None if record is None else record.to_json()
+    text = json.dumps({"structure": structure, "tensors": meta, "digest": digest, "record": said}).encode()
     _broadcast(groups, torch.tensor([len(text)], dtype=torch.int64), groups.rank)
     _broadcast(groups, torch.frombuffer(bytearray(text), dtype=torch.uint8), groups.rank)
     pieces = [_bytes(tensor) for tensor in tensors.values()]
@@ -36,8 +41,9 @@ def send(groups: Groups, packed: tuple[str, dict[str, torch.Tensor]], digest: st
         _broadcast(groups, chunk, groups.rank)
 
 
-def receive(groups: Groups, source: int, *, keep: bool) -> tuple[trees.Tree, str] | None:
-    """Take part in the broadcast from `source`; return the tree, in host memory, and the digest; None: not to be kept."""
+def receive(groups: Groups, source: int, *, keep: bool) -> tuple[trees.Tree, str, CommitRecord | None] | None:
+    """Take part in the broadcast from `source`; return the tree, in host memory, the digest and the record; None: not to be
+    kept."""
     length = torch.zeros(1, dtype=torch.int64)
     _broadcast(groups, length, source)
     text = torch.zeros(int(length.item()), dtype=torch.uint8)
@@ -55,7 +61,8 @@ def receive(groups: Groups, source: int, *, keep: bool) -> tuple[trees.Tree, str
         name: staged[offset : offset + size].view(dtype).reshape(shape).clone()
         for (name, dtype, shape), offset, size in zip(dtypes, offsets, sizes)
     }
-    return trees.unpack(meta["structure"], tensors), meta["digest"]
+    record = None if meta["record"] is None else CommitRecord.from_json(meta["record"])
+    return trees.unpack(meta["structure"], tensors), meta["digest"], record
 
 
 def share_text(groups: Groups, source: int, text: str) -> str:

@@ -1,64 +1,146 @@
-"""The model's buffers (BatchNorm's running statistics): kept for a redo, made equal across ranks at each commit.
+"""The model's persistent buffers (BatchNorm's running statistics): kept for a redo, made equal across ranks at each commit.
 
-Forward changes them on each rank by its own share, and a redo would change them twice. So they are copied when a step
-begins, restored when it is interrupted, and averaged over the ranks that ran forward before it commits (integers: the largest).
+Forward changes them on each rank by its own share, and a redo would change them twice. So they are copied when a step begins,
+put back when it is interrupted, and averaged over the ranks that ran forward before it commits (integers: the largest).
+Those that forward changed once are averaged in every step of the generation, together. Buffers with `persistent=False` are
+caches: they are in no state_dict, so nobody else gets them, and they are left alone.
 """
+
+from collections.abc import Sequence
 
 import torch
 
-from regroup.generation.groups import Groups
+from regroup.errors import UsageError
+from regroup.generation.groups import Groups, Pending
 
 
 class Buffers:
-    """All buffers of one model. A model without any costs nothing."""
+    """All persistent buffers of one model, by name. A model without any costs nothing."""
 
     def __init__(self, model: torch.nn.Module) -> None:
         self._model = model
+        self._at = _places(model)
         self._kept: dict[str, torch.Tensor] = {}
+        self._live: list[str] = []
+        """Forward has changed these on some rank in this generation, so every rank averages them. In one order on all ranks."""
+        self._groups: Groups | None = None
+        self._sent: tuple[Pending, torch.Tensor] | None = None
+
+    def begin_generation(self, groups: Groups | None) -> None:
+        """Other ranks: which buffers forward changes is to be learned with them."""
+        self._groups = groups if groups is not None and groups.world_size > 1 else None
+        self._live = []
 
     def keep(self) -> None:
         """A step begins: remember the values."""
-        self._kept = {name: buffer.detach().clone() for name, buffer in self._model.named_buffers()}
+        self._sent = None
+        self._kept = {name: self._now(name).detach().clone() for name in self._at}
+
+    @property
+    def kept(self) -> list[torch.Tensor]:
+        """The values from before the step, equal on all ranks, in the order of their names."""
+        return [self._kept[name] for name in sorted(self._kept)]
 
     def restore(self) -> None:
         """The step was interrupted: as if it had not begun."""
         with torch.no_grad():
-            for name, buffer in self._model.named_buffers():
-                if name in self._kept:
+            for name, (module, key) in self._at.items():
+                buffer = module._buffers[key]
+                if buffer is not None and buffer.shape == self._kept[name].shape:
                     buffer.copy_(self._kept[name])
 
-    def changed(self) -> bool:
-        """Return whether forward changed any on this rank."""
-        return self.name_of_changed() is not None
+    def changed(self) -> list[str]:
+        """Return the names of those that forward changed on this rank and that are not averaged in each step.
 
-    def name_of_changed(self) -> str | None:
-        """Return the name of the first that forward changed, or None."""
-        for name, buffer in self._model.named_buffers():
-            kept = self._kept.get(name)
-            if kept is not None and not torch.equal(_bytes(kept), _bytes(buffer)):
-                return name
-        return None
-
-    def average(self, groups: Groups | None, ran: list[int], *, exact: bool) -> None:
-        """Make all ranks' values equal. Every rank calls it when any rank's have changed. Raises what `Groups.failed` says.
-
-        ran: the ranks whose share is not empty. The others' values are those from before the step, and count for nothing.
+        Raises UsageError for one that has another shape than before, or that was not there: a copy would not fit.
         """
-        if groups is None or groups.world_size == 1 or exact:
-            return
+        names = [name for name in self._at if name not in self._live]
+        if not self._live:  # once in a generation is often enough to see what is new
+            self._check_shapes()
+        return [name for name in names if not torch.equal(_bytes(self._kept[name]), _bytes(self._now(name)))]
+
+    def launch(self) -> None:
+        """Start to gather those that are averaged in each step. Raises what `Groups.failed` says."""
+        if self._groups is not None and self._live:
+            self._sent = self._gather(self._live)
+
+    def wait(self, ran: Sequence[int]) -> None:
+        """Wait for what `launch` started, and average it. `ran`: the ranks whose share is not empty; the others' values are
+        those from before the step, and count for nothing."""
+        if self._sent is not None:
+            (pending, gathered), self._sent = self._sent, None
+            self._average(self._live, pending, gathered, ran)
+
+    def average_changed(self, ran: Sequence[int]) -> None:
+        """Average also what forward changed on any rank for the first time, now and in every further step of the
+        generation. Every rank calls it. Raises what `Groups.failed` says."""
+        assert self._groups is not None
+        names = sorted(set(self._at) - set(self._live))
+        mine = torch.zeros(len(names), dtype=torch.uint8)
+        changed = set(self.changed())
+        for i, name in enumerate(names):
+            mine[i] = name in changed
+        theirs = torch.zeros(self._groups.world_size, len(names), dtype=torch.uint8)
+        self._groups.wait([self._groups.launch("_allgather_base", theirs.view(-1), mine, control=True)])
+        new = [name for name, any_ in zip(names, theirs.amax(0).tolist()) if any_]
+        self._average(new, *self._gather(new), ran)
+        self._live += new
+
+    def _gather(self, names: list[str]) -> tuple[Pending, torch.Tensor]:
+        # As bytes: a backend knows only some types.
+        assert self._groups is not None
+        mine = torch.cat([_bytes(self._now(name)).to(self._groups.device) for name in names])
+        gathered = torch.empty((self._groups.world_size, len(mine)), dtype=torch.uint8, device=mine.device)
+        return self._groups.launch("_allgather_base", gathered.view(-1), mine), gathered
+
+    def _average(self, names: list[str], pending: Pending, gathered: torch.Tensor, ran: Sequence[int]) -> None:
+        assert self._groups is not None
+        self._groups.wait([pending])
+        # Reduced in rank order here, so that the result has the same bits everywhere.
+        values = gathered if len(ran) == self._groups.world_size else gathered[list(ran)]
+        low = 0
         with torch.no_grad():
-            for _, buffer in sorted(self._model.named_buffers()):
-                whole = not (buffer.is_floating_point() or buffer.is_complex())
-                gathered = torch.empty((groups.world_size, *buffer.shape), dtype=buffer.dtype, device=buffer.device)
-                # Gathered and reduced in rank order here, so that the result has the same bits everywhere. As bytes: a backend
-                # knows only some types.
-                groups.wait([groups.launch("_allgather_base", _bytes(gathered), _bytes(buffer))])
-                values = gathered if len(ran) == groups.world_size else gathered[ran]
+            for name in names:
+                buffer = self._now(name)
+                high = low + buffer.numel() * buffer.element_size()
+                mine = values[:, low:high].clone().view(buffer.dtype).view(len(values), *buffer.shape)
+                low = high
                 # Torch reduces neither unsigned integers nor floats of one byte.
-                if whole:
-                    buffer.copy_(values.to(torch.int64).amax(0))
+                if not (buffer.is_floating_point() or buffer.is_complex()):
+                    buffer.copy_(mine.to(torch.int64).amax(0))
                 else:
-                    buffer.copy_((values.float() if buffer.itemsize == 1 else values).mean(0))
+                    buffer.copy_((mine.float() if buffer.itemsize == 1 else mine).mean(0))
+
+    def _now(self, name: str) -> torch.Tensor:
+        module, key = self._at[name]
+        buffer = module._buffers[key]
+        if buffer is None:
+            raise UsageError(f"Buffer {name} was set to None in a step. Keep it a tensor: it is a part of the state.")
+        return buffer
+
+    def _check_shapes(self) -> None:
+        for name in _places(self._model):
+            kept = self._kept.get(name)
+            if kept is None or kept.shape != self._now(name).shape:
+                became = (
+                    "was made"
+                    if kept is None
+                    else f"went from shape {list(kept.shape)} to {list(self._now(name).shape)}"
+                )
+                raise UsageError(
+                    f"Buffer {name} {became} in a step, and is a part of the state: a worker that joins could not load it. "
+                    "Make it in __init__ with its last shape, or register it with persistent=False if it is a cache."
+                )
+
+
+def _places(model: torch.nn.Module) -> dict[str, tuple[torch.nn.Module, str]]:
+    """Return the module and the name in it of each persistent buffer, by its full name."""
+    return {
+        f"{prefix}.{key}" if prefix else key: (module, key)
+        for prefix, module in model.named_modules()
+        for key, buffer in module._buffers.items()
+        if buffer is not None and key not in module._non_persistent_buffers_set
+    }
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:

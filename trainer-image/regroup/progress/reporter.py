@@ -45,8 +45,6 @@ class Reporter:
         self._pace = Pace()
         self._attempts = Attempts()
         self._generation = 0
-        self._last: tuple[int, float] | None = None
-        """The last step that this process committed, and its loss."""
 
     def begin_generation(self, generation: int, adopted_s: float) -> None:
         """Adoption was complete at `adopted_s`, monotonic seconds."""
@@ -73,7 +71,6 @@ class Reporter:
     ) -> None:
         """A step was committed; all ranks are certain to hold `reportable` steps (rule ACK). `total`: the script asks for.
         `waited_s`: seconds that were waited for other ranks in this generation, in all. `empty`: the share was."""
-        self._last = step, loss
         first_step_ms = self._pace.committed(time.monotonic(), waited_s)
         if first_step_ms is None:
             self._send(step, reportable, total, loss=loss, empty=empty)
@@ -82,9 +79,8 @@ class Reporter:
         self._send(step, reportable, total, loss=loss, first_step_ms=first_step_ms, steps_redone=redone, empty=empty)
         self._attempts.told(step - 1)
 
-    def finished(self, step: int) -> None:
+    def finished(self, step: int, loss: float | None) -> None:
         """The last step is committed on all ranks. Its loss is said again: a step without one had a loss that is no number."""
-        loss = self._last[1] if self._last is not None and self._last[0] == step else None
         self._send(step, step, step, loss=loss)
         if self._watcher is not None:
             self._watcher.send(local.FinishedLocally(self._generation, step))

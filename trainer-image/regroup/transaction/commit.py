@@ -1,157 +1,180 @@
 """The commit of a step: everything is reduced, checked and applied on every rank, or nothing is on this one.
 
-Owns the one header collective of a step and what follows from it (rules CUTALL, QUOTA, ACK). Ranks may end up one commit
-apart when one dies in between; adoption brings them together.
+Owns the rows of a step and what follows from them (rules CUTALL, QUOTA, ACK). The order is reduce, gather rows, verify, apply:
+all that communicates comes before the last rows, so from then on nothing but this process's own end can come between. Ranks
+may end up one commit apart when one dies in between; adoption brings them together.
 """
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
+from regroup.data import SamplePlan
 from regroup.errors import DivergedError, GenerationChanged, GroupBroken, SampleError, UsageError
 from regroup.generation.groups import Groups
-from regroup.parallel.buffers import Buffers
-from regroup.parallel.reducer import parameter_hash
+from regroup.generation.membership import Membership
+from regroup.parallel.strategy import Share, Strategy
 from regroup.protocol.state import StatePair
+from regroup.state.training import CommitRecord, TrainingState
 
 from .header import WIDTH, Header, Row
+from .hooks import Hooks, refuse_collectives
 
-if TYPE_CHECKING:
-    from regroup.job import Job
-    from regroup.step import Step
-
-COMPARED_STEPS = 100
-"""Parameters are compared across ranks in this many first steps of a generation."""
+_MAX_ROUNDS = 4
+"""Of rows in one commit. A strategy has all that it needs after two; more would be a defect of ours."""
 
 
 class Committer:
     """Begins and commits the steps of one job. `num_committed` counts those of the current generation."""
 
-    def __init__(self, job: "Job", buffers: Buffers) -> None:
+    def __init__(
+        self,
+        membership: Membership,
+        strategy: Strategy,
+        state: TrainingState,
+        plan: SamplePlan,
+        on_commit: Callable[[CommitRecord, Header, bool], None],
+    ) -> None:
+        """`on_commit(record, header, empty)` is what `announce` calls. `empty`: this rank's share was."""
         self.num_committed = 0
-        self._job = job
-        self._buffers = buffers
-        self._step: Step | None = None
+        self.total = 0
+        """Number of steps that the script asks for."""
+        self.membership, self.strategy, self.plan = membership, strategy, plan
+        self._state = state
+        self._on_commit = on_commit
+        self._hooks = Hooks(state)
+        self._is_open = False
+        self._announced: tuple[CommitRecord, Header, bool] | None = None
 
     @property
     def in_step(self) -> bool:
         """True inside the block of a step that is not committed yet."""
-        return self._step is not None and not self._step.committed
+        return self._is_open
 
-    def begin(self, step: "Step") -> None:
-        """The step's block is entered."""
-        self._step = step
-        self._job.begin_step(step)
-        self._buffers.keep()
+    def begin_generation(self) -> None:
+        """Other ranks, from here on."""
+        self.num_committed = 0
+        self.strategy.begin_generation(self.membership.groups)
+
+    def begin(self) -> None:
+        """A step's block is entered."""
+        self._is_open = True
+        self.strategy.begin_step()
 
     def end(self) -> None:
         """The step's block is left, one way or another."""
-        self._step = None
+        self._is_open = False
 
     def check(self) -> None:
         """Raise GenerationChanged once the groups must be left."""
-        if self._job.regrouper is not None:
-            self._job.regrouper.check()
+        self.membership.check()
 
-    def interrupted(self, step: "Step", error: BaseException) -> bool:
+    def interrupted(self, error: BaseException, *, committed: bool) -> bool:
         """Return whether `error` ended the block because of a membership change; then the same step comes again."""
-        if self._job.regrouper is None or not self._job.regrouper.explains(error):
+        if not self.membership.explains(error):
             return False
-        step.interrupted = True
-        if not step.committed:
-            self._buffers.restore()
+        if not committed:
+            self.strategy.undo()
         return True
 
     def commit(
         self,
-        step: "Step",
+        share: Share,
         before: Sequence[Callable[[], Any]],
         after: Sequence[Callable[[], Any]],
         max_norm: float | None,
-    ) -> None:
-        """Commit on this rank. Raises GenerationChanged or BackendError: nothing was applied."""
+    ) -> CommitRecord:
+        """Commit on this rank; `announce` comes next. Raises GenerationChanged or BackendError: nothing was applied."""
         self.check()
-        job, groups = self._job, self._job.groups
-        row = Row(
-            step=step.index,
-            loss_sum=sum(step.loss_sums.values()),
-            weight=sum(step.weights.values()),
-            knows_newer=job.knows_newer(),
-            sample_hash=step.sample_hash,
-            snapshotted=step.index,
-            total=job.total or 0,
-            parameter_hash=parameter_hash(job.model.parameters()) if self._compares(groups) else 0,
-            buffers_changed=self._buffers.changed(),
-        )
+        self._hooks.check((*before, *after))
         try:
-            job.reducer.launch(groups)
-            header = exchange(groups, row, job.reducer.wait)
-            self._verify(step, header)
-            loss_sum, weight = job.reducer.totals(header, step.loss_sums, step.weights, groups)
-            if header.buffers_changed:
-                ran = [rank for rank, share in enumerate(job.plan.shares(job.world_size)) if share]
-                self._buffers.average(groups, ran, exact=job.exact)
+            header = self._reduce_and_gather(share)
+            loss_sum, weight = self.strategy.totals() or (header.loss_sum, header.weight)
         except GroupBroken as error:
-            job.leave(error)
+            self.membership.leave(error)
             raise GenerationChanged(str(error)) from error
-        self._apply(step, weight, before, after, max_norm)
-        step.loss = loss_sum / weight
+        record = self._apply(share, loss_sum, weight, before, after, max_norm)
         self.num_committed += 1
-        job.committed(step, header)
+        self._is_open = False
+        self._announced = record, header, not share.weights
+        return record
 
-    def _compares(self, groups: Groups | None) -> bool:
-        return groups is not None and groups.world_size > 1 and self.num_committed < COMPARED_STEPS
+    def announce(self) -> None:
+        """The step knows that it is committed: tell the rest of the session."""
+        assert self._announced is not None
+        self._on_commit(*self._announced)
 
-    def _verify(self, step: "Step", header: Header) -> None:
+    def _reduce_and_gather(self, share: Share) -> Header:
+        """Return the last rows: every rank has them, or this one raises and nothing was applied."""
+        groups, strategy = self.membership.groups, self.strategy
+        strategy.launch(share)
+        header = exchange(groups, self._row(share), strategy.wait)
+        for _ in range(_MAX_ROUNDS):
+            self._verify(share, header)
+            if not strategy.settle(header.words):
+                return header
+            header = exchange(groups, self._row(share))
+        raise AssertionError(f"step {share.index}: the ranks' words never settle: {header.words}")
+
+    def _row(self, share: Share) -> Row:
+        return Row(
+            step=share.index,
+            loss_sum=sum(share.loss_sums.values()),
+            weight=sum(share.weights.values()),
+            knows_newer=self.membership.knows_newer(),
+            sample_hash=share.sample_hash,
+            snapshotted=share.index,
+            total=self.total,
+            word=self.strategy.word(),
+        )
+
+    def _verify(self, share: Share, header: Header) -> None:
         """Raise rather than commit what is not this step, everywhere (rule QUOTA). The same on all ranks."""
         problem = header.disagreement()
         if problem is not None:
             raise DivergedError(problem)
-        if header.sample_hash != self._job.plan.expected_hash(step.index):
+        if header.sample_hash != self.plan.expected_hash(share.index):
             raise SampleError(
-                f"Step {step.index} was not committed: the ranks' samples are not the step's {self._job.plan.global_batch}. "
+                f"Step {share.index} was not committed: the ranks' samples are not the step's {self.plan.global_batch}. "
                 "Call step.backward() once for every batch of step.microbatches()."
             )
         if not header.weight > 0:
-            raise UsageError(f"Step {step.index} has a total weight of {header.weight:g}; it must be greater than 0.")
-        if header.buffers_changed and self._job.exact:
-            name = self._buffers.name_of_changed() or "on another rank"
-            raise UsageError(
-                f'reduction="exact" refuses buffers that change in forward ({name}), because '
-                'their value depends on the world size. Use reduction="fast", or a layer without running statistics.'
-            )
+            raise UsageError(f"Step {share.index} has a total weight of {header.weight:g}; it must be greater than 0.")
 
     def _apply(
         self,
-        step: "Step",
+        share: Share,
+        loss_sum: float,
         weight: float,
         before: Sequence[Callable[[], Any]],
         after: Sequence[Callable[[], Any]],
         max_norm: float | None,
-    ) -> None:
+    ) -> CommitRecord:
         """Everything that changes the state. An exception in here leaves it without a name: nobody copies it."""
-        job = self._job
-        with job.state.changing():
-            job.reducer.scale(weight)
+        norm: torch.Tensor | None = None
+        with self._state.changing(), refuse_collectives(self.membership.groups, watch=self.num_committed == 0):
+            self.strategy.scale(weight)
             if max_norm is not None:
-                torch.nn.utils.clip_grad_norm_(job.model.parameters(), max_norm)
+                norm = self.strategy.clip(max_norm)
             for hook in before:
                 hook()
-            job.optimizer.step()
+            self._state.optimizer.step()
             for hook in after:
                 hook()
-        job.state.named(StatePair(job.generation, step.index + 1), job.generation)
-        step.committed = True
+        generation = self.membership.generation
+        record = CommitRecord(StatePair(generation, share.index + 1), loss_sum / weight, weight, norm)
+        self._state.committed(record, generation)
+        return record
 
 
-def exchange(groups: Groups | None, row: Row, meanwhile: Callable[[Groups | None], None] | None = None) -> Header:
+def exchange(groups: Groups | None, row: Row, meanwhile: Callable[[], None] | None = None) -> Header:
     """Gather one row of every rank; all ranks call it. Raises what `Groups.failed` says.
 
     `meanwhile` is waited for before the rows are."""
     if groups is None or groups.world_size == 1:
         if meanwhile is not None:
-            meanwhile(groups)
+            meanwhile()
         if groups is not None:
             groups.check()
         return Header((row,))
@@ -159,6 +182,6 @@ def exchange(groups: Groups | None, row: Row, meanwhile: Callable[[Groups | None
     rows = torch.zeros(groups.world_size * WIDTH, dtype=torch.int64)
     work = groups.launch("_allgather_base", rows, mine, control=True)
     if meanwhile is not None:
-        meanwhile(groups)
+        meanwhile()
     groups.wait([work])
     return Header(tuple(Row.unpack(values) for values in rows.view(-1, WIDTH).tolist()))

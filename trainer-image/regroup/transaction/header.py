@@ -8,7 +8,9 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-WIDTH = 8
+from regroup.parallel.strategy import NO_WORD, Word
+
+WIDTH = 10
 _MASK = (1 << 64) - 1
 
 
@@ -27,24 +29,25 @@ class Row:
     """Newest step that it would still have after a crash of its process (rule ACK)."""
     total: int = 0
     """Number of steps that its script asks for."""
-    parameter_hash: int = 0
-    """0: not compared in this step."""
-    buffers_changed: bool = False
+    word: Word = NO_WORD
+    """Its strategy's."""
 
     def pack(self) -> list[int]:
         """Return WIDTH signed 64-bit integers."""
-        flags = self.knows_newer | self.buffers_changed << 1
-        values = (
+        word = self.word
+        flags = self.knows_newer | word.changed << 1 | word.late << 2
+        return [
             self.step,
             _float_bits(self.loss_sum),
             _float_bits(self.weight),
             _signed(self.sample_hash),
             self.snapshotted,
-            _signed(self.parameter_hash),
+            _signed(word.parameters),
             flags,
             self.total,
-        )
-        return [*values, *(0 for _ in range(WIDTH - len(values)))]
+            _signed(word.settings),
+            _signed(word.unused),
+        ]
 
     @classmethod
     def unpack(cls, values: Sequence[int]) -> "Row":
@@ -55,10 +58,15 @@ class Row:
             weight=_float(values[2]),
             sample_hash=values[3] & _MASK,
             snapshotted=values[4],
-            parameter_hash=values[5] & _MASK,
             total=values[7],
             knows_newer=bool(flags & 1),
-            buffers_changed=bool(flags & 2),
+            word=Word(
+                parameters=values[5] & _MASK,
+                settings=values[8] & _MASK,
+                unused=values[9] & _MASK,
+                changed=bool(flags & 2),
+                late=bool(flags & 4),
+            ),
         )
 
 
@@ -90,8 +98,8 @@ class Header:
         return min(row.snapshotted for row in self.rows)
 
     @property
-    def buffers_changed(self) -> bool:
-        return any(row.buffers_changed for row in self.rows)
+    def words(self) -> tuple[Word, ...]:
+        return tuple(row.word for row in self.rows)
 
     def disagreement(self) -> str | None:
         """Return one sentence when the ranks are not in one state, else None."""
@@ -104,13 +112,25 @@ class Header:
                 f"Ranks ask for different numbers of steps ({', '.join(map(str, sorted(totals)))}). "
                 "Pass the same number to job.steps() in all workers."
             )
-        odd = [rank for rank, row in enumerate(self.rows) if row.parameter_hash != self.rows[0].parameter_hash]
+        first = self.rows[0].word
+        odd = [rank for rank, row in enumerate(self.rows) if row.word.settings != first.settings]
         if odd:
             return (
-                f"Parameters before step {self.rows[0].step} differ between rank 0 and rank {', '.join(map(str, odd))}: "
+                f"The optimizer's settings before step {self.rows[0].step} (learning rates and the like) differ between rank 0 "
+                f"and rank {_listed(odd)}. A scheduler belongs in the `state` of regroup.session(), and is stepped on all "
+                "ranks: by step.commit(after=[scheduler.step])."
+            )
+        odd = [rank for rank, row in enumerate(self.rows) if row.word.parameters != first.parameters]
+        if odd:
+            return (
+                f"Parameters or buffers before step {self.rows[0].step} differ between rank 0 and rank {_listed(odd)}: "
                 "something outside `step.commit` changed them on some ranks only."
             )
         return None
+
+
+def _listed(ranks: Sequence[int]) -> str:
+    return ", ".join(map(str, ranks))
 
 
 def _signed(value: int) -> int:

@@ -1,0 +1,93 @@
+"""Ranks as threads of one process: what `Groups` does for a strategy, with tensors that are really exchanged."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+import torch
+
+from regroup.generation.groups import Groups
+
+T = TypeVar("T")
+_TIMEOUT_S = 20.0
+
+
+class _Done:
+    def is_completed(self) -> bool:
+        return True
+
+
+class _Sent:
+    work = _Done()
+
+
+class Ranks:
+    """`run` calls a function for each rank at once, with groups in which the others are."""
+
+    def __init__(self, world_size: int) -> None:
+        self._world_size = world_size
+        self._barrier = threading.Barrier(world_size, timeout=_TIMEOUT_S)
+        self._parts: list[Any] = [None] * world_size
+        self.calls: list[str] = []
+        """Collectives that rank 0 took part in."""
+
+    def run(self, what: Callable[[Groups], T]) -> list[T]:
+        """Return what each rank returned. Raises what the first one raised, once all have ended."""
+        results: list[Any] = [None] * self._world_size
+        errors: list[BaseException] = []
+
+        def one(rank: int) -> None:
+            try:
+                results[rank] = what(cast(Groups, _Rank(self, rank, self._world_size)))
+            except BaseException as error:
+                errors.append(error)
+                self._barrier.abort()
+
+        threads = [threading.Thread(target=one, args=(rank,)) for rank in range(self._world_size)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(_TIMEOUT_S)
+        errors.sort(key=lambda error: isinstance(error, threading.BrokenBarrierError))
+        if errors:
+            raise errors[0]
+        return results
+
+    def exchange(self, rank: int, part: Any) -> list[Any]:
+        self._barrier.wait()
+        self._parts[rank] = part
+        self._barrier.wait()
+        return list(self._parts)
+
+
+class _Rank:
+    generation = 1
+    device = torch.device("cpu")
+
+    def __init__(self, ranks: Ranks, rank: int, world_size: int) -> None:
+        self._ranks, self.rank, self.world_size = ranks, rank, world_size
+
+    def launch(self, method: str, *arguments: Any, control: bool = False) -> _Sent:
+        del control
+        if self.rank == 0:
+            self._ranks.calls.append(method)
+        if method == "allreduce":
+            ((tensor,),) = arguments
+            parts = self._ranks.exchange(self.rank, (method, tensor.clone()))
+            assert {name for name, _ in parts} == {method}, parts
+            tensor.copy_(torch.stack([part for _, part in parts]).sum(0))
+        else:
+            assert method == "_allgather_base"
+            output, mine = arguments
+            parts = self._ranks.exchange(self.rank, (method, mine.clone()))
+            assert {name for name, _ in parts} == {method}, parts
+            output.copy_(torch.cat([part for _, part in parts]))
+        return _Sent()
+
+    def wait(self, pending: Any) -> None:
+        del pending
+
+    def check(self) -> None:
+        pass

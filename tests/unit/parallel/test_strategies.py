@@ -1,0 +1,187 @@
+"""What a strategy makes of the gradients of several ranks: the sum over all of them, whoever got which, and when."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import pytest
+import torch
+from torch.utils.checkpoint import checkpoint
+
+from regroup.data import SamplePlan
+from regroup.generation.groups import Groups
+from regroup.parallel import gradients
+from regroup.parallel.ddp import DataParallel
+from regroup.parallel.exact import Exact
+from regroup.parallel.strategy import Share, Strategy, Word
+from regroup.transaction.commit import exchange
+from regroup.transaction.header import Row
+from tests.unit.parallel.ranks import Ranks
+
+Loss = Callable[[torch.nn.Module, torch.Tensor], torch.Tensor]
+VIRTUAL_WORKERS = 4
+BATCH = [torch.full((2, 3), float(v + 1)) for v in range(VIRTUAL_WORKERS)]
+
+
+@dataclass
+class Outcome:
+    """What one rank has after some steps: gradients by name, and how often rows were gathered in each step."""
+
+    gradients: list[dict[str, torch.Tensor | None]] = field(default_factory=list)
+    rounds: list[int] = field(default_factory=list)
+
+
+def train(
+    kind: type[DataParallel] | type[Exact],
+    make: Callable[[], torch.nn.Module],
+    loss: Loss,
+    groups: Groups | None,
+    *,
+    steps: int = 1,
+    after_backward: Callable[[torch.nn.Module, int], None] | None = None,
+) -> Outcome:
+    """Run steps of a strategy as `Committer` does, without an optimizer."""
+    model = make()
+    own = torch.Generator().manual_seed(5)  # the process's is shared with the other ranks, and checkpoints set it
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=own) / 2)
+    plan = SamplePlan(0, 64, 2 * VIRTUAL_WORKERS, 2, VIRTUAL_WORKERS)
+    strategy: Strategy = kind(model, torch.optim.SGD(model.parameters(), lr=0.1), plan)
+    strategy.begin_generation(groups)
+    rank, world_size = (groups.rank, groups.world_size) if groups is not None else (0, 1)
+    outcome = Outcome()
+    for index in range(steps):
+        strategy.begin_step()
+        mine = plan.share(rank, world_size)
+        share = Share(index)
+        for v in mine:
+            value = loss(model, BATCH[v])
+            strategy.backward(v, value, last=v == mine[-1])
+            share.loss_sums[v], share.weights[v] = float(value.detach()), 2.0
+        if after_backward is not None:
+            after_backward(model, rank)
+        strategy.launch(share)
+        words = gather(groups, strategy, strategy.wait)
+        rounds = 1
+        while strategy.settle(words):
+            words = gather(groups, strategy)
+            rounds += 1
+        strategy.scale(1.0)
+        named = model.named_parameters()
+        outcome.gradients.append({name: None if p.grad is None else p.grad.clone() for name, p in named})
+        outcome.rounds.append(rounds)
+    strategy.close()
+    return outcome
+
+
+def gather(groups: Groups | None, strategy: Strategy, meanwhile: Callable[[], None] | None = None) -> tuple[Word, ...]:
+    row = Row(0, 0.0, 1.0, knows_newer=False, sample_hash=0, snapshotted=0, word=strategy.word())
+    return exchange(groups, row, meanwhile).words
+
+
+def assert_same(got: dict[str, torch.Tensor | None], want: dict[str, torch.Tensor | None]) -> None:
+    assert got.keys() == want.keys()
+    for name, gradient in want.items():
+        mine = got[name]
+        assert (mine is None) == (gradient is None), name
+        if gradient is not None:
+            torch.testing.assert_close(cast(torch.Tensor, mine), gradient)
+
+
+class Chain(torch.nn.Module):
+    """Four layers, each a bucket of its own; the second is used twice where `twice` says so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = torch.nn.ModuleList(torch.nn.Linear(3, 3) for _ in range(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+def plain(model: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
+    return cast(torch.Tensor, model(x).pow(2).sum())
+
+
+def shared_in_checkpoints(model: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
+    """A layer that is computed again in two re-entrant checkpoints: its gradient comes in two parts."""
+    layers = cast(Any, model).layers
+    x = layers[0](x)
+    x = checkpoint(layers[3], x, use_reentrant=True)
+    x = layers[1](x)
+    x = checkpoint(layers[3], x, use_reentrant=True)
+    return cast(torch.Tensor, layers[2](x).pow(2).sum())
+
+
+def second_backward(model: torch.nn.Module, rank: int) -> None:
+    if rank == 0:  # on one rank only, after its share: it belongs to the sum all the same
+        (0.5 * cast(Any, model).layers[3].weight.pow(2).sum()).backward()
+
+
+def some_unused(model: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
+    """Layer 3 is used nowhere, layer 2 by the last virtual worker only."""
+    layers = cast(Any, model).layers
+    is_last = torch.equal(x, BATCH[-1])
+    x = layers[1](layers[0](x))
+    if is_last:
+        x = layers[2](x)
+    return x.pow(2).sum()
+
+
+@pytest.fixture(autouse=True)
+def one_bucket_a_layer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gradients, "BUCKET_BYTES", 50)
+
+
+CASES = [
+    pytest.param(plain, None, [1, 1, 1], id="plain"),
+    pytest.param(shared_in_checkpoints, None, [2, 2, 2], id="a shared layer in re-entrant checkpoints"),
+    pytest.param(plain, second_backward, [2, 2, 2], id="a second backward on one rank"),
+    pytest.param(some_unused, None, [2, 2, 2], id="unused on all ranks, and on one"),
+]
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 4])
+@pytest.mark.parametrize(("loss", "after_backward", "rounds"), CASES)
+def test_sum_is_that_of_one_process(
+    loss: Loss, after_backward: Callable[[torch.nn.Module, int], None] | None, rounds: list[int], world_size: int
+) -> None:
+    want = train(DataParallel, Chain, loss, None, steps=3, after_backward=after_backward)
+    ranks = Ranks(world_size)
+    outcomes = ranks.run(lambda g: train(DataParallel, Chain, loss, g, steps=3, after_backward=after_backward))
+    for outcome in outcomes:
+        for got, wanted in zip(outcome.gradients, want.gradients):
+            assert_same(got, wanted)
+        assert outcome.rounds == rounds
+    if loss is plain and after_backward is None:
+        assert set(ranks.calls) == {"allreduce", "_allgather_base"}
+
+
+@pytest.mark.parametrize("loss", [plain, shared_in_checkpoints, some_unused])
+def test_exact_alone_leaves_the_same_parameters_without_a_gradient(loss: Loss) -> None:
+    fast, exact = (train(kind, Chain, loss, None) for kind in (DataParallel, Exact))
+    torch.use_deterministic_algorithms(False)
+    assert_same(exact.gradients[0], fast.gradients[0])
+
+
+def test_a_parameter_without_a_gradient_does_not_hold_back_the_others() -> None:
+    """Layer 3 is in the first bucket; without it in the second step all others are sent while backward runs."""
+    sent: list[int] = []
+
+    def note(_model: torch.nn.Module, rank: int) -> None:
+        if rank == 0:
+            sent.append(ranks.calls.count("allreduce"))
+
+    ranks = Ranks(2)
+
+    def unused(model: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
+        layers = cast(Any, model).layers
+        return cast(torch.Tensor, layers[2](layers[1](layers[0](x))).pow(2).sum())
+
+    ranks.run(lambda g: train(DataParallel, Chain, unused, g, steps=2, after_backward=note))
+    assert sent == [0, 4 + 4], "first step: the first bucket is waited for; second: all are on their way"

@@ -1,0 +1,110 @@
+"""What a commit's hooks may be: bound to what is in the state, and local."""
+
+from __future__ import annotations
+
+import functools
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch
+from torch._C._distributed_c10d import HashStore, PrefixStore, ProcessGroup, ProcessGroupGloo
+from torch.optim.lr_scheduler import LinearLR, SequentialLR, StepLR
+
+from regroup.errors import UsageError
+from regroup.state.training import TrainingState
+from regroup.transaction.hooks import Hooks, refuse_collectives
+
+
+class Trainer:
+    """A script's own object: it has a scheduler, and a state."""
+
+    def __init__(self, schedule: Any) -> None:
+        self.parts = {"schedule": [schedule]}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"schedule": self.parts["schedule"][0].state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.parts["schedule"][0].load_state_dict(state["schedule"])
+
+    def on_step(self) -> None:
+        self.parts["schedule"][0].step()
+
+
+def parts() -> tuple[torch.nn.Module, torch.optim.Optimizer, StepLR]:
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    return model, optimizer, StepLR(optimizer, 1)
+
+
+def test_scheduler_in_no_state_is_refused_by_name() -> None:
+    model, optimizer, schedule = parts()
+    hooks = Hooks(TrainingState(model, optimizer, {}))
+    for hook in (schedule.step, functools.partial(schedule.step), lambda: schedule.step()):
+        with pytest.raises(UsageError, match=r'changes a StepLR .* state={"steplr": ...}'):
+            hooks.check([hook])
+    averaged = torch.optim.swa_utils.AveragedModel(model)
+    with pytest.raises(UsageError, match="AveragedModel"):
+        hooks.check([functools.partial(averaged.update_parameters, model)])
+
+
+def test_what_is_in_the_state_is_taken_wherever_it_is() -> None:
+    model, optimizer, schedule = parts()
+    outer = SequentialLR(optimizer, [LinearLR(optimizer), StepLR(optimizer, 1)], [5])
+    trainer = Trainer(schedule)
+    hooks = Hooks(TrainingState(model, optimizer, {"trainer": trainer, "outer": outer}))
+    count: list[int] = []
+    hooks.check(
+        [
+            schedule.step,
+            trainer.on_step,
+            lambda: schedule.step(),
+            outer._schedulers[0].step,
+            model[1].train,  # type: ignore[index]
+            optimizer.zero_grad,
+            functools.partial(count.append, 1),
+            lambda: count.append(2),
+            print,
+        ]
+    )
+
+
+class Group:
+    is_applying = False
+
+
+@pytest.mark.parametrize("watch", [True, False])
+def test_our_own_collectives_know_that_a_commit_is_applied(watch: bool) -> None:
+    group: Any = Group()
+    with refuse_collectives(group, watch=watch):
+        assert group.is_applying
+    assert not group.is_applying
+    with pytest.raises(ZeroDivisionError), refuse_collectives(group, watch=watch):
+        raise ZeroDivisionError
+    assert not group.is_applying
+
+
+def test_collective_of_torchs_own_is_refused_in_a_commit() -> None:
+    store = PrefixStore("test", HashStore())
+    group = ProcessGroup(store, 0, 1)
+    gloo = ProcessGroupGloo(store, 0, 1, timedelta(seconds=10))
+    group._register_backend(torch.device("cpu"), ProcessGroup.BackendType.GLOO, gloo)
+    group._set_default_backend(ProcessGroup.BackendType.GLOO)
+    tensor, model = torch.ones(2), torch.nn.Linear(2, 2)
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    model(torch.ones(2)).sum().backward()
+    with refuse_collectives(None, watch=True):
+        optimizer.step()
+        with pytest.raises(UsageError, match=r"calls a collective \(allreduce_"):
+            group.allreduce([tensor]).wait()
+    group.allreduce([tensor]).wait()
+    assert tensor.tolist() == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("name", ["ZeroRedundancyOptimizer", "PostLocalSGDOptimizer"])
+def test_optimizer_that_communicates_is_refused(name: str) -> None:
+    model, optimizer, _ = parts()
+    communicating = type(name, (type(optimizer),), {})(model.parameters(), lr=0.1)
+    with pytest.raises(UsageError, match=f"optimizer is a {name}, whose step"):
+        TrainingState(model, communicating, {})

@@ -1,0 +1,187 @@
+"""What the rest of a session knows of its membership: who is in the generation, and how to get into the next one.
+
+`Regrouper` is the one under an agent; `Alone` that of plain `python`.
+"""
+
+import time
+from typing import Protocol
+
+from regroup.errors import GroupBroken
+from regroup.protocol.local import PruneLocally
+from regroup.state.durable import Durable, Origin
+
+from .adoption import Block
+from .groups import Gathering, Groups
+
+
+class Stopped(Exception):
+    """The agent said stop: `steps()` ends."""
+
+    def __init__(self, outcome: str) -> None:
+        super().__init__(outcome)
+        self.outcome = outcome
+
+
+class Membership(Protocol):
+    """This process's place in the newest generation. All methods are for the main thread."""
+
+    @property
+    def groups(self) -> Groups | None:
+        """The groups of the current generation; None in plain `python` and between generations."""
+        ...
+
+    @property
+    def gathering(self) -> Gathering | None:
+        """What every rank brought to the current generation; None in plain `python` and before the first."""
+        ...
+
+    @property
+    def generation(self) -> int:
+        """Number of the generation that was adopted last; 0 before the first."""
+        ...
+
+    @property
+    def rank(self) -> int:
+        """Index in that generation; -1 before the first, for a process that joins a running job."""
+        ...
+
+    @property
+    def world_size(self) -> int: ...
+
+    @property
+    def origin(self) -> Origin:
+        """That generation, for a checkpoint."""
+        ...
+
+    @property
+    def adopted_at_s(self) -> float:
+        """Monotonic time at which it was adopted."""
+        ...
+
+    @property
+    def rolled_back(self) -> bool:
+        """It continues from an older state than was reached before: a checkpoint is due before any report (rule CKPT)."""
+        ...
+
+    @property
+    def kept_own_state(self) -> bool:
+        """It continues from what this process held."""
+        ...
+
+    @property
+    def is_alone(self) -> bool:
+        """Plain `python`."""
+        ...
+
+    block: Block | None
+    """The block of the user's own collectives that this process is in (`Arrival.block`)."""
+    ended: bool
+    """This process, or one that it met, has left its loop: the job ends at the step that was adopted (`Arrival.ended`)."""
+
+    def ensure(self) -> bool:
+        """Be in the newest generation that must be followed; return whether it is another one than at the last call.
+
+        Blocks as long as there is none. Raises Stopped.
+        """
+        ...
+
+    def check(self) -> None:
+        """Raise GenerationChanged once the groups must be left."""
+        ...
+
+    def explains(self, error: BaseException) -> bool:
+        """Return whether `error` comes of a membership change; then the groups are left. Else it is the user's own."""
+        ...
+
+    def leave(self, error: GroupBroken) -> None:
+        """Leave the groups, which broke, and tell the agent why if no newer generation explains it."""
+        ...
+
+    def leave_at_cut(self) -> None:
+        """Leave healthy groups together with all other ranks (rule CUTALL)."""
+        ...
+
+    def knows_newer(self) -> bool:
+        """Whether a newer generation than the current one was heard of, planned or forced."""
+        ...
+
+    def must_leave(self) -> bool:
+        """Whether the current generation has to be left at once."""
+        ...
+
+    def take_prune(self) -> PruneLocally | None:
+        """Return the newest word on which checkpoints to keep, once."""
+        ...
+
+    def wait_end(self) -> str | None:
+        """The last step is committed: block until the job's end and return its outcome; None: a newer generation needs this
+        process first."""
+        ...
+
+    def close(self) -> None:
+        """The session has ended."""
+        ...
+
+
+class Alone:
+    """Plain `python`: a world of one without groups, which never changes."""
+
+    groups = None
+    gathering = None
+    rank = 0
+    world_size = 1
+    adopted_at_s = 0.0
+    rolled_back = False
+    kept_own_state = True
+    is_alone = True
+
+    def __init__(self, durable: Durable) -> None:
+        self.origin = Origin(0, "", 0, 0)
+        self.block: Block | None = None
+        self.ended = False
+        self._durable = durable
+
+    @property
+    def generation(self) -> int:
+        """See Membership: one more than that of the checkpoint that it continues from."""
+        return self.origin.generation
+
+    def ensure(self) -> bool:
+        """See Membership: continue from the checkpoint directory, where one is named."""
+        if self.generation > 0:
+            return False
+        self.origin = self._durable.continue_alone()
+        self.adopted_at_s = time.monotonic()
+        return True
+
+    def check(self) -> None:
+        """See Membership."""
+
+    def explains(self, error: BaseException) -> bool:  # noqa: ARG002
+        """See Membership: nothing ever changes."""
+        return False
+
+    def leave(self, error: GroupBroken) -> None:
+        """See Membership."""
+
+    def leave_at_cut(self) -> None:
+        """See Membership."""
+
+    def knows_newer(self) -> bool:
+        """See Membership."""
+        return False
+
+    def must_leave(self) -> bool:
+        """See Membership."""
+        return False
+
+    def take_prune(self) -> PruneLocally | None:
+        """See Membership: nobody deletes checkpoints but this process."""
+        return None
+
+    def wait_end(self) -> str | None:
+        """See Membership."""
+        return "Complete"
+
+    def close(self) -> None:
+        """See Membership."""

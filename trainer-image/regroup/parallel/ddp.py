@@ -1,0 +1,216 @@
+"""Data parallel, each rank a whole copy of the model: gradients are all-reduced in buckets while backward still runs.
+
+A bucket is sent as soon as backward has filled it, in one order on all ranks. From then on its parameters have no `.grad`, so
+what still comes (a layer whose checkpoint is computed again, a second backward) lands beside it and is summed afterwards. A
+parameter that got no gradient in the step before is not waited for.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from regroup.data import SamplePlan
+from regroup.generation.groups import Groups, Pending
+
+from .buffers import Buffers
+from .fingerprint import Fingerprint, settings_hash
+from .gradients import Bucket, Gradients, hash_of
+from .strategy import Guarantees, Share, Word
+
+
+class DataParallel:
+    """See `Strategy`: reduction="fast"."""
+
+    guarantees = Guarantees(same_bits_at_any_size=False, survivor_has_all=True)
+
+    def __init__(self, model: torch.nn.Module, optimizer: Any, plan: SamplePlan) -> None:
+        """Raises UsageError for a model without anything to train."""
+        self._gradients = Gradients(model, self._filled)
+        self._buffers = Buffers(model)
+        self._equal = Equal(model, optimizer, self._buffers)
+        self._plan = plan
+        self._groups: Groups | None = None
+        """None where there is nobody else."""
+        self._step = 0
+        self._armed = False
+        """The last backward runs: buckets are sent as they are filled."""
+        self._works: list[Pending] = []
+        self._num_sent = 0
+        self._open: list[set[int]] = []
+        """By bucket: parameters whose gradient is waited for."""
+        self._expected = bytes(len(self._gradients.parameters))
+        """Parameters that got a gradient in the step before: 1."""
+        self._late: dict[int, torch.Tensor] = {}
+        """Gradients that came after their bucket was sent, by parameter."""
+        self._agreed: bytes | None = None
+        """Parameters that got a gradient on any rank, once that is known for this step."""
+
+    def begin_generation(self, groups: Groups | None) -> None:
+        """See Strategy."""
+        self._groups = groups if groups is not None and groups.world_size > 1 else None
+        self._buffers.begin_generation(groups)
+        self._expected = bytes([1]) * len(self._gradients.parameters)
+
+    def begin_step(self) -> None:
+        """See Strategy."""
+        if not all(pending.work.is_completed() for pending in self._works):
+            for bucket in self._gradients.buckets:
+                bucket.renew()  # a thread of a group that has ended may still write into the old ones
+        self._armed, self._works, self._num_sent, self._late, self._agreed = False, [], 0, {}, None
+        self._gradients.begin()
+        self._buffers.keep()
+
+    def backward(self, v: int, loss_sum: torch.Tensor, *, last: bool) -> None:  # noqa: ARG002
+        """See Strategy."""
+        if last and self._groups is not None:
+            self._armed = True
+            self._open = [
+                {index for index in bucket.indices if self._expected[index]} for bucket in self._gradients.buckets
+            ]
+        loss_sum.backward()  # type: ignore[no-untyped-call]
+
+    def launch(self, share: Share) -> None:
+        """See Strategy."""
+        self._armed, self._step = False, share.index
+        buckets = self._gradients.buckets
+        if self._groups is None:
+            for bucket in buckets:
+                self._gradients.collect(bucket)
+            return
+        for bucket in buckets[: self._num_sent]:
+            for index, parameter in zip(bucket.indices, bucket.parameters):
+                if parameter.grad is not None:
+                    self._late[index] = parameter.grad
+        while self._num_sent < len(buckets):
+            self._send(buckets[self._num_sent])
+        self._buffers.launch()
+
+    def wait(self) -> None:
+        """See Strategy."""
+        if self._groups is None:
+            return
+        self._groups.wait(self._works)
+        self._works = []
+        for bucket in self._gradients.buckets:
+            bucket.attach()
+        self._buffers.wait(self._ran())
+
+    def word(self) -> Word:
+        """See Strategy."""
+        if self._groups is None:
+            return Word()
+        used = self._gradients.used if self._agreed is None else self._agreed
+        return self._equal.word(self._step)._replace(
+            unused=hash_of(used), late=bool(self._late), changed=bool(self._buffers.changed())
+        )
+
+    def settle(self, words: Sequence[Word]) -> bool:
+        """See Strategy."""
+        if self._groups is None:
+            self._agreed = self._gradients.used
+            return False
+        exchanged = False
+        if any(word.late for word in words):
+            self._sum_late(self._groups)
+            exchanged = True
+        if any(word.changed for word in words):
+            self._buffers.average_changed(self._ran())
+            exchanged = True
+        unused = {word.unused for word in words}
+        if 0 in unused:
+            self._agreed = bytes([1]) * len(self._gradients.parameters)  # one rank at least has used all
+        elif len(unused) > 1:
+            self._agreed = gathered_any(self._groups, self._gradients.used)
+            exchanged = True
+        elif self._agreed is None:
+            self._agreed = self._gradients.used
+        return exchanged
+
+    def totals(self) -> tuple[float, float] | None:
+        """See Strategy."""
+        return None
+
+    def scale(self, weight: float) -> None:
+        """See Strategy."""
+        assert self._agreed is not None
+        self._gradients.scale(weight, self._agreed)
+        self._expected = self._agreed
+
+    def clip(self, max_norm: float) -> torch.Tensor:
+        """See Strategy."""
+        return self._gradients.clip(max_norm)
+
+    def undo(self) -> None:
+        """See Strategy."""
+        self._buffers.restore()
+
+    def close(self) -> None:
+        """See Strategy."""
+        self._gradients.close()
+
+    def _ran(self) -> list[int]:
+        """Return the ranks that have a share of the step."""
+        assert self._groups is not None
+        return [rank for rank, share in enumerate(self._plan.shares(self._groups.world_size)) if share]
+
+    def _filled(self, bucket: Bucket, index: int) -> None:
+        """A parameter's gradient is complete, or more of it has come."""
+        if not self._armed:
+            return
+        buckets = self._gradients.buckets
+        self._open[bucket.number].discard(index)
+        # In one order on every rank, whatever order autograd takes: collectives must match.
+        while self._num_sent < len(buckets) and not self._open[self._num_sent]:
+            self._send(buckets[self._num_sent])
+
+    def _send(self, bucket: Bucket) -> None:
+        assert self._groups is not None
+        self._gradients.collect(bucket)
+        for parameter in bucket.parameters:
+            parameter.grad = None
+        self._works.append(self._groups.launch("allreduce", [bucket.flat]))
+        self._num_sent += 1
+
+    def _sum_late(self, groups: Groups) -> None:
+        """Sum what came late on any rank, one parameter after the other: it is rare."""
+        parameters = self._gradients.parameters
+        mine = bytearray(len(parameters))
+        for index in self._late:
+            mine[index] = 1
+        any_late = gathered_any(groups, bytes(mine))
+        for bucket in self._gradients.buckets:
+            for index, parameter, view in zip(bucket.indices, bucket.parameters, bucket.views):
+                if any_late[index]:
+                    late = self._late.get(index)
+                    flat = torch.zeros_like(view) if late is None else late.contiguous().clone()
+                    groups.wait([groups.launch("allreduce", [flat])])
+                    view.add_(flat.view_as(parameter))
+        self._late = {}
+
+
+class Equal:
+    """What is compared of a model of which each rank has a whole copy."""
+
+    def __init__(self, model: torch.nn.Module, optimizer: Any, buffers: Buffers) -> None:
+        self._parameters = list(model.parameters())
+        self._optimizer, self._buffers = optimizer, buffers
+        self._fingerprint: Fingerprint | None = None
+
+    def word(self, step: int) -> Word:
+        """Return the hashes of the state before this step."""
+        tensors = [*self._parameters, *self._buffers.kept]
+        if self._fingerprint is None:
+            self._fingerprint = Fingerprint(tensors)
+        return Word(
+            parameters=self._fingerprint.of(tensors, step),
+            settings=settings_hash(getattr(self._optimizer, "param_groups", ())),
+        )
+
+
+def gathered_any(groups: Groups, mine: bytes) -> bytes:
+    """Return for each place whether any rank has a 1 there. Every rank calls it. Raises what `Groups.failed` says."""
+    part = torch.frombuffer(bytearray(mine), dtype=torch.uint8)
+    parts = torch.zeros(groups.world_size, len(part), dtype=torch.uint8)
+    groups.wait([groups.launch("_allgather_base", parts.view(-1), part, control=True)])
+    return bytes(parts.amax(0).tolist())

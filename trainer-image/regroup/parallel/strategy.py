@@ -1,0 +1,112 @@
+"""The seam between a session and how the work of a step is split over its ranks.
+
+A session is the same whatever the strategy: it deals samples, commits a step on all ranks or on none, and copies state to who
+joins. What depends on the split is behind `Strategy`: gradients and how they are summed, running statistics, what is
+compared, and which of the session's promises hold (`Guarantees`). One file for each strategy; `ddp` and `exact` are two.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+import torch
+
+from regroup.generation.groups import Groups
+
+
+@dataclass(frozen=True)
+class Guarantees:
+    """What holds under a strategy: for the documentation, and for whoever asks `job.guarantees`."""
+
+    same_bits_at_any_size: bool
+    """The committed state is bitwise that of one process, whatever the number of ranks and however often it changed."""
+    survivor_has_all: bool
+    """One survivor is enough to go on from the newest committed step."""
+
+
+@dataclass
+class Share:
+    """This rank's part of one step, as far as it has come. Losses and weights are by virtual worker."""
+
+    index: int
+    """Number of the step, from 0."""
+    loss_sums: dict[int, float] = field(default_factory=dict)
+    weights: dict[int, float] = field(default_factory=dict)
+    sample_hash: int = 0
+    """Sum of the samples' hashes modulo 2^64."""
+
+
+class Word(NamedTuple):
+    """What a strategy has each rank tell the others before a commit. All ranks see the words of all, in rank order."""
+
+    parameters: int = 0
+    """Hash of what has to be equal on all ranks: parameters and buffers, a part in each step. 0: not compared."""
+    settings: int = 0
+    """Hash of the optimizer's settings, such as learning rates. 0: not compared."""
+    unused: int = 0
+    """Hash of the set of parameters without a gradient; 0: each has one."""
+    late: bool = False
+    """Gradients came after their bucket was sent: they are still to be summed."""
+    changed: bool = False
+    """Forward changed buffers that were not averaged yet."""
+
+
+NO_WORD = Word()
+
+
+class Strategy(Protocol):
+    """One session's strategy. Calls come in the order below, from the main thread; all ranks make the same ones.
+
+    What communicates raises what `Groups.failed` says, and UsageError for what the strategy cannot do. `undo` may come at any
+    point of a step before `apply`.
+    """
+
+    guarantees: Guarantees
+
+    def begin_generation(self, groups: Groups | None) -> None:
+        """Other ranks than before, from here on. None: plain `python`."""
+        ...
+
+    def begin_step(self) -> None:
+        """Gradients are zero."""
+        ...
+
+    def backward(self, v: int, loss_sum: torch.Tensor, *, last: bool) -> None:
+        """Add the gradients of virtual worker `v`, a scalar's. `last`: of this rank's in this step."""
+        ...
+
+    def launch(self, share: Share) -> None:
+        """Start everything that has to be summed over ranks and has not been started by the last backward."""
+        ...
+
+    def wait(self) -> None:
+        """Wait until it is summed."""
+        ...
+
+    def word(self) -> Word:
+        """Return what this rank tells the others."""
+        ...
+
+    def settle(self, words: Sequence[Word]) -> bool:
+        """Do what the words of all ranks ask for; return True if something was exchanged: then new words are gathered."""
+        ...
+
+    def totals(self) -> tuple[float, float] | None:
+        """Return the step's (loss sum, weight) over all ranks; None: they are the sums over the rows."""
+        ...
+
+    def scale(self, weight: float) -> None:
+        """Divide the summed gradients by the step's weight. Local, as is all that follows."""
+        ...
+
+    def clip(self, max_norm: float) -> torch.Tensor:
+        """Clip the gradients' norm over all parameters to `max_norm`; return what it was, a scalar."""
+        ...
+
+    def undo(self) -> None:
+        """The step is not committed: what forward changed is as before."""
+        ...
+
+    def close(self) -> None:
+        """The session has ended: nothing of ours stays at the model."""
+        ...

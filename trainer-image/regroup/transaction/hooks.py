@@ -1,0 +1,112 @@
+"""The script's own calls in a commit (`before`, `after`): what they may be bound to, and that they are local.
+
+A hook that changes an object which is no part of the state works until the first worker joins: then ranks differ. A collective
+in it, or in the optimizer, could leave some ranks with the step and some without. Both are refused.
+"""
+
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from regroup.errors import UsageError
+from regroup.generation.groups import Groups
+from regroup.state.training import TrainingState
+
+_COLLECTIVES = ("c10d", "_c10d_functional", "c10d_functional")
+"""Namespaces of torch's operators that communicate."""
+_MAX_SEEN = 10_000
+"""Objects that are looked at inside `state`, for one that is a part of another."""
+
+
+class Hooks:
+    """Checks the hooks of one job. What was found good once is not looked at again."""
+
+    def __init__(self, state: TrainingState) -> None:
+        self._state = state
+        self._good: dict[int, Any] = {}
+
+    def check(self, hooks: Iterable[Callable[[], Any]]) -> None:
+        """Raise UsageError for a hook that changes an object which has a state and is in no `state`."""
+        for hook in hooks:
+            for owner in owners_of(hook):
+                if id(owner) not in self._good:
+                    self._check(owner)
+                    self._good[id(owner)] = owner  # kept, so that its id is no other object's later
+
+    def _check(self, owner: Any) -> None:
+        if not callable(getattr(owner, "state_dict", None)) or not callable(getattr(owner, "load_state_dict", None)):
+            return
+        state = self._state
+        if owner is state.optimizer or any(owner is module for module in state.model.modules()):
+            return
+        if _reaches(state.extra, owner):
+            return
+        name = type(owner).__name__
+        raise UsageError(
+            f"A hook of step.commit() changes a {name} that is in no `state`: a worker that joins would begin with another. "
+            f'Add it in regroup.session(), for example state={{"{name.lower()}": ...}}.'
+        )
+
+
+def owners_of(hook: Any) -> list[Any]:
+    """Return the objects that a hook is bound to; of a plain function the schedulers that it names."""
+    if isinstance(hook, functools.partial):
+        return [owner for part in (hook.func, *hook.args, *hook.keywords.values()) for owner in owners_of(part)]
+    if inspect.ismethod(hook):
+        return [hook.__self__]
+    if inspect.isfunction(hook):
+        used = inspect.getclosurevars(hook)
+        named = [*used.nonlocals.values(), *used.globals.values()]
+        return [one for one in named if isinstance(one, torch.optim.lr_scheduler.LRScheduler)]
+    return [hook]
+
+
+def _reaches(root: Any, wanted: Any) -> bool:
+    """Return whether `wanted` is `root`, or is held by it, directly or further down."""
+    waiting: list[Any] = [root]
+    seen: set[int] = set()
+    while waiting and len(seen) < _MAX_SEEN:
+        one = waiting.pop()
+        if one is wanted:
+            return True
+        if id(one) in seen or isinstance(one, (torch.Tensor, str, bytes, int, float, type)):
+            continue
+        seen.add(id(one))
+        if isinstance(one, Mapping):
+            waiting += one.values()
+        elif isinstance(one, (list, tuple, set)):
+            waiting += one
+        else:
+            waiting += getattr(one, "__dict__", {}).values()
+    return False
+
+
+@contextmanager
+def refuse_collectives(groups: Groups | None, *, watch: bool) -> Iterator[None]:
+    """Raise UsageError for a collective in this block: one of ours always, any of torch's if `watch`, which costs time."""
+    if groups is not None:
+        groups.is_applying = True
+    try:
+        if watch:
+            with _Refuse():  # type: ignore[no-untyped-call]
+                yield
+        else:
+            yield
+    finally:
+        if groups is not None:
+            groups.is_applying = False
+
+
+class _Refuse(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.namespace in _COLLECTIVES:
+            raise UsageError(
+                f"The optimizer or a hook of step.commit() calls a collective ({func.__name__}). A rank that dies in it would "
+                "leave some ranks with the step and some without. Call it between steps, in job.collective()."
+            )
+        return func(*args, **(kwargs or {}))
