@@ -24,6 +24,6 @@ with regroup.session(
             time.sleep(step_s)
             for batch in step.microbatches():
                 loss_sum = torch.nn.functional.cross_entropy(model(batch.x), batch.y, reduction="sum")
-                step.backward(loss_sum, weight=len(batch.y))
+                step.backward(sum=loss_sum, weight=len(batch.y))
             step.commit()
             log.committed(rank=job.rank, step=step.index + 1, epoch=job.generation)

@@ -32,7 +32,7 @@ with regroup.session(
             pause(step.index)
             for batch in step.microbatches():
                 loss = torch.nn.functional.cross_entropy(model(batch.x), batch.y, reduction="sum")
-                step.backward(loss, weight=len(batch.y))
+                step.backward(sum=loss, weight=len(batch.y))
             step.commit(after=[lambda: trace("commit", step=step.index, generation=job.generation, rank=job.rank)])
         if step.committed and job.is_main:
             print(f"step {step.index}  loss {step.loss:.4f}  generation {job.generation}  ranks {job.world_size}")

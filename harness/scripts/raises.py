@@ -13,5 +13,5 @@ with regroup.session(model=model, optimizer=optimizer, data=data, global_batch=8
             raise ValueError("shard 1 is empty")
         with step:
             for batch in step.microbatches():
-                step.backward(model(batch.x).sum(), weight=len(batch.y))
+                step.backward(sum=model(batch.x).sum(), weight=len(batch.y))
             step.commit()

@@ -81,7 +81,7 @@ with regroup.session(
             time.sleep(pace_s())
             for batch in step.microbatches():
                 loss = torch.nn.functional.cross_entropy(model(batch.x), batch.y, reduction="sum")
-                step.backward(loss, weight=len(batch.y))
+                step.backward(sum=loss, weight=len(batch.y))
             step.commit(after=[lambda: trace("commit", step=step.index, generation=job.generation, rank=job.rank)])
     digest = hashlib.sha256(b"".join(p.detach().numpy().tobytes() for p in model.parameters())).hexdigest()
     trace("done", generation=job.generation, world_size=job.world_size, parameters=digest)

@@ -15,5 +15,5 @@ with regroup.session(
     for step in job.steps(10):
         with step:
             for batch in step.microbatches():
-                step.backward(model(batch.x).sum(), weight=len(batch.y))
+                step.backward(sum=model(batch.x).sum(), weight=len(batch.y))
             step.commit()

@@ -40,7 +40,7 @@ with regroup.session(
             time.sleep(0 if args.hurry and os.path.exists(args.hurry) else args.pace)
             for batch in step.microbatches():  # this rank's share, whatever the world is now
                 loss = torch.nn.functional.cross_entropy(model(batch.x), batch.y, reduction="sum")
-                step.backward(loss, weight=len(batch.y))
+                step.backward(sum=loss, weight=len(batch.y))
             step.commit()
         if step.committed and (job.is_main or args.every_rank) and (step.index + 1) % args.print_every == 0:
             where = f"generation {job.generation}  ranks {job.world_size}"

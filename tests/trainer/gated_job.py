@@ -29,6 +29,6 @@ with regroup.session(model=model, optimizer=optimizer, data=data, global_batch=8
     for step in job.steps(1_000_000):
         with step:
             for batch in step.microbatches():
-                step.backward(torch.nn.functional.cross_entropy(model(batch.x), batch.y, reduction="sum"), weight=1)
+                step.backward(sum=torch.nn.functional.cross_entropy(model(batch.x), batch.y, reduction="sum"), weight=1)
             time.sleep(0.02)
             step.commit()

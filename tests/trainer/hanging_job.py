@@ -62,7 +62,7 @@ with regroup.session(
     for step in job.steps(int(os.environ.get("TEST_STEPS", "100"))):
         with step:
             for batch in step.microbatches():
-                step.backward(torch.nn.functional.cross_entropy(model(batch.x), batch.y, reduction="sum"), weight=1)
+                step.backward(sum=torch.nn.functional.cross_entropy(model(batch.x), batch.y, reduction="sum"), weight=1)
             if hangs("stopped", step.index):
                 os.kill(os.getpid(), signal.SIGSTOP)
             while hangs("python", step.index):

@@ -7,6 +7,7 @@ TEST_STEP_WAIT  G:N  in generation G, do not commit step N before a newer one wa
 TEST_BEFORE     a collective before the loop
 TEST_BREAK      N    break out of the loop after step N
 TEST_MICROBATCH samples in a microbatch of a batch of 48 (default 4)
+TEST_DATA       loader: a DataLoader of a dataset that draws noise, read by a process of its own
 TEST_ZERO_GRAD  throw the gradients away at the beginning of a step, as many scripts do
 TEST_SECOND     session or block: what may come only once, or not after the loop
 
@@ -16,6 +17,7 @@ Its last line is JSON: hash of the parameters, losses by step, identity of the m
 import hashlib
 import json
 import os
+import random
 import time
 from pathlib import Path
 from typing import Any
@@ -37,6 +39,22 @@ torch.manual_seed(int(number("TEST_INIT", 3)))
 hidden = int(number("TEST_HIDDEN", 32))
 x = torch.randn(1000, 16, generator=torch.Generator().manual_seed(1))
 y = (x @ torch.randn(16, 4, generator=torch.Generator().manual_seed(2))).argmax(1)
+
+
+class Noisy(torch.utils.data.Dataset[Any]):
+    """The same samples as an augmentation would give them."""
+
+    def __len__(self) -> int:
+        return len(x)
+
+    def __getitem__(self, i: int) -> Any:
+        return x[i] + 0.01 * torch.randn(16) + 0.01 * random.random(), y[i]
+
+
+microbatch = int(number("TEST_MICROBATCH", 4))
+data: Any = (x, y)
+if os.environ.get("TEST_DATA") == "loader":
+    data = torch.utils.data.DataLoader(Noisy(), batch_size=microbatch, num_workers=1)
 layers = [torch.nn.Linear(16, hidden), torch.nn.ReLU()]
 if os.environ.get("TEST_LAYER") == "batchnorm":
     layers.append(torch.nn.BatchNorm1d(hidden))
@@ -58,9 +76,9 @@ if os.environ.get("TEST_FAULT"):
 settings: dict[str, Any] = {
     "model": model,
     "optimizer": optimizer,
-    "data": (x, y),
+    "data": data,
     "global_batch": 48,
-    "microbatch": int(number("TEST_MICROBATCH", 4)),
+    "microbatch": microbatch,
     "state": {"schedule": schedule},
     "reduction": os.environ.get("TEST_REDUCTION", "fast"),
 }
@@ -77,9 +95,9 @@ with regroup.session(**settings) as job:
                 time.sleep(number("TEST_PACE", 0.03))
             if os.environ.get("TEST_ZERO_GRAD"):
                 optimizer.zero_grad()
-            for batch in step.microbatches():
-                loss = torch.nn.functional.cross_entropy(model(batch.x), batch.y, reduction="sum")
-                step.backward(loss, weight=len(batch.y))
+            for inputs, targets in step.microbatches():
+                loss = torch.nn.functional.cross_entropy(model(inputs), targets)
+                step.backward(mean=loss, weight=len(targets))
             while waits("TEST_STEP_WAIT", step.index) and not job.knows_newer():
                 time.sleep(0.01)
             step.commit(after=[schedule.step], max_norm=1.0)

@@ -138,7 +138,7 @@ with regroup.session(model=model, optimizer=optimizer, data=data, global_batch=8
         prepare(job.rank)
         with step:
             for batch in step.microbatches():
-                step.backward(model(batch.x).sum(), weight=len(batch.y))
+                step.backward(sum=model(batch.x).sum(), weight=len(batch.y))
             step.commit()
 """
 

@@ -224,8 +224,9 @@ def test_batchnorm_statistics_are_one_state_after_a_redo(job: AgentDouble) -> No
     assert_one_state(finish(job, [0, 1]))
 
 
-def test_exact_mode_with_kill_growth_and_shrink_equals_a_run_of_one(job: AgentDouble) -> None:
-    exact = {"TEST_REDUCTION": "exact", "TEST_LAYER": "dropout"}
+@pytest.mark.parametrize("data", ["tensors", "loader"])
+def test_exact_mode_with_kill_growth_and_shrink_equals_a_run_of_one(job: AgentDouble, data: str) -> None:
+    exact = {"TEST_REDUCTION": "exact", "TEST_LAYER": "dropout", "TEST_DATA": data}
     start(job, 3, **exact)
     job.wait_step(1, 5, range(3))
     job.kill(0)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from .collective import Blocks, Collective
-from .data import SamplePlan, as_source
+from .data import SamplePlan, as_source, make_feed
 from .errors import BackendError, DivergedError, GroupBroken, UsageError
 from .generation.groups import Groups
 from .generation.membership import Alone, Membership, Stopped
@@ -46,16 +46,18 @@ def session(
     state: Mapping[str, Any] | None = None,
     seed: int = 0,
     reduction: str = "fast",
+    scaler: Any = None,
 ) -> "Job":
     """Return the job that this process trains, as a context manager. Call it once everything is built.
 
-    model, optimizer: yours, used in place and never wrapped. data: a pair of tensors, a map-style dataset of pairs, or an
-    object with `__len__` and `fetch(ids)`. global_batch: samples per step, fixed for the job's life; it is cut into
-    microbatches that are dealt to the ranks. state: further objects with state_dict and load_state_dict, by name.
-    reduction: "fast", or "exact" for results that are bitwise equal at any world size (slower; deterministic algorithms
-    only). Raises UsageError, StateError or DataError, one sentence each.
+    model, optimizer: yours, used in place and never wrapped; several optimizers as a list. data: tensors (x, y), a map-style
+    dataset, a DataLoader of one (for its collate function, workers and pinning), or an object with `__len__` and `fetch(ids)`.
+    global_batch: samples per step, fixed for the job's life; it is cut into microbatches that are dealt to the ranks. state:
+    further objects with state_dict and load_state_dict, by name. reduction: "fast", or "exact" for results that are bitwise
+    equal at any world size (slower; deterministic algorithms only). scaler: a torch.amp.GradScaler, for fp16: the session
+    scales, unscales before it clips, and updates it. Raises UsageError, StateError or DataError, one sentence each.
     """
-    return Job(model, optimizer, data, global_batch, microbatch, state or {}, seed, reduction)
+    return Job(model, optimizer, data, global_batch, microbatch, state or {}, seed, reduction, scaler)
 
 
 class Job:
@@ -74,6 +76,7 @@ class Job:
         state: Mapping[str, Any],
         seed: int,
         reduction: str,
+        scaler: Any = None,
     ) -> None:
         path = os.environ.get(env.SOCKET)
         if path and Job._attached:
@@ -84,10 +87,11 @@ class Job:
         if reduction not in STRATEGIES:
             raise UsageError(f'reduction is {reduction!r}; it must be "fast" or "exact".')
         self.model, self.optimizer = model, optimizer
-        self.source = as_source(data)
+        self.source = as_source(data, microbatch)
         max_world_size = int(os.environ.get(env.MAX_WORLD_SIZE) or 1)
         self.plan = SamplePlan(seed, len(self.source), global_batch, microbatch, max_world_size)
-        self.state = TrainingState(model, optimizer, state)
+        self.state = TrainingState(model, optimizer, state, scaler)
+        self._feed = make_feed(self.source, self.plan)
         self.outcome: str | None = None
         """How the job ended (Complete, Failed, Released, Suspended); None: not yet."""
         self.total: int | None = None
@@ -97,7 +101,7 @@ class Job:
         """All ranks know of a newer, planned generation: they leave this one together, before the next step."""
         self._left_loop = False
         self._durable = Durable(self.state, self.plan)
-        self._strategy: Strategy = STRATEGIES[reduction](model, optimizer, self.plan)
+        self._strategy: Strategy = STRATEGIES[reduction](model, self.state.optimizer, self.plan)
         self._watcher: Watcher | None = None
         """None in plain `python`."""
         self._membership: Membership = Alone(self._durable)
@@ -179,7 +183,7 @@ class Job:
             if self.state.step >= total or self._ended:
                 self._finish()
                 continue
-            step = Step(self.state.step, self._committer, self.source)
+            step = Step(self.state.step, self._committer, self._feed)
             self._reporter.begin_step(step.index)
             yield step
             if not step.committed and not step.interrupted:
@@ -201,6 +205,7 @@ class Job:
                 self._left_loop = self._membership.ended = True  # the script broke out of its loop
                 next(self._loop(self.total), None)
         finally:
+            self._feed.close()
             self._strategy.close()
             self._membership.close()
             if self._watcher is not None:

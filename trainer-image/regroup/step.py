@@ -4,49 +4,54 @@ Owns what may happen between `__enter__` and `__exit__` of one `with step:` bloc
 twice: after a membership change the session makes a new one with the same index.
 """
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
-from .data import microbatch_rng
-from .data.sources import Source
+from .data import Feed, Key, microbatch_rng
 from .errors import BackendError, GenerationChanged, GroupBroken, SampleError, UsageError
 from .parallel.strategy import Share
+from .state.training import CommitRecord
 from .transaction.commit import Committer
-
-
-class Microbatch(NamedTuple):
-    """What `step.microbatches()` yields. `x` and `y` are those of the data's batch."""
-
-    x: Any
-    y: Any
-    ids: torch.Tensor
-    """Sample ids: [microbatch], int64."""
-    virtual_worker: int
 
 
 class Step:
     """A step in progress. `index` counts from 0; `loss` is the mean over the whole batch once it is committed, else NaN."""
 
-    def __init__(self, index: int, committer: Committer, source: Source) -> None:
+    def __init__(self, index: int, committer: Committer, feed: Feed) -> None:
         self.index = index
         self.loss = float("nan")
         self.committed = False
         self.interrupted = False
-        self._committer, self._source = committer, source
+        self.ids = torch.empty(0, dtype=torch.int64)
+        """Of the current microbatch: numbers of its samples, [microbatch]."""
+        self.virtual_worker = -1
+        """Number of the current microbatch in the step; -1: none."""
+        self._committer, self._feed = committer, feed
         self._share = Share(index)
-        self._current: Microbatch | None = None
         self._last = False
-        self._pending: list[tuple[int, torch.Tensor]] = []
-        self._norm: torch.Tensor | float | None = None
+        self._pending: list[tuple[int, torch.Tensor, float]] = []
+        self._record: CommitRecord | None = None
 
     @property
     def norm(self) -> float | None:
         """The gradient's norm before it was clipped, once the step is committed with `max_norm`; else None. Waits for the
         device."""
-        return None if self._norm is None else float(self._norm)
+        norm = self._record.norm if self._record is not None else None
+        return None if norm is None else float(norm)
+
+    @property
+    def learning_rates(self) -> tuple[float, ...]:
+        """Of the optimizer's param groups, as this step was committed with them; empty before. Waits for the device."""
+        return tuple(float(rate) for rate in self._record.learning_rates) if self._record is not None else ()
+
+    @property
+    def skipped(self) -> bool:
+        """True once the step is committed and its gradient was no number (fp16, with a scaler): nothing was applied."""
+        return self._record is not None and self._record.skipped
 
     def __enter__(self) -> "Step":
         self._committer.begin()
@@ -65,48 +70,64 @@ class Step:
         self.interrupted = self._committer.interrupted(error, committed=self.committed)
         return self.interrupted
 
-    def microbatches(self) -> Iterator[Microbatch]:
-        """Yield this rank's share of the step. Random numbers are those of the virtual worker, on whatever rank.
+    def microbatches(self) -> Iterator[Any]:
+        """Yield this rank's share of the step: batches as the data's collate function, or its `fetch`, returned them.
 
-        In the one generation of a hand-over some ranks have no share, and get nothing: commit all the same, and read the
-        loss from `step.loss`.
+        Random numbers are those of the virtual worker, on whatever rank. In the one generation of a hand-over some ranks have
+        no share, and get nothing: commit all the same, and read the loss from `step.loss`.
         """
         plan = self._committer.plan
         share = self._virtual_workers()
         with microbatch_rng() as seed_for:
             for v in share:
                 self._committer.check()
-                ids = plan.ids(self.index, v)
-                seed_for(plan.seed, self.index, v)  # before the fetch: a dataset may draw in __getitem__
-                batch = self._source.fetch(ids)
-                self._current, self._last = Microbatch(batch.x, batch.y, ids, v), v == share[-1]
-                yield self._current
+                if self._feed.draws:
+                    seed_for(plan.seed, self.index, v)
+                batch = self._feed.take(Key(self.index, v), share)
+                seed_for(plan.seed, self.index, v)  # forward draws the same, whoever has read the batch
+                self.ids, self.virtual_worker, self._last = plan.ids(self.index, v), v, v == share[-1]
+                yield batch
                 if v not in self._share.weights:
                     raise UsageError(
                         f"Microbatch {v} of step {self.index} was left without step.backward(). Call it once for each."
                     )
-        self._current = None
+        self.virtual_worker = -1
 
-    def backward(self, loss_sum: torch.Tensor, weight: float) -> None:
-        """Add the gradients of one microbatch: `loss_sum` is a sum over samples, `weight` their number (or total weight).
+    def backward(
+        self,
+        *positional: Any,
+        sum: torch.Tensor | None = None,
+        mean: torch.Tensor | None = None,
+        weight: float | None = None,
+    ) -> None:
+        """Add the gradients of one microbatch. Once for each microbatch.
 
-        Once for each microbatch. The committed gradient is the sum of all over the sum of all weights.
+        sum: a loss that is summed over samples, a scalar; or mean: one that is averaged over them. weight: their number, or
+        whatever the loss is a sum over or an average of (tokens that are no padding). The step's gradient and loss are those
+        of the mean over all microbatches by weight.
         """
-        current, share = self._current, self._share
-        if current is None or current.virtual_worker in share.weights:
+        loss = sum if mean is None else mean
+        if positional or loss is None or weight is None or (sum is not None and mean is not None):
+            raise UsageError(
+                "step.backward() takes the loss as sum=loss (reduction='sum') or as mean=loss (reduction='mean'), and weight=n, "
+                "the number of samples: which of the two it is decides how it is scaled."
+            )
+        share, v = self._share, self.virtual_worker
+        if v < 0 or v in share.weights:
             raise UsageError("step.backward() goes inside `for batch in step.microbatches():`, once for each batch.")
+        number = _checked(loss, weight)
         self._committer.check()
-        v = current.virtual_worker
+        factor = number if sum is None else 1.0
         try:
-            self._committer.strategy.backward(v, loss_sum, last=self._last)
+            self._committer.backward(v, loss, factor, last=self._last)
         except GroupBroken as error:
             self._committer.membership.leave(error)
             raise GenerationChanged(str(error)) from error
         except BackendError as error:
             raise error.with_traceback(None) from None  # the script's line is what matters
-        share.weights[v] = float(weight)
-        self._pending.append((v, loss_sum.detach()))
-        share.sample_hash += self._committer.plan.hash_ids(current.ids)
+        share.weights[v] = number
+        self._pending.append((v, loss.detach(), factor))
+        share.sample_hash += self._committer.plan.hash_ids(self.ids)
 
     def commit(
         self,
@@ -128,15 +149,33 @@ class Step:
                 f"Step {self.index} was not committed: step.backward() was called for {len(self._share.weights)} of this "
                 f"rank's {len(virtual_workers)} microbatches. Call it once for every batch of step.microbatches()."
             )
-        for v, loss in self._pending:
-            self._share.loss_sums[v] = float(loss)  # the one place where the host waits for the losses
+        for v, loss, factor in self._pending:
+            self._share.loss_sums[v] = float(loss) * factor  # the one place where the host waits for the losses
         try:
             record = self._committer.commit(self._share, before, after, max_norm)
         except BackendError as error:
             raise error.with_traceback(None) from None
-        self.loss, self._norm, self.committed = record.loss, record.norm, True
+        self.loss, self._record, self.committed = record.loss, record, True
         self._committer.announce()
 
     def _virtual_workers(self) -> range:
         membership = self._committer.membership
         return self._committer.plan.share(membership.rank, membership.world_size)
+
+
+def _checked(loss: Any, weight: Any) -> float:
+    """Return the weight as a number. Raises UsageError for a loss or a weight that cannot be one."""
+    if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+        what = f"a tensor of shape {list(loss.shape)}" if isinstance(loss, torch.Tensor) else f"a {type(loss).__name__}"
+        raise UsageError(
+            f"The loss of step.backward() is {what}; it must be a scalar tensor, a sum or a mean over samples."
+        )
+    if not loss.requires_grad:
+        raise UsageError(
+            "The loss of step.backward() depends on no parameter that is trained: it was computed under torch.no_grad(), or "
+            "detached."
+        )
+    number = float(weight)
+    if not 0 <= number < math.inf:
+        raise UsageError(f"weight of step.backward() is {number:g}; it must be a number of samples, at least 0.")
+    return number

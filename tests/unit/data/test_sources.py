@@ -1,10 +1,11 @@
 """What a user may pass as data."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, WeightedRandomSampler
 
 from regroup.data import Batch, DataError, as_source
 
@@ -41,17 +42,17 @@ class Own:
 )
 def test_source_fetches_the_samples_in_the_order_of_the_ids(data: Any) -> None:
     source = as_source(data)
-    batch = source.fetch(IDS)
+    x, y = source.fetch(IDS)
     assert len(source) == 6
-    assert torch.equal(batch.x, X[IDS])
-    assert torch.equal(batch.y, Y[IDS])
+    assert torch.equal(x, X[IDS])
+    assert torch.equal(y, Y[IDS])
 
 
 @pytest.mark.parametrize(
     ("data", "sentence"),
     [
-        pytest.param((X, Y[:5]), r"x has shape \[6, 2\] and y \[5\]", id="lengths differ"),
-        pytest.param((X,), "data has 1 tensors; two are needed", id="one tensor"),
+        pytest.param((X, Y[:5]), r"tensors have shapes \[6, 2\], \[5\]; their first dimensions", id="lengths differ"),
+        pytest.param((X, torch.tensor(1.0)), r"shapes \[6, 2\], \[\]", id="a scalar"),
         pytest.param((X[:0], Y[:0]), "no samples", id="empty"),
         pytest.param("digits.csv", "data is str", id="a file name"),
         pytest.param(iter([1]), "no samples to look up by number", id="an iterator"),
@@ -63,7 +64,46 @@ def test_data_that_is_no_source_is_refused_in_one_sentence(data: Any, sentence: 
         as_source(data)
 
 
-def test_dataset_of_single_items_is_refused_when_read() -> None:
-    source = as_source([1.0, 2.0, 3.0])
-    with pytest.raises(DataError, match=r"items of data \(list\) are float, not pairs"):
-        source.fetch(torch.tensor([0]))
+def test_batch_is_what_collate_returned() -> None:
+    words = [{"ids": torch.arange(3) + i, "label": i} for i in range(6)]
+    batch = as_source(words).fetch(IDS)
+    assert batch["label"].tolist() == IDS.tolist()
+    assert batch["ids"].shape == (3, 3)
+    assert as_source([1.0, 2.0, 3.0]).fetch(torch.tensor([2, 0])).tolist() == [3.0, 1.0]
+    (only,) = as_source((X,)).fetch(IDS)
+    assert torch.equal(only, X[IDS])
+
+
+def test_loader_is_taken_for_its_collate_function() -> None:
+    loader = DataLoader(Pairs(), batch_size=3, shuffle=True, collate_fn=lambda items: [y for _, y in items])
+    assert as_source(loader, 3).fetch(IDS) == IDS.tolist()
+
+
+class Stream(IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(6))
+
+
+@pytest.mark.parametrize(
+    ("loader", "sentence"),
+    [
+        pytest.param(DataLoader(Stream(), batch_size=3), "IterableDataset, which has no samples", id="a stream"),
+        pytest.param(
+            DataLoader(Pairs(), batch_size=None), "batch_size=None, whose dataset makes batches", id="no batches"
+        ),
+        pytest.param(
+            DataLoader(Pairs(), batch_size=3, sampler=WeightedRandomSampler([1.0] * 6, 6)),
+            "WeightedRandomSampler, which would be ignored",
+            id="a sampler",
+        ),
+        pytest.param(
+            DataLoader(Pairs(), batch_sampler=[[0, 1, 2], [3, 4, 5]]),
+            "list, which would be ignored",
+            id="a batch sampler",
+        ),
+        pytest.param(DataLoader(Pairs(), batch_size=4), "batch_size=4, and microbatch is 3", id="another size"),
+    ],
+)
+def test_loader_that_decides_which_samples_come_is_refused(loader: DataLoader[Any], sentence: str) -> None:
+    with pytest.raises(DataError, match=sentence):
+        as_source(loader, 3)

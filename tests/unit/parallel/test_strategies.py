@@ -59,7 +59,7 @@ def train(
         share = Share(index)
         for v in mine:
             value = loss(model, BATCH[v])
-            strategy.backward(v, value, last=v == mine[-1])
+            strategy.backward(v, value, torch.ones_like(value), last=v == mine[-1])
             share.loss_sums[v], share.weights[v] = float(value.detach()), 2.0
         if after_backward is not None:
             after_backward(model, rank)

@@ -43,7 +43,7 @@ def train(job: Job, total: int, *, in_step: Callable[[Any], None] | None = None)
         with step:
             for batch in step.microbatches():
                 loss = torch.nn.functional.cross_entropy(job.model(batch.x), batch.y, reduction="sum")
-                step.backward(loss, weight=len(batch.y))
+                step.backward(sum=loss, weight=len(batch.y))
             if in_step is not None:
                 in_step(step)
             step.commit()
@@ -57,7 +57,7 @@ def run(job: Job, *, batches: int = 4, commit: bool = True, after: Sequence[Call
         for step in job.steps(1):
             with step:
                 for batch, _ in zip(step.microbatches(), range(batches)):
-                    step.backward(job.model(batch.x).sum(), weight=4)
+                    step.backward(sum=job.model(batch.x).sum(), weight=4)
                 if commit:
                     step.commit(after=after)
 
@@ -68,7 +68,7 @@ def test_training_alone_equals_the_same_loop_by_hand() -> None:
     by_hand.load_state_dict(job.model.state_dict())
     optimizer = torch.optim.SGD(by_hand.parameters(), lr=0.1, momentum=0.9)
     assert isinstance(job.source, TensorSource)
-    x, y = job.source.x, job.source.y
+    x, y = job.source.tensors
     with job:
         train(job, 6)
     for step in range(6):
@@ -85,7 +85,7 @@ def test_loop_that_breaks_early_ends_the_job_there() -> None:
         for step in job.steps(10):
             with step:
                 for batch in step.microbatches():
-                    step.backward(job.model(batch.x).sum(), weight=4)
+                    step.backward(sum=job.model(batch.x).sum(), weight=4)
                 step.commit()
             if step.index == 2:
                 break
@@ -181,8 +181,8 @@ def test_what_a_dataset_draws_is_the_steps_own() -> None:
                 with step:
                     seen.append([])
                     for batch in step.microbatches():
-                        seen[-1].append(batch.x)
-                        step.backward(job.model(batch.x).sum(), weight=4)
+                        seen[-1].append(batch[0])
+                        step.backward(sum=job.model(batch[0]).sum(), weight=4)
                     step.commit()
     assert [torch.stack(one).tolist() for one in seen[:2]] == [torch.stack(one).tolist() for one in seen[2:]]
     assert not torch.equal(seen[0][0], seen[0][1])
@@ -276,3 +276,127 @@ def test_plain_python_continues_from_its_checkpoint_directory(tmp_path: Path, mo
     assert len(losses) == 3
     for a, b in zip(straight.model.parameters(), second.model.parameters()):
         assert torch.equal(a, b)
+
+
+def one_step(job: Job, backward: Callable[[Any, Any], None], **commit: Any) -> Any:
+    """Train one step; `backward(step, batch)` is the script's part for a microbatch. Returns the step."""
+    with job:
+        for step in job.steps(1):
+            with step:
+                for batch in step.microbatches():
+                    backward(step, batch)
+                step.commit(**commit)
+    return step
+
+
+def test_mean_and_its_weight_are_the_sum() -> None:
+    """Weights differ, as tokens do: the mean over microbatches is by weight."""
+    jobs = [make_job() for _ in range(2)]
+
+    def loss(job: Job, batch: Any, reduction: str) -> tuple[torch.Tensor, int]:
+        n = int(batch.y.sum()) + 1
+        x, y = batch.x[:n], batch.y[:n]
+        return torch.nn.functional.cross_entropy(job.model(x), y, reduction=reduction), len(y)
+
+    def by_sum(step: Any, batch: Any) -> None:
+        value, n = loss(jobs[0], batch, "sum")
+        step.backward(sum=value, weight=n)
+
+    def by_mean(step: Any, batch: Any) -> None:
+        value, n = loss(jobs[1], batch, "mean")
+        step.backward(mean=value, weight=torch.tensor(n))
+
+    first, second = one_step(jobs[0], by_sum), one_step(jobs[1], by_mean)
+    assert first.loss == pytest.approx(second.loss)
+    for got, want in zip(jobs[1].model.parameters(), jobs[0].model.parameters()):
+        torch.testing.assert_close(got, want)
+
+
+@pytest.mark.parametrize(
+    ("call", "sentence"),
+    [
+        pytest.param(lambda step, loss: step.backward(loss, weight=4), "takes the loss as sum=loss", id="by position"),
+        pytest.param(lambda step, loss: step.backward(sum=loss, mean=loss, weight=4), "as sum=loss", id="both"),
+        pytest.param(lambda step, loss: step.backward(mean=loss), "and weight=n", id="no weight"),
+        pytest.param(
+            lambda step, loss: step.backward(sum=loss, weight=-1), "weight of step.backward", id="a weight below 0"
+        ),
+        pytest.param(
+            lambda step, loss: step.backward(sum=loss, weight=float("nan")), "is nan", id="a weight that is none"
+        ),
+        pytest.param(
+            lambda step, loss: step.backward(sum=loss.detach(), weight=4), "depends on no parameter", id="detached"
+        ),
+        pytest.param(
+            lambda step, loss: step.backward(sum=loss.expand(4), weight=4), r"of shape \[4\]", id="not reduced"
+        ),
+        pytest.param(lambda step, loss: step.backward(sum=loss.item(), weight=4), "is a float", id="a number"),
+    ],
+)
+def test_loss_that_could_be_mistaken_is_refused(call: Callable[[Any, Any], None], sentence: str) -> None:
+    job = make_job()
+    with pytest.raises(UsageError, match=sentence):
+        one_step(job, lambda step, batch: call(step, job.model(batch.x).sum()))
+
+
+def by_sum(job: Job) -> Callable[[Any, Any], None]:
+    return lambda step, batch: step.backward(sum=job.model(batch.x).pow(2).sum(), weight=len(batch.y))
+
+
+def test_step_knows_its_norm_learning_rate_and_samples() -> None:
+    job = make_job()
+    samples: list[int] = []
+
+    def backward(step: Any, batch: Any) -> None:
+        assert torch.equal(batch.x, job.source.fetch(step.ids).x)
+        samples.extend(step.ids.tolist())
+        by_sum(job)(step, batch)
+
+    schedule = torch.optim.lr_scheduler.StepLR(job.optimizer, 1, gamma=0.5)
+    job.state.extra["schedule"] = schedule
+    step = one_step(job, backward, after=[schedule.step], max_norm=1e-3)
+    assert step.norm > 1e-3
+    assert step.learning_rates == (0.1,)
+    assert not step.skipped
+    assert sorted(samples) == sorted(torch.cat([job.plan.ids(0, v) for v in range(4)]).tolist())
+
+
+def test_several_optimizers_are_one() -> None:
+    def make(split: bool) -> Job:
+        torch.manual_seed(1)
+        model = torch.nn.Linear(4, 2)
+        whole = torch.optim.Adam(model.parameters(), lr=0.1)
+        parts = [torch.optim.Adam([parameter], lr=0.1) for parameter in model.parameters()]
+        return make_job(model=model, optimizer=parts if split else whole)
+
+    jobs = [make(split) for split in (True, False)]
+    steps = [one_step(job, by_sum(job)) for job in jobs]
+    for got, want in zip(jobs[0].model.parameters(), jobs[1].model.parameters()):
+        assert torch.equal(got, want)
+    assert steps[0].learning_rates == (0.1, 0.1)
+    other = make(True)
+    other.state.load(jobs[0].state.tree())
+    assert str(other.state.optimizer.state_dict()) == str(jobs[0].state.optimizer.state_dict())
+
+
+def test_overflow_is_a_committed_step_that_applies_nothing() -> None:
+    model = torch.nn.Linear(4, 2)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
+    job = make_job(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), scaler=scaler)
+    before = [p.detach().clone() for p in model.parameters()]
+    scales: list[float] = []
+    with job:
+        for step in job.steps(2):
+            with step:
+                for batch in step.microbatches():
+                    factor = float("inf") if step.index == 0 and step.virtual_worker == 2 else 1.0
+                    step.backward(sum=(model(batch.x) * factor).sum(), weight=len(batch.y))
+                step.commit(max_norm=1e6)
+            assert step.skipped == (step.index == 0)
+            same = all(torch.equal(p, old) for p, old in zip(model.parameters(), before))
+            assert same == (step.index == 0)
+            scales.append(scaler.get_scale())
+    assert scales == [2.0**9, 2.0**9]
+    assert job.state.tree()["state"]["scaler"]["scale"] == 2.0**9
+    want = torch.cat([job.source.fetch(job.plan.ids(1, v)).x for v in range(4)]).mean(0)
+    torch.testing.assert_close(before[0] - model.weight.detach(), 0.1 * want.expand(2, 4))

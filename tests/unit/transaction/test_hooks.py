@@ -108,3 +108,12 @@ def test_optimizer_that_communicates_is_refused(name: str) -> None:
     communicating = type(name, (type(optimizer),), {})(model.parameters(), lr=0.1)
     with pytest.raises(UsageError, match=f"optimizer is a {name}, whose step"):
         TrainingState(model, communicating, {})
+
+
+def test_optimizer_that_needs_a_closure_is_refused() -> None:
+    model, optimizer, _ = parts()
+    lbfgs = torch.optim.LBFGS(model.parameters())
+    with pytest.raises(UsageError, match=r"optimizer\[1\] is a LBFGS, whose step\(\) evaluates the loss again"):
+        TrainingState(model, [optimizer, lbfgs], {})
+    with pytest.raises(UsageError, match="empty list"):
+        TrainingState(model, [], {})

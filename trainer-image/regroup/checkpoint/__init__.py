@@ -1,7 +1,7 @@
 """The durable tier: a training state in a directory, written aside, committed last, read with suspicion.
 
 Belongs here: names and order of checkpoints, which one may be read, the files themselves, a state as tensors and JSON.
-Does not: when the state is consistent and who has committed which step (`regroup.elastic`), what may be deleted (the
+Does not: when the state is consistent and who has committed which step (`regroup.transaction`), what may be deleted (the
 operator's word), memory snapshots (the agent).
 
 `selection` decides, from names and lineage, without I/O; `tree` is a state as tensors plus JSON, never pickle; `store` is

@@ -2,7 +2,7 @@
 
 Owns the writer thread (one write at a time, then what is to be pruned), the host copies it reads from, and the sentences
 about what went wrong. Which rank writes, when the state is consistent and which ranks have committed the step is the
-caller's (`regroup.elastic`); with replicated data parallelism the process of rank 0 writes for all.
+caller's (`regroup.transaction`); with replicated data parallelism the process of rank 0 writes for all.
 
 A write: data aside -> fsync -> rename -> wait until every rank has acknowledged the step -> COMMIT.json (rule CKPT).
 """

@@ -1,16 +1,17 @@
 """Which samples a step uses, where they come from, and sums that do not depend on the world size.
 
 Belongs here: pure functions of (seed, step, virtual worker) and adapters that turn what a user has into `fetch(ids)`.
-Does not: generations, groups, the decision to commit (`regroup.elastic`), files of a checkpoint (`regroup.checkpoint`).
+Does not: generations, groups, the decision to commit (`regroup.transaction`), files of a checkpoint (`regroup.checkpoint`).
 
 The unit is the *virtual worker*: one microbatch of every step. A job has `global_batch / microbatch` of them for life;
 a rank of a generation plays a contiguous share of them. `ids` which samples a virtual worker reads; `sources` how they
-are read; `rng` its random numbers; `tree` and `exact` the sum over virtual workers that is bitwise equal at any world
-size. So there is neither loader state nor random-number state to save: the step says everything.
+are read, `feed` by whom; `rng` its random numbers; `tree` and `exact` the sum over virtual workers that is bitwise equal
+at any world size. So there is neither loader state nor random-number state to save: the step says everything.
 """
 
 from .errors import DataError
 from .exact import ExactSum, Exchange, GroupExchange
+from .feed import Feed, Key, make_feed
 from .ids import SamplePlan, share_of, shares_of
 from .rng import microbatch_rng
 from .sources import Batch, Source, as_source
@@ -20,10 +21,13 @@ __all__ = [
     "DataError",
     "ExactSum",
     "Exchange",
+    "Feed",
     "GroupExchange",
+    "Key",
     "SamplePlan",
     "Source",
     "as_source",
+    "make_feed",
     "microbatch_rng",
     "share_of",
     "shares_of",

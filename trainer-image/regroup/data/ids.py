@@ -2,7 +2,7 @@
 
 Owns the arithmetic of design section 6, "Batch and data": sample j of virtual worker v in step s is
 perm(seed, epoch)[(s*B + v*b + j) mod N]. Every sample comes once an epoch, at any sequence of world sizes.
-Does not read samples (`sources`), and does not decide whether a step commits (`regroup.elastic`, rule QUOTA).
+Does not read samples (`sources`), and does not decide whether a step commits (`regroup.transaction`, rule QUOTA).
 
 The permutation is a Feistel network over Z_a x Z_b with a*b just above N, and cycle walking for the rest (Black and
 Rogaway, Ciphers with Arbitrary Finite Domains, 2002): any element in constant time, nothing stored.

@@ -1,7 +1,7 @@
-"""Where samples come from: `as_source` turns what a user has into `fetch(ids) -> Batch`.
+"""Where samples come from: `as_source` turns what a user has into `fetch(ids) -> batch`.
 
-A source is a function of the ids: no position, no shuffling, no share. So a membership change leaves it alone.
-Fetching happens in the caller's thread; worker processes and prefetch are not here yet.
+A source is a function of the ids: no position, no shuffling, no share. So a membership change leaves it alone. A batch is
+what its `fetch`, or the dataset's collate function, returned. Who reads ahead of the training loop is `feed`.
 """
 
 from collections.abc import Callable, Sequence
@@ -9,12 +9,13 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, cast, runtime_checkable
 
 import torch
+from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler, default_collate
 
 from .errors import DataError
 
 
 class Batch(NamedTuple):
-    """The samples of one microbatch, in the order of the ids: first dimension [microbatch]."""
+    """A microbatch of a pair of tensors, in the order of the ids: first dimension [microbatch]. `x, y = batch` works, too."""
 
     x: Any
     y: Any
@@ -29,27 +30,27 @@ class Source(Protocol):
         ...
 
     def fetch(self, ids: torch.Tensor) -> Any:
-        """Return the batch (with `.x` and `.y`) of the samples with these ids: int64, each in [0, len)."""
+        """Return the batch of the samples with these ids: int64, each in [0, len). The script gets it as it is."""
         ...
 
 
 @dataclass(frozen=True)
 class TensorSource:
-    """Samples are the rows of two tensors of one length."""
+    """Samples are the rows of tensors of one length."""
 
-    x: torch.Tensor
-    y: torch.Tensor
+    tensors: tuple[torch.Tensor, ...]
 
     def __len__(self) -> int:
-        return len(self.x)
+        return len(self.tensors[0])
 
-    def fetch(self, ids: torch.Tensor) -> Batch:
-        """Return the rows, on the tensors' own device."""
-        return Batch(self.x[ids.to(self.x.device)], self.y[ids.to(self.y.device)])
+    def fetch(self, ids: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Return the rows, on each tensor's own device: a Batch of two tensors, else a tuple."""
+        rows = tuple(tensor[ids.to(tensor.device)] for tensor in self.tensors)
+        return Batch(*rows) if len(rows) == 2 else rows
 
 
 class DatasetSource:
-    """Samples are the (x, y) items of a map-style dataset, put together by `collate`."""
+    """Samples are the items of a map-style dataset, put together by `collate`."""
 
     def __init__(self, dataset: Any, collate: Callable[[list[Any]], Any]) -> None:
         self._dataset, self._collate = dataset, collate
@@ -57,25 +58,53 @@ class DatasetSource:
     def __len__(self) -> int:
         return len(self._dataset)
 
-    def fetch(self, ids: torch.Tensor) -> Batch:
-        """Return the collated items. Raises DataError when an item is not a pair."""
-        many = getattr(self._dataset, "__getitems__", None)
-        indices = ids.tolist()
-        items = many(indices) if callable(many) else [self._dataset[i] for i in indices]
-        batch = self._collate(items)
-        if not isinstance(batch, (tuple, list)) or len(batch) != 2:
+    def fetch(self, ids: torch.Tensor) -> Any:
+        """Return what collate makes of the items."""
+        return self._collate(items_of(self._dataset, ids.tolist()))
+
+
+class LoaderSource(DatasetSource):
+    """A DataLoader's dataset, collate function, worker processes and pinning; which samples come when is the session's."""
+
+    def __init__(self, loader: "DataLoader[Any]", microbatch: int) -> None:
+        """Raises DataError for a loader that decides by itself which samples come when."""
+        self.loader = loader
+        own = loader.batch_sampler if loader.batch_size is None else loader.sampler
+        if isinstance(loader.dataset, IterableDataset):
             raise DataError(
-                f"items of data ({type(self._dataset).__name__}) are {type(items[0]).__name__}, not pairs (x, y). "
-                f"Return pairs from __getitem__, or pass an object with __len__ and fetch(ids)."
+                "data is a DataLoader of an IterableDataset, which has no samples to look up by number. Pass one of a map-style "
+                "dataset: with __getitem__ and __len__."
             )
-        return Batch(*batch)
+        if own is None:
+            raise DataError(
+                "data is a DataLoader with batch_size=None, whose dataset makes batches by itself. The session deals samples: "
+                f"pass one with batch_size={microbatch}."
+            )
+        if loader.batch_size is None or not isinstance(own, (RandomSampler, SequentialSampler)):
+            raise DataError(
+                f"data is a DataLoader with a {type(own).__name__}, which would be ignored: the session deals the samples, each "
+                f"once an epoch, in an order of its own. Pass DataLoader(dataset, batch_size={microbatch}, ...) without it."
+            )
+        if loader.batch_size not in (1, microbatch):
+            raise DataError(
+                f"data is a DataLoader with batch_size={loader.batch_size}, and microbatch is {microbatch}: make them equal."
+            )
+        super().__init__(loader.dataset, cast(Any, loader.collate_fn))
 
 
-def as_source(data: Any) -> Source:
+def items_of(dataset: Any, indices: list[int]) -> list[Any]:
+    """Return the dataset's items, as a DataLoader reads them."""
+    many = getattr(dataset, "__getitems__", None)
+    items: list[Any] = many(indices) if callable(many) else [dataset[i] for i in indices]
+    return items
+
+
+def as_source(data: Any, microbatch: int = 1) -> Source:
     """Return a Source for what a user passed as `data=`.
 
-    Taken: an object with `fetch` and `__len__` (returned as it is); a pair of tensors (x, y); a torch TensorDataset of
-    two; any map-style dataset whose items are pairs. Raises DataError, one sentence, for anything else.
+    Taken: an object with `fetch` and `__len__` (returned as it is); a tuple of tensors, or a TensorDataset; a DataLoader,
+    for its dataset, collate function, workers and pinning; any map-style dataset. Raises DataError, one sentence, for
+    anything else.
     """
     if callable(getattr(data, "fetch", None)):
         if not hasattr(data, "__len__"):
@@ -83,30 +112,26 @@ def as_source(data: Any) -> Source:
                 f"data ({type(data).__name__}) has fetch but no __len__. Add __len__: the number of samples."
             )
         return _not_empty(cast(Source, data))
-    pair = getattr(data, "tensors", data)
-    if isinstance(pair, (tuple, list)) and pair and all(isinstance(part, torch.Tensor) for part in pair):
-        return _not_empty(_tensor_source(pair))
+    if isinstance(data, DataLoader):
+        return _not_empty(LoaderSource(data, microbatch))
+    tensors = getattr(data, "tensors", data)
+    if isinstance(tensors, (tuple, list)) and tensors and all(isinstance(part, torch.Tensor) for part in tensors):
+        return _not_empty(_tensor_source(tensors))
     if hasattr(data, "__getitem__") and hasattr(data, "__len__") and not isinstance(data, (str, bytes, dict)):
-        from torch.utils.data import default_collate
-
         return _not_empty(DatasetSource(data, default_collate))
     raise DataError(
-        f"data is {type(data).__name__}, which has no samples to look up by number. Pass a pair of tensors (x, y), a "
-        f"map-style dataset, or an object with __len__ and fetch(ids)."
+        f"data is {type(data).__name__}, which has no samples to look up by number. Pass tensors (x, y), a "
+        f"map-style dataset, a DataLoader of one, or an object with __len__ and fetch(ids)."
     )
 
 
 def _tensor_source(tensors: Sequence[torch.Tensor]) -> TensorSource:
-    if len(tensors) != 2:
+    shapes = [list(tensor.shape) for tensor in tensors]
+    if not all(shapes) or len({shape[0] for shape in shapes}) > 1:
         raise DataError(
-            f"data has {len(tensors)} tensors; two are needed, (x, y). Pack the inputs into one tensor each."
+            f"data's tensors have shapes {', '.join(map(str, shapes))}; their first dimensions, the samples, must be equal."
         )
-    x, y = tensors
-    if x.dim() == 0 or y.dim() == 0 or len(x) != len(y):
-        raise DataError(
-            f"data's x has shape {list(x.shape)} and y {list(y.shape)}; their first dimensions, the samples, must be equal."
-        )
-    return TensorSource(x, y)
+    return TensorSource(tuple(tensors))
 
 
 def _not_empty(source: Source) -> Source:

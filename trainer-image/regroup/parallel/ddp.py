@@ -61,14 +61,14 @@ class DataParallel:
         self._gradients.begin()
         self._buffers.keep()
 
-    def backward(self, v: int, loss_sum: torch.Tensor, *, last: bool) -> None:  # noqa: ARG002
+    def backward(self, v: int, loss: torch.Tensor, gradient: torch.Tensor, *, last: bool) -> None:  # noqa: ARG002
         """See Strategy."""
         if last and self._groups is not None:
             self._armed = True
             self._open = [
                 {index for index in bucket.indices if self._expected[index]} for bucket in self._gradients.buckets
             ]
-        loss_sum.backward()  # type: ignore[no-untyped-call]
+        loss.backward(gradient)  # type: ignore[no-untyped-call]
 
     def launch(self, share: Share) -> None:
         """See Strategy."""

@@ -59,9 +59,9 @@ class Exact:
         for total in (*self._sums, self._scalars):
             total.reset()
 
-    def backward(self, v: int, loss_sum: torch.Tensor, *, last: bool) -> None:  # noqa: ARG002
+    def backward(self, v: int, loss: torch.Tensor, gradient: torch.Tensor, *, last: bool) -> None:  # noqa: ARG002
         """See Strategy: add one virtual worker's gradients to the tree and begin the next ones at zero."""
-        loss_sum.backward()  # type: ignore[no-untyped-call]
+        loss.backward(gradient)  # type: ignore[no-untyped-call]
         for bucket, total in zip(self._gradients.buckets, self._sums):
             self._gradients.collect(bucket)
             total.add(v, bucket.flat)

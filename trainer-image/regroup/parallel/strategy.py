@@ -71,8 +71,8 @@ class Strategy(Protocol):
         """Gradients are zero."""
         ...
 
-    def backward(self, v: int, loss_sum: torch.Tensor, *, last: bool) -> None:
-        """Add the gradients of virtual worker `v`, a scalar's. `last`: of this rank's in this step."""
+    def backward(self, v: int, loss: torch.Tensor, gradient: torch.Tensor, *, last: bool) -> None:
+        """Add the gradients of virtual worker `v`: of `loss`, a scalar, times `gradient`. `last`: of this rank's in this step."""
         ...
 
     def launch(self, share: Share) -> None:

@@ -16,6 +16,8 @@ from regroup.checkpoint.errors import CheckpointError
 from regroup.errors import StateError, UsageError
 from regroup.protocol.state import StatePair
 
+from .optimizers import as_optimizer
+
 
 @dataclass(frozen=True)
 class CommitRecord:
@@ -27,31 +29,49 @@ class CommitRecord:
     weight: float
     norm: torch.Tensor | float | None = None
     """Norm of the gradient before it was clipped; None: it was not clipped. A scalar, on the model's device."""
+    learning_rates: tuple[Any, ...] = ()
+    """By param group, as they were applied: numbers, or scalars on the model's device."""
+    skipped: bool = False
+    """The gradient was no number (an overflow in fp16), so the optimizer was not stepped."""
 
     def to_json(self) -> list[Any]:
         """Return the form in which it is sent. Waits for the device."""
-        return [self.state, self.loss, self.weight, None if self.norm is None else float(self.norm)]
+        rates = [float(rate) for rate in self.learning_rates]
+        return [
+            self.state,
+            self.loss,
+            self.weight,
+            None if self.norm is None else float(self.norm),
+            rates,
+            self.skipped,
+        ]
 
     @classmethod
     def from_json(cls, data: list[Any]) -> "CommitRecord":
-        state, loss, weight, norm = data
-        return cls(StatePair(*state), loss, weight, norm)
+        state, loss, weight, norm, rates, skipped = data
+        return cls(StatePair(*state), loss, weight, norm, tuple(rates), skipped)
 
 
 class TrainingState:
     """The state that this process trains. `pair` names it while it is valid; None: it is no state anybody may copy."""
 
-    def __init__(self, model: torch.nn.Module, optimizer: Any, extra: Mapping[str, Any]) -> None:
+    def __init__(self, model: torch.nn.Module, optimizer: Any, extra: Mapping[str, Any], scaler: Any = None) -> None:
         """Raises StateError, by name, for what cannot be saved, and UsageError for an optimizer that cannot be used."""
         self.model = model
-        self.optimizer = optimizer
+        self.optimizer = as_optimizer(optimizer, model)
+        self.scaler = scaler
+        """A GradScaler, for gradients in fp16; it is a part of the state, as `scaler`."""
         self.extra = dict(extra)
+        if scaler is not None:
+            if not callable(getattr(scaler, "unscale_", None)):
+                raise UsageError(f"scaler is a {type(scaler).__name__}. Pass a torch.amp.GradScaler.")
+            if self.extra.setdefault("scaler", scaler) is not scaler:
+                raise UsageError('state["scaler"] is another object than scaler. Pass it as scaler only.')
         self.adopted = 0
         """Generation in which the state was adopted; 0 without one."""
         self.record: CommitRecord | None = None
         """Of the commit that made this state, where that is known: not of one that was read from a checkpoint."""
         self._pair: StatePair | None = None
-        check_optimizer(optimizer, model)
         for name, part in self.extra.items():
             if not callable(getattr(part, "state_dict", None)) or not callable(getattr(part, "load_state_dict", None)):
                 raise StateError(
@@ -119,26 +139,3 @@ class TrainingState:
         """The state is in between: without a name from here on, until `named`."""
         self._pair, self.adopted, self.record = None, 0, None
         yield
-
-
-_COMMUNICATE = ("ZeroRedundancyOptimizer", "DistributedOptimizer", "PostLocalSGDOptimizer")
-"""Torch's own optimizers whose `step` calls collectives."""
-
-
-def check_optimizer(optimizer: Any, model: torch.nn.Module) -> None:
-    """Raise UsageError for an optimizer that communicates, and for a parameter that it steps and the model does not own: that
-    would be no part of the state, and its gradient of no reduction."""
-    for kind in type(optimizer).__mro__:
-        if kind.__name__ in _COMMUNICATE:
-            raise UsageError(
-                f"optimizer is a {kind.__name__}, whose step() calls collectives: a rank that dies in it would leave the others "
-                "with half a step. Pass the optimizer that it wraps."
-            )
-    owned = {id(parameter) for parameter in model.parameters()}
-    for i, group in enumerate(getattr(optimizer, "param_groups", ())):
-        for j, parameter in enumerate(group["params"]):
-            if id(parameter) not in owned:
-                raise UsageError(
-                    f"optimizer.param_groups[{i}]['params'][{j}], of shape {list(parameter.shape)}, is not a parameter of "
-                    "the model. Put everything that is trained into one module, and pass that as model."
-                )

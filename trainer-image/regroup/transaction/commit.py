@@ -5,6 +5,7 @@ all that communicates comes before the last rows, so from then on nothing but th
 may end up one commit apart when one dies in between; adoption brings them together.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,6 +17,7 @@ from regroup.generation.groups import Groups
 from regroup.generation.membership import Membership
 from regroup.parallel.strategy import Share, Strategy
 from regroup.protocol.state import StatePair
+from regroup.state.optimizers import parts_of
 from regroup.state.training import CommitRecord, TrainingState
 
 from .header import WIDTH, Header, Row
@@ -77,6 +79,18 @@ class Committer:
         if not committed:
             self.strategy.undo()
         return True
+
+    def backward(self, v: int, loss: torch.Tensor, factor: float, *, last: bool) -> None:
+        """Add the gradients of virtual worker `v`: of `loss` times `factor`. `last`: of this rank's in this step."""
+        if self._state.scaler is not None:
+            loss = self._state.scaler.scale(loss)
+        self.strategy.backward(v, loss, torch.full_like(loss, factor * self.prescale), last=last)
+
+    @property
+    def prescale(self) -> float:
+        """What each gradient is multiplied by while it is summed: a power of two, so no bit is lost, that keeps the sum at
+        about the size of a mean. The same on all ranks for the job's life."""
+        return 2.0 ** -round(math.log2(self.plan.global_batch))
 
     def commit(
         self,
@@ -152,20 +166,38 @@ class Committer:
         max_norm: float | None,
     ) -> CommitRecord:
         """Everything that changes the state. An exception in here leaves it without a name: nobody copies it."""
+        state, scaler, prescale = self._state, self._state.scaler, self.prescale
+        optimizers = parts_of(state.optimizer)
         norm: torch.Tensor | None = None
-        with self._state.changing(), refuse_collectives(self.membership.groups, watch=self.num_committed == 0):
-            self.strategy.scale(weight)
+        skipped = False
+        with state.changing(), refuse_collectives(self.membership.groups, watch=self.num_committed == 0):
+            self.strategy.scale(weight * prescale)
+            if scaler is not None:
+                for optimizer in optimizers:
+                    scaler.unscale_(optimizer)
             if max_norm is not None:
                 norm = self.strategy.clip(max_norm)
             for hook in before:
                 hook()
-            self._state.optimizer.step()
+            rates = tuple(_value(group.get("lr")) for group in getattr(state.optimizer, "param_groups", ()))
+            for optimizer in optimizers:
+                optimizer.step() if scaler is None else scaler.step(optimizer)
+            if scaler is not None:
+                scale = scaler.get_scale()
+                scaler.update()
+                skipped = scaler.get_scale() < scale
             for hook in after:
                 hook()
         generation = self.membership.generation
-        record = CommitRecord(StatePair(generation, share.index + 1), loss_sum / weight, weight, norm)
+        pair = StatePair(generation, share.index + 1)
+        record = CommitRecord(pair, loss_sum / weight, weight, norm, rates, skipped)
         self._state.committed(record, generation)
         return record
+
+
+def _value(rate: Any) -> Any:
+    """Return a learning rate as it is now: a tensor is changed in place by its scheduler."""
+    return rate.clone() if isinstance(rate, torch.Tensor) else float("nan") if rate is None else rate
 
 
 def exchange(groups: Groups | None, row: Row, meanwhile: Callable[[], None] | None = None) -> Header:

@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from regroup.errors import UsageError
 from regroup.generation.groups import Groups
+from regroup.state.optimizers import parts_of
 from regroup.state.training import TrainingState
 
 _COLLECTIVES = ("c10d", "_c10d_functional", "c10d_functional")
@@ -42,7 +43,9 @@ class Hooks:
         if not callable(getattr(owner, "state_dict", None)) or not callable(getattr(owner, "load_state_dict", None)):
             return
         state = self._state
-        if owner is state.optimizer or any(owner is module for module in state.model.modules()):
+        if any(owner is one for one in parts_of(state.optimizer)) or any(
+            owner is module for module in state.model.modules()
+        ):
             return
         if _reaches(state.extra, owner):
             return

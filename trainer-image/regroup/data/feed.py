@@ -1,0 +1,132 @@
+"""The batches of one session, in the order in which its microbatches ask for them; worker processes read ahead.
+
+Owns the worker processes. What they read ahead is a function of (step, virtual worker), as everything is; after a membership
+change, when other microbatches come next, it is dropped and they begin anew. What a dataset draws is seeded where it is read.
+"""
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple, Protocol
+
+from torch.utils.data import DataLoader, Dataset, Sampler
+
+from .ids import SamplePlan
+from .rng import microbatch_rng
+from .sources import LoaderSource, Source, TensorSource, items_of
+
+
+class Key(NamedTuple):
+    """Which microbatch: virtual worker `v` of a step."""
+
+    step: int
+    v: int
+
+
+class Feed(Protocol):
+    """Where a step gets its batches."""
+
+    draws: bool
+    """A batch may depend on this process's random numbers while it is read."""
+
+    def take(self, key: Key, share: range) -> Any:
+        """Return a microbatch's batch. `share`: this rank's virtual workers, which come in turn, in this and further steps."""
+        ...
+
+    def close(self) -> None:
+        """The session has ended."""
+        ...
+
+
+class Direct:
+    """Reads in the caller's thread."""
+
+    def __init__(self, source: Source, plan: SamplePlan) -> None:
+        self._source, self._plan = source, plan
+        self.draws = not isinstance(source, TensorSource)
+
+    def take(self, key: Key, share: range) -> Any:  # noqa: ARG002
+        """See Feed."""
+        return self._source.fetch(self._plan.ids(key.step, key.v))
+
+    def close(self) -> None:
+        """See Feed."""
+
+
+class Ahead:
+    """Reads by a DataLoader like the script's, in its worker processes and with its pinning."""
+
+    draws = False
+    """Each batch is seeded where it is read."""
+
+    def __init__(self, source: LoaderSource, plan: SamplePlan) -> None:
+        theirs = source.loader
+        self._positions = _Positions(plan)
+        self._loader: DataLoader[Any] = DataLoader(
+            _Seeded(theirs.dataset, plan.seed),
+            batch_sampler=self._positions,
+            num_workers=theirs.num_workers,
+            collate_fn=theirs.collate_fn,
+            pin_memory=theirs.pin_memory,
+            timeout=theirs.timeout,
+            worker_init_fn=theirs.worker_init_fn,
+            multiprocessing_context=theirs.multiprocessing_context,
+            prefetch_factor=theirs.prefetch_factor,
+            persistent_workers=theirs.num_workers > 0,
+        )
+        self._batches: Iterator[Any] | None = None
+        self._next: Key | None = None
+        self._share = range(0)
+
+    def take(self, key: Key, share: range) -> Any:
+        """See Feed. What a worker process raises is raised here, with its traceback."""
+        if self._batches is None or (key, share) != (self._next, self._share):
+            self._positions.first, self._positions.share, self._share = key, share, share
+            self._batches = iter(self._loader)
+        self._next = _after(key, share)
+        try:
+            return next(self._batches)
+        except BaseException:
+            self._batches = None  # it is no longer where we think
+            raise
+
+    def close(self) -> None:
+        """See Feed: the worker processes end."""
+        self._batches = None
+        self._loader._iterator = None
+
+
+def make_feed(source: Source, plan: SamplePlan) -> Feed:
+    """Return what reads from `source`."""
+    return Ahead(source, plan) if isinstance(source, LoaderSource) else Direct(source, plan)
+
+
+def _after(key: Key, share: range) -> Key:
+    """Return the microbatch that follows on this rank."""
+    at = share.index(key.v) + 1
+    return Key(key.step, share[at]) if at < len(share) else Key(key.step + 1, share[0])
+
+
+class _Positions(Sampler[list[int]]):
+    """For the loader: the microbatches from `first` on, each as [step, v, id, id, ..]."""
+
+    def __init__(self, plan: SamplePlan) -> None:
+        self._plan = plan
+        self.first, self.share = Key(0, 0), range(1)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        key, share = self.first, self.share
+        while True:
+            yield [*key, *self._plan.ids(key.step, key.v).tolist()]
+            key = _after(key, share)
+
+
+class _Seeded(Dataset[Any]):
+    """In the process that reads: the script's dataset, with random numbers of the microbatch's own."""
+
+    def __init__(self, dataset: Any, seed: int) -> None:
+        self._dataset, self._seed = dataset, seed
+
+    def __getitems__(self, numbers: list[int]) -> list[Any]:
+        step, v, *indices = numbers
+        with microbatch_rng() as seed_for:
+            seed_for(self._seed, step, v)
+            return items_of(self._dataset, indices)

@@ -1,0 +1,93 @@
+"""The optimizer, or optimizers, that a script passes: as one object with a state, and what cannot be used refused.
+
+A commit steps it once, with gradients that are equal on all ranks. So one that evaluates the loss again, or that communicates,
+cannot be used.
+"""
+
+import inspect
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from regroup.errors import UsageError
+
+_COMMUNICATE = ("ZeroRedundancyOptimizer", "DistributedOptimizer", "PostLocalSGDOptimizer")
+"""Torch's own optimizers whose `step` calls collectives."""
+
+
+class Together:
+    """Several optimizers, stepped one after the other."""
+
+    def __init__(self, optimizers: Sequence[Any]) -> None:
+        self.optimizers = list(optimizers)
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """Those of all."""
+        return [group for optimizer in self.optimizers for group in optimizer.param_groups]
+
+    def step(self) -> None:
+        """Step each."""
+        for optimizer in self.optimizers:
+            optimizer.step()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of each by its number."""
+        return {str(i): optimizer.state_dict() for i, optimizer in enumerate(self.optimizers)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Load what `state_dict` returned."""
+        for i, optimizer in enumerate(self.optimizers):
+            optimizer.load_state_dict(state[str(i)])
+
+
+def as_optimizer(optimizer: Any, model: torch.nn.Module) -> Any:
+    """Return what steps the model: `optimizer` itself, or a list of them as one. Raises UsageError."""
+    if not isinstance(optimizer, (list, tuple)):
+        _check(optimizer, model, "optimizer")
+        return optimizer
+    if not optimizer:
+        raise UsageError("optimizer is an empty list. Pass at least one.")
+    for i, one in enumerate(optimizer):
+        _check(one, model, f"optimizer[{i}]")
+    return Together(optimizer)
+
+
+def parts_of(optimizer: Any) -> list[Any]:
+    """Return the script's own optimizers."""
+    return optimizer.optimizers if isinstance(optimizer, Together) else [optimizer]
+
+
+def _check(optimizer: Any, model: torch.nn.Module, name: str) -> None:
+    """Raise UsageError for an optimizer that cannot be stepped once by each rank, and for a parameter that it steps and the model
+    does not own: that would be no part of the state, and its gradient of no reduction."""
+    kind = type(optimizer).__name__
+    if any(base.__name__ in _COMMUNICATE for base in type(optimizer).__mro__):
+        raise UsageError(
+            f"{name} is a {kind}, whose step() calls collectives: a rank that dies in it would leave the others with half a step. "
+            "Pass the optimizer that it wraps."
+        )
+    if not callable(getattr(optimizer, "step", None)):
+        raise UsageError(f"{name} is a {kind} without step(). Pass a torch optimizer.")
+    if _needs_closure(optimizer):
+        raise UsageError(
+            f"{name} is a {kind}, whose step() evaluates the loss again by a closure: each time would need all ranks. Pass one "
+            "whose step() takes no closure."
+        )
+    owned = {id(parameter) for parameter in model.parameters()}
+    for i, group in enumerate(getattr(optimizer, "param_groups", ())):
+        for j, parameter in enumerate(group["params"]):
+            if id(parameter) not in owned:
+                raise UsageError(
+                    f"{name}.param_groups[{i}]['params'][{j}], of shape {list(parameter.shape)}, is not a parameter of "
+                    "the model. Put everything that is trained into one module, and pass that as model."
+                )
+
+
+def _needs_closure(optimizer: Any) -> bool:
+    try:
+        closure = inspect.signature(optimizer.step).parameters.get("closure")
+    except (TypeError, ValueError):
+        return False
+    return closure is not None and closure.default is closure.empty
