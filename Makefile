@@ -77,6 +77,10 @@ chaos: venv ## Random faults over real jobs, and a verdict: SEED=7 replays, FAUL
 bench-recovery: venv ## SIGKILL -> next step, Regroup beside torchrun: a table and bench/out/recovery.json
 	$(PY) -m bench.recovery
 
+.PHONY: bench-overhead
+bench-overhead: venv ## A step of the session beside the same step under plain DDP: a table and bench/out/overhead.json
+	$(PY) -m bench.overhead
+
 .PHONY: cluster-up
 cluster-up: venv ## Start the one-machine Kubernetes and leave it up
 	$(PY) -m cluster up

@@ -84,6 +84,11 @@ class Job:
                 "regroup.session() was called a second time in this process, which takes part in one job only. "
                 "Train everything in one session, with further objects in its `state`."
             )
+        if not path and int(os.environ.get("WORLD_SIZE") or 1) > 1:
+            raise UsageError(
+                f"WORLD_SIZE is {os.environ['WORLD_SIZE']} and no agent of Regroup is here: each of these processes would train a "
+                "model of its own. Start the script with `regroup run --workers N`, or in a job, and not with torchrun."
+            )
         if reduction not in STRATEGIES:
             raise UsageError(f'reduction is {reduction!r}; it must be "fast" or "exact".')
         self.model, self.optimizer = model, optimizer

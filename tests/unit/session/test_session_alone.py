@@ -124,6 +124,14 @@ def test_what_cannot_work_is_refused_by_name(changes: dict[str, Any], error: typ
     assert str(caught.value).count("\n") == 0
 
 
+def test_processes_that_would_each_train_alone_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    with pytest.raises(UsageError, match=r"WORLD_SIZE is 4 .*`regroup run --workers N`"):
+        make_job()
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    make_job()
+
+
 def test_global_batch_with_fewer_microbatches_than_ranks_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(env.MAX_WORLD_SIZE, "5")
     with pytest.raises(Exception, match="less than the largest number of ranks"):

@@ -1,0 +1,174 @@
+"""`make bench-overhead`: what a step of the session costs beside the same step without it, in one run, alternating.
+
+`tiny` and `gpt`: two ranks, beside torch's DistributedDataParallel in the same two processes. `alone`: the tiny model in plain
+`python`, beside the training loop without anything. Everything that the session does in a step is on: comparison of
+parameters, progress, the digest of samples. Writes bench/out/overhead.json: `tiny` and `gpt` (each `ours_ms`, `ddp_ms`) and
+`alone` (`ours_ms`, `plain_ms`), medians over blocks, the ratio of each pair of neighbouring blocks, CPU time, and the setup.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from bench.trials import BenchError
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+OUT = REPOSITORY / "bench" / "out"
+SCRIPT = REPOSITORY / "bench" / "overhead_script.py"
+TIMEOUT_S = 900.0
+
+
+@dataclass(frozen=True)
+class Case:
+    """One comparison. `other`: what the file calls what the session is compared with."""
+
+    name: str
+    model: str
+    ranks: int
+    steps: int
+    """In a block: about a second of work."""
+    other: str
+
+
+CASES = (
+    Case("tiny", "tiny", 2, 200, "ddp"),
+    Case("gpt", "gpt", 2, 5, "ddp"),
+    Case("alone", "tiny", 1, 1000, "plain"),
+)
+
+
+def run(case: Case, pairs: int) -> list[dict[str, Any]]:
+    """Run one case and return its blocks, in their order. Raises BenchError."""
+    with tempfile.TemporaryDirectory(prefix="bench-") as directory:
+        out = Path(directory) / "blocks.jsonl"
+        script = [str(SCRIPT), case.model, str(case.ranks), str(pairs), str(case.steps)]
+        launcher = ["-m", "regroup_cli", "run", "--workers", str(case.ranks)] if case.ranks > 1 else []
+        log = OUT / f"overhead-{case.name}.log"
+        log.parent.mkdir(parents=True, exist_ok=True)
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith("REGROUP_")}
+        environment = inherited | {
+            "OMP_NUM_THREADS": "1",
+            "BENCH_OUT": str(out),
+            "PYTHONPATH": os.pathsep.join([str(REPOSITORY), *filter(None, [os.environ.get("PYTHONPATH")])]),
+        }
+        with log.open("wb") as file:
+            try:
+                ended = subprocess.run(
+                    [sys.executable, *launcher, *script],
+                    env=environment,
+                    stdin=subprocess.DEVNULL,
+                    stdout=file,
+                    stderr=subprocess.STDOUT,
+                    timeout=TIMEOUT_S,
+                    check=False,
+                )
+            except subprocess.TimeoutExpired as error:
+                raise BenchError(f"{case.name}: not done within {TIMEOUT_S:g} s. Its output is in {log}.") from error
+        if ended.returncode:
+            last = "\n  ".join(log.read_text(errors="replace").splitlines()[-15:])
+            raise BenchError(f"{case.name}: exit code {ended.returncode}. Its last lines:\n  {last}")
+        return [json.loads(line) for line in out.read_text().splitlines()]
+
+
+def summary(case: Case, blocks: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return a case's part of the JSON file. Pure. Each block of ours is compared with the plain one just before it."""
+    ours = [block for block in blocks if block["kind"] == "ours"]
+    plain = [block for block in blocks if block["kind"] == "plain"][: len(ours)]
+    ratios = sorted(mine["ms"] / other["ms"] for mine, other in zip(ours, plain))
+    added = [mine["ms"] - other["ms"] for mine, other in zip(ours, plain)]
+    quarter = len(ratios) // 4
+    return {
+        "ours_ms": _median(ours, "ms"),
+        f"{case.other}_ms": _median(plain, "ms"),
+        "ratio": round(statistics.median(ratios), 3),
+        "ratio_middle_half": [round(ratios[quarter], 3), round(ratios[-1 - quarter], 3)],
+        "added_ms": round(statistics.median(added), 4),
+        "ours_cpu_ms": _median(ours, "cpu_ms"),
+        f"{case.other}_cpu_ms": _median(plain, "cpu_ms"),
+        "pairs": len(ours),
+        "steps_in_a_block": case.steps,
+    }
+
+
+def _median(blocks: list[dict[str, Any]], key: str) -> float:
+    return round(float(statistics.median(block[key] for block in blocks)), 4)
+
+
+def table(found: dict[str, Any]) -> Table:
+    setup = found["setup"]
+    caption = f"medians over {setup['pairs']} pairs of blocks, {setup['cpus']} cores, torch {setup['torch']}"
+    out = Table(title="One step of the session beside the same step without it", caption=caption)
+    for heading in ("", "session", "without it", "ratio", "middle half", "added", "CPU of rank 0"):
+        out.add_column(heading, justify="left" if not heading else "right")
+    titles = {
+        "tiny": "tiny model, 2 ranks, beside DDP",
+        "gpt": "small GPT, 2 ranks, beside DDP",
+        "alone": "tiny model, plain python",
+    }
+    for case in CASES:
+        if case.name not in found:
+            continue
+        one = found[case.name]
+        low, high = one["ratio_middle_half"]
+        out.add_row(
+            titles[case.name],
+            f"{one['ours_ms']:.3f} ms",
+            f"{one[f'{case.other}_ms']:.3f} ms",
+            f"{one['ratio']:.3f}",
+            f"{low:.3f} to {high:.3f}",
+            f"{one['added_ms']:+.3f} ms",
+            f"{one['ours_cpu_ms']:.2f} / {one[f'{case.other}_cpu_ms']:.2f} ms",
+        )
+    return out
+
+
+def main() -> int:
+    """Run the cases, print the table, write the JSON file; 1 and one sentence when one cannot be measured."""
+    parser = argparse.ArgumentParser(prog="python -m bench.overhead", description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--pairs", type=int, default=20, help="pairs of blocks in each case (default 20)")
+    parser.add_argument("--only", choices=[case.name for case in CASES], help="one case; the file keeps the others")
+    args = parser.parse_args()
+    if args.pairs < 4:
+        parser.error(f"--pairs ({args.pairs}) must be at least 4.")
+    console = Console()
+    path = OUT / "overhead.json"
+    found: dict[str, Any] = json.loads(path.read_text()) if args.only and path.exists() else {}
+    for case in CASES:
+        if args.only in (None, case.name):
+            with console.status(f"{case.name}: {args.pairs} pairs of blocks"):
+                try:
+                    found[case.name] = summary(case, run(case, args.pairs))
+                except BenchError as error:
+                    console.print(str(error), style="red", highlight=False)
+                    return 1
+    found["setup"] = {
+        "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "cpus": os.cpu_count(),
+        "pairs": args.pairs,
+    }
+    OUT.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(found, indent=2) + "\n")
+    console.print(table(found))
+    console.print(f"Written to {path.relative_to(REPOSITORY)}.")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
