@@ -56,6 +56,29 @@ def train(operator: OperatorEdge, worker: Worker, number: int = 1, **changed: ob
     return before
 
 
+def test_lines_of_several_processes_have_their_rank(operator: OperatorEdge, pair: Worker) -> None:
+    """Through the zygote, and in both streams; a lone process's lines are its own (test_zygote.py)."""
+    script = pair.directory / "train.py"
+    script.write_text(
+        "import os, sys\nrank = os.environ['RANK']\nfor i in range(500):\n"
+        "    print('out', rank, i)\n    print('err', rank, i, file=sys.stderr)\nsys.stdout.write('last')"
+    )
+    pair.start(sys.executable, str(script))
+    port = welcome(operator, "Unknown")
+    operator.tell(generation(1, port, 2, rank_offset=4, world_size=6)[0])
+    operator.wait_body(wire.Finished)
+    for path, word in ((pair.stdout, "out"), (pair.stderr, "err")):
+        want = {f"[rank {rank}] {word} {rank} {i}" for rank in (4, 5) for i in range(500)}
+        if word == "out":
+            want |= {"[rank 4] last", "[rank 5] last"}
+
+        def all_there(path: Path = path, want: set[str] = want) -> bool:
+            return want <= set(path.read_text().splitlines())
+
+        until(all_there, "all lines", details=path.read_text)
+        assert [line for line in path.read_text().splitlines() if word in line and line not in want] == []
+
+
 def test_session_from_hello_to_training_to_stop(operator: OperatorEdge, worker: Worker) -> None:
     worker.start_raw()
     welcome(operator)

@@ -77,6 +77,11 @@ class Core:
         """Return a report of this moment: the whole condition and seal around `body`."""
         return self._worker.report(body)
 
+    def rank_of(self, local_rank: int) -> int | None:
+        """Return a process's rank in the newest generation that was heard; None: it is in none."""
+        newest = self._worker.generation
+        return newest.rank_offset + local_rank if newest is not None and newest.member else None
+
     def expects(self, local_rank: int, incarnation: int) -> bool:
         """Return whether a process that attaches so is one that runs."""
         return self._worker.expects(local_rank, incarnation)

@@ -162,6 +162,9 @@ def trainer_env(
     out.setdefault("PYTHONUNBUFFERED", "1")
     # A store that goes with its host is our daily business; torch would fill stderr with its C++ stack traces.
     out.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    if processes > 1:
+        # As torchrun does: each process would take all cores, and they would slow each other down.
+        out.setdefault("OMP_NUM_THREADS", "1")
     out[env.SOCKET] = socket_path
     out[env.INCARNATION] = str(incarnation)
     out[env.LOCAL_RANK] = str(local_rank)

@@ -46,6 +46,7 @@ MAX_SOCKET_PATH = 100
 """Linux allows 107 bytes."""
 STACKS_S = 0.5
 """How long a process has to write its stacks to stderr."""
+STDOUT = Output(1)
 OUTPUT = Output(2, name=os.environ.get(env.LOG_NAME, ""))
 TERMINATION_LOG = "/dev/termination-log"
 """What the kubelet shows as the container's last message."""
@@ -71,12 +72,26 @@ class Agent:
         self._core = Core(identity, saved, session=_uses_library(python), preloading=has_zygote)
         # A trainer's environment replaces the zygote's; until then it is what the image and the template say.
         base = trainer_env(
-            environ, socket_path="", local_rank=0, processes=1, incarnation=0, restarts=0, generation=None
+            environ,
+            socket_path="",
+            local_rank=0,
+            processes=self._processes,
+            incarnation=0,
+            restarts=0,
+            generation=None,
         )
         self._zygote = Zygote(python, preload, base, log, self._imported) if python and preload else None
         hook = write_group_hook(environ[env.STATE_DIR], log)
         self._memory = MemoryCgroup()
-        self._trainers = Trainers(self._command, self._zygote, hook, OUTPUT.write, self._spawned, self._exited)
+        self._trainers = Trainers(
+            self._command,
+            self._zygote,
+            hook,
+            lambda fd, data: (OUTPUT if fd == 2 else STDOUT).write(data),
+            self._label if self._processes > 1 else None,
+            self._spawned,
+            self._exited,
+        )
         self._link = Link(
             Endpoint(
                 environ[env.OPERATOR_URL],
@@ -226,6 +241,11 @@ class Agent:
                 self._feed(ev.Detached(rank, of))
         self._feed(ev.FromTrainer(local_rank, incarnation, message))
 
+    def _label(self, local_rank: int) -> bytes:
+        """Return what is put before a line of a process, where there are several."""
+        rank = self._core.rank_of(local_rank)
+        return f"[process {local_rank}] ".encode() if rank is None else f"[rank {rank}] ".encode()
+
     def _imported(self) -> None:
         self._later(ev.Preloaded())
 
@@ -267,6 +287,7 @@ def die(text: str, code: int) -> None:
             Path(TERMINATION_LOG).write_text(text, encoding="utf-8")
     except OSError:
         pass
+    STDOUT.flush()
     OUTPUT.flush()
     os._exit(code)
 
@@ -325,6 +346,7 @@ def main(argv: Sequence[str] | None = None) -> Any:
     except LaunchError as error:
         die(str(error), 2)
     code = asyncio.run(_run(args[1:]))
+    STDOUT.flush()
     OUTPUT.flush()
     sys.exit(code)
 

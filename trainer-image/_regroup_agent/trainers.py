@@ -1,6 +1,7 @@
-"""Starts, signals and reaps the trainer processes, and passes on what they write to stderr.
+"""Starts, signals and reaps the trainer processes, and passes on what they write.
 
-Owns pids, process groups (each trainer has its own, so its helpers die with it) and the stderr pipes. Decides nothing.
+Owns pids, process groups (each trainer has its own, so its helpers die with it) and the pipes. A lone process of a pod writes its
+stdout by itself; where there are several, each line gets the rank that wrote it, and passes through here. Decides nothing.
 A process's end is reported once, after its group is killed and its last output is read.
 """
 
@@ -16,6 +17,7 @@ from pathlib import Path
 
 from .last_words import KEPT_BYTES, LastWords, last_words
 from .launch import hooked_env
+from .lines import Lines
 from .posix import die_with_parent
 from .zygote import Zygote
 
@@ -24,10 +26,19 @@ _PF_EXITING = 0x4
 
 
 @dataclass
+class _Stream:
+    """The reading end of a pipe to a process; `fd` 1 or 2: which of its outputs it is."""
+
+    fd: int
+    pipe: int
+    lines: Lines = field(default_factory=Lines)
+
+
+@dataclass
 class _Trainer:
     local_rank: int
     incarnation: int
-    stderr_fd: int
+    streams: list[_Stream] = field(default_factory=list)
     pid: int = 0
     signals: list[int] = field(default_factory=list)
     """Signals asked for before the pid was known."""
@@ -36,33 +47,43 @@ class _Trainer:
 
 class Trainers:
     """`on_spawned(local_rank, incarnation)` and `on_exited(local_rank, incarnation, code, last words)` are called from the loop;
-    `write`, which must not block, with what the processes write to stderr."""
+    `write(fd, data)`, which must not block, with what the processes write to stdout (1) and stderr (2). `label(local_rank)`
+    is put before each line; None, where there is one process: lines are left as they are, and stdout is not ours."""
 
     def __init__(
         self,
         command: Sequence[str],
         zygote: Zygote | None,
         hook_directory: str,
-        write: Callable[[bytes], None],
+        write: Callable[[int, bytes], None],
+        label: Callable[[int], bytes] | None,
         on_spawned: Callable[[int, int], None],
         on_exited: Callable[[int, int, int, LastWords], None],
     ) -> None:
         self._command, self._zygote, self._hook_directory = list(command), zygote, hook_directory
-        self._write, self._on_spawned, self._on_exited = write, on_spawned, on_exited
+        self._write, self._label, self._on_spawned, self._on_exited = write, label, on_spawned, on_exited
         self._by_rank: dict[int, _Trainer] = {}
         self._by_pid: dict[int, _Trainer] = {}
-        self._unclaimed: dict[int, int] = {}  # pid -> status of a fork that ended before the zygote's answer was read
+        self._num_asked = 0
+        """Forks that the zygote was asked for and has not told the pid of."""
+        self._unclaimed: dict[int, int] = {}
+        """Meanwhile: status of what ended, by pid. It may be such a fork. Later its pid may be another process's."""
         self._popens: dict[int, subprocess.Popen[bytes]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
     def start(self, local_rank: int, incarnation: int, env: Mapping[str, str]) -> None:
         """Start a process; the one before it with this local rank is dead."""
-        read_fd, write_fd = os.pipe()
-        os.set_blocking(read_fd, False)
-        trainer = _Trainer(local_rank, incarnation, read_fd)
+        trainer = _Trainer(local_rank, incarnation)
         self._by_rank[local_rank] = trainer
-        asyncio.get_running_loop().add_reader(read_fd, self._read_stderr, trainer)
-        task = asyncio.get_running_loop().create_task(self._spawn(trainer, env, write_fd))
+        write_fds = []
+        for fd in (2,) if self._label is None else (2, 1):
+            read_fd, write_fd = os.pipe()
+            os.set_blocking(read_fd, False)
+            stream = _Stream(fd, read_fd)
+            trainer.streams.append(stream)
+            write_fds.append(write_fd)
+            asyncio.get_running_loop().add_reader(read_fd, self._read, trainer, stream)
+        task = asyncio.get_running_loop().create_task(self._spawn(trainer, env, write_fds))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -115,39 +136,53 @@ class Trainers:
                 self._finish(trainer, os.waitstatus_to_exitcode(status))
             elif self._zygote is not None and pid == self._zygote.pid:
                 self._zygote.died()
-            elif self._zygote is not None:
+            elif self._num_asked:
                 self._unclaimed[pid] = status
-                if len(self._unclaimed) > 1000:
-                    self._unclaimed.pop(next(iter(self._unclaimed)))
 
-    async def _spawn(self, trainer: _Trainer, env: Mapping[str, str], write_fd: int) -> None:
+    async def _spawn(self, trainer: _Trainer, env: Mapping[str, str], write_fds: Sequence[int]) -> None:
         try:
-            pid = await self._zygote.spawn(env, write_fd) if self._zygote else None
+            status = None
+            pid = await self._fork(env, write_fds)
             if pid is None:
-                pid = self._exec(env, write_fd)
+                pid = self._exec(env, write_fds)
+            else:
+                status = self._unclaimed.pop(pid, None)
+            if not self._num_asked:
+                self._unclaimed.clear()
         except OSError as error:
-            os.close(write_fd)
+            _close(write_fds)
             code = 126 if isinstance(error, PermissionError) else 127
             line = f"{self._command[0]}: cannot be started: {error.strerror or error}"
-            self._write(line.encode() + b"\n")
+            self._write(2, line.encode() + b"\n")
             trainer.tail = line.encode()
             self._finish(trainer, code)
             return
-        os.close(write_fd)
+        _close(write_fds)
         trainer.pid = pid
         self._on_spawned(trainer.local_rank, trainer.incarnation)
-        if pid in self._unclaimed:
-            self._finish(trainer, os.waitstatus_to_exitcode(self._unclaimed.pop(pid)))
+        if status is not None:
+            self._finish(trainer, os.waitstatus_to_exitcode(status))
             return
         self._by_pid[pid] = trainer
         for signum in trainer.signals:
             _kill_group(pid, signum)
 
-    def _exec(self, env: Mapping[str, str], write_fd: int) -> int:
+    async def _fork(self, env: Mapping[str, str], write_fds: Sequence[int]) -> int | None:
+        """Have the zygote fork a process, where there is one; return its pid."""
+        if self._zygote is None:
+            return None
+        self._num_asked += 1
+        try:
+            return await self._zygote.spawn(env, write_fds)
+        finally:
+            self._num_asked -= 1
+
+    def _exec(self, env: Mapping[str, str], write_fds: Sequence[int]) -> int:
         popen = subprocess.Popen(
             self._command,
             stdin=subprocess.DEVNULL,
-            stderr=write_fd,
+            stdout=write_fds[1] if len(write_fds) > 1 else None,
+            stderr=write_fds[0],
             env=hooked_env(env, self._hook_directory),
             start_new_session=True,
             preexec_fn=die_with_parent,
@@ -156,33 +191,46 @@ class Trainers:
         return popen.pid
 
     def _finish(self, trainer: _Trainer, code: int) -> None:
-        while self._read_stderr(trainer):
-            pass
-        self._close_stderr(trainer)
+        for stream in trainer.streams:
+            while self._read(trainer, stream):
+                pass
+            self._close(trainer, stream)
         if self._by_rank.get(trainer.local_rank) is trainer:
             del self._by_rank[trainer.local_rank]
         self._on_exited(trainer.local_rank, trainer.incarnation, code, last_words(trainer.tail))
 
-    def _read_stderr(self, trainer: _Trainer) -> bool:
+    def _read(self, trainer: _Trainer, stream: _Stream) -> bool:
         """Pass on what there is; returns False when there is nothing more now."""
-        if trainer.stderr_fd < 0:
+        if stream.pipe < 0:
             return False
         try:
-            data = os.read(trainer.stderr_fd, 1 << 16)
+            data = os.read(stream.pipe, 1 << 16)
         except (BlockingIOError, InterruptedError):
             return False
         if not data:
-            self._close_stderr(trainer)
+            self._close(trainer, stream)
             return False
-        self._write(data)
-        trainer.tail = (trainer.tail + data)[-KEPT_BYTES:]
+        if stream.fd == 2:
+            trainer.tail = (trainer.tail + data)[-KEPT_BYTES:]
+        self._pass_on(stream, data if self._label is None else stream.lines.add(data, self._label(trainer.local_rank)))
         return True
 
-    def _close_stderr(self, trainer: _Trainer) -> None:
-        if trainer.stderr_fd >= 0:
-            asyncio.get_running_loop().remove_reader(trainer.stderr_fd)
-            os.close(trainer.stderr_fd)
-            trainer.stderr_fd = -1
+    def _close(self, trainer: _Trainer, stream: _Stream) -> None:
+        if stream.pipe >= 0:
+            asyncio.get_running_loop().remove_reader(stream.pipe)
+            os.close(stream.pipe)
+            stream.pipe = -1
+            if self._label is not None:
+                self._pass_on(stream, stream.lines.end(self._label(trainer.local_rank)))
+
+    def _pass_on(self, stream: _Stream, data: bytes) -> None:
+        if data:
+            self._write(stream.fd, data)
+
+
+def _close(fds: Sequence[int]) -> None:
+    for fd in fds:
+        os.close(fd)
 
 
 def _kill_group(pid: int, signum: int) -> None:

@@ -94,8 +94,10 @@ class Zygote:
         self._cancel_overdue()
         self._overdue = asyncio.get_running_loop().call_later(MAX_IMPORT_S, self._hangs, self._process)
 
-    async def spawn(self, env: Mapping[str, str], stderr_fd: int) -> int | None:
-        """Fork a trainer process and return its pid; None: it has to be exec'd. Waits for the import to be over."""
+    async def spawn(self, env: Mapping[str, str], fds: Sequence[int]) -> int | None:
+        """Fork a trainer process and return its pid; None: it has to be exec'd. Waits for the import to be over.
+
+        fds: what becomes its stderr, and its stdout, if that is not the agent's."""
         while self._usable:
             if self._process is None:
                 self.start()
@@ -106,7 +108,7 @@ class Zygote:
             answer: asyncio.Future[int] = asyncio.get_running_loop().create_future()
             self._waiting[request_id] = answer
             try:
-                socket.send_fds(self._channel, [json.dumps({"id": request_id, "env": dict(env)}).encode()], [stderr_fd])
+                socket.send_fds(self._channel, [json.dumps({"id": request_id, "env": dict(env)}).encode()], list(fds))
                 pid = await answer
             except (OSError, _DiedError) as error:
                 if isinstance(error, OSError):

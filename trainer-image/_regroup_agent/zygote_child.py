@@ -63,8 +63,9 @@ def _serve(channel: socket.socket, libc: ctypes.CDLL) -> dict[str, Any]:
             if os.fork() != 0:
                 os._exit(0)
             os.setsid()
-            os.dup2(fds[0], 2)
-            os.close(fds[0])
+            for fd, standard in zip(fds, (2, 1)):
+                os.dup2(fd, standard)
+                os.close(fd)
             # The pid goes out first, so that the agent can kill what has not begun yet.
             channel.send(json.dumps({"id": request["id"], "pid": os.getpid()}).encode())
             channel.close()

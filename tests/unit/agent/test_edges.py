@@ -181,8 +181,17 @@ def test_environment_of_a_session_has_no_rank_and_no_secrets() -> None:
     assert got == {
         "HOME": "/h", env.CHECKPOINT_DIR: "/ckpt", env.MAX_WORLD_SIZE: "8", env.JOB_UID: "job", env.MAX_RESTARTS: "4",
         env.SOCKET: "/a", env.INCARNATION: "5", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "PYTHONUNBUFFERED": "1",
-        "TORCH_CPP_LOG_LEVEL": "ERROR",
+        "TORCH_CPP_LOG_LEVEL": "ERROR", "OMP_NUM_THREADS": "1",
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(("processes", "given", "want"), [(1, None, None), (2, None, "1"), (2, "4", "4")])
+def test_processes_of_one_pod_share_its_cores(processes: int, given: str | None, want: str | None) -> None:
+    environ = BASE if given is None else {**BASE, "OMP_NUM_THREADS": given}
+    got = trainer_env(
+        environ, socket_path="/a", local_rank=0, processes=processes, incarnation=0, restarts=0, generation=None
+    )
+    assert got.get("OMP_NUM_THREADS") == want
 
 
 def test_environment_of_a_script_is_torchruns() -> None:

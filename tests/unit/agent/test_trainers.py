@@ -1,0 +1,61 @@
+"""Whose end is it? A pid that was reaped may be another process's a moment later."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+from typing import Any, cast
+
+import pytest
+
+from _regroup_agent.last_words import LastWords
+from _regroup_agent.trainers import Trainers
+from _regroup_agent.zygote import Zygote
+
+
+class Fork:
+    """In place of the zygote: says that the process it forked has a given pid, when it is told to."""
+
+    pid = -1
+
+    def __init__(self) -> None:
+        self.answer: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+    async def spawn(self, _env: Any, _stderr_fd: int) -> int:
+        return await self.answer
+
+
+def ended_child(code: int) -> int:
+    """Return the pid of a child that is a zombie."""
+    process = subprocess.Popen(["sh", "-c", f"exit {code}"])
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+    process.returncode = code  # reaped elsewhere
+    return process.pid
+
+
+@pytest.mark.parametrize(("asked_first", "ends"), [(True, [(0, 7, 3)]), (False, [])])
+def test_only_what_ends_while_a_fork_is_asked_for_can_be_that_fork(
+    asked_first: bool, ends: list[tuple[int, int, int]]
+) -> None:
+    async def run() -> list[tuple[int, int, int]]:
+        seen: list[tuple[int, int, int]] = []
+
+        def exited(local_rank: int, incarnation: int, code: int, _words: LastWords) -> None:
+            seen.append((local_rank, incarnation, code))
+
+        zygote = Fork()
+        trainers = Trainers(["x"], cast(Zygote, zygote), "", lambda *_: None, None, lambda *_: None, exited)
+        pid = ended_child(3)
+        if not asked_first:
+            trainers.reap()  # an orphan of somebody's, long before a trainer gets the same pid
+        trainers.start(0, 7, {})
+        await asyncio.sleep(0)
+        if asked_first:
+            trainers.reap()
+        zygote.answer.set_result(pid)
+        while trainers._tasks:
+            await asyncio.gather(*trainers._tasks)
+        return seen
+
+    assert asyncio.run(run()) == ends
