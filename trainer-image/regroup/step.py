@@ -26,8 +26,6 @@ class Step:
         self.loss = float("nan")
         self.committed = False
         self.interrupted = False
-        self.ids = torch.empty(0, dtype=torch.int64)
-        """Of the current microbatch: numbers of its samples, [microbatch]."""
         self.virtual_worker = -1
         """Number of the current microbatch in the step; -1: none."""
         self._committer, self._feed = committer, feed
@@ -35,6 +33,13 @@ class Step:
         self._last = False
         self._pending: list[tuple[int, torch.Tensor, float]] = []
         self._record: CommitRecord | None = None
+
+    @property
+    def ids(self) -> torch.Tensor:
+        """Of the current microbatch: numbers of its samples, [microbatch], int64. Empty where there is none."""
+        if self.virtual_worker < 0:
+            return torch.empty(0, dtype=torch.int64)
+        return self._committer.plan.ids(self.index, self.virtual_worker).clone()
 
     @property
     def norm(self) -> float | None:
@@ -85,7 +90,7 @@ class Step:
                     seed_for(plan.seed, self.index, v)
                 batch = self._feed.take(Key(self.index, v), share)
                 seed_for(plan.seed, self.index, v)  # forward draws the same, whoever has read the batch
-                self.ids, self.virtual_worker, self._last = plan.ids(self.index, v), v, v == share[-1]
+                self.virtual_worker, self._last = v, v == share[-1]
                 yield batch
                 if v not in self._share.weights:
                     raise UsageError(
@@ -127,7 +132,7 @@ class Step:
             raise error.with_traceback(None) from None  # the script's line is what matters
         share.weights[v] = number
         self._pending.append((v, loss.detach(), factor))
-        share.sample_hash += self._committer.plan.hash_ids(self.ids)
+        share.sample_hash += self._committer.plan.hash_of(self.index, v)
 
     def commit(
         self,

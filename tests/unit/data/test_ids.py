@@ -96,7 +96,7 @@ def test_hash_sum_of_all_shares_is_the_expected_one_at_any_world_size() -> None:
     plan = make_plan()
     for world_size in range(1, 5):
         shares = [plan.share(rank, world_size) for rank in range(world_size)]
-        total = sum(plan.hash_ids(plan.ids(3, v)) for share in shares for v in share)
+        total = sum(plan.hash_of(3, v) for share in shares for v in share)
         assert total % 2**64 == plan.expected_hash(3)
 
 
@@ -107,9 +107,19 @@ def test_stale_share_gives_the_right_count_and_the_wrong_hash() -> None:
     after = [range(0, 2), range(2, 3), range(3, 4)]
     dealt = [*after[0], *before[1], *after[2]]  # rank 1 has not heard
     assert dealt == [0, 1, 1, 3]
-    used = [plan.ids(0, v) for v in dealt]
-    assert sum(len(ids) for ids in used) == plan.global_batch
-    assert sum(map(plan.hash_ids, used)) % 2**64 != plan.expected_hash(0)
+    assert sum(len(plan.ids(0, v)) for v in dealt) == plan.global_batch
+    assert sum(plan.hash_of(0, v) for v in dealt) % 2**64 != plan.expected_hash(0)
+
+
+def test_hash_is_of_the_samples_whatever_their_microbatch() -> None:
+    """The same samples, cut into other microbatches, have the same sum; other samples another."""
+    whole, halves = SamplePlan(7, 100, 8, 8), SamplePlan(7, 100, 8, 4)
+    for step in range(5):
+        assert sorted(whole.ids(step, 0).tolist()) == sorted(
+            [*halves.ids(step, 0).tolist(), *halves.ids(step, 1).tolist()]
+        )
+        assert whole.hash_of(step, 0) == (halves.hash_of(step, 0) + halves.hash_of(step, 1)) % 2**64
+    assert len({whole.hash_of(step, 0) for step in range(5)}) == 5
 
 
 @pytest.mark.parametrize("change", [{"seed": 8}, {"num_samples": 101}])

@@ -55,6 +55,8 @@ class Agent:
     def send(self, message: object) -> None:
         self.told.append(message)
 
+    send_soon = send
+
 
 @pytest.mark.parametrize("loss", [0.25, None])
 def test_end_is_told_with_the_loss_of_its_step(loss: float | None) -> None:

@@ -20,7 +20,7 @@ DOCS = Path(__file__).parents[3] / "docs"
 PAGE = (DOCS / "reference/library.md").read_text()
 ATTRIBUTES = {
     "job": {"outcome", "model", "optimizer", "plan", "source", "state", "total"},
-    "step": {"index", "loss", "committed", "interrupted", "ids", "virtual_worker"},
+    "step": {"index", "loss", "committed", "interrupted", "virtual_worker"},
 }
 INSIDE = {
     # The script has these already, or they are for the session itself.

@@ -11,6 +11,7 @@ Rogaway, Ciphers with Arbitrary Finite Domains, 2002): any element in constant t
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -74,6 +75,15 @@ def shares_of(num_virtual: int, world_size: int) -> tuple[range, ...]:
     return tuple(share_of(num_virtual, rank, world_size) for rank in range(world_size))
 
 
+class _Block(NamedTuple):
+    """Some steps, computed at once."""
+
+    ids: torch.Tensor
+    """[steps, global_batch], int64."""
+    hashes: list[list[int]]
+    """By step, by virtual worker."""
+
+
 @dataclass(frozen=True)
 class SamplePlan:
     """Which sample ids each step uses. Equal fields give equal answers on every rank, for the job's life.
@@ -89,7 +99,7 @@ class SamplePlan:
     max_world_size: int = 1
     """Largest number of ranks that the job is meant to have (REGROUP_MAX_WORLD_SIZE). Checked, no part of the arithmetic.
     The one generation of a hand-over can have more (rule HANDOVER): then some shares are empty."""
-    _blocks: dict[int, Words] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _blocks: dict[int, "_Block"] = field(default_factory=dict, init=False, repr=False, compare=False)
     _sums: dict[int, int] = field(default_factory=dict, init=False, repr=False, compare=False)
     _epoch_sum: list[int] = field(default_factory=list, init=False, repr=False, compare=False)
 
@@ -129,16 +139,19 @@ class SamplePlan:
 
     def ids(self, step: int, v: int) -> torch.Tensor:
         """Return the sample ids of one microbatch: [microbatch], int64. The caller may keep it, not write to it."""
-        row = self._step(step)[v * self.microbatch : (v + 1) * self.microbatch]
-        return torch.from_numpy(row.astype(np.int64))
+        block, row = self._block(step)
+        return block.ids[row, v * self.microbatch : (v + 1) * self.microbatch]
 
-    def hash_ids(self, ids: torch.Tensor) -> int:
-        """Return the sum of a 64-bit mix of each id, mod 2**64: neither order nor position matters, multiplicity does."""
-        return self._hash_sum(ids.detach().cpu().numpy().astype(np.uint64))
+    def hash_of(self, step: int, v: int) -> int:
+        """Return the sum of a 64-bit mix of each id of a microbatch, mod 2**64: neither order nor position matters,
+        multiplicity does."""
+        block, row = self._block(step)
+        return block.hashes[row][v]
 
     def expected_hash(self, step: int) -> int:
-        """Return what the `hash_ids` of all microbatches of a step must add up to (rule QUOTA)."""
-        return self._hash_sum(self._step(step))
+        """Return what the `hash_of` of all microbatches of a step must add up to (rule QUOTA)."""
+        block, row = self._block(step)
+        return sum(block.hashes[row]) & MASK
 
     def samples(self, step: int) -> int:
         """Return the number of samples that `step` committed steps have used."""
@@ -161,8 +174,8 @@ class SamplePlan:
                 epochs = step * self.global_batch // self.num_samples
                 first, total = epochs * self.num_samples, epochs * self._whole_epoch() if epochs else 0
             end = step * self.global_batch
-            if end - first == self.global_batch:
-                total += self.expected_hash(step - 1)
+            if 0 <= end - first <= _AHEAD and first % self.global_batch == 0:
+                total += sum(self.expected_hash(s) for s in range(first // self.global_batch, step))
             else:
                 for lo in range(first, end, _CHUNK):
                     total += self._hash_sum(self._at(lo, min(_CHUNK, end - lo)))
@@ -172,8 +185,8 @@ class SamplePlan:
             del self._sums[old]
         return f"{digest:016x}"
 
-    def _step(self, step: int) -> Words:
-        """Return the ids of a whole step: [global_batch], uint64."""
+    def _block(self, step: int) -> tuple["_Block", int]:
+        """Return what was computed ahead for a step, with its row in it."""
         if step < 0:
             raise ValueError(f"step {step} is negative")
         num_steps = max(1, _AHEAD // self.global_batch)
@@ -181,9 +194,11 @@ class SamplePlan:
         block = self._blocks.get(first)
         if block is None:
             self._blocks.clear()
-            block = self._blocks[first] = self._at(first * self.global_batch, num_steps * self.global_batch)
-        offset = (step - first) * self.global_batch
-        return block[offset : offset + self.global_batch]
+            ids = self._at(first * self.global_batch, num_steps * self.global_batch)
+            hashes = np.add.reduce(self._hashes(ids).reshape(num_steps, self.num_virtual, -1), axis=2, dtype=np.uint64)
+            table = torch.from_numpy(ids.view(np.int64)).view(num_steps, self.global_batch)
+            block = self._blocks[first] = _Block(table, hashes.tolist())
+        return block, step - first
 
     def _at(self, first: int, count: int) -> Words:
         """Return the ids at `count` positions of the endless sequence of epochs: [count], uint64."""
@@ -195,10 +210,12 @@ class SamplePlan:
         epochs, offsets = np.divmod(positions, word(self.num_samples))
         return permute(offsets, epochs, self.seed, self.num_samples)
 
-    def _hash_sum(self, ids: Words) -> int:
+    def _hashes(self, ids: Words) -> Words:
         # The key is the seed's, so that two jobs over the same data never have the same sums.
-        hashed = mix_words(mix_words(ids ^ word(mix(self.seed, 2))))
-        return int(np.add.reduce(hashed, dtype=np.uint64))
+        return mix_words(mix_words(ids ^ word(mix(self.seed, 2))))
+
+    def _hash_sum(self, ids: Words) -> int:
+        return int(np.add.reduce(self._hashes(ids), dtype=np.uint64))
 
     def _whole_epoch(self) -> int:
         if not self._epoch_sum:

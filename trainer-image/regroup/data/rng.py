@@ -7,8 +7,7 @@ makes for itself is its own. What the worker processes of a DataLoader draw is s
 
 import random
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -21,37 +20,38 @@ _ours: Any = None
 """A bit generator for numpy: exchanging it for the script's takes a microsecond, copying the script's state 160."""
 
 
-@contextmanager
-def microbatch_rng() -> Iterator[Callable[[int, int, int], None]]:
-    """Yield `seed_for(seed, step, v)`, which seeds all generators for one microbatch.
+class microbatch_rng:
+    """`with microbatch_rng() as seed_for:` around fetch, forward and backward of a step's microbatches.
 
-    Around fetch, forward and backward of a step's microbatches. Afterwards the generators are as before, also after an
-    exception.
+    `seed_for(seed, step, v)` seeds all generators for one microbatch. Afterwards they are as before, also after an exception.
     """
-    generators = [torch.default_generator]
-    # Only when CUDA is in use: asking for its generator would start it, and cost memory in a process that does without.
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        generators.append(torch.cuda.default_generators[torch.cuda.current_device()])
-    numpy = getattr(sys.modules.get("numpy"), "random", None)
-    before = [generator.get_state() for generator in generators]
-    pythons, numpys = random.getstate(), _exchanged(numpy)
 
-    def seed_for(seed: int, step: int, v: int) -> None:
+    def __init__(self) -> None:
+        self._generators = [torch.default_generator]
+        # Only when CUDA is in use: asking for its generator would start it, and cost memory in a process that does without.
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            self._generators.append(torch.cuda.default_generators[torch.cuda.current_device()])
+        self._numpy = getattr(sys.modules.get("numpy"), "random", None)
+
+    def __enter__(self) -> Callable[[int, int, int], None]:
+        self._before = [generator.get_state() for generator in self._generators]
+        self._pythons, self._numpys = random.getstate(), _exchanged(self._numpy)
+        return self._seed_for
+
+    def __exit__(self, *_error: object) -> None:
+        for generator, state in zip(self._generators, self._before):
+            generator.set_state(state)
+        random.setstate(self._pythons)
+        if self._numpy is not None:
+            self._numpy.set_bit_generator(self._numpys)
+
+    def _seed_for(self, seed: int, step: int, v: int) -> None:
         number = mix(seed, step, v)
-        for generator in generators:
+        for generator in self._generators:
             generator.manual_seed(number)
         random.seed(number)
-        if numpy is not None:
-            numpy.seed(number % _MOST)
-
-    try:
-        yield seed_for
-    finally:
-        for generator, state in zip(generators, before):
-            generator.set_state(state)
-        random.setstate(pythons)
-        if numpy is not None:
-            numpy.set_bit_generator(numpys)
+        if self._numpy is not None:
+            self._numpy.seed(number % _MOST)
 
 
 def _exchanged(numpy: Any) -> Any:

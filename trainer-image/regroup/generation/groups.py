@@ -275,6 +275,8 @@ class Groups:
         while not work.is_completed():
             with contextlib.suppress(RuntimeError):
                 work.wait(_SLICE)
+            if work.is_completed():
+                break
             self.check()
             # What an ended connection still holds is read first; then gloo raises by itself, unless it has forgotten.
             now_s = time.monotonic()

@@ -22,6 +22,7 @@ from regroup.protocol.local import Answer, Assignment, DumpStacksLocally, PruneL
 from regroup.protocol.wire import ProcessStack
 
 from . import stacks
+from .outbox import Outbox
 
 _TAKE_STORE_S = 5.0
 """Bound for the agent's answer; without a descriptor the trainer binds the port itself, or fails to form and says so."""
@@ -47,7 +48,7 @@ class Watcher:
         self._socket.connect(path)
         os.register_at_fork(after_in_child=self._socket.close)  # or the agent would not see this process's end in it
         self._changed = threading.Condition()
-        self._send_lock = threading.Lock()
+        self._outbox = Outbox(self._write)
         self._newest: Assignment | None = None
         self._forced_number = 0
         self._stop: StopLocally | None = None
@@ -128,9 +129,15 @@ class Watcher:
 
     def send(self, message: Any) -> None:
         """Send one message to the agent."""
+        self._outbox.send(message)
+
+    def send_soon(self, message: local.Committed) -> None:
+        """Send progress, at most some times a second (`Outbox`)."""
+        self._outbox.send_soon(message)
+
+    def _write(self, message: Any) -> None:
         try:
-            with self._send_lock:
-                self._socket.sendall(local.encode(message))
+            self._socket.sendall(local.encode(message))
         except OSError:
             self._agent_gone()
 
@@ -164,6 +171,7 @@ class Watcher:
 
     def close(self) -> None:
         """Stop listening: from now on the agent may go."""
+        self._outbox.close()
         self._closed = True
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)

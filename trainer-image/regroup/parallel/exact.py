@@ -71,6 +71,14 @@ class Exact:
         """See Strategy: nothing overlaps."""
         self._share = share
 
+    def parcel(self) -> torch.Tensor | None:
+        """See Strategy."""
+        return None
+
+    def unpack(self, parcels: torch.Tensor) -> None:
+        """See Strategy."""
+        raise AssertionError(f"{len(parcels)} parcels came, and none was sent")
+
     def wait(self) -> None:
         """See Strategy."""
         for bucket, total in zip(self._gradients.buckets, self._sums):

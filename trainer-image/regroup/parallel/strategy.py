@@ -79,6 +79,15 @@ class Strategy(Protocol):
         """Start everything that has to be summed over ranks and has not been started by the last backward."""
         ...
 
+    def parcel(self) -> torch.Tensor | None:
+        """Return bytes in host memory that are gathered with the rows, instead of by a collective of their own: [bytes], of
+        one length on all ranks. None: there are none."""
+        ...
+
+    def unpack(self, parcels: torch.Tensor) -> None:
+        """Take the parcels of all ranks: [ranks, bytes], in rank order."""
+        ...
+
     def wait(self) -> None:
         """Wait until it is summed."""
         ...

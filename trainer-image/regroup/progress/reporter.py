@@ -98,7 +98,9 @@ class Reporter:
     ) -> None:
         if self._watcher is None:
             return
-        self._watcher.send(
+        # What only the first commit of a generation says must not be replaced by the next one's report.
+        send = self._watcher.send_soon if first_step_ms is None and step != total else self._watcher.send
+        send(
             local.Committed(
                 generation=self._generation,
                 step=step,

@@ -123,7 +123,10 @@ class Committer:
         """Return the last rows: every rank has them, or this one raises and nothing was applied."""
         groups, strategy = self.membership.groups, self.strategy
         strategy.launch(share)
-        header = exchange(groups, self._row(share), strategy.wait)
+        parcel = strategy.parcel()
+        header, parcels = gather(groups, self._row(share), strategy.wait, parcel)
+        if parcels is not None:
+            strategy.unpack(parcels)
         for _ in range(_MAX_ROUNDS):
             self._verify(share, header)
             if not strategy.settle(header.words):
@@ -200,20 +203,35 @@ def _value(rate: Any) -> Any:
     return rate.clone() if isinstance(rate, torch.Tensor) else float("nan") if rate is None else rate
 
 
-def exchange(groups: Groups | None, row: Row, meanwhile: Callable[[], None] | None = None) -> Header:
-    """Gather one row of every rank; all ranks call it. Raises what `Groups.failed` says.
+def exchange(groups: Groups | None, row: Row) -> Header:
+    """Gather one row of every rank; all ranks call it. Raises what `Groups.failed` says."""
+    return gather(groups, row)[0]
 
-    `meanwhile` is waited for before the rows are."""
+
+def gather(
+    groups: Groups | None,
+    row: Row,
+    meanwhile: Callable[[], None] | None = None,
+    parcel: torch.Tensor | None = None,
+) -> tuple[Header, torch.Tensor | None]:
+    """Gather one row of every rank, and with it a parcel of bytes, where ranks have one, of one length: [ranks, bytes].
+
+    `meanwhile` is waited for before the rows are. Raises what `Groups.failed` says."""
     if groups is None or groups.world_size == 1:
         if meanwhile is not None:
             meanwhile()
         if groups is not None:
             groups.check()
-        return Header((row,))
-    mine = torch.tensor(row.pack(), dtype=torch.int64)
-    rows = torch.zeros(groups.world_size * WIDTH, dtype=torch.int64)
-    work = groups.launch("_allgather_base", rows, mine, control=True)
+        return Header((row,)), None
+    mine = torch.tensor(row.pack(), dtype=torch.int64).view(torch.uint8)
+    if parcel is not None:
+        mine = torch.cat([mine, parcel])
+    all_ = torch.empty(groups.world_size, len(mine), dtype=torch.uint8)
+    work = groups.launch("_allgather_base", all_.view(-1), mine, control=True)
     if meanwhile is not None:
         meanwhile()
     groups.wait([work])
-    return Header(tuple(Row.unpack(values) for values in rows.view(-1, WIDTH).tolist()))
+    size = WIDTH * 8
+    rows = all_[:, :size].clone().view(torch.int64)
+    header = Header(tuple(Row.unpack(values) for values in rows.tolist()))
+    return header, all_[:, size:] if parcel is not None else None
