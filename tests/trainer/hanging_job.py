@@ -61,8 +61,8 @@ with regroup.session(
 ) as job:
     for step in job.steps(int(os.environ.get("TEST_STEPS", "100"))):
         with step:
-            for batch in step.microbatches():
-                step.backward(sum=torch.nn.functional.cross_entropy(model(batch.x), batch.y, reduction="sum"), weight=1)
+            for x, y in step.microbatches():
+                step.backward(sum=torch.nn.functional.cross_entropy(model(x), y, reduction="sum"), weight=1)
             if hangs("stopped", step.index):
                 os.kill(os.getpid(), signal.SIGSTOP)
             while hangs("python", step.index):

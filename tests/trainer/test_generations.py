@@ -25,9 +25,12 @@ def test_group_forms_and_finishes_with_one_state(job: AgentDouble, world_size: i
     assert_one_state(ends)
     for worker in job.workers.values():
         commits = commits_of(worker)
-        assert [m.step for m in commits] == list(range(1, STEPS + 1))
+        # Not each commit is said (generation/outbox.py): the first, the last, and the newest every 50 ms.
+        said = [m.step for m in commits]
+        assert said == sorted(set(said))
+        assert (said[0], said[-1]) == (1, STEPS)
         # Rule ACK: a commit is certain once the next one is; before that, a rank may be without it.
-        assert [m.reportable_step for m in commits] == list(range(STEPS))
+        assert [m.reportable_step for m in commits] == [step - 1 for step in said]
         assert worker.messages(local.Committed)[-1].reportable_step == STEPS
         assert worker.messages(local.AdoptedLocally)[0].source == "nothing"
 
