@@ -1,6 +1,6 @@
 """Run as a program: ranks form real groups, and one thing goes wrong in a collective; print one line of JSON a rank.
 
-Usage: outcome_ranks.py WORLD_SIZE WHAT
+Usage: python -m tests.trainer.outcome_ranks WORLD_SIZE WHAT
   killed    rank 1 is killed
   closed    rank 1 leaves its groups
   type      a tensor of a type that gloo does not know, on all ranks
@@ -19,35 +19,11 @@ import torch
 
 from regroup.generation.adoption import Arrival
 from regroup.generation.groups import Groups
-from regroup.protocol.document import FORCED, Document, Member, Store
-from regroup.protocol.local import Assignment
-
-
-def assignment(rank: int, world_size: int, store_port: int) -> Assignment:
-    members = tuple(Member(slot, f"w-{slot}", f"pod-{slot}", 1, "127.0.0.1", 1) for slot in range(world_size))
-    document = Document(1, "uid1", "job", FORCED, members, Store("127.0.0.1", store_port, "pod-0"))
-    return Assignment(
-        number=1,
-        uid="uid1",
-        kind=FORCED,
-        member=True,
-        rank=rank,
-        world_size=world_size,
-        local_rank=0,
-        local_world_size=1,
-        group_rank=rank,
-        pod_uid=f"pod-{rank}",
-        store_host="127.0.0.1",
-        store_port=store_port,
-        store_prefix=document.store_prefix(),
-        hosts_store=rank == 0,
-        document_digest=document.digest(),
-        document=document if rank == 0 else None,
-    )
+from tests.builders.generations import make_assignment, make_document
 
 
 def main(rank: int, world_size: int, listener: socket.socket, what: str, said: int, end: int) -> None:
-    part = assignment(rank, world_size, listener.getsockname()[1])
+    part = make_assignment(make_document(listener.getsockname()[1], world_size), rank)
     groups = Groups(part, "127.0.0.1", torch.device("cpu"))
     groups.form(Arrival(None, 0, 0), listener.detach() if rank == 0 else None)
     tensor = torch.ones(1 << 18)

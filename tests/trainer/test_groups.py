@@ -18,32 +18,13 @@ from harness.polling import until
 from regroup.errors import GroupBroken
 from regroup.generation.adoption import Arrival
 from regroup.generation.groups import Groups
-from regroup.protocol.document import FORCED, Document, Member, Store
 from regroup.protocol.local import Assignment
+from tests.builders.generations import make_assignment, make_document
 
 
 def assignment(store_port: int) -> Assignment:
     """Return the part of rank 0 of two, which hosts the store; the other one never comes."""
-    members = tuple(Member(slot, f"w-{slot}", f"pod-{slot}", 1, "127.0.0.1", 1) for slot in (0, 1))
-    document = Document(1, "uid1", "job", FORCED, members, Store("127.0.0.1", store_port, "pod-0"))
-    return Assignment(
-        number=1,
-        uid="uid1",
-        kind=FORCED,
-        member=True,
-        rank=0,
-        world_size=2,
-        local_rank=0,
-        local_world_size=1,
-        group_rank=0,
-        pod_uid="pod-0",
-        store_host="127.0.0.1",
-        store_port=store_port,
-        store_prefix=document.store_prefix(),
-        hosts_store=True,
-        document_digest=document.digest(),
-        document=document,
-    )
+    return make_assignment(make_document(store_port), 0)
 
 
 def forming() -> list[threading.Thread]:
@@ -98,9 +79,13 @@ def test_interrupted_form_leaves_no_thread_and_no_socket(moment: str) -> None:
     ],
 )
 def test_collective_that_fails_says_whether_a_rank_was_lost(what: str, error: str, peer: int | None) -> None:
-    script = Path(__file__).with_name("outcome_ranks.py")
     ran = subprocess.run(
-        [sys.executable, str(script), "3", what], capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "-m", "tests.trainer.outcome_ranks", "3", what],
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
     )
     lines = [json.loads(line) for line in ran.stdout.splitlines()]
     assert len(lines) == (3 if what == "type" else 2), ran.stderr

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,9 +17,8 @@ from regroup.generation.groups import FORGOTTEN_S, Groups, Pending
 from regroup.generation.regrouper import Regrouper
 from regroup.generation.sockets import Connection
 from regroup.generation.team import Team
-from regroup.protocol.document import FORCED, Document, Member, Store
-from regroup.protocol.local import Assignment
 from regroup.state.training import TrainingState
+from tests.builders.generations import make_assignment, make_document
 
 HOSTS = ("10.0.0.1", "10.0.0.2", "10.0.0.3", "10.0.0.3")
 PROCESSES = (1, 2, 1, 1)
@@ -26,29 +26,8 @@ PROCESSES = (1, 2, 1, 1)
 
 
 def make_groups() -> Groups:
-    members = tuple(
-        Member(slot, f"w-{slot}", f"pod-{slot}", 1, host, processes)
-        for slot, (host, processes) in enumerate(zip(HOSTS, PROCESSES))
-    )
-    document = Document(1, "uid1", "job", FORCED, members, Store(HOSTS[0], 7000, "pod-0"))
-    part = Assignment(
-        number=1,
-        uid="uid1",
-        kind=FORCED,
-        member=True,
-        rank=4,
-        world_size=5,
-        local_rank=0,
-        local_world_size=1,
-        group_rank=3,
-        pod_uid="pod-3",
-        store_host=HOSTS[0],
-        store_port=7000,
-        store_prefix=document.store_prefix(),
-        hosts_store=False,
-        document_digest=document.digest(),
-        document=document,
-    )
+    document = make_document(7000, hosts=HOSTS, processes=PROCESSES)
+    part = replace(make_assignment(document, 4), document=document)
     groups = Groups(part, HOSTS[3], torch.device("cpu"))
     groups._ranks_by_port = {5000: [0, 1], 5002: [2], 7000: [3]}
     return groups
