@@ -59,3 +59,27 @@ def test_only_what_ends_while_a_fork_is_asked_for_can_be_that_fork(
         return seen
 
     assert asyncio.run(run()) == ends
+
+
+def test_an_orphans_end_is_forgotten_once_no_fork_is_asked_for() -> None:
+    """It ended while one fork was asked for, and a later one has its pid."""
+
+    async def run() -> list[int]:
+        seen: list[int] = []
+        zygote = Fork()
+        trainers = Trainers(
+            ["x"], cast(Zygote, zygote), "", lambda *_: None, None, lambda *_: None, lambda rank, *_: seen.append(rank)
+        )
+        orphan = ended_child(0)
+        trainers.start(0, 1, {})
+        await asyncio.sleep(0)
+        trainers.reap()
+        zygote.answer.set_result(os.getpid())
+        await asyncio.gather(*trainers._tasks)
+        zygote.answer = asyncio.get_running_loop().create_future()
+        zygote.answer.set_result(orphan)
+        trainers.start(1, 1, {})
+        await asyncio.gather(*trainers._tasks)
+        return seen
+
+    assert asyncio.run(run()) == []

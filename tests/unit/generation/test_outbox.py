@@ -32,6 +32,16 @@ def test_newest_progress_arrives_without_a_further_commit() -> None:
     outbox.close()
 
 
+def test_thread_that_has_nothing_to_send_is_woken() -> None:
+    wire = Wire()
+    outbox = Outbox(wire.write)
+    for burst in range(3):
+        for step in range(3):
+            outbox.send_soon((burst, step))
+        until(lambda burst=burst: wire.written[-1:] == [(burst, 2)], "the last of a burst", timeout_s=5)  # type: ignore[misc]
+    outbox.close()
+
+
 def test_progress_is_not_more_often_than_that() -> None:
     wire = Wire()
     outbox = Outbox(wire.write)

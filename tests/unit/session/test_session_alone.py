@@ -387,6 +387,20 @@ def test_several_optimizers_are_one() -> None:
     assert str(other.state.optimizer.state_dict()) == str(jobs[0].state.optimizer.state_dict())
 
 
+def test_gradient_is_unscaled_before_it_is_clipped() -> None:
+    def make(scaler: Any) -> Job:
+        torch.manual_seed(1)
+        model = torch.nn.Linear(4, 2)
+        return make_job(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), scaler=scaler)
+
+    plain, scaled = make(None), make(torch.amp.GradScaler("cpu", init_scale=2.0**10))
+    steps = [one_step(job, by_sum(job), max_norm=0.5) for job in (plain, scaled)]
+    assert steps[1].norm == pytest.approx(steps[0].norm)
+    assert steps[1].loss == pytest.approx(steps[0].loss)
+    for got, want in zip(scaled.model.parameters(), plain.model.parameters()):
+        torch.testing.assert_close(got, want)
+
+
 def test_overflow_is_a_committed_step_that_applies_nothing() -> None:
     model = torch.nn.Linear(4, 2)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
