@@ -1,8 +1,8 @@
-"""The container's log as the agent writes it: its own lines, and what the trainers write to stderr. Never blocks the agent.
+"""The container's log as the agent writes it: its own lines, and what the trainers write. Never blocks the agent.
 
 A container runtime that does not read its pipe (a full disk on the node, a runtime that is stopped) must not freeze the
 agent: pings would go unanswered, and the operator would give the worker up. So a thread writes, what waits for it is
-bounded, and what does not fit is dropped and counted. Order is kept. The trainers' stdout does not come through here.
+bounded, and what does not fit is dropped and counted. Order is kept. A lone trainer's stdout does not come through here.
 """
 
 from __future__ import annotations

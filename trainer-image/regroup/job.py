@@ -84,11 +84,18 @@ class Job:
                 "regroup.session() was called a second time in this process, which takes part in one job only. "
                 "Train everything in one session, with further objects in its `state`."
             )
-        if not path and int(os.environ.get("WORLD_SIZE") or 1) > 1:
+        world_size = os.environ.get("WORLD_SIZE", "")
+        if not path and world_size.isdecimal() and int(world_size) > 1:
             raise UsageError(
-                f"WORLD_SIZE is {os.environ['WORLD_SIZE']} and no agent of Regroup is here: each of these processes would train a "
+                f"WORLD_SIZE is {world_size} and no agent of Regroup is here: each of these processes would train a "
                 "model of its own. Start the script with `regroup run --workers N`, or in a job, and not with torchrun."
             )
+        if not isinstance(model, torch.nn.Module):
+            raise UsageError(f"model is a {type(model).__name__}; it must be a torch.nn.Module.")
+        if not isinstance(state, Mapping):
+            raise UsageError(f'state is a {type(state).__name__}; it must be a dict: state={{"schedule": schedule}}.')
+        if not isinstance(seed, int) or isinstance(seed, bool):
+            raise UsageError(f"seed is {seed!r}; it must be a whole number.")
         if reduction not in STRATEGIES:
             raise UsageError(f'reduction is {reduction!r}; it must be "fast" or "exact".')
         self.model, self.optimizer = model, optimizer
@@ -172,6 +179,10 @@ class Job:
             raise UsageError(
                 "job.steps() was called a second time; its loop is the whole job. Call it once, with the number of steps "
                 "of all epochs together."
+            )
+        if not isinstance(total, int) or isinstance(total, bool) or total < 0:
+            raise UsageError(
+                f"job.steps() was called with {total!r}; it takes the number of steps of all epochs together."
             )
         self._looped = True
         return self._loop(total)

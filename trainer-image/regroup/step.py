@@ -31,6 +31,7 @@ class Step:
         self._committer, self._feed = committer, feed
         self._share = Share(index)
         self._last = False
+        self._inside = False
         self._pending: list[tuple[int, torch.Tensor, float]] = []
         self._record: CommitRecord | None = None
 
@@ -60,12 +61,14 @@ class Step:
 
     def __enter__(self) -> "Step":
         self._committer.begin()
+        self._inside = True
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, _trace: TracebackType | None
     ) -> bool:
         self._committer.end()
+        self._inside = False
         if error is None:
             if not self.committed and not self.interrupted:
                 raise UsageError(
@@ -81,6 +84,7 @@ class Step:
         Random numbers are those of the virtual worker, on whatever rank. In the one generation of a hand-over some ranks have
         no share, and get nothing: commit all the same, and read the loss from `step.loss`.
         """
+        self._check_inside("microbatches")
         plan = self._committer.plan
         share = self._virtual_workers()
         with microbatch_rng() as seed_for:
@@ -117,6 +121,7 @@ class Step:
                 "step.backward() takes the loss as sum=loss (reduction='sum') or as mean=loss (reduction='mean'), and weight=n, "
                 "the number of samples: which of the two it is decides how it is scaled."
             )
+        self._check_inside("backward")
         share, v = self._share, self.virtual_worker
         if v < 0 or v in share.weights:
             raise UsageError("step.backward() goes inside `for batch in step.microbatches():`, once for each batch.")
@@ -124,27 +129,37 @@ class Step:
         self._committer.check()
         factor = number if sum is None else 1.0
         try:
-            self._committer.backward(v, loss, factor, last=self._last)
+            if number:
+                self._committer.backward(v, loss, factor, last=self._last)
+            else:
+                self._committer.strategy.skip(v)  # a mean over nothing is no number
         except GroupBroken as error:
             self._committer.membership.leave(error)
             raise GenerationChanged(str(error)) from error
         except BackendError as error:
             raise error.with_traceback(None) from None  # the script's line is what matters
         share.weights[v] = number
-        self._pending.append((v, loss.detach(), factor))
+        if number:
+            self._pending.append((v, loss.detach(), factor))
+        else:
+            share.loss_sums[v] = 0.0
         share.sample_hash += self._committer.plan.hash_of(self.index, v)
 
     def commit(
         self,
-        after: Sequence[Callable[[], Any]] = (),
+        after: Sequence[Callable[[], Any]] | None = (),
         *,
-        before: Sequence[Callable[[], Any]] = (),
+        before: Sequence[Callable[[], Any]] | None = (),
         max_norm: float | None = None,
     ) -> None:
         """Reduce, clip to `max_norm`, run `before`, step the optimizer, run `after`: all or nothing.
 
         Hooks run on every rank with equal gradients and must be local (no collectives). All ranks call it, once a step.
         """
+        self._check_inside("commit")
+        before, after = _hooks("before", before), _hooks("after", after)
+        if max_norm is not None and not (isinstance(max_norm, (int, float)) and max_norm > 0):
+            raise UsageError(f"max_norm of step.commit() is {max_norm!r}; it must be a number above 0, or None.")
         if self.committed:
             raise UsageError(f"step.commit() was called twice in step {self.index}.")
         self._committer.check()
@@ -163,6 +178,10 @@ class Step:
         self.loss, self._record, self.committed = record.loss, record, True
         self._committer.announce()
 
+    def _check_inside(self, what: str) -> None:
+        if not self._inside:
+            raise UsageError(f"step.{what}() of step {self.index} is outside its block. Write `with step:` around it.")
+
     def _virtual_workers(self) -> range:
         membership = self._committer.membership
         return self._committer.plan.share(membership.rank, membership.world_size)
@@ -180,7 +199,22 @@ def _checked(loss: Any, weight: Any) -> float:
             "The loss of step.backward() depends on no parameter that is trained: it was computed under torch.no_grad(), or "
             "detached."
         )
-    number = float(weight)
+    try:
+        number = float(weight)
+    except (TypeError, ValueError, RuntimeError):
+        number = math.nan
     if not 0 <= number < math.inf:
-        raise UsageError(f"weight of step.backward() is {number:g}; it must be a number of samples, at least 0.")
+        said = weight if isinstance(weight, (int, float)) else f"a {type(weight).__name__}"
+        raise UsageError(f"weight of step.backward() is {said}; it must be a number of samples, at least 0.")
     return number
+
+
+def _hooks(name: str, hooks: Any) -> Sequence[Callable[[], Any]]:
+    """Return the hooks as a list. Raises UsageError for what is none."""
+    if hooks is None:
+        return ()
+    if not isinstance(hooks, (list, tuple)) or not all(map(callable, hooks)):
+        raise UsageError(
+            f"{name} of step.commit() is a list of functions without arguments: {name}=[schedule.step], for example."
+        )
+    return hooks

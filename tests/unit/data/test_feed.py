@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, default_collate
 
 from regroup.data import Feed, Key, SamplePlan, as_source, make_feed
 from regroup.data.feed import Ahead
@@ -29,9 +29,16 @@ class Noisy(Dataset[Any]):
         return index, torch.rand(()).item() + random.random(), os.getpid()
 
 
+def collate(items: list[Any]) -> Any:
+    """Draw something, as masking or mixing of samples does."""
+    indices, noise, pids = default_collate(items)
+    return indices, noise + torch.rand(()), pids
+
+
 @pytest.fixture(params=[0, 2])
 def feed(request: pytest.FixtureRequest) -> Iterator[Ahead]:
-    loader = DataLoader(Noisy(), batch_size=4, num_workers=request.param)
+    torch.manual_seed(request.param)  # what the process drew before is of no account
+    loader = DataLoader(Noisy(), batch_size=4, num_workers=request.param, collate_fn=collate)
     feed = make_feed(as_source(loader, 4), PLAN)
     assert isinstance(feed, Ahead)
     yield feed
@@ -51,6 +58,39 @@ def test_batches_are_those_of_the_plan_in_any_order_of_events(feed: Ahead) -> No
     # Step 1 again with other shares, as after a membership change: the same batches, and the same noise.
     assert seen(feed, range(1, 4), (1, 1), (1, 2)) == [first[3], *seen(feed, range(2, 3), (1, 2))]
     assert seen(feed, range(2), (1, 0), (1, 1), (2, 0)) == first[2:]
+
+
+def test_noise_does_not_depend_on_who_reads() -> None:
+    noise = []
+    for workers in (0, 1):
+        torch.manual_seed(workers)
+        feed = make_feed(as_source(DataLoader(Noisy(), batch_size=4, num_workers=workers, collate_fn=collate), 4), PLAN)
+        noise.append(seen(feed, range(2), (0, 0), (0, 1), (1, 0)))
+        feed.close()
+    assert noise[0] == noise[1]
+
+
+class Opened(Noisy):
+    """What each worker process opens for itself."""
+
+    file: str | None = None
+
+    def __getitem__(self, index: int) -> Any:
+        return index, self.file
+
+
+def opens(_worker: int) -> None:
+    info = torch.utils.data.get_worker_info()
+    assert info is not None
+    assert len(info.dataset) == 64  # type: ignore[arg-type]
+    info.dataset.file = "open"  # type: ignore[attr-defined]
+
+
+def test_worker_init_meets_the_scripts_dataset() -> None:
+    loader = DataLoader(Opened(), batch_size=4, num_workers=1, worker_init_fn=opens)
+    feed = make_feed(as_source(loader, 4), PLAN)
+    assert list(feed.take(Key(0, 0), range(1))[1]) == ["open"] * 4
+    feed.close()
 
 
 def test_worker_processes_stay_over_a_membership_change() -> None:

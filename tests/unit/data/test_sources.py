@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, WeightedRandomSampler
+from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, TensorDataset, WeightedRandomSampler
 
 from regroup.data import Batch, DataError, as_source
 
@@ -53,6 +53,7 @@ def test_source_fetches_the_samples_in_the_order_of_the_ids(data: Any) -> None:
     [
         pytest.param((X, Y[:5]), r"tensors have shapes \[6, 2\], \[5\]; their first dimensions", id="lengths differ"),
         pytest.param((X, torch.tensor(1.0)), r"shapes \[6, 2\], \[\]", id="a scalar"),
+        pytest.param((X.numpy(), Y.numpy()), "data is a tuple of ndarray, ndarray", id="arrays"),
         pytest.param((X[:0], Y[:0]), "no samples", id="empty"),
         pytest.param("digits.csv", "data is str", id="a file name"),
         pytest.param(iter([1]), "no samples to look up by number", id="an iterator"),
@@ -79,6 +80,26 @@ def test_loader_is_taken_for_its_collate_function() -> None:
     assert as_source(loader, 3).fetch(IDS) == IDS.tolist()
 
 
+class Turned(TensorDataset):
+    """It does something to its samples."""
+
+    def __getitem__(self, i: int) -> Any:
+        x, y = super().__getitem__(i)  # type: ignore[no-untyped-call]
+        return -x, y
+
+
+def test_samples_are_what_the_dataset_makes_of_them() -> None:
+    assert torch.equal(as_source(Turned(X, Y)).fetch(IDS)[0], -X[IDS])
+    rows = as_source([X[i] for i in range(6)])
+    assert len(rows) == 6
+    assert torch.equal(rows.fetch(IDS), X[IDS])
+
+
+class OwnLoader(DataLoader[Any]):
+    def __iter__(self) -> Any:
+        return iter(())
+
+
 class Stream(IterableDataset[int]):
     def __iter__(self) -> Iterator[int]:
         return iter(range(6))
@@ -101,6 +122,12 @@ class Stream(IterableDataset[int]):
             "list, which would be ignored",
             id="a batch sampler",
         ),
+        pytest.param(
+            DataLoader(Pairs(), batch_size=3, sampler=RandomSampler(Pairs(), replacement=True, num_samples=9)),
+            "RandomSampler, which would be ignored",
+            id="samples that come again",
+        ),
+        pytest.param(OwnLoader(Pairs(), batch_size=3), "__iter__ of its own", id="an own loader"),
         pytest.param(DataLoader(Pairs(), batch_size=4), "batch_size=4, and microbatch is 3", id="another size"),
     ],
 )

@@ -422,3 +422,100 @@ def test_overflow_is_a_committed_step_that_applies_nothing() -> None:
     assert job.state.tree()["state"]["scaler"]["scale"] == 2.0**9
     want = torch.cat([job.source.fetch(job.plan.ids(1, v)).x for v in range(4)]).mean(0)
     torch.testing.assert_close(before[0] - model.weight.detach(), 0.1 * want.expand(2, 4))
+
+
+@pytest.mark.parametrize(
+    ("commit", "sentence"),
+    [
+        pytest.param({"after": print}, r"after of step.commit\(\) is a list", id="a hook without a list"),
+        pytest.param({"max_norm": -1.0}, r"max_norm .* is -1.0; it must be a number above 0", id="a norm below 0"),
+        pytest.param({"max_norm": "1"}, "must be a number above 0", id="a norm as text"),
+    ],
+)
+def test_arguments_of_commit_are_checked(commit: dict[str, Any], sentence: str) -> None:
+    job = make_job()
+    with pytest.raises(UsageError, match=sentence):
+        one_step(job, by_sum(job), **commit)
+
+
+def test_no_hooks_can_be_said_as_none() -> None:
+    job = make_job()
+    assert one_step(job, by_sum(job), after=None, before=None).committed
+
+
+def test_step_without_its_block_is_refused() -> None:
+    """Its gradients would be those of all steps before, too."""
+    job = make_job()
+    with job:
+        step = next(job.steps(1))
+        with pytest.raises(UsageError, match=r"outside its block. Write `with step:`"):
+            next(step.microbatches())
+        job.total = None  # or the block's end would go on with the loop
+
+
+@pytest.mark.parametrize("total", [10.0, -1, None, True])
+def test_number_of_steps_is_checked(total: Any) -> None:
+    job = make_job()
+    with job, pytest.raises(UsageError, match="it takes the number of steps"):
+        job.steps(total)
+
+
+def test_zero_grad_between_microbatches_is_refused() -> None:
+    job = make_job()
+
+    def backward(step: Any, batch: Any) -> None:
+        job.optimizer.zero_grad()
+        by_sum(job)(step, batch)
+
+    with pytest.raises(UsageError, match="thrown away between two microbatches"):
+        one_step(job, backward)
+
+
+@pytest.mark.parametrize("reduction", ["fast", "exact"])
+def test_microbatch_of_padding_alone_adds_nothing(reduction: str) -> None:
+    """A mean over nothing is no number."""
+    jobs = [make_job(reduction=reduction) for _ in range(2)]
+    torch.use_deterministic_algorithms(False)
+    empty = jobs[0].plan.share(0, 1)[-1]
+
+    def padded(step: Any, batch: Any) -> None:
+        loss = torch.nn.functional.cross_entropy(jobs[0].model(batch.x), batch.y)
+        if step.virtual_worker == empty:
+            step.backward(mean=loss * float("nan"), weight=0)
+        else:
+            step.backward(mean=loss, weight=len(batch.y))
+
+    def without(step: Any, batch: Any) -> None:
+        loss = torch.nn.functional.cross_entropy(jobs[1].model(batch.x), batch.y, reduction="sum")
+        step.backward(
+            sum=loss * (step.virtual_worker != empty), weight=0 if step.virtual_worker == empty else len(batch.y)
+        )
+
+    steps = [one_step(jobs[0], padded), one_step(jobs[1], without)]
+    assert steps[0].loss == pytest.approx(steps[1].loss)
+    for got, want in zip(jobs[0].model.parameters(), jobs[1].model.parameters()):
+        torch.testing.assert_close(got, want)
+
+
+def test_overflow_for_one_optimizer_stops_all_of_them() -> None:
+    model = torch.nn.ModuleList([torch.nn.Linear(4, 2), torch.nn.Linear(4, 2), torch.nn.Linear(4, 2)])
+    optimizers = [torch.optim.SGD(part.parameters(), lr=0.1) for part in model]
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
+    job = make_job(model=model, optimizer=optimizers, scaler=scaler)
+    before = [p.detach().clone() for p in model.parameters()]
+
+    def backward(step: Any, batch: Any) -> None:
+        factor = float("inf") if step.index == 0 else 1.0
+        # The third part is used by nobody: its optimizer has nothing to unscale.
+        step.backward(sum=model[0](batch.x).sum() + (model[1](batch.x) * factor).sum(), weight=len(batch.y))
+
+    with job:
+        for step in job.steps(2):
+            with step:
+                for batch in step.microbatches():
+                    backward(step, batch)
+                step.commit()
+            same = [torch.equal(p, old) for p, old in zip(model.parameters(), before)]
+            assert (step.skipped, same) == (
+                (True, [True] * 6) if step.index == 0 else (False, [False] * 4 + [True] * 2)
+            )

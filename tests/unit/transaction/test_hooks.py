@@ -45,8 +45,9 @@ def test_scheduler_in_no_state_is_refused_by_name() -> None:
         with pytest.raises(UsageError, match=r'changes a StepLR .* state={"steplr": ...}'):
             hooks.check([hook])
     averaged = torch.optim.swa_utils.AveragedModel(model)
-    with pytest.raises(UsageError, match="AveragedModel"):
-        hooks.check([functools.partial(averaged.update_parameters, model)])
+    for update in (functools.partial(averaged.update_parameters, model), lambda: averaged.update_parameters(model)):
+        with pytest.raises(UsageError, match="AveragedModel"):
+            hooks.check([update])
 
 
 def test_what_is_in_the_state_is_taken_wherever_it_is() -> None:
@@ -117,3 +118,9 @@ def test_optimizer_that_needs_a_closure_is_refused() -> None:
         TrainingState(model, [optimizer, lbfgs], {})
     with pytest.raises(UsageError, match="empty list"):
         TrainingState(model, [], {})
+    with pytest.raises(
+        UsageError, match=r"optimizer\[1\] steps a parameter of shape \[2, 2\] that optimizer\[0\] steps, too"
+    ):
+        TrainingState(model, [optimizer, torch.optim.Adam(model.parameters())], {})
+    with pytest.raises(UsageError, match=r"optimizer\[1\] steps a parameter"):
+        TrainingState(model, [optimizer, optimizer], {})

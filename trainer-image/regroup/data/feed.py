@@ -4,7 +4,7 @@ Owns the worker processes. What they read ahead is a function of (step, virtual 
 change, when other microbatches come next, it is dropped and they begin anew. What a dataset draws is seeded where it is read.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, Protocol
 
 from torch.utils.data import DataLoader, Dataset, Sampler
@@ -45,7 +45,7 @@ class Direct:
 
     def take(self, key: Key, share: range) -> Any:  # noqa: ARG002
         """See Feed."""
-        return self._source.fetch(self._plan.ids(key.step, key.v))
+        return self._source.fetch(self._plan.ids(key.step, key.v).clone())  # what a `fetch` writes to it is its own
 
     def close(self) -> None:
         """See Feed."""
@@ -61,10 +61,10 @@ class Ahead:
         theirs = source.loader
         self._positions = _Positions(plan)
         self._loader: DataLoader[Any] = DataLoader(
-            _Seeded(theirs.dataset, plan.seed),
+            _Seeded(theirs.dataset, theirs.collate_fn, plan.seed),
             batch_sampler=self._positions,
             num_workers=theirs.num_workers,
-            collate_fn=theirs.collate_fn,
+            collate_fn=_as_it_is,
             pin_memory=theirs.pin_memory,
             timeout=theirs.timeout,
             worker_init_fn=theirs.worker_init_fn,
@@ -120,13 +120,39 @@ class _Positions(Sampler[list[int]]):
 
 
 class _Seeded(Dataset[Any]):
-    """In the process that reads: the script's dataset, with random numbers of the microbatch's own."""
+    """In the process that reads: the script's dataset and collate function, with random numbers of the microbatch's own.
 
-    def __init__(self, dataset: Any, seed: int) -> None:
-        self._dataset, self._seed = dataset, seed
+    A `worker_init_fn` meets it as `get_worker_info().dataset`; what it reads or sets there is the script's dataset's.
+    """
 
-    def __getitems__(self, numbers: list[int]) -> list[Any]:
+    _OURS = frozenset({"_dataset", "_collate", "_seed"})
+
+    def __init__(self, dataset: Any, collate: Callable[[list[Any]], Any], seed: int) -> None:
+        self._dataset, self._collate, self._seed = dataset, collate, seed
+
+    def __getitems__(self, numbers: list[int]) -> Any:
         step, v, *indices = numbers
         with microbatch_rng() as seed_for:
             seed_for(self._seed, step, v)
-            return items_of(self._dataset, indices)
+            return self._collate(items_of(self._dataset, indices))
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def __getitem__(self, index: int) -> Any:
+        return self._dataset[index]
+
+    def __getattr__(self, name: str) -> Any:
+        if name in self._OURS or name.startswith("__"):
+            raise AttributeError(name)  # of an object that is being unpickled
+        return getattr(self._dataset, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in self._OURS:
+            super().__setattr__(name, value)
+        else:
+            setattr(self._dataset, name, value)
+
+
+def _as_it_is(batch: Any) -> Any:
+    return batch

@@ -23,6 +23,8 @@ _ROUNDS = 6
 
 _AHEAD = 8192
 """Ids are computed for about this many samples at once: numpy's cost a call is then spread over many small steps."""
+_KEPT = 8
+"""So many times what is computed at once is kept: worker processes ask for steps ahead of the one that is checked."""
 _CHUNK = 1 << 20
 """Longest array while a digest is computed from scratch: bounds its memory to some tens of MB."""
 _ANCHORS = 4
@@ -193,7 +195,8 @@ class SamplePlan:
         first = step - step % num_steps
         block = self._blocks.get(first)
         if block is None:
-            self._blocks.clear()
+            while len(self._blocks) >= _KEPT:
+                del self._blocks[min(self._blocks)]
             ids = self._at(first * self.global_batch, num_steps * self.global_batch)
             hashes = np.add.reduce(self._hashes(ids).reshape(num_steps, self.num_virtual, -1), axis=2, dtype=np.uint64)
             table = torch.from_numpy(ids.view(np.int64)).view(num_steps, self.global_batch)

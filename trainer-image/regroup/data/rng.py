@@ -2,7 +2,7 @@
 
 Owns torch's CPU generator, that of the current CUDA device, Python's `random` and numpy's global generator, for the length of
 a step's microbatches: an augmentation is then the same on whatever rank, and again in a redo. A generator that a script
-makes for itself is its own. What the worker processes of a DataLoader draw is seeded by torch.
+makes for itself is its own.
 """
 
 import random

@@ -9,7 +9,14 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, cast, runtime_checkable
 
 import torch
-from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler, default_collate
+from torch.utils.data import (
+    DataLoader,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    TensorDataset,
+    default_collate,
+)
 
 from .errors import DataError
 
@@ -80,7 +87,9 @@ class LoaderSource(DatasetSource):
                 "data is a DataLoader with batch_size=None, whose dataset makes batches by itself. The session deals samples: "
                 f"pass one with batch_size={microbatch}."
             )
-        if loader.batch_size is None or not isinstance(own, (RandomSampler, SequentialSampler)):
+        deals = type(own) not in (RandomSampler, SequentialSampler) or getattr(own, "replacement", False)
+        deals = deals or getattr(own, "_num_samples", None) is not None
+        if loader.batch_size is None or deals:
             raise DataError(
                 f"data is a DataLoader with a {type(own).__name__}, which would be ignored: the session deals the samples, each "
                 f"once an epoch, in an order of its own. Pass DataLoader(dataset, batch_size={microbatch}, ...) without it."
@@ -88,6 +97,11 @@ class LoaderSource(DatasetSource):
         if loader.batch_size not in (1, microbatch):
             raise DataError(
                 f"data is a DataLoader with batch_size={loader.batch_size}, and microbatch is {microbatch}: make them equal."
+            )
+        if type(loader).__iter__ is not DataLoader.__iter__:
+            raise DataError(
+                f"data is a {type(loader).__name__}, a DataLoader with an __iter__ of its own, which would be ignored. Pass a "
+                "plain DataLoader of the dataset."
             )
         super().__init__(loader.dataset, cast(Any, loader.collate_fn))
 
@@ -114,9 +128,17 @@ def as_source(data: Any, microbatch: int = 1) -> Source:
         return _not_empty(cast(Source, data))
     if isinstance(data, DataLoader):
         return _not_empty(LoaderSource(data, microbatch))
-    tensors = getattr(data, "tensors", data)
-    if isinstance(tensors, (tuple, list)) and tensors and all(isinstance(part, torch.Tensor) for part in tensors):
-        return _not_empty(_tensor_source(tensors))
+    # A subclass may do anything to a sample; a list of tensors is a list of samples, but for two of them.
+    tensors = data.tensors if type(data) is TensorDataset else data
+    if isinstance(tensors, tuple) or (isinstance(tensors, list) and len(tensors) == 2):
+        if tensors and all(isinstance(part, torch.Tensor) for part in tensors):
+            return _not_empty(_tensor_source(tensors))
+        if isinstance(tensors, tuple):
+            kinds = ", ".join(type(part).__name__ for part in tensors)
+            raise DataError(
+                f"data is a tuple of {kinds or 'nothing'}. Pass tensors of one length, (x, y): torch.from_numpy makes one of an "
+                "array."
+            )
     if hasattr(data, "__getitem__") and hasattr(data, "__len__") and not isinstance(data, (str, bytes, dict)):
         return _not_empty(DatasetSource(data, default_collate))
     raise DataError(

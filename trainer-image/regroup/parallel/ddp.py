@@ -75,6 +75,7 @@ class DataParallel:
 
     def backward(self, v: int, loss: torch.Tensor, gradient: torch.Tensor, *, last: bool) -> None:  # noqa: ARG002
         """See Strategy."""
+        self._gradients.check_kept(self._gradients.buckets)
         if last and self._groups is not None and not self._in_parcel:
             self._armed = True
             self._open = [
@@ -82,10 +83,14 @@ class DataParallel:
             ]
         loss.backward(gradient)  # type: ignore[no-untyped-call]
 
+    def skip(self, v: int) -> None:
+        """See Strategy."""
+
     def launch(self, share: Share) -> None:
         """See Strategy."""
         self._armed, self._step = False, share.index
         buckets = self._gradients.buckets
+        self._gradients.check_kept(buckets[self._num_sent :])
         if self._groups is None or self._in_parcel:
             for bucket in buckets:
                 self._gradients.collect(bucket)

@@ -67,6 +67,12 @@ class Exact:
             total.add(v, bucket.flat)
             bucket.flat.zero_()
 
+    def skip(self, v: int) -> None:
+        """See Strategy."""
+        for bucket, total in zip(self._gradients.buckets, self._sums):
+            bucket.flat.zero_()
+            total.add(v, bucket.flat)
+
     def launch(self, share: Share) -> None:
         """See Strategy: nothing overlaps."""
         self._share = share

@@ -81,6 +81,16 @@ class Gradients:
         """One byte for each of `parameters`: 1 where it got a gradient in this step, on this rank."""
         return bytes(self._used)
 
+    def check_kept(self, buckets: Iterable[Bucket]) -> None:
+        """Raise UsageError where a gradient of this step was thrown away: the sum would be too small."""
+        for bucket in buckets:
+            for index, parameter in zip(bucket.indices, bucket.parameters):
+                if parameter.grad is None and self._used[index]:
+                    raise UsageError(
+                        "Gradients of this step were thrown away between two microbatches: by zero_grad(), as a loop of one's own "
+                        "needs it. Remove it: the session zeroes them when a step begins."
+                    )
+
     def collect(self, bucket: Bucket) -> None:
         """Bring gradients back that the script replaced (`zero_grad(set_to_none=True)`, a new tensor)."""
         for index, parameter, view in zip(bucket.indices, bucket.parameters, bucket.views):

@@ -75,6 +75,10 @@ class Strategy(Protocol):
         """Add the gradients of virtual worker `v`: of `loss`, a scalar, times `gradient`. `last`: of this rank's in this step."""
         ...
 
+    def skip(self, v: int) -> None:
+        """Virtual worker `v` adds nothing: its weight is 0."""
+        ...
+
     def launch(self, share: Share) -> None:
         """Start everything that has to be summed over ranks and has not been started by the last backward."""
         ...

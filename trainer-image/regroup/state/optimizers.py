@@ -49,8 +49,16 @@ def as_optimizer(optimizer: Any, model: torch.nn.Module) -> Any:
         return optimizer
     if not optimizer:
         raise UsageError("optimizer is an empty list. Pass at least one.")
+    seen: dict[int, int] = {}
     for i, one in enumerate(optimizer):
         _check(one, model, f"optimizer[{i}]")
+        for group in one.param_groups:
+            for parameter in group["params"]:
+                if seen.setdefault(id(parameter), i) != i or optimizer.index(one) != i:
+                    raise UsageError(
+                        f"optimizer[{i}] steps a parameter of shape {list(parameter.shape)} that optimizer[{seen[id(parameter)]}] "
+                        "steps, too. Give each parameter to one of them."
+                    )
     return Together(optimizer)
 
 

@@ -82,6 +82,8 @@ class Committer:
 
     def backward(self, v: int, loss: torch.Tensor, factor: float, *, last: bool) -> None:
         """Add the gradients of virtual worker `v`: of `loss` times `factor`. `last`: of this rank's in this step."""
+        if loss.dtype in (torch.float16, torch.bfloat16):
+            loss = loss.float()  # the factor must not be rounded
         if self._state.scaler is not None:
             loss = self._state.scaler.scale(loss)
         self.strategy.backward(v, loss, torch.full_like(loss, factor * self.prescale), last=last)
@@ -89,7 +91,7 @@ class Committer:
     @property
     def prescale(self) -> float:
         """What each gradient is multiplied by while it is summed: a power of two, so no bit is lost, that keeps the sum at
-        about the size of a mean. The same on all ranks for the job's life."""
+        about the size of a mean, where weights count samples. The same on all ranks for the job's life."""
         return 2.0 ** -round(math.log2(self.plan.global_batch))
 
     def commit(
@@ -176,19 +178,19 @@ class Committer:
         with state.changing(), refuse_collectives(self.membership.groups, watch=self.num_committed == 0):
             self.strategy.scale(weight * prescale)
             if scaler is not None:
-                for optimizer in optimizers:
-                    scaler.unscale_(optimizer)
+                skipped = _unscale(scaler, optimizers)
             if max_norm is not None:
                 norm = self.strategy.clip(max_norm)
             for hook in before:
                 hook()
             rates = tuple(_value(group.get("lr")) for group in getattr(state.optimizer, "param_groups", ()))
             for optimizer in optimizers:
-                optimizer.step() if scaler is None else scaler.step(optimizer)
-            if scaler is not None:
-                scale = scaler.get_scale()
+                if scaler is None:
+                    optimizer.step()
+                elif _has_gradient(optimizer):
+                    scaler.step(optimizer)
+            if scaler is not None and any(map(_has_gradient, optimizers)):
                 scaler.update()
-                skipped = scaler.get_scale() < scale
             for hook in after:
                 hook()
         generation = self.membership.generation
@@ -196,6 +198,28 @@ class Committer:
         record = CommitRecord(pair, loss_sum / weight, weight, norm, rates, skipped)
         self._state.committed(record, generation)
         return record
+
+
+def _has_gradient(optimizer: Any) -> bool:
+    return any(parameter.grad is not None for group in optimizer.param_groups for parameter in group["params"])
+
+
+def _unscale(scaler: Any, optimizers: Sequence[Any]) -> bool:
+    """Unscale the gradients of all optimizers; return whether any overflowed: then none of them is stepped."""
+    if not scaler.is_enabled():
+        return False
+    optimizers = [optimizer for optimizer in optimizers if _has_gradient(optimizer)]
+    if not optimizers:
+        return False
+    device = optimizers[0].param_groups[0]["params"][0].device
+    scaler.scale(torch.zeros((), device=device))  # a rank without a share has not used it yet
+    for optimizer in optimizers:
+        scaler.unscale_(optimizer)
+    found = [one for optimizer in optimizers for one in scaler._found_inf_per_device(optimizer).values()]
+    skipped = any(float(one) > 0 for one in found)
+    for one in found:
+        one.fill_(float(skipped))
+    return skipped
 
 
 def _value(rate: Any) -> Any:

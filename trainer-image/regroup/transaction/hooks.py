@@ -57,7 +57,7 @@ class Hooks:
 
 
 def owners_of(hook: Any) -> list[Any]:
-    """Return the objects that a hook is bound to; of a plain function the schedulers that it names."""
+    """Return the objects that a hook is bound to; of a plain function the schedulers and modules that it names."""
     if isinstance(hook, functools.partial):
         return [owner for part in (hook.func, *hook.args, *hook.keywords.values()) for owner in owners_of(part)]
     if inspect.ismethod(hook):
@@ -65,7 +65,7 @@ def owners_of(hook: Any) -> list[Any]:
     if inspect.isfunction(hook):
         used = inspect.getclosurevars(hook)
         named = [*used.nonlocals.values(), *used.globals.values()]
-        return [one for one in named if isinstance(one, torch.optim.lr_scheduler.LRScheduler)]
+        return [one for one in named if isinstance(one, (torch.optim.lr_scheduler.LRScheduler, torch.nn.Module))]
     return [hook]
 
 
