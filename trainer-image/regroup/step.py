@@ -19,11 +19,10 @@ from .transaction.commit import Committer
 
 
 class Step:
-    """A step in progress. `index` counts from 0; `loss` is the mean over the whole batch once it is committed, else NaN."""
+    """A step in progress. `index` counts from 0."""
 
     def __init__(self, index: int, committer: Committer, feed: Feed) -> None:
         self.index = index
-        self.loss = float("nan")
         self.committed = False
         self.interrupted = False
         self.virtual_worker = -1
@@ -41,6 +40,11 @@ class Step:
         if self.virtual_worker < 0:
             return torch.empty(0, dtype=torch.int64)
         return self._committer.plan.ids(self.index, self.virtual_worker).clone()
+
+    @property
+    def loss(self) -> float:
+        """Mean over the whole batch, by weight, once the step is committed (hooks of `after` see it); else NaN."""
+        return self._share.loss
 
     @property
     def norm(self) -> float | None:
@@ -129,7 +133,7 @@ class Step:
         self._committer.check()
         factor = number if sum is None else 1.0
         try:
-            if number:
+            if sum is not None or number:
                 self._committer.backward(v, loss, factor, last=self._last)
             else:
                 self._committer.strategy.skip(v)  # a mean over nothing is no number
@@ -139,7 +143,7 @@ class Step:
         except BackendError as error:
             raise error.with_traceback(None) from None  # the script's line is what matters
         share.weights[v] = number
-        if number:
+        if sum is not None or number:
             self._pending.append((v, loss.detach(), factor))
         else:
             share.loss_sums[v] = 0.0
@@ -175,7 +179,7 @@ class Step:
             record = self._committer.commit(self._share, before, after, max_norm)
         except BackendError as error:
             raise error.with_traceback(None) from None
-        self.loss, self._record, self.committed = record.loss, record, True
+        self._record, self.committed = record, True
         self._committer.announce()
 
     def _check_inside(self, what: str) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -89,6 +91,39 @@ def groups_any(groups: Groups, mine: bool) -> list[bool]:
     theirs = torch.zeros(groups.world_size, dtype=torch.uint8)
     groups.wait([groups.launch("_allgather_base", theirs, torch.tensor([mine], dtype=torch.uint8))])
     return [bool(one) for one in theirs]
+
+
+@pytest.mark.parametrize("size", [1, 3], ids=["a scalar and a number", "not a whole number of words"])
+def test_only_rank_with_a_share_decides(size: int) -> None:
+    def average(groups: Groups) -> list[Any]:
+        model = torch.nn.Module()
+        model.register_buffer("bytes", torch.zeros(size, dtype=torch.uint8))
+        model.register_buffer("mean", torch.zeros(()))
+        model.register_buffer("number", torch.zeros((), dtype=torch.int64))
+        buffers = Buffers(model)
+        buffers.begin_generation(groups)
+        buffers.keep()
+        if groups.rank == 0:
+            for buffer in model.buffers():
+                buffer.add_(3)
+        buffers.average_changed([0])
+        return [buffer.tolist() for buffer in model.buffers()]
+
+    assert Ranks(2).run(average) == [[[3] * size, 3.0, 3]] * 2
+
+
+def test_buffer_that_grows_later_is_refused_too() -> None:
+    model = torch.nn.Module()
+    model.register_buffer("table", torch.zeros(4))
+    buffers = Buffers(model)
+    for grows in (False, True):
+        buffers.keep()
+        if grows:
+            model.table = torch.ones(8)
+            with pytest.raises(UsageError, match=r"Buffer table went from shape \[4\] to \[8\]"):
+                buffers.changed()
+        else:
+            assert buffers.changed() == []
 
 
 def test_rank_without_a_share_counts_for_nothing() -> None:

@@ -178,7 +178,7 @@ def test_exact_alone_leaves_the_same_parameters_without_a_gradient(loss: Loss) -
 
 
 def test_a_parameter_without_a_gradient_does_not_hold_back_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Layer 3 is in the first bucket; without it in the second step all others are sent while backward runs."""
+    """Layer 3 is in the first bucket; once it was not used for some steps all others are sent while backward runs."""
     monkeypatch.setattr(ddp, "PARCEL_BYTES", 0)
     sent: list[int] = []
 
@@ -192,5 +192,51 @@ def test_a_parameter_without_a_gradient_does_not_hold_back_the_others(monkeypatc
         layers = cast(Any, model).layers
         return cast(torch.Tensor, layers[2](layers[1](layers[0](x))).pow(2).sum())
 
-    ranks.run(lambda g: train(DataParallel, Chain, unused, g, steps=2, after_backward=note))
-    assert sent == [0, 4 + 4], "first step: the first bucket is waited for; second: all are on their way"
+    ranks.run(lambda g: train(DataParallel, Chain, unused, g, steps=10, after_backward=note))
+    before = [4 * step for step in range(ddp.IDLE_STEPS)]
+    assert sent == [*before, 36, 40], "first the bucket is waited for; then all are on their way when backward ends"
+
+
+def test_models_that_are_trained_in_turn_send_nothing_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ddp, "PARCEL_BYTES", 0)
+
+    def alternating(model: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
+        layers = cast(Any, model).layers
+        first = 2 * (int(x[0, 0]) < 0)
+        return cast(torch.Tensor, layers[first + 1](layers[first](x)).pow(2).sum())
+
+    def in_turn(step: int) -> Loss:
+        return lambda model, x: alternating(model, x if step % 2 else -x)
+
+    def run(groups: Groups | None) -> Outcome:
+        losses = iter(range(10**6))
+        each = VIRTUAL_WORKERS if groups is None else VIRTUAL_WORKERS // groups.world_size
+        return train(DataParallel, Chain, lambda m, x: in_turn(next(losses) // each)(m, x), groups, steps=6)
+
+    want = run(None)
+    for outcome in Ranks(2).run(run):
+        assert outcome.rounds == [1] * 6
+        for got, wanted in zip(outcome.gradients, want.gradients):
+            assert_same(got, wanted)
+
+
+def test_sparse_gradients_are_summed_whenever_they_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ddp, "PARCEL_BYTES", 0)
+
+    class Words(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = torch.nn.Embedding(5, 3, sparse=True)
+            self.out = torch.nn.Linear(3, 3)
+
+    def loss(model: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
+        words = cast(Any, model)
+        return cast(torch.Tensor, words.out(words.table(x.long()[:, 0] - 1)).pow(2).sum())
+
+    def more(model: torch.nn.Module, rank: int) -> None:
+        if rank == 0:
+            cast(Any, model).table(torch.tensor([4])).sum().backward()
+
+    want = train(DataParallel, Words, loss, None, after_backward=more)
+    for outcome in Ranks(2).run(lambda g: train(DataParallel, Words, loss, g, after_backward=more)):
+        assert_same(outcome.gradients[0], want.gradients[0])

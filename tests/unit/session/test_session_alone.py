@@ -438,6 +438,34 @@ def test_arguments_of_commit_are_checked(commit: dict[str, Any], sentence: str) 
         one_step(job, by_sum(job), **commit)
 
 
+def test_hook_sees_the_steps_loss() -> None:
+    job = make_job()
+    seen: list[float] = []
+    with job:
+        for step in job.steps(1):
+            with step:
+                for batch in step.microbatches():
+                    by_sum(job)(step, batch)
+                step.commit(after=[lambda: seen.append(step.loss)])  # noqa: B023 - called at once
+            assert seen == [step.loss]
+            assert seen[0] > 0
+
+
+def test_sum_of_weight_0_counts() -> None:
+    """An auxiliary loss over padding: no mean of nothing, but a sum."""
+    job = make_job()
+    weight: Any = job.model.weight
+    before = weight.detach().clone()
+
+    def backward(step: Any, batch: Any) -> None:
+        step.backward(sum=job.model(batch.x).sum(), weight=0 if step.virtual_worker else 4)
+
+    step = one_step(job, backward)
+    want = torch.cat([job.source.fetch(job.plan.ids(0, v)).x for v in range(4)]).sum(0) / 4
+    torch.testing.assert_close(before - weight.detach(), 0.1 * want.expand(2, 4))
+    assert step.committed
+
+
 def test_no_hooks_can_be_said_as_none() -> None:
     job = make_job()
     assert one_step(job, by_sum(job), after=None, before=None).committed

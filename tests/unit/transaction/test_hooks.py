@@ -56,6 +56,9 @@ def test_what_is_in_the_state_is_taken_wherever_it_is() -> None:
     trainer = Trainer(schedule)
     hooks = Hooks(TrainingState(model, optimizer, {"trainer": trainer, "outer": outer}))
     count: list[int] = []
+    loss = torch.nn.CrossEntropyLoss()
+    teacher = torch.nn.Linear(2, 2)
+    around = torch.nn.Sequential(model)
     hooks.check(
         [
             schedule.step,
@@ -67,8 +70,20 @@ def test_what_is_in_the_state_is_taken_wherever_it_is() -> None:
             functools.partial(count.append, 1),
             lambda: count.append(2),
             print,
+            lambda: loss.reduction,
+            lambda: teacher(torch.ones(2)),  # it is only read
+            around.train,
+            loss.train,
         ]
     )
+
+
+def test_what_a_hook_is_given_is_not_kept() -> None:
+    model, optimizer, _ = parts()
+    hooks = Hooks(TrainingState(model, optimizer, {}))
+    for _ in range(5):
+        hooks.check([functools.partial(print, torch.ones(3), list(model.parameters()))])
+    assert not hooks._good
 
 
 class Group:

@@ -171,8 +171,8 @@ class Watcher:
 
     def close(self) -> None:
         """Stop listening: from now on the agent may go."""
-        self._outbox.close()
         self._closed = True
+        self._outbox.close()
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         self._thread.join(timeout=1)

@@ -24,12 +24,14 @@ class Buffers:
         self._live: list[str] = []
         """Forward has changed these on some rank in this generation, so every rank averages them. In one order on all ranks."""
         self._groups: Groups | None = None
+        self._looked = False
+        """What is new among the buffers was looked for in this generation."""
         self._sent: tuple[Pending, torch.Tensor] | None = None
 
     def begin_generation(self, groups: Groups | None) -> None:
         """Other ranks: which buffers forward changes is to be learned with them."""
         self._groups = groups if groups is not None and groups.world_size > 1 else None
-        self._live = []
+        self._live, self._looked = [], False
 
     def keep(self) -> None:
         """A step begins: remember the values."""
@@ -52,11 +54,10 @@ class Buffers:
     def changed(self) -> list[str]:
         """Return the names of those that forward changed on this rank and that are not averaged in each step.
 
-        Raises UsageError for one that has another shape than before, or that was not there: a copy would not fit.
+        Raises what `check_shapes` does.
         """
+        self.check_shapes()
         names = [name for name in self._at if name not in self._live]
-        if not self._live:  # once in a generation is often enough to see what is new
-            self._check_shapes()
         return [name for name in names if not torch.equal(_bytes(self._kept[name]), _bytes(self._now(name)))]
 
     def launch(self) -> None:
@@ -103,7 +104,8 @@ class Buffers:
             for name in names:
                 buffer = self._now(name)
                 high = low + buffer.numel() * buffer.element_size()
-                mine = values[:, low:high].clone().view(buffer.dtype).view(len(values), *buffer.shape)
+                rows = [row[low:high].clone().view(buffer.dtype).view(buffer.shape) for row in values]
+                mine = torch.stack(rows)
                 low = high
                 # Torch reduces neither unsigned integers nor floats of one byte.
                 if not (buffer.is_floating_point() or buffer.is_complex()):
@@ -118,8 +120,12 @@ class Buffers:
             raise UsageError(f"Buffer {name} was set to None in a step. Keep it a tensor: it is a part of the state.")
         return buffer
 
-    def _check_shapes(self) -> None:
-        for name in _places(self._model):
+    def check_shapes(self) -> None:
+        """Raise UsageError for one that has another shape than before the step, or that was not there: a copy would not fit."""
+        names = self._at.keys()
+        if not self._looked:  # once in a generation is often enough to see what is new
+            self._looked, names = True, _places(self._model).keys()
+        for name in names:
             kept = self._kept.get(name)
             if kept is None or kept.shape != self._now(name).shape:
                 became = (

@@ -2,7 +2,7 @@
 
 A bucket is sent as soon as backward has filled it, in one order on all ranks. From then on its parameters have no `.grad`, so
 what still comes (a layer whose checkpoint is computed again, a second backward) lands beside it and is summed afterwards. A
-parameter that got no gradient in the step before is not waited for.
+parameter that got no gradient for some steps in a row is not waited for.
 """
 
 from collections.abc import Sequence
@@ -15,12 +15,14 @@ from regroup.generation.groups import Groups, Pending
 
 from .buffers import Buffers
 from .fingerprint import Fingerprint, settings_hash
-from .gradients import Bucket, Gradients, hash_of
+from .gradients import Bucket, Gradients, dense, hash_of
 from .strategy import Guarantees, Share, Word
 
 PARCEL_BYTES = 256 << 10
 """Of all ranks together. Up to this a gather and a sum by each rank are faster than an all-reduce beside the rows."""
 _ALIGN = 16
+IDLE_STEPS = 8
+"""A parameter that no rank has used for so many steps is not waited for. Fewer would mistake models that are trained in turn."""
 
 
 class DataParallel:
@@ -43,8 +45,8 @@ class DataParallel:
         self._num_sent = 0
         self._open: list[set[int]] = []
         """By bucket: parameters whose gradient is waited for."""
-        self._expected = bytes(len(self._gradients.parameters))
-        """Parameters that got a gradient in the step before: 1."""
+        self._idle = bytearray(len(self._gradients.parameters))
+        """By parameter: steps in a row in which no rank had a gradient for it."""
         self._in_parcel = False
         """Gradients are so small that they travel with the rows."""
         self._late: dict[int, torch.Tensor] = {}
@@ -56,7 +58,7 @@ class DataParallel:
         """See Strategy."""
         self._groups = groups if groups is not None and groups.world_size > 1 else None
         self._buffers.begin_generation(groups)
-        self._expected = bytes([1]) * len(self._gradients.parameters)
+        self._idle = bytearray(len(self._gradients.parameters))
         size = sum(bucket.flat.numel() * bucket.flat.element_size() for bucket in self._gradients.buckets)
         self._in_parcel = (
             self._groups is not None
@@ -79,7 +81,8 @@ class DataParallel:
         if last and self._groups is not None and not self._in_parcel:
             self._armed = True
             self._open = [
-                {index for index in bucket.indices if self._expected[index]} for bucket in self._gradients.buckets
+                {index for index in bucket.indices if self._idle[index] < IDLE_STEPS}
+                for bucket in self._gradients.buckets
             ]
         loss.backward(gradient)  # type: ignore[no-untyped-call]
 
@@ -99,7 +102,8 @@ class DataParallel:
         for bucket in buckets[: self._num_sent]:
             for index, parameter in zip(bucket.indices, bucket.parameters):
                 if parameter.grad is not None:
-                    self._late[index] = parameter.grad
+                    self._late[index] = dense(parameter.grad)
+                    self._gradients.mark_used(index)
         while self._num_sent < len(buckets):
             self._send(buckets[self._num_sent])
         self._buffers.launch()
@@ -135,6 +139,7 @@ class DataParallel:
     def word(self) -> Word:
         """See Strategy."""
         if self._groups is None:
+            self._buffers.check_shapes()
             return Word()
         used = self._gradients.used if self._agreed is None else self._agreed
         return self._equal.word(self._step)._replace(
@@ -171,7 +176,8 @@ class DataParallel:
         """See Strategy."""
         assert self._agreed is not None
         self._gradients.scale(weight, self._agreed)
-        self._expected = self._agreed
+        if 0 in self._agreed or any(self._idle):
+            self._idle = bytearray(0 if used else min(idle + 1, 255) for used, idle in zip(self._agreed, self._idle))
 
     def clip(self, max_norm: float) -> torch.Tensor:
         """See Strategy."""
@@ -209,19 +215,22 @@ class DataParallel:
         self._num_sent += 1
 
     def _sum_late(self, groups: Groups) -> None:
-        """Sum what came late on any rank, one parameter after the other: it is rare."""
-        parameters = self._gradients.parameters
-        mine = bytearray(len(parameters))
+        """Sum what came late on any rank, a bucket's together."""
+        mine = bytearray(len(self._gradients.parameters))
         for index in self._late:
             mine[index] = 1
         any_late = gathered_any(groups, bytes(mine))
         for bucket in self._gradients.buckets:
-            for index, parameter, view in zip(bucket.indices, bucket.parameters, bucket.views):
-                if any_late[index]:
-                    late = self._late.get(index)
-                    flat = torch.zeros_like(view) if late is None else late.contiguous().clone()
-                    groups.wait([groups.launch("allreduce", [flat])])
-                    view.add_(flat.view_as(parameter))
+            late = [(index, view) for index, view in zip(bucket.indices, bucket.views) if any_late[index]]
+            if not late:
+                continue
+            parts = [self._late[index] if index in self._late else torch.zeros_like(view) for index, view in late]
+            flat = torch.cat([part.reshape(-1) for part in parts])
+            groups.wait([groups.launch("allreduce", [flat])])
+            low = 0
+            for _, view in late:
+                view.add_(flat[low : low + view.numel()].view_as(view))
+                low += view.numel()
         self._late = {}
 
 

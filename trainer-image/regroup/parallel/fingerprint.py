@@ -66,7 +66,7 @@ class Fingerprint:
 
 def settings_hash(groups: Iterable[dict[str, Any]]) -> int:
     """Return the hash of an optimizer's `param_groups` without the parameters. Never 0."""
-    text = repr([[(key, _plain(value)) for key, value in group.items() if key != "params"] for group in groups])
+    text = repr([[(key, _plain(value)) for key, value in sorted(group.items()) if key != "params"] for group in groups])
     return zlib.crc32(text.encode()) | 1 << 32
 
 

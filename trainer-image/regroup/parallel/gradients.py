@@ -96,10 +96,14 @@ class Gradients:
         for index, parameter, view in zip(bucket.indices, bucket.parameters, bucket.views):
             if parameter.grad is None:
                 view.zero_()
-            elif parameter.grad.data_ptr() != view.data_ptr():
-                view.copy_(parameter.grad)
+            elif (gradient := dense(parameter.grad)).data_ptr() != view.data_ptr():
+                view.copy_(gradient)
                 self._used[index] = 1
             parameter.grad = view
+
+    def mark_used(self, index: int) -> None:
+        """A parameter got a gradient that autograd does not know of."""
+        self._used[index] = 1
 
     def scale(self, weight: float, used: bytes) -> None:
         """Divide all by `weight`. A parameter that is not `used`, on any rank, has no gradient: the optimizer leaves it alone."""
@@ -121,6 +125,11 @@ class Gradients:
                 on_gradient(bucket, index)
 
         return accumulated
+
+
+def dense(gradient: torch.Tensor) -> torch.Tensor:
+    """Return a gradient as a bucket holds it: an embedding's may be sparse."""
+    return gradient if gradient.layout == torch.strided else gradient.to_dense()
 
 
 def hash_of(used: bytes) -> int:

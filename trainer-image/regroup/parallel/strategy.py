@@ -5,6 +5,7 @@ joins. What depends on the split is behind `Strategy`: gradients and how they ar
 compared, and which of the session's promises hold (`Guarantees`). One file for each strategy; `ddp` and `exact` are two.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
@@ -34,6 +35,8 @@ class Share:
     weights: dict[int, float] = field(default_factory=dict)
     sample_hash: int = 0
     """Sum of the samples' hashes modulo 2^64."""
+    loss: float = math.nan
+    """Mean over the whole batch, once that is known."""
 
 
 class Word(NamedTuple):

@@ -25,7 +25,7 @@ class Together:
     @property
     def param_groups(self) -> list[dict[str, Any]]:
         """Those of all."""
-        return [group for optimizer in self.optimizers for group in optimizer.param_groups]
+        return [group for optimizer in self.optimizers for group in getattr(optimizer, "param_groups", ())]
 
     def step(self) -> None:
         """Step each."""
@@ -52,7 +52,7 @@ def as_optimizer(optimizer: Any, model: torch.nn.Module) -> Any:
     seen: dict[int, int] = {}
     for i, one in enumerate(optimizer):
         _check(one, model, f"optimizer[{i}]")
-        for group in one.param_groups:
+        for group in getattr(one, "param_groups", ()):
             for parameter in group["params"]:
                 if seen.setdefault(id(parameter), i) != i or optimizer.index(one) != i:
                     raise UsageError(

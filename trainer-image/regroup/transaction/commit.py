@@ -110,7 +110,8 @@ class Committer:
         except GroupBroken as error:
             self.membership.leave(error)
             raise GenerationChanged(str(error)) from error
-        record = self._apply(share, loss_sum, weight, before, after, max_norm)
+        share.loss = loss_sum / weight
+        record = self._apply(share, weight, before, after, max_norm)
         self.num_committed += 1
         self._is_open = False
         self._announced = record, header, not share.weights
@@ -164,7 +165,6 @@ class Committer:
     def _apply(
         self,
         share: Share,
-        loss_sum: float,
         weight: float,
         before: Sequence[Callable[[], Any]],
         after: Sequence[Callable[[], Any]],
@@ -195,7 +195,7 @@ class Committer:
                 hook()
         generation = self.membership.generation
         pair = StatePair(generation, share.index + 1)
-        record = CommitRecord(pair, loss_sum / weight, weight, norm, rates, skipped)
+        record = CommitRecord(pair, share.loss, weight, norm, rates, skipped)
         self._state.committed(record, generation)
         return record
 
@@ -211,9 +211,11 @@ def _unscale(scaler: Any, optimizers: Sequence[Any]) -> bool:
     optimizers = [optimizer for optimizer in optimizers if _has_gradient(optimizer)]
     if not optimizers:
         return False
-    device = optimizers[0].param_groups[0]["params"][0].device
+    parameters = (parameter for group in optimizers[0].param_groups for parameter in group["params"])
+    device = next(parameter.device for parameter in parameters if parameter.grad is not None)
     scaler.scale(torch.zeros((), device=device))  # a rank without a share has not used it yet
     for optimizer in optimizers:
+        scaler._per_optimizer_states.pop(id(optimizer), None)  # of a commit that failed here and is done again
         scaler.unscale_(optimizer)
     found = [one for optimizer in optimizers for one in scaler._found_inf_per_device(optimizer).values()]
     skipped = any(float(one) > 0 for one in found)

@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.swa_utils import AveragedModel
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from regroup.errors import UsageError
@@ -35,20 +37,16 @@ class Hooks:
         """Raise UsageError for a hook that changes an object which has a state and is in no `state`."""
         for hook in hooks:
             for owner in owners_of(hook):
-                if id(owner) not in self._good:
+                if id(owner) not in self._good and _has_state(owner):
                     self._check(owner)
                     self._good[id(owner)] = owner  # kept, so that its id is no other object's later
 
     def _check(self, owner: Any) -> None:
-        if not callable(getattr(owner, "state_dict", None)) or not callable(getattr(owner, "load_state_dict", None)):
-            return
         state = self._state
-        if any(owner is one for one in parts_of(state.optimizer)) or any(
-            owner is module for module in state.model.modules()
-        ):
+        if any(owner is one for one in parts_of(state.optimizer)) or _reaches(state.extra, owner):
             return
-        if _reaches(state.extra, owner):
-            return
+        if isinstance(owner, torch.nn.Module) and _tensors(owner) <= _tensors(state.model):
+            return  # a part of the model, something around it, or without tensors
         name = type(owner).__name__
         raise UsageError(
             f"A hook of step.commit() changes a {name} that is in no `state`: a worker that joins would begin with another. "
@@ -56,16 +54,28 @@ class Hooks:
         )
 
 
+def _has_state(owner: Any) -> bool:
+    return callable(getattr(owner, "state_dict", None)) and callable(getattr(owner, "load_state_dict", None))
+
+
+def _tensors(module: torch.nn.Module) -> set[int]:
+    return {id(tensor) for tensor in (*module.parameters(), *module.buffers())}
+
+
 def owners_of(hook: Any) -> list[Any]:
-    """Return the objects that a hook is bound to; of a plain function the schedulers and modules that it names."""
+    """Return the objects that a hook is bound to; of a plain function the schedulers and averaged models that it names."""
     if isinstance(hook, functools.partial):
         return [owner for part in (hook.func, *hook.args, *hook.keywords.values()) for owner in owners_of(part)]
     if inspect.ismethod(hook):
         return [hook.__self__]
     if inspect.isfunction(hook):
-        used = inspect.getclosurevars(hook)
+        try:
+            used = inspect.getclosurevars(hook)
+        except ValueError:  # a name that has no value yet
+            return []
         named = [*used.nonlocals.values(), *used.globals.values()]
-        return [one for one in named if isinstance(one, (torch.optim.lr_scheduler.LRScheduler, torch.nn.Module))]
+        # Not any object with a state: a hook may only read it.
+        return [one for one in named if isinstance(one, (LRScheduler, AveragedModel))]
     return [hook]
 
 
