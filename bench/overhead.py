@@ -82,7 +82,12 @@ def run(case: Case, pairs: int) -> list[dict[str, Any]]:
         if ended.returncode:
             last = "\n  ".join(log.read_text(errors="replace").splitlines()[-15:])
             raise BenchError(f"{case.name}: exit code {ended.returncode}. Its last lines:\n  {last}")
-        return [json.loads(line) for line in out.read_text().splitlines()]
+        blocks = [json.loads(line) for line in out.read_text().splitlines()] if out.exists() else []
+        if sum(block["kind"] == "ours" for block in blocks) < pairs:
+            raise BenchError(
+                f"{case.name}: it ended before {pairs} pairs of blocks were measured. Its output is in {log}."
+            )
+        return blocks
 
 
 def summary(case: Case, blocks: list[dict[str, Any]]) -> dict[str, Any]:
@@ -105,14 +110,24 @@ def summary(case: Case, blocks: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
+def setup() -> dict[str, Any]:
+    """Return when and on what a case was measured."""
+    return {
+        "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "cpus": os.cpu_count(),
+    }
+
+
 def _median(blocks: list[dict[str, Any]], key: str) -> float:
     return round(float(statistics.median(block[key] for block in blocks)), 4)
 
 
 def table(found: dict[str, Any]) -> Table:
-    setup = found["setup"]
-    caption = f"medians over {setup['pairs']} pairs of blocks, {setup['cpus']} cores, torch {setup['torch']}"
-    out = Table(title="One step of the session beside the same step without it", caption=caption)
+    out = Table(
+        title="One step of the session beside the same step without it", caption="medians over pairs of blocks, in turn"
+    )
     for heading in ("", "session", "without it", "ratio", "middle half", "added", "CPU of rank 0"):
         out.add_column(heading, justify="left" if not heading else "right")
     titles = {
@@ -152,17 +167,10 @@ def main() -> int:
         if args.only in (None, case.name):
             with console.status(f"{case.name}: {args.pairs} pairs of blocks"):
                 try:
-                    found[case.name] = summary(case, run(case, args.pairs))
+                    found[case.name] = {**summary(case, run(case, args.pairs)), "setup": setup()}
                 except BenchError as error:
                     console.print(str(error), style="red", highlight=False)
                     return 1
-    found["setup"] = {
-        "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "cpus": os.cpu_count(),
-        "pairs": args.pairs,
-    }
     OUT.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(found, indent=2) + "\n")
     console.print(table(found))
