@@ -20,16 +20,16 @@ help: ## Explain every target
 # --- the two commands of the README ---------------------------------------------------------------------------------
 
 .PHONY: demo
-demo: venv ## The tour on a real one-machine cluster: kills, resizes, a trained model (KEEP=1 leaves it up)
+demo: venv ## Tour on a real one-machine cluster: kills, resizes, a trained model (root; KEEP=1 leaves the cluster running)
 	@$(PY) -m demo $(if $(KEEP),--keep)
 
 .PHONY: test
-test: verify test-unit test-simulator test-trainer test-api test-e2e test-chaos ## Everything CI runs, fast tests first
+test: verify test-unit test-simulator test-trainer test-api test-e2e test-chaos ## Everything that CI runs, fast tests first (root)
 
 # --- its parts ------------------------------------------------------------------------------------------------------
 
 .PHONY: verify
-verify: venv ## Generated files are current; style, types, layers
+verify: venv ## Check that generated files are current; check style, types and layers
 	$(PY) -m regroup_operator.api.generate --check
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
@@ -37,70 +37,74 @@ verify: venv ## Generated files are current; style, types, layers
 	.venv/bin/lint-imports
 
 .PHONY: test-unit
-test-unit: venv ## Pure decisions and the protocol's model: seconds
+test-unit: venv ## Unit tests and the model of the protocol
 	$(PYTEST) $(TWO) tests/model tests/unit
 
 .PHONY: test-simulator
-test-simulator: venv ## Random faults through all of it in memory: 1,200 walks with fixed seeds, a table of times
+test-simulator: venv ## Random faults through operator and agents in memory: 1,200 walks with fixed seeds
 	$(PY) -m tests.simulator --walks 1200 --jobs 2
 
 .PHONY: test-trainer
-test-trainer: venv ## Real trainer processes, gloo, SIGKILL
+test-trainer: venv ## Tests with real trainer processes, gloo and SIGKILL
 	$(PYTEST) $(TWO) tests/trainer
 
 .PHONY: test-api
-test-api: venv ## A real kube-apiserver and etcd (built once, cached)
+test-api: venv ## Tests with a real kube-apiserver and etcd (built once, then cached)
 	$(PYTEST) $(TWO) tests/api
 
 .PHONY: test-e2e
-test-e2e: venv ## Real kubelets and containers, power cuts included (root)
+test-e2e: venv ## Tests with real kubelets and containers, power cuts included (root)
 	$(PYTEST) -rP tests/e2e  # -rP: the figures that the tests measured
 
 .PHONY: test-chaos
-test-chaos: venv ## 40 faults over four local jobs with fixed seeds: every kind and moment, both tiers; three more in the cluster are part of test-e2e
+test-chaos: venv ## 40 random faults in four local jobs with fixed seeds: every kind and moment, both tiers
 	$(PY) -m chaos --seed 42193 --faults 40 --per-job 10
 
 .PHONY: test-all
 test-all: export REGROUP_LONG := 1  # tests repeat what they break as often as their `trials` says
-test-all: test ## All of test, wide searches of the model, then 600 faults over local jobs, 50 in the cluster and 20,000 walks in memory; jobs that passed before are not run again (root)
+test-all: test ## test, then wider searches of the model, 650 more faults and 20,000 walks; skips jobs that passed before (root)
 	$(PY) -m tests.model
 	$(PY) -m chaos --seed 1000 --faults 600 --resume
 	$(PY) -m chaos --seed 1000 --faults 50 --where cluster --resume
 	$(PY) -m tests.simulator --first 10000 --walks 20000 --jobs 2
 
 .PHONY: chaos
-chaos: venv ## Random faults over real jobs, and a verdict: SEED=7 replays, FAULTS=1000, PER_JOB=100, CHAOS=cluster (root), RESUME=1
+chaos: venv ## Random faults in real jobs, and a verdict: SEED=7 replays, FAULTS=1000, PER_JOB=100, CHAOS=cluster (root), RESUME=1
 	@$(PY) -m chaos $(if $(SEED),--seed $(SEED)) $(if $(FAULTS),--faults $(FAULTS)) $(if $(CHAOS),--where $(CHAOS)) \
 	  $(if $(PER_JOB),--per-job $(PER_JOB)) $(if $(RESUME),--resume)
 
 .PHONY: bench-recovery
-bench-recovery: venv ## SIGKILL -> next step, Regroup beside torchrun: a table and bench/out/recovery.json
-	$(PY) -m bench.recovery
+bench-recovery: venv ## SIGKILL -> next step, Regroup beside torchft and torchrun: tables and bench/out/recovery.json (TRIALS=5, WITHOUT=torchft)
+	$(PY) -m bench.recovery $(if $(TRIALS),--trials $(TRIALS)) $(if $(WITHOUT),--without $(WITHOUT))
 
 .PHONY: bench-overhead
-bench-overhead: venv ## A step of the session beside the same step under plain DDP: a table and bench/out/overhead.json
+bench-overhead: venv ## Time of a step in a session and under plain DDP: a table and bench/out/overhead.json
 	$(PY) -m bench.overhead
 
+.PHONY: bench-tiers
+bench-tiers: venv ## What memory snapshots and checkpoints cost: a table and bench/out/tiers.json
+	$(PY) -m bench.tiers
+
 .PHONY: cluster-up
-cluster-up: venv ## Start the one-machine Kubernetes and leave it up
+cluster-up: venv ## Start the one-machine Kubernetes and leave it running (root)
 	$(PY) -m cluster up
 
 .PHONY: cluster-down
-cluster-down: venv ## Stop it; nothing is left behind but caches
+cluster-down: venv ## Stop the one-machine Kubernetes and remove its state; caches stay (root)
 	$(PY) -m cluster down
 
 .PHONY: generate
-generate: venv ## Write the CRD, the chart's copy, the plain install and the reference page from the models
+generate: venv ## Generate the CRD, its copy in the chart, the plain install and the reference page
 	$(PY) -m regroup_operator.api.generate
 	$(PY) -m manifests.render
 
 .PHONY: fix
-fix: venv ## Let the tools correct what they can
+fix: venv ## Fix style automatically
 	.venv/bin/ruff check --fix .
 	.venv/bin/ruff format .
 
 .PHONY: venv
-venv: .venv/.synced ## Create .venv with every locked package
+venv: .venv/.synced ## Install every locked package into .venv
 
 .venv/.synced: pyproject.toml uv.lock | $(UV)
 	@began=$$SECONDS; $(UV) sync --frozen --all-extras && $(call downloaded,Python packages,$(PY))
@@ -113,5 +117,5 @@ $(UV):
 	  .uv/bin/pip install --quiet --disable-pip-version-check uv==$(UV_VERSION) && $(call downloaded,uv,python3)
 
 .PHONY: clean
-clean: ## Remove everything that was built here, caches included
+clean: ## Remove everything that was built here, including caches
 	rm -rf .venv .uv .cache bench/out .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

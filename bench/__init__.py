@@ -1,6 +1,7 @@
 """Benchmarks: each prints a table and writes JSON under bench/out. None is a timed test.
 
-`python -m bench.recovery` (`make bench-recovery`): SIGKILL of a rank to the next committed step, Regroup beside
+`python -m bench.recovery` (`make bench-recovery`): SIGKILL of a rank to the next committed step, Regroup beside torchft and
 torchrun. `commits` is what the trained processes log and how it is read; `trials` the loop of killing and waiting;
-`tiny` the model that both train, in `recovery_script` (Regroup) and `torchrun_script`.
+`recovery_report` makes table and JSON of the trials; `tiny` is the model that all train, in `recovery_script` (Regroup),
+`torchrun_script` and `torchft_script`. `torchft_peer` installs torchft and has its settings, `torchft_launcher` starts it.
 """

@@ -1,7 +1,7 @@
 """The log by which a benchmark sees training from outside: one file a process, one line a committed step.
 
 Written by the trained processes (standard library only, so that it costs no import time), read by `trials`. An *epoch* is
-what changes when the group is formed anew: Regroup's generation, torchrun's restart count.
+what changes when the group is formed anew: Regroup's generation, torchft's quorum number, torchrun's restart count.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ class Commit:
     pid: int
     step: int
     epoch: int
+    world: int
+    """How many ranks' samples are in the step."""
 
 
 @dataclass(frozen=True)
@@ -52,9 +54,10 @@ class CommitLog:
         """Call at the end of the imports."""
         self._write({"pid": os.getpid(), "imports_s": process_age_s()})
 
-    def committed(self, *, rank: int, step: int, epoch: int) -> None:
+    def committed(self, *, rank: int, step: int, epoch: int, world: int) -> None:
         """Call right after each commit."""
-        self._write({"t": time.time(), "rank": rank, "pid": os.getpid(), "step": step, "epoch": epoch})
+        record = {"t": time.time(), "rank": rank, "pid": os.getpid(), "step": step, "epoch": epoch, "world": world}
+        self._write(record)
 
     def _write(self, record: dict[str, float]) -> None:
         if self._fd is not None:
@@ -96,7 +99,7 @@ class LogReader:
             self.imports[pid] = Imports(pid, record["imports_s"])
             return
         rank, step, epoch = int(record["rank"]), int(record["step"]), int(record["epoch"])
-        self.commits.append(Commit(record["t"], rank, pid, step, epoch))
+        self.commits.append(Commit(record["t"], rank, pid, step, epoch, int(record["world"])))
 
     def forget(self, before_epoch: int) -> None:
         """Drop the commits of older epochs: they are decided."""
@@ -124,6 +127,26 @@ def pids_of(commits: Iterable[Commit], epoch: int) -> list[int]:
 def first_after(commits: Iterable[Commit], epoch: int) -> Commit | None:
     """Return the earliest commit of any newer epoch: the first step of the group formed anew."""
     return min((commit for commit in commits if commit.epoch > epoch), key=lambda commit: commit.t_s, default=None)
+
+
+def full_after(commits: Iterable[Commit], epoch: int, *, ranks: int) -> Commit | None:
+    """Return the earliest commit of any newer epoch that has all `ranks` in it: the group has its size back."""
+    return first_after((commit for commit in commits if commit.world == ranks), epoch)
+
+
+def is_whole_again(commits: Iterable[Commit], epoch: int, *, ranks: int) -> bool:
+    """Return whether that commit is there, and so many processes have committed since then that all are known."""
+    seen = list(commits)
+    full = full_after(seen, epoch, ranks=ranks)
+    return full is not None and len({commit.pid for commit in seen if commit.epoch >= full.epoch}) >= ranks
+
+
+def rolled_back(commits: Iterable[Commit], epoch: int) -> int:
+    """Return how many steps that some rank had committed in `epoch` the next epoch committed again."""
+    seen = list(commits)
+    first = first_after(seen, epoch)
+    last = max((commit.step for commit in seen if commit.epoch == epoch), default=0)
+    return max(0, last - first.step + 1) if first else 0
 
 
 def percentile(values: Iterable[float], percent: float) -> float:

@@ -26,4 +26,4 @@ with regroup.session(
                 loss_sum = torch.nn.functional.cross_entropy(model(batch.x), batch.y, reduction="sum")
                 step.backward(sum=loss_sum, weight=len(batch.y))
             step.commit()
-            log.committed(rank=job.rank, step=step.index + 1, epoch=job.generation)
+            log.committed(rank=job.rank, step=step.index + 1, epoch=job.generation, world=job.world_size)

@@ -43,7 +43,7 @@ for step in range(first, STEPS):
     optimizer.zero_grad()
     torch.nn.functional.cross_entropy(parallel(x[ids]), y[ids]).backward()  # type: ignore[no-untyped-call]
     optimizer.step()
-    log.committed(rank=rank, step=step + 1, epoch=restarts)
+    log.committed(rank=rank, step=step + 1, epoch=restarts, world=world_size)
     if rank == 0:
         aside = checkpoint.with_suffix(".tmp")
         torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step + 1}, aside)

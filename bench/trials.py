@@ -1,7 +1,8 @@
-"""Start a training under a launcher, kill a rank, wait for the next commit, again and again; end it without leftovers."""
+"""Start a training under a launcher, kill a rank, wait until all ranks commit again, and repeat; end it without leftovers."""
 
 from __future__ import annotations
 
+import math
 import os
 import random
 import signal
@@ -13,7 +14,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.commits import BENCH_LOG, LogReader, first_after, pids_of, steady_epoch
+from bench.commits import (
+    BENCH_LOG,
+    LogReader,
+    first_after,
+    full_after,
+    is_whole_again,
+    pids_of,
+    rolled_back,
+    steady_epoch,
+)
 from harness.polling import until
 
 POLL_S = 0.05
@@ -34,6 +44,16 @@ class Trial:
     imports_s: float
     """Of that, the longest time that a process started for it took from its start to the end of its imports; 0: none."""
     killed_rank: int
+    world: int
+    """How many ranks were in that commit."""
+    full_s: float
+    """From the signal to the first commit with all ranks."""
+    full_imports_s: float
+    """Of that, the longest time of a new process's imports."""
+    kept: int
+    """How many processes trained before the kill and train after it."""
+    rolled_back: int
+    """How many committed steps were committed again."""
 
 
 @dataclass
@@ -85,24 +105,49 @@ def measure(
             epoch = steady_epoch(run.log.commits, ranks=ranks, steps=steady_steps)
             assert epoch is not None
             run.log.forget(epoch)
-            done.append(_kill(run, epoch, rng, number))
+            done.append(_kill(run, epoch, ranks, rng, number))
             progress(done[-1])
     return done
 
 
-def _kill(run: _Run, epoch: int, rng: random.Random, number: int) -> Trial:
+def _kill(run: _Run, epoch: int, ranks: int, rng: random.Random, number: int) -> Trial:
     old = pids_of(run.log.commits, epoch)
     victim = rng.choice(old)
     rank = next(commit.rank for commit in run.log.commits if commit.pid == victim)
     killed_s = time.time()
     os.kill(victim, signal.SIGKILL)
-    run.wait(f"the first commit after kill {number}", lambda: first_after(run.log.commits, epoch) is not None)
+    run.wait(
+        f"the first commit of all {ranks} ranks after kill {number}",
+        lambda: is_whole_again(run.log.commits, epoch, ranks=ranks),
+    )
     run.log.poll()  # an earlier commit may lie in a file that was read before it was written
-    first = first_after(run.log.commits, epoch)
+    return trial_of(run.log, epoch, ranks=ranks, killed_s=killed_s, killed_rank=rank)
+
+
+def trial_of(log: LogReader, epoch: int, *, ranks: int, killed_s: float, killed_rank: int) -> Trial:
+    """Return what the log tells of a kill in `epoch`, once all ranks have committed together again. Pure."""
+    old = set(pids_of(log.commits, epoch))
+    first, full = first_after(log.commits, epoch), full_after(log.commits, epoch, ranks=ranks)
     assert first is not None
-    new = set(pids_of(run.log.commits, first.epoch)) - set(old)
-    imports_s = max((run.log.imports[pid].imports_s for pid in new if pid in run.log.imports), default=0.0)
-    return Trial(first.t_s - killed_s, imports_s, rank)
+    assert full is not None
+
+    def pids(last_epoch: float) -> set[int]:
+        return {commit.pid for commit in log.commits if epoch < commit.epoch <= last_epoch}
+
+    def imports_s(last_epoch: float) -> float:
+        new = pids(last_epoch) - old
+        return max((log.imports[pid].imports_s for pid in new if pid in log.imports), default=0.0)
+
+    return Trial(
+        recovery_s=first.t_s - killed_s,
+        imports_s=imports_s(first.epoch),
+        killed_rank=killed_rank,
+        world=first.world,
+        full_s=full.t_s - killed_s,
+        full_imports_s=imports_s(math.inf),
+        kept=len(old & pids(math.inf)),
+        rolled_back=rolled_back(log.commits, epoch),
+    )
 
 
 @contextmanager

@@ -25,34 +25,31 @@ def parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
     out = argparse.ArgumentParser(
         prog="python -m chaos",
-        description="Break real training jobs at random moments, and judge: does each commit again within its bound, and does "
-        "it end exactly like the run without faults? A seed stands for one job and its list of faults.",
-        epilog="make chaos SEED=7 runs one job; FAULTS=1000 runs as many jobs as that takes, with the seeds from SEED on.",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        description="Inject faults into real training jobs at random moments. Check that each job commits again within a limit "
+        "and ends exactly like a run without faults. A seed stands for one job and its list of faults.",
+        epilog="make chaos SEED=7 runs one job. FAULTS=1000 runs as many jobs as needed, with seeds from SEED on.",
     )
-    out.add_argument(
-        "--seed", type=int, metavar="N", help="the first job's seed (default: a random one, which is printed)"
-    )
-    out.add_argument("--faults", type=int, metavar="N", help="faults in all (default: one job's)")
+    out.add_argument("--seed", type=int, metavar="N", help="seed of the first job (default: random; it is printed)")
+    out.add_argument("--faults", type=int, metavar="N", help="number of faults (default: those of one job)")
     out.add_argument(
         "--where",
         choices=["local", "cluster"],
         default="local",
-        help="under `regroup run`, or in the one-machine cluster (root)",
+        help="local: under `regroup run` (default); cluster: in the one-machine cluster, as root",
     )
-    out.add_argument("--per-job", type=int, metavar="N", help="faults in each job (default 40, in the cluster 10)")
+    out.add_argument("--per-job", type=int, metavar="N", help="faults per job (default: local 40, cluster 10)")
     out.add_argument(
         "--resume",
         action="store_true",
-        help="leave out the seeds that passed before with these sources, and count them in",
+        help="skip the seeds that passed before with the same sources; the totals include them",
     )
-    out.add_argument("--plan", action="store_true", help="print jobs and faults of the seeds, and run nothing")
+    out.add_argument("--plan", action="store_true", help="print the jobs and faults of the seeds without running them")
     out.add_argument(
         "--totals",
         action="store_true",
-        help="print the sums and tables over every job in the journal of --where, as docs/chaos.md has them; run nothing",
+        help="print the totals and tables of all jobs that ran at --where, without running any",
     )
-    out.add_argument("--stop-at-failure", action="store_true", help="end with the first job that fails")
+    out.add_argument("--stop-at-failure", action="store_true", help="stop after the first job that fails")
     return out  # fmt: skip
 
 

@@ -12,9 +12,11 @@ from cluster.settings import Settings
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
     defaults = Settings()
-    top = argparse.ArgumentParser(prog="python -m cluster", description="A real Kubernetes on this machine.")
+    top = argparse.ArgumentParser(
+        prog="python -m cluster", description="Start and control a real Kubernetes cluster on this machine (root)."
+    )
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    up = commands.add_parser("up", help="bring the cluster up; again and again is fine")
+    up = commands.add_parser("up", help="start the cluster, or the parts of it that do not run")
     up.add_argument("--nodes", type=int, default=defaults.num_nodes, metavar="N", help="default %(default)s")
     up.add_argument(
         "--gpus", type=int, default=defaults.num_gpus, metavar="N", help="fake nvidia.com/gpu capacity of each node"
@@ -24,29 +26,31 @@ def parser() -> argparse.ArgumentParser:
         type=int,
         default=defaults.node_grace_s,
         metavar="S",
-        help="silence after which a node is NotReady, default %(default)s",
+        help="seconds of silence until a node is NotReady, default %(default)s",
     )
     up.add_argument(
         "--toleration-s",
         type=int,
         default=defaults.toleration_s,
         metavar="S",
-        help="how long pods stay bound to a node that is NotReady, default %(default)s",
+        help="seconds that pods stay bound to a NotReady node, default %(default)s",
     )
-    commands.add_parser("down", help="stop everything and leave nothing behind")
-    commands.add_parser("status", help="nodes, processes, and where the kubeconfig lies")
-    for command, text in (("power-off", "cut a node's power"), ("power-on", "give it back")):
+    commands.add_parser("down", help="stop the cluster and remove its state; caches stay")
+    commands.add_parser("status", help="print nodes, processes and the path of the kubeconfig")
+    for command, text in (("power-off", "cut a node's power"), ("power-on", "restore a node's power")):
         commands.add_parser(command, help=text).add_argument("node", metavar="NODE", help="n1, n2, ...")
-    load = commands.add_parser("load", help="bring images to the nodes: built ones, or your own from an archive")
+    load = commands.add_parser("load", help="load images into the nodes: built ones, or your own from an archive")
     load.add_argument(
         "images",
         nargs="+",
         metavar="IMAGE",
         help="operator, trainer, their full names, or the tar file of an image (`docker save`, or an OCI layout)",
     )
-    load.add_argument("--name", metavar="NAME", help="what pods call the image of an archive; default: as it was saved")
-    commands.add_parser("build", help="build the programs (kube-apiserver, kubectl, helm, ...) and print where")
-    images = commands.add_parser("build-images", help="build our images and bring them to the nodes")
+    load.add_argument("--name", metavar="NAME", help="image name for an archive; default: the name it was saved with")
+    commands.add_parser(
+        "build", help="build the programs (kube-apiserver, kubectl, helm, ...) and print their directory"
+    )
+    images = commands.add_parser("build-images", help="build Regroup's images and load them into the nodes")
     images.add_argument("images", nargs="*", metavar="IMAGE", default=["operator", "trainer"], help="default both")
     return top
 
@@ -97,7 +101,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             file=sys.stderr,
         )
     except KeyboardInterrupt:
-        print("cluster: stopped at your wish; the same command goes on from here.", file=sys.stderr)
+        print("cluster: interrupted. Run the same command again to continue.", file=sys.stderr)
         return 130
     return 1
 

@@ -15,9 +15,12 @@ from demo import tour
 def main() -> int:
     """Parse, run, and turn what went wrong into one sentence."""
     parser = argparse.ArgumentParser(
-        prog="python -m demo", description="The tour: a job trained through every kind of failure."
+        prog="python -m demo",
+        description="The tour: train a job through every kind of failure on a one-machine Kubernetes (root).",
     )
-    parser.add_argument("--keep", action="store_true", help="leave the cluster up, with the kubectl lines to try")
+    parser.add_argument(
+        "--keep", action="store_true", help="leave the cluster running and print kubectl commands to try"
+    )
     arguments = parser.parse_args()
     try:
         console = Console(width=None if sys.stdout.isatty() else 120)
@@ -27,7 +30,7 @@ def main() -> int:
         print(f"demo: {what}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print("demo: stopped at your wish.", file=sys.stderr)
+        print("demo: interrupted.", file=sys.stderr)
         return 130
 
 

@@ -188,7 +188,7 @@ class Acts:
         assert first is not None
         decisions = [i["decision"] for i in status.get("incidents") or () if i["generation"] > before.generation]
         cost = f"  ({_ms(first.at_s - since_s)})" if since_s is not None else ""
-        self.live.note(f"{decisions[0]}{cost}" if decisions else f"{workers} workers train on.{cost}")
+        self.live.note(f"{decisions[0]}{cost}" if decisions else f"{workers} workers train.{cost}")
         return first
 
     @staticmethod

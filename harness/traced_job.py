@@ -184,6 +184,7 @@ def start(
     image: str = IMAGE,
     environment: dict[str, Any] | None = None,
     container: dict[str, Any] | None = None,
+    grace_s: int = 5,
     **spec: Any,
 ) -> TracedJob:
     """Apply a job that runs one of the files in `scripts` from a ConfigMap, with the trace's volume at /trace."""
@@ -211,7 +212,7 @@ def start(
     template = {
         "spec": {
             "securityContext": {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}},
-            "terminationGracePeriodSeconds": 5,
+            "terminationGracePeriodSeconds": grace_s,
             "containers": [trainer],
             "volumes": [
                 {"name": "scripts", "configMap": {"name": "scripts"}},

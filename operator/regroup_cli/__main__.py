@@ -16,67 +16,135 @@ from regroup_operator.model.records import Settings
 def parser() -> argparse.ArgumentParser:
     """Return the parser; its help is part of the product."""
     top = argparse.ArgumentParser(
-        prog="regroup", description="Training jobs that neither stop nor lose work.", allow_abbrev=False
+        prog="regroup",
+        description="Run and control training jobs on this machine, without a cluster.",
+        allow_abbrev=False,
     )
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
     run = commands.add_parser(
         "run",
-        help="run a script over local processes",
-        description="Run SCRIPT over local worker processes, with the operator's own plan: ranks that die are replaced while "
-        "the survivors keep their processes and their state.",
+        help="run a script as a job of local worker processes",
+        description="Run SCRIPT as a training job of local worker processes, under the same rules as in a cluster: a process "
+        "that dies is replaced, while the others keep running with their state in memory. Ctrl-C ends the job.",
         epilog="example: regroup run --workers 3 --max 5 manifests/samples/digits.py",
     )
-    run.add_argument("--workers", type=int, default=1, metavar="N", help="workers wanted (default 1)")
-    run.add_argument("--min", type=int, metavar="N", help="fewest workers to train with; makes the job elastic")
-    run.add_argument("--max", type=int, metavar="N", help="most workers; makes the job elastic")
-    run.add_argument("--processes-per-worker", type=int, default=1, metavar="P", help="processes in each (default 1)")
-    run.add_argument("--checkpoint", metavar="DIR", help="directory for durable checkpoints (default: none)")
+    run.add_argument("--workers", type=int, default=1, metavar="N", help="number of workers (default 1)")
     run.add_argument(
-        "--checkpoint-every", type=int, default=300, metavar="S", help="seconds between them (default 300)"
+        "--min",
+        type=int,
+        metavar="N",
+        help="fewest workers to train with; makes the job resizable (default with --max: 1)",
     )
-    run.add_argument("--checkpoint-keep", type=int, default=3, metavar="K", help="how many are kept (default 3)")
+    run.add_argument(
+        "--max",
+        type=int,
+        metavar="N",
+        help="most workers; makes the job resizable (default with --min: N of --workers)",
+    )
+    run.add_argument(
+        "--processes-per-worker", type=int, default=1, metavar="P", help="processes per worker (default 1)"
+    )
+    run.add_argument("--checkpoint", metavar="DIR", help="directory for checkpoints (default: no checkpoints)")
+    run.add_argument(
+        "--checkpoint-every", type=int, default=300, metavar="S", help="seconds between two checkpoints (default 300)"
+    )
+    run.add_argument(
+        "--checkpoint-keep", type=int, default=3, metavar="K", help="number of checkpoints to keep (default 3)"
+    )
     run.add_argument(
         "--checkpoint-wait",
         type=seconds,
         default=Settings.checkpoint_s,
         metavar="S",
-        help="wait so long for the last one at most (default 1800)",
+        help="longest wait for the last checkpoint, in seconds (default 1800)",
     )
     run.add_argument(
-        "--max-restarts", type=int, default=10, metavar="N", help="failures an hour before the job fails (default 10)"
+        "--memory-snapshot",
+        metavar="SIZE",
+        help="memory for a copy of the state that outlives the processes, at least twice the state's size, such as 2Gi "
+        "(default: no copy)",
     )
     run.add_argument(
-        "--disconnect-seconds", type=int, default=5, metavar="S", help="silence before a worker is lost (default 5)"
+        "--memory-snapshot-every",
+        type=int,
+        default=10,
+        metavar="S",
+        help="seconds between two copies (default 10)",
     )
     run.add_argument(
-        "--rejoin-seconds", type=int, default=0, metavar="S", help="wait for a restart in place first (default 0)"
+        "--max-restarts",
+        type=int,
+        default=10,
+        metavar="N",
+        help="failures allowed per hour; the next one fails the job (default 10)",
     )
     run.add_argument(
-        "--hang-seconds", type=int, metavar="S", help="without a step for so long the job hangs (default: by its steps)"
+        "--disconnect-seconds",
+        type=int,
+        default=5,
+        metavar="S",
+        help="seconds of silence until a worker counts as lost (default 5)",
+    )
+    run.add_argument(
+        "--rejoin-seconds",
+        type=int,
+        default=0,
+        metavar="S",
+        help="seconds to wait for a crashed process before continuing without its worker (default 0)",
+    )
+    run.add_argument(
+        "--hang-seconds",
+        type=int,
+        metavar="S",
+        help="seconds without a step until the job counts as hung (default: from its step times, at least 300)",
     )
     run.add_argument(
         "--first-step-seconds",
         type=seconds,
         default=Settings.first_step_s,
         metavar="S",
-        help="the first step of a process may take so long (default 1800)",
+        help="longest first step of a process, in seconds (default 1800)",
     )
     run.add_argument(
-        "--first-wait", type=seconds, default=30.0, metavar="S", help="start with fewer workers after (default 30)"
+        "--first-wait",
+        type=seconds,
+        default=30.0,
+        metavar="S",
+        help="seconds until the job starts with fewer workers (default 30)",
     )
     run.add_argument(
-        "--join-quiet", type=seconds, default=1.0, metavar="S", help="collect joiners for this long (default 1)"
+        "--join-quiet",
+        type=seconds,
+        default=1.0,
+        metavar="S",
+        help="seconds to collect workers that join before resizing (default 1)",
     )
-    run.add_argument("--name", default="local", help="the job's name (default local)")
+    run.add_argument("--name", default="local", help="name of the job (default local)")
     run.add_argument(
-        "--state-dir", metavar="DIR", help="keep the job's file and the agents' files here (default: temporary)"
+        "--state-dir",
+        metavar="DIR",
+        help="directory for the job's files, kept after the job (default: a temporary one)",
     )
-    run.add_argument("-m", dest="module", action="store_true", help="SCRIPT is a module name")
+    run.add_argument("-m", dest="module", action="store_true", help="SCRIPT is the name of a module")
     run.add_argument("script", metavar="SCRIPT", help="a Python script, or any command")
-    run.add_argument("args", nargs=argparse.REMAINDER, metavar="ARGS", help="the script's own arguments")
+    run.add_argument("args", nargs=argparse.REMAINDER, metavar="ARGS", help="arguments for the script")
     scale = commands.add_parser("scale", help="change the number of workers of a running local job")
     scale.add_argument("state_dir", metavar="DIR", help="the directory that `regroup run` printed")
-    scale.add_argument("workers", type=int, metavar="N", help="workers wanted")
+    scale.add_argument("workers", type=int, metavar="N", help="new number of workers")
+    checkpoint = commands.add_parser("checkpoint", help="list or verify the checkpoints in a directory")
+    kinds = checkpoint.add_subparsers(dest="kind", required=True, metavar="COMMAND")
+    listing = kinds.add_parser("list", help="list checkpoints, the newest first")
+    verify = kinds.add_parser(
+        "verify",
+        help="read checkpoints and compare every file with what was committed",
+        description="Read checkpoints and compare every file with what was committed. Exit code 1 if one cannot be used.",
+    )
+    for one in (listing, verify):
+        one.add_argument("directory", metavar="DIR", help="the directory of spec.checkpoint, or of --checkpoint")
+    verify.add_argument(
+        "name", nargs="?", metavar="NAME", help="a checkpoint, as `list` names it (default: the newest)"
+    )
+    verify.add_argument("--all", action="store_true", help="every complete checkpoint")
     status = commands.add_parser("status", help="print the status of a local job as JSON")
     status.add_argument("state_dir", metavar="DIR", help="the directory that `regroup run` printed")
     return top
@@ -86,7 +154,7 @@ def seconds(text: str) -> float:
     """Return a length of time; argparse makes a sentence of what is none."""
     value = float(text)
     if not 0 <= value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text} is no number of seconds: give one from 0 up")
+        raise argparse.ArgumentTypeError(f"{text} is not a number of seconds; give a number of at least 0")
     return value
 
 
@@ -98,6 +166,10 @@ def main(argv: list[str] | None = None) -> int:
             from regroup_cli.run import run
 
             return asyncio.run(run(args))
+        if args.command == "checkpoint":
+            from regroup_cli import checkpoint
+
+            return checkpoint.run(args)
         return _local(args)
     except SpecError as error:
         print(f"regroup: {error}", file=sys.stderr)

@@ -203,6 +203,13 @@ class LocalWorkers:
                 env.CHECKPOINT_EVERY_SECONDS: str(spec.checkpoint.every_seconds),
                 env.CHECKPOINT_WAIT_SECONDS: f"{self._checkpoint_wait_s:g}",
             }
+        if spec.memory_snapshot is not None:
+            (home / "snapshot").mkdir(exist_ok=True)
+            out |= {
+                env.SNAPSHOT_DIR: str(home / "snapshot"),
+                env.SNAPSHOT_BYTES: str(spec.memory_snapshot.size_bytes),
+                env.SNAPSHOT_EVERY_SECONDS: str(spec.memory_snapshot.every_seconds),
+            }
         return out
 
     async def _wait(self, agent: _Agent) -> None:

@@ -53,6 +53,8 @@ def job_object(args: argparse.Namespace) -> dict[str, Any]:
         path = str(Path(args.checkpoint).absolute())
         trainer["volumeMounts"] = [{"name": "checkpoint", "mountPath": path}]
         spec["checkpoint"] = {"path": path, "everySeconds": args.checkpoint_every, "keep": args.checkpoint_keep}
+    if args.memory_snapshot is not None:
+        spec["memorySnapshot"] = {"sizeLimit": args.memory_snapshot, "everySeconds": args.memory_snapshot_every}
     return {"metadata": {"name": args.name, "namespace": NAMESPACE}, "spec": spec}
 
 
@@ -85,7 +87,7 @@ async def run(args: argparse.Namespace) -> int:
         store.create(raw)
     except OSError as error:
         raise SpecError(
-            f"--state-dir ({directory}) cannot be written to ({error.strerror}). Give a directory of your own."
+            f"--state-dir ({directory}) cannot be written to ({error.strerror}). Give a directory that you can write to."
         ) from None
     try:
         return await _run(store, directory, trainer_command(args), args)
@@ -133,7 +135,7 @@ async def _run(store: FileStore, directory: Path, command: list[str], args: argp
             registry=registry,
             settings=settings,
             endpoint=f"{ADDRESS}:{port}",
-            logs="What it wrote is in this command's output, above.",
+            logs="Its log is above, in the output of this command.",
             monotonic=loop.time,
         )
     )
@@ -175,7 +177,7 @@ async def _watch(store: FileStore, key: Key, queue: WorkQueue, stop: asyncio.Eve
             return 0 if job.status.phase == "Succeeded" else 1
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(stop.wait(), POLL_S)
-    say("stopped at your wish; the workers are being ended.")
+    say("interrupted; stopping the workers.")
     return 130
 
 

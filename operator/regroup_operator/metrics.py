@@ -26,7 +26,7 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        self.queue_depth = Gauge("regroup_queue_depth", "Jobs that wait to be reconciled now.", registry=self.registry)
+        self.queue_depth = Gauge("regroup_queue_depth", "Jobs that wait to be reconciled.", registry=self.registry)
         self.reconcile_seconds = Histogram(
             "regroup_reconcile_seconds",
             "Duration of one reconciliation.",
@@ -38,7 +38,7 @@ class Metrics:
             "regroup_generations", "Generations issued, by kind (planned, forced).", ["kind"], registry=self.registry
         )
         self.incidents = Counter(
-            "regroup_incidents", "Changes of membership, by cause.", ["cause"], registry=self.registry
+            "regroup_incidents", "Membership changes, by cause.", ["cause"], registry=self.registry
         )
         self.recovery_seconds = Histogram(
             "regroup_recovery_seconds",
@@ -84,7 +84,7 @@ class _Dropped(Collector):
         self._read = read
 
     def collect(self) -> Iterable[Metric]:
-        text = "Reports of agents that were not acted on: of another pod, incarnation or generation."
+        text = "Reports of agents that were ignored, because they came from another pod, incarnation or generation."
         yield CounterMetricFamily("regroup_dropped_reports", text, value=self._read())
 
 

@@ -86,7 +86,7 @@ class Trust:
         except (KeyError, ValueError) as error:
             raise RegroupError(
                 f"Secret {settings.namespace}/{settings.ca_secret_name} holds no usable CA in ca.crt and ca.key ({error}). "
-                "Delete it, and a new one is made."
+                "Delete it; the operator then creates a new one."
             ) from None
         service = f"{settings.service_name}.{settings.namespace}"
         certificate, key = authority.issue(

@@ -181,7 +181,7 @@ def test_creating_a_worker_twice_is_creating_it_once(api: Api, namespace: str) -
         (pod,) = (await world.client.list(PODS, namespace))["items"]
         assert pod["metadata"]["name"] == "digits-worker-0-0"
 
-        with pytest.raises(AlreadyExists, match="not this job's"):
+        with pytest.raises(AlreadyExists, match="does not belong to this job"):
             await world.workers.create(replace(world.job, uid="another"), 0, 0, ())
 
         slim = slim_pod(pod, None, 0.0)
@@ -232,7 +232,9 @@ def test_prepare_makes_service_and_config_map_and_follows_the_bundle(api: Api, n
 def test_service_of_somebody_else_is_not_touched(api: Api, namespace: str) -> None:
     async def scenario(world: World) -> None:
         api.done("create", "service", "clusterip", "digits", "--tcp=80", f"--namespace={namespace}")
-        with pytest.raises(SpecError, match=f"Service digits exists in namespace {namespace} and is not this job's"):
+        with pytest.raises(
+            SpecError, match=f"Service digits exists in namespace {namespace} and does not belong to this job"
+        ):
             await world.workers.prepare(world.job)
 
     in_world(api, namespace, scenario)

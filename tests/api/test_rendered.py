@@ -34,7 +34,9 @@ def restrict(api: Api, namespace: str) -> None:
 
 def test_worker_of_a_restricted_template_is_taken_in_a_restricted_namespace(api: Api, namespace: str) -> None:
     restrict(api, namespace)
-    everything = with_spec(checkpoint={"volumeClaim": "ckpt"}, processesPerWorker=2)
+    everything = with_spec(
+        checkpoint={"volumeClaim": "ckpt"}, memorySnapshot={"sizeLimit": "64Mi"}, processesPerWorker=2
+    )
     job = parse_job(stored(api, namespace, RESTRICTED_POD, RESTRICTED_CONTAINER, everything))
     api.done(*STRICT, document=worker_pod(job, 2, 1, settings=SETTINGS, avoid_nodes=("n1", "n2")))
     api.done(*STRICT, document=service(job))

@@ -130,6 +130,10 @@ BAD_SPECS: dict[str, tuple[Change, str]] = {
         with_spec(checkpoint={"keep": 2}),
         "spec.checkpoint needs exactly one of volumeClaim and path. Keep the one that says where checkpoints go.",
     ),
+    "snapshot without a size": (
+        with_spec(memorySnapshot={"sizeLimit": "much"}),
+        "spec.memorySnapshot.sizeLimit (much) is not a size. Write a whole number with a unit, such as 20Gi.",
+    ),
     "checkpoint path not absolute": (
         with_spec(checkpoint={"path": "ckpt"}),
         "spec.checkpoint.path (ckpt) is not absolute. Give a directory that starts with /.",
@@ -171,6 +175,11 @@ BAD_CHANGES: dict[str, tuple[Change, Change, str]] = {
         _once("spec.processesPerWorker cannot change"),
     ),
     "checkpoint": (ELASTIC, with_spec(checkpoint={"volumeClaim": "ckpt"}), _once("spec.checkpoint cannot change")),
+    "memory snapshot": (
+        with_spec(memorySnapshot={"sizeLimit": "1Gi"}),
+        lambda job: job["spec"]["memorySnapshot"].update(sizeLimit="2Gi"),
+        _once("spec.memorySnapshot cannot change"),
+    ),
     "checkpoint's interval": (
         with_spec(checkpoint={"volumeClaim": "ckpt"}),
         lambda job: job["spec"]["checkpoint"].update(everySeconds=7),

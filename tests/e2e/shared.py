@@ -31,6 +31,7 @@ KINDS: Mapping[str, dict[str, Any]] = {
         "elastic": (1, 3),
         "processesPerWorker": 2,
         "checkpoint": {"volumeClaim": "saved", "everySeconds": 2, "keep": 2},
+        "memorySnapshot": {"sizeLimit": "16Mi", "everySeconds": 1},
     },
     "fixed size": {"elastic": None},
     "script": {"elastic": (1, 3), "script": "plain.py"},

@@ -11,7 +11,7 @@ import time
 import pytest
 
 from cluster.kubectl import wait_until
-from harness import judge
+from harness import faults, judge
 from tests.e2e.kit import trials
 from tests.e2e.shared import KINDS, SharedJobs
 
@@ -61,3 +61,30 @@ def test_job_that_lost_every_pod_goes_on_from_its_durable_checkpoint(shared_jobs
     commits = [c for c in trace.judged() if c.generation >= generation]
     assert judge.whole([c for c in commits if c.generation < resumed], first=None, redone=2) == []
     assert judge.whole([c for c in commits if c.generation >= resumed], first=first) == []
+
+
+def test_job_that_lost_every_process_at_once_goes_on_from_memory(shared_jobs: SharedJobs) -> None:
+    """The processes of two workers are killed, and the whole container of the third: its volume in memory outlives it."""
+    (job,) = shared_jobs.take("two processes")
+    before = job.training(steps=20)
+    generation = before.commits[-1].generation
+    old = before.pids(generation)
+    begun = before.first_of(generation).step
+    wait_until(
+        lambda: (job.status().get("memorySnapshot") or {}).get("step", 0) > begun,
+        timeout_s=60,
+        what="a memory snapshot of this generation in the status",
+    )
+    covered = job.status()["memorySnapshot"]["step"]
+    uids = {pod["metadata"]["name"]: pod["metadata"]["uid"] for pod in job.pods()}
+    killed = min(uids)
+    for name, pid in [(killed, 1), *((name, pid) for name, pid in old if name != killed)]:
+        faults.kill_inner(uids[name], pid)
+    trace = job.training(after=generation)
+    first = next(e["startStep"] for e in job.status()["lineage"] if e["generation"] > generation)
+    last = trace.last_before(generation + 1).step
+    print(f"step {last} committed, step {covered} in every worker's memory; goes on from {first}")
+    assert begun < covered <= first <= last + 1, "it did not go on from the snapshot"
+    commits = [c for c in trace.judged(restarted={killed}, after=generation) if c.generation >= generation]
+    assert judge.whole([c for c in commits if c.generation == generation], first=None, redone=2) == []
+    assert judge.whole([c for c in commits if c.generation > generation], first=first) == []

@@ -27,7 +27,7 @@ peer copies, links that fail in one direction, pruning of `older`, the content o
   lets it take the old keys for a formed group. That move exists only with INC off.
 - H5 SEAL: "all rules on" is judged from where the trace is stuck onwards, which is exhausted; from the first state
   on it is exhausted only by `python -m tests.model SEAL` at four generations, not at five.
-- H8 ACK with all rules on is searched to 100 000 states, not exhausted. Neither are four of the wide scenarios (H1
+- H8 BACKUP with all rules on is searched to 100 000 states, not exhausted. Neither are four of the wide scenarios (H1
   twice, H8, H2 without a cause) at 1.4 million.
 - Random walks find STATE, MAD and the liveness rules by luck only; their rules-off check covers the six others.
 

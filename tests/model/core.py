@@ -38,8 +38,8 @@ class Core:
         slots = range(scenario.workers)
         members = tuple((slot, 0) for slot in (slots if scenario.members is None else scenario.members))
         snapshot = ((), 0) if scenario.snapshots else None
-        training = Worker(0, 1, 1, 0, COMPUTING, 0, 0, (), 1, 0, snapshot, 0, 0, 0, 0)
-        arrivals = tuple(Arrival(0, 0, 1, (), 0, 0) if (slot, 0) in members else None for slot in slots)
+        training = Worker(0, 1, 1, 0, COMPUTING, 0, 0, (), 1, 0, snapshot, 0, 0, 0, 0, 0)
+        arrivals = tuple(Arrival(0, 0, 1, (), 0, 0, 0) if (slot, 0) in members else None for slot in slots)
         return State(
             operators=(Operator(1, 0, 0),) * scenario.leaders,
             persisted=0,

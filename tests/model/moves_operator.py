@@ -58,7 +58,7 @@ def operator_moves(view: View, state: State, number: int) -> Iterator[Move]:
 
 def fresh_worker(uid: int) -> Worker:
     """A new pod: attached, without state, in no generation."""
-    return Worker(uid, 1, 1, -1, IDLE, 0, -1, None, 1, -1, None, -1, 0, 0, -1)
+    return Worker(uid, 1, 1, -1, IDLE, 0, -1, None, 1, -1, None, -1, 0, 0, -1, 0)
 
 
 def _with_operator(state: State, number: int, operator: Operator) -> State:

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from typing import Any
 
 from tests.model.records import (
-    ACK,
     COMPUTING,
     COPYING,
     CUTALL,
@@ -38,7 +37,15 @@ def worker_moves(view: View, state: State, slot: int) -> Iterator[Move]:
     yield from _agent_moves(view, state, slot, worker)
     if worker.phase == DEAD:
         history, adopted = worker.snapshot or (None, -1)
-        restarted = worker._replace(phase=IDLE, is_stopped=0, entered=-1, history=history, is_valid=1, adopted=adopted)
+        restarted = worker._replace(
+            phase=IDLE,
+            is_stopped=0,
+            entered=-1,
+            history=history,
+            is_valid=1,
+            adopted=adopted,
+            is_backup=int(history is not None),
+        )
         yield Move(f"w{slot} restarted in place, state {history}", False, with_worker(state, slot, restarted))
         return
     if worker.is_stopped:
@@ -92,14 +99,14 @@ def _state_on_leaving(view: View, worker: Worker) -> dict[str, Any]:
     if TORN not in view.rules:
         return {"history": (*(worker.history or ()), TORN_MARK)}  # half old, half new, and nobody knows
     history, adopted = worker.snapshot or (None, -1)
-    return {"history": history, "adopted": adopted}
+    return {"history": history, "adopted": adopted, "is_backup": int(history is not None)}
 
 
 def _enter_or_leave(view: View, state: State, slot: int, worker: Worker) -> Iterator[Move]:
     at = worker.heard
     if worker.phase == IDLE and TORN in view.rules and not worker.is_valid:
         history, adopted = worker.snapshot or (None, -1)
-        restored = worker._replace(history=history, is_valid=1, adopted=adopted)
+        restored = worker._replace(history=history, is_valid=1, adopted=adopted, is_backup=int(history is not None))
         yield Move(f"w{slot} torn state replaced by its snapshot {history}", False, with_worker(state, slot, restored))
     if at >= 0 and at != worker.entered and view.is_newer(state, at, worker.entered):
         waits_for_cut = bool(state.announcements[at].is_planned) and worker.phase in HAS_ADOPTED
@@ -175,7 +182,7 @@ def _form(view: View, state: State, slot: int, worker: Worker) -> Iterator[Move]
             f"w{slot} refuses {name}: no witness of an older generation", False, with_worker(state, slot, refused)
         )
         return
-    adopted = worker._replace(phase=COMPUTING, adopted=at, agent_adopted=at)
+    adopted = worker._replace(phase=COMPUTING, adopted=at, agent_adopted=at, is_backup=0)
     best = view.best(state, at)
     if best < (0,):
         yield Move(
@@ -211,7 +218,9 @@ def _copy(view: View, state: State, slot: int, worker: Worker) -> Iterator[Move]
     ):
         offered = state.groups[at].arrivals[source]
         assert offered is not None
-        copied = worker._replace(phase=COMPUTING, history=peer.history, is_valid=1, adopted=at, agent_adopted=at)
+        copied = worker._replace(
+            phase=COMPUTING, history=peer.history, is_valid=1, adopted=at, agent_adopted=at, is_backup=0
+        )
         violation = None if peer.history == offered.history else "source changed while it was being copied"
         yield Move(f"w{slot} copy complete", False, with_worker(state, slot, copied), violation)
 
@@ -226,9 +235,8 @@ def _compute(view: View, state: State, slot: int, worker: Worker) -> Iterator[Mo
     else:
         step = len(history) + 1
         knows_newer = int(worker.heard >= 0 and view.is_newer(state, worker.heard, at))
-        snapshot_step = len(worker.snapshot[0]) if worker.snapshot else 0
         group = state.groups[at]
-        contributions = with_item(group.contributions, slot, Contribution(step, knows_newer, snapshot_step))
+        contributions = with_item(group.contributions, slot, Contribution(step, knows_newer))
         is_complete = all(
             contributions[member] is not None and contributions[member].step == step for member in view.slots(state, at)
         )
@@ -249,7 +257,7 @@ def _compute(view: View, state: State, slot: int, worker: Worker) -> Iterator[Mo
 
 
 def _commit(view: View, state: State, slot: int, worker: Worker) -> Iterator[Move]:
-    """The all-reduce came back: commit, leave at a cut, and report what everyone has in a snapshot."""
+    """The all-reduce came back: commit, leave at a cut, and report what everyone has committed."""
     at = worker.entered
     assert worker.history is not None
     step = len(worker.history) + 1
@@ -267,8 +275,6 @@ def _commit(view: View, state: State, slot: int, worker: Worker) -> Iterator[Mov
         groups=with_item(state.groups, at, group._replace(has_committed=1))
     )
     safe_step = step - 1
-    if ACK in view.rules and view.scenario.snapshots:
-        safe_step = min(c.snapshot_step for c in contributions)
     known = state.acknowledged
     is_redone = safe_step == len(known) > 0 and history[:safe_step] != known
     if is_redone:

@@ -27,8 +27,8 @@ INC = "INC"
 """A process forms a generation at most once; a restarted one waits for a newer generation."""
 CUTALL = "CUTALL"
 """A planned change: leave after the step in which *all* ranks know; without: in which any does."""
-ACK = "ACK"
-"""A step is acknowledged when every rank has it in its snapshot; without: when it is committed."""
+BACKUP = "BACKUP"
+"""A state that was read from a snapshot may be older than what its worker has committed, so it is no witness of that."""
 MAD = "MAD"
 """The agent remembers the newest generation its trainer adopted: who adopted j and lost the state is no witness."""
 SEAL = "SEAL"
@@ -39,7 +39,9 @@ LOST = "LOST"
 CLIQUE = "CLIQUE"
 """A set that failed to form over a cut link is not announced again."""
 
-ALL_RULES = frozenset({PERSIST, STATE, TORN, WITNESS, LINGER, FINISH, RESAY, INC, CUTALL, ACK, MAD, SEAL, LOST, CLIQUE})
+ALL_RULES = frozenset(
+    {PERSIST, STATE, TORN, WITNESS, LINGER, FINISH, RESAY, INC, CUTALL, BACKUP, MAD, SEAL, LOST, CLIQUE}
+)
 
 # Phases of a trainer process. Letters, because a state is hashed a million times.
 DEAD = "D"
@@ -70,6 +72,7 @@ class Arrival(NamedTuple):
     history: History | None
     adopted: int  # announcement that the state was adopted in
     agent_adopted: int  # newest announcement that the agent knows its trainer to have adopted
+    is_backup: int  # the state was read from a snapshot
 
 
 class Seal(NamedTuple):
@@ -85,7 +88,6 @@ class Contribution(NamedTuple):
 
     step: int
     knows_newer: int
-    snapshot_step: int
 
 
 class Announcement(NamedTuple):
@@ -117,6 +119,7 @@ class Worker(NamedTuple):
     has_fault_to_report: int
     is_reentered: int  # entered a generation that an earlier process of the pod was in (INC off)
     agent_adopted: int
+    is_backup: int  # `history` was read from the snapshot, and nothing was committed or copied since
 
 
 class Group(NamedTuple):

@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from tests.model.records import (
-    ACK,
     ALL_RULES,
+    BACKUP,
     CLIQUE,
     CUTALL,
     FINISH,
@@ -131,15 +131,15 @@ QUICK = (
         ),
         "violation",
         "steps apart in one generation",
-        (1863, 1332),
+        (1884, 1096),
     ),
     Trace(
-        "H8 ACK",
-        ACK,
+        "H8 BACKUP",
+        BACKUP,
         Scenario(max_announcements=2, snapshots=True, faults=Budget(crash=1, total=1)),
         "violation",
         ROLLBACK,
-        (97552, 100_000),
+        (98074, 100_000),
         is_on_exhausted=False,
     ),
     Trace(
@@ -231,8 +231,8 @@ WIDE = (
         "drained away",
     ),
     Trace(
-        "H8 ACK",
-        ACK,
+        "H8 BACKUP",
+        BACKUP,
         Scenario(steps=3, max_announcements=2, snapshots=True, faults=Budget(crash=1, cut_off=1, total=2)),
         "violation",
         ROLLBACK,

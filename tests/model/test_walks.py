@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from tests.model.core import Core
-from tests.model.records import ACK, ALL_RULES, FINISH, LINGER, PERSIST, TORN, WITNESS
+from tests.model.records import ALL_RULES, BACKUP, FINISH, LINGER, PERSIST, TORN, WITNESS
 from tests.model.scenarios import WILD
 from tests.model.search import walk
 
@@ -31,11 +31,11 @@ def test_with_all_rules_no_walk_meets_a_violation(leaders: int, has_planned: boo
         (WITNESS, "silent rollback"),
         (LINGER, "drained away"),
         (FINISH, "exits 'done'"),
-        (ACK, "silent rollback"),
+        (BACKUP, "silent rollback"),
     ],
 )
 def test_without_a_rule_the_walks_meet_its_violation(rule: str, words: str) -> None:
     """The walks can fail. (STATE and MAD take more than 1500 walks; the other rules are about liveness or INC.)"""
-    got = walk(Core(replace(WILD, rules=ALL_RULES - {rule})), num_walks=500, depth=DEPTH, seed=1)
+    got = walk(Core(replace(WILD, rules=ALL_RULES - {rule})), num_walks=1500, depth=DEPTH, seed=1)
     assert got.violation is not None
     assert words in got.violation

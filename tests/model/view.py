@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from tests.model.records import (
+    BACKUP,
     COMPUTING,
     COPYING,
     EXITED,
@@ -129,9 +130,17 @@ class View:
     def arrival(self, worker: Worker) -> Arrival:
         history = worker.history
         if history is None:
-            return Arrival(-1, -1, 1, None, -1, worker.agent_adopted)
+            return Arrival(-1, -1, 1, None, -1, worker.agent_adopted, 0)
         lineage = committed_in(history, len(history)) if history and history[-1] != TORN_MARK else 0
-        return Arrival(len(history), lineage, worker.is_valid, history, worker.adopted, worker.agent_adopted)
+        return Arrival(
+            len(history),
+            lineage,
+            worker.is_valid,
+            history,
+            worker.adopted,
+            worker.agent_adopted,
+            worker.is_backup,
+        )
 
     def order(self, state: State, arrival: Arrival) -> tuple[int, ...]:
         """The order that members can see: the highest is the source of the state."""
@@ -188,15 +197,16 @@ class View:
                 if (arrival := arrivals[slot]) is not None and (slot, uid) in current.members
             }
             if any(
-                arrival.adopted >= j and arrival.history is not None and (arrival.is_valid or TORN not in self.rules)
+                self._is_witness(arrival, j) and (arrival.is_valid or TORN not in self.rules)
                 for arrival in present.values()
             ):
                 return True
             number = state.announcements[j].generation
             sealed = {s.member: s.arrival for s in seals if s.member in members and s.left_up_to >= number}
-            knowing = [a for a in sealed.values() if a.adopted >= j and a.history is not None]
-            if knowing:
-                return all(self.order(state, arrival) <= best for arrival in knowing)
+            if any(a.adopted >= j and self.order(state, a) > best for a in sealed.values()):
+                return False
+            if any(self._is_witness(a, j) for a in sealed.values()):
+                return True
             if any(
                 (arrival.agent_adopted if MAD in self.rules else arrival.adopted) < j
                 for arrival in [*present.values(), *sealed.values()]
@@ -207,6 +217,10 @@ class View:
                 continue  # every copy of j is gone, proven: roll back, and say so
             return False
         return True
+
+    def _is_witness(self, arrival: Arrival, j: int) -> bool:
+        """Whether it holds what it has committed since it adopted `j`, or a later one: a snapshot may be older."""
+        return arrival.adopted >= j and arrival.history is not None and not (arrival.is_backup and BACKUP in self.rules)
 
     def _is_lost(self, state: State, member: Member, told_of_loss: set[int]) -> bool:
         slot, uid = member

@@ -10,6 +10,7 @@ from _regroup_agent import events as ev
 from _regroup_agent.core import Core, Identity
 from _regroup_agent.statefile import Saved
 from regroup.protocol import VERSION, codec, wire
+from regroup.protocol.snapshot import Snapshot
 from regroup_operator.membership.registry import Stream
 from regroup_operator.model.records import Pod
 from tests.simulator.trainers import Trainer
@@ -31,10 +32,17 @@ class Agent:
     operator, and neither side knows yet.
     """
 
-    def __init__(self, world: World, pod: Pod, saved: Saved, boot: int) -> None:
+    def __init__(self, world: World, pod: Pod, saved: Saved, boot: int, memory: Snapshot | None = None) -> None:
         self.world, self.uid, self.name = world, pod.uid, pod.name
         self.saved, self.boot = saved, f"{pod.uid}/{boot}"
-        self.core = Core(Identity(pod.job_uid, pod.uid, self.boot, world.processes), saved, session=world.known_session)
+        self.core = Core(
+            Identity(pod.job_uid, pod.uid, self.boot, world.processes),
+            saved,
+            session=world.known_session,
+            snapshot=memory,
+        )
+        self.memory = memory
+        """What lies in the pod's memory snapshot."""
         self.trainers: dict[int, Trainer] = {}
         self.faults: list[wire.Fault] = []
         self.stream: Stream | None = None
@@ -191,7 +199,11 @@ class Agent:
 
     def exited(self, trainer: Trainer, code: int, last_line: str = "") -> None:
         if trainer.alive:
+            if code > 0:
+                trainer.take_last()
             trainer.die()
+            if self.world.snapshot_every:
+                self.handle(ev.Held(self.memory))
             self.handle(ev.Exited(trainer.local_rank, trainer.incarnation, code, last_line))
 
     def die(self) -> None:

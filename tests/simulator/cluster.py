@@ -117,6 +117,12 @@ class Node:
     """It has power."""
     is_ready: bool = True
     """What the API says of it."""
+    is_cordoned: bool = False
+    """No pod is scheduled to it."""
+
+    @property
+    def is_open(self) -> bool:
+        return self.is_up and self.is_ready and not self.is_cordoned
 
 
 class Pods:
@@ -180,7 +186,7 @@ class Pods:
         pod = self.by_uid.get(uid)
         if pod is None or pod.node:
             return
-        free = [n.name for n in self.nodes.values() if n.is_up and n.is_ready and n.name not in self._avoided[uid]]
+        free = [n.name for n in self.nodes.values() if n.is_open and n.name not in self._avoided[uid]]
         if not free:
             self.by_uid[uid] = replace(pod, unschedulable="0 nodes are available.")
             return

@@ -11,7 +11,7 @@ from regroup.protocol.document import Document
 from regroup.protocol.state import StatePair
 
 if TYPE_CHECKING:
-    from tests.simulator.trainers import Group
+    from tests.simulator.trainers import Group, Trainer
     from tests.simulator.world import World
 
 
@@ -69,6 +69,11 @@ class Disk:
 
             self._world.after(self._world.pace.some(self._world.pace.checkpoint_s), complete)
         return said
+
+    def write_last(self, group: Group, writer: Trainer, state: StatePair) -> None:
+        """Write what rank 0 holds at the end of its pod's grace (`Job._end`); nobody hears of it."""
+        if self.every_steps and group.ranks.get(0) is writer and not self.is_full and self._sees(writer.agent.uid):
+            self.checkpoints.append(Checkpoint(name_of(group.number, state.step, group.uid), state))
 
     def problem(self, group: Group) -> str | None:
         """Return what rank 0 says of the volume; empty: it is well. None: no checkpoints are written."""

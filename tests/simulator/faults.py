@@ -84,11 +84,12 @@ class Kind:
 
 
 SHORT = (0.2, 1.0, 4.0, 10.0)
-# SIGTERM of an agent is what delete-pod brings; a log that stalls stops processes, never an agent (strikes.stall_log).
+# A log that stalls stops processes, never an agent (strikes.stall_log).
 KINDS: dict[str, Kind] = {
     "kill": Kind(strikes.kill, 4),
     "kill-two": Kind(strikes.kill_two, 2),
     "kill-all": Kind(strikes.kill_all, 2),
+    "raise-all": Kind(strikes.raise_all, 2, session_only=True),
     "kill-store-host": Kind(strikes.kill_store_host, 2),
     "kill-store-agent": Kind(strikes.kill_store_agent, 1),
     "kill-zygote": Kind(strikes.kill_zygote, 1),
@@ -101,6 +102,8 @@ KINDS: dict[str, Kind] = {
     "freeze-agent": Kind(strikes.freeze_agent, 2, SHORT),
     "hang-agent": Kind(strikes.freeze_agent, 1),
     "delete-pod": Kind(strikes.delete_pod, 2),
+    "term-agent": Kind(strikes.terminate_agent, 2),
+    "drain-node": Kind(strikes.drain_node, 2, (10.0, 40.0, FOREVER)),
     "vanish": Kind(strikes.vanish, 2),
     "power-off": Kind(strikes.power_off, 1, (60.0, 200.0, FOREVER)),
     "reboot": Kind(strikes.reboot, 1, (6.0, 12.0)),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from tests.simulator.cluster import Node
 from tests.simulator.world import Operator, World
 
 NOT_READY_S = 40.0
@@ -53,6 +54,17 @@ def say_ready(world: World, name: str, ready: bool) -> None:
     if ready:
         world.pods.schedule_all()
     world.dirty()
+
+
+def cordon(world: World, node: Node, for_s: float) -> None:
+    """Have no pod scheduled to a node for a while."""
+    node.is_cordoned = True
+
+    def uncordon() -> None:
+        node.is_cordoned = False
+        world.pods.schedule_all()
+
+    world.lasts(for_s, uncordon)
 
 
 # --- links ---------------------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ import signal
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from _regroup_agent import events as ev
 from _regroup_agent.statefile import UNKNOWN, Saved
 from regroup_operator.model.records import Pod
 from tests.simulator import hazards
@@ -92,6 +93,14 @@ def kill_all(world: World, fault: Fault) -> bool:  # noqa: ARG001
     victims = [t for agent in living(world) for t in processes(agent)]
     for trainer in victims:
         trainer.agent.exited(trainer, -9)
+    return bool(victims)
+
+
+def raise_all(world: World, fault: Fault) -> bool:  # noqa: ARG001
+    """An exception of the script's on all ranks at once: a NaN check, a file server's hiccup."""
+    victims = [t for agent in living(world) for t in processes(agent)]
+    for trainer in victims:
+        trainer.agent.exited(trainer, 1, f"OSError: no answer at {world.now_s}")
     return bool(victims)
 
 
@@ -224,6 +233,26 @@ def delete_pod(world: World, fault: Fault) -> bool:
     if pod is not None:
         world.terminate(pod.uid)
     return pod is not None
+
+
+def terminate_agent(world: World, fault: Fault) -> bool:
+    """SIGTERM to an agent whose pod nobody deletes: the kubelet evicts it, or shuts its node down."""
+    agent = pick_agent(world, fault)
+    if agent is not None:
+        agent.handle(ev.Terminated())
+    return agent is not None
+
+
+def drain_node(world: World, fault: Fault) -> bool:
+    """kubectl drain: no pod is scheduled to a node any more, and all that are on it are deleted. It is uncordoned after a while."""
+    node = world.pods.nodes[pick_node(world, fault)]
+    pods = world.pods.on_node(node.name)
+    if node.is_cordoned or not pods:
+        return False
+    hazards.cordon(world, node, fault.for_s)
+    for pod in pods:
+        world.terminate(pod.uid)
+    return True
 
 
 def vanish(world: World, fault: Fault) -> bool:

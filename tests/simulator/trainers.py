@@ -14,6 +14,7 @@ from regroup.generation.adoption import Arrival, Copy, Fallback, Refuse, decide
 from regroup.progress.pace import Pace
 from regroup.protocol.document import FORCED, Document
 from regroup.protocol.local import (
+    DRAINED,
     AdoptedLocally,
     Answer,
     Arrived,
@@ -25,9 +26,11 @@ from regroup.protocol.local import (
     FinishedLocally,
     FormedLocally,
     Left,
+    Snapshotted,
     Stack,
     StopLocally,
 )
+from regroup.protocol.snapshot import Snapshot
 from regroup.protocol.state import StatePair
 from regroup.protocol.wire import ProcessStack
 
@@ -297,6 +300,8 @@ class Trainer:
             place, where = (ProcessStack.OUTSIDE, "load (train.py:4)") if self.frozen else (place, "main (train.py:9)")
             self.say(Stack(place, None, where, f"{where} < main (train.py:9)", "thread MainThread:"))
         elif isinstance(message, StopLocally):
+            if message.outcome == DRAINED and self.group is not None and self.state is not None:
+                self.agent.world.disk.write_last(self.group, self, self.state)
             self.agent.world.later(lambda: self.agent.exited(self, 0))
         elif isinstance(message, Answer):
             self._answered(message)
@@ -345,7 +350,24 @@ class Trainer:
             self.group.join(self, newest.rank, newest.document)
 
     def arrival(self) -> Arrival:
-        return Arrival(self.state, self.state_adopted, self.agent.saved.adopted)
+        memory, adopted = self.agent.memory, self.agent.saved.adopted
+        if self.state is None and self.local_rank == 0 and memory is not None:
+            return Arrival(memory.state, memory.adopted, adopted, from_snapshot=True, is_backup=not memory.is_last)
+        return Arrival(self.state, self.state_adopted, adopted)
+
+    def _snapshot(self, *, is_last: bool) -> None:
+        every = self.agent.world.snapshot_every
+        if self.local_rank or not every or self.state is None:
+            return
+        self.agent.memory = Snapshot("a", self.state, self.state_adopted, is_last, {})
+        # Its agent hears of it at once, or reads it once the process has ended.
+        if self.agent.world.pace.toss(0.8):
+            self.say(Snapshotted(self.state, self.state_adopted, is_last))
+
+    def take_last(self) -> None:
+        """It ends by an exception."""
+        if not self.stopped:
+            self._snapshot(is_last=True)
 
     def adopt(self, group: Group, state: StatePair, source: str, rolled_back: bool) -> None:
         if self.group is not group or group.is_broken:
@@ -376,6 +398,9 @@ class Trainer:
     ) -> None:  # fmt: skip
         self.state = state
         step = state.step
+        every = self.agent.world.snapshot_every
+        if every and step % every == 0:
+            self._snapshot(is_last=False)
         said = step if reportable is None else reportable
         self.pace.committed(self.agent.world.now_s)
         self.say(
@@ -416,4 +441,5 @@ class Trainer:
 
     def _send_left(self, cause: str | None = None, message: str = "", peer_rank: int | None = None) -> None:
         step = self.state.step if self.state else 0
-        self.say(Left(self._floor, self.state, self.state_adopted, step, cause, message, peer_rank))
+        left = Left(self._floor, self.state, self.state_adopted, step, cause, message, peer_rank)
+        self.say(left)

@@ -41,13 +41,15 @@ class Setting:
     term_grace_s: float
     quick: bool
     """Nothing takes any time."""
+    snapshot_every: int = 0
+    """Each worker has a snapshot in memory after so many steps."""
 
     def __str__(self) -> str:
         size = f"fixed at {self.replicas}" if self.fixed else f"{self.replicas} workers, at least {self.minimum}"
         tier = "script" if self.script else "session"
         return (
             f"{tier}, {size}, {self.processes} process(es) each, {self.total_steps} steps of {self.step_s:g} s, "
-            f"checkpoint every {self.checkpoint_every or 'no'} steps"
+            f"checkpoint every {self.checkpoint_every or 'no'} steps, snapshot every {self.snapshot_every or 'no'} steps"
         )
 
     def job(self) -> JobBuilder:
@@ -55,6 +57,8 @@ class Setting:
         job = make_job().with_replicas(self.replicas).with_recovery(maxRestarts=1_000_000, hangSeconds=HANG_S)
         job = job.fixed() if self.fixed else job.elastic(self.minimum, MAX_REPLICAS)
         # What is durable lies on a claim, so that the operator asks for checkpoints and names them.
+        if self.snapshot_every:
+            job = job.with_spec(memorySnapshot={"sizeLimit": "1Gi"})
         return job.with_spec(checkpoint={"volumeClaim": "digits"}) if self.checkpoint_every else job
 
     def settings(self) -> Settings:
@@ -73,6 +77,7 @@ class Setting:
             None, self.job(), processes=self.processes, script="plain" if self.script else "session",
             known_session=self.known, total_steps=self.total_steps, settings=self.settings(),
             pace=pace, num_nodes=4, checkpoint_every=self.checkpoint_every, by_json=self.seed % 8 == 0, backs_off=True,
+            snapshot_every=self.snapshot_every,
         )  # fmt: skip
 
 
@@ -94,6 +99,8 @@ def setting_of(seed: int) -> Setting:
         checkpoint_every=0 if script else rng.choice([0, 0, 7, 20]),
         term_grace_s=rng.choice([0.0, 20.0]),
         quick=rng.random() < 0.25,
+        # Of its own, so that the rest of a seed's setting is what it was before there were snapshots.
+        snapshot_every=0 if script else random.Random(f"{seed}/snapshot").choice([0, 0, 1, 5, 25]),
     )
 
 

@@ -19,6 +19,7 @@ from typing import Any
 
 from _regroup_agent import events as ev
 from _regroup_agent.statefile import Saved
+from regroup.protocol.snapshot import Snapshot
 from regroup.protocol.state import StatePair
 from regroup_operator.api import Job, RegroupError, parse_job
 from regroup_operator.controller import Controller
@@ -169,6 +170,7 @@ class World:
         num_nodes: int = 0,
         checkpoint_every: int = 0,
         by_json: bool = True,
+        snapshot_every: int = 0,
         backs_off: bool = False,
         start: bool = True,
     ) -> None:
@@ -228,6 +230,10 @@ class World:
         self._undo: dict[int, Callable[[], None]] = {}
         self._boots = itertools.count(1)
         self._disks: dict[str, Saved] = {}
+        self._memories: dict[str, Snapshot | None] = {}
+        """Of pods whose container restarts; a machine without power loses them."""
+        self.snapshot_every = snapshot_every
+        """After so many steps each worker has a snapshot in memory; 0: none."""
         if start:
             self.start_operator()
 
@@ -391,7 +397,9 @@ class World:
         if pod.terminating and before is None:
             return
         self.pods.by_uid[uid] = replace(pod, phase="Running", running_since_s=self.now_s)
-        self.agents[uid] = Agent(self, self.pods.by_uid[uid], self._disks.get(uid, Saved()), next(self._boots))
+        self.agents[uid] = Agent(
+            self, self.pods.by_uid[uid], self._disks.get(uid, Saved()), next(self._boots), self._memories.pop(uid, None)
+        )
         self.dirty()
 
     def terminate(self, uid: str) -> None:
@@ -428,7 +436,7 @@ class World:
         """The agent exited: 0 ends the pod, anything else restarts the container (restartPolicy OnFailure)."""
         if not agent.alive:
             return
-        self._disks[agent.uid] = agent.saved
+        self._disks[agent.uid], self._memories[agent.uid] = agent.saved, agent.memory
         agent.die()
         pod = self.pods.by_uid.get(agent.uid)
         if pod is None:
@@ -563,6 +571,11 @@ class World:
             f"{t.agent.name} {tuple(t.state)}"
             for t in held
             if t.state is not None and t.state > state and tuple(t.state) in known
+        ]
+        holders += [
+            f"{a.name}'s snapshot {tuple(a.memory.state)}"
+            for a in agents
+            if a.memory is not None and a.memory.state > state and tuple(a.memory.state) in known
         ]
         assert not holders, (
             f"generation {group.number} rolled back to {tuple(state)} while there was {', '.join(holders)}; "

@@ -300,7 +300,7 @@ class AgentDouble:
 
     def _attached(self, worker: Worker) -> bool:
         attaches = worker.messages(local.Attach)
-        return bool(attaches) and attaches[-1].incarnation == worker.incarnation
+        return bool(attaches) and attaches[-1].incarnation == worker.incarnation and not attaches[-1].rehearses
 
     def _accept(self, worker: Worker, listener: socket.socket) -> None:
         while not self._closed:
@@ -334,7 +334,7 @@ class AgentDouble:
             if isinstance(message, local.Attach):
                 worker.connection = connection
             self._changed.notify_all()
-        if isinstance(message, local.Attach) and self.documents:
+        if isinstance(message, local.Attach) and not message.rehearses and self.documents:
             newest = self.documents[-1]
             if newest.number > worker.entered:
                 self.tell(worker, newest)

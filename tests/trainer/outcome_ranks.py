@@ -5,6 +5,7 @@ Usage: python -m tests.trainer.outcome_ranks WORLD_SIZE WHAT
   closed    rank 1 leaves its groups
   type      a tensor of a type that gloo does not know, on all ranks
   aborted   every rank ends its own groups while it waits for rank 1, which does not come
+  unformed  rank 1 is killed when all have arrived at the store, before it connects to the others
 """
 
 import json
@@ -14,9 +15,12 @@ import socket
 import sys
 import threading
 import time
+from datetime import timedelta
+from typing import NoReturn
 
 import torch
 
+from regroup.generation import groups as groups_module
 from regroup.generation.adoption import Arrival
 from regroup.generation.groups import Groups
 from tests.builders.generations import make_assignment, make_document
@@ -25,21 +29,25 @@ from tests.builders.generations import make_assignment, make_document
 def main(rank: int, world_size: int, listener: socket.socket, what: str, said: int, end: int) -> None:
     part = make_assignment(make_document(listener.getsockname()[1], world_size), rank)
     groups = Groups(part, "127.0.0.1", torch.device("cpu"))
-    groups.form(Arrival(None, 0, 0), listener.detach() if rank == 0 else None)
-    tensor = torch.ones(1 << 18)
-    groups.wait([groups.launch("allreduce", [tensor])])
-    if what == "type":
-        tensor = torch.ones(4, dtype=torch.uint16)
-    elif rank == 1:
-        if what == "killed":
-            os.kill(os.getpid(), signal.SIGKILL)
-        elif what == "closed":
-            groups.close()
-            return
-        time.sleep(60)  # until the others have said what they have to say, and the test ends this one
-    if what == "aborted":
-        threading.Timer(0.2, groups.abort).start()
     try:
+        if what == "unformed":
+            groups_module._CONNECT = timedelta(seconds=2)
+            if rank == 1:
+                groups_module.open_gloo = _die  # type: ignore[assignment]
+        groups.form(Arrival(None, 0, 0), listener.detach() if rank == 0 else None)
+        tensor = torch.ones(1 << 18)
+        groups.wait([groups.launch("allreduce", [tensor])])
+        if what == "type":
+            tensor = torch.ones(4, dtype=torch.uint16)
+        elif rank == 1:
+            if what == "killed":
+                _die()
+            elif what == "closed":
+                groups.close()
+                return
+            time.sleep(60)  # until the others have said what they have to say, and the test ends this one
+        if what == "aborted":
+            threading.Timer(0.2, groups.abort).start()
         groups.wait([groups.launch("allreduce", [tensor])])
     except Exception as error:
         line = {
@@ -51,6 +59,11 @@ def main(rank: int, world_size: int, listener: socket.socket, what: str, said: i
         os.write(1, (json.dumps(line) + "\n").encode())  # one write: lines of ranks do not mix
         os.write(said, b"1")
         os.read(end, 1)  # who ends now would be missed by the others, too
+
+
+def _die(*_arguments: object) -> NoReturn:
+    os.kill(os.getpid(), signal.SIGKILL)
+    raise AssertionError
 
 
 if __name__ == "__main__":

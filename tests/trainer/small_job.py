@@ -8,6 +8,8 @@ TEST_BEFORE     a collective before the loop
 TEST_BREAK      N    break out of the loop after step N
 TEST_MICROBATCH samples in a microbatch of a batch of 48 (default 4)
 TEST_DATA       loader: a DataLoader of a dataset that draws noise, read by a process of its own
+TEST_COMPILE    seconds that torch.compile takes for the model, in its first forward (default: it is not compiled)
+TEST_REHEARSE   0: do not run a step before joining, though the model is compiled
 TEST_ZERO_GRAD  throw the gradients away at the beginning of a step, as many scripts do
 TEST_SECOND     session or block: what may come only once, or not after the loop
 
@@ -62,6 +64,18 @@ if os.environ.get("TEST_LAYER") == "batchnorm":
 if os.environ.get("TEST_LAYER") == "dropout":
     layers.append(torch.nn.Dropout(0.3))
 model = torch.nn.Sequential(*layers, torch.nn.Linear(hidden, 4))
+if os.environ.get("TEST_COMPILE"):
+
+    def slowly(graph: torch.fx.GraphModule, _inputs: list[torch.Tensor]) -> Any:
+        time.sleep(number("TEST_COMPILE", 0))
+        return graph.forward
+
+    class Whole(torch.nn.Sequential):
+        def forward(self, *inputs: Any) -> Any:  # torch skips the frames of its own containers
+            return super().forward(*inputs)  # type: ignore[no-untyped-call]
+
+    model = Whole(*model)
+    model.compile(backend=slowly)
 optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
 schedule = torch.optim.lr_scheduler.StepLR(optimizer, step_size=50, gamma=0.5)
 mine = id(model), [id(p) for p in model.parameters()]
@@ -81,6 +95,7 @@ settings: dict[str, Any] = {
     "microbatch": microbatch,
     "state": {"schedule": schedule},
     "reduction": os.environ.get("TEST_REDUCTION", "fast"),
+    "rehearse": False if os.environ.get("TEST_REHEARSE") == "0" else None,
 }
 with regroup.session(**settings) as job:
     if os.environ.get("TEST_SECOND") == "session":

@@ -72,7 +72,7 @@ def test_agent_whose_log_nobody_reads_answers_pings_and_tells_what_it_dropped(
         assert worker.agent is not None
         assert worker.agent.wait(30) == 0
         log = text.result(30)[full_pipe.size :].decode()
-    dropped = re.findall(r"^regroup: (\d+) lines dropped while nobody read the log\.$", log, re.M)
+    dropped = re.findall(r"^regroup: (\d+) lines dropped, because the log was not read\.$", log, re.M)
     kept = [int(number) for number in re.findall(r"^noise (\d+)$", log, re.M)]
     assert kept == sorted(kept)
     assert len(kept) + sum(map(int, dropped)) >= LINES, "lines are missing that were not counted"

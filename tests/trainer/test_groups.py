@@ -76,6 +76,7 @@ def test_interrupted_form_leaves_no_thread_and_no_socket(moment: str) -> None:
         pytest.param("closed", "PeerLost", 1, id="a rank leaves its groups"),
         pytest.param("type", "BackendError", None, id="the backend refuses the tensor"),
         pytest.param("aborted", "Aborted", None, id="the groups are ended here"),
+        pytest.param("unformed", "PeerLost", 1, id="a rank is killed before it connects"),
     ],
 )
 def test_collective_that_fails_says_whether_a_rank_was_lost(what: str, error: str, peer: int | None) -> None:
@@ -92,5 +93,7 @@ def test_collective_that_fails_says_whether_a_rank_was_lost(what: str, error: st
     assert {line["error"] for line in lines} == {error}, lines
     # All are on one host: who was connected to by the lost rank cannot tell which one that was.
     assert {line["peer"] for line in lines} <= {peer, None}, lines
+    if what == "unformed":  # who fails first finds the others, and one rank that refuses
+        assert peer in {line["peer"] for line in lines}, lines
     if what == "type":
         assert all("no rank was lost: Invalid scalar type" in line["text"] for line in lines), lines

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from regroup.protocol.snapshot import Snapshot
 from regroup.protocol.state import Busy, Condition, Group, Phase, Seal, StatePair
 
 from .statefile import UNKNOWN, Saved
@@ -29,6 +30,7 @@ class Process:
     """From the decision to start it until it is reaped."""
     spawned: bool = False
     attached: bool = False
+    """It waits for a generation, or is in one. False while it rehearses."""
     launched: int = 0
     """Generation whose RANK and WORLD_SIZE it was started with; 0: started without."""
     handed: int = 0
@@ -56,7 +58,8 @@ class Process:
     """What it does that may take longer than a step, as it said; `busy_since_s` is when that was."""
     busy_since_s: float = 0.0
     first_step_since_s: float | None = None
-    """When it adopted the generation in which its first step is; None: before that, or it has committed since."""
+    """When it began to rehearse, or adopted the generation in which its first step is; None: neither, or it has committed
+    since."""
     hung: str | None = None
     """Why it is being killed: it hangs."""
     done: bool = False
@@ -94,6 +97,8 @@ class Facts:
     step: int = 0
     """Newest step reported as progress in the current generation."""
     now_s: float = 0.0
+    snapshot: Snapshot | None = None
+    """What the worker's memory snapshot holds: it outlives its processes."""
 
 
 def condition(processes: Sequence[Process], facts: Facts) -> Condition:
@@ -103,7 +108,7 @@ def condition(processes: Sequence[Process], facts: Facts) -> Condition:
     phase, generation, cause = (_session_phase if by_session else _script_phase)(processes, facts)
     if facts.stopped:
         phase, cause = Phase.STOPPED, facts.cause
-    state = _newest(processes)[0]
+    state = _newest(processes, facts.snapshot)[0]
     in_group = phase in (Phase.TRAINING, Phase.FINISHED)
     return Condition(
         incarnation=facts.saved.incarnation,
@@ -157,18 +162,26 @@ def seal(processes: Sequence[Process], facts: Facts) -> Seal | None:
         return None
     entered = facts.saved.entered
     left = min((max(p.floor, p.left) if p.running else entered) for p in processes)
-    state, state_adopted = _newest(processes)
+    state, state_adopted, is_backup = _newest(processes, facts.snapshot)
     return Seal(
         left_up_to=max(entered, left, facts.refused),
         state=state,
         adopted=facts.saved.adopted,
         state_adopted=state_adopted,
+        is_backup=is_backup,
     )
 
 
-def _newest(processes: Sequence[Process]) -> tuple[StatePair | None, int]:
-    held = [(p.state, p.state_adopted) for p in processes if p.state is not None]
-    return max(held) if held else (None, 0)
+def _newest(processes: Sequence[Process], snapshot: Snapshot | None) -> tuple[StatePair | None, int, bool]:
+    """Return the newest state that the worker holds, where it was adopted, and whether nothing but a backup is held."""
+    live = [(p.state, p.state_adopted) for p in processes if p.state is not None]
+    if snapshot is not None and snapshot.is_last:
+        live.append((snapshot.state, snapshot.adopted))
+    held = live if snapshot is None else [*live, (snapshot.state, snapshot.adopted)]
+    if not held:
+        return None, 0, False
+    state, adopted = max(held)
+    return state, adopted, all(other < adopted for _, other in live)
 
 
 def _session_phase(processes: Sequence[Process], facts: Facts) -> tuple[str, int, str | None]:

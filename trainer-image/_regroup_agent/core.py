@@ -10,6 +10,7 @@ import signal
 from typing import Any
 
 from regroup.protocol import local, wire
+from regroup.protocol.snapshot import Snapshot
 
 from . import ending
 from . import events as ev
@@ -33,8 +34,16 @@ class Core:
     `preloading`: a zygote imports, and `Preloaded` will follow; until then a script's worker is not ready.
     """
 
-    def __init__(self, identity: Identity, saved: Saved, *, session: bool = False, preloading: bool = False) -> None:
-        self._worker = Worker(identity, saved)
+    def __init__(
+        self,
+        identity: Identity,
+        saved: Saved,
+        *,
+        session: bool = False,
+        preloading: bool = False,
+        snapshot: Snapshot | None = None,
+    ) -> None:
+        self._worker = Worker(identity, saved, snapshot)
         self._worker.preloading = preloading
         if session:
             self._worker.session, self._worker.tier = True, SESSION
@@ -109,8 +118,6 @@ class Core:
             worker.store_port = event.port
         elif isinstance(event, ev.Connected):
             worker.connected = True
-            if worker.ending is not None and worker.ending.once_connected is not None and not worker.ending.termed:
-                worker.ending = worker.ending.once_connected
             self._resay(now_s)
             if worker.saved.entered != UNKNOWN:
                 self._start_session(now_s)
@@ -120,6 +127,8 @@ class Core:
             self._terminated(event, now_s)
         elif isinstance(event, ev.Preloaded):
             worker.preloading = False
+        elif isinstance(event, ev.Held):
+            worker.snapshot = event.snapshot
 
     def _of_process(
         self, event: ev.FromTrainer | ev.Spawned | ev.Detached | ev.Exited | ev.Probed, now_s: float
@@ -148,8 +157,7 @@ class Core:
         process.running = process.attached = False
         process.inside, process.state, process.state_adopted = 0, None, 0
         process.busy = process.first_step_since_s = None
-        # While the pod drains it still trains: an end by itself is a fault then, too.
-        if worker.ending is None or (worker.ending.draining and not worker.ending.termed):
+        if worker.ending is None or worker.ending.trains_on:
             by_session = worker.by_session and not self._script.ends_processes
             (self._session if by_session else self._script).exited(process, event, now_s)
         self._exit_if_ended()
@@ -162,6 +170,9 @@ class Core:
                 worker.send(said)
         self._hangs.tick(now_s)
         if worker.ending is not None:
+            if worker.ending.is_leaving_due(now_s):
+                self._end_processes(local.DRAINED)
+                worker.ending.termed = not any(p.attached for p in worker.processes)
             signum = worker.ending.signal_due(now_s)
             if signum is not None:
                 worker.signal_all(signum)
@@ -282,24 +293,30 @@ class Core:
             return
         attached = any(p.attached for p in worker.processes)
         worker.ending = ending.after_stop(body.outcome, attached, worker.ending, now_s)
+        self._end_processes(body.outcome)
+        self._exit_if_ended()
+
+    def _end_processes(self, outcome: str) -> None:
+        """Tell those that are attached; SIGTERM to the others."""
+        worker = self._worker
         for process in worker.processes:
             process.start_at_s = None
             if process.attached:
-                worker.tell(process, local.StopLocally(body.outcome))
+                worker.tell(process, local.StopLocally(outcome))
             elif process.running:
                 worker.effects.append(ev.Signal(process.local_rank, signal.SIGTERM))
-        self._exit_if_ended()
 
     def _terminated(self, event: ev.Terminated, now_s: float) -> None:
         worker = self._worker
         if worker.ending is not None:
             return
         holds = event.waits and any(p.state is not None for p in worker.processes)
-        worker.ending = ending.after_sigterm(worker.connected, holds, worker.identity.grace_s, now_s)
+        mine = worker.identity
+        worker.ending = ending.after_sigterm(worker.connected, holds, mine.grace_s, now_s, saves=mine.saves)
         for process in worker.processes:
             process.start_at_s = None
-        if worker.ending.draining and worker.connected:
-            worker.send(wire.Draining(worker.ending.term_at_s - now_s))
+        if worker.ending.leave_at_s is not None and worker.connected:
+            worker.send(wire.Draining(worker.ending.leave_at_s - now_s))
         self._exit_if_ended()
 
     def _exit_if_ended(self) -> None:
@@ -320,5 +337,5 @@ class Core:
             worker.send(worker.progress.again(now_s))
         if worker.finished_body is not None and worker.finished_body[0] == generation:
             worker.send(worker.finished_body[1])
-        if worker.ending is not None and worker.ending.draining:
-            worker.send(wire.Draining(max(0.0, worker.ending.term_at_s - now_s)))
+        if worker.ending is not None and worker.ending.leave_at_s is not None:
+            worker.send(wire.Draining(max(0.0, worker.ending.leave_at_s - now_s)))

@@ -2,6 +2,7 @@
 
 Two reasons end a worker: the operator's `stop`, after which the agent exits 0 (the kubelet would start it again
 otherwise), and SIGTERM to the agent, after which it goes on training until `stop` comes or the pod's grace is nearly over.
+Then nobody may have its state: who writes the job's checkpoints saves what it holds before it exits.
 """
 
 from __future__ import annotations
@@ -19,9 +20,8 @@ AFTER_COMPLETE_S = 300.0
 AFTER_TERM_S = 5.0
 DRAIN_MARGIN_S = 5.0
 """A draining agent ends its processes this long before its grace is over; of a short grace, two fifths."""
-AWAY_S = 10.0
-"""A draining agent without a stream to the operator waits this long for one, and for half its grace at most. An operator that
-restarts, or hands over its lease, is back by then; one that is gone for longer does not use up the whole grace."""
+SAVING_SHARE = 0.2
+"""Where the script writes checkpoints, at least this share of the grace is left for the last one."""
 UNKILLABLE_S = 30.0
 """A process that is not dead this long after SIGKILL hangs in the kernel (a volume, a device): the agent exits without it."""
 MAX_RESTART_DELAY_S = 8.0
@@ -37,9 +37,10 @@ class Ending:
     kill_at_s: float
     outcome: str = "Released"
     draining: bool = False
-    """The pod is being deleted, but no stop has come: the processes still train."""
-    once_connected: Ending | None = None
-    """The plan that takes the place of this one if the operator is reached before the processes are ended."""
+    """The pod is being deleted, and no stop has come."""
+    leave_at_s: float | None = None
+    """Until then the processes train on. Those that are attached are then told to leave."""
+    told: bool = False
     termed: bool = False
     killed: bool = False
 
@@ -53,6 +54,17 @@ class Ending:
             return signal.SIGTERM
         return None
 
+    def is_leaving_due(self, now_s: float) -> bool:
+        """Return whether the processes are to be told now, once."""
+        due = self.leave_at_s is not None and now_s >= self.leave_at_s and not self.told
+        self.told = self.told or due
+        return due
+
+    @property
+    def trains_on(self) -> bool:
+        """True while the processes of a pod that is being deleted train: an end by itself is a fault then, too."""
+        return self.draining and not (self.told or self.termed)
+
     @property
     def given_up_at_s(self) -> float:
         """When a process that SIGKILL does not end is waited for no longer."""
@@ -60,9 +72,11 @@ class Ending:
 
     @property
     def due_s(self) -> float | None:
-        """When `signal_due` has something to say next, or the agent gives up."""
+        """When something is to be done next, or the agent gives up."""
         if self.killed:
             return self.given_up_at_s
+        if self.leave_at_s is not None and not self.told:
+            return self.leave_at_s
         return self.kill_at_s if self.termed else self.term_at_s
 
 
@@ -75,18 +89,15 @@ def after_stop(outcome: str, any_session: bool, before: Ending | None, now_s: fl
     return Ending(0, term_at_s, kill_at_s, outcome)
 
 
-def after_sigterm(connected: bool, holds: bool, grace_s: float, now_s: float) -> Ending:
-    """Return the plan for a pod that is being deleted. `holds`: a process holds the job's state, perhaps the only one, and may
-    wait for an operator that is away. Nobody and nothing to wait for: the processes are ended at once."""
-    margin_s = min(DRAIN_MARGIN_S, 0.4 * grace_s)
-    end_s = now_s + grace_s - margin_s
-    drain = Ending(DRAINED_CODE, end_s, end_s + margin_s * 0.8, draining=True)
-    if connected:
-        return drain
-    if not holds:
+def after_sigterm(connected: bool, holds: bool, grace_s: float, now_s: float, *, saves: bool = False) -> Ending:
+    """Return the plan for a pod that is being deleted. `holds`: a process holds the job's state, perhaps the only one, and trains
+    on while an operator that is away may come back. Nobody and nothing to wait for: the processes are ended at once. `saves`: the
+    script writes checkpoints."""
+    if not connected and not holds:
         return Ending(DRAINED_CODE, now_s, now_s + AFTER_TERM_S)
-    away_s = now_s + min(AWAY_S, 0.5 * grace_s)
-    return Ending(DRAINED_CODE, away_s, away_s + margin_s * 0.8, draining=True, once_connected=drain)
+    margin_s = max(min(DRAIN_MARGIN_S, 0.4 * grace_s), SAVING_SHARE * grace_s if saves else 0.0)
+    end_s = now_s + grace_s - margin_s
+    return Ending(DRAINED_CODE, end_s + margin_s * 0.75, end_s + margin_s * 0.8, draining=True, leave_at_s=end_s)
 
 
 def restart_delay_s(crashes: int) -> float:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Union
 
 from regroup.protocol import wire
+from regroup.protocol.snapshot import Snapshot
 
 from .memory import Memory
 from .statefile import Saved
@@ -53,6 +54,13 @@ class Detached:
 class Spawned:
     local_rank: int
     incarnation: int
+
+
+@dataclass(frozen=True)
+class Held:
+    """What the memory snapshot's directory holds, read once a process has ended: its last message may have been lost."""
+
+    snapshot: Snapshot | None
 
 
 @dataclass(frozen=True)
@@ -112,6 +120,7 @@ Event = Union[
     FromTrainer,
     Detached,
     Spawned,
+    Held,
     Exited,
     Probed,
     StoreOpened,

@@ -64,7 +64,7 @@ def check_command(command: Sequence[str]) -> None:
     )
     if named:
         raise LaunchError(
-            f"The command starts with {named}, which would start and restart processes itself. "
+            f"The command starts with {named}, which starts and restarts processes itself. "
             f"Give the script itself (python train.py ...): Regroup starts processesPerWorker of them."
         )
 

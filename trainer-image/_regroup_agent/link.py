@@ -151,7 +151,7 @@ class Link:
             try:
                 command = wire.Command.decode(line)
             except codec.ProtocolError as error:
-                self._say_once(f"A command of the operator cannot be used: {error}")
+                self._say_once(f"The operator sent an invalid command: {error}")
                 continue
             self._on_command(command)
         raise _BrokenError("The operator ended the stream of commands.")

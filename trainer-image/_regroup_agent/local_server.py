@@ -127,7 +127,7 @@ class LocalServer:
         try:
             message = local.FROM_TRAINER.decode_line(line)
         except codec.ProtocolError as error:
-            self.log(f"A trainer process sent what cannot be used: {error}")
+            self.log(f"A trainer process sent an invalid message: {error}")
             connection.close()
             return
         if isinstance(message, local.TakeStore):

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from regroup.protocol import env, local
+from regroup.protocol import env, local, snapshot
 from regroup.protocol.wire import ProcessStack
 
 from . import events as ev
@@ -64,12 +64,19 @@ class Agent:
             log(lost)
         boot = secrets.token_hex(8)
         grace_s = float(environ.get(env.GRACE_SECONDS) or 25.0)
-        identity = Identity(environ[env.JOB_UID], environ[env.POD_UID], boot, self._processes, grace_s)
+        saves = bool(environ.get(env.CHECKPOINT_DIR))
+        identity = Identity(environ[env.JOB_UID], environ[env.POD_UID], boot, self._processes, grace_s, saves)
         python = python_command(self._command)
         self._store = StoreSocket(environ[env.POD_IP])
         preload = preload_modules(environ)
         has_zygote = bool(python and preload)
-        self._core = Core(identity, saved, session=_uses_library(python), preloading=has_zygote)
+        self._core = Core(
+            identity,
+            saved,
+            session=_uses_library(python),
+            preloading=has_zygote,
+            snapshot=_snapshot(environ),
+        )
         # A trainer's environment replaces the zygote's; until then it is what the image and the template say.
         base = trainer_env(
             environ,
@@ -254,6 +261,9 @@ class Agent:
 
     def _exited(self, local_rank: int, incarnation: int, code: int, words: LastWords) -> None:
         memory = self._memory.newly_killed(time.monotonic()) if code != 0 else None
+        if env.SNAPSHOT_DIR in self._environ:
+            # What it said last of its snapshot may still be in the socket, or unsaid.
+            self._feed(ev.Held(_snapshot(self._environ)))
         self._feed(ev.Exited(local_rank, incarnation, code, words.line, words.tail, memory))
 
     def _look_at_memory(self) -> None:
@@ -300,6 +310,12 @@ def _uses_library(python: PythonCommand | None) -> bool:
         return imports_library(python.script.read_text(errors="replace"))
     except OSError:
         return False
+
+
+def _snapshot(environ: Mapping[str, str]) -> snapshot.Snapshot | None:
+    """Return what an earlier container of this pod has left in the memory snapshot."""
+    directory = environ.get(env.SNAPSHOT_DIR)
+    return next(iter(snapshot.held(Path(directory), environ[env.JOB_UID])), None) if directory else None
 
 
 def _positive(environ: Mapping[str, str], name: str) -> int:

@@ -69,7 +69,9 @@ class Output:
             with self._changed:
                 self._size -= len(data)
                 if self._dropped and not self._waiting:
-                    self._add(f"\n{self._prefix}{self._dropped} lines dropped while nobody read the log.\n".encode())
+                    self._add(
+                        f"\n{self._prefix}{self._dropped} lines dropped, because the log was not read.\n".encode()
+                    )
                     self._dropped = 0
                 self._changed.notify_all()
 

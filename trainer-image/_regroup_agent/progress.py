@@ -7,8 +7,11 @@ lowest members always speak once a second, and the operator asks the others when
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TypeVar
 
 from regroup.protocol import local, wire
+
+Said = TypeVar("Said")
 
 INTERVAL_S = 1.0
 REPORTS_PER_S = 50.0
@@ -59,6 +62,8 @@ class Progress:
             checkpoint_problem=_first(message.checkpoint_problem, old.checkpoint_problem if old else None),
             step_s=message.step_s,
             longest_s=message.longest_s,
+            snapshot_step=_first(message.snapshot_step, old.snapshot_step if old else None),
+            snapshot_problem=_first(message.snapshot_problem, old.snapshot_problem if old else None),
         )
         if first or message.first_step_ms is not None:
             self.due_s = now_s
@@ -81,11 +86,16 @@ class Progress:
 
 
 def _says_the_same(message: local.Committed, old: wire.Progress) -> bool:
-    """Return whether there is nothing new about checkpoints."""
-    return message.checkpoint in (None, old.checkpoint) and message.checkpoint_problem in (None, old.checkpoint_problem)
+    """Return whether there is nothing new about checkpoints and snapshots."""
+    return (
+        message.checkpoint in (None, old.checkpoint)
+        and message.checkpoint_problem in (None, old.checkpoint_problem)
+        and message.snapshot_step in (None, old.snapshot_step)
+        and message.snapshot_problem in (None, old.snapshot_problem)
+    )
 
 
-def _first(said: str | None, before: str | None) -> str | None:
+def _first(said: Said | None, before: Said | None) -> Said | None:
     return before if said is None else said
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from regroup.protocol import local, wire
+from regroup.protocol.snapshot import Snapshot
 from regroup.protocol.state import Busy, StatePair
 
 from . import events as ev
@@ -32,7 +33,7 @@ class Session:
             busy = None if message.kind is None else Busy(message.kind, message.name, message.max_s)
             process.busy, process.busy_since_s = busy, now_s
         elif isinstance(message, local.Attach):
-            self._attached(process)
+            self._attached(process, message, now_s)
         elif isinstance(message, local.Entering):
             self._entering(process, message)
         elif isinstance(message, local.Arrived):
@@ -44,6 +45,8 @@ class Session:
             self._adopted(process, message, now_s)
         elif isinstance(message, local.Left):
             self._left(process, message)
+        elif isinstance(message, local.Snapshotted):
+            self._snapshotted(message)
         elif isinstance(message, local.FinishedLocally):
             self._finished(process, message, now_s)
 
@@ -56,12 +59,15 @@ class Session:
         if self._worker.ending is None:
             process.start_at_s = now_s + self._worker.next_delay_s()
 
-    def _attached(self, process: Process) -> None:
+    def _attached(self, process: Process, message: local.Attach, now_s: float) -> None:
         worker = self._worker
-        process.attached, process.handed = True, 0
         if not worker.session:
             worker.said_adopted = 0  # what was said for a script says nothing of a session
         worker.session, worker.tier = True, SESSION
+        if message.rehearses:  # a part of its start, which may take as long as a first step
+            process.first_step_since_s = now_s
+            return
+        process.attached, process.handed, process.first_step_since_s = True, 0, None
         if worker.ending is not None and not worker.ending.draining:
             worker.tell(process, local.StopLocally(worker.ending.outcome))
         else:
@@ -142,6 +148,12 @@ class Session:
                 )
             )
         worker.hand(process)
+
+    def _snapshotted(self, message: local.Snapshotted) -> None:
+        state = message.state
+        self._worker.snapshot = (
+            None if state is None else Snapshot("", state, message.adopted, message.is_last, description={})
+        )
 
     def _pod_of(self, rank: int | None, generation: int) -> str | None:
         document = self._worker.document

@@ -10,6 +10,7 @@ from typing import Any
 
 from regroup.protocol import local, wire
 from regroup.protocol.document import Document
+from regroup.protocol.snapshot import Snapshot
 from regroup.protocol.state import Condition, Seal
 
 from . import aggregate, ending, progress
@@ -27,13 +28,17 @@ class Identity:
     processes: int
     grace_s: float = 25.0
     """Seconds between SIGTERM to the agent and the kubelet's SIGKILL."""
+    saves: bool = False
+    """The script has a place for checkpoints."""
 
 
 class Worker:
     """What one agent knows. Public fields are read and written by the deciding modules of this package, and nobody else."""
 
-    def __init__(self, identity: Identity, saved: Saved) -> None:
+    def __init__(self, identity: Identity, saved: Saved, snapshot: Snapshot | None = None) -> None:
         self.identity = identity
+        self.snapshot = snapshot
+        """What the memory snapshot holds: of an earlier container of this pod, until a process says more."""
         # A process that was started with a generation's environment may have formed it: it counts as entered.
         self.saved = saved = replace(saved, entered=max(saved.entered, saved.started))
         self.processes = [Process(rank, floor=saved.entered) for rank in range(identity.processes)]
@@ -110,6 +115,7 @@ class Worker:
             cause=self.script_cause,
             step=step or (max(p.step for p in self.processes) if in_generation else 0),
             now_s=self.now_s,
+            snapshot=self.snapshot,
         )
         return aggregate.condition(self.processes, facts), aggregate.seal(self.processes, facts)
 

@@ -188,7 +188,7 @@ class Zygote:
     def _give_up(self, why: str) -> None:
         self._usable = False
         self._cancel_overdue()
-        self._log(f"No zygote: {why}. Processes are started by exec, which takes the import's time each.")
+        self._log(f"No zygote: {why}. Processes are started by exec, so each of them repeats the imports.")
         if self._ready is not None and not self._ready.done():
             self._ready.set_result(False)
         self._on_imported()

@@ -1,4 +1,4 @@
-"""Regroup: training jobs that neither stop nor lose work.
+"""Regroup: training jobs that survive failures and resizes.
 
 Importing this package imports nothing else (PEP 562): operator and agent read `regroup.protocol` without paying for torch.
 What a training script uses is below; `regroup.job` is where to read on.

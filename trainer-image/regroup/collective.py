@@ -58,6 +58,8 @@ class Blocks:
         """`follow` is called to be in the newest generation that must be followed."""
         self.num_left = 0
         self.loop_begun = False
+        self.rehearses = False
+        """A step is rehearsed: this process is alone for the time being."""
         self.is_over = False
         """The job has ended."""
         self.membership = membership
@@ -74,17 +76,18 @@ class Blocks:
         if self._committer.in_step:
             raise UsageError(
                 f"{block} is inside `with step:` before step.commit(), where the group must not change. "
-                "Move it behind the block of the step."
+                "Move it after the block of the step."
             )
         return Block(self._state.step if self.loop_begun else BEFORE_LOOP, self.num_left + 1, name)
 
     def enter(self, here: Block) -> tuple[Team | None, bool]:
         """Return who takes part in the block that begins (again) here, and whether all of them had completed it before.
 
-        No team: plain `python`, or another rank has left the block already, which it may only when all had completed it.
+        No team: plain `python`, a rehearsal, or another rank has left the block already, which it may only when all had
+        completed it.
         """
         membership = self.membership
-        if membership.is_alone:
+        if membership.is_alone or self.rehearses:
             return None, here.complete
         membership.block = here
         while True:
@@ -109,7 +112,7 @@ class Blocks:
 
     def left(self) -> None:
         """The block was completed by all."""
-        self.num_left += 1
+        self.num_left += not self.rehearses
         self.membership.block = None
 
 

@@ -5,7 +5,7 @@ same code runs in a world of one, without groups. One session per process; all m
 """
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any
@@ -27,10 +27,12 @@ from .progress.reporter import Reporter
 from .protocol import env, local
 from .protocol.state import Busy
 from .state.durable import Durable
+from .state.memory import Memory
 from .state.training import CommitRecord, TrainingState
 from .step import Step
 from .transaction.commit import Committer, exchange
 from .transaction.header import Header, Row
+from .transaction.rehearsal import Rehearsal, is_compiled
 
 STRATEGIES: Mapping[str, type[DataParallel] | type[Exact]] = {"fast": DataParallel, "exact": Exact}
 """By the name that a script passes as `reduction`."""
@@ -47,6 +49,7 @@ def session(
     seed: int = 0,
     reduction: str = "fast",
     scaler: Any = None,
+    rehearse: bool | None = None,
 ) -> "Job":
     """Return the job that this process trains, as a context manager. Call it once everything is built.
 
@@ -55,9 +58,11 @@ def session(
     global_batch: samples per step, fixed for the job's life; it is cut into microbatches that are dealt to the ranks. state:
     further objects with state_dict and load_state_dict, by name. reduction: "fast", or "exact" for results that are bitwise
     equal at any world size (slower; deterministic algorithms only). scaler: a torch.amp.GradScaler, for fp16: the session
-    scales, unscales before it clips, and updates it. Raises UsageError, StateError or DataError, one sentence each.
+    scales, unscales before it clips, and updates it. rehearse: run the block of a step once before this process joins a job, and
+    keep nothing of it, so that nobody waits for what it compiles; None: where the model is compiled. Raises UsageError,
+    StateError or DataError, one sentence each.
     """
-    return Job(model, optimizer, data, global_batch, microbatch, state or {}, seed, reduction, scaler)
+    return Job(model, optimizer, data, global_batch, microbatch, state or {}, seed, reduction, scaler, rehearse)
 
 
 class Job:
@@ -77,6 +82,7 @@ class Job:
         seed: int,
         reduction: str,
         scaler: Any = None,
+        rehearse: bool | None = None,
     ) -> None:
         path = os.environ.get(env.SOCKET)
         if path and Job._attached:
@@ -87,8 +93,8 @@ class Job:
         world_size = os.environ.get("WORLD_SIZE", "")
         if not path and world_size.isdecimal() and int(world_size) > 1:
             raise UsageError(
-                f"WORLD_SIZE is {world_size} and no agent of Regroup is here: each of these processes would train a "
-                "model of its own. Start the script with `regroup run --workers N`, or in a job, and not with torchrun."
+                f"WORLD_SIZE is {world_size}, but no agent of Regroup is present: each process would train its own model. "
+                "Start the script with `regroup run --workers N` or in a job, not with torchrun."
             )
         if not isinstance(model, torch.nn.Module):
             raise UsageError(f"model is a {type(model).__name__}; it must be a torch.nn.Module.")
@@ -98,6 +104,8 @@ class Job:
             raise UsageError(f"seed is {seed!r}; it must be a whole number.")
         if reduction not in STRATEGIES:
             raise UsageError(f'reduction is {reduction!r}; it must be "fast" or "exact".')
+        if rehearse not in (None, True, False):
+            raise UsageError(f"rehearse is {rehearse!r}; it must be True, False, or None: where the model is compiled.")
         self.model, self.optimizer = model, optimizer
         self.source = as_source(data, microbatch)
         max_world_size = int(os.environ.get(env.MAX_WORLD_SIZE) or 1)
@@ -105,7 +113,7 @@ class Job:
         self.state = TrainingState(model, optimizer, state, scaler)
         self._feed = make_feed(self.source, self.plan)
         self.outcome: str | None = None
-        """How the job ended (Complete, Failed, Released, Suspended); None: not yet."""
+        """How the job ended (Complete, Failed, Released, Suspended, Drained); None: not yet."""
         self.total: int | None = None
         """Number of steps that the script asks for; None before its loop."""
         self._looped = False
@@ -116,18 +124,26 @@ class Job:
         self._strategy: Strategy = STRATEGIES[reduction](model, self.state.optimizer, self.plan)
         self._watcher: Watcher | None = None
         """None in plain `python`."""
+        self._rehearses = bool(path) and (is_compiled(model) if rehearse is None else rehearse)
+        """The loop begins with a rehearsal: this process is not ready before that."""
         self._membership: Membership = Alone(self._durable)
+        local_rank = int(os.environ.get(env.LOCAL_RANK) or 0)
         if path:
-            attach = local.Attach(
-                os.getpid(), int(os.environ.get(env.LOCAL_RANK) or 0), int(os.environ.get(env.INCARNATION) or 0)
-            )
+            incarnation = int(os.environ.get(env.INCARNATION) or 0)
+            attach = local.Attach(os.getpid(), local_rank, incarnation, rehearses=self._rehearses)
             self._watcher = Watcher(path, attach)
             Job._attached = True
+        send = self._watcher.send if self._watcher is not None else None
+        self._memory = Memory(self.state, self.plan, send, local_rank)
+        if self._watcher is not None:
             device = next(model.parameters()).device
-            self._membership = Regrouper(self._watcher, self.state, self.plan, device, self._durable.checkpointer)
-        self._reporter = Reporter(self._watcher, self.plan, self._durable)
-        self._busy = BusyStack(self._watcher.send if self._watcher is not None else None, self._reporter.paused)
-        self._committer = Committer(self._membership, self._strategy, self.state, self.plan, self._committed)
+            checkpointer = self._durable.checkpointer
+            self._membership = Regrouper(self._watcher, self.state, self.plan, device, checkpointer, self._memory)
+        self._reporter = Reporter(self._watcher, self.plan, self._durable, self._memory)
+        self._busy = BusyStack(send, self._reporter.paused)
+        self._committer = Committer(
+            self._membership, self._strategy, self.state, self.plan, self._memory, self._committed
+        )
         self._blocks = Blocks(self._membership, self._committer, self.state, self._follow)
 
     # --- what a script reads -----------------------------------------------------------------------------------------
@@ -190,6 +206,8 @@ class Job:
     def _loop(self, total: int) -> Iterator[Step]:
         self.total = self._committer.total = total
         self._blocks.loop_begun = True
+        if self._rehearses and total and self.generation == 0:  # a collective before the loop has joined already
+            yield from self._rehearse()
         while self.outcome is None:
             try:
                 self._ensure()
@@ -204,6 +222,16 @@ class Job:
             yield step
             if not step.committed and not step.interrupted:
                 raise UsageError(f"Step {step.index} was not entered. Write `with step:` in the loop over job.steps().")
+
+    def _rehearse(self) -> Iterator[Step]:
+        """Yield a step of which nothing is kept, before the agent is told that this process is ready."""
+        self._rehearses, self._blocks.rehearses = False, True
+        rehearsal = Rehearsal(self._strategy, self.state, self.plan)
+        try:
+            with rehearsal.keep_nothing():
+                yield Step(0, rehearsal, self._feed, rehearsal=True)
+        finally:
+            self._blocks.rehearses = False
 
     @property
     def _ended(self) -> bool:
@@ -220,7 +248,11 @@ class Job:
             if error is None and self.outcome is None and self.total is not None:
                 self._left_loop = self._membership.ended = True  # the script broke out of its loop
                 next(self._loop(self.total), None)
+            elif error is not None and self.outcome is None and not isinstance(error, DivergedError):
+                # What is diverged is no state to go back to. Anything else costs no step: the next process continues here.
+                self._keep_state()
         finally:
+            self._memory.settle()
             self._feed.close()
             self._strategy.close()
             self._membership.close()
@@ -246,10 +278,13 @@ class Job:
     def _adopt_newest(self) -> None:
         """Be in the newest generation that must be followed, and take note if it is a new one. Raises Stopped."""
         membership = self._membership
+        if self._watcher is not None:
+            self._watcher.ready()
         if not membership.ensure():
             return
         self._cut = False  # it was agreed on in a generation that is over
         self._committer.begin_generation()
+        self._memory.committed()
         self._reporter.begin_generation(membership.generation, membership.adopted_at_s)
         self._durable.is_writer = membership.rank == 0
         if not membership.kept_own_state:
@@ -260,7 +295,9 @@ class Job:
     def _finish(self) -> None:
         """The last step is committed: prove that all ranks have it, save it, then serve as a source until the stop."""
         step = self.state.step
-        row = Row(step, 0.0, 1.0, knows_newer=False, sample_hash=0, snapshotted=step, total=self.total or 0)
+        row = Row(
+            step, 0.0, 1.0, knows_newer=False, sample_hash=0, snapshotted=self._memory.step, total=self.total or 0
+        )
         try:
             problem = exchange(self.groups, row).disagreement()
         except (GroupBroken, BackendError) as error:
@@ -279,13 +316,27 @@ class Job:
                 self._durable.prune_last(self._membership.take_prune(), self.generation)
             self._end(outcome)
 
+    def _keep_state(self) -> None:
+        """This process ends by an exception: leave its state in the memory snapshot, for the next one."""
+        try:
+            self._memory.take_last()
+        except Exception as error:  # where the device is what has failed, the script's own exception must be seen
+            print(f"The state could not be copied to the memory snapshot: {error}", flush=True)
+
     def _save_now(self) -> None:
+        self._save_unless(self._membership.must_leave)
+
+    def _save_unless(self, interrupted: Callable[[], bool]) -> None:
         with self._busy.during(Busy.CHECKPOINT, max_s=self._durable.wait_s):
-            self._durable.save_now(self._membership.origin, interrupted=self._membership.must_leave)
+            self._durable.save_now(self._membership.origin, interrupted=interrupted)
 
     def _end(self, outcome: str) -> None:
         self.outcome = outcome
         self._blocks.is_over = True
+        if (
+            outcome == local.DRAINED and self.is_main
+        ):  # the pod's grace is over: perhaps nobody else has what this process holds
+            self._save_unless(lambda: False)
         if outcome != "Complete":
             raise SystemExit(0)
 
@@ -314,6 +365,9 @@ class Job:
         self._blocks.num_left = 0
         self._cut = header.all_know_newer
         self._durable.known_by_all = header.reportable_step
+        self._memory.committed()
+        if header.takes_snapshot:
+            self._memory.take()
         self._reporter.committed(
             record.state.step,
             record.loss,
@@ -321,6 +375,7 @@ class Job:
             self.total,
             waited_s=membership.groups.waited_s if membership.groups is not None else 0.0,
             empty=empty,
+            snapshot_step=header.snapshot_step,
         )
         if self.is_main:
             self._durable.save_if_due(membership.origin, alone=membership.is_alone)

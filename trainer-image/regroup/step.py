@@ -7,31 +7,79 @@ twice: after a membership change the session makes a new one with the same index
 import math
 from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
-from .data import Feed, Key, microbatch_rng
-from .errors import BackendError, GenerationChanged, GroupBroken, SampleError, UsageError
+from .data import Feed, Key, SamplePlan, microbatch_rng
+from .errors import BackendError, SampleError, UsageError
 from .parallel.strategy import Share
 from .state.training import CommitRecord
-from .transaction.commit import Committer
+
+
+class Transaction(Protocol):
+    """What a step is run against: a `Committer`, or a `Rehearsal`, of which nothing is kept."""
+
+    plan: SamplePlan
+
+    def share(self) -> range:
+        """Return the virtual workers whose microbatches are this rank's."""
+        ...
+
+    def begin(self) -> None:
+        """The block is entered."""
+        ...
+
+    def end(self) -> None:
+        """The block is left, one way or another."""
+        ...
+
+    def check(self) -> None:
+        """Raise GenerationChanged once the block must end."""
+        ...
+
+    def backward(self, v: int, loss: torch.Tensor, factor: float, *, last: bool) -> None:
+        """Add the gradients of virtual worker `v`: of `loss` times `factor`. `last`: of this rank's in this step."""
+        ...
+
+    def skip(self, v: int) -> None:
+        """Virtual worker `v` adds nothing."""
+        ...
+
+    def interrupted(self, error: BaseException, *, committed: bool) -> bool:
+        """Return whether `error` ended the block and is not the script's own."""
+        ...
+
+    def commit(
+        self,
+        share: Share,
+        before: Sequence[Callable[[], Any]],
+        after: Sequence[Callable[[], Any]],
+        max_norm: float | None,
+    ) -> CommitRecord:
+        """Commit on this rank. Raises GenerationChanged or BackendError: nothing was applied."""
+        ...
+
+    def announce(self) -> None:
+        """The step knows that it is committed."""
+        ...
 
 
 class Step:
     """A step in progress. `index` counts from 0."""
 
-    def __init__(self, index: int, committer: Committer, feed: Feed) -> None:
+    def __init__(self, index: int, transaction: Transaction, feed: Feed, *, rehearsal: bool = False) -> None:
         self.index = index
+        self.rehearsal = rehearsal
+        """The block runs only for what it compiles, before this process is ready: it ends at its commit, as if interrupted."""
         self.committed = False
         self.interrupted = False
         self.virtual_worker = -1
         """Number of the current microbatch in the step; -1: none."""
-        self._committer, self._feed = committer, feed
+        self._transaction, self._feed = transaction, feed
         self._share = Share(index)
         self._last = False
         self._inside = False
-        self._pending: list[tuple[int, torch.Tensor, float]] = []
         self._record: CommitRecord | None = None
 
     @property
@@ -39,7 +87,7 @@ class Step:
         """Of the current microbatch: numbers of its samples, [microbatch], int64. Empty where there is none."""
         if self.virtual_worker < 0:
             return torch.empty(0, dtype=torch.int64)
-        return self._committer.plan.ids(self.index, self.virtual_worker).clone()
+        return self._transaction.plan.ids(self.index, self.virtual_worker).clone()
 
     @property
     def loss(self) -> float:
@@ -64,14 +112,14 @@ class Step:
         return self._record is not None and self._record.skipped
 
     def __enter__(self) -> "Step":
-        self._committer.begin()
+        self._transaction.begin()
         self._inside = True
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, _trace: TracebackType | None
     ) -> bool:
-        self._committer.end()
+        self._transaction.end()
         self._inside = False
         if error is None:
             if not self.committed and not self.interrupted:
@@ -79,7 +127,7 @@ class Step:
                     f"The block of step {self.index} ended without step.commit(). Call it once, as the block's last line."
                 )
             return False
-        self.interrupted = self._committer.interrupted(error, committed=self.committed)
+        self.interrupted = self._transaction.interrupted(error, committed=self.committed)
         return self.interrupted
 
     def microbatches(self) -> Iterator[Any]:
@@ -89,11 +137,11 @@ class Step:
         no share, and get nothing: commit all the same, and read the loss from `step.loss`.
         """
         self._check_inside("microbatches")
-        plan = self._committer.plan
-        share = self._virtual_workers()
+        plan = self._transaction.plan
+        share = self._transaction.share()
         with microbatch_rng() as seed_for:
             for v in share:
-                self._committer.check()
+                self._transaction.check()
                 if self._feed.draws:
                     seed_for(plan.seed, self.index, v)
                 batch = self._feed.take(Key(self.index, v), share)
@@ -123,31 +171,28 @@ class Step:
         if positional or loss is None or weight is None or (sum is not None and mean is not None):
             raise UsageError(
                 "step.backward() takes the loss as sum=loss (reduction='sum') or as mean=loss (reduction='mean'), and weight=n, "
-                "the number of samples: which of the two it is decides how it is scaled."
+                "the number of samples: the session scales sums and means differently."
             )
         self._check_inside("backward")
         share, v = self._share, self.virtual_worker
         if v < 0 or v in share.weights:
             raise UsageError("step.backward() goes inside `for batch in step.microbatches():`, once for each batch.")
         number = _checked(loss, weight)
-        self._committer.check()
+        self._transaction.check()
         factor = number if sum is None else 1.0
         try:
             if sum is not None or number:
-                self._committer.backward(v, loss, factor, last=self._last)
+                self._transaction.backward(v, loss, factor, last=self._last)
             else:
-                self._committer.strategy.skip(v)  # a mean over nothing is no number
-        except GroupBroken as error:
-            self._committer.membership.leave(error)
-            raise GenerationChanged(str(error)) from error
+                self._transaction.skip(v)  # a mean over nothing is no number
         except BackendError as error:
             raise error.with_traceback(None) from None  # the script's line is what matters
         share.weights[v] = number
         if sum is not None or number:
-            self._pending.append((v, loss.detach(), factor))
+            share.pending.append((v, loss.detach(), factor))  # it is read once it is needed
         else:
             share.loss_sums[v] = 0.0
-        share.sample_hash += self._committer.plan.hash_of(self.index, v)
+        share.sample_hash += self._transaction.plan.hash_of(self.index, v)
 
     def commit(
         self,
@@ -166,29 +211,23 @@ class Step:
             raise UsageError(f"max_norm of step.commit() is {max_norm!r}; it must be a number above 0, or None.")
         if self.committed:
             raise UsageError(f"step.commit() was called twice in step {self.index}.")
-        self._committer.check()
-        virtual_workers = self._virtual_workers()
+        self._transaction.check()
+        virtual_workers = self._transaction.share()
         if len(self._share.weights) != len(virtual_workers):
             raise SampleError(
                 f"Step {self.index} was not committed: step.backward() was called for {len(self._share.weights)} of this "
                 f"rank's {len(virtual_workers)} microbatches. Call it once for every batch of step.microbatches()."
             )
-        for v, loss, factor in self._pending:
-            self._share.loss_sums[v] = float(loss) * factor  # the one place where the host waits for the losses
         try:
-            record = self._committer.commit(self._share, before, after, max_norm)
+            record = self._transaction.commit(self._share, before, after, max_norm)
         except BackendError as error:
             raise error.with_traceback(None) from None
         self._record, self.committed = record, True
-        self._committer.announce()
+        self._transaction.announce()
 
     def _check_inside(self, what: str) -> None:
         if not self._inside:
             raise UsageError(f"step.{what}() of step {self.index} is outside its block. Write `with step:` around it.")
-
-    def _virtual_workers(self) -> range:
-        membership = self._committer.membership
-        return self._committer.plan.share(membership.rank, membership.world_size)
 
 
 def _checked(loss: Any, weight: Any) -> float:

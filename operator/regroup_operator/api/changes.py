@@ -31,6 +31,7 @@ CHANGE_RULES = [
     _unless_started("self.spec.template == oldSelf.spec.template", f"spec.template cannot change {_ONCE}"),
     _unless_started(_same_optional("processesPerWorker"), f"spec.processesPerWorker cannot change {_ONCE}"),
     _unless_started(_same_optional("checkpoint"), f"spec.checkpoint cannot change {_ONCE}"),
+    _unless_started(_same_optional("memorySnapshot"), f"spec.memorySnapshot cannot change {_ONCE}"),
     _unless_started(
         "has(self.spec.elasticPolicy) == has(oldSelf.spec.elasticPolicy)",
         f"spec.elasticPolicy cannot be added or removed {_ONCE}",
@@ -68,6 +69,8 @@ def _problems(old: Job, new: Job) -> Iterator[str]:
         yield f"spec.processesPerWorker cannot change {_ONCE}"
     if new.spec.checkpoint != old.spec.checkpoint:
         yield f"spec.checkpoint cannot change {_ONCE}"
+    if new.spec.memory_snapshot != old.spec.memory_snapshot:
+        yield f"spec.memorySnapshot cannot change {_ONCE}"
     if new.elastic != old.elastic:
         yield f"spec.elasticPolicy cannot be added or removed {_ONCE}"
     if new.elastic and new.max_replicas != old.max_replicas:

@@ -19,9 +19,20 @@ AGENTS_CONNECTED = "AgentsConnected"
 TRAINING = "Training"
 DEGRADED = "Degraded"
 CHECKPOINTS_SAVED = "CheckpointsSaved"
+SNAPSHOTS_TAKEN = "SnapshotsTaken"
 COMPLETE = "Complete"
 FAILED = "Failed"
-TYPES = (ACCEPTED, PODS_READY, AGENTS_CONNECTED, TRAINING, DEGRADED, CHECKPOINTS_SAVED, COMPLETE, FAILED)
+TYPES = (
+    ACCEPTED,
+    PODS_READY,
+    AGENTS_CONNECTED,
+    TRAINING,
+    DEGRADED,
+    CHECKPOINTS_SAVED,
+    SNAPSHOTS_TAKEN,
+    COMPLETE,
+    FAILED,
+)
 
 ConditionStatus = Literal["True", "False", "Unknown"]
 
@@ -30,22 +41,22 @@ class Condition(WrittenModel):
     """One observation about the job, with the sentence that explains it."""
 
     type: str = Field(max_length=64)
-    """Accepted, PodsReady, AgentsConnected, Training, Degraded, CheckpointsSaved, Complete or Failed."""
+    """Accepted, PodsReady, AgentsConnected, Training, Degraded, CheckpointsSaved, SnapshotsTaken, Complete or Failed."""
 
     status: ConditionStatus
     """True, False or Unknown."""
 
     reason: str = Field(max_length=256)
-    """CamelCase word for machines: why the condition has this status."""
+    """Why the condition has this status, in CamelCase, for programs."""
 
     message: str = Field(default="", max_length=4096)
-    """One sentence for people, with the numbers behind the decision."""
+    """Why the condition has this status, as a sentence with the numbers behind the decision."""
 
     last_transition_time: Timestamp
-    """When `status` last changed."""
+    """Time at which `status` last changed."""
 
     observed_generation: int = 0
-    """The metadata.generation of the job that this was judged from."""
+    """The metadata.generation of the job that the condition was computed from."""
 
 
 def set_condition(

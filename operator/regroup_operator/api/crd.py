@@ -57,16 +57,16 @@ def _column(name: str, type: str, path: str, description: str, *, wide: bool = F
 
 
 COLUMNS = [
-    _column("State", "string", ".status.summary.state", "What the job is doing, or why it was not accepted."),
+    _column("State", "string", ".status.summary.state", "What the job is doing, or why it was rejected."),
     _column("Ready", "string", ".status.summary.ready", "Ready and wanted workers."),
-    _column("Step", "integer", ".status.progress.step", "Last step that no failure of a worker can take back."),
-    _column("Progress", "string", ".status.summary.progress", "Share of the steps done."),
+    _column("Step", "integer", ".status.progress.step", "Last step that the failure of a worker cannot undo."),
+    _column("Progress", "string", ".status.summary.progress", "Share of committed steps."),
     _column("Loss", "string", ".status.summary.loss", "Loss of the last reported step."),
-    _column("Restarts", "integer", ".status.restarts.total", "Training processes and pods that had to start again."),
-    _column("ETA", "string", ".status.summary.eta", "Time left; empty when not Running."),
+    _column("Restarts", "integer", ".status.restarts.total", "Restarted training processes and replaced pods."),
+    _column("ETA", "string", ".status.summary.eta", "Estimated time left; empty unless Running."),
     _column("Age", "date", ".metadata.creationTimestamp", "Time since the job was created."),
     _column("Seen", "date", ".status.observedAt", "Time since the operator last wrote this line."),
-    _column("Generation", "integer", ".status.membership.generation", "Number of the newest membership.", wide=True),
+    _column("Generation", "integer", ".status.membership.generation", "Number of the newest generation.", wide=True),
     _column("Samples/s", "number", ".status.progress.samplesPerSecond", "Committed samples per second.", wide=True),
 ]
 
@@ -78,7 +78,7 @@ def object_schema() -> dict[str, Any]:
     """Return the structural schema of the whole object."""
     return {
         "type": "object",
-        "description": "A PyTorch training job that neither stops for failures nor for a change of its size.",
+        "description": "A PyTorch training job that survives failures and can be resized while it runs.",
         "required": ["spec"],
         "properties": {
             "apiVersion": {"type": "string"},

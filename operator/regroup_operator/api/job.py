@@ -19,7 +19,7 @@ from pydantic import ValidationError
 
 from regroup_operator.api.errors import SpecError, StatusError
 from regroup_operator.api.names import MAX_JOB_NAME, TRAINER_CONTAINER
-from regroup_operator.api.spec import JobSpec
+from regroup_operator.api.spec import JobSpec, size_bytes
 from regroup_operator.api.status import JobStatus
 
 GPU_RESOURCE = "nvidia.com/gpu"
@@ -125,9 +125,7 @@ def processes_per_worker(job: Job) -> int:
         return job.spec.processes_per_worker
     containers = job.raw["spec"]["template"]["spec"]["containers"]
     trainer = next(c for c in containers if c["name"] == TRAINER_CONTAINER)
-    resources = trainer.get("resources")
-    limits = resources.get("limits") if isinstance(resources, Mapping) else None
-    limit = limits.get(GPU_RESOURCE) if isinstance(limits, Mapping) else None
+    limit = _limits(trainer).get(GPU_RESOURCE)
     if limit is None:
         return 1
     if not str(limit).isdigit():
@@ -153,6 +151,8 @@ def worker_digest(job: Job) -> str:
         "checkpoint": None if checkpoint is None else checkpoint.model_dump(exclude={"keep"}),
         "recovery": [recovery.max_restarts],
     }
+    if job.spec.memory_snapshot is not None:  # absent, so that the pods of older operators keep their digest
+        made_from["memorySnapshot"] = job.spec.memory_snapshot.model_dump()
     return hashlib.sha256(json.dumps(made_from, sort_keys=True).encode()).hexdigest()[:12]
 
 
@@ -173,7 +173,7 @@ def _template_problems(spec_raw: Mapping[str, Any], spec: JobSpec) -> Iterator[s
     for volume in _mappings(pod.get("volumes")):
         if str(volume.get("name", "")).startswith("regroup-") or volume.get("name") == "regroup":
             yield (
-                f"{where}.spec.volumes has {volume['name']}, but volume names beginning with regroup are Regroup's. "
+                f"{where}.spec.volumes has {volume['name']}, but volume names that begin with regroup are reserved. "
                 "Choose another name."
             )
     for kind in ("containers", "initContainers"):
@@ -184,7 +184,7 @@ def _template_problems(spec_raw: Mapping[str, Any], spec: JobSpec) -> Iterator[s
                 if any(_inside(str(mount.get("mountPath", "")), ours) for ours in OUR_PATHS):
                     yield (
                         f"{where}.spec.{kind} mounts {mount.get('mountPath')}, but /regroup and "
-                        "/var/run/secrets/regroup are Regroup's. Choose another mountPath."
+                        "/var/run/secrets/regroup are reserved. Choose another mountPath."
                     )
     trainer = next(c for c in pod["containers"] if c["name"] == TRAINER_CONTAINER)
     command = [str(word) for word in trainer["command"]]
@@ -198,6 +198,13 @@ def _template_problems(spec_raw: Mapping[str, Any], spec: JobSpec) -> Iterator[s
                 "itself. Give the script's own command, for example [python, train.py], and set "
                 "spec.processesPerWorker."
             )
+    snapshot = spec.memory_snapshot
+    limit = str(_limits(trainer).get("memory", ""))
+    if snapshot is not None and _is_less(limit, snapshot.size_bytes):
+        yield (
+            f"spec.memorySnapshot.sizeLimit ({snapshot.size_limit}) does not fit into the memory limit of container trainer "
+            f"({limit}), against which it counts. Raise the limit, or lower sizeLimit."
+        )
     path = spec.checkpoint.path if spec.checkpoint else None
     if path is not None:
         mounts = [str(mount.get("mountPath", "")) for mount in _mappings(trainer.get("volumeMounts"))]
@@ -206,6 +213,21 @@ def _template_problems(spec_raw: Mapping[str, Any], spec: JobSpec) -> Iterator[s
                 f"spec.checkpoint.path ({path}) is not on a volume that container trainer mounts, so it would be lost "
                 "with the pod. Mount a volume there, or use spec.checkpoint.volumeClaim."
             )
+
+
+def _limits(container: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the container's resource limits; empty where there are none."""
+    resources = container.get("resources")
+    limits = resources.get("limits") if isinstance(resources, Mapping) else None
+    return limits if isinstance(limits, Mapping) else {}
+
+
+def _is_less(size: str, num_bytes: int) -> bool:
+    """Return whether a quantity is less than so many bytes; what is no whole quantity is for the dry-run to judge."""
+    try:
+        return size_bytes(size) < num_bytes
+    except ValueError:
+        return False
 
 
 def _mappings(value: Any) -> Iterator[Mapping[str, Any]]:

@@ -13,6 +13,10 @@ _HEAD = f"""# {KIND}
 
 API version `{GROUP}/{VERSION}`, short names `trainingjobs`, `trainingjob`, `dtj`, category `training`.
 A field that is not on this page is refused. Under `spec.template.spec` every field of a Kubernetes pod is accepted.
+
+Words used here. A *worker* is one pod of the job; its stable index is its *slot*. A *generation* is a numbered list of the workers
+that train together, its *members*; every failure and every resize makes a new one. The job's *tier* is `Session` if the script
+uses the library, and `Script` if it does not. [The guide](../guide.md) shows how to write a job.
 """
 
 

@@ -8,6 +8,7 @@ server (`regroup run`). tests/api holds that both say the same sentence. Rules t
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 from pydantic import Field, model_validator
@@ -84,29 +85,29 @@ class Container(OpenModel):
     )
 
     name: str = Field(max_length=63)
-    """Unique in the pod."""
+    """Name of the container, unique in the pod."""
 
     image: str | None = Field(default=None, max_length=1024)
-    """Image with Python 3.9 or newer and the script; Regroup's agent is added to it. See pod.spec.containers.image."""
+    """Image with Python 3.9 or newer and the script. Regroup copies its agent, which starts the script, into each pod."""
 
     resources: dict[str, Any] | None = None
     """Requests and limits, as in pod.spec.containers.resources. The nvidia.com/gpu limit of the container `trainer` is the
-    default of processesPerWorker; without a memory limit a process that leaks takes its node's memory."""
+    default of processesPerWorker. Set a memory limit: without one, a process that leaks can use up its node's memory."""
 
     command: list[str] | None = Field(default=None, max_length=256)
-    """Required for the container `trainer`: what starts ONE training process, for example [python, train.py]. Regroup
-    starts it processesPerWorker times in each worker, so torchrun, accelerate, deepspeed and mpirun are refused."""
+    """Required for the container `trainer`: the command of ONE training process, for example [python, train.py]. Regroup
+    starts it processesPerWorker times in each worker. torchrun, accelerate, deepspeed and mpirun are refused."""
 
     args: list[str] | None = Field(default=None, max_length=1024)
-    """Appended to command."""
+    """Arguments that are appended to command."""
 
     env: list[EnvVar] | None = Field(
         default=None, max_length=512, json_schema_extra={"x-kubernetes-list-type": "atomic"}
     )
-    """Environment variables; later entries win."""
+    """Environment variables. Of two entries with one name the later wins."""
 
     volume_mounts: list[dict[str, Any]] | None = Field(default=None, alias="volumeMounts")
-    """Paths under /regroup and /var/run/secrets/regroup are Regroup's."""
+    """Volumes to mount. Paths under /regroup and /var/run/secrets/regroup are reserved."""
 
     @model_validator(mode="after")
     def _trainer_command(self) -> Container:
@@ -127,7 +128,7 @@ class Container(OpenModel):
 
 
 class PodSpec(OpenModel):
-    """A pod's spec as Kubernetes defines it. It is tried against the API server before any pod is made."""
+    """A pod's spec as Kubernetes defines it. The operator validates it with a dry run before it creates any pod."""
 
     model_config = with_rules(
         cel(
@@ -151,25 +152,25 @@ class PodSpec(OpenModel):
         max_length=16,
         json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
     )
-    """At least the container `trainer`; others run beside it in every worker."""
+    """Must include the container `trainer`, which runs the script. Other containers run beside it in every worker."""
 
     restart_policy: str | None = Field(default=None, alias="restartPolicy", max_length=64)
-    """OnFailure or absent: a worker whose container died starts again in place."""
+    """OnFailure or absent: a container that failed is restarted in its pod."""
 
     init_containers: list[dict[str, Any]] | None = Field(default=None, alias="initContainers")
-    """Run before the trainer, after the one that brings Regroup's agent."""
+    """Containers that run before the trainer, after Regroup's own init container, which copies the agent."""
 
     volumes: list[dict[str, Any]] | None = None
-    """Names beginning with regroup are Regroup's."""
+    """Volumes of the pod. Names that begin with regroup are reserved."""
 
     image_pull_secrets: list[dict[str, Any]] | None = Field(default=None, alias="imagePullSecrets")
-    """Secrets for the images; those for the agent's image are added."""
+    """Secrets for pulling the images. The operator adds those for the agent's image."""
 
     affinity: dict[str, Any] | None = None
-    """A preference is added against the node on which the slot's last two pods failed."""
+    """Affinity of the pods. If the last two pods of a slot failed on one node, the operator adds a preference for other nodes."""
 
     topology_spread_constraints: list[dict[str, Any]] | None = Field(default=None, alias="topologySpreadConstraints")
-    """Absent, and without affinity.podAntiAffinity: workers prefer different nodes."""
+    """Spread constraints. If they and affinity.podAntiAffinity are absent, workers prefer different nodes."""
 
     @model_validator(mode="after")
     def _has_trainer(self) -> PodSpec:
@@ -188,17 +189,17 @@ class PodSpec(OpenModel):
 
 
 class TemplateMeta(SpecModel):
-    """Labels and annotations that every worker's pod gets besides ours."""
+    """Labels and annotations for every worker's pod, in addition to those that Regroup sets."""
 
     labels: dict[str, str] | None = Field(default=None, max_length=128)
-    """Keys under regroup.dev/ are ours and refused."""
+    """Labels for every worker's pod. Keys under regroup.dev/ are reserved and refused."""
 
     annotations: dict[str, str] | None = Field(default=None, max_length=128)
-    """Copied to every worker's pod."""
+    """Annotations for every worker's pod. Keys under regroup.dev/ are reserved and refused."""
 
 
 class PodTemplate(SpecModel):
-    """The pod that every worker is made from. Immutable once the job has started."""
+    """The pod template of every worker. Immutable once the job has started."""
 
     metadata: TemplateMeta | None = None
     """Labels and annotations for the pods."""
@@ -208,7 +209,7 @@ class PodTemplate(SpecModel):
 
 
 class ElasticPolicy(SpecModel):
-    """The range inside which the number of workers may change while the job runs."""
+    """The range in which the number of workers may change while the job runs."""
 
     model_config = with_rules(
         cel(
@@ -221,11 +222,11 @@ class ElasticPolicy(SpecModel):
     )
 
     min_replicas: int = Field(ge=1, le=MAX_REPLICAS)
-    """Training goes on with as few workers as this; below it the survivors wait with their state."""
+    """Fewest workers to train with. With fewer, the remaining workers wait and keep their state."""
 
     max_replicas: int = Field(ge=1, le=MAX_REPLICAS)
-    """The most workers that spec.replicas may ask for. Immutable once the job has started: the script was told how many
-    ranks it must have work for."""
+    """Highest value for spec.replicas. It reserves no resources. Immutable once the job has started, because workers check
+    the batch size against this limit at startup."""
 
     @model_validator(mode="after")
     def _ordered(self) -> ElasticPolicy:
@@ -238,7 +239,7 @@ class ElasticPolicy(SpecModel):
 
 
 class CheckpointPolicy(SpecModel):
-    """Where and how often the whole state goes to disk. Immutable once the job has started."""
+    """Where and how often the whole training state is saved. Immutable once the job has started."""
 
     model_config = with_rules(
         cel(
@@ -253,17 +254,17 @@ class CheckpointPolicy(SpecModel):
     )
 
     volume_claim: str | None = Field(default=None, min_length=1, max_length=253)
-    """Name of a PersistentVolumeClaim in the job's namespace that all workers can mount (ReadWriteMany when they run
-    on several nodes). It is mounted at /regroup/checkpoint."""
+    """Name of a PersistentVolumeClaim in the job's namespace that all workers can mount (ReadWriteMany if they run
+    on several nodes). It is mounted at /regroup/checkpoint. Exactly one of volumeClaim and path is required."""
 
     path: str | None = Field(default=None, min_length=1, max_length=4096)
-    """Absolute directory on a volume that the template mounts in the trainer container of every worker."""
+    """Absolute directory on a volume that the template mounts in the container `trainer`, shared by all workers."""
 
     every_seconds: int = Field(default=300, ge=1, le=604800)
     """Seconds between two checkpoints."""
 
     keep: int = Field(default=3, ge=1, le=1000)
-    """How many complete checkpoints stay; older ones are removed."""
+    """Number of complete checkpoints to keep. Older ones are deleted."""
 
     @model_validator(mode="after")
     def _one_place(self) -> CheckpointPolicy:
@@ -279,29 +280,86 @@ class CheckpointPolicy(SpecModel):
         return self
 
 
+_UNITS = {
+    "": 1,
+    "k": 10**3,
+    "M": 10**6,
+    "G": 10**9,
+    "T": 10**12,
+    "Ki": 1 << 10,
+    "Mi": 1 << 20,
+    "Gi": 1 << 30,
+    "Ti": 1 << 40,
+}
+_SIZE = r"^[1-9][0-9]*(k|M|G|T|Ki|Mi|Gi|Ti)?$"
+
+
+class MemorySnapshotPolicy(SpecModel):
+    """A copy of the state in each worker's memory, which outlives the worker's processes. Immutable once the job has
+    started."""
+
+    model_config = with_rules(
+        cel(
+            f"self.sizeLimit.matches('{_SIZE}')",
+            "spec.memorySnapshot.sizeLimit is not a size. Write a whole number with a unit, such as 20Gi.",
+            "'spec.memorySnapshot.sizeLimit (' + self.sizeLimit + ') is not a size. Write a whole number with a unit, such as "
+            "20Gi.'",
+        )
+    )
+
+    size_limit: str = Field(max_length=32)
+    """How much memory the snapshot may take in each worker, for example 20Gi. It must hold the state (parameters,
+    optimizer, further objects) twice. It counts against the memory limit of the container trainer."""
+
+    every_seconds: int = Field(default=10, ge=1, le=604800)
+    """Seconds between two snapshots. They are further apart where copying would take more than a twentieth of the time."""
+
+    @model_validator(mode="after")
+    def _is_size(self) -> MemorySnapshotPolicy:
+        if re.fullmatch(_SIZE, self.size_limit) is None:
+            raise ValueError(
+                f"spec.memorySnapshot.sizeLimit ({self.size_limit}) is not a size. Write a whole number with a unit, such as "
+                "20Gi."
+            )
+        return self
+
+    @property
+    def size_bytes(self) -> int:
+        """Return sizeLimit in bytes."""
+        return size_bytes(self.size_limit)
+
+
+def size_bytes(size: str) -> int:
+    """Return a whole quantity of Kubernetes in bytes. Raises ValueError for text that is none."""
+    found = re.fullmatch(_SIZE, size)
+    if found is None:
+        raise ValueError(size)
+    unit = found[1] or ""
+    return int(size.removesuffix(unit)) * _UNITS[unit]
+
+
 class RecoveryPolicy(SpecModel):
-    """How many failures the job survives and how fast silence counts as one."""
+    """How many failures the job survives, and when a silent or hanging worker counts as failed."""
 
     max_restarts: int = Field(default=10, ge=0, le=1_000_000)
-    """Training processes that may end by themselves with a non-zero code or a signal, and containers that may fail,
-    within windowSeconds; the next one fails the job. Deleted pods, drains and lost nodes do not count."""
+    """Failures allowed within windowSeconds; the next one fails the job. A failure is a training process that ends by itself
+    with a non-zero code or a signal, or a container that fails. Deleted pods, drains, and lost or restarted nodes do not count."""
 
     window_seconds: int = Field(default=3600, ge=1, le=31_536_000)
-    """Length in seconds of the window in which maxRestarts counts."""
+    """Length of the window in which maxRestarts counts, in seconds."""
 
     disconnect_seconds: int = Field(default=5, ge=1, le=3600)
-    """Seconds without a connection and without progress after which a silent worker is lost. Workers that exist go on
-    waiting for the operator's word as long as it was when they were made, and 5 s."""
+    """Seconds without a connection and without progress after which a worker counts as lost."""
 
     rejoin_seconds: int = Field(default=0, ge=0, le=3600)
-    """Seconds that the others wait for a crashed process to restart in place before they go on without its worker.
-    0: they go on at once. Jobs of fixed size always wait."""
+    """Seconds that the other workers wait for a crashed process to restart in place, before they continue without its worker.
+    0: they continue at once. Fixed-size jobs always wait."""
 
     hang_seconds: int | None = Field(default=None, ge=1, le=604800)
-    """Seconds without a committed step after which the job hangs: the processes that are in no collective are restarted
-    in place, which counts as restarts. Never less than three times the median step. Absent: 300, or 20 times the median
-    step, or 3 times the longest time between two steps so far, whichever is longest. A process's first step may take
-    1800, a block of job.pause() as long as it says. Tier Session only."""
+    """Seconds without a committed step after which the job counts as hung. The processes outside any collective are then
+    killed and restarted in place, which counts as restarts. At least three times the median step time applies. Absent: the
+    longest of 300 s, 20 times the median step time, and 3 times the longest time between two steps so far. The first step
+    of a process may take 1800 s, and a job.pause() block its max_s. Only for scripts that use the library."""
 
 
 class JobSpec(SpecModel):
@@ -319,26 +377,30 @@ class JobSpec(SpecModel):
     )
 
     replicas: int = Field(default=1, ge=1, le=MAX_REPLICAS)
-    """Workers wanted now: the field that kubectl scale, an autoscaler or a patch changes. Fixed once the job has
+    """Number of workers (pods) wanted now; kubectl scale, an autoscaler or a patch changes it. Immutable once the job has
     started, unless elasticPolicy is set."""
 
     elastic_policy: ElasticPolicy | None = None
-    """The range in which replicas may change while the job runs. Absent: the size is fixed. It cannot be added or
-    removed once the job has started."""
+    """The range in which replicas may change while the job runs. Absent: the size is fixed, and the job trains only with
+    all replicas. It cannot be added or removed once the job has started."""
 
     processes_per_worker: int | None = Field(default=None, ge=1, le=256)
     """Training processes in each worker. Absent: the nvidia.com/gpu limit of the container trainer, else 1. Immutable
     once the job has started."""
 
     template: PodTemplate
-    """The pod that every worker is made from. Immutable once the job has started."""
+    """The pod template of every worker. Immutable once the job has started."""
 
     checkpoint: CheckpointPolicy | None = None
-    """Where and how often the whole state goes to disk. Absent: it lives in the workers only. Immutable once the job
-    has started."""
+    """Where and how often the whole training state is saved. It is read only if all workers are lost at once. Absent: the
+    state lives in the workers only. Immutable once the job has started."""
+
+    memory_snapshot: MemorySnapshotPolicy | None = None
+    """A copy of the state in each worker's memory: if all processes end at once, training continues from it and not from
+    the last checkpoint. Absent: none is kept. Immutable once the job has started. Tier Session only."""
 
     recovery: RecoveryPolicy = Field(default_factory=RecoveryPolicy, json_schema_extra={"default": {}})
-    """How many failures the job survives and how fast silence counts as one."""
+    """How many failures the job survives, and when a silent or hanging worker counts as failed."""
 
     @model_validator(mode="after")
     def _replicas_inside(self) -> JobSpec:
@@ -361,8 +423,10 @@ __all__ = [
     "ElasticPolicy",
     "EnvVar",
     "JobSpec",
+    "MemorySnapshotPolicy",
     "PodSpec",
     "PodTemplate",
     "RecoveryPolicy",
     "is_reserved_env",
+    "size_bytes",
 ]

@@ -21,7 +21,7 @@ MAX_INCIDENTS = 10
 
 
 class Store(WrittenModel):
-    """Where a generation's members meet."""
+    """The key-value store through which the members of a generation find each other."""
 
     host: str
     """IP address of the pod that hosts the key-value store."""
@@ -37,112 +37,118 @@ class OlderGeneration(WrittenModel):
     """An earlier generation whose state may still be the newest one somewhere."""
 
     generation: int
-    """Its number."""
+    """Number of the generation."""
 
     uid: str
-    """Its random identity."""
+    """Random identity of the generation."""
 
     members: str
-    """Its members, spelled as in membership.members."""
+    """Members of the generation, in the notation of membership.members."""
 
 
 class Membership(WrittenModel):
-    """The newest generation: an immutable list of members. It exists because it stands here."""
+    """The newest generation: a numbered, immutable list of the workers that train together."""
 
     generation: int = Field(ge=1)
-    """Number of the generation; never reused for another list of members."""
+    """Number of the generation. It is never reused for another list of members."""
 
     uid: str
-    """Random identity of the generation; part of every key in its store."""
+    """Random identity of the generation. Every key in its store contains it."""
 
     kind: Literal["planned", "forced"]
-    """planned: changes at a step boundary. forced: interrupts, because a member was lost."""
+    """planned: members change at a step boundary. forced: the current step was interrupted, because a member was lost."""
 
     digest: str
-    """Digest of the generation's document, by which its members know that they read the right one. It is never rebuilt: an
-    operator that lacks the document issues the next generation."""
+    """Digest of the generation's document, with which its members verify that they read the right one."""
 
     start_step: int | None = None
-    """Step that the generation began with; known once the first member has adopted the state."""
+    """Step at which the generation began. Set when the first member has taken over the state."""
 
     adopted: bool = False
-    """Whether every member has adopted the generation's state: no older generation can matter any more."""
+    """True once every member has taken over the generation's state. Older generations are then irrelevant."""
 
     world_size: int = Field(ge=1)
     """Number of training processes."""
 
     members: str
-    """Ranges of slot or slot.n, n from the pod's name with 0 left out: "0-3,5.2"."""
+    """Members as ranges of slots: "0-3,5.2" means slots 0 to 3, and pod 2 of slot 5 (<job>-worker-5-2)."""
 
     store: Store | None = None
-    """Where the members meet."""
+    """The key-value store through which the members find each other."""
 
     older: list[OlderGeneration] = Field(default_factory=list)
-    """The last generation that all of its members adopted, and every one after it."""
+    """Generations whose state may still be needed: the last one that all of its members adopted, and those after it."""
 
     lost: list[str] = Field(default_factory=list)
-    """UIDs of pods of older generations that are gone from the API."""
+    """UIDs of pods of older generations that no longer exist."""
 
 
 class LineageEntry(WrittenModel):
-    """A generation that trained, and the step that it began with."""
+    """A generation that trained, and the step at which it began."""
 
     generation: int
-    """Its number."""
+    """Number of the generation."""
 
     start_step: int
-    """What a lower generation wrote beyond this step is never read."""
+    """Step at which the generation began. Checkpoints of earlier generations beyond this step are not read."""
 
 
 class Progress(WrittenModel):
-    """How far the job is, as the members last reported it."""
+    """Progress of the job, as the members last reported it."""
 
     step: int | None = None
-    """Last step that every member has committed and that no failure of a member can take back."""
+    """Last step that every member has committed and that the failure of a member cannot undo."""
 
     total_steps: int | None = None
-    """Steps in all, when the script said so."""
+    """Total number of steps, as the script passed it to job.steps()."""
 
     loss: float | None = None
-    """Loss of that step."""
+    """Loss of this step."""
 
     samples_per_second: float | None = None
     """Committed samples per second."""
 
     at: Timestamp | None = None
-    """When it was reported."""
+    """Time of the report."""
 
 
 class CheckpointStatus(WrittenModel):
     """The newest complete durable checkpoint of the job."""
 
     generation: int
-    """Generation that wrote it."""
+    """Generation that wrote the checkpoint."""
 
     step: int
-    """Step whose state it holds."""
+    """Number of committed steps in the checkpoint."""
 
     directory: str
-    """Its directory, relative to the checkpoint directory."""
+    """Directory of the checkpoint, relative to the checkpoint directory of the job."""
 
     kept: list[str] = Field(default_factory=list)
     """Directories of the checkpoints that are kept, oldest first."""
 
     at: Timestamp | None = None
-    """When it was complete."""
+    """Time at which the checkpoint was complete."""
+
+
+class MemorySnapshotStatus(WrittenModel):
+    """What every worker holds in its memory snapshot."""
+
+    step: int
+    """Newest step that every worker has in its memory snapshot: a loss of all processes at once goes back no further."""
 
 
 class Restarts(WrittenModel):
-    """How often what had to start again."""
+    """How often processes, pods and generations had to start again."""
 
     total: int = 0
-    """Processes and pods together; what the column Restarts shows."""
+    """Sum of processes and pods; the column Restarts."""
 
     processes: int = 0
     """Training processes that ended by themselves with a non-zero code or a signal, and containers that failed."""
 
     pods: int = 0
-    """Pods that were replaced."""
+    """Pods that were lost and replaced. Those that were asked to leave and handed over do not count."""
 
     generations: int = 0
     """Generations after the first."""
@@ -152,149 +158,150 @@ class Restarts(WrittenModel):
 
 
 class Samples(WrittenModel):
-    """Which samples the committed steps used."""
+    """The samples that the committed steps used."""
 
     committed: int = 0
     """Number of samples in committed steps."""
 
     digest: str = ""
-    """Digest of their ids; equal for any history of failures and resizes."""
+    """Digest of the sample ids. It is the same for any history of failures and resizes."""
 
 
 class Incident(WrittenModel):
     """One change of membership: what happened, what was decided, and how long each part took."""
 
     generation: int
-    """The generation that resulted."""
+    """Number of the generation that resulted."""
 
     at: Timestamp
-    """When it was detected."""
+    """Time of the detection."""
 
     decision: str
-    """What was done, in a few words."""
+    """One sentence: what happened, and what the operator decided."""
 
     cause: str | None = None
-    """Why: for example ProcessExited, PodDeleted, Disconnected, Resized."""
+    """Cause in CamelCase, for example ProcessExited, PodDeleted, Disconnected, Resized."""
 
     culprit: str | None = None
-    """The worker, and its process where known, that caused it."""
+    """The worker that caused the incident."""
 
     detect_ms: float | None = None
-    """From the event to the operator's knowledge of it, in milliseconds; absent where nobody saw the event itself. For a worker
-    that fell silent it counts from the last progress."""
+    """Time from the failure to its detection, in milliseconds; for a silent worker, from its last progress. Absent if the
+    failure itself was not observed."""
 
     decide_ms: float | None = None
-    """From knowledge to decision, in milliseconds."""
+    """Time from the detection to the decision, in milliseconds."""
 
     persist_ms: float | None = None
-    """Writing the generation to this status, in milliseconds."""
+    """Time to write the generation to this status, in milliseconds."""
 
     form_ms: float | None = None
-    """Members meeting and making their groups, in milliseconds."""
+    """Time for the members to connect and build their process groups, in milliseconds."""
 
     transfer_ms: float | None = None
-    """Copying the state to members that lacked it, in milliseconds."""
+    """Time to copy the state to members that lacked it, in milliseconds."""
 
     first_step_ms: float | None = None
-    """From formed to the first committed step, in milliseconds."""
+    """Time from then until the first committed step, in milliseconds."""
 
     start_ms: float | None = None
-    """Tier Script, where steps are not seen: from the announcement until all processes of the generation run, in
-    milliseconds."""
+    """Tier Script only: time from the announcement until all processes of the generation run, in milliseconds."""
 
     steps_redone: int | None = None
-    """Steps that had to be done again."""
+    """Number of steps that were redone."""
 
     stacks: list[str] | None = None
-    """Of a hang: where the ranks were, one line each, those in no collective first. Their whole stacks are in the logs."""
+    """For a hang: where each rank was, ranks outside any collective first. The logs have the complete stacks."""
 
 
 class Summary(WrittenModel):
-    """Texts made for the columns of kubectl get; read conditions and numbers instead."""
+    """Texts for the columns of kubectl get. Programs should read conditions and numbers instead."""
 
     state: str = ""
-    """The phase, or for a job that was not accepted the reason."""
+    """The phase, or the reason why the job was rejected."""
 
     ready: str = ""
-    """Ready and wanted workers, "3/4"."""
+    """Ready and wanted workers, for example "3/4"."""
 
     progress: str = ""
-    """Share of the steps done, "37%"."""
+    """Share of committed steps, for example "37%"."""
 
     loss: str = ""
-    """The loss, shortened."""
+    """The loss, rounded."""
 
     eta: str = ""
-    """Time left while Running, "1h12m"; else empty."""
+    """Estimated time left, for example "1h12m". Empty unless Running."""
 
 
 class JobStatus(WrittenModel):
-    """What is."""
+    """The state of the job, as the operator last saw it."""
 
     observed_generation: int | None = None
-    """The metadata.generation that this status was made from."""
+    """The metadata.generation that this status was computed from."""
 
     observed_at: Timestamp | None = None
-    """When the operator last wrote this status. While a generation trains that is every ten seconds at least (with more
-    than 200 jobs less often): an older status may no longer be true, because no operator writes."""
+    """Time at which the operator last wrote this status. While a generation trains, it writes at least every ten seconds (less
+    often with more than 200 jobs). If the time is older, no operator writes, and the status may be outdated."""
 
     phase: State | None = None
-    """Pending, Starting, Running, Recovering, Waiting, Succeeded or Failed; derived from the conditions, for
-    display."""
+    """Summary of the conditions, for display. docs/guide.md explains each value."""
 
     start_time: Timestamp | None = None
-    """When the first generation was announced. From then on the template and others are immutable."""
+    """Time at which the first generation was announced. From then on the fields marked as immutable cannot change."""
 
     tier: Literal["Session", "Script"] | None = None
-    """Session: the script uses regroup, membership changes happen inside its processes. Script: an unmodified script,
-    its processes start again in the same pods. Absent until known."""
+    """Session: the script uses the library, and its processes survive membership changes. Script: an unmodified script,
+    whose processes start again in the same pods after each change. Absent until known."""
 
     replicas: int | None = None
-    """Workers that exist; read by the scale subresource."""
+    """Number of existing workers, for the scale subresource."""
 
     ready_replicas: int | None = None
-    """Workers that are ready."""
+    """Number of workers that are ready."""
 
     selector: str | None = None
-    """Label selector of the workers; read by the scale subresource."""
+    """Label selector of the workers, for the scale subresource."""
 
     membership: Membership | None = None
-    """The newest generation."""
+    """The newest generation: a numbered, immutable list of the workers that train together. Do not edit."""
 
     released: list[str] = Field(default_factory=list)
-    """UIDs of pods that were told to stop; they are never members again."""
+    """UIDs of pods that were told to stop. They never become members again."""
 
     lineage: list[LineageEntry] = Field(default_factory=list, max_length=MAX_LINEAGE)
     """The last generations that trained, oldest first."""
 
     progress: Progress | None = None
-    """How far the job is."""
+    """Progress of the job."""
 
     checkpoint: CheckpointStatus | None = None
     """The newest complete durable checkpoint."""
 
+    memory_snapshot: MemorySnapshotStatus | None = None
+    """What every worker holds in its memory snapshot. Absent: none is kept, or some worker has none yet."""
+
     restarts: Restarts | None = None
-    """How often what had to start again."""
+    """How often processes, pods and generations had to start again."""
 
     samples: Samples | None = None
-    """Which samples the committed steps used."""
+    """The samples that the committed steps used."""
 
     incidents: list[Incident] = Field(default_factory=list, max_length=MAX_INCIDENTS)
-    """The last ten changes of membership, oldest first."""
+    """Records of the last ten membership changes, oldest first."""
 
     longest_start_seconds: int | None = Field(default=None, ge=1)
-    """The longest start of a worker's processes so far, imports included. One that takes four times as long, and at least a
-    minute, is restarted."""
+    """Longest start of a worker's processes so far, in seconds, imports included. A start that takes four times as long, and
+    at least a minute, is aborted and repeated."""
 
     agent_image: str | None = None
-    """Image that the workers' agent came from."""
+    """Image from which the workers' agent is copied."""
 
     conditions: list[Condition] = Field(
         default_factory=list,
         max_length=16,
         json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
     )
-    """Accepted, PodsReady, AgentsConnected, Training, Degraded, Complete, Failed."""
+    """Accepted, PodsReady, AgentsConnected, Training, Degraded, CheckpointsSaved, SnapshotsTaken, Complete, Failed."""
 
     summary: Summary | None = None
-    """Texts made for the columns of kubectl get."""
+    """Texts for the columns of kubectl get. Programs should read conditions and numbers instead."""

@@ -162,5 +162,5 @@ def refusal_in(status: Mapping[str, Any], pod: Pod) -> str:
         return f"The API server does not accept the token for audience {AUDIENCE}."
     extra = (status.get("user") or {}).get("extra") or {}
     if pod.uid not in (extra.get(POD_UID_EXTRA) or ()):
-        return "The API server says that the token is another pod's."
+        return "The API server says that the token belongs to another pod."
     return ""

@@ -115,7 +115,7 @@ class ClusterWorkers:
                 raise UnavailableError(f"Pod {name} existed a moment ago and is gone; create it again.") from None
             owner = controller_of(existing)
             if owner is None or owner["uid"] != job.uid:
-                raise AlreadyExists(f"Pod {name} exists and is not this job's.") from None
+                raise AlreadyExists(f"Pod {name} exists and does not belong to this job.") from None
             if "deletionTimestamp" in existing["metadata"]:
                 raise AlreadyExists(f"Pod {name} is still terminating.") from None
         except ApiError as error:
@@ -144,7 +144,7 @@ class ClusterWorkers:
                 # Left by a job of the same name that was deleted; the garbage collector is on its way.
                 raise UnavailableError(f"{wanted['kind']} {name} still belongs to a deleted job of the same name.")
             raise SpecError(
-                f"{wanted['kind']} {name} exists in namespace {job.namespace} and is not this job's. "
+                f"{wanted['kind']} {name} exists in namespace {job.namespace} and does not belong to this job. "
                 "Delete it, or give the job another name.",
                 reason="NameTaken",
             )

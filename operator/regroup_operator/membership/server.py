@@ -28,7 +28,7 @@ USER_TIMEOUT_MS = 5000
 TLS_BUFFER_BYTES = 16384
 """asyncio's default of 256 KiB a stream would cost thousands of idle agents gigabytes (measured: 281 against 41 KiB)."""
 
-HELLO_FIRST = "Say hello first: this operator does not know the agent process yet."
+HELLO_FIRST = "The agent must send hello first: this operator does not know its process yet."
 
 log = logging.getLogger(__name__)
 
@@ -61,7 +61,9 @@ class Endpoint:
         """POST: one report."""
         pod = await self._authenticated(request)
         if (request.content_length or 0) > MAX_REPORT_BYTES:
-            raise _Answer(413, f"The message has {request.content_length} bytes; at most {MAX_REPORT_BYTES} are read.")
+            raise _Answer(
+                413, f"The message has {request.content_length} bytes; at most {MAX_REPORT_BYTES} are allowed."
+            )
         try:
             report = Report.decode(await request.read())
         except web.HTTPRequestEntityTooLarge:
@@ -110,7 +112,10 @@ class Endpoint:
     def _check_version(self, pod: Pod, version: int) -> None:
         if version == VERSION:
             return
-        known = f"Protocol version {version} is not spoken here, {VERSION} is. Use an agent of the operator's release."
+        known = (
+            f"Protocol version {version} is not supported; this operator supports {VERSION}. "
+            "Use an agent of the operator's release."
+        )
         self._registry.refuse(pod, known)
         raise _Answer(400, known)
 

@@ -30,6 +30,8 @@ class Standing:
 
 DISCONNECTED, UNRESPONSIVE = "Disconnected", "Unresponsive"
 """Worker.why of one that is lost because it cannot be reached."""
+DRAINED = "Drained"
+"""Worker.why of one that was asked to leave and has; the cause of the generation that goes on without it."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +81,17 @@ class Worker:
         return (
             self.pod is None or self.pod.terminating or (self.session is not None and self.session.draining is not None)
         )
+
+    @property
+    def may_hold(self) -> bool:
+        """True for a worker that may hold the job's state. One that forms has no seal; its step says whether it brings anything."""
+        session = self.session
+        if session is None or session.condition.adopted == 0:
+            return False
+        if session.seal is not None:
+            return session.seal.state is not None
+        condition = session.condition
+        return condition.phase not in (Phase.FORMING, Phase.ARRIVED, Phase.ADOPTING) or condition.step > 0
 
     @property
     def is_waiting(self) -> bool:

@@ -79,14 +79,15 @@ def _verb(worker: Worker) -> str:
     if worker.why == "Stopped" and cause:
         return f"has stopped ({cause.rstrip('.')})"
     return {
-        "PodDeleted": "is gone with its pod",
+        "PodDeleted": "was lost with its pod",
         "PodFailed": "failed",
+        "Drained": "left at the end of its grace period",
         "Disconnected": "cannot be reached",
         "Unresponsive": "does not answer",
-        "NeverConnected": "has not called",
-        "NodeRestarted": "was started again, because the node stopped its containers",
-        "ContainerRestarted": "was started again",
+        "NeverConnected": "has never connected",
+        "NodeRestarted": "was restarted, because the node had stopped its containers",
+        "ContainerRestarted": "was restarted with its container",
         "ProcessExited": "lost a process",
-        "CollectiveFailed": "lost its group",
+        "CollectiveFailed": "reported a failed collective",
         "Stopped": "has stopped",
     }.get(worker.why, f"did not {'form' if worker.standing == Standing.FORMING else 'enter'} the generation in time")

@@ -52,7 +52,7 @@ def build_document(
     alive = {w.pod.uid for w in workers if w.pod is not None and w.pod.alive}
     lost = tuple(sorted(names - alive))
     seals = tuple(
-        MemberSeal(w.pod.uid, s.left_up_to, s.state, s.adopted, s.state_adopted)
+        MemberSeal(w.pod.uid, s.left_up_to, s.state, s.adopted, s.state_adopted, s.is_backup)
         for w in workers
         if w.pod is not None and w.session is not None and (s := w.session.seal) is not None
         if w.pod.uid in names or w.connected

@@ -15,6 +15,7 @@ from regroup_operator.model.worker import Current, Decision, Standing, Wait, Wor
 from regroup_operator.plan.incidents import missing_for_memory
 from regroup_operator.plan.saving import NOT_SAVED, Saving
 from regroup_operator.plan.script_group import script_group
+from regroup_operator.plan.snapshots import NOT_TAKEN, Taking
 from regroup_operator.plan.status import (
     FAILED,
     ORDINARY,
@@ -51,10 +52,14 @@ class View:
     """Steps are overdue."""
     hang: str = ""
     """What is known of a hang."""
+    leaving: str = ""
+    """Who is asked to leave and still needed."""
     finished: tuple[int, int] | None = None
     """Number and members of the generation whose end has just ended the job."""
     saving: Saving | None = None
     """Whether checkpoints are saved; None: as it was."""
+    taking: Taking | None = None
+    """Whether memory snapshots are taken; None: as it was."""
 
 
 def face(view: View, status: Mapping[str, Any]) -> tuple[dict[str, Any], list[EventNote]]:
@@ -100,7 +105,7 @@ def is_urgent(status: Mapping[str, Any], stored: Mapping[str, Any]) -> bool:
     """Return whether anything but progress differs from what is stored."""
 
     def skeleton(status: Mapping[str, Any]) -> dict[str, Any]:
-        kept = {k: v for k, v in status.items() if k not in ("progress", "samples", "observedAt")}
+        kept = {k: v for k, v in status.items() if k not in ("progress", "samples", "memorySnapshot", "observedAt")}
         kept["summary"] = {k: v for k, v in (status.get("summary") or {}).items() if k in ("state", "ready")}
         return kept
 
@@ -121,7 +126,9 @@ def _said(
     incidents: Sequence[Mapping[str, Any]],
 ) -> list[Said]:
     """Return all conditions, Accepted first. `before`: as they were."""
-    memory, saving = view.memory, _saving(view, before)
+    memory = view.memory
+    saving = _kept("CheckpointsSaved", view.saving, view, before)
+    taking = _kept("SnapshotsTaken", view.taking, view, before)
     accepted = Said("Accepted", "True", "Valid", "The job can run as written.")
     if memory.refusal is not None:
         accepted = Said("Accepted", "False", memory.refusal_reason or "InvalidSpec", memory.refusal)
@@ -136,7 +143,7 @@ def _said(
             endpoint=view.endpoint,
             refusals=view.obs.refusals,
         ),
-        *([saving] if saving is not None else []),
+        *(one for one in (saving, taking) if one is not None),
         *training_conditions(
             phase=phase,
             decision=view.decision,
@@ -151,6 +158,7 @@ def _said(
             note=_refusal_note(view),
             group=group,
             hang=view.hang,
+            leaving=view.leaving,
             memory=missing_for_memory(incidents, view.current),
             unsaved=saving.message if saving is not None and saving.reason == NOT_SAVED else "",
         ),
@@ -163,11 +171,10 @@ def _said_before(kind: str, before: Sequence[Mapping[str, Any]]) -> Verdict | No
     return None if known is None else Verdict(known["reason"], known["message"])
 
 
-def _saving(view: View, before: Sequence[Mapping[str, Any]]) -> Said | None:
-    """Return condition CheckpointsSaved; as it was, where nothing new is known. It stays once the job has ended."""
-    kind = "CheckpointsSaved"
-    if view.saving is not None and view.job.status.phase not in (SUCCEEDED, FAILED):
-        return Said(kind, view.saving.status, view.saving.reason, view.saving.message)
+def _kept(kind: str, judged: Saving | Taking | None, view: View, before: Sequence[Mapping[str, Any]]) -> Said | None:
+    """Return a condition that stays as it was where nothing new is known, and once the job has ended."""
+    if judged is not None and view.job.status.phase not in (SUCCEEDED, FAILED):
+        return Said(kind, judged.status, judged.reason, judged.message)
     known = next((c for c in before if c["type"] == kind), None)
     return None if known is None else Said(kind, known["status"], known["reason"], known["message"])
 
@@ -181,9 +188,10 @@ def _notes(view: View, said: Sequence[Said], before: Sequence[Mapping[str, Any]]
     accepted, pods = said[0], said[1]
     if accepted.status == "False" and known.get("Accepted", {}).get("message") != accepted.message:
         notes.append(EventNote("Warning", accepted.reason, accepted.message))
-    saving = next((s for s in said if s.reason == NOT_SAVED), None)
-    if saving is not None and known.get(saving.type, {}).get("message") != saving.message:
-        notes.append(EventNote("Warning", "CheckpointNotSaved", saving.message))
+    for reason, event in ((NOT_SAVED, "CheckpointNotSaved"), (NOT_TAKEN, "SnapshotNotTaken")):
+        lacking = next((s for s in said if s.reason == reason), None)
+        if lacking is not None and known.get(lacking.type, {}).get("message") != lacking.message:
+            notes.append(EventNote("Warning", event, lacking.message))
     was = known.get(pods.type, {"status": "Unknown", "reason": ""})
     was_stuck = was["status"] == "False" and was["reason"] not in ORDINARY
     if pods.status == "False" and pods.reason not in ORDINARY and not was_stuck:

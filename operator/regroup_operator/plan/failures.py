@@ -101,16 +101,19 @@ def count_created(
     *,
     released: Collection[str] = (),
     members: Iterable[MemberId] = (),
+    leaving: Collection[str] = (),
 ) -> tuple[int, Memory]:
-    """Return how many of the pods to create replace one and were not counted yet. The informer sees a new pod late, so
-    that it is asked for again meanwhile.
+    """Return how many of the pods to create replace one that was lost, and were not counted yet. The informer sees a new pod
+    late, so that it is asked for again meanwhile.
 
     A slot that was scaled away (its pods are `released` or gone, no member of the newest generation has it) and comes back
-    is no replacement, whatever the number of its pod.
+    is no replacement, whatever the number of its pod. Nor is one whose pod hands over: it is there and asked to leave (`leaving`,
+    by UID).
     """
     create, pods = tuple(create), tuple(pods)
     seen = {pod.id for pod in pods}
     taken = {pod.slot for pod in pods if pod.uid not in released} | {member.slot for member in members}
+    taken -= {pod.slot for pod in pods if pod.uid in leaving}
     replaced = sum(m.attempt > 0 and m.slot in taken for m in create if m not in memory.created)
     waiting = (member for member in memory.created if member not in seen)
     return replaced, replace(memory, created=frozenset({*create, *waiting}))

@@ -122,9 +122,9 @@ def find_hang(
     message = f"{what}: {named}"
     if in_a_row + 1 >= IN_A_ROW:
         failure = (
-            f"{message}. It is hang {in_a_row + 1} in a row without a committed step in between. "
+            f"{message}. This is hang {in_a_row + 1} in a row without a committed step in between. "
             f"{'Correct the script there' if outside else 'Look for ranks that run different collectives, and at the network'}"
-            ", then submit the job again. A job of another UID does not read this one's checkpoints."
+            ", then submit the job again. The new job does not read this job's checkpoints."
         )
         return Hang(message=message, failure=failure, found_s=found_s)
     culprits: dict[MemberId, Culprit] = {}

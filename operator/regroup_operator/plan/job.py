@@ -35,6 +35,7 @@ from regroup_operator.plan.hangs import ALONE, HUNG, KILL_AGAIN_S, Hang, find_ha
 from regroup_operator.plan.hangs import bound as hang_bound_s
 from regroup_operator.plan.incidents import make_incident, with_times
 from regroup_operator.plan.lateness import LONGEST_START, Lateness, longest_start, see_lateness, with_setbacks
+from regroup_operator.plan.leaving import leaving_words
 from regroup_operator.plan.links import with_links
 from regroup_operator.plan.membership import names_of, next_generation
 from regroup_operator.plan.no_commit import NO_COMMIT, broke_without_commit, count_after, no_commit_failure
@@ -44,6 +45,7 @@ from regroup_operator.plan.progress import checkpoint_status, progress_status
 from regroup_operator.plan.pulse import ANSWER_S, FIRST_STALL_S, newest_progress
 from regroup_operator.plan.restarts import KUBECTL_LOGS, exit_words, judge_restarts, log_words
 from regroup_operator.plan.saving import Saving, judge_saving
+from regroup_operator.plan.snapshots import Taking, judge_snapshots, snapshot_status
 from regroup_operator.plan.standing import assess
 from regroup_operator.plan.status import FAILED, SUCCEEDED
 from regroup_operator.plan.workers import outdated, plan_workers
@@ -227,6 +229,7 @@ class _Planner:
             self.memory,
             released=self.released,
             members=self.current.members if self.current is not None else (),
+            leaving={w.pod.uid for w in self.workers if w.pod is not None and w.draining and w.connected},
         )
         if replaced and self.status.get("membership"):
             self._count_restarts("pods", replaced)
@@ -338,10 +341,7 @@ class _Planner:
             lineage = [*self.status.get("lineage", ()), {"generation": current.number, "startStep": start}]
             self.status["lineage"] = lineage[-MAX_LINEAGE:]
             if any(report.rolled_back for report in reports):
-                what = (
-                    f"Generation {current.number} rolled back to step {start}: no worker holds a newer state any more."
-                )
-                self.notes.append(EventNote("Warning", "RolledBack", what))
+                self._rolled_back(current.number, start)
         everyone = all(_has_adopted(w, current.number) for w in self.members)
         if not current.adopted and membership.get("startStep") is not None and everyone:
             membership.update(adopted=True, older=[])
@@ -354,6 +354,14 @@ class _Planner:
             incidents[-1] = with_times(
                 incidents[-1], current.number, self.members, self.memory.persist_ms, planned=planned
             )
+
+    def _rolled_back(self, number: int, start: int) -> None:
+        """Say where a generation continues that found nobody with the newest state, and what is known to be lost."""
+        told = [s.progress.step for s in self.obs.sessions.values() if s.progress is not None]
+        newest = max([(self.status.get("progress") or {}).get("step", 0), *told])
+        what = f"Generation {number} continues from step {start}: no worker holds a newer state any more."
+        reason = "Resumed" if start >= newest > 0 else "RolledBack"
+        self.notes.append(EventNote("Warning", reason, f"{what} The last step reported was {newest}."))
 
     def _started(self, current: Current) -> None:
         """Tier Script: say in the generation's incident how long its processes took to start."""
@@ -541,6 +549,11 @@ class _Planner:
             return
         self.status["progress"] = progress_status(newest, self.status.get("progress") or {}, self.clock)
         self.status["samples"] = {"committed": newest.report.samples, "digest": newest.report.digest}
+        if self.job.spec.memory_snapshot is not None and newest.generation == self.current.number:
+            held = snapshot_status(newest)
+            self.status.pop("memorySnapshot", None)
+            if held is not None:
+                self.status["memorySnapshot"] = held
         policy = self.job.spec.checkpoint
         if policy is None:
             return
@@ -575,8 +588,10 @@ class _Planner:
                 crash=self._crash(),
                 stalled=self._stalled(),
                 hang=self.hang.message,
+                leaving=leaving_words(self.current, self.workers, decision, saves=self.job.spec.checkpoint is not None),
                 finished=self.finished,
                 saving=self._saving(ended),
+                taking=self._taking(),
             ),
             self.status,
         )
@@ -596,6 +611,12 @@ class _Planner:
             now_s=self.clock.now_s,
             settings=self.settings,
         )
+
+    def _taking(self) -> Taking | None:
+        if self.job.spec.memory_snapshot is None:
+            return None
+        step = (self.status.get("memorySnapshot") or {}).get("step")
+        return judge_snapshots(current=self.current, workers=self.workers, step=step)
 
     # --- commands and the next look --------------------------------------------------------------------------------
 

@@ -122,10 +122,9 @@ def see_lateness(
             longest_s = ONLY_HOLDER * bound_s
             bound_s = longest_s if alone_s is None else min(longest_s, max(bound_s, alone_s))
         late_s = spell.since_s + bound_s
-        if kind == BEHIND:
-            late_s = max(late_s, _excused_s(worker, spell.since_s, settings))
-            if worker.is_member and current is not None:
-                late_s = max(late_s, current.announced_at_s + ENTER_S)
+        late_s = max(late_s, _excused_s(worker, spell.since_s, settings))
+        if kind == BEHIND and worker.is_member and current is not None:
+            late_s = max(late_s, current.announced_at_s + ENTER_S)
         if spell.restarted_s is None and now_s >= late_s:
             restart.append((worker, _sentence(worker, current, kind, now_s - spell.since_s)))
             spell = Spell(kind, spell.since_s, restarted_s=now_s)
@@ -133,6 +132,8 @@ def see_lateness(
             dues.append(late_s)
         else:  # nothing came of it: a process that cannot be killed, an agent that did not hear, a start that hangs again
             due_s = spell.restarted_s + (bound_s if kind == START else settings.late_timeout_s)
+            if kind == START:  # the new processes may rehearse, too
+                due_s = max(due_s, _excused_s(worker, spell.restarted_s, settings))
             if now_s >= due_s:
                 replaced.add(pod.uid)
             else:
@@ -231,8 +232,9 @@ def _bound_s(kind: str, attempt: int, step_s: float, longest_start_s: float, set
 
 
 def _excused_s(worker: Worker, since_s: float, settings: Settings) -> float:
-    """Return until when a worker that is missed since `since_s` is excused: its script is in its first step, in a pause, or
-    waits for a checkpoint. What began after `since_s` counts from there: one pause after the other excuses nobody for ever."""
+    """Return until when a worker that is missed since `since_s` is excused: its script rehearses, is in its first step, in a
+    pause, or waits for a checkpoint. What began after `since_s` counts from there: one pause after the other excuses nobody for
+    ever."""
     known = allowances(worker.session, settings) if worker.session is not None else ()
     return max((min(began_s, since_s) + allowed_s for began_s, allowed_s in known), default=0.0)
 
@@ -240,25 +242,15 @@ def _excused_s(worker: Worker, since_s: float, settings: Settings) -> float:
 def _others_hold(workers: Iterable[Worker], worker: Worker, behind: Collection[MemberId]) -> bool:
     """Return whether somebody else who can be reached holds a state, as far as is known. Where all holders are late, the first
     of them counts as the only one: else they would be restarted together, and the state would be gone."""
-    holders = [w.id for w in workers if w.connected and w.session and _may_hold(w.session)]
+    holders = [w.id for w in workers if w.connected and w.may_hold]
     if worker.id not in holders:
         return bool(holders)
     return any(other not in behind for other in holders if other != worker.id) or holders[0] != worker.id
 
 
-def _may_hold(session: Session) -> bool:
-    """A worker that forms has no seal; its step says whether it brings anything to the group."""
-    condition = session.condition
-    if condition.adopted == 0:
-        return False
-    if session.seal is not None:
-        return session.seal.state is not None
-    return condition.phase not in (Phase.FORMING, Phase.ARRIVED, Phase.ADOPTING) or condition.step > 0
-
-
 def _sentence(worker: Worker, current: Current | None, kind: str, late_s: float) -> str:
     if kind == START:
-        return f"its start has not come to an end for {late_s:.0f} s."
+        return f"its processes have not finished starting for {late_s:.0f} s."
     number = current.number if current else 0
     what = f"entered generation {number}" if worker.is_member else "left its earlier generation"
     return f"it has not {what} for {late_s:.0f} s."

@@ -7,7 +7,7 @@ planned ones only ready workers (rule FORCED, PLANNED).
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sized
 from math import inf
 
 from regroup.protocol.document import FORCED, PLANNED
@@ -17,6 +17,7 @@ from regroup_operator.model.records import Settings
 from regroup_operator.model.waits import UntilEvent
 from regroup_operator.model.worker import (
     DISCONNECTED,
+    DRAINED,
     UNRESPONSIVE,
     Announce,
     Bounds,
@@ -80,7 +81,7 @@ def next_generation(
         if now_s < until_s:
             return Wait(
                 "Reconnecting",
-                f"The operator has just started; {_count(unknown, 'member')} have not called yet.",
+                f"The operator has just started; {_count(unknown, 'member')} have not connected yet.",
                 until_s,
             )
         return _forced(current, workers, members, bounds, trouble, refusal, links, without_commit, now_s)
@@ -91,6 +92,9 @@ def next_generation(
         # A finished rank ignores planned generations (rule CUTALL).
         return Keep(min(silent, default=UntilEvent.LAST_STEPS))
     if not current.adopted:
+        overtaking = _overtaking(current, members, bounds, now_s)
+        if overtaking is not None:
+            return overtaking
         dues = [*silent, *([deadline] if deadline > now_s else [])]
         return Keep(min(dues, default=UntilEvent.ADOPTED_REPORT))
     return _planned(current, members, workers, bounds, silent, now_s, settings)
@@ -140,7 +144,7 @@ def _trouble(
         return min(culprits, key=lambda w: w.since_s)
     if hung:
         until_s = min(w.since_s for w in hung) + KILL_S
-        return Wait("Hung", f"{_count(hung, 'worker')} with processes that hang: they are being restarted.", until_s)
+        return Wait("Hung", f"The hanging processes of {_count(hung, 'worker')} are being restarted.", until_s)
     broken = [w for w in members if w.standing == Standing.BROKEN]
     if broken:
         first = min(broken, key=lambda w: w.since_s)
@@ -148,7 +152,7 @@ def _trouble(
         if others and now_s < first.since_s + settings.settle_s:
             return Wait(
                 "Settling",
-                f"{_count(broken, 'member')} lost the group; looking for the cause.",
+                f"{_count(broken, 'member')} reported a failed collective; looking for the cause.",
                 first.since_s + settings.settle_s,
                 ask=_uids(_silent_since(others, first.since_s)),
             )
@@ -221,7 +225,10 @@ def _forced(
 ) -> Decision:
     late = culprit.standing in (*_OUTSIDE_IT, Standing.FORMING)
     overdue = _overdue(current, members) if late and current.known else set()
-    able = [w for w in workers if w.available and w.id not in overdue and not (refusal is None and w.draining)]
+    able = [w for w in workers if w.available and w.id not in overdue]
+    # Rule WITNESS: a set that refused is tried again with those who may hold the state first, those leaving included.
+    with_leaving = refusal is not None or _needs_leaving(able, bounds)
+    able = [w for w in able if with_leaving or not w.draining]
     unheard = _unheard(able, members, culprit, bounds)
     answer_s = ANSWER_S if bounds.session else SCRIPT_RESTART_S
     waits = [w for w in unheard if now_s < _asked_s(w, now_s) + answer_s]
@@ -239,16 +246,15 @@ def _forced(
         able = _enough_without(prompt, able, bounds.minimum)
     else:
         able = _enough_without([w for w in able if not _is_stuck(w, now_s)], able, bounds.minimum)
-    # Rule WITNESS: a set that refused is tried again with those who may hold the state first, those leaving included.
-    holders_first, last = refusal is not None, refusal.readers if refusal is not None else frozenset()
-    chosen = _choose(able, bounds.replicas, holders_first=holders_first, last=last)
+    last = refusal.readers if refusal is not None else frozenset()
+    chosen = _choose(able, bounds.replicas, holders_first=with_leaving, last=last)
     links = with_links(links, current, workers)
     cut = cut_off(current, chosen, links)
     if cut:
         usable = [w for w in workers if w.available and w.id not in cut | overdue | silent and _can_leave(w, current)]
-        barred = [w for w in usable if now_s < w.barred_until_s and not (refusal is None and w.draining)]
+        barred = [w for w in usable if now_s < w.barred_until_s and (with_leaving or not w.draining)]
         others = with_returning([w for w in able if w.id not in cut], barred, links)
-        reachable = _choose(others, bounds.replicas, holders_first=holders_first, last=last)
+        reachable = _choose(others, bounds.replicas, holders_first=with_leaving, last=last)
         # Too few are left: the same set is tried again, with another store and a pause. The link may heal.
         chosen = reachable if len(reachable) >= bounds.minimum else chosen
     named = name_culprit(current, members, culprit)
@@ -257,13 +263,13 @@ def _forced(
         if is_same and not refusal.unreadable:
             return Wait(
                 "NoWitness",
-                "The workers that can be reached do not hold the newest state; training waits for those that do. "
-                "Delete the pods of workers that will never come back, and the job rolls back to what is left.",
+                "The workers that can be reached do not have the newest state; training waits for those that have it. "
+                "If they are gone for good, delete their pods: the job then rolls back to the newest state that is left.",
                 min((at_s for w in workers if (at_s := w.silent_until_s) and at_s < inf), default=UntilEvent.HOLDER),
             )
         until_s = current.announced_at_s + _retry_s(current, is_same=is_same or refusal.have_all_tried)
         if refusal.unreadable and now_s < until_s:
-            return Wait("CheckpointUnreadable", "The checkpoint that is needed cannot be read; trying again.", until_s)
+            return Wait("CheckpointUnreadable", "The required checkpoint cannot be read; trying again.", until_s)
     missing = bounds.replicas - len(chosen)
     if len(chosen) < bounds.minimum:
         return Wait(
@@ -299,6 +305,16 @@ def _forced(
         detect_s=None if culprit.last_seen_s is None else culprit.since_s - culprit.last_seen_s,
         set_back=frozenset(overdue | cut),
     )
+
+
+def _needs_leaving(able: list[Worker], bounds: Bounds) -> bool:
+    """Return whether those that are asked to leave are needed once more: the others are too few to go on, or none of them may
+    hold the job's state, which would be lost at the end of a grace period."""
+    staying = [w for w in able if not w.draining]
+    if not bounds.session or len(_one_per_slot(staying)) < bounds.minimum:
+        return bounds.session
+    holders = [w for w in able if w.may_hold]
+    return bool(holders) and all(w.draining for w in holders)
 
 
 def _unheard(able: list[Worker], members: tuple[Worker, ...], culprit: Worker, bounds: Bounds) -> list[Worker]:
@@ -367,7 +383,10 @@ def _enough_without(fitting: list[Worker], able: list[Worker], minimum: int) -> 
 
 def _new_groups(workers: tuple[Worker, ...], bounds: Bounds, hang: str, now_s: float) -> Decision:
     """Every rank waits in a collective of the newest generation, for `hang`: they keep their processes and their state."""
-    chosen = _choose([w for w in workers if w.available and not w.draining], bounds.replicas, holders_first=False)
+    able = [w for w in workers if w.available]
+    with_leaving = _needs_leaving(able, bounds)
+    able = [w for w in able if with_leaving or not w.draining]
+    chosen = _choose(able, bounds.replicas, holders_first=with_leaving)
     if len(chosen) < bounds.minimum:
         return Wait(
             "TooFewMembers",
@@ -393,7 +412,7 @@ def names_of(current: Current | None, workers: Iterable[Worker], chosen: Iterabl
         role = "member" if worker.id in inside else "seal" if seal else "silent" if worker.silent_until_s else ""
         if pod is None or not role:
             continue
-        held = (seal.state, seal.state_adopted, seal.adopted) if seal else None
+        held = (seal.state, seal.state_adopted, seal.adopted, seal.is_backup) if seal else None
         left_up_to = seal.left_up_to if seal else 0
         not_left = [number for number, uids in older if pod.uid in uids and left_up_to < number]
         names.add(f"{role}:{pod.uid}:{held}:{not_left}:{session.condition.adopted if session else 0}")
@@ -422,15 +441,15 @@ def _choose(
 ) -> tuple[Worker, ...]:
     """Return at most `replicas` workers, one for each slot: members of the newest generation first, low slots first, who
     is being replaced last, and behind all others the pods in `last`;
-    with `holders_first` those before all that hold the newest state."""
+    with `holders_first` those before all that hold the newest state, a live one before a backup (rule BACKUP)."""
 
     def order(worker: Worker) -> tuple[object, ...]:
         is_last = worker.pod is not None and worker.pod.uid in last
         usual = (is_last, worker.abandoned, not worker.is_member, worker.id.slot, -worker.id.attempt)
         seal = worker.session.seal if worker.session else None
         if not holders_first or seal is None or seal.state is None:
-            return (0, 0, 0, *usual)
-        return (-seal.state_adopted, -seal.state.generation, -seal.state.step, *usual)
+            return (0, 0, 0, 0, *usual)
+        return (-seal.state_adopted, seal.is_backup, -seal.state.generation, -seal.state.step, *usual)
 
     slots = _one_per_slot(sorted(able, key=order))
     return tuple(sorted(slots[:replicas], key=lambda w: w.id))
@@ -475,22 +494,62 @@ def _planned(
     if any(w.session is None for w in kept):
         # It has not called this operator yet, which has just started: a document cannot name it, and it is called lost in time.
         return Keep(min(silent, default=UntilEvent.CHANGE))
-    leaving = len(members) - len(kept)
-    if new and not leaving and len(target) < bounds.replicas:
+    if new and len(kept) == len(members) and len(target) < bounds.replicas:
         since = [w.since_s for w in new]
         due = min(max(since) + settings.join_quiet_s, min(since) + settings.join_max_s)
         if now_s < due:
             return Keep(min([*silent, due]))
-    change = ", ".join(
-        filter(None, [f"{_count(new, 'worker')} to join" if new else "", f"{leaving} to leave" if leaving else ""])
-    )
+    return _change(members, target, now_s)
+
+
+def _overtaking(current: Current, members: tuple[Worker, ...], bounds: Bounds, now_s: float) -> Announce | None:
+    """Return the planned generation that takes the place of the newest one, which is planned, too: a member of that is asked to
+    leave, and nobody that trains has entered it yet. Who trains leaves its group once, for the newer one, and does not wait for
+    joiners that have not arrived: the grace period of who leaves may be shorter than two changes. None: there is nothing to
+    gain, or somebody has left the group that trains."""
+    trains_in = {w.session.condition.generation for w in members if w.session is not None and _has_not_left(w)}
+    if current.kind != PLANNED or not current.known or not bounds.session or len(trains_in) != 1:
+        return None
+    before = {uid for older in current.older if older.number in trains_in for uid in older.pod_uids}
+    training = tuple(w for w in members if w.pod is not None and w.pod.uid in before)
+    if not all(map(_has_not_left, training)):
+        return None
+    joining = [w for w in members if w not in training and w.available and not w.draining]
+    kept = _target(training, joining, bounds)
+    leaving = [w for w in members if w.draining and w not in kept]
+    target = _target(training, [w for w in joining if _has_arrived(w)], bounds)
+    if not leaving or len(target) < bounds.minimum:
+        return None  # who leaves is needed until another worker has its state
+    return _change((*training, *(w for w in leaving if w not in training)), target, now_s)
+
+
+def _has_not_left(worker: Worker) -> bool:
+    """Return whether a member of a planned generation still trains in the one before."""
+    session = worker.session
+    return worker.standing == Standing.PENDING and session is not None and session.condition.phase == Phase.TRAINING
+
+
+def _has_arrived(worker: Worker) -> bool:
+    return worker.standing == Standing.FORMING and not worker.is_on_its_way
+
+
+def _change(members: tuple[Worker, ...], target: tuple[Worker, ...], now_s: float) -> Announce:
+    """Return the planned generation of `target`; `members`: those who are in it, or leave."""
+    ids = {w.id for w in members}
+    new = [w for w in target if w.id not in ids]
+    leaving = len(members) - (len(target) - len(new))
+    joins = f"{_count(new, 'worker')} {_verb_of(new, 'join')}" if new else ""
+    leaves = f"{_count(range(leaving), 'worker')} {_verb_of(range(leaving), 'leave')}" if leaving else ""
+    change = ", ".join(filter(None, [joins, leaves]))
+    drained = [w for w in members if w.draining]
+    reason = DRAINED if drained else "Resized"
     return Announce(
         PLANNED,
         target,
-        "Resized",
-        f"{change}: {_count(target, 'worker')} {_verb_of(target, 'train')} on.",
-        cause="Resized" if not any(w.draining for w in members) else "Drained",
-        culprit=",".join(str(w.id) for w in members if w.draining),
+        reason,
+        f"{change}: {_count(target, 'worker')} {_verb_of(target, 'train')}.",
+        cause=reason,
+        culprit=",".join(str(w.id) for w in drained),
         detected_at_s=max([w.since_s for w in new], default=now_s),
     )
 
@@ -499,20 +558,30 @@ def _target(members: tuple[Worker, ...], joiners: list[Worker], bounds: Bounds) 
     """Return who should train: at most `replicas`, one for each slot, never without a member (it holds the state).
 
     Members of slots below `replicas` first, then who joins such a slot, then members of higher slots while they are
-    needed. Only where all members are leaving one of them stays, until the others have its state; if the only one to
-    come has the same slot, both are in for one generation (a hand-over).
+    needed.
     """
     staying = [w for w in members if not w.draining]
-    keeper = min(members, key=lambda w: (not w.connected, w.id))
     joining = sorted((w for w in joiners if w.id.slot < bounds.replicas), key=lambda w: (w.id.slot, -w.id.attempt))
-    if not staying and bounds.session and joining and all(w.id.slot == keeper.id.slot for w in joining):
-        return tuple(sorted((keeper, joining[0]), key=lambda w: w.id))
-    staying = staying or [keeper]
+    if not staying:
+        return _hand_over(members, joining, bounds)
     low = [w for w in staying if w.id.slot < bounds.replicas]
     high = [w for w in staying if w.id.slot >= bounds.replicas]
     holders, others = (low, high) if low else (high[:1], high[1:])
     slots = _one_per_slot([*holders, *joining, *others])
     return tuple(sorted(slots[: bounds.replicas], key=lambda w: w.id))
+
+
+def _hand_over(members: tuple[Worker, ...], joining: list[Worker], bounds: Bounds) -> tuple[Worker, ...]:
+    """Return who should train where all members are leaving: those that come, and as many members as are needed beside them, at
+    least one, until the others have its state. Where that leaves no place for any of those that come, one of them is in for
+    one generation all the same (rule HANDOVER)."""
+    coming = {w.id.slot for w in joining}
+    keepers = sorted(members, key=lambda w: (not w.connected, w.id.slot >= bounds.replicas, w.id.slot in coming, w.id))
+    keepers = keepers[: max(1, bounds.minimum - len(coming))]
+    target = _one_per_slot([*keepers, *joining])[: bounds.replicas]
+    if bounds.session and joining and not any(w in joining for w in target):
+        target = (keepers[0], joining[0])
+    return tuple(sorted(target, key=lambda w: w.id))
 
 
 # --- words ---------------------------------------------------------------------------------------------------------
@@ -523,6 +592,6 @@ def _count(items: Iterable[object], noun: str) -> str:
     return f"{number} {noun}" + ("" if number == 1 else "s")
 
 
-def _verb_of(subject: tuple[Worker, ...], verb: str) -> str:
+def _verb_of(subject: Sized, verb: str) -> str:
     """Return the verb in the number of its subject."""
     return verb if len(subject) != 1 else f"{verb}es" if verb.endswith("o") else f"{verb}s"

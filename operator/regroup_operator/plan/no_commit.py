@@ -69,8 +69,8 @@ def no_commit_failure(count: int, members: Sequence[Worker]) -> str | None:
     said = next(iter(_faults(members)), "")
     return (
         f"{count} generations in a row committed no step, although no process ended: {said.rstrip('. ')}. "
-        "Look for what ends connections between the workers' nodes, then submit the job again. "
-        "A job of another UID does not read this one's checkpoints."
+        "Find out why connections between the workers' nodes end, then submit the job again. "
+        "The new job does not read this job's checkpoints."
     )
 
 

@@ -15,7 +15,7 @@ from regroup.protocol.state import Phase
 from regroup_operator.model.members import MemberId
 from regroup_operator.model.plan import Setback
 from regroup_operator.model.records import Pod, Session, Settings
-from regroup_operator.model.worker import DISCONNECTED, UNRESPONSIVE, Current, Standing, Worker
+from regroup_operator.model.worker import DISCONNECTED, DRAINED, UNRESPONSIVE, Current, Standing, Worker
 from regroup_operator.plan.pulse import ANSWER_S, SCRIPT_ANSWER_S, Reported, newest_progress
 
 _ATTACHED = (Phase.READY, Phase.FORMING, Phase.ARRIVED, Phase.ADOPTING, Phase.TRAINING, Phase.BROKEN, Phase.FINISHED)
@@ -160,7 +160,7 @@ def _member(
 
     said_finished = session is not None and session.condition.phase in (Phase.FINISHED, Phase.STOPPED)
     if pod.phase == "Failed" or (not pod.alive and not said_finished):
-        return worker(Standing.LOST, now_s, "PodFailed")
+        return worker(Standing.LOST, now_s, DRAINED if _has_left(session) else "PodFailed")
     if session is None:
         deadline = term_started_s + settings.term_grace_s
         if newest is not None and newest.step_s is not None:  # steps were committed in this term
@@ -170,7 +170,8 @@ def _member(
         return worker(Standing.SILENT, term_started_s, lost_at_s=deadline)
     if not session.connected:
         if session.condition.phase == Phase.STOPPED:
-            return worker(Standing.FINISHED if session.told_stop else Standing.LOST, now_s, "Stopped")
+            standing = Standing.FINISHED if session.told_stop else Standing.LOST
+            return worker(standing, now_s, DRAINED if _has_left(session) else "Stopped")
         closed = session.closed_at_s if session.closed_at_s is not None else now_s
         base = closed - settings.probe_s
         if session.unanswered_since_s is not None:
@@ -183,7 +184,8 @@ def _member(
     condition = session.condition
     since = session.condition_at_s
     if condition.phase == Phase.STOPPED:
-        return worker(Standing.FINISHED if session.told_stop else Standing.LOST, since, "Stopped")
+        standing = Standing.FINISHED if session.told_stop else Standing.LOST
+        return worker(standing, since, DRAINED if _has_left(session) else "Stopped")
     unanswered = session.unanswered_since_s
     if unanswered is not None:
         if condition.phase == Phase.TRAINING and newest is not None:
@@ -202,6 +204,11 @@ def _member(
     if condition.phase == Phase.BROKEN:
         return worker(Standing.BROKEN, since, "CollectiveFailed")
     return worker(Standing.DIED, since, _why_died(pod, session, current))
+
+
+def _has_left(session: Session | None) -> bool:
+    """Return whether a worker that has stopped was asked to leave: its grace period was over before another one was there."""
+    return session is not None and session.draining is not None
 
 
 def _why_died(pod: Pod, session: Session, current: Current) -> str:

@@ -122,8 +122,8 @@ def worker_conditions(
     connected = sum(w.connected or w.expected for w in workers)
     refused = [refusals[p.uid] for p in pods if p.uid in refusals]
     if refused:
-        verb = "is" if len(refused) == 1 else "are"
-        what = f"{len(refused)} of {replicas} agents {verb} turned away: {refused[0]}"
+        verb = "was" if len(refused) == 1 else "were"
+        what = f"{len(refused)} of {replicas} agents {verb} rejected: {refused[0]}"
         out.append(Said("AgentsConnected", "False", "Refused", what))
     elif late:
         verb = "has" if len(late) == 1 else "have"
@@ -132,7 +132,7 @@ def worker_conditions(
                 "AgentsConnected",
                 "False",
                 "NoHello",
-                f"{len(late)} of {replicas} agents {verb} not called {endpoint} for {settings.hello_timeout_s:.0f} s. "
+                f"{len(late)} of {replicas} agents {verb} not connected to {endpoint} for {settings.hello_timeout_s:.0f} s. "
                 "Check egress NetworkPolicy, DNS and service mesh.",
             )
         )
@@ -157,13 +157,15 @@ def training_conditions(
     group: str | None = None,
     crash: str = "",
     hang: str = "",
+    leaving: str = "",
     memory: str = "",
     unsaved: str = "",
 ) -> list[Said]:
     """Return Training, Degraded, and Complete or Failed once the job has ended. `complete`: what Complete says already;
     `finished`: number and members of the generation that has finished, which may be the one before the newest; `note`: what
     a refusal said; `group`: as in phase_of; `crash`: what is said of a crash that repeats; `hang`: what is known of a step
-    that is overdue; `memory`: which missing worker was killed for lack of it; `unsaved`: why the last checkpoint is missing."""
+    that is overdue; `leaving`: who is asked to leave and still needed; `memory`: which missing worker was killed for lack of it;
+    `unsaved`: why the last checkpoint is missing."""
     out: list[Said] = []
     number = current.number if current else 0
     count = len(current.members) if current else 0
@@ -196,7 +198,7 @@ def training_conditions(
     if crash and phase not in (SUCCEEDED, FAILED):
         out.append(Said("Degraded", "True", "Crashing", crash))
     else:
-        out.append(_degraded(phase, current, replicas, workers, hang, memory))
+        out.append(_degraded(phase, current, replicas, workers, hang, leaving, memory))
     if phase == SUCCEEDED and complete is not None:
         out.append(Said("Complete", "True", complete.reason, complete.message))
     elif phase == SUCCEEDED:
@@ -211,7 +213,13 @@ def training_conditions(
 
 
 def _degraded(
-    phase: str, current: Current | None, replicas: int, workers: Sequence[Worker], hang: str, memory: str
+    phase: str,
+    current: Current | None,
+    replicas: int,
+    workers: Sequence[Worker],
+    hang: str,
+    leaving: str,
+    memory: str,
 ) -> Said:
     """Return whether the job trains with less than it wants. Before it has trained at all there is nothing to compare."""
     if phase in (SUCCEEDED, FAILED):
@@ -220,6 +228,8 @@ def _degraded(
         return Said("Degraded", "False", "NotStarted", "Training has not begun.")
     if hang:
         return Said("Degraded", "True", "NoProgress", hang[:1000])
+    if phase == RUNNING and leaving:
+        return Said("Degraded", "True", "Leaving", leaving[:1000])
     count = len(current.members) if current else 0
     if phase == RUNNING and count < replicas:
         reason = "OOMKilled" if memory else "FewerMembers"

@@ -1,9 +1,10 @@
 """Decide which worker pods to create, to release and to delete.
 
-Pure. Every slot below spec.replicas has one pod that can serve; a pod is replaced when it is gone or failed, when its node
-is not ready and its agent silent, or when its agent has exited and does not come back; before the first generation also when
-the spec has changed since it was made. A pod leaves by rule RELEASE: only after all members of the newest generation have
-adopted, and only once its UID stands in status.released. Never a forced delete.
+Pure. Every slot below spec.replicas has one pod that can serve; a pod is replaced when it is gone or failed, when it is asked to
+leave, when its node is not ready and its agent silent, or when its agent has exited and does not come back; before the first
+generation also when the spec has changed since it was made. Asked to leave is a pod that is being deleted, and one whose agent
+got SIGTERM: a kubelet that evicts a pod, or shuts its node down, deletes nothing. A pod leaves by rule RELEASE: only after all
+members of the newest generation have adopted, and only once its UID stands in status.released. Never a forced delete.
 
 Once the job has ended its workers end by themselves, and their pods stay for their logs. A pod that would not end is
 deleted: nothing of the job shall go on, or hold a GPU.
@@ -99,7 +100,7 @@ def plan_workers(
         and not w.is_member
         and w.pod.uid not in released
         and w.pod.alive
-        and (w.id.slot >= replicas or w.pod.terminating or serving.get(w.id.slot, w).id != w.id)
+        and (w.id.slot >= replicas or w.draining or serving.get(w.id.slot, w).id != w.id)
     )
     exited = [w.session.condition_at_s + hello_timeout_s for w in pods if w.session and _said_stopped(w)]
     return WorkerChanges(create, release, leaving, min((at_s for at_s in exited if at_s > now_s), default=None))
@@ -144,4 +145,6 @@ def _has_exited(worker: Worker, now_s: float, hello_timeout_s: float) -> bool:
 
 def _serves(worker: Worker, released: frozenset[str]) -> bool:
     pod = worker.pod
-    return pod is not None and pod.usable and pod.uid not in released and (pod.node_ready or worker.connected)
+    if pod is None or not pod.alive or worker.draining:
+        return False
+    return pod.uid not in released and (pod.node_ready or worker.connected)

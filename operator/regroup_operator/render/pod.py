@@ -30,6 +30,7 @@ AGENT_IN_IMAGE = "/regroup/agent.pyz"
 AGENT_DIR = "/regroup/bin"
 STATE_DIR = "/regroup/state"
 CHECKPOINT_DIR = "/regroup/checkpoint"
+SNAPSHOT_DIR = "/regroup/snapshot"
 IDENTITY_DIR = "/var/run/secrets/regroup"
 TOKEN_AUDIENCE = "regroup"
 TOKEN_SECONDS = 3600
@@ -162,6 +163,11 @@ def _add_volumes(spec: dict[str, Any], job: Job) -> None:
     if checkpoint is not None and checkpoint.volume_claim is not None:
         volumes.append({"name": "regroup-checkpoint", "persistentVolumeClaim": {"claimName": checkpoint.volume_claim}})
         mounts.append({"name": "regroup-checkpoint", "mountPath": CHECKPOINT_DIR})
+    snapshot = job.spec.memory_snapshot
+    if snapshot is not None:
+        # In memory, and the pod's: it outlives the processes and the container.
+        volumes.append({"name": "regroup-snapshot", "emptyDir": {"medium": "Memory", "sizeLimit": snapshot.size_limit}})
+        mounts.append({"name": "regroup-snapshot", "mountPath": SNAPSHOT_DIR})
     spec["volumes"] = [*(spec.get("volumes") or []), *volumes]
     trainer["volumeMounts"] = [*users, *mounts]
 
@@ -205,6 +211,11 @@ def _environment(job: Job, settings: RenderSettings) -> list[dict[str, Any]]:
         values[env.CHECKPOINT_DIR] = checkpoint.path or CHECKPOINT_DIR
         values[env.CHECKPOINT_EVERY_SECONDS] = str(checkpoint.every_seconds)
         values[env.CHECKPOINT_WAIT_SECONDS] = f"{settings.checkpoint_wait_s:g}"
+    snapshot = job.spec.memory_snapshot
+    if snapshot is not None:
+        values[env.SNAPSHOT_DIR] = SNAPSHOT_DIR
+        values[env.SNAPSHOT_BYTES] = str(snapshot.size_bytes)
+        values[env.SNAPSHOT_EVERY_SECONDS] = str(snapshot.every_seconds)
     return [
         *({"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}} for name, path in fields.items()),
         *({"name": name, "value": value} for name, value in values.items()),

@@ -11,8 +11,8 @@ rule WITNESS; moves_worker.py, moves_operator.py, moves_faults.py what can happe
 state; model.py ties them together; scenarios.py the traces and their bounds.
 
 **Made to match the code.** The operator plans from what it was told (plan/standing.py, plan/membership.py `_forced`,
-`_choose`, `_target`, `names_of`, plan/document.py `_never_stepped`), the trainer decides by generation/adoption.py `decide`,
-a seal is aggregate.py `seal`. Change one, change the other, and look at the numbers of states.
+`_choose`, `_target`, `_hand_over`, `_overtaking`, `names_of`, plan/document.py `_never_stepped`), the trainer decides by
+generation/adoption.py `decide`, a seal is aggregate.py `seal`. Change one, change the other, and look at the numbers of states.
 
 **Modelled.** replicas and minReplicas that change at any moment; workers that are connected but no members; one process
 killed, or all at once; a process that hangs for ever with its agent answering; container restarts; pods lost, made,

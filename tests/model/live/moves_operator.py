@@ -155,7 +155,7 @@ def _plan(view: View, state: State, *, after_pause: bool) -> tuple[str, tuple[in
         if any(is_alive(state, m) and state.told[m[0]] is None for m in state.members):
             return None  # the operator has just started: they are on their way
         return _forced(view, state, after_pause)
-    return _planned(view, state) if state.is_adopted else None
+    return _planned(view, state) if state.is_adopted else _overtaking(view, state)
 
 
 def _forced(view: View, state: State, after_pause: bool) -> tuple[str, tuple[int, ...]] | None:
@@ -192,12 +192,20 @@ def _choose(view: View, state: State, overdue: set[int], has_refused: bool) -> t
             return (0, 0, *usual)
         return (-seal.state_adopted - 1, -seal.state - 1, *usual)
 
-    able = [
-        place
-        for place, worker in enumerate(state.workers)
-        if view.is_able(state, place) and place not in overdue and (has_refused or not worker.drains)
-    ]
+    able = [place for place in range(len(state.workers)) if view.is_able(state, place) and place not in overdue]
+    staying = [place for place in able if not state.workers[place].drains]
+    is_enough = len(_one_per_slot(view, staying)) >= state.minimum
+    if not has_refused and is_enough and (_may_hold(state, staying) or not _may_hold(state, able)):
+        able = staying
+    else:  # who leaves may be needed for its state
+        has_refused = True
     return tuple(sorted(_one_per_slot(view, sorted(able, key=order))[: state.replicas]))
+
+
+def _may_hold(state: State, places: list[int]) -> bool:
+    """Whether one of these holds a state, as far as the operator was told (model/worker.py `may_hold`)."""
+    words = [word for place in places if (word := state.told[place]) is not None and word.adopted]
+    return any(word.seal.state != NO_STATE if word.seal is not None else word.phase == TRAINING for word in words)
 
 
 def _could_not_read(view: View, state: State) -> int:
@@ -218,30 +226,63 @@ def _one_per_slot(view: View, places: list[int]) -> list[int]:
 
 
 def _planned(view: View, state: State) -> tuple[str, tuple[int, ...]] | None:
-    """Who should train instead: plan/membership.py `_target`."""
-    slots, workers = view.scenario.slots, state.workers
     members = [place for place, _ in state.members]
+    joining = [
+        place
+        for place, worker in enumerate(state.workers)
+        if place not in members and not worker.drains and view.is_able(state, place)
+    ]
+    return _target(view, state, members, joining)
+
+
+def _overtaking(view: View, state: State) -> tuple[str, tuple[int, ...]] | None:
+    """plan/membership.py `_overtaking`: a member of a planned generation leaves before anybody that trains has entered it.
+    Who trains goes into another one instead, with the joiners that have arrived."""
+    inside = {
+        member: word.inside
+        for member in state.members
+        if is_alive(state, member)
+        and (word := state.told[member[0]]) is not None
+        and state.workers[member[0]].is_connected
+        and word.phase == TRAINING
+        and word.entered < state.number
+    }
+    before = {member for number, members in state.older if number in inside.values() for member in members}
+    training = [member for member in state.members if member in before]
+    if (
+        state.kind != PLANNED
+        or not state.is_known
+        or len(set(inside.values())) != 1
+        or any(member not in inside for member in training)
+        or not any(is_alive(state, m) and state.workers[m[0]].drains for m in state.members)
+    ):
+        return None
+    places = [place for place, _ in training]
+    joining = [m[0] for m in state.members if m not in before and is_alive(state, m) and not state.workers[m[0]].drains]
+    if _target(view, state, places, joining) is None:
+        return None  # who leaves is needed until another one has its state
+    arrived = [at for at in joining if (word := state.told[at]) is not None and word.inside == state.number]
+    return _target(view, state, places, arrived)
+
+
+def _target(view: View, state: State, members: list[int], joining: list[int]) -> tuple[str, tuple[int, ...]] | None:
+    """Who should train instead of the members of the newest generation: plan/membership.py `_target`. `members`: who trains."""
+    slots, workers = view.scenario.slots, state.workers
     staying = [place for place in members if not workers[place].drains]
     is_all_leaving = not staying
-    staying = staying or sorted(members, key=lambda place: (not workers[place].is_connected, slots[place]))[:1]
+    if is_all_leaving:  # plan/membership.py `_hand_over`
+        coming = {slots[place] for place in joining if slots[place] < state.replicas}
+        keepers = sorted(members, key=lambda at: (not workers[at].is_connected, slots[at] >= state.replicas,
+                                                  slots[at] in coming, slots[at]))  # fmt: skip
+        staying = keepers[: max(1, state.minimum - len(coming))]
     low = [place for place in staying if slots[place] < state.replicas]
     high = [place for place in staying if slots[place] >= state.replicas]
     holders, others = (low, high) if low else (high[:1], high[1:])
-    joining = sorted(
-        (
-            place
-            for place, worker in enumerate(workers)
-            if place not in members
-            and slots[place] < state.replicas
-            and not worker.drains
-            and view.is_able(state, place)
-        ),
-        key=lambda place: (slots[place], -place),
-    )
+    joining = sorted((p for p in joining if slots[p] < state.replicas), key=lambda place: (slots[place], -place))
     target = _one_per_slot(view, [*holders, *joining, *others])[: state.replicas]
-    if HANDOVER in view.rules and is_all_leaving and joining and set(target) == set(holders):
-        target = [*holders, joining[0]]
-    if set(target) == set(members) or len(target) < state.minimum:
+    if HANDOVER in view.rules and is_all_leaving and joining and not set(target) & set(joining):
+        target = [*holders[:1], joining[0]]
+    if set(target) == {place for place, _ in state.members} or len(target) < state.minimum:
         return None
     return PLANNED, tuple(sorted(target))
 

@@ -95,7 +95,11 @@ HOLDS = {
     "two of two are needed, any one fault": (replace(LATE, minimum=2, minimums=(2,), has_late_reports=False), 311),
     "a drain in one slot and a process dies": (
         LiveScenario(slots=(0, 0), replicas=1, faults=Budget(drain=1, crash=1, total=2)),
-        2844,
+        5556,
+    ),
+    "two drains, the second before the successor has arrived": (
+        LiveScenario(slots=(0, 0, 1), replicas=1, faults=Budget(drain=2, total=2)),
+        647,
     ),
 }
 """All rules on: what holds, and its number of states."""
@@ -108,6 +112,9 @@ WIDE = {
     "a hang and a crash": LiveScenario(faults=Budget(hang=1, crash=1, total=2)),
     "any two faults, two of two needed": replace(
         LATE, minimum=2, minimums=(2,), has_late_reports=False, faults=ANY._replace(total=2)
+    ),
+    "two of three places of two slots are drained": LiveScenario(
+        slots=(0, 1, 1), replicas=2, faults=Budget(drain=2, total=2)
     ),
     "one slot: any two faults": LiveScenario(slots=(0, 0), replicas=1, faults=ANY._replace(total=2)),
     "three workers: scale and a crash": LiveScenario(

@@ -24,10 +24,11 @@ class Drive:
         processes: int = 1,
         saved: Saved = NEW_POD,
         grace_s: float = 25.0,
+        saves: bool = False,
         session: bool = False,
         preloading: bool = False,
     ) -> None:
-        identity = Identity(JOB, POD, "boot", processes, grace_s)
+        identity = Identity(JOB, POD, "boot", processes, grace_s, saves)
         self.core = Core(identity, saved, session=session, preloading=preloading)
         self.processes, self.now_s = processes, 100.0
         self.effects: list[ev.Effect] = []

@@ -8,6 +8,7 @@ import pytest
 
 from _regroup_agent.aggregate import SCRIPT, Facts, Process, condition, seal
 from _regroup_agent.statefile import UNKNOWN, Saved
+from regroup.protocol.snapshot import Snapshot
 from regroup.protocol.state import Phase, Seal, StatePair
 
 
@@ -98,6 +99,37 @@ def test_phase_of_a_script(processes: list[Process], facts: dict[str, Any], phas
 )
 def test_seal(processes: list[Process], want: Seal | None) -> None:
     assert seal(processes, Facts(Saved(entered=3, adopted=3), heard=3, session=True)) == want
+
+
+HELD = process(left=3, state=S8, state_adopted=3)
+
+
+@pytest.mark.parametrize(
+    ("processes", "snapshot", "want"),
+    [
+        pytest.param([process(running=False)], (S7, False), Seal(3, S7, 3, 3, is_backup=True), id="all that is left"),
+        pytest.param(
+            [process(running=False)], (S7, True), Seal(3, S7, 3, 3), id="taken as its process ended: as if it lived"
+        ),
+        pytest.param([HELD], (S7, False), Seal(3, S8, 3, 3), id="a process holds more"),
+        pytest.param(
+            [process(left=3, state=S7, state_adopted=3), process(running=False)],
+            (S8, False),
+            Seal(3, S8, 3, 3),
+            id="a sibling lives, one step behind the snapshot: no backup",
+        ),
+        pytest.param(
+            [process(left=3, state=S7, state_adopted=2), process(running=False)],
+            (S8, False),
+            Seal(3, S8, 3, 3, is_backup=True),
+            id="a sibling lives that was not in the generation of the snapshot",
+        ),
+    ],
+)
+def test_seal_with_a_memory_snapshot(processes: list[Process], snapshot: tuple[StatePair, bool], want: Seal) -> None:
+    state, is_last = snapshot
+    facts = Facts(Saved(entered=3, adopted=3), heard=3, session=True, snapshot=Snapshot("a", state, 3, is_last, {}))
+    assert seal(processes, facts) == want
 
 
 def test_lost_state_file_seals_nothing_until_it_is_settled() -> None:

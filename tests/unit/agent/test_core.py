@@ -12,7 +12,7 @@ from _regroup_agent import ending
 from _regroup_agent import events as ev
 from _regroup_agent.statefile import UNKNOWN, Saved
 from regroup.protocol import local, wire
-from regroup.protocol.state import Phase, Seal, StatePair
+from regroup.protocol.state import Busy, Phase, Seal, StatePair
 from tests.unit.agent.drive import PORT, Drive, committed, document, generation, left
 
 # --- FENCE ---------------------------------------------------------------------------------------------------------
@@ -137,6 +137,32 @@ def test_generation_that_is_not_the_newest_is_not_entered() -> None:
     drive = Drive().session().generation(1).generation(2)
     assert not drive.says(local.Entering(1)).told(local.Answer)[0][1].ok
     assert drive.on_disk.entered == 0
+
+
+def test_process_that_rehearses_is_of_a_session_that_starts_and_gets_no_generation() -> None:
+    drive = Drive().feed(ev.Connected()).command(wire.Welcome("Session"))
+    drive.says(local.Attach(1, 0, 1, rehearses=True)).generation(1)
+    assert drive.told() == []
+    condition = drive.wait(5.0).command(wire.Ping()).report.condition
+    assert (condition.phase, condition.session, condition.entered) == (Phase.STARTING, True, 0)
+    assert condition.busy == (Busy(Busy.FIRST_STEP, age_s=5.0),), "which may take as long as a first step"
+    drive.says(local.Attach(1, 0, 1))
+    assert [message.number for _, message in drive.told(local.Assignment)] == [1]
+    assert (drive.phase, drive.report.condition.busy) == (Phase.READY, ())
+
+
+def test_rehearsal_that_takes_too_long_or_is_not_needed_is_ended() -> None:
+    def rehearses() -> Drive:
+        drive = Drive(2).session().trains(1, 3).exits(-9, 1).wait(0.1)
+        return drive.says(local.Attach(1, 1, drive.incarnations[1], rehearses=True), 1)
+
+    restart = rehearses().command(wire.Restart("its start has not come to an end"))
+    assert restart.of(ev.Signal) == [ev.Signal(1, signal.SIGKILL)]
+    stop = rehearses().command(wire.Stop("Released"))
+    assert (stop.of(ev.Signal), [rank for rank, _ in stop.told(local.StopLocally)]) == (
+        [ev.Signal(1, signal.SIGTERM)],
+        [0],
+    )
 
 
 def test_incarnation_rises_with_every_start_across_container_restarts() -> None:
@@ -404,26 +430,19 @@ def test_deleted_pod_trains_on_only_where_somebody_can_release_it(connected: boo
     assert drive.exits(-15).of(ev.Exit) == [ev.Exit(143)]
 
 
-@pytest.mark.parametrize(
-    ("grace_s", "waits_s", "end_s"),
-    [
-        pytest.param(5, 2.5, 3.0, id="for half of a short grace"),
-        pytest.param(30, 10.0, 25.0, id="for 10 s"),
-    ],
-)
-def test_holder_of_a_state_waits_for_an_operator_that_is_away(grace_s: float, waits_s: float, end_s: float) -> None:
-    def deleted() -> Drive:
-        return Drive(grace_s=grace_s).session().trains(1, 3).feed(ev.Disconnected()).feed(ev.Terminated())
-
-    drive = deleted()
-    assert drive.wait(waits_s - 0.1).of(ev.Signal) == []
-    assert drive.wait(0.1).of(ev.Signal) == [ev.Signal(0, signal.SIGTERM)], "nobody has come: the rest needs its time"
-    assert drive.exits(-15).of(ev.Exit) == [ev.Exit(143)]
-
-    drive = deleted().wait(2).feed(ev.Connected())
-    assert drive.bodies(wire.Draining) == [wire.Draining(end_s - 2)], "from here on like any other draining pod"
-    assert drive.wait(end_s - 2.1).of(ev.Signal) == []
-    assert drive.wait(0.1).of(ev.Signal) == [ev.Signal(0, signal.SIGTERM)]
+@pytest.mark.parametrize(("grace_s", "end_s"), [(5, 3.0), (30, 25.0), (600, 595.0)])
+@pytest.mark.parametrize("back_s", [2.0, None], ids=["it comes back", "it stays away"])
+def test_holder_of_a_state_trains_on_in_its_grace_while_the_operator_is_away(
+    grace_s: float, end_s: float, back_s: float | None
+) -> None:
+    drive = Drive(grace_s=grace_s).session().trains(1, 3).feed(ev.Disconnected()).feed(ev.Terminated())
+    if back_s is not None:
+        drive.wait(back_s).feed(ev.Connected())
+        assert drive.bodies(wire.Draining) == [wire.Draining(end_s - back_s)]
+    assert drive.wait(end_s - (back_s or 0.0) - 0.1).effects == []
+    assert drive.wait(0.1).told() == [(0, local.StopLocally(local.DRAINED))]
+    drive.exits(0)
+    assert (drive.bodies(wire.Fault), drive.of(ev.Exit)) == ([], [ev.Exit(143)])
 
 
 def test_deleted_pod_without_a_state_does_not_wait_for_an_operator_that_is_away() -> None:
@@ -432,23 +451,54 @@ def test_deleted_pod_without_a_state_does_not_wait_for_an_operator_that_is_away(
 
 
 def test_operator_that_comes_back_too_late_changes_nothing_about_the_end() -> None:
-    drive = Drive(grace_s=30).session().trains(1, 3).feed(ev.Disconnected()).feed(ev.Terminated()).wait(11)
+    drive = Drive(grace_s=30).session().trains(1, 3).feed(ev.Disconnected()).feed(ev.Terminated()).wait(25)
     assert drive.feed(ev.Connected()).bodies(wire.Draining) == [wire.Draining(0.0)]
-    assert drive.wait(4).of(ev.Signal) == [ev.Signal(0, signal.SIGKILL)]
+    assert [s.signum for s in drive.wait(4).of(ev.Signal)] == [signal.SIGTERM, signal.SIGKILL]
 
 
-@pytest.mark.parametrize(("grace_s", "trains_s"), [(5, 3.0), (25, 20.0), (600, 595.0)])
-def test_deleted_pod_ends_its_processes_in_time_for_its_grace(grace_s: float, trains_s: float) -> None:
-    drive = Drive(grace_s=grace_s).session().trains(1, 3).feed(ev.Terminated())
+@pytest.mark.parametrize(
+    ("grace_s", "saves", "trains_s"),
+    [
+        (5, False, 3.0), (25, False, 20.0), (600, False, 595.0),
+        (5, True, 3.0), (25, True, 20.0), (600, True, 480.0),
+    ],
+)  # fmt: skip
+def test_deleted_pod_ends_its_processes_in_time_for_its_grace(grace_s: float, saves: bool, trains_s: float) -> None:
+    """A script that writes checkpoints has a fifth of the grace for the last one."""
+    drive = Drive(grace_s=grace_s, saves=saves).session().trains(1, 3).feed(ev.Terminated())
     assert drive.bodies() == [wire.Draining(trains_s)]
-    assert drive.wait(trains_s - 0.1).of(ev.Signal) == []
-    assert [s.signum for s in drive.wait(grace_s - trains_s).of(ev.Signal)] == [signal.SIGTERM, signal.SIGKILL]
+    assert drive.wait(trains_s - 0.1).effects == []
+    drive.wait(grace_s - trains_s)
+    assert drive.told() == [(0, local.StopLocally(local.DRAINED))]
+    assert [s.signum for s in drive.of(ev.Signal)] == [signal.SIGTERM, signal.SIGKILL]
+
+
+def test_last_seconds_of_a_grace_are_the_processes_own() -> None:
+    """From the word on it saves: no signal before the margin is nearly used up."""
+    drive = Drive(grace_s=30).session().trains(1, 3).feed(ev.Terminated()).wait(25)
+    assert drive.wait(3.7).of(ev.Signal) == []
+    assert drive.wait(0.1).of(ev.Signal) == [ev.Signal(0, signal.SIGTERM)]
+    assert drive.wait(0.3).of(ev.Signal) == [ev.Signal(0, signal.SIGKILL)]
+
+
+def test_script_that_nobody_can_tell_gets_sigterm_once() -> None:
+    drive = script().feed(ev.Terminated()).wait(20)
+    assert drive.of(ev.Signal) == [ev.Signal(0, signal.SIGTERM)]
+    assert drive.wait(3.9).of(ev.Signal) == []
+    assert drive.wait(0.1).of(ev.Signal) == [ev.Signal(0, signal.SIGKILL)]
+
+
+def test_second_sigterm_changes_nothing_about_the_end() -> None:
+    drive = Drive(grace_s=30).session().trains(1, 3).feed(ev.Terminated()).wait(20).feed(ev.Terminated())
+    assert drive.bodies(wire.Draining) == []
+    assert drive.wait(4.9).effects == []
+    assert drive.wait(0.1).told() == [(0, local.StopLocally(local.DRAINED))]
 
 
 def test_stop_of_a_draining_pod_keeps_its_last_moment() -> None:
     drive = Drive(grace_s=30).session().trains(1, 3).feed(ev.Terminated()).wait(20).command(wire.Stop("Released"))
-    assert drive.wait(4).of(ev.Signal) == []
-    assert drive.wait(2).of(ev.Signal) == [ev.Signal(0, signal.SIGTERM)]
+    assert drive.wait(8.7).of(ev.Signal) == []
+    assert drive.wait(0.1).of(ev.Signal) == [ev.Signal(0, signal.SIGTERM)]
     assert drive.exits(0).of(ev.Exit) == [ev.Exit(0)]
 
 

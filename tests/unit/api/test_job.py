@@ -106,6 +106,14 @@ def test_bad_shape_gets_one_sentence(change: Change, sentence: str) -> None:
         ),
         pytest.param(with_spec(checkpoint={"path": "/ckpt/a"}), "(/ckpt/a) is not on a volume", id="path not mounted"),
         pytest.param(
+            lambda job: (
+                with_spec(memorySnapshot={"sizeLimit": "3Gi"})(job),
+                with_trainer(resources={"limits": {"memory": "2Gi"}})(job),
+            ),
+            "spec.memorySnapshot.sizeLimit (3Gi) does not fit into the memory limit of container trainer (2Gi)",
+            id="snapshot larger than the memory",
+        ),
+        pytest.param(
             with_trainer(resources={"limits": {"nvidia.com/gpu": "half"}}), "(half)", id="GPU limit not a number"
         ),
     ],

@@ -121,10 +121,14 @@ def test_every_process_dies_and_the_job_says_that_it_rolled_back(tmp_path: Path)
     world = running(tmp_path)
     for slot in range(3):
         world.kill_process(world.uid(slot))
+    newest = world.num_commits
     world.committed.clear()
     world.advance(3)
     assert world.training() == "0-0,1-0,2-0"
-    assert any(n.reason == "RolledBack" for n in world.notes)
+    (note,) = (n for n in world.notes if n.reason == "RolledBack")
+    assert note.note == (
+        f"Generation 2 continues from step 0: no worker holds a newer state any more. The last step reported was {newest}."
+    )
 
 
 def test_powered_off_node_before_the_first_step_is_lost_after_seven_seconds(tmp_path: Path) -> None:
@@ -287,7 +291,7 @@ def test_no_witness_waits_and_resumes_when_the_holder_returns(tmp_path: Path) ->
     generation = world.generation
     world.advance(60)
     assert world.generation <= generation + 3  # another pod comes for the one that cannot be reached, and holds nothing
-    assert "Delete the pods of workers that will never come back" in world.condition("Training")["message"]
+    assert "If they are gone for good, delete their pods" in world.condition("Training")["message"]
     world.agents[holder].trainers[0].frozen = False
     world.reach_again(holder)
     world.until(lambda: "0-0" in world.training(), limit_s=10)

@@ -108,7 +108,7 @@ def test_third_hang_in_collectives_at_one_step_fails_the_job(tmp_path: Path) -> 
     assert took_s < 4 * HANG_S
     assert world.generation == 3
     failed = world.condition("Failed")["message"]
-    assert "It is hang 3 in a row without a committed step in between" in failed
+    assert "This is hang 3 in a row without a committed step in between" in failed
     assert "ranks that run different collectives" in failed
 
 

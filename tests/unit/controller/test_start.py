@@ -125,7 +125,7 @@ def test_container_without_hello_is_said_after_20_s(tmp_path: Path) -> None:
     world.advance(2)
     said = world.condition("AgentsConnected")
     assert (said["status"], said["reason"]) == ("False", "NoHello")
-    assert said["message"].startswith("1 of 3 agents has not called regroup.ns.svc:8443 for 20 s.")
+    assert said["message"].startswith("1 of 3 agents has not connected to regroup.ns.svc:8443 for 20 s.")
 
 
 def test_process_that_dies_before_it_enters_is_waited_for_and_enters_itself(tmp_path: Path) -> None:

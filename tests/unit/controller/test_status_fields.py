@@ -16,6 +16,8 @@ ELSEWHERE = {
     *(f"status.checkpoint.{name}" for name in ("at", "directory", "generation", "kept", "step")),
     "status.incidents.firstStepMs",
     "status.incidents.stepsRedone",
+    "status.memorySnapshot",
+    "status.memorySnapshot.step",
     "status.progress.samplesPerSecond",
 }
 """What the trainers of this world, which use the library and have no tensors, do not report; tests/unit/plan holds that it is

@@ -51,7 +51,9 @@ def test_template_that_is_refused_makes_no_pod_and_is_tried_again_when_it_change
     ("error", "reason"),
     [
         pytest.param(
-            SpecError("Service digits is not this job's.", reason="NameTaken"), "NameTaken", id="a name is taken"
+            SpecError("Service digits does not belong to this job.", reason="NameTaken"),
+            "NameTaken",
+            id="a name is taken",
         ),
         pytest.param(RegroupError("services is forbidden: exceeded quota."), "CreateFailed", id="a quota is full"),
     ],

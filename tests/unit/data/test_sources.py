@@ -55,6 +55,11 @@ def test_source_fetches_the_samples_in_the_order_of_the_ids(data: Any) -> None:
         pytest.param((X, torch.tensor(1.0)), r"shapes \[6, 2\], \[\]", id="a scalar"),
         pytest.param((X.numpy(), Y.numpy()), "data is a tuple of ndarray, ndarray", id="arrays"),
         pytest.param((X[:0], Y[:0]), "no samples", id="empty"),
+        pytest.param(
+            {"train": Pairs(), "test": Pairs()},
+            r"dict of train, test\. .* such as data\['train'\]",
+            id="several datasets",
+        ),
         pytest.param("digits.csv", "data is str", id="a file name"),
         pytest.param(iter([1]), "no samples to look up by number", id="an iterator"),
         pytest.param(type("F", (), {"fetch": print})(), "has fetch but no __len__", id="fetch without length"),

@@ -1,5 +1,6 @@
 """Whose state a generation continues from: the traces H2, H3, H4, H5 and MAD of docs/design/protocol.md, on the real code."""
 
+from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -43,12 +44,23 @@ def empty(agent: int = 0) -> Arrival:
     return Arrival(None, 0, agent)
 
 
+def backup(generation: int, step: int, agent: int | None = None) -> Arrival:
+    """A rank whose state was read from its worker's memory snapshot."""
+    return replace(holds(generation, step, agent=agent), from_snapshot=True, is_backup=True)
+
+
 def seal(
-    uid: str, left: int, state: tuple[int, int] | None, adopted: int, state_adopted: int | None = None
+    uid: str,
+    left: int,
+    state: tuple[int, int] | None,
+    adopted: int,
+    state_adopted: int | None = None,
+    *,
+    is_backup: bool = False,
 ) -> MemberSeal:
     pair = None if state is None else StatePair(*state)
     held_in = 0 if pair is None else adopted if state_adopted is None else state_adopted
-    return MemberSeal(uid, left, pair, adopted, held_in)
+    return MemberSeal(uid, left, pair, adopted, held_in, is_backup)
 
 
 @pytest.mark.parametrize(
@@ -183,6 +195,60 @@ def seal(
             Fallback(Copy(0, StatePair(3, 5), True), True),
             id="all of the older list is gone: the survivor's older state competes with the disk",
         ),
+        pytest.param(
+            document(2, "a", {1: "ab"}),
+            [backup(1, 5)],
+            Refuse,
+            id="H8 BACKUP: b may have committed more than a's snapshot holds",
+        ),
+        pytest.param(
+            document(2, "a", {1: "ab"}, lost="b"),
+            [backup(1, 5)],
+            Fallback(Copy(0, StatePair(1, 5), True), True),
+            id="BACKUP: b is gone: a's snapshot competes with the disk",
+        ),
+        pytest.param(
+            document(2, "ab", {1: "ab"}),
+            [backup(1, 5), backup(1, 7)],
+            Fallback(Copy(1, StatePair(1, 7), True), True),
+            id="BACKUP: all processes ended at once: the newest snapshot",
+        ),
+        pytest.param(
+            document(2, "ab", {1: "ab"}),
+            [backup(1, 5), holds(1, 9)],
+            Copy(1, StatePair(1, 9), False),
+            id="BACKUP: a survivor's state is newer than any snapshot",
+        ),
+        pytest.param(
+            document(2, "ab", {1: "ab"}),
+            [backup(1, 9), holds(1, 8)],
+            Copy(0, StatePair(1, 9), False),
+            id="BACKUP: a died after it had committed 9 and copied it, before b committed 9",
+        ),
+        pytest.param(
+            document(2, "ab", {1: "ab"}),
+            [replace(holds(1, 9), from_snapshot=True), holds(1, 9)],
+            Copy(1, StatePair(1, 9), False),
+            id="of one state a process that lives is the source, not what would have to be read",
+        ),
+        pytest.param(
+            document(3, "b", {2: "a", 1: "ab"}, seals=(seal("a", 2, (2, 190), 2, is_backup=True),)),
+            [holds(1, 100)],
+            Refuse,
+            id="BACKUP: a can be reached and has a snapshot of a newer generation than b's state",
+        ),
+        pytest.param(
+            document(3, "b", {2: "ac", 1: "b"}, seals=(seal("a", 2, (2, 5), 2, is_backup=True),)),
+            [replace(backup(2, 9), agent_adopted=2)],
+            Refuse,
+            id="BACKUP: a's older snapshot is no witness either, and c may hold more",
+        ),
+        pytest.param(
+            document(3, "b", {2: "ac", 1: "b"}, seals=(seal("a", 2, (2, 5), 2),)),
+            [replace(backup(2, 9), agent_adopted=2)],
+            Copy(0, StatePair(2, 9), False),
+            id="BACKUP: a's live state is a witness, and the snapshot here is newer",
+        ),
     ],
 )
 def test_decide(doc: Document, arrivals: list[Arrival], want: object) -> None:
@@ -198,7 +264,7 @@ def test_refusal_names_the_workers_it_waits_for() -> None:
     got = decide(document(3, "b", {2: "ac", 1: "abc"}, lost="c"), [holds(1, 5)])
     assert isinstance(got, Refuse)
     assert "generation 2" in got.reason
-    assert "workers a may" in got.reason
+    assert "pod UIDs a)" in got.reason
 
 
 def test_a_state_is_never_left_behind_unless_it_is_proven_gone() -> None:

@@ -13,10 +13,12 @@ import torch.distributed
 
 from regroup.data import SamplePlan
 from regroup.errors import Aborted, BackendError, GenerationChanged, GroupBroken, PeerLost, UsageError
+from regroup.generation.backends import Backend
 from regroup.generation.groups import FORGOTTEN_S, Groups, Pending
 from regroup.generation.regrouper import Regrouper
 from regroup.generation.sockets import Connection
 from regroup.generation.team import Team
+from regroup.state.memory import Memory
 from regroup.state.training import TrainingState
 from tests.builders.generations import make_assignment, make_document
 
@@ -114,7 +116,8 @@ def test_what_an_error_is_taken_for(
     model = torch.nn.Linear(2, 1)
     state = TrainingState(model, torch.optim.SGD(model.parameters(), lr=0.1), {})
     watcher = Watcher(is_newer)
-    regrouper = Regrouper(watcher, state, SamplePlan(0, 8, 4, 2, 1), torch.device("cpu"), None)  # type: ignore[arg-type]
+    plan = SamplePlan(0, 8, 4, 2, 1)
+    regrouper = Regrouper(watcher, state, plan, torch.device("cpu"), None, Memory(state, plan, None, 0))  # type: ignore[arg-type]
     groups = regrouper.groups = make_groups()
     groups.sockets = Lost(*([LOST] if ended else []))  # type: ignore[assignment]
     assert regrouper.explains(error) is explained
@@ -156,7 +159,7 @@ def test_wait_lasts_as_long_as_every_connection_stands() -> None:
 def test_nothing_communicates_while_a_commit_is_applied() -> None:
     groups = make_groups()
     groups.is_applying = True
-    team = Team(groups, 0, 2, None, None, None)
+    team = Team(groups, 0, 2, Backend(None), None, None)
     for call in (lambda: groups.launch("allreduce", []), lambda: team.all_reduce(torch.ones(1))):
         with pytest.raises(UsageError, match=r"Call it between steps, in job\.collective"):
             call()

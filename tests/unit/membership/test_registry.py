@@ -126,9 +126,9 @@ def test_agents_of_pods_that_are_gone_are_forgotten() -> None:
 
 def test_agent_that_was_turned_away_is_remembered_until_it_can_be_understood() -> None:
     world = Setting()
-    world.registry.refuse(POD, "Protocol version 2 is not spoken here.")
-    world.registry.refuse(POD, "Protocol version 2 is not spoken here.")
-    assert world.registry.refusals([POD]) == {"pod-uid": "Protocol version 2 is not spoken here."}
+    world.registry.refuse(POD, "Protocol version 2 is not supported.")
+    world.registry.refuse(POD, "Protocol version 2 is not supported.")
+    assert world.registry.refusals([POD]) == {"pod-uid": "Protocol version 2 is not supported."}
     assert len(world.enqueued) == 1
     world.registry.report(POD, hello())
     assert world.registry.refusals([POD]) == {}

@@ -153,7 +153,7 @@ BAD: list[Any] = [
     pytest.param(FULL, {"token": "bug"}, 500, "The operator failed to answer", id="a bug of ours"),
     pytest.param(FULL, {"path": "/v2/else"}, 404, "Not Found: POST /v2/else.", id="another path"),
     pytest.param(FULL, {"path": PATH + "commands"}, 405, "Method Not Allowed: POST", id="another method"),
-    pytest.param(b" " * (MAX_REPORT_BYTES + 1), {}, 413, "has 65537 bytes; at most 65536 are read", id="over 64 KiB"),
+    pytest.param(b" " * (MAX_REPORT_BYTES + 1), {}, 413, "has 65537 bytes; at most 65536 are allowed", id="over 64 KiB"),
     pytest.param("chunked", {}, 413, "has more than the 65536 bytes that are read", id="over 64 KiB in chunks"),
     pytest.param(b"hello", {}, 400, "The message is not JSON", id="not JSON"),
     pytest.param(b"\xff\xfe{}", {}, 400, "The message is not JSON", id="not text"),
@@ -166,14 +166,14 @@ BAD: list[Any] = [
     ),
     pytest.param(changed_line(body={"type": "sing"}), {}, 400, "Unknown message type 'sing'", id="unknown report"),
     pytest.param(changed_line(body={"type": "hello", "protocol": 2, "processes": 1}), {}, 400,
-                 "Protocol version 2 is not spoken here, 1 is.", id="wrong protocol version"),
+                 "Protocol version 2 is not supported; this operator supports 1.", id="wrong protocol version"),
     pytest.param(changed_line(body={"type": "progress", "step": 1, "checkpoint": {"step": 1}}), {}, 400,
                  "progress.checkpoint.generation is missing.", id="a checkpoint without a generation"),
     pytest.param(changed_line(body={"type": "progress", "step": 1, "loss": float("nan")}), {}, 400,
                  "NaN is not a JSON value", id="a loss that is not a number"),
     pytest.param(changed_line(podUid="other-uid"), {}, 403, "The report is of pod UID other-uid", id="pod UID mismatch"),
     pytest.param(changed_line(jobUid="other"), {}, 403, "The report is of job UID other", id="job UID mismatch"),
-    pytest.param(line(make_report(boot="second")), {}, 409, "Say hello first", id="report of a boot without hello"),
+    pytest.param(line(make_report(boot="second")), {}, 409, "The agent must send hello first", id="report of a boot without hello"),
 ]  # fmt: skip
 
 
@@ -203,11 +203,13 @@ def test_message_of_64_kib_is_read() -> None:
     ("query", "status", "says"),
     [
         pytest.param({"boot": ""}, 400, "The query parameter boot is missing", id="no boot"),
-        pytest.param({"protocol": "2"}, 400, "Protocol version 2 is not spoken here", id="another version"),
-        pytest.param({"protocol": ""}, 400, "Protocol version -1 is not spoken here", id="no version"),
-        pytest.param({"protocol": "%C2%B2"}, 400, "Protocol version -1 is not spoken", id="a digit that is no number"),
-        pytest.param({"protocol": "9" * 5000}, 400, "Protocol version -1 is not spoken", id="a number without end"),
-        pytest.param({"boot": "second"}, 409, "Say hello first", id="commands before hello"),
+        pytest.param({"protocol": "2"}, 400, "Protocol version 2 is not supported", id="another version"),
+        pytest.param({"protocol": ""}, 400, "Protocol version -1 is not supported", id="no version"),
+        pytest.param(
+            {"protocol": "%C2%B2"}, 400, "Protocol version -1 is not supported", id="a digit that is no number"
+        ),
+        pytest.param({"protocol": "9" * 5000}, 400, "Protocol version -1 is not supported", id="a number without end"),
+        pytest.param({"boot": "second"}, 409, "The agent must send hello first", id="commands before hello"),
         pytest.param({"token": "token-1"}, 403, "bound to pod", id="another pod's token"),
     ],
 )
@@ -246,7 +248,7 @@ def test_stream_of_a_newer_boot_replaces_the_old() -> None:
                 assert server.session().boot == "second"
                 assert await server.post(line(make_report(boot="boot"))) == (
                     409,
-                    "Say hello first: this operator does not know the agent process yet.",
+                    "The agent must send hello first: this operator does not know its process yet.",
                 )
         await until_async(lambda: not server.session().connected, "the stream is closed", every_s=0.001)
 

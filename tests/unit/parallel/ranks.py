@@ -22,16 +22,22 @@ class _Done:
 class _Sent:
     work = _Done()
 
+    def __init__(self, control: bool) -> None:
+        self.control = control
+
 
 class Ranks:
     """`run` calls a function for each rank at once, with groups in which the others are."""
 
-    def __init__(self, world_size: int) -> None:
+    def __init__(self, world_size: int, device: torch.device | None = None) -> None:
         self._world_size = world_size
+        self.device = device or torch.device("cpu")
         self._barrier = threading.Barrier(world_size, timeout=_TIMEOUT_S)
         self._parts: list[Any] = [None] * world_size
         self.calls: list[str] = []
         """Collectives that rank 0 took part in."""
+        self.waits = 0
+        """How often rank 0 waited for collectives of tensors on the device: as often the host waits for that."""
 
     def run(self, what: Callable[[Groups], T]) -> list[T]:
         """Return what each rank returned. Raises what the first one raised, once all have ended."""
@@ -64,13 +70,14 @@ class Ranks:
 
 class _Rank:
     generation = 1
-    device = torch.device("cpu")
+    is_applying = False
+    waited_s = 0.0
 
     def __init__(self, ranks: Ranks, rank: int, world_size: int) -> None:
         self._ranks, self.rank, self.world_size = ranks, rank, world_size
+        self.device = ranks.device
 
     def launch(self, method: str, *arguments: Any, control: bool = False) -> _Sent:
-        del control
         if self.rank == 0:
             self._ranks.calls.append(method)
         if method == "allreduce":
@@ -84,10 +91,10 @@ class _Rank:
             parts = self._ranks.exchange(self.rank, (method, mine.clone()))
             assert {name for name, _ in parts} == {method}, parts
             output.copy_(torch.cat([part for _, part in parts]))
-        return _Sent()
+        return _Sent(control)
 
     def wait(self, pending: Any) -> None:
-        del pending
+        self._ranks.waits += self.rank == 0 and not all(one.control for one in pending)
 
     def check(self) -> None:
         pass

@@ -66,7 +66,8 @@ def test_buffers_of_any_type_are_averaged_together(dtype: torch.dtype) -> None:
                 model.some.copy_(torch.tensor([[0.0, 1.0], [2.0, 3.0]]) + 2 * groups.rank)  # type: ignore[operator]
                 model.turned.copy_(torch.arange(6.0).reshape(3, 2) + groups.rank)  # type: ignore[operator]
             buffers.launch()
-            buffers.wait([0, 1])
+            groups.wait(buffers.sent)
+            buffers.average([0, 1])
             if any(groups_any(groups, bool(buffers.changed()))):
                 buffers.average_changed([0, 1])
             assert buffers.changed() == []

@@ -15,6 +15,7 @@ from regroup.generation.groups import Groups
 from regroup.parallel import ddp, gradients
 from regroup.parallel.ddp import DataParallel
 from regroup.parallel.exact import Exact
+from regroup.parallel.host import to_host
 from regroup.parallel.strategy import Share, Strategy
 from regroup.transaction.commit import exchange, gather
 from regroup.transaction.header import Row
@@ -80,7 +81,7 @@ def train(
 
 
 def row_of(strategy: Strategy) -> Row:
-    return Row(0, 0.0, 1.0, knows_newer=False, sample_hash=0, snapshotted=0, word=strategy.word())
+    return Row(0, 0.0, 1.0, knows_newer=False, sample_hash=0, word=strategy.word(to_host(strategy.ask())))
 
 
 def assert_same(got: dict[str, torch.Tensor | None], want: dict[str, torch.Tensor | None]) -> None:

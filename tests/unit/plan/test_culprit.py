@@ -32,9 +32,10 @@ def silent(slot: int) -> Worker:
                      id="a survivor that closed its group is accused, too"),
         pytest.param([broken(0), broken(1), silent(2)], "2", "worker 2 on node node-2 cannot be reached",
                      id="nobody knows whom it lost, and one is silent"),
-        pytest.param([broken(0), broken(1), C], "0", "worker 0 lost its group", id="nobody knows"),
-        pytest.param([broken(0, 1), broken(1, 0), C], "0", "worker 0 lost its group", id="a cut link between two that live"),
-        pytest.param([broken(0, 2, generation=1), broken(1), C], "0", "worker 0 lost its group",
+        pytest.param([broken(0), broken(1), C], "0", "worker 0 reported a failed collective", id="nobody knows"),
+        pytest.param([broken(0, 1), broken(1, 0), C], "0", "worker 0 reported a failed collective",
+                     id="a cut link between two that live"),
+        pytest.param([broken(0, 2, generation=1), broken(1), C], "0", "worker 0 reported a failed collective",
                      id="whom it lost in the generation before is no news"),
     ],
 )  # fmt: skip
@@ -47,10 +48,12 @@ def test_broken_group_names_who_was_lost(members: list[Worker], names: str, text
     ("standing", "why", "text"),
     [
         pytest.param(Standing.DIED, "NodeRestarted",
-                     "worker 1 on node node-1 was started again, because the node stopped its containers", id="a quick reboot"),
-        pytest.param(Standing.DIED, "ContainerRestarted", "worker 1 on node node-1 was started again", id="not known why yet"),
+                     "worker 1 on node node-1 was restarted, because the node had stopped its containers", id="a quick reboot"),
+        pytest.param(Standing.DIED, "ContainerRestarted", "worker 1 on node node-1 was restarted with its container",
+                     id="not known why yet"),
         pytest.param(Standing.LOST, "Disconnected", "worker 1 on node node-1 cannot be reached", id="a power cut"),
-        pytest.param(Standing.LOST, "PodDeleted", "worker 1 is gone with its pod", id="a pod that is deleted"),
+        pytest.param(Standing.LOST, "Drained", "worker 1 on node node-1 left at the end of its grace period", id="a drain"),
+        pytest.param(Standing.LOST, "PodDeleted", "worker 1 was lost with its pod", id="a pod that is deleted"),
         pytest.param(Standing.DIED, "OOMKilled", "worker 1 was killed for lack of memory (OOMKilled)", id="memory"),
     ],
 )  # fmt: skip
@@ -71,6 +74,6 @@ def test_memory_is_named_with_its_numbers() -> None:
 
 def test_worker_without_a_pod_has_no_node() -> None:
     gone = make_worker(1, Standing.LOST, pod=None, session=None, why="NeverConnected")
-    assert name_culprit(CURRENT, [A, gone], gone).text == "worker 1 has not called"
+    assert name_culprit(CURRENT, [A, gone], gone).text == "worker 1 has never connected"
     unplaced = make_worker(1, Standing.LOST, pod=make_pod(1, node=""), why="Disconnected")
     assert name_culprit(CURRENT, [A, unplaced], unplaced).text == "worker 1 cannot be reached"

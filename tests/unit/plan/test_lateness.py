@@ -189,6 +189,32 @@ def test_who_is_at_something_longer_than_a_step_is_late_after_its_allowance(
     assert got.due_s > NOW_S
 
 
+def rehearses(since_s: float) -> Worker:
+    """Return a worker whose processes have started, and rehearsed a minute later; nothing has come of it by now."""
+    starts = replace(STARTS, session=make_session(2, Phase.STARTING, condition_at_s=since_s))
+    return busy(starts, Busy(Busy.FIRST_STEP), ago_s=NOW_S - since_s - 60.0)
+
+
+@pytest.mark.parametrize(
+    ("known", "started_ago_s", "restarted", "replaced"),
+    [
+        pytest.param(None, 1799, False, False, id="it may compile for as long as a first step"),
+        pytest.param(None, 1800, True, False, id="and no longer: its processes are restarted"),
+        pytest.param(spell("start", 3600, 1799), 1799, False, False, id="the new ones may, too"),
+        pytest.param(spell("start", 3600, 1800), 1800, False, True, id="nothing came of it: another pod"),
+    ],
+)
+def test_rehearsal_is_a_start_that_may_take_as_long_as_a_first_step(
+    known: Spell | None, started_ago_s: float, restarted: bool, replaced: bool
+) -> None:
+    spells = {uid_of(2): known} if known else {}
+    got = see([KEEPS, rehearses(NOW_S - started_ago_s)], spells=spells, longest_start_s=3.0)
+    assert (bool(got.restart), bool(got.replace)) == (restarted, replaced)
+    if not replaced:
+        assert got.due_s is not None
+        assert got.due_s > NOW_S
+
+
 def test_setbacks_replace_nobody_before_its_allowance_is_over() -> None:
     often = {uid_of(2): Setback(MAX_SETBACKS, NOW_S - 1000, NOW_S, 1.0)}
     assert see([KEEPS, busy(BEHIND, PAUSE, ago_s=1799)], setbacks=often).replace == frozenset()

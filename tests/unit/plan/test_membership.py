@@ -72,6 +72,10 @@ def died(slot: int, **changes: Any) -> Worker:
     return make_worker(slot, Standing.DIED, why="ProcessExited", **changes)
 
 
+HELD = make_worker(0, Standing.OUTSIDE, pod=make_pod(0, terminating=True),
+                   session=make_session(0, adopted_to=1, seal=make_seal(1, (1, 9), adopted=1, state_adopted=1)))  # fmt: skip
+
+
 def broken(slot: int, peer: int | None = None, **changes: Any) -> Worker:
     fault = make_fault(peer=uid_of(peer) if peer is not None else None)
     session = make_session(slot, Phase.BROKEN, 1, fault=fault, fault_generation=1, fault_at_s=90.0)
@@ -105,6 +109,7 @@ def draining(slot: int, **changes: Any) -> Worker:
 
 
 A, B, C = make_worker(0), make_worker(1), make_worker(2)
+ALL_LEAVE = [draining(0), draining(1), draining(2)]
 
 
 # --- the first generation ------------------------------------------------------------------------------------------
@@ -174,6 +179,20 @@ def test_first_generation_has_one_worker_of_a_slot_and_nobody_who_leaves() -> No
                      id="forced ones name only members with an open stream (FORCED)"),
         pytest.param([A, draining(1), lost(2)], {"bounds": make_bounds(minimum=1)}, (FORCED, "MemberLost", "0"),
                      id="who is leaving is not asked again"),
+        pytest.param([A, draining(1), lost(2)], {}, (FORCED, "MemberLost", "0,1"), id="unless too few would be left"),
+        pytest.param([draining(0), died(1)], {"bounds": make_bounds(2, 1)}, (FORCED, "MemberLost", "0"), id="or nobody"),
+        pytest.param(
+            [draining(0), lost(1), out(1, 1)], {"bounds": make_bounds(2, 1)}, (FORCED, "MemberLost", "0,1.1"),
+            id="or none that holds the state",
+        ),
+        pytest.param(
+            [HELD, lost(1), out(0, 1)], {"bounds": make_bounds(1, 1)}, (FORCED, "MemberLost", "0"),
+            id="who holds it comes before its own successor",
+        ),
+        pytest.param(
+            [draining(0), lost(1), out(1, 1)], {"bounds": make_bounds(2, 1, session=False)}, (FORCED, "MemberLost", "1.1"),
+            id="a script has no state to hold",
+        ),
         pytest.param([A, B, lost(2)], {"bounds": make_bounds(1, 1)}, (FORCED, "MemberLost", "0"), id="never more than wanted"),
         pytest.param([A, B, lost(2), out(2, 1), out(2, 2)], {"bounds": make_bounds(5)}, (FORCED, "MemberLost", "0,1,2.2"),
                      id="one pod of a slot: the youngest"),
@@ -181,6 +200,22 @@ def test_first_generation_has_one_worker_of_a_slot_and_nobody_who_leaves() -> No
 )  # fmt: skip
 def test_broken_group(workers: list[Worker], given: Any, want: Any) -> None:
     assert words(decide(workers, **given)) == want
+
+
+@pytest.mark.parametrize(
+    ("workers", "bounds", "want"),
+    [
+        pytest.param([A, draining(1)], make_bounds(2, 1), (FORCED, "Hung", "0"), id="not with who is leaving"),
+        pytest.param(
+            [draining(0), draining(1)], make_bounds(2, 1), (FORCED, "Hung", "0,1"), id="unless nobody would be left"
+        ),
+    ],
+)
+def test_new_groups_after_a_hang_of_all(workers: list[Worker], bounds: Bounds, want: Any) -> None:
+    got = next_generation(
+        current=make_current((0, 1)), workers=tuple(workers), bounds=bounds, refusal=None, now_s=NOW_S, settings=SETTINGS, hang="x"
+    )  # fmt: skip
+    assert words(got) == want
 
 
 NEWER = make_current(number=2, adopted=False, announced_at_s=99.0)
@@ -648,20 +683,38 @@ FRESH: dict[str, Any] = {"since_s": 99.9}
         pytest.param([A, B, C, out(3)], make_bounds(2, 1), (PLANNED, "Resized", "0,1"), id="a scale-down takes nobody in"),
         pytest.param([A, silent(1), C, out(3)], make_bounds(4), (PLANNED, "Resized", "0,1,2,3"), id="may name silent members"),
         pytest.param(
-            [A, draining(1), C, out(1, 1)], make_bounds(3), (PLANNED, "Resized", "0,1.1,2"), id="a drained one hands its slot over"
+            [A, draining(1), C, out(1, 1)], make_bounds(3), (PLANNED, "Drained", "0,1.1,2"), id="a drained one hands its slot over"
         ),
-        pytest.param([A, draining(1), C], make_bounds(3), (PLANNED, "Resized", "0,2"), id="or leaves it empty"),
+        pytest.param([A, draining(1), C], make_bounds(3), (PLANNED, "Drained", "0,2"), id="or leaves it empty"),
         pytest.param([A, draining(1), C], FIXED, ("wait", "ReplacingFirst"), id="unless too few would be left"),
         pytest.param([A, B, make_worker(2, Standing.FINISHED), out(3)], make_bounds(4), ("keep",), id="not while one has finished"),
         pytest.param(
-            [draining(0), draining(1), out(0, 1), out(1, 1)], make_bounds(2, 1), (PLANNED, "Resized", "0,1.1"),
+            [draining(0), draining(1), out(0, 1), out(1, 1)], make_bounds(2, 1), (PLANNED, "Drained", "0,1.1"),
             id="all are leaving: one stays until another has its state",
         ),
         pytest.param(
-            [draining(0), out(0, 1)], make_bounds(1, 1), (PLANNED, "Resized", "0,0.1"), id="the only holder hands over first"
+            [draining(0), out(0, 1)], make_bounds(1, 1), (PLANNED, "Drained", "0,0.1"), id="the only holder hands over first"
         ),
         pytest.param([draining(0), out(0, 1)], make_bounds(1, 1, session=False), ("keep",), id="a script has nothing to hand over"),
-        pytest.param([draining(0), make_worker(0, attempt=1)], make_bounds(1, 1), (PLANNED, "Resized", "0.1"), id="then it leaves"),
+        pytest.param([draining(0), make_worker(0, attempt=1)], make_bounds(1, 1), (PLANNED, "Drained", "0.1"), id="then it leaves"),
+        pytest.param(
+            [draining(0), draining(1), out(0, 1)], make_bounds(2, 1), (PLANNED, "Drained", "0.1,1"),
+            id="who stays is not of the slot of who comes",
+        ),
+        pytest.param(ALL_LEAVE, FIXED, ("keep",), id="fixed size: all are leaving and nobody comes"),
+        pytest.param(
+            [*ALL_LEAVE, out(0, 1)], FIXED, (PLANNED, "Drained", "0.1,1,2"), id="the first to come gets the state at once"
+        ),
+        pytest.param([*ALL_LEAVE, out(0, 1), out(1, 1)], FIXED, (PLANNED, "Drained", "0.1,1.1,2"), id="and so does the second"),
+        pytest.param(
+            [*ALL_LEAVE, out(0, 1), out(1, 1), out(2, 1)], FIXED, (PLANNED, "Drained", "0,1.1,2.1"), id="all come: one stays"
+        ),
+        pytest.param(
+            [draining(2), out(0)], make_bounds(1, 1), (PLANNED, "Drained", "0,2"), id="the only holder has an unwanted slot"
+        ),
+        pytest.param(
+            [draining(0), draining(2), out(0, 1)], make_bounds(1, 1), (PLANNED, "Drained", "0,0.1"), id="who has one goes first"
+        ),
         pytest.param([A, B, out(1, 1), out(1, 2)], make_bounds(3), ("keep",), id="nobody joins a slot that is taken"),
         pytest.param([A, out(1), out(1, 1)], make_bounds(2), (PLANNED, "Resized", "0,1.1"), id="the youngest pod of a slot"),
         pytest.param(
@@ -681,22 +734,95 @@ def test_nothing_is_planned_before_the_newest_has_adopted() -> None:
     assert words(decide([A, B, C, out(3)], current, make_bounds(4))) == ("keep",)
 
 
+def pending(slot: int, phase: str = Phase.TRAINING, leaves: bool = False, **changes: Any) -> Worker:
+    """A member of generation 2 that has not entered it; `leaves`: it is asked to."""
+    session = make_session(slot, phase, 1, heard=changes.pop("heard", 1))
+    standing = changes.pop("standing", Standing.PENDING)
+    return make_worker(slot, standing, session=session, pod=make_pod(slot, terminating=leaves), **changes)
+
+
+def joins(slot: int, phase: str = Phase.ARRIVED, attempt: int = 0, leaves: bool = False) -> Worker:
+    """A member of generation 2 that was in none before."""
+    session = make_session(slot, phase, 2 if phase != Phase.READY else 0, attempt)
+    standing = Standing.PENDING if phase == Phase.READY else Standing.FORMING
+    return make_worker(slot, standing, attempt, session=session, pod=make_pod(slot, attempt, terminating=leaves))
+
+
+@pytest.mark.parametrize(
+    ("workers", "bounds", "want"),
+    [
+        pytest.param([pending(0), pending(1, leaves=True)], make_bounds(3, 1), (PLANNED, "Drained", "0"), id="a second one leaves"),
+        pytest.param(
+            [pending(0, heard=2), pending(1, leaves=True, heard=2)], make_bounds(3, 1), (PLANNED, "Drained", "0"),
+            id="they have heard of the first, and finish their step",
+        ),
+        pytest.param([pending(0), pending(1)], make_bounds(3, 1), ("keep",), id="nobody leaves"),
+        pytest.param([pending(0), pending(1, leaves=True)], make_bounds(3, 2), ("keep",), id="too few would be left"),
+        pytest.param(
+            [pending(0), joins(1, Phase.READY), pending(2, leaves=True)], make_bounds(3, 1), (PLANNED, "Drained", "0"),
+            id="a joiner that has not entered is not waited for",
+        ),
+        pytest.param(
+            [pending(0), joins(1, Phase.FORMING), pending(2, leaves=True)], make_bounds(3, 1), (PLANNED, "Drained", "0"),
+            id="nor one that has not arrived",
+        ),
+        pytest.param(
+            [pending(0), joins(1), pending(2, leaves=True)], make_bounds(3, 1), (PLANNED, "Drained", "0,1"), id="one that has is in"
+        ),
+        pytest.param(
+            [pending(0), joins(1, Phase.READY), pending(2, leaves=True)], make_bounds(3, 2), ("keep",), id="unless it is needed"
+        ),
+        pytest.param(
+            [pending(0), joins(1, leaves=True), pending(2)], make_bounds(3, 1), (PLANNED, "Drained", "0,2"), id="a joiner leaves"
+        ),
+        pytest.param(
+            [pending(0, leaves=True), joins(0, Phase.READY, attempt=1)], make_bounds(1, 1), ("keep",), id="a hand-over has its time"
+        ),
+        pytest.param(
+            [pending(0, Phase.BROKEN), pending(1, leaves=True)], make_bounds(3, 1), ("keep",), id="somebody has left who trained"
+        ),
+        pytest.param(
+            [pending(0, Phase.FINISHED), pending(1, leaves=True)], make_bounds(3, 1), ("keep",), id="who has finished ignores it"
+        ),
+        pytest.param(
+            [pending(0, standing=Standing.SILENT, available=False), pending(1, leaves=True)], make_bounds(3, 1), ("keep",),
+            id="one cannot be reached",
+        ),
+        pytest.param(
+            [pending(0), pending(1, leaves=True)], make_bounds(3, 1, session=False), ("keep",), id="a script starts anew in each"
+        ),
+    ],
+)  # fmt: skip
+def test_who_leaves_does_not_wait_for_a_change_that_has_not_begun(
+    workers: list[Worker], bounds: Bounds, want: Any
+) -> None:
+    """Generation 2 is planned; 0, 1 and 2 train in generation 1 as far as they are not said to join."""
+    joining = {w.id for w in workers if w.session is not None and w.session.condition.generation != 1}
+    before = [uid_of(*m) for m in [(0, 0), (1, 0), (2, 0)] if MemberId(*m) not in joining]
+    current = make_current(
+        [w.id for w in workers], number=2, kind=PLANNED, adopted=False, announced_at_s=99.0, older=(make_older(1, *before),)
+    )  # fmt: skip
+    assert words(decide(workers, current, bounds)) == want
+    unknown = replace(current, known=False)
+    assert words(decide(workers, unknown, bounds))[0] != PLANNED, "who was told what is not known"
+
+
 def test_sentences_name_numbers_and_culprits() -> None:
     forced = decide([A, B, lost(2)])
     assert isinstance(forced, Announce)
     assert (forced.message, forced.cause, forced.culprit) == (
-        "worker 2 is gone with its pod; 2 workers go on.", "PodDeleted", "2",
+        "worker 2 was lost with its pod; 2 workers go on.", "PodDeleted", "2",
     )  # fmt: skip
     alone = decide([A, lost(1), lost(2)], bounds=make_bounds(3, 1))
     assert isinstance(alone, Announce)
-    assert alone.message == "worker 1 is gone with its pod; 1 worker goes on."
+    assert alone.message == "worker 1 was lost with its pod; 1 worker goes on."
     waits = decide([A, lost(1), lost(2)])
     assert isinstance(waits, Wait)
-    assert waits.message == "1 worker ready, 2 needed: worker 1 is gone with its pod; the others keep their state."
+    assert waits.message == "1 worker ready, 2 needed: worker 1 was lost with its pod; the others keep their state."
     planned = decide([A, draining(1), C, out(1, 1)])
     assert isinstance(planned, Announce)
     assert (planned.cause, planned.culprit) == ("Drained", "1")
-    assert planned.message == "1 worker to join, 1 to leave: 3 workers train on."
+    assert planned.message == "1 worker joins, 1 worker leaves: 3 workers train."
 
 
 def test_pause_between_generations_that_do_not_form_has_no_end_of_numbers() -> None:

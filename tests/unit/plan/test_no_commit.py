@@ -88,4 +88,6 @@ def test_the_twentieth_fails_the_job() -> None:
     assert no_commit_failure(MAX_IN_A_ROW - 1, [broken()]) is None
     failure = no_commit_failure(MAX_IN_A_ROW, [broken()])
     assert failure is not None
-    assert failure.startswith("20 generations in a row committed no step, although no process ended: Reset. Look for")
+    assert failure.startswith(
+        "20 generations in a row committed no step, although no process ended: Reset. Find out why"
+    )

@@ -10,6 +10,7 @@ import pytest
 
 from regroup.protocol.document import PLANNED
 from regroup.protocol.state import Phase
+from regroup.protocol.wire import Draining
 from regroup_operator.model.members import MemberId
 from regroup_operator.model.records import Pod, ProcessExit, Session, Settings
 from regroup_operator.model.worker import Current, Standing, Worker
@@ -152,6 +153,10 @@ def killed_in(generation: int) -> dict[str, Any]:
             make_session(0, Phase.STOPPED, 1, entered=1), None, Standing.LOST, "Stopped", id="stopped without having been told"
         ),
         pytest.param(
+            make_session(0, Phase.STOPPED, 1, entered=1, draining=Draining(0.0)), None, Standing.LOST, "Drained",
+            id="stopped at the end of its grace period",
+        ),
+        pytest.param(
             make_session(0, Phase.STOPPED, 1, entered=1, told_stop=True), None, Standing.FINISHED, "Stopped",
             id="stopped as told",
         ),
@@ -270,6 +275,14 @@ def test_progress_keeps_a_member_that_has_not_called_this_operator() -> None:
     [
         pytest.param(None, None, 0.0, Standing.LOST, "PodDeleted", id="the API has the pod no more"),
         pytest.param(make_pod(phase="Failed"), make_session(0, Phase.TRAINING, 1), 0.0, Standing.LOST, "PodFailed", id="failed"),
+        pytest.param(
+            make_pod(phase="Failed"), make_session(0, Phase.TRAINING, 1, draining=Draining(0.0)), 0.0, Standing.LOST, "Drained",
+            id="the kubelet has evicted it",
+        ),
+        pytest.param(
+            make_pod(), make_session(0, Phase.STOPPED, 1, connected=False, draining=Draining(0.0)), 0.0, Standing.LOST, "Drained",
+            id="its agent has exited after SIGTERM",
+        ),
         pytest.param(
             make_pod(phase="Failed"), make_session(0, Phase.FINISHED, 1), 0.0, Standing.LOST, "PodFailed",
             id="failed after it had finished: its state is gone",

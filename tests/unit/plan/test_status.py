@@ -142,10 +142,10 @@ def test_agents_connected(worker: Worker, status: str, reason: str) -> None:
 
 
 def test_agent_that_was_turned_away_is_said_with_its_reason() -> None:
-    refusals = {"uid-2.0": "Protocol version 2 is not spoken here, 1 is.", "other": "x"}
+    refusals = {"uid-2.0": "Protocol version 2 is not supported; this operator supports 1.", "other": "x"}
     got = conditions(A, B, unheard(0.0), refusals=refusals)[1]
     assert (got.status, got.reason) == ("False", "Refused")
-    assert got.message == "1 of 3 agents is turned away: Protocol version 2 is not spoken here, 1 is."
+    assert got.message == "1 of 3 agents was rejected: Protocol version 2 is not supported; this operator supports 1."
 
 
 def test_worker_conditions_of_a_job_that_has_ended_complain_of_nothing() -> None:
@@ -217,6 +217,12 @@ def test_degraded_names_the_worker_that_was_out_of_memory(members: tuple[int, ..
 def test_crash_that_repeats_is_quoted_while_it_does(phase: str) -> None:
     got = said(phase, A, B, C, crash="Worker 1 ended twice.\nValueError: boom")["Degraded"]
     assert (got.status, got.reason, got.message) == ("True", "Crashing", "Worker 1 ended twice.\nValueError: boom")
+
+
+@pytest.mark.parametrize("members", [(0, 1, 2), (0, 1)], ids=["all train", "one is missing, too"])
+def test_degraded_says_who_leaves_and_is_needed(members: tuple[int, ...]) -> None:
+    got = said("Running", A, B, C, current=make_current(members), leaving="Worker 1 is asked to leave.")["Degraded"]
+    assert (got.status, got.reason, got.message) == ("True", "Leaving", "Worker 1 is asked to leave.")
 
 
 def test_end() -> None:

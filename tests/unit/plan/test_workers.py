@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from regroup.protocol.state import Phase
+from regroup.protocol.wire import Draining
 from regroup_operator.model.members import MemberId
 from regroup_operator.model.records import Pod
 from regroup_operator.model.worker import Standing, Worker
@@ -37,6 +38,7 @@ def stopped(at_s: float, **session: Any) -> Worker:
     return make_worker(1, Standing.LOST, session=said)
 
 
+ASKED = make_worker(1, session=make_session(1, Phase.TRAINING, 1, draining=Draining(20.0)))
 SILENT_ON_DEAD_NODE = make_worker(1, Standing.SILENT, pod=make_pod(1, node_ready=False), session=None)
 
 
@@ -49,6 +51,8 @@ SILENT_ON_DEAD_NODE = make_worker(1, Standing.SILENT, pod=make_pod(1, node_ready
         pytest.param((A, C), {"named": [MemberId(1, 0)]}, [(1, 1)], id="a number that the status names is not used again"),
         pytest.param((A, make_worker(1, pod=make_pod(1, phase="Failed")), C), {}, [(1, 1)], id="a failed pod is replaced"),
         pytest.param((A, make_worker(1, pod=make_pod(1, terminating=True)), C), {}, [(1, 1)], id="one that is going, too"),
+        pytest.param((A, ASKED, C), {}, [(1, 1)], id="one whose agent got SIGTERM, from a kubelet that evicts it"),
+        pytest.param((A, ASKED, outside(1, 1), C), {}, [], id="its replacement is there"),
         pytest.param((A, B, C), {"released": frozenset({uid_of(1)})}, [(1, 1)], id="a released one serves no more"),
         pytest.param((A, SILENT_ON_DEAD_NODE, C), {}, [(1, 1)], id="silent on a node that is not ready: replaced"),
         pytest.param(
@@ -90,6 +94,10 @@ def test_replacement_avoids_the_nodes_on_which_the_slot_failed() -> None:
         pytest.param(
             (A, B, outside(2, pod=make_pod(2, terminating=True))), {}, [uid_of(2)],
             id="one that is being deleted and is no member: it may go early",
+        ),
+        pytest.param(
+            (A, B, outside(2, session=make_session(2, draining=Draining(20.0)))), {}, [uid_of(2)],
+            id="one whose agent got SIGTERM, and that is no member any more",
         ),
         pytest.param(
             (A, B, outside(2, session=None, pod=make_pod(2, node_ready=False)), outside(2, 1)), {}, [uid_of(2)],

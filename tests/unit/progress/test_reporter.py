@@ -10,6 +10,7 @@ from regroup.generation.watcher import Watcher
 from regroup.progress.reporter import Attempts, Reporter
 from regroup.protocol import local
 from regroup.state.durable import Durable
+from regroup.state.memory import Memory
 from regroup.state.training import TrainingState
 
 
@@ -62,7 +63,7 @@ class Agent:
 def test_end_is_told_with_the_loss_of_its_step(loss: float | None) -> None:
     agent, plan, model = Agent(), SamplePlan(0, 100, 10, 5, 1), torch.nn.Linear(1, 1)
     state = TrainingState(model, torch.optim.SGD(model.parameters(), lr=0.1), {})
-    reporter = Reporter(cast(Watcher, agent), plan, Durable(state, plan))
+    reporter = Reporter(cast(Watcher, agent), plan, Durable(state, plan), Memory(state, plan, None, 0))
     reporter.begin_generation(1, 0.0)
     reporter.finished(20, loss)
     told, finished = agent.told

@@ -154,6 +154,17 @@ def test_agents_state_is_on_disk() -> None:
     assert volumes[mounts(pod)["/regroup/state"]]["emptyDir"] == {}
 
 
+def test_memory_snapshot_is_a_volume_of_the_pod_in_memory() -> None:
+    pod = render(with_spec(memorySnapshot={"sizeLimit": "2Gi", "everySeconds": 30}))
+    volume = next(v for v in pod["spec"]["volumes"] if v["name"] == "regroup-snapshot")
+    assert volume["emptyDir"] == {"medium": "Memory", "sizeLimit": "2Gi"}
+    assert "/regroup/snapshot" in mounts(pod)
+    variables = environment(pod)
+    assert variables[env.SNAPSHOT_DIR] == "/regroup/snapshot"
+    assert (variables[env.SNAPSHOT_BYTES], variables[env.SNAPSHOT_EVERY_SECONDS]) == (str(2 << 30), "30")
+    assert not any(v["name"] == "regroup-snapshot" for v in render()["spec"]["volumes"])
+
+
 @pytest.mark.parametrize(
     ("checkpoint", "directory", "mounted"),
     [

@@ -20,7 +20,7 @@ DOCS = Path(__file__).parents[3] / "docs"
 PAGE = (DOCS / "reference/library.md").read_text()
 ATTRIBUTES = {
     "job": {"outcome", "model", "optimizer", "plan", "source", "state", "total"},
-    "step": {"index", "loss", "committed", "interrupted", "virtual_worker"},
+    "step": {"index", "loss", "committed", "interrupted", "rehearsal", "virtual_worker"},
 }
 INSIDE = {
     # The script has these already, or they are for the session itself.
@@ -40,8 +40,14 @@ def test_page_names_every_attribute(name: str, cls: type[Any]) -> None:
 
 
 def test_page_names_every_argument() -> None:
-    rows = set(re.findall(r"^\| `(\w+)` \|", PAGE, re.MULTILINE))
-    assert rows == set(inspect.signature(regroup.session).parameters)
+    for call, function in (
+        ("## regroup.session", regroup.session),
+        ("### step.backward", Step.backward),
+        ("### step.commit", Step.commit),
+    ):
+        section = re.split(r"^##+ ", PAGE.split(f"\n{call}\n")[1], maxsplit=1, flags=re.MULTILINE)[0]
+        rows = set(re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE))
+        assert rows == set(inspect.signature(function).parameters) - {"self", "positional"}, call
     for method in (Step.backward, Step.commit, Job.steps, Job.collective, Job.pause):
         for argument in list(inspect.signature(method).parameters)[1:]:
             assert argument == "positional" or re.search(rf"`(step|job)\.{method.__name__}\([^`]*\b{argument}\b", PAGE)

@@ -126,7 +126,7 @@ def test_what_cannot_work_is_refused_by_name(changes: dict[str, Any], error: typ
 
 def test_processes_that_would_each_train_alone_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "4")
-    with pytest.raises(UsageError, match=r"WORLD_SIZE is 4 .*`regroup run --workers N`"):
+    with pytest.raises(UsageError, match=r"WORLD_SIZE is 4, .*`regroup run --workers N`"):
         make_job()
     monkeypatch.setenv("WORLD_SIZE", "1")
     make_job()
@@ -163,7 +163,7 @@ def test_commit_is_refused_when_the_samples_are_not_the_steps() -> None:
 
     job = make_job()
     before = [p.detach().clone() for p in job.model.parameters()]
-    with pytest.raises(SampleError, match="Step 0 was not committed: the ranks' samples"), job:
+    with pytest.raises(SampleError, match="Step 0 was not committed: the ranks did not use its"), job:
         train(job, 1, in_step=other_samples)
     assert all(torch.equal(a, b) for a, b in zip(before, job.model.parameters()))
 
@@ -495,7 +495,7 @@ def test_zero_grad_between_microbatches_is_refused() -> None:
         job.optimizer.zero_grad()
         by_sum(job)(step, batch)
 
-    with pytest.raises(UsageError, match="thrown away between two microbatches"):
+    with pytest.raises(UsageError, match="discarded between two microbatches"):
         one_step(job, backward)
 
 
@@ -547,3 +547,26 @@ def test_overflow_for_one_optimizer_stops_all_of_them() -> None:
             assert (step.skipped, same) == (
                 (True, [True] * 6) if step.index == 0 else (False, [False] * 4 + [True] * 2)
             )
+
+
+def test_exception_in_a_block_leaves_the_buffers_of_the_last_commit() -> None:
+    """What a process leaves behind as it ends must be the state that its name says."""
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 2))
+    job = make_job(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
+    kept: dict[str, torch.Tensor] = {}
+
+    def train_and_raise() -> None:
+        for step in job.steps(2):
+            with step:
+                for batch in step.microbatches():
+                    loss = torch.nn.functional.cross_entropy(model(batch.x), batch.y, reduction="sum")
+                    step.backward(sum=loss, weight=len(batch.y))
+                    if step.index == 1:
+                        raise OSError("no answer")
+                step.commit()
+            kept.update((name, buffer.clone()) for name, buffer in model.named_buffers())
+
+    with pytest.raises(OSError, match="no answer"), job:
+        train_and_raise()
+    assert kept
+    assert all(torch.equal(buffer, kept[name]) for name, buffer in model.named_buffers())

@@ -12,7 +12,7 @@ from regroup.transaction.header import WIDTH, Header, Row
 
 def row(step: int = 4, **values: Any) -> Row:
     fields: dict[str, Any] = {
-        "loss_sum": 1.0, "weight": 2.0, "knows_newer": False, "sample_hash": 3, "snapshotted": step
+        "loss_sum": 1.0, "weight": 2.0, "knows_newer": False, "sample_hash": 3
     }  # fmt: skip
     return Row(step=step, **{**fields, **values})
 
@@ -25,8 +25,10 @@ def row(step: int = 4, **values: Any) -> Row:
         row(loss_sum=-0.1, weight=1e300, knows_newer=True, word=Word(changed=True)),
         row(word=Word(late=True)),
         row(loss_sum=math.inf),
+        row(snapshotted=-1, wants_snapshot=True),
+        row(snapshotted=12),
     ],
-    ids=["plain", "largest hashes", "newer and changed", "late", "infinite loss"],
+    ids=["plain", "largest hashes", "newer and changed", "late", "infinite loss", "snapshot is due", "snapshot"],
 )
 def test_row_survives_packing_into_int64(value: Row) -> None:
     packed = value.pack()
@@ -45,9 +47,30 @@ def test_group_leaves_only_when_all_ranks_know() -> None:
     assert Header((row(knows_newer=True), row(knows_newer=True))).all_know_newer
 
 
-def test_only_what_every_rank_would_keep_is_reported() -> None:
-    """H8 ACK: the oldest snapshotted step of all."""
-    assert Header((row(snapshotted=7), row(snapshotted=5))).reportable_step == 5
+def test_only_what_every_rank_has_committed_is_reported() -> None:
+    """Rule ACK: who commits step 7 has committed 6, whatever its snapshot holds."""
+    assert Header((row(7, snapshotted=3), row(7))).reportable_step == 7
+
+
+@pytest.mark.parametrize(
+    ("held", "want"),
+    [
+        ((None, None), None),
+        ((7, 5), 5),
+        ((7, None), 7),
+        ((7, -1), None),
+    ],
+    ids=["no worker takes any", "the oldest", "only a worker's first process takes any", "one worker has none yet"],
+)
+def test_snapshots_cover_what_every_worker_has(held: tuple[int | None, ...], want: int | None) -> None:
+    assert Header(tuple(row(9, snapshotted=step) for step in held)).snapshot_step == want
+
+
+def test_all_take_a_snapshot_once_it_is_due_for_the_slowest() -> None:
+    due, not_due = row(snapshotted=3, wants_snapshot=True), row(snapshotted=3)
+    assert Header((due, row(), due)).takes_snapshot, "a rank that takes none has no say"
+    assert not Header((due, not_due)).takes_snapshot
+    assert not Header((row(), row())).takes_snapshot
 
 
 @pytest.mark.parametrize(
@@ -62,7 +85,7 @@ def test_only_what_every_rank_would_keep_is_reported() -> None:
         ),
         (
             (row(word=Word(1, 7)), row(word=Word(1, 8))),
-            r"optimizer's settings .* rank 1\. A scheduler belongs in the `state`",
+            r"optimizer's settings .* rank 1\. Pass schedulers in the `state`",
         ),
     ],
     ids=["equal ranks", "another number of steps", "another step", "other parameters", "other settings"],

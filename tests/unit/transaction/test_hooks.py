@@ -42,7 +42,7 @@ def test_scheduler_in_no_state_is_refused_by_name() -> None:
     model, optimizer, schedule = parts()
     hooks = Hooks(TrainingState(model, optimizer, {}))
     for hook in (schedule.step, functools.partial(schedule.step), lambda: schedule.step()):
-        with pytest.raises(UsageError, match=r'changes a StepLR .* state={"steplr": ...}'):
+        with pytest.raises(UsageError, match=r'uses a StepLR .* state={"steplr": ...}'):
             hooks.check([hook])
     averaged = torch.optim.swa_utils.AveragedModel(model)
     for update in (functools.partial(averaged.update_parameters, model), lambda: averaged.update_parameters(model)):

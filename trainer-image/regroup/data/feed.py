@@ -7,6 +7,7 @@ change, when other microbatches come next, it is dropped and they begin anew. Wh
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, Protocol
 
+import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from .ids import SamplePlan
@@ -65,7 +66,7 @@ class Ahead:
             batch_sampler=self._positions,
             num_workers=theirs.num_workers,
             collate_fn=_as_it_is,
-            pin_memory=theirs.pin_memory,
+            pin_memory=theirs.pin_memory and torch.accelerator.is_available(),  # torch warns where there is none
             timeout=theirs.timeout,
             worker_init_fn=theirs.worker_init_fn,
             multiprocessing_context=theirs.multiprocessing_context,

@@ -52,8 +52,15 @@ class TensorSource:
 
     def fetch(self, ids: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Return the rows, on each tensor's own device: a Batch of two tensors, else a tuple."""
-        rows = tuple(tensor[ids.to(tensor.device)] for tensor in self.tensors)
+        rows = tuple(tensor[_on(ids, tensor.device)] for tensor in self.tensors)
         return Batch(*rows) if len(rows) == 2 else rows
+
+
+def _on(ids: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Return ids on a device without waiting for what it was given before."""
+    if device.type == "cuda":
+        ids = ids.pin_memory()
+    return ids.to(device, non_blocking=True)
 
 
 class DatasetSource:
@@ -141,6 +148,12 @@ def as_source(data: Any, microbatch: int = 1) -> Source:
             )
     if hasattr(data, "__getitem__") and hasattr(data, "__len__") and not isinstance(data, (str, bytes, dict)):
         return _not_empty(DatasetSource(data, default_collate))
+    if isinstance(data, dict) and data:
+        key = next(iter(data))
+        raise DataError(
+            f"data is a {type(data).__name__} of {', '.join(map(str, list(data)[:5]))}. Pass one dataset of it, such as "
+            f"data[{key!r}], or tensors of one length as a tuple: (x, y)."
+        )
     raise DataError(
         f"data is {type(data).__name__}, which has no samples to look up by number. Pass tensors (x, y), a "
         f"map-style dataset, a DataLoader of one, or an object with __len__ and fetch(ids)."

@@ -1,7 +1,7 @@
-"""Whose state does a generation continue from? Rules STATE, WITNESS, SEAL, LOST and BEST as one pure function.
+"""Whose state does a generation continue from? Rules STATE, WITNESS, SEAL, LOST, BEST and BACKUP as one pure function.
 
 Every rank calls `decide` with the same document and the same gathered arrivals, so every rank decides the same. No I/O, no
-clock, no tensors. The traces H2, H3, H4, H5 and MAD in docs/design/protocol.md are its table tests
+clock, no tensors. The traces H2, H3, H4, H5, H8 and MAD in docs/design/protocol.md are its table tests
 (tests/unit/generation/test_adoption.py); the bytes move in `transfer`.
 """
 
@@ -9,7 +9,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import astuple, dataclass
 from typing import Any
 
-from regroup.protocol.document import Document
+from regroup.protocol.document import Document, MemberSeal
 from regroup.protocol.state import StatePair
 
 
@@ -43,27 +43,42 @@ class Arrival:
     """It is inside this block of the user's own collectives. No part of the decision: it says who repeats the block."""
     ended: bool = False
     """Its script has left its loop: the job ends here, at whatever step it was. No part of the decision either."""
+    from_snapshot: bool = False
+    """The state lies in the worker's memory snapshot, and this process would load it."""
+    is_backup: bool = False
+    """... and newer steps may have been committed since it was taken (rule BACKUP)."""
 
     def to_json(self) -> list[Any]:
         """Return the form in which it is gathered."""
         block = None if self.block is None else astuple(self.block)
-        return [self.state, self.state_adopted, self.agent_adopted, block, self.ended]
+        return [
+            self.state,
+            self.state_adopted,
+            self.agent_adopted,
+            block,
+            self.ended,
+            self.from_snapshot,
+            self.is_backup,
+        ]
 
     @classmethod
     def from_json(cls, data: list[Any]) -> "Arrival":
-        state, state_adopted, agent_adopted, block, ended = data
+        state, state_adopted, agent_adopted, block, ended, from_snapshot, is_backup = data
         return cls(
             None if state is None else StatePair(*state),
             state_adopted,
             agent_adopted,
             None if block is None else Block(*block),
             ended,
+            from_snapshot,
+            is_backup,
         )
 
 
 @dataclass(frozen=True)
 class Copy:
-    """Continue from `source`, the lowest rank that holds `state`; the ranks that hold another state, or none, receive."""
+    """Continue from `source`, the lowest rank that holds `state`; the ranks that hold another state, or none, or only a snapshot,
+    receive. (Snapshots of one name may differ, where ranks had diverged.)"""
 
     source: int
     state: StatePair
@@ -101,7 +116,7 @@ def decide(document: Document, arrivals: Sequence[Arrival]) -> Decision:
     for older in sorted(document.older, key=lambda generation: -generation.number):
         number = older.number
         present = [arrival for uid in older.pod_uids for arrival in by_pod.get(uid, ())]
-        if any(a.state is not None and a.state_adopted >= number for a in present):
+        if any(_is_witness(a, number) for a in present):
             break
         # A member that is here speaks for itself; and a seal promises nothing about generations above `left_up_to`.
         seals = [
@@ -109,24 +124,20 @@ def decide(document: Document, arrivals: Sequence[Arrival]) -> Decision:
             for seal in document.seals
             if seal.pod_uid in older.pod_uids and seal.pod_uid not in by_pod and seal.left_up_to >= number
         ]
-        holding = [seal for seal in seals if seal.state is not None and seal.state_adopted >= number]
-        if holding:
-            newest = max(seal.state for seal in holding if seal.state is not None)
-            if best is not None and best.state >= newest:
-                break
-            holder = next(seal.pod_uid for seal in holding if seal.state == newest)
-            return Refuse(
-                f"The newest state that is known, generation {newest.generation} step {newest.step}, is held by worker "
-                f"{holder}, which is not a member of generation {document.number}; waiting for it."
-            )
+        held = [(seal.state, seal.pod_uid) for seal in seals if seal.state is not None and seal.state_adopted >= number]
+        newer = max((one for one in held if best is None or one[0] > best.state), default=None)
+        if newer is not None:
+            return _held_by(*newer, document)
+        if any(_is_witness(seal, number) for seal in seals):
+            break
         if any(a.agent_adopted < number for a in present) or any(seal.adopted < number for seal in seals):
             continue  # one member never adopted it, so it never committed a step
         gone = set(document.lost) | {uid for uid in older.pod_uids if uid in by_pod} | {seal.pod_uid for seal in seals}
         missing = [uid for uid in older.pod_uids if uid not in gone]
         if missing:
             return Refuse(
-                f"No witness of generation {number}: its workers {', '.join(missing)} may hold a newer state and are "
-                "neither here nor known to be gone; waiting for them, or for their pods to be deleted."
+                f"Workers of generation {number} may have a newer state and cannot be reached (pod UIDs {', '.join(missing)}); "
+                "waiting for them, or for their pods to be deleted."
             )
         rolled_back = True
     else:
@@ -147,22 +158,31 @@ def _better_elsewhere(document: Document, present: Collection[str], best: Copy |
     absent = [(seal.state, seal.pod_uid) for seal in document.seals if seal.state and seal.pod_uid not in present]
     newest = max(absent, default=None)
     if newest is not None and (best is None or newest[0] > best.state):
-        state, holder = newest
-        return Refuse(
-            f"The newest state that is known, generation {state.generation} step {state.step}, is held by worker "
-            f"{holder}, which is not a member of generation {document.number}; waiting for it."
-        )
+        return _held_by(*newest, document)
     silent = [uid for uid in document.silent if uid not in present]
     if silent:
         return Refuse(
-            f"Workers {', '.join(silent)} can be reached and have not said which state they hold; waiting for their word."
+            f"Workers with pod UIDs {', '.join(silent)} have not reported yet which state they have; waiting for their reports."
         )
     return None
 
 
+def _is_witness(told: Arrival | MemberSeal, generation: int) -> bool:
+    """Return whether it holds all that it has committed since it adopted `generation` or a later one."""
+    return told.state is not None and told.state_adopted >= generation and not told.is_backup
+
+
+def _held_by(state: StatePair, holder: str, document: Document) -> Refuse:
+    return Refuse(
+        f"The newest state that is known, generation {state.generation} step {state.step}, is held by the worker "
+        f"with pod UID {holder}, which is not a member of generation {document.number}; waiting for it."
+    )
+
+
 def _best(arrivals: Sequence[Arrival]) -> Copy | None:
-    states = [(arrival.state, -rank) for rank, arrival in enumerate(arrivals) if arrival.state is not None]
+    # Of one state a living process's copy comes before what would have to be read.
+    states = [(a.state, not a.from_snapshot, -rank) for rank, a in enumerate(arrivals) if a.state is not None]
     if not states:
         return None
-    state, negative_rank = max(states)
+    state, _, negative_rank = max(states)
     return Copy(-negative_rank, state, rolled_back=False)

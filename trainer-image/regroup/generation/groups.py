@@ -7,12 +7,10 @@ waits for it can. Nothing here decides when. Groups of some of the ranks are in 
 
 import contextlib
 import json
-import re
 import socket
-import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, NamedTuple
@@ -26,6 +24,8 @@ from regroup.protocol.document import Document
 from regroup.protocol.local import Assignment
 
 from .adoption import Arrival
+from .backends import Backend, let_go
+from .reach import knock, lost_rank
 from .sockets import Connection, Sockets
 
 _FOREVER = timedelta(days=30)
@@ -59,13 +59,13 @@ class Gathering:
     arrivals: tuple[Arrival, ...]
 
 
-def open_gloo(store: Any, rank: int, size: int, device: Any) -> Any:
+def open_gloo(store: Any, rank: int, size: int, device: Any) -> Backend:
     """Return a gloo backend whose members connect now, within 10 s, and whose collectives never time out."""
     options: Any = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
     options._devices, options._threads, options._timeout = [device], 2, _CONNECT
     gloo = ProcessGroupGloo(store, rank, size, options)
     gloo.set_timeout(_FOREVER)
-    return gloo
+    return Backend(gloo)
 
 
 class Groups:
@@ -85,10 +85,11 @@ class Groups:
         self._ranks_by_port: dict[int, list[int]] = {}
         self._document: Document | None = assignment.document
         self._store: Any = None
-        self._gloo: Any = None
-        self._nccl: Any = None
+        self._gloo: Backend | None = None
+        self._nccl: Backend | None = None
         self._world: Any = None
-        self._kept: list[Any] = []
+        self._teams: list[tuple[Any, Backend]] = []
+        """Groups of some of the ranks, with the backend of each."""
         self._result: Gathering | BaseException | None = None
         self.waited_s = 0.0
         """Seconds that the main thread has waited for other ranks in all."""
@@ -119,7 +120,7 @@ class Groups:
         assert result is not None
         if isinstance(result, GroupBroken) or not isinstance(result, (RuntimeError, OSError)):
             raise result
-        raise PeerLost(f"Forming generation {self.generation} ended: {result}", self.named_in(str(result)))
+        raise PeerLost(f"Forming generation {self.generation} ended: {result}")
 
     def _run(self, arrival: Arrival, listen_fd: int | None, on_arrival: Callable[[], None]) -> None:
         try:
@@ -162,7 +163,13 @@ class Groups:
             self._ranks_by_port.setdefault(value["port"], []).append(rank)
         self.sockets.add_ports(self._ranks_by_port)
         self._check_aborted()
-        self._gloo = open_gloo(PrefixStore("gloo", keys), self.rank, self.world_size, device)
+        said = ""
+        try:
+            self._gloo = open_gloo(PrefixStore("gloo", keys), self.rank, self.world_size, device)
+        except RuntimeError as error:
+            said = f"Forming generation {self.generation} ended: {error}"
+        if self._gloo is None:  # here, for gloo's error holds the store open
+            raise PeerLost(said, self.who_is_lost())
         if self.device.type == "cuda":
             self._nccl = self._open_nccl(PrefixStore("nccl", keys))
         self._check_aborted()
@@ -190,7 +197,7 @@ class Groups:
             with contextlib.suppress(RuntimeError):
                 return TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=_CONNECT, use_libuv=True)
 
-    def _open_nccl(self, store: Any) -> Any:
+    def _open_nccl(self, store: Any) -> Backend:
         from torch._C._distributed_c10d import ProcessGroupNCCL
 
         options = ProcessGroupNCCL.Options()
@@ -198,7 +205,7 @@ class Groups:
         torch.cuda.set_device(self.device)
         nccl = ProcessGroupNCCL(store, self.rank, self.world_size, options)
         nccl.eager_connect_single_device(self.device)
-        return nccl
+        return Backend(nccl)
 
     def _check_aborted(self) -> None:
         if self._aborted:
@@ -207,18 +214,14 @@ class Groups:
     # --- use ---------------------------------------------------------------------------------------------------------
 
     @property
-    def data(self) -> Any:
-        """The backend for tensors on the model's device."""
-        return self._nccl or self._gloo
-
-    @property
-    def control(self) -> Any:
+    def control(self) -> Backend:
         """The backend for small tensors in host memory: gloo, always."""
+        assert self._gloo is not None
         return self._gloo
 
     @property
-    def nccl(self) -> Any:
-        """The NCCL backend; None where the model is on the CPU."""
+    def nccl(self) -> Backend | None:
+        """The backend for tensors on the model's device; None where that is the CPU."""
         return self._nccl
 
     @property
@@ -235,11 +238,9 @@ class Groups:
         """All ranks as a torch ProcessGroup, for `torch.distributed` calls with `group=`. Made when first asked for."""
         if self._world is None:
             group = ProcessGroup(PrefixStore("world", self._store), self.rank, self.world_size)
-            group._register_backend(torch.device("cpu"), ProcessGroup.BackendType.GLOO, self._gloo)
-            group._set_default_backend(ProcessGroup.BackendType.GLOO)
+            self.control.serve(group, "cpu", ProcessGroup.BackendType.GLOO)
             if self._nccl is not None:
-                group._register_backend(torch.device("cuda"), ProcessGroup.BackendType.NCCL, self._nccl)
-                group._set_default_backend(ProcessGroup.BackendType.NCCL)
+                self._nccl.serve(group, "cuda", ProcessGroup.BackendType.NCCL)
             self._world = group
         return self._world
 
@@ -291,9 +292,13 @@ class Groups:
     def launch(self, method: str, *arguments: Any, control: bool = False) -> "Pending":
         """Start a collective of the backend by its name, for `wait`. Raises what `failed` says when it cannot start."""
         self.check_use()
-        backend = self.control if control else self.data
+        return self.start(self.control if control or self._nccl is None else self._nccl, method, *arguments)
+
+    def start(self, backend: Backend, method: str, *arguments: Any) -> "Pending":
+        """Start a collective on one of this generation's backends, for `wait`. Raises what `failed` says when it cannot start."""
+        self.check_use()
         try:
-            return Pending(getattr(backend, method)(*arguments), backend is self._gloo)
+            return Pending(backend.launch(method, *arguments), backend is not self._nccl)
         except RuntimeError as error:
             raise self.failed(error) from error
 
@@ -306,8 +311,8 @@ class Groups:
         """Raise as `check` does, and UsageError in a moment in which nothing may communicate."""
         if self.is_applying:
             raise UsageError(
-                "A hook of step.commit() calls a collective. A rank that dies in it would leave some ranks with the step and "
-                "some without. Call it between steps, in job.collective()."
+                "A hook of step.commit() calls a collective. If a rank died in it, some ranks would have the step and some would "
+                "not. Call it between steps, in job.collective()."
             )
         self.check()
 
@@ -323,7 +328,7 @@ class Groups:
         if lost is None and isinstance(error, torch.distributed.DistError):
             return PeerLost(str(error))
         if lost is not None:
-            return PeerLost(str(error), self._one_of(lost) if lost else self.named_in(str(error)))
+            return PeerLost(str(error), self.who_is_lost())
         said = str(error)
         return BackendError(
             said if isinstance(error, BackendError) else f"A collective failed, and no rank was lost: {said}"
@@ -344,20 +349,23 @@ class Groups:
         self.sockets.shut_down()
         if self._nccl is not None:
             with contextlib.suppress(RuntimeError):
-                self._nccl.abort()
+                self._nccl.launch("abort")
         self._done.set()
 
     def close(self) -> None:
-        """Abort, and let go of the memory in a thread: a backend's destructor waits for its threads (`_let_go`)."""
+        """Abort, and let go of the memory in a thread: a backend's destructor waits for its threads (`backends`)."""
         self.abort()
-        held = [x for x in (self._world, self._nccl, self._gloo, self._store, *self._kept) if x is not None]
+        held: list[Any] = [self._store]
+        for backend in (self._nccl, self._gloo, *(gloo for _, gloo in self._teams)):
+            if backend is not None:
+                held += backend.release()
+        let_go(held, [group for group in (self._world, *(group for group, _ in self._teams)) if group is not None])
         self._world = self._nccl = self._gloo = self._store = None
-        self._kept = []
-        threading.Thread(target=_let_go, args=(held,), name="regroup-close", daemon=True).start()
+        self._teams = []
 
-    def keep(self, *backends: Any) -> None:
-        """Let go of these together with the groups."""
-        self._kept += backends
+    def keep(self, group: Any, backend: Backend) -> None:
+        """Let go of a team's together with the groups."""
+        self._teams.append((group, backend))
 
     def _store_rank(self) -> int | None:
         document = self._document
@@ -387,25 +395,17 @@ class Groups:
         there = [member.pod_uid for member in document.members if member.host == host]
         return document.rank_offset(there[0]) if len(there) == 1 else None
 
-    def named_in(self, message: str) -> int | None:
-        """Return the rank whose address a gloo error names, None where there is none. For what no socket tells: a pair that does
-        not connect, and one that connected to us from a host with several members."""
-        found = re.search(r"\[([^\]]*)\]:(\d+)", message)
-        if found is None:
+    def who_is_lost(self, ports: Mapping[int, int] | None = None) -> int | None:
+        """Return the rank that was lost; None: it is not known. Where no connection tells, the others are asked (`knock`).
+
+        `ports`: where they listen, by rank; absent: for the generation's own gloo.
+        """
+        lost, document = self.sockets.lost(), self._document
+        if lost:
+            return self._one_of(lost)
+        if document is None:
             return None
-        port = int(found[2])
-        swapped = (port & 0xFF) << 8 | port >> 8  # gloo 2.13 prints some ports in network byte order
-        return self._rank_at(found[1], swapped if swapped in self._ranks_by_port else port)
-
-
-def _let_go(held: list[Any]) -> None:
-    """Drop these when nobody else refers to them: whoever drops the last reference runs the destructor, which never ends
-    when gloo has forgotten a send. An exception's traceback or a block of collectives may refer to a backend for longer."""
-    while held:
-        held[:] = [backend for backend in held if sys.getrefcount(backend) > _OWN_REFERENCES]
-        time.sleep(_LET_GO_S)
-
-
-_OWN_REFERENCES = 3
-"""In `_let_go`: the list's, the loop's, the argument's."""
-_LET_GO_S = 0.1
+        if ports is None:
+            ports = {rank: port for port, ranks in self._ranks_by_port.items() for rank in ranks}
+        others = {r: (document.member_of_rank(r).host, port) for r, port in ports.items() if r != self.rank}
+        return lost_rank(knock(others), lambda rank: document.member_of_rank(rank).pod_uid)

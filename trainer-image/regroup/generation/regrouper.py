@@ -27,6 +27,7 @@ from regroup.protocol.local import (
 )
 from regroup.protocol.state import StatePair
 from regroup.state.durable import Origin
+from regroup.state.memory import Memory
 from regroup.state.training import TrainingState
 
 from . import transfer
@@ -51,6 +52,7 @@ class Regrouper:
         plan: SamplePlan,
         device: torch.device,
         checkpointer: Checkpointer | None,
+        memory: Memory,
     ) -> None:
         self.groups: Groups | None = None
         self.gathering: Gathering | None = None
@@ -70,6 +72,7 @@ class Regrouper:
         self._plan = plan
         self._device = device
         self._checkpointer = checkpointer
+        self._memory = memory
         self._host = os.environ.get(env.POD_IP) or "127.0.0.1"
         self._floor = 0
         """Highest generation that this process will never enter (again): entered, or heard without being a member."""
@@ -197,7 +200,7 @@ class Regrouper:
         self._watcher.watch(number, groups, settled=False)
         try:
             listen_fd = self._watcher.take_store(number) if assignment.hosts_store else None
-            arrival = Arrival(self._state.pair, self._state.adopted, answer.adopted, self.block, self.ended)
+            arrival = self._arrival(answer.adopted)
             gathering = groups.form(arrival, listen_fd, lambda: self._watcher.send(Arrived(number)))
             self._retire()
             formed_s = time.monotonic()
@@ -221,6 +224,21 @@ class Regrouper:
         self.groups = groups
         self._watcher.watch(number, groups, settled=True)
 
+    def _arrival(self, agent_adopted: int) -> Arrival:
+        """Return what this process brings: the state that it holds, else what its worker's memory snapshot has."""
+        state, kept = self._state, self._memory.newest if self._state.pair is None else None
+        if kept is None:
+            return Arrival(state.pair, state.adopted, agent_adopted, self.block, self.ended)
+        return Arrival(
+            kept.state,
+            kept.adopted,
+            agent_adopted,
+            self.block,
+            self.ended,
+            from_snapshot=True,
+            is_backup=not kept.is_last,
+        )
+
     def _adopt(self, groups: Groups, gathering: Gathering, formed_s: float) -> AdoptedLocally:
         decision = decide(gathering.document, gathering.arrivals)
         if isinstance(decision, Refuse):
@@ -235,7 +253,13 @@ class Regrouper:
 
     def _copy(self, groups: Groups, gathering: Gathering, decision: Copy) -> tuple[str, StatePair]:
         """Follow a rank's state: send it, receive it, or hold it already."""
-        equal = [arrival.state == decision.state for arrival in gathering.arrivals]
+        source = gathering.arrivals[decision.source]
+        if groups.rank == decision.source and source.from_snapshot:
+            self._memory.restore()
+        equal = [
+            arrival.state == decision.state and (not arrival.from_snapshot or rank == decision.source)
+            for rank, arrival in enumerate(gathering.arrivals)
+        ]
         if not all(equal):
             self._move(groups, decision.source, decision.state, keep=not equal[groups.rank])
         if equal[groups.rank]:
@@ -274,7 +298,7 @@ class Regrouper:
                 raise Refused(
                     f"The job's status names checkpoint {named.directory}, and no checkpoint can be read: "
                     f"{found['skipped'] or 'REGROUP_CHECKPOINT_DIR is not set.'} "
-                    "Make it readable: it is tried again by itself.",
+                    "Make it readable; it is tried again automatically.",
                     cause="checkpoint",
                 )
             pair = StatePair(groups.generation, 0)

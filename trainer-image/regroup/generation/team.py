@@ -12,7 +12,8 @@ from torch._C._distributed_c10d import PrefixStore, ProcessGroup
 
 from regroup.errors import PeerLost
 
-from .groups import Groups, Pending, open_gloo
+from .backends import Backend
+from .groups import Groups, open_gloo
 
 
 @dataclass(frozen=True)
@@ -22,8 +23,8 @@ class Team:
     groups: Groups
     rank: int
     world_size: int
-    gloo: Any
-    nccl: Any
+    gloo: Backend
+    nccl: Backend | None
     group: Any
     """A torch ProcessGroup, for `torch.distributed` calls with `group=`.
 
@@ -35,12 +36,7 @@ class Team:
     def all_reduce(self, tensor: torch.Tensor) -> None:
         """Sum a tensor over the team, in place. Blocks. Raises what `Groups.failed` says."""
         backend = self.nccl if tensor.device.type == "cuda" and self.nccl is not None else self.gloo
-        self.groups.check_use()
-        try:
-            work = backend.allreduce([tensor])
-        except RuntimeError as error:
-            raise self.groups.failed(error) from error
-        self.groups.wait([Pending(work, backend is self.gloo)])
+        self.groups.wait([self.groups.start(backend, "allreduce", [tensor])])
 
 
 def form_team(groups: Groups, ranks: Sequence[int], name: str) -> Team:
@@ -51,21 +47,22 @@ def form_team(groups: Groups, ranks: Sequence[int], name: str) -> Team:
     if len(ranks) == groups.world_size:
         return Team(groups, groups.rank, groups.world_size, groups.control, groups.nccl, groups.world)
     rank, size = list(ranks).index(groups.rank), len(ranks)
+    ports: dict[int, int] = {}
     try:
         with groups.waiting(), groups.sockets.opening():
             groups.check()
             device, port = groups.open_device()
             keys = PrefixStore(f"{groups.assignment.store_prefix}/team/{name}", groups.store)
             keys.set(f"port/{rank}", str(port))
-            groups.sockets.add_ports(int(text) for text in keys.multi_get([f"port/{other}" for other in range(size)]))
+            ports = dict(zip(ranks, map(int, keys.multi_get([f"port/{other}" for other in range(size)]))))
+            groups.sockets.add_ports(ports.values())
             gloo = open_gloo(PrefixStore("gloo", keys), rank, size, device)
     except RuntimeError as error:
         groups.check()
-        lost_rank = groups.named_in(str(error))
+        lost_rank = groups.who_is_lost(ports)
         raise PeerLost(f"A team of generation {groups.generation} did not form: {error}", lost_rank) from error
     groups.check()
     group = ProcessGroup(PrefixStore("world", keys), rank, size)
-    group._register_backend(torch.device("cpu"), ProcessGroup.BackendType.GLOO, gloo)
-    group._set_default_backend(ProcessGroup.BackendType.GLOO)
+    gloo.serve(group, "cpu", ProcessGroup.BackendType.GLOO)
     groups.keep(group, gloo)
     return Team(groups, rank, size, gloo, None, group)

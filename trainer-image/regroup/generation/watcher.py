@@ -13,6 +13,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, Protocol
 
 from regroup.protocol import local
@@ -43,7 +44,7 @@ class Watcher:
     """Listens until the process ends. All methods are called from the main thread, except `_listen` and what it calls."""
 
     def __init__(self, path: str, attach: local.Attach) -> None:
-        self._path = path
+        self._path, self._attach = path, attach
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._socket.connect(path)
         os.register_at_fork(after_in_child=self._socket.close)  # or the agent would not see this process's end in it
@@ -130,6 +131,12 @@ class Watcher:
     def send(self, message: Any) -> None:
         """Send one message to the agent."""
         self._outbox.send(message)
+
+    def ready(self) -> None:
+        """The rehearsal is over, or is left out: from now on this process waits for a generation."""
+        if self._attach.rehearses:
+            self._attach = replace(self._attach, rehearses=False)
+            self.send(self._attach)
 
     def send_soon(self, message: local.Committed) -> None:
         """Send progress, at most some times a second (`Outbox`)."""

@@ -13,6 +13,8 @@ import torch
 from regroup.errors import UsageError
 from regroup.generation.groups import Groups, Pending
 
+from .host import Scalar, to_host
+
 
 class Buffers:
     """All persistent buffers of one model, by name. A model without any costs nothing."""
@@ -27,6 +29,7 @@ class Buffers:
         self._looked = False
         """What is new among the buffers was looked for in this generation."""
         self._sent: tuple[Pending, torch.Tensor] | None = None
+        self._num_asked = 0
 
     def begin_generation(self, groups: Groups | None) -> None:
         """Other ranks: which buffers forward changes is to be learned with them."""
@@ -51,26 +54,44 @@ class Buffers:
                 if buffer is not None and buffer.shape == self._kept[name].shape:
                     buffer.copy_(self._kept[name])
 
-    def changed(self) -> list[str]:
-        """Return the names of those that forward changed on this rank and that are not averaged in each step.
+    def ask(self) -> list[Scalar]:
+        """Return for each that is not averaged in each step whether forward changed it on this rank: 1, or 0.
 
         Raises what `check_shapes` does.
         """
         self.check_shapes()
+        asked = [_differs(self._kept[name], self._now(name)) for name in self._at if name not in self._live]
+        self._num_asked = len(asked)
+        return asked
+
+    def split(self, values: Sequence[int]) -> tuple[Sequence[int], Sequence[int]]:
+        """Return those of the values that the last `ask` was for, and the others, which follow."""
+        return values[: self._num_asked], values[self._num_asked :]
+
+    def changed(self) -> list[str]:
+        """Return the names of those that forward changed on this rank and that are not averaged in each step.
+
+        Waits for the device. Raises what `check_shapes` does.
+        """
         names = [name for name in self._at if name not in self._live]
-        return [name for name in names if not torch.equal(_bytes(self._kept[name]), _bytes(self._now(name)))]
+        return [name for name, differs in zip(names, to_host(self.ask())) if differs]
 
     def launch(self) -> None:
         """Start to gather those that are averaged in each step. Raises what `Groups.failed` says."""
         if self._groups is not None and self._live:
             self._sent = self._gather(self._live)
 
-    def wait(self, ran: Sequence[int]) -> None:
-        """Wait for what `launch` started, and average it. `ran`: the ranks whose share is not empty; the others' values are
-        those from before the step, and count for nothing."""
+    @property
+    def sent(self) -> list[Pending]:
+        """What `launch` started: it has to be waited for before `average`."""
+        return [self._sent[0]] if self._sent is not None else []
+
+    def average(self, ran: Sequence[int]) -> None:
+        """Average what `launch` gathered. `ran`: the ranks whose share is not empty; the others' values are those from before
+        the step, and count for nothing."""
         if self._sent is not None:
-            (pending, gathered), self._sent = self._sent, None
-            self._average(self._live, pending, gathered, ran)
+            (_, gathered), self._sent = self._sent, None
+            self._average(self._live, gathered, ran)
 
     def average_changed(self, ran: Sequence[int]) -> None:
         """Average also what forward changed on any rank for the first time, now and in every further step of the
@@ -84,7 +105,9 @@ class Buffers:
         theirs = torch.zeros(self._groups.world_size, len(names), dtype=torch.uint8)
         self._groups.wait([self._groups.launch("_allgather_base", theirs.view(-1), mine, control=True)])
         new = [name for name, any_ in zip(names, theirs.amax(0).tolist()) if any_]
-        self._average(new, *self._gather(new), ran)
+        pending, gathered = self._gather(new)
+        self._groups.wait([pending])
+        self._average(new, gathered, ran)
         self._live += new
 
     def _gather(self, names: list[str]) -> tuple[Pending, torch.Tensor]:
@@ -94,11 +117,9 @@ class Buffers:
         gathered = torch.empty((self._groups.world_size, len(mine)), dtype=torch.uint8, device=mine.device)
         return self._groups.launch("_allgather_base", gathered.view(-1), mine), gathered
 
-    def _average(self, names: list[str], pending: Pending, gathered: torch.Tensor, ran: Sequence[int]) -> None:
-        assert self._groups is not None
-        self._groups.wait([pending])
+    def _average(self, names: list[str], gathered: torch.Tensor, ran: Sequence[int]) -> None:
         # Reduced in rank order here, so that the result has the same bits everywhere.
-        values = gathered if len(ran) == self._groups.world_size else gathered[list(ran)]
+        values = [gathered[rank] for rank in ran]
         low = 0
         with torch.no_grad():
             for name in names:
@@ -135,7 +156,7 @@ class Buffers:
                 )
                 raise UsageError(
                     f"Buffer {name} {became} in a step, and is a part of the state: a worker that joins could not load it. "
-                    "Make it in __init__ with its last shape, or register it with persistent=False if it is a cache."
+                    "Create it in __init__ with its final shape, or register it with persistent=False if it is a cache."
                 )
 
 
@@ -147,6 +168,14 @@ def _places(model: torch.nn.Module) -> dict[str, tuple[torch.nn.Module, str]]:
         for key, buffer in module._buffers.items()
         if buffer is not None and key not in module._non_persistent_buffers_set
     }
+
+
+def _differs(before: torch.Tensor, now: torch.Tensor) -> Scalar:
+    """Return whether the bits differ: 1, or 0."""
+    before, now = _bytes(before), _bytes(now)
+    if now.device.type == "cpu":
+        return int(not torch.equal(before, now))
+    return (before != now).any().to(torch.int64)
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:

@@ -14,8 +14,9 @@ from regroup.data import SamplePlan
 from regroup.generation.groups import Groups, Pending
 
 from .buffers import Buffers
-from .fingerprint import Fingerprint, settings_hash
+from .fingerprint import Fingerprint, ask_settings, settings_hash
 from .gradients import Bucket, Gradients, dense, hash_of
+from .host import Scalar
 from .strategy import Guarantees, Share, Word
 
 PARCEL_BYTES = 256 << 10
@@ -129,22 +130,29 @@ class DataParallel:
         """See Strategy."""
         if self._groups is None:
             return
+        pending = [*self._works, *self._buffers.sent]
+        if pending:  # together: each wait is one of the host for the device
+            self._groups.wait(pending)
         if self._works:
-            self._groups.wait(self._works)
             self._works = []
             for bucket in self._gradients.buckets:
                 bucket.attach()
-        self._buffers.wait(self._ran())
+        self._buffers.average(self._ran())
 
-    def word(self) -> Word:
+    def ask(self) -> list[Scalar]:
         """See Strategy."""
         if self._groups is None:
             self._buffers.check_shapes()
+            return []
+        return [*self._buffers.ask(), *self._equal.ask(self._step)]
+
+    def word(self, values: Sequence[int]) -> Word:
+        """See Strategy."""
+        if self._groups is None:
             return Word()
         used = self._gradients.used if self._agreed is None else self._agreed
-        return self._equal.word(self._step)._replace(
-            unused=hash_of(used), late=bool(self._late), changed=bool(self._buffers.changed())
-        )
+        changed, equal = self._buffers.split(values)
+        return self._equal.word(equal)._replace(unused=hash_of(used), late=bool(self._late), changed=any(changed))
 
     def settle(self, words: Sequence[Word]) -> bool:
         """See Strategy."""
@@ -246,16 +254,30 @@ class Equal:
         self._parameters = list(model.parameters())
         self._optimizer, self._buffers = optimizer, buffers
         self._fingerprint: Fingerprint | None = None
+        self._step = 0
+        self._num_sums = 0
+        """Of the values of the last `ask`: those of the fingerprint."""
 
-    def word(self, step: int) -> Word:
-        """Return the hashes of the state before this step."""
+    def ask(self, step: int) -> list[Scalar]:
+        """Return what `word` needs of the state before this step."""
         tensors = [*self._parameters, *self._buffers.kept]
         if self._fingerprint is None:
             self._fingerprint = Fingerprint(tensors)
+        sums = self._fingerprint.ask(tensors, step)
+        self._step, self._num_sums = step, len(sums)
+        return [*sums, *ask_settings(self._settings)]
+
+    def word(self, values: Sequence[int]) -> Word:
+        """Return the hashes of the state before the step of the last `ask`, whose values these are."""
+        assert self._fingerprint is not None
         return Word(
-            parameters=self._fingerprint.of(tensors, step),
-            settings=settings_hash(getattr(self._optimizer, "param_groups", ())),
+            parameters=self._fingerprint.hash(self._step, values[: self._num_sums]),
+            settings=settings_hash(self._settings, values[self._num_sums :]),
         )
+
+    @property
+    def _settings(self) -> Sequence[dict[str, Any]]:
+        return getattr(self._optimizer, "param_groups", ())
 
 
 def gathered_any(groups: Groups, mine: bytes) -> bytes:

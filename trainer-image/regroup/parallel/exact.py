@@ -16,6 +16,7 @@ from regroup.generation.groups import Groups
 from .buffers import Buffers
 from .ddp import Equal, gathered_any
 from .gradients import Gradients, hash_of
+from .host import Scalar
 from .strategy import Guarantees, Share, Word
 
 
@@ -98,13 +99,18 @@ class Exact:
         sums = self._scalars.reduce(self._exchange(control=True), torch.zeros(2, dtype=torch.float64))
         self._totals = (float(sums[0]), float(sums[1]))
 
-    def word(self) -> Word:
+    def ask(self) -> list[Scalar]:
         """See Strategy."""
-        changed = bool(self._buffers.changed())
+        changed = self._buffers.ask()
+        return changed if self._groups is None else [*changed, *self._equal.ask(self._share.index)]
+
+    def word(self, values: Sequence[int]) -> Word:
+        """See Strategy."""
+        changed, equal = self._buffers.split(values)
         if self._groups is None:
-            return Word(changed=changed)
+            return Word(changed=any(changed))
         used = self._gradients.used if self._agreed is None else self._agreed
-        return self._equal.word(self._share.index)._replace(unused=hash_of(used), changed=changed)
+        return self._equal.word(equal)._replace(unused=hash_of(used), changed=any(changed))
 
     def settle(self, words: Sequence[Word]) -> bool:
         """See Strategy."""

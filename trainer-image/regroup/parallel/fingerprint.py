@@ -5,10 +5,12 @@ within ROUNDS steps. The optimizer's settings are compared whole: a scheduler th
 """
 
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
+
+from .host import Scalar, bits_of, float_of, to_host
 
 PART_BYTES = 4 << 20
 """Read in each step, or more where all would take more than ROUNDS steps."""
@@ -52,30 +54,60 @@ class Fingerprint:
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
         self._parts = parts_of([tensor.numel() * tensor.element_size() for tensor in tensors])
 
-    def of(self, tensors: Sequence[torch.Tensor], step: int) -> int:
-        """Return the hash of the part that is this step's turn. Never 0. Waits for the device once."""
-        part = self._parts[step % len(self._parts)]
-        if not part:
-            return 1
-        sums = [_sum(tensors[piece.tensor], piece.low, piece.high) for piece in part]
+    def ask(self, tensors: Sequence[torch.Tensor], step: int) -> list[Scalar]:
+        """Return what `hash` needs of the part that is this step's turn."""
+        return [_sum(tensors[piece.tensor], piece.low, piece.high) for piece in self._part(step)]
+
+    def hash(self, step: int, values: Sequence[int]) -> int:
+        """Return the hash of that part, from the values of `ask`. Never 0."""
         total = 0
-        for piece, value in zip(part, _numbers(sums)):
+        for piece, value in zip(self._part(step), values):
             total += (2 * (piece.tensor + 31 * piece.low) + 3) * value
         return (total << 1 | 1) & _MASK
 
+    def _part(self, step: int) -> list[Piece]:
+        return self._parts[step % len(self._parts)]
 
-def settings_hash(groups: Iterable[dict[str, Any]]) -> int:
-    """Return the hash of an optimizer's `param_groups` without the parameters. Never 0."""
-    text = repr([[(key, _plain(value)) for key, value in sorted(group.items()) if key != "params"] for group in groups])
+
+def sums_of(tensors: Sequence[torch.Tensor]) -> list[int]:
+    """Return a number for each tensor, which another value of it would have changed. Waits for the device once."""
+    return to_host([_sum(one, 0, one.numel() * one.element_size()) for one in tensors])
+
+
+def ask_settings(groups: Iterable[dict[str, Any]]) -> list[Scalar]:
+    """Return what `settings_hash` needs of tensors among the settings: learning rates, for example."""
+    return [bits_of(one) for _, value in _settings(groups) for one in _elements(value)]
+
+
+def settings_hash(groups: Iterable[dict[str, Any]], values: Sequence[int]) -> int:
+    """Return the hash of an optimizer's `param_groups` without the parameters, with the values of `ask_settings`. Never 0."""
+    numbers = map(float_of, values)
+    text = repr([(key, _plain(value, numbers)) for key, value in _settings(groups)])
     return zlib.crc32(text.encode()) | 1 << 32
 
 
-def _plain(value: Any) -> Any:
-    """Return what of a setting can be compared between processes: an object's default text has its address in it."""
+def _settings(groups: Iterable[dict[str, Any]]) -> list[tuple[str, Any]]:
+    return [(key, value) for group in groups for key, value in sorted(group.items()) if key != "params"]
+
+
+def _elements(value: Any) -> list[torch.Tensor]:
+    """Return each number that is a tensor's, in the order in which `_plain` takes them."""
     if isinstance(value, torch.Tensor):
-        return value.tolist()
+        return list(value.detach().reshape(-1).unbind())
     if isinstance(value, (tuple, list)):
-        return [_plain(one) for one in value]
+        return [element for one in value for element in _elements(one)]
+    return []
+
+
+def _plain(value: Any, numbers: Iterator[float]) -> Any:
+    """Return what of a setting can be compared between processes: an object's default text has its address in it.
+
+    `numbers`: those that are tensors' elements.
+    """
+    if isinstance(value, torch.Tensor):
+        return [next(numbers) for _ in range(value.numel())]
+    if isinstance(value, (tuple, list)):
+        return [_plain(one, numbers) for one in value]
     return value if isinstance(value, _PLAIN) else None
 
 
@@ -87,9 +119,3 @@ def _sum(tensor: torch.Tensor, low: int, high: int) -> torch.Tensor:
     whole = data.numel() // _WORD_BYTES * _WORD_BYTES
     total = data[:whole].view(torch.int64).sum()
     return total + data[whole:].sum() if whole < data.numel() else total
-
-
-def _numbers(sums: Sequence[torch.Tensor]) -> list[int]:
-    if len({one.device for one in sums}) == 1:
-        return [int(value) for value in torch.stack(list(sums)).tolist()]
-    return [int(one) for one in sums]

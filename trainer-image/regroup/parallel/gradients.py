@@ -70,7 +70,7 @@ class Gradients:
             if parameter.requires_grad != trained:
                 raise UsageError(
                     f"requires_grad of parameter {name} is {parameter.requires_grad}, and was {trained} in regroup.session(). "
-                    "Freeze and unfreeze before it: which gradients are summed over ranks is settled there."
+                    "Set requires_grad before calling regroup.session(); it cannot change afterwards."
                 )
         self._used = bytearray(len(self.parameters))
         for bucket in self.buckets:
@@ -87,8 +87,8 @@ class Gradients:
             for index, parameter in zip(bucket.indices, bucket.parameters):
                 if parameter.grad is None and self._used[index]:
                     raise UsageError(
-                        "Gradients of this step were thrown away between two microbatches: by zero_grad(), as a loop of one's own "
-                        "needs it. Remove it: the session zeroes them when a step begins."
+                        "Gradients of this step were discarded between two microbatches, for example by zero_grad(). Remove "
+                        "the call: the session zeroes the gradients when a step begins."
                     )
 
     def collect(self, bucket: Bucket) -> None:

@@ -14,6 +14,8 @@ import torch
 
 from regroup.generation.groups import Groups
 
+from .host import Scalar
+
 
 @dataclass(frozen=True)
 class Guarantees:
@@ -31,6 +33,8 @@ class Share:
 
     index: int
     """Number of the step, from 0."""
+    pending: list[tuple[int, torch.Tensor, float]] = field(default_factory=list)
+    """(virtual worker, loss, factor): losses whose product has not been read from the device, and is in no `loss_sums`."""
     loss_sums: dict[int, float] = field(default_factory=dict)
     weights: dict[int, float] = field(default_factory=dict)
     sample_hash: int = 0
@@ -99,8 +103,12 @@ class Strategy(Protocol):
         """Wait until it is summed."""
         ...
 
-    def word(self) -> Word:
-        """Return what this rank tells the others."""
+    def ask(self) -> list[Scalar]:
+        """Return what `word` needs of the device. It is read together with the losses, so that the host waits once."""
+        ...
+
+    def word(self, values: Sequence[int]) -> Word:
+        """Return what this rank tells the others. `values`: of the last `ask`."""
         ...
 
     def settle(self, words: Sequence[Word]) -> bool:

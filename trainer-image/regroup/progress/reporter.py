@@ -10,6 +10,7 @@ from regroup.data import SamplePlan
 from regroup.generation.watcher import Watcher
 from regroup.protocol import local
 from regroup.state.durable import Durable
+from regroup.state.memory import Memory
 
 from .pace import Pace
 
@@ -40,8 +41,8 @@ class Attempts:
 class Reporter:
     """One job's reports. Steps are numbers of committed steps, unless they are called index."""
 
-    def __init__(self, watcher: Watcher | None, plan: SamplePlan, durable: Durable) -> None:
-        self._watcher, self._plan, self._durable = watcher, plan, durable
+    def __init__(self, watcher: Watcher | None, plan: SamplePlan, durable: Durable, memory: Memory) -> None:
+        self._watcher, self._plan, self._durable, self._memory = watcher, plan, durable, memory
         self._pace = Pace()
         self._attempts = Attempts()
         self._generation = 0
@@ -68,15 +69,25 @@ class Reporter:
         *,
         waited_s: float = 0.0,
         empty: bool = False,
+        snapshot_step: int | None = None,
     ) -> None:
         """A step was committed; all ranks are certain to hold `reportable` steps (rule ACK). `total`: the script asks for.
-        `waited_s`: seconds that were waited for other ranks in this generation, in all. `empty`: the share was."""
+        `waited_s`: seconds that were waited for other ranks in this generation, in all. `empty`: the share was.
+        `snapshot_step`: every worker has it in its memory snapshot."""
         first_step_ms = self._pace.committed(time.monotonic(), waited_s)
         if first_step_ms is None:
-            self._send(step, reportable, total, loss=loss, empty=empty)
+            self._send(step, reportable, total, loss=loss, empty=empty, snapshot_step=snapshot_step)
             return
-        redone = self._attempts.redone
-        self._send(step, reportable, total, loss=loss, first_step_ms=first_step_ms, steps_redone=redone, empty=empty)
+        self._send(
+            step,
+            reportable,
+            total,
+            loss=loss,
+            first_step_ms=first_step_ms,
+            steps_redone=self._attempts.redone,
+            empty=empty,
+            snapshot_step=snapshot_step,
+        )
         self._attempts.told(step - 1)
 
     def finished(self, step: int, loss: float | None) -> None:
@@ -95,6 +106,7 @@ class Reporter:
         first_step_ms: float | None = None,
         steps_redone: int = 0,
         empty: bool = False,
+        snapshot_step: int | None = None,
     ) -> None:
         if self._watcher is None:
             return
@@ -117,6 +129,8 @@ class Reporter:
                 step_s=_rounded(self._pace.step_s),
                 longest_s=_rounded(self._pace.longest_s),
                 empty=empty,
+                snapshot_step=snapshot_step,
+                snapshot_problem=self._memory.problem,
             )
         )
 

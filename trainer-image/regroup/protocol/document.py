@@ -56,6 +56,7 @@ class MemberSeal:
     state: Optional[StatePair]
     adopted: int
     state_adopted: int = 0
+    is_backup: bool = False
 
 
 @dataclass(frozen=True)

@@ -34,6 +34,11 @@ CHECKPOINT_DIR = "REGROUP_CHECKPOINT_DIR"
 CHECKPOINT_EVERY_SECONDS = "REGROUP_CHECKPOINT_EVERY_SECONDS"
 CHECKPOINT_WAIT_SECONDS = "REGROUP_CHECKPOINT_WAIT_SECONDS"
 """The operator's setting checkpointSeconds: a script waits no longer for one checkpoint."""
+SNAPSHOT_DIR = "REGROUP_SNAPSHOT_DIR"
+"""Directory in memory, the pod's, for the memory snapshot. Absent: none is taken. The agent reads it, too."""
+SNAPSHOT_BYTES = "REGROUP_SNAPSHOT_BYTES"
+"""How much of it may be used: spec.memorySnapshot.sizeLimit."""
+SNAPSHOT_EVERY_SECONDS = "REGROUP_SNAPSHOT_EVERY_SECONDS"
 
 # --- the user's ----------------------------------------------------------------------------------------------------
 PRELOAD = "REGROUP_PRELOAD"

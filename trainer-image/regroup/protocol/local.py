@@ -17,12 +17,16 @@ from .state import StatePair
 
 @dataclass(frozen=True)
 class Attach:
-    """The session stands: imported, built, waiting. The agent answers with the newest `Assignment` that the process may enter."""
+    """The session stands: imported, built, waiting. The agent answers with the newest `Assignment` that the process may enter.
+
+    `rehearses`: not yet. It runs one step without the others first, in which it compiles, and attaches again after that.
+    """
 
     TYPE = "attach"
     pid: int
     local_rank: int
     incarnation: int
+    rehearses: bool = False
 
 
 @dataclass(frozen=True)
@@ -83,6 +87,10 @@ class Committed:
     longest_s: Optional[float] = None
     empty: bool = False
     """The rank had an empty share (rule HANDOVER): its process has run no forward, so it has compiled nothing."""
+    snapshot_step: Optional[int] = None
+    """Newest step that every worker has in its memory snapshot; None: there is none, or some worker has none yet."""
+    snapshot_problem: Optional[str] = None
+    """What keeps this worker from taking memory snapshots, one sentence; empty: nothing does. None: it takes none."""
 
 
 @dataclass(frozen=True)
@@ -98,6 +106,16 @@ class Left:
     cause: Optional[str] = None
     message: str = ""
     peer_rank: Optional[int] = None
+
+
+@dataclass(frozen=True)
+class Snapshotted:
+    """What the worker's memory snapshot holds now. `state` None: nothing. `is_last`: its process took it as it ended."""
+
+    TYPE = "snapshotted"
+    state: Optional[StatePair]
+    adopted: int = 0
+    is_last: bool = False
 
 
 @dataclass(frozen=True)
@@ -161,6 +179,7 @@ FROM_TRAINER = codec.Registry(
     AdoptedLocally,
     Committed,
     Left,
+    Snapshotted,
     FinishedLocally,
     BusyLocally,
     Stack,
@@ -227,9 +246,13 @@ STACK_SIGNAL = 62
 holds the interpreter's lock, so that no thread could answer `DumpStacksLocally`. Sent to attached processes only."""
 
 
+DRAINED = "Drained"
+
+
 @dataclass(frozen=True)
 class StopLocally:
-    """End: `steps()` returns and the session closes, whatever the outcome."""
+    """End: `steps()` returns and the session closes, whatever the outcome. DRAINED: the agent's own word, at the end of its pod's
+    grace; who writes the job's checkpoints saves what it holds first."""
 
     TYPE = "stop"
     outcome: str

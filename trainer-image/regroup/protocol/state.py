@@ -29,13 +29,15 @@ class Seal:
     adopted >= j this is the proof that the worker's copy of j is gone."""
     state_adopted: int = 0
     """The generation in which `state` was adopted; 0 without a state."""
+    is_backup: bool = False
+    """`state` is in the worker's memory snapshot only: newer steps may have been committed (rule BACKUP)."""
 
 
 class Phase:
     """Values of Condition.phase."""
 
     IDLE = "idle"  # script tier: no process runs, and the zygote's preload is not over
-    STARTING = "starting"  # processes run, not all have attached
+    STARTING = "starting"  # processes run, not all have attached, or one rehearses
     READY = "ready"  # all attached and waiting for a generation (script tier: no process runs, one can be started)
     FORMING = "forming"  # has entered a generation, and is on its way to the others
     ARRIVED = "arrived"  # at its store, waiting for the others
@@ -58,7 +60,7 @@ class Group:
 class Busy:
     """What a trainer process does that may take longer than a step: hang detection allows it a time of its own."""
 
-    FIRST_STEP = "firstStep"  # it has not committed a step since it was started: compilation, caches that fill
+    FIRST_STEP = "firstStep"  # its first step since it was started, or its rehearsal: compilation, caches that fill
     CHECKPOINT = "checkpoint"  # the script waits until a checkpoint is durable
     PAUSE = "pause"  # the script said so: job.pause(name, max_s=...)
 

@@ -75,6 +75,10 @@ class Progress:
     """The longest that the process needed between two commits of one generation, without pauses and waits for others."""
     age_ms: float = 0.0
     """How long ago the step was committed when this was sent: not every commit is reported."""
+    snapshot_step: Optional[int] = None
+    """Newest step that every worker has in its memory snapshot; None: there is none."""
+    snapshot_problem: Optional[str] = None
+    """What keeps this worker from taking memory snapshots, one sentence; empty: nothing does. None: it takes none."""
 
 
 @dataclass(frozen=True)

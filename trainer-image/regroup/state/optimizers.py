@@ -80,8 +80,8 @@ def _check(optimizer: Any, model: torch.nn.Module, name: str) -> None:
         raise UsageError(f"{name} is a {kind} without step(). Pass a torch optimizer.")
     if _needs_closure(optimizer):
         raise UsageError(
-            f"{name} is a {kind}, whose step() evaluates the loss again by a closure: each time would need all ranks. Pass one "
-            "whose step() takes no closure."
+            f"{name} is a {kind}, whose step() evaluates the loss again in a closure, which would need all ranks each time. Pass "
+            "an optimizer whose step() takes no closure."
         )
     owned = {id(parameter) for parameter in model.parameters()}
     for i, group in enumerate(getattr(optimizer, "param_groups", ())):

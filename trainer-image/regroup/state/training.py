@@ -4,7 +4,7 @@ Owns the objects' identity: they are the user's, loaded in place and never repla
 (`transfer`) or to disk (`regroup.checkpoint`, whose `pack` is the one encoding of a tree). Rules STATE and TORN.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -72,6 +72,8 @@ class TrainingState:
         self.record: CommitRecord | None = None
         """Of the commit that made this state, where that is known: not of one that was read from a checkpoint."""
         self._pair: StatePair | None = None
+        self.before_change: Callable[[], None] = _nothing
+        """Called before any part of the state is changed."""
         for name, part in self.extra.items():
             if not callable(getattr(part, "state_dict", None)) or not callable(getattr(part, "load_state_dict", None)):
                 raise StateError(
@@ -113,14 +115,19 @@ class TrainingState:
         except CheckpointError as error:
             raise StateError(str(error)) from error
 
+    def misfit(self, tree: trees.Tree) -> str | None:
+        """Return a sentence on how a tree does not fit the script's objects; None: it fits, as far as that can be seen."""
+        misfit = trees.differences(tree, self.model.state_dict())
+        if misfit is None and set(tree["state"]) != set(self.extra):
+            misfit = f"It has state entries {sorted(tree['state'])}, the script has {sorted(self.extra)}."
+        return misfit
+
     def load(self, tree: trees.Tree) -> None:
         """Put a tree into the user's objects, in place. The state has no name until `named`; a failure leaves it without.
 
         Raises StateError when the tree does not fit the script's objects.
         """
-        misfit = trees.differences(tree, self.model.state_dict())
-        if misfit is None and set(tree["state"]) != set(self.extra):
-            misfit = f"It has state entries {sorted(tree['state'])}, the script has {sorted(self.extra)}."
+        misfit = self.misfit(tree)
         if misfit is not None:
             raise StateError(
                 f"The state to continue from does not fit this script. {misfit} Run one script in all workers."
@@ -137,5 +144,10 @@ class TrainingState:
     @contextmanager
     def changing(self) -> Iterator[None]:
         """The state is in between: without a name from here on, until `named`."""
+        self.before_change()
         self._pair, self.adopted, self.record = None, 0, None
         yield
+
+
+def _nothing() -> None:
+    pass

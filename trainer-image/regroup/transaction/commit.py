@@ -5,7 +5,9 @@ all that communicates comes before the last rows, so from then on nothing but th
 may end up one commit apart when one dies in between; adoption brings them together.
 """
 
+import contextlib
 import math
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,8 +17,10 @@ from regroup.data import SamplePlan
 from regroup.errors import DivergedError, GenerationChanged, GroupBroken, SampleError, UsageError
 from regroup.generation.groups import Groups
 from regroup.generation.membership import Membership
+from regroup.parallel.host import bits_of, float_of, to_host
 from regroup.parallel.strategy import Share, Strategy
 from regroup.protocol.state import StatePair
+from regroup.state.memory import Memory
 from regroup.state.optimizers import parts_of
 from regroup.state.training import CommitRecord, TrainingState
 
@@ -36,6 +40,7 @@ class Committer:
         strategy: Strategy,
         state: TrainingState,
         plan: SamplePlan,
+        memory: Memory,
         on_commit: Callable[[CommitRecord, Header, bool], None],
     ) -> None:
         """`on_commit(record, header, empty)` is what `announce` calls. `empty`: this rank's share was."""
@@ -43,7 +48,7 @@ class Committer:
         self.total = 0
         """Number of steps that the script asks for."""
         self.membership, self.strategy, self.plan = membership, strategy, plan
-        self._state = state
+        self._state, self._memory = state, memory
         self._on_commit = on_commit
         self._hooks = Hooks(state)
         self._is_open = False
@@ -68,25 +73,44 @@ class Committer:
         """The step's block is left, one way or another."""
         self._is_open = False
 
+    def share(self) -> range:
+        """Return the virtual workers of this rank."""
+        return self.plan.share(self.membership.rank, self.membership.world_size)
+
     def check(self) -> None:
         """Raise GenerationChanged once the groups must be left."""
         self.membership.check()
 
+    def skip(self, v: int) -> None:
+        """Virtual worker `v` adds nothing."""
+        self.strategy.skip(v)
+
     def interrupted(self, error: BaseException, *, committed: bool) -> bool:
-        """Return whether `error` ended the block because of a membership change; then the same step comes again."""
-        if not self.membership.explains(error):
-            return False
+        """Return whether `error` ended the block because of a membership change; then the same step comes again.
+
+        Whatever the error is, the state is that of the last commit afterwards.
+        """
+        is_explained = self.membership.explains(error)
         if not committed:
-            self.strategy.undo()
-        return True
+            # Where the device is what has failed, the script's own error must be seen.
+            with contextlib.nullcontext() if is_explained else contextlib.suppress(RuntimeError):
+                self.strategy.undo()
+        return is_explained
 
     def backward(self, v: int, loss: torch.Tensor, factor: float, *, last: bool) -> None:
-        """Add the gradients of virtual worker `v`: of `loss` times `factor`. `last`: of this rank's in this step."""
+        """Add the gradients of virtual worker `v`: of `loss` times `factor`. `last`: of this rank's in this step.
+
+        Raises GenerationChanged or BackendError.
+        """
         if loss.dtype in (torch.float16, torch.bfloat16):
             loss = loss.float()  # the factor must not be rounded
         if self._state.scaler is not None:
             loss = self._state.scaler.scale(loss)
-        self.strategy.backward(v, loss, torch.full_like(loss, factor * self.prescale), last=last)
+        try:
+            self.strategy.backward(v, loss, torch.full_like(loss, factor * self.prescale), last=last)
+        except GroupBroken as error:
+            self.membership.leave(error)
+            raise GenerationChanged(str(error)) from error
 
     @property
     def prescale(self) -> float:
@@ -138,15 +162,22 @@ class Committer:
         raise AssertionError(f"step {share.index}: the ranks' words never settle: {header.words}")
 
     def _row(self, share: Share) -> Row:
+        # The one place where the host waits for backward: what the row needs of the device comes together.
+        losses = [bits_of(loss) for _, loss, _ in share.pending]
+        values = to_host([*losses, *self.strategy.ask()])
+        for (v, _, factor), bits in zip(share.pending, values):
+            share.loss_sums[v] = float_of(bits) * factor
+        share.pending = []
         return Row(
             step=share.index,
             loss_sum=sum(share.loss_sums.values()),
             weight=sum(share.weights.values()),
             knows_newer=self.membership.knows_newer(),
             sample_hash=share.sample_hash,
-            snapshotted=share.index,
+            snapshotted=self._memory.step,
+            wants_snapshot=self._memory.due(time.monotonic()),
             total=self.total,
-            word=self.strategy.word(),
+            word=self.strategy.word(values[len(losses) :]),
         )
 
     def _verify(self, share: Share, header: Header) -> None:
@@ -156,7 +187,7 @@ class Committer:
             raise DivergedError(problem)
         if header.sample_hash != self.plan.expected_hash(share.index):
             raise SampleError(
-                f"Step {share.index} was not committed: the ranks' samples are not the step's {self.plan.global_batch}. "
+                f"Step {share.index} was not committed: the ranks did not use its {self.plan.global_batch} samples. "
                 "Call step.backward() once for every batch of step.microbatches()."
             )
         if not header.weight > 0:
@@ -185,10 +216,9 @@ class Committer:
                 hook()
             rates = tuple(_value(group.get("lr")) for group in getattr(state.optimizer, "param_groups", ()))
             for optimizer in optimizers:
-                if scaler is None:
+                # Not by scaler.step(), which would ask the device for each optimizer what `skipped` says.
+                if scaler is None or (not skipped and _has_gradient(optimizer)):
                     optimizer.step()
-                elif _has_gradient(optimizer):
-                    scaler.step(optimizer)
             if scaler is not None and any(map(_has_gradient, optimizers)):
                 scaler.update()
             for hook in after:
@@ -218,7 +248,7 @@ def _unscale(scaler: Any, optimizers: Sequence[Any]) -> bool:
         scaler._per_optimizer_states.pop(id(optimizer), None)  # of a commit that failed here and is done again
         scaler.unscale_(optimizer)
     found = [one for optimizer in optimizers for one in scaler._found_inf_per_device(optimizer).values()]
-    skipped = any(float(one) > 0 for one in found)
+    skipped = any(float_of(bits) > 0 for bits in to_host([bits_of(one) for one in found]))
     for one in found:
         one.fill_(float(skipped))
     return skipped

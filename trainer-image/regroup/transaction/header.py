@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from regroup.parallel.strategy import NO_WORD, Word
 
 WIDTH = 10
+_NO_SNAPSHOTS = -2
 _MASK = (1 << 64) - 1
 
 
@@ -25,23 +26,25 @@ class Row:
     """It has heard of a newer, planned generation (rule CUTALL)."""
     sample_hash: int
     """Sum of its samples' hashes modulo 2^64 (rule QUOTA)."""
-    snapshotted: int
-    """Newest step that it would still have after a crash of its process (rule ACK)."""
+    snapshotted: int | None = None
+    """Newest step that its worker has in its memory snapshot, -1: none yet; None: it takes none (rule ACK)."""
     total: int = 0
     """Number of steps that its script asks for."""
     word: Word = NO_WORD
     """Its strategy's."""
+    wants_snapshot: bool = False
+    """It is time for a memory snapshot, after this step."""
 
     def pack(self) -> list[int]:
         """Return WIDTH signed 64-bit integers."""
         word = self.word
-        flags = self.knows_newer | word.changed << 1 | word.late << 2
+        flags = self.knows_newer | word.changed << 1 | word.late << 2 | self.wants_snapshot << 3
         return [
             self.step,
             _float_bits(self.loss_sum),
             _float_bits(self.weight),
             _signed(self.sample_hash),
-            self.snapshotted,
+            _NO_SNAPSHOTS if self.snapshotted is None else self.snapshotted,
             _signed(word.parameters),
             flags,
             self.total,
@@ -57,7 +60,8 @@ class Row:
             loss_sum=_float(values[1]),
             weight=_float(values[2]),
             sample_hash=values[3] & _MASK,
-            snapshotted=values[4],
+            snapshotted=None if values[4] == _NO_SNAPSHOTS else values[4],
+            wants_snapshot=bool(flags & 8),
             total=values[7],
             knows_newer=bool(flags & 1),
             word=Word(
@@ -95,7 +99,21 @@ class Header:
 
     @property
     def reportable_step(self) -> int:
-        return min(row.snapshotted for row in self.rows)
+        """The newest step that every rank is certain to have committed: the one before (rule ACK)."""
+        return min(row.step for row in self.rows)
+
+    @property
+    def snapshot_step(self) -> int | None:
+        """The newest step that every worker has in its memory snapshot; None: no worker takes any, or one has none yet."""
+        steps = [row.snapshotted for row in self.rows if row.snapshotted is not None]
+        return min(steps) if steps and min(steps) >= 0 else None
+
+    @property
+    def takes_snapshot(self) -> bool:
+        """Every worker finds it time for a memory snapshot: all copy after this step, so that they are slowed together, and the
+        slowest says how often."""
+        copying = [row for row in self.rows if row.snapshotted is not None]
+        return bool(copying) and all(row.wants_snapshot for row in copying)
 
     @property
     def words(self) -> tuple[Word, ...]:
@@ -117,14 +135,14 @@ class Header:
         if odd:
             return (
                 f"The optimizer's settings before step {self.rows[0].step} (learning rates and the like) differ between rank 0 "
-                f"and rank {_listed(odd)}. A scheduler belongs in the `state` of regroup.session(), and is stepped on all "
-                "ranks: by step.commit(after=[scheduler.step])."
+                f"and rank {_listed(odd)}. Pass schedulers in the `state` of regroup.session() and step them on "
+                "all ranks, with step.commit(after=[scheduler.step])."
             )
         odd = [rank for rank, row in enumerate(self.rows) if row.word.parameters != first.parameters]
         if odd:
             return (
                 f"Parameters or buffers before step {self.rows[0].step} differ between rank 0 and rank {_listed(odd)}: "
-                "something outside `step.commit` changed them on some ranks only."
+                "code outside step.commit() changed them on some ranks only. Move that change into a hook of step.commit()."
             )
         return None
 

@@ -49,7 +49,7 @@ class Hooks:
             return  # a part of the model, something around it, or without tensors
         name = type(owner).__name__
         raise UsageError(
-            f"A hook of step.commit() changes a {name} that is in no `state`: a worker that joins would begin with another. "
+            f"A hook of step.commit() uses a {name} that is not in `state`: a worker that joins would start with a different one. "
             f'Add it in regroup.session(), for example state={{"{name.lower()}": ...}}.'
         )
 
@@ -119,7 +119,7 @@ class _Refuse(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func.namespace in _COLLECTIVES:
             raise UsageError(
-                f"The optimizer or a hook of step.commit() calls a collective ({func.__name__}). A rank that dies in it would "
-                "leave some ranks with the step and some without. Call it between steps, in job.collective()."
+                f"The optimizer or a hook of step.commit() calls a collective ({func.__name__}). If a rank died in it, "
+                "some ranks would have the step and some would not. Call it between steps, in job.collective()."
             )
         return func(*args, **(kwargs or {}))

@@ -1,0 +1,70 @@
+"""What a replica group of torchft trains in `bench.recovery`: the same model, as torchft's own example has it (train_ddp.py).
+
+Usage: `torchft_script.py TIMEOUT`, that of the process group in milliseconds; the launcher's environment has the rest.
+
+One process is one replica group. It takes its share of the global batch by its fixed number, as torchft's DistributedSampler
+does: while another group is missing, that group's samples of each step are not trained on.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch._C._distributed_c10d import TCPStore
+from torchft import DistributedDataParallel, Manager, Optimizer, ProcessGroupGloo
+
+from bench.commits import BENCH_STEP_S, CommitLog
+from bench.tiny import GLOBAL_BATCH, STEPS, build, digits_like
+
+log = CommitLog()
+log.imported()
+step_s = float(os.environ.get(BENCH_STEP_S, "0"))
+group, groups = int(os.environ["REPLICA_GROUP_ID"]), int(os.environ["NUM_REPLICA_GROUPS"])
+
+model, inner = build()
+
+
+def state_dict() -> dict[str, Any]:
+    return {"model": model.state_dict(), "optimizer": inner.state_dict()}
+
+
+def load_state_dict(saved: dict[str, Any]) -> None:
+    model.load_state_dict(saved["model"])
+    inner.load_state_dict(saved["optimizer"])
+
+
+# The replica group's own store. In the example torchrun has it.
+store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+manager = Manager(
+    pg=ProcessGroupGloo(timeout=timedelta(milliseconds=int(sys.argv[1]))),
+    load_state_dict=load_state_dict,
+    state_dict=state_dict,
+    min_replica_size=1,
+    timeout=timedelta(seconds=30),
+    rank=0,
+    world_size=1,
+    store_addr="localhost",
+    store_port=store.port,
+    replica_id=f"group_{group}",
+)
+parallel = DistributedDataParallel(manager, model)
+optimizer = Optimizer(manager, inner)
+x, y = digits_like()
+share = GLOBAL_BATCH // groups
+
+while manager.current_step() < STEPS:
+    optimizer.zero_grad()  # asks the lighthouse who takes part; the answer may come while the step works
+    time.sleep(step_s)
+    begin = manager.current_step() * GLOBAL_BATCH + group * share
+    ids = torch.arange(begin, begin + share) % len(x)
+    torch.nn.functional.cross_entropy(parallel(x[ids]), y[ids]).backward()  # type: ignore[no-untyped-call]
+    before = manager.current_step()
+    optimizer.step()  # does nothing if the reduction failed
+    if manager.current_step() > before:
+        # The quorum's number has no accessor; the pinned version has this attribute.
+        log.committed(rank=group, step=before + 1, epoch=manager._quorum_id, world=manager.num_participants())

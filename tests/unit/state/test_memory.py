@@ -1,0 +1,357 @@
+"""Memory snapshots: complete or absent, whatever happens while one is taken, and what is read back is what was committed."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from regroup.data import SamplePlan
+from regroup.errors import StateError
+from regroup.protocol import env, local, snapshot
+from regroup.protocol.state import StatePair
+from regroup.state import memory as tier
+from regroup.state.memory import Memory
+from regroup.state.training import CommitRecord, TrainingState
+
+PLAN = SamplePlan(0, 100, 10, 5, 1)
+
+
+class Process:
+    """One trainer process with a memory tier in a directory, and what it has told its agent."""
+
+    def __init__(self, *, width: int = 4, local_rank: int = 0, seed: int = 1) -> None:
+        torch.manual_seed(seed)
+        self.model = torch.nn.Sequential(torch.nn.Linear(4, width), torch.nn.BatchNorm1d(width))
+        self.optimizer = torch.optim.Adam(self.model.parameters(), lr=0.1)
+        self.state = TrainingState(self.model, self.optimizer, {})
+        self.told: list[local.Snapshotted] = []
+        self.memory = Memory(self.state, PLAN, self.told.append, local_rank)
+
+    def commit(self, generation: int, step: int) -> None:
+        """One step that changes parameters, buffers and the optimizer's state."""
+        self.model(torch.randn(8, 4)).pow(2).sum().backward()
+        with self.state.changing():
+            self.optimizer.step()
+        pair = StatePair(generation, step)
+        self.state.committed(CommitRecord(pair, 0.5, 10.0), generation)
+
+    def restore(self) -> snapshot.Snapshot | None:
+        """What a generation that continues from its worker's snapshot does; return which one that was."""
+        newest = self.memory.newest
+        if newest is not None:
+            self.memory.restore()
+            self.state.named(newest.state, 9)
+            self.memory.committed()
+        return newest
+
+    def values(self) -> dict[str, Any]:
+        structure, tensors = self.state.packed()
+        return {"structure": structure, **{name: tensor.clone() for name, tensor in tensors.items()}}
+
+
+def assert_equal(got: dict[str, Any], want: dict[str, Any]) -> None:
+    assert got.keys() == want.keys()
+    for name, value in want.items():
+        assert torch.equal(got[name], value) if isinstance(value, torch.Tensor) else got[name] == value, name
+
+
+@pytest.fixture(autouse=True)
+def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv(env.SNAPSHOT_DIR, str(tmp_path))
+    monkeypatch.setenv(env.JOB_UID, "job")
+    monkeypatch.delenv(env.SNAPSHOT_BYTES, raising=False)
+    return tmp_path
+
+
+def held(directory: Path) -> list[StatePair]:
+    return [one.state for one in snapshot.held(directory, "job")]
+
+
+def test_next_process_continues_from_what_was_committed(directory: Path) -> None:
+    first = Process()
+    first.commit(3, 7)
+    first.memory.take()
+    first.memory.settle()
+    want = first.values()
+    first.commit(3, 8)  # and dies
+
+    second = Process(seed=2)
+    newest = second.restore()
+    assert_equal(second.values(), want)
+    assert newest is not None
+    assert (newest.state, newest.adopted, newest.is_last) == ((3, 7), 3, False)
+    assert second.state.record is not None
+    assert (second.state.record.loss, second.state.record.weight) == (0.5, 10.0)
+    assert first.told == [local.Snapshotted(StatePair(3, 7), 3)]
+    # The optimizer's state is in memory of its own, not in the slot: the next snapshot must not write into it.
+    second.commit(4, 8)
+    second.memory.take()
+    second.memory.settle()
+    assert held(directory) == [(4, 8), (3, 7)]
+
+
+def test_what_a_forward_changes_is_copied_before_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread copies late; the next step's forward has moved BatchNorm's statistics by then."""
+    go = threading.Event()
+    fill = tier._Copy.fill
+
+    def late(copy: tier._Copy) -> None:
+        assert go.wait(10)
+        fill(copy)
+
+    monkeypatch.setattr(tier._Copy, "fill", late)
+    first = Process()
+    first.commit(1, 1)
+    want = first.values()
+    first.memory.take()
+    first.model(torch.randn(8, 4))
+    go.set()
+    first.memory.settle()
+    second = Process(seed=2)
+    second.restore()
+    assert_equal(second.values(), want)
+
+
+def test_a_commit_waits_for_the_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else half of a snapshot would be of the next step."""
+    go = threading.Event()
+    fill = tier._Copy.fill
+
+    def late(copy: tier._Copy) -> None:
+        assert go.wait(10)
+        fill(copy)
+
+    monkeypatch.setattr(tier._Copy, "fill", late)
+    first = Process()
+    first.commit(1, 1)
+    want = first.values()
+    first.memory.take()
+    stepped = threading.Thread(target=first.commit, args=(1, 2))
+    stepped.start()
+    stepped.join(0.2)  # long enough for a commit that does not wait
+    assert stepped.is_alive()
+    go.set()
+    stepped.join(10)
+    second = Process(seed=2)
+    second.restore()
+    assert_equal(second.values(), want)
+
+
+def _parameter_outside(process: Process) -> None:
+    with torch.no_grad():
+        process.model[0].weight.clamp_(-0.1, 0.1)  # type: ignore[operator]
+
+
+@pytest.mark.parametrize(
+    ("disturb", "sentence"),
+    [
+        pytest.param(
+            _parameter_outside, "model.0.weight was changed outside step.commit()", id="the script clamps weights"
+        ),
+        pytest.param(None, "killed", id="the thread dies in mid-copy"),
+    ],
+)
+def test_incomplete_snapshot_is_absent_and_the_one_before_stays(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, disturb: Callable[[Process], None] | None, sentence: str
+) -> None:
+    process = Process()
+    process.commit(1, 1)
+    process.memory.take()
+    process.memory.settle()
+    process.commit(1, 2)
+    go = threading.Event()
+    fill = tier._Copy.fill
+
+    def late(copy: tier._Copy) -> None:
+        assert go.wait(10)
+        fill(copy)
+        if disturb is None:
+            raise RuntimeError("killed")
+
+    monkeypatch.setattr(tier._Copy, "fill", late)
+    process.memory.take()
+    assert held(directory) == [(1, 1)]  # also for a process that is killed now
+    if disturb is not None:
+        disturb(process)
+    go.set()
+    process.memory.settle()
+    assert held(directory) == [(1, 1)]
+    assert sentence in (process.memory.problem or "")
+
+
+def test_last_snapshot_of_a_process_is_no_backup(directory: Path) -> None:
+    first = Process()
+    first.commit(1, 5)
+    first.memory.take_last()
+    assert first.told == [local.Snapshotted(StatePair(1, 5), 1, is_last=True)]
+    second = Process(seed=2)
+    newest = second.restore()
+    assert newest is not None
+    assert (newest.state, newest.is_last) == ((1, 5), True)
+    assert held(directory) == [(1, 5)]
+
+
+def test_torn_state_is_not_copied_at_the_end(directory: Path) -> None:
+    process = Process()
+    process.commit(1, 5)
+    with pytest.raises(ZeroDivisionError), process.state.changing():
+        raise ZeroDivisionError
+    process.memory.take_last()
+    assert held(directory) == []
+
+
+def test_state_that_was_only_read_back_is_not_copied_as_if_it_were_live(directory: Path) -> None:
+    """A process that reads a backup and ends before a generation adopts it must not turn it into a witness."""
+    first = Process()
+    first.commit(1, 5)
+    first.memory.take()
+    first.memory.settle()
+    second = Process(seed=2)
+    second.memory.restore()
+    second.memory.take_last()
+    (only,) = snapshot.held(directory, "job")
+    assert not only.is_last
+
+
+def test_weights_that_were_swapped_for_an_evaluation_are_not_what_the_process_held(directory: Path) -> None:
+    """An evaluation with averaged weights raises: what lies in the model then is no committed state."""
+    process = Process()
+    process.commit(1, 5)
+    process.memory.committed()
+    process.memory.take()
+    process.memory.settle()
+    process.commit(1, 6)
+    process.memory.committed()
+    _parameter_outside(process)
+    process.memory.take_last()
+    assert held(directory) == [(1, 5)]
+    assert "model.0.weight was changed outside step.commit()" in (process.memory.problem or "")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [RuntimeError("CUDA out of memory"), OSError(24, "Too many open files")],
+    ids=["no memory", "no descriptor"],
+)
+def test_snapshot_that_cannot_be_read_now_is_kept(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    first = Process()
+    first.commit(1, 5)
+    first.memory.take_last()
+    second = Process(seed=2)
+
+    def fails(*_: Any, **__: Any) -> Any:
+        raise error
+
+    with monkeypatch.context() as failing:
+        failing.setattr(second.optimizer, "load_state_dict", fails)
+        failing.setattr("mmap.mmap", fails if isinstance(error, OSError) else __import__("mmap").mmap)
+        with pytest.raises(StateError):
+            second.memory.restore()
+    assert held(directory) == [(1, 5)]
+    assert Process(seed=3).restore() is not None
+
+
+def test_snapshot_of_another_model_is_refused_once(directory: Path) -> None:
+    first = Process()
+    first.commit(1, 5)
+    first.memory.take_last()
+    other = Process(width=5)
+    with pytest.raises(StateError, match=r"does not fit this script"):
+        other.memory.restore()
+    assert other.told == [local.Snapshotted(None)]
+    assert Process(width=5).restore() is None
+    assert held(directory) == []
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        pytest.param(lambda d: (d / "a.bin").write_bytes(b""), id="the bytes are gone"),
+        pytest.param(
+            lambda d: (d / "a.json").write_text((d / "a.json").read_text().replace("float32", "__loader__")),
+            id="no type",
+        ),
+    ],
+)
+def test_damaged_snapshot_is_one_sentence(directory: Path, damage: Callable[[Path], Any]) -> None:
+    first = Process()
+    first.commit(1, 5)
+    first.memory.take_last()
+    damage(directory)
+    with pytest.raises(StateError, match=r"The memory snapshot of step 5 is damaged: .*\."):
+        Process().memory.restore()
+    assert held(directory) == []
+
+
+@pytest.mark.parametrize("text", ["", "{", '{"version": 1}', '{"version": 2, "job": "job", "state": [1, 2]}', "[]"])
+def test_description_that_cannot_be_read_is_an_absent_snapshot(directory: Path, text: str) -> None:
+    (directory / "a.json").write_text(text)
+    process = Process()
+    assert process.memory.newest is None
+    assert process.memory.step == -1
+
+
+def test_another_jobs_snapshot_is_absent(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = Process()
+    first.commit(1, 5)
+    first.memory.take_last()
+    monkeypatch.setenv(env.JOB_UID, "another")
+    assert Process().memory.newest is None
+    assert held(directory) == [(1, 5)]
+
+
+def test_too_small_a_limit_is_a_sentence_with_the_size_that_would_do(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(env.SNAPSHOT_BYTES, str(1 << 20))
+    process = Process(width=100_000)
+    process.commit(1, 1)
+    process.memory.take()
+    process.memory.take()
+    said = capsys.readouterr().out
+    assert said.count("spec.memorySnapshot.sizeLimit is 1 MiB. Raise it to at least ") == 1
+    assert process.memory.problem == said.strip()
+    assert held(directory) == []
+    wanted = int(said.rsplit(" ", 1)[1].removesuffix("Mi.\n"))
+    monkeypatch.setenv(env.SNAPSHOT_BYTES, str(wanted << 20))
+    again = Process(width=100_000)
+    again.commit(1, 1)
+    again.memory.take_last()
+    assert held(directory) == [(1, 1)]
+    assert again.memory.problem == ""
+
+
+def test_one_process_of_a_worker_copies() -> None:
+    process = Process(local_rank=1)
+    process.commit(1, 1)
+    assert not process.memory.due(1e9)
+    process.memory.take()
+    process.memory.settle()
+    assert (process.told, process.memory.step, process.memory.problem) == ([], None, None)
+
+
+def test_snapshots_are_apart_by_the_interval_or_by_what_they_cost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(env.SNAPSHOT_EVERY_SECONDS, "10")
+    process = Process()
+    process.commit(1, 1)
+    clock = [100.0]
+    monkeypatch.setattr("time.monotonic", lambda: clock[0])
+    assert process.memory.due(clock[0])
+    fill = tier._Copy.fill
+
+    def slow(copy: tier._Copy) -> None:
+        fill(copy)
+        clock[0] += 2.0
+
+    monkeypatch.setattr(tier._Copy, "fill", slow)
+    process.memory.take()
+    process.memory.settle()
+    assert not process.memory.due(100.0 + 39.9)  # 20 times the 2 s that it took, not 10 s
+    assert process.memory.due(100.0 + 40.1)

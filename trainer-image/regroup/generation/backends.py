@@ -1,0 +1,66 @@
+"""A torch backend with one owner: nobody else ever refers to it, so nobody else runs its destructor.
+
+A backend's destructor waits for the backend's threads. gloo's never ends where gloo has forgotten a send, and NCCL's waits for
+an abort. So it must run in a thread of its own, and that is only certain where no other reference can be the last one: a local
+variable in the frame of a traceback is enough to keep a backend alive, and to end it in the thread that drops the traceback.
+`Backend` is what the rest of this room passes around; it is emptied when the generation is left. torch's own ProcessGroup holds
+its backends, too, and belongs to the script: as long as one of those lives, `let_go` waits.
+"""
+
+import threading
+import weakref
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch._C._distributed_c10d import ProcessGroup
+
+from regroup.errors import Aborted
+
+
+class Backend:
+    """The one reference to a backend of torch, until `release`."""
+
+    def __init__(self, raw: Any) -> None:
+        self._raw = raw
+
+    def launch(self, method: str, *arguments: Any) -> Any:
+        """Start a collective by its name and return torch's Work. Raises what the backend raises."""
+        if self._raw is None:
+            raise Aborted("The groups were left.")
+        return getattr(self._raw, method)(*arguments)  # without a variable: a traceback would keep it
+
+    def serve(self, group: ProcessGroup, device_type: str, kind: Any) -> None:
+        """Be the group's default backend, and the one for tensors of this device type."""
+        group._register_backend(torch.device(device_type), kind, self._raw)
+        group._set_default_backend(kind)
+
+    def release(self) -> list[Any]:
+        """Return the backend, for `let_go`, and refer to it no longer."""
+        raw, self._raw = self._raw, None
+        return [] if raw is None else [raw]
+
+
+def let_go(held: list[Any], groups: Iterable[Any]) -> None:
+    """Empty `held` in a thread, at once where none of these ProcessGroups lives, else when the last one has gone.
+
+    The list is the only reference to what is in it. A script that keeps a group for good keeps its backends, too.
+    """
+    waiting = _Waiting(held)
+    for group in groups:
+        waiting.tokens.append(None)
+        weakref.finalize(group, waiting.one_less).atexit = False
+    waiting.one_less()
+
+
+class _Waiting:
+    """`one_less` may be called from any thread, and by the garbage collector in the middle of itself: it takes no lock."""
+
+    def __init__(self, held: list[Any]) -> None:
+        self._held = held
+        self.tokens: list[None] = [None]
+
+    def one_less(self) -> None:
+        self.tokens.pop()
+        if not self.tokens:
+            threading.Thread(target=self._held.clear, name="regroup-close", daemon=True).start()

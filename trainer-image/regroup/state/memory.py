@@ -1,0 +1,263 @@
+"""The memory tier of a session: when the state is copied to memory that outlives this process, and when it is read back.
+
+The process of local rank 0 of each worker copies, since the state is replicated. A thread does it while the next step
+computes, for what changes only in a commit; `TrainingState.changing` waits for it. Why: docs/design/adr/0021. Where the bytes
+lie is `slots`' affair, and whether a snapshot is what a generation continues from is decided in `adoption` (rule BACKUP).
+"""
+
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from regroup.data import SamplePlan
+from regroup.errors import StateError
+from regroup.protocol import env, local
+from regroup.protocol.snapshot import Snapshot
+from regroup.protocol.state import StatePair
+
+from .slots import Slots, SnapshotError, UnusableError, Writing, chunks
+from .training import CommitRecord, TrainingState
+
+EVERY_S = 10.0
+"""Time between two snapshots where nothing else is said (SNAPSHOT_EVERY_SECONDS)."""
+SHARE = 20
+"""Copying takes at most one part in so many of the time, whatever was asked for."""
+_PIECE_BYTES = 16 << 20
+"""A tensor is copied in pieces: the interpreter's lock is free between them, and on CUDA the host's buffer stays small."""
+
+
+class Memory:
+    """The memory tier of one process; without SNAPSHOT_DIR, and where another process of the worker copies, it does nothing.
+
+    All methods are for the main thread.
+    """
+
+    def __init__(
+        self, state: TrainingState, plan: SamplePlan, send: Callable[[Any], None] | None, local_rank: int
+    ) -> None:
+        """`send` tells the agent; any thread may call it. None: plain `python`."""
+        self._state, self._plan = state, plan
+        self._send = send
+        self._slots: Slots | None = None
+        directory = os.environ.get(env.SNAPSHOT_DIR)
+        if directory and send is not None and local_rank == 0:
+            limit_bytes = int(os.environ.get(env.SNAPSHOT_BYTES) or 0)
+            self._slots = Slots(Path(directory), os.environ.get(env.JOB_UID) or "local", limit_bytes)
+        self._every_s = float(os.environ.get(env.SNAPSHOT_EVERY_SECONDS) or EVERY_S)
+        self._began_s: float | None = None
+        self._took_s = 0.0
+        """How long the last copy took, from its begin to its end."""
+        self._thread: threading.Thread | None = None
+        self._failure = ""
+        self._said = ""
+        self._versions: list[int] = []
+        """Of the parameters, at the last commit: a change between two commits shows in them."""
+        state.before_change = self.settle
+
+    @property
+    def step(self) -> int | None:
+        """Step of the newest complete snapshot, -1 before the first; None: this process takes none."""
+        if self._slots is None:
+            return None
+        newest = self._slots.newest
+        return -1 if newest is None else newest.state.step
+
+    @property
+    def newest(self) -> Snapshot | None:
+        """The newest snapshot of this process's worker that `restore` would load; None: there is none."""
+        return None if self._slots is None else self._slots.newest
+
+    @property
+    def problem(self) -> str | None:
+        """What keeps this process from taking snapshots, one sentence; empty: nothing. None: it takes none."""
+        return None if self._slots is None else self._failure
+
+    def due(self, now_s: float) -> bool:
+        """Return whether it is time for a snapshot. now_s: monotonic seconds."""
+        if self._slots is None or self._copies():
+            return False
+        return self._began_s is None or now_s - self._began_s >= max(self._every_s, SHARE * self._took_s)
+
+    def committed(self) -> None:
+        """The state has just been committed, or adopted: from here on nothing but a commit may change it."""
+        if self._slots is not None:
+            self._versions = self._versions_now()
+
+    def take(self) -> None:
+        """Copy the state that was just committed: buffers and all that is no tensor now, the rest in a thread."""
+        if self._slots is None or self._state.pair is None:
+            return
+        self.settle()
+        self._began_s = time.monotonic()
+        copy = self._begin(is_last=False)
+        if copy is not None:
+            self._thread = threading.Thread(
+                target=self._run, args=(copy, self._began_s), name="regroup-snapshot", daemon=True
+            )
+            self._thread.start()
+
+    def settle(self) -> None:
+        """Wait until nothing is being copied: called before anything that a snapshot holds is changed."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+            self._say_failure()
+
+    def take_last(self) -> None:
+        """This process ends and commits nothing more: copy what it holds, if that is a state."""
+        if self._slots is None:
+            return
+        self.settle()
+        if self._state.pair is None:
+            return
+        names = [name for name, _ in self._state.model.named_parameters()]
+        changed = [name for name, old, now in zip(names, self._versions, self._versions_now()) if old != now]
+        if changed:
+            self._failure = _changed_outside(f"model.{changed[0]}")
+            self._say_failure()
+            return
+        copy = self._begin(is_last=True)
+        if copy is not None:
+            self._run(copy, time.monotonic())
+        self._say_failure()
+
+    def restore(self) -> None:
+        """Load `newest` into the script's objects; it has no name before it is adopted.
+
+        Raises StateError. A snapshot that is damaged, or does not fit the script, is removed, so that the next process goes on
+        without it. Anything else, such as too little memory for the moment, leaves it as it is.
+        """
+        assert self._slots is not None
+        newest = self._slots.newest
+        assert newest is not None
+        try:
+            tree = self._slots.load(newest)
+            misfit = self._state.misfit(tree)
+            if misfit is not None:
+                raise UnusableError(
+                    f"The memory snapshot does not fit this script. {misfit} Run one script in all workers."
+                )
+            record, digest = newest.description["said"]["record"], newest.description["said"]["digest"]
+        except UnusableError:
+            self._slots.discard()
+            self._tell()
+            raise
+        self._state.load(tree)
+        self._plan.digest(newest.state.step, known=(newest.state.step, digest))
+        self._state.record = None if record is None else CommitRecord.from_json(record)
+
+    # --- one copy ----------------------------------------------------------------------------------------------------
+
+    def _versions_now(self) -> list[int]:
+        return [parameter._version for parameter in self._state.model.parameters()]
+
+    def _copies(self) -> bool:
+        return self._thread is not None and self._thread.is_alive()
+
+    def _begin(self, *, is_last: bool) -> "_Copy | None":
+        assert self._slots is not None
+        state = self._state
+        assert state.pair is not None
+        try:
+            structure, tensors = state.packed()
+            writing = self._slots.begin(structure, tensors)
+        except (StateError, SnapshotError) as error:
+            self._failure = str(error)
+            self._say_failure()
+            return None
+        changing = {buffer.data_ptr() for buffer in state.model.buffers()}
+        later = {}
+        for name, tensor in tensors.items():
+            if is_last or tensor.data_ptr() not in changing:
+                later[name] = (tensor, tensor._version)
+            else:
+                writing.places[name].copy_(tensor)
+        record = None if state.record is None else state.record.to_json()
+        said = {"digest": self._plan.digest(state.pair.step), "record": record}
+        return _Copy(writing, later, state.pair, state.adopted, is_last, said)
+
+    def _run(self, copy: "_Copy", began_s: float) -> None:
+        """Fill the slot and make it the newest; in a thread, or at the end of the process."""
+        assert self._slots is not None
+        try:
+            copy.fill()
+            changed = copy.changed()
+            if changed is not None:
+                raise SnapshotError(_changed_outside(changed))
+            self._slots.complete(copy.writing, state=copy.pair, adopted=copy.adopted, is_last=copy.is_last, **copy.said)
+            self._failure = ""
+        except Exception as error:  # in a thread: whatever it is, the commit that waits must hear of it
+            self._failure = (
+                str(error) if isinstance(error, SnapshotError) else f"The memory snapshot failed: {error!r}."
+            )
+            return
+        finally:
+            self._took_s = time.monotonic() - began_s
+        self._tell()
+
+    def _tell(self) -> None:
+        assert self._slots is not None
+        assert self._send is not None
+        newest = self._slots.newest
+        said = (
+            local.Snapshotted(None)
+            if newest is None
+            else local.Snapshotted(newest.state, newest.adopted, newest.is_last)
+        )
+        self._send(said)
+
+    def _say_failure(self) -> None:
+        if self._failure and self._failure != self._said:
+            print(self._failure, flush=True)
+        self._said = self._failure
+
+
+def _changed_outside(name: str) -> str:
+    return (
+        f"The memory snapshot was dropped: {name} was changed outside step.commit(). Change the state in "
+        "step.commit(before=..., after=...) only."
+    )
+
+
+class _Copy:
+    """One snapshot while it is taken."""
+
+    def __init__(
+        self,
+        writing: Writing,
+        later: Mapping[str, tuple[torch.Tensor, int]],
+        pair: StatePair,
+        adopted: int,
+        is_last: bool,
+        said: Mapping[str, Any],
+    ) -> None:
+        """`later`: tensors still to be copied, with their version counters."""
+        self.writing, self._later = writing, later
+        self.pair, self.adopted, self.is_last, self.said = pair, adopted, is_last, dict(said)
+        self._begun = {
+            tensor.device: torch.cuda.current_stream(tensor.device).record_event()
+            for tensor, _ in later.values()
+            if tensor.is_cuda
+        }
+
+    def fill(self) -> None:
+        """Copy what is left. On CUDA on a stream of its own, behind what was enqueued when the copy began."""
+        sides = {device: torch.cuda.Stream(device) for device in self._begun}  # type: ignore[no-untyped-call]
+        for device, side in sides.items():
+            side.wait_event(self._begun[device])
+        for name, (tensor, _) in self._later.items():
+            for part, place in chunks(tensor, self.writing.places[name], _PIECE_BYTES):
+                if tensor.is_cuda:
+                    with torch.cuda.stream(sides[tensor.device]):
+                        place.copy_(part)
+                else:
+                    place.copy_(part)
+
+    def changed(self) -> str | None:
+        """Return the name of a tensor that was changed since the copy began; None: none was."""
+        return next((name for name, (tensor, version) in self._later.items() if tensor._version != version), None)

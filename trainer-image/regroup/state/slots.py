@@ -1,0 +1,187 @@
+"""The bytes of the memory snapshot: two slots in a directory in memory, each complete or absent.
+
+Owns files, layout and descriptions (`regroup.protocol.snapshot`). One process of a worker writes, from one thread at a time.
+When a state is copied and when it is read is decided in `memory`. JSON and raw bytes, never pickle.
+"""
+
+import contextlib
+import json
+import mmap
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from regroup.checkpoint import tree as trees
+from regroup.checkpoint.errors import CheckpointError
+from regroup.errors import StateError
+from regroup.protocol import snapshot as protocol
+from regroup.protocol.snapshot import SLOTS, Snapshot
+from regroup.protocol.state import StatePair
+
+_ALIGN = 64
+_MIB = 1 << 20
+_DESCRIPTIONS = 4
+"""A slot's description has its structure once, with each quote escaped, and is written aside before it replaces the old one."""
+_A_TENSOR_BYTES = 100
+"""Name, type and shape of a tensor in a description, about."""
+
+
+class SnapshotError(Exception):
+    """A snapshot cannot be taken: one sentence."""
+
+
+class UnusableError(StateError):
+    """A snapshot is damaged, or of another model: no process of this script will ever be able to load it."""
+
+
+@dataclass
+class Writing:
+    """A slot that is being filled: where each tensor goes. Absent until `Slots.complete`."""
+
+    slot: str
+    structure: str
+    places: dict[str, torch.Tensor]
+    """By name: memory of the slot, in the tensor's shape and type."""
+
+
+class Slots:
+    """The slots of one worker. `limit_bytes`: how much the directory may hold; 0: no limit but its own."""
+
+    def __init__(self, directory: Path, job_uid: str, limit_bytes: int = 0) -> None:
+        self._directory, self._job_uid, self._limit_bytes = directory, job_uid, limit_bytes
+        self._mapped: dict[str, torch.Tensor] = {}
+        self._complete: Snapshot | None = next(iter(protocol.held(directory, job_uid)), None)
+
+    @property
+    def newest(self) -> Snapshot | None:
+        """The newest complete snapshot; None: there is none."""
+        return self._complete
+
+    def begin(self, structure: str, tensors: Mapping[str, torch.Tensor]) -> Writing:
+        """Return room for these tensors, in the slot that does not hold the newest snapshot. Raises SnapshotError."""
+        kept = self._complete
+        slot = next(name for name in SLOTS if kept is None or name != kept.slot)
+        offsets, total = _layout([tensor.nbytes for tensor in tensors.values()])
+        needed = 2 * (total + _DESCRIPTIONS * (len(structure) + len(tensors) * _A_TENSOR_BYTES))
+        if 0 < self._limit_bytes < needed:
+            raise SnapshotError(
+                f"The memory snapshot needs {_mib(needed)} MiB (two copies of the state), and "
+                f"spec.memorySnapshot.sizeLimit is {self._limit_bytes / _MIB:.3g} MiB. Raise it to at least {_mib(needed)}Mi."
+            )
+        try:
+            protocol.description_path(self._directory, slot).unlink(missing_ok=True)
+            memory = self._map(slot, total)
+        except OSError as error:
+            raise SnapshotError(
+                f"The memory snapshot cannot be written to {self._directory}: {error.strerror or error}. It needs "
+                f"{_mib(needed)} MiB there (two copies of the state). Check spec.memorySnapshot.sizeLimit and the directory."
+            ) from error
+        places = {
+            name: memory[offset : offset + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
+            for (name, tensor), offset in zip(tensors.items(), offsets)
+        }
+        return Writing(slot, structure, places)
+
+    def complete(self, writing: Writing, *, state: Sequence[int], adopted: int, is_last: bool, **said: Any) -> None:
+        """All bytes are there: make the slot the newest snapshot. `said`: what else `load` gives back. Raises SnapshotError."""
+        tensors = [
+            [name, str(place.dtype).removeprefix("torch."), list(place.shape)] for name, place in writing.places.items()
+        ]
+        data = {
+            "version": protocol.VERSION,
+            "job": self._job_uid,
+            "state": list(state),
+            "adopted": adopted,
+            "is_last": is_last,
+            "structure": writing.structure,
+            "tensors": tensors,
+            "said": said,
+        }
+        path = protocol.description_path(self._directory, writing.slot)
+        aside = path.with_suffix(".new")
+        try:
+            aside.write_text(json.dumps(data), encoding="utf-8")
+            aside.rename(path)
+        except OSError as error:
+            raise SnapshotError(
+                f"The memory snapshot's description cannot be written to {path}: {error.strerror or error}. Check "
+                "spec.memorySnapshot.sizeLimit and the directory."
+            ) from error
+        self._complete = Snapshot(writing.slot, StatePair(*state), adopted, is_last, data)
+
+    def load(self, snapshot: Snapshot) -> trees.Tree:
+        """Return the tree of a complete snapshot, in memory of its own. Raises UnusableError for one that is damaged,
+        StateError where it cannot be read now."""
+        described = snapshot.description
+        try:
+            shapes = [(name, getattr(torch, dtype), torch.Size(shape)) for name, dtype, shape in described["tensors"]]
+            if not all(isinstance(dtype, torch.dtype) for _, dtype, _ in shapes):
+                raise ValueError("a tensor has an unknown type")
+            sizes = [shape.numel() * dtype.itemsize for _, dtype, shape in shapes]
+            offsets, total = _layout(sizes)
+            memory = self._map(snapshot.slot, total, is_new=False)
+            tensors = {
+                name: memory[offset : offset + size].view(dtype).view(shape).clone()
+                for (name, dtype, shape), offset, size in zip(shapes, offsets, sizes)
+            }
+            return trees.unpack(described["structure"], tensors)
+        except (ValueError, KeyError, TypeError, AttributeError, CheckpointError) as error:
+            raise UnusableError(f"The memory snapshot of step {snapshot.state.step} is damaged: {error}.") from error
+        except (OSError, RuntimeError) as error:
+            raise StateError(f"The memory snapshot of step {snapshot.state.step} cannot be read: {error}.") from error
+
+    def discard(self) -> None:
+        """Remove the newest snapshot; the one before it, if it is complete, becomes the newest."""
+        if self._complete is not None:
+            with contextlib.suppress(OSError):
+                protocol.description_path(self._directory, self._complete.slot).unlink(missing_ok=True)
+        self._complete = next(iter(protocol.held(self._directory, self._job_uid)), None)
+
+    def _map(self, slot: str, total: int, *, is_new: bool = True) -> torch.Tensor:
+        """Return the slot's bytes. What is mapped stays, because fresh pages cost more than the copy. Raises OSError."""
+        known = self._mapped.get(slot)
+        if known is not None and known.numel() == total:
+            return known
+        self._mapped.pop(slot, None)
+        fd = os.open(protocol.data_path(self._directory, slot), os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            if is_new:
+                os.ftruncate(fd, total)
+                if total:
+                    os.posix_fallocate(fd, 0, total)  # without room a write to the mapped memory would kill the process
+            elif os.fstat(fd).st_size < total:
+                raise ValueError(f"it has {os.fstat(fd).st_size} bytes and should have {total}")
+            if total == 0:
+                return torch.empty(0, dtype=torch.uint8)
+            mapped = torch.frombuffer(mmap.mmap(fd, total), dtype=torch.uint8)
+        finally:
+            os.close(fd)
+        self._mapped[slot] = mapped
+        return mapped
+
+
+def _layout(sizes: Sequence[int]) -> tuple[list[int], int]:
+    """Return where each piece begins, and the bytes in all."""
+    offsets, end = [], 0
+    for size in sizes:
+        offsets.append(end)
+        end += -(-size // _ALIGN) * _ALIGN
+    return offsets, end
+
+
+def _mib(num_bytes: int) -> int:
+    return -(-num_bytes // _MIB)
+
+
+def chunks(tensor: torch.Tensor, place: torch.Tensor, num_bytes: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Yield a tensor and its place in pieces of about `num_bytes`, where both are contiguous; else as a whole."""
+    if not tensor.is_contiguous() or tensor.nbytes <= num_bytes:
+        yield tensor, place
+        return
+    flat, flat_place, length = tensor.view(-1), place.view(-1), max(1, num_bytes // tensor.element_size())
+    for low in range(0, flat.numel(), length):
+        yield flat[low : low + length], flat_place[low : low + length]
