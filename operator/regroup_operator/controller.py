@@ -27,6 +27,7 @@ from regroup_operator.model.bucket import TokenBucket
 from regroup_operator.model.plan import Clock, JobPlan, Memory
 from regroup_operator.model.ports import EventNote, JobStore, Recorder, Workers
 from regroup_operator.model.records import Key, Observation, Settings
+from regroup_operator.plan.commands import stop_leaving
 from regroup_operator.plan.job import plan_job
 from regroup_operator.plan.restarts import KUBECTL_LOGS
 from regroup_operator.plan.status import FAILED, SUCCEEDED
@@ -119,10 +120,19 @@ class Controller:
             # A rule that only Python can check, or newer than the job: it cannot be planned for; the store has said so.
             logger.warning("%s/%s: %s", *key, error)
             return None
-        if job is None or job.deleting:
+        is_gone = job is None or job.deleting
+        # Of an earlier job of this name, too: `kubectl delete` returns before its pods have ended.
+        self._stop_leaving(key, None if job is None or is_gone else job.uid)
+        if is_gone:
             self._kept.pop(key, None)
             return None
         return job
+
+    def _stop_leaving(self, key: Key, job_uid: str | None) -> None:
+        leaving = self._registry.leaving(key, job_uid)
+        pods = {pod.uid: pod for pod, _ in leaving}
+        for tell in stop_leaving(leaving):
+            self._registry.tell(tell.pod_uid, pods[tell.pod_uid].job_uid, 0, tell.body)
 
     async def _once(self, job: Job) -> float | None:
         kept = self._recall(job)

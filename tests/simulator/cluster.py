@@ -36,6 +36,7 @@ class Store:
         self.num_writes = 0
         self.is_down = False
         """The API server does not answer."""
+        self.is_deleted = False
         self.loses_answers = False
         """Writes take effect, and their answers are lost."""
         self.suspends_next_write = False
@@ -56,10 +57,20 @@ class Store:
         raw["metadata"] |= {"resourceVersion": "1", "generation": 1, "uid": JOB_UID}
         self._replace(raw)
 
+    def delete(self, *, applied_again_as: str | None = None) -> None:
+        """Delete the job. `applied_again_as`: the UID of another one that has its name and spec."""
+        self.is_deleted = applied_again_as is None
+        raw = self.read()
+        raw["metadata"]["uid"] = applied_again_as
+        raw.pop("status", None)
+        self._bump(raw)
+
     async def get(self, key: Key) -> Job | None:  # noqa: ARG002 (it holds one job)
         """See JobStore."""
         if self.is_down:
             raise UnavailableError("The API server cannot be reached.")
+        if self.is_deleted:
+            return None
         if self._job is None:
             self._job = parse_job(self.read())
         return self._job

@@ -51,6 +51,8 @@ class Registry:
         self._pods: dict[str, Pod] = {}
         self._steps: dict[str, tuple[int, int]] = {}
         self._refusals: dict[str, str] = {}
+        self._leaving: dict[str, Pod] = {}
+        """Those whose pods are asked to leave, by UID: few."""
         self.dropped_reports = 0
 
     def sessions(self, pods: Iterable[Pod]) -> dict[str, Session]:
@@ -67,6 +69,14 @@ class Registry:
             self._refusals[pod.uid] = sentence
             self._pods[pod.uid] = pod
             self._enqueue((pod.namespace, pod.job))
+
+    def leaving(self, key: Key, job_uid: str | None) -> list[tuple[Pod, Session]]:
+        """Return the pods that are asked to leave of jobs with this name, but not of the one with this UID."""
+        return [
+            (pod, self._sessions[uid])
+            for uid, pod in self._leaving.items()
+            if (pod.namespace, pod.job) == key and pod.job_uid != job_uid
+        ]
 
     def num_connected(self) -> int:
         """Return the number of open streams."""
@@ -89,6 +99,8 @@ class Registry:
         if isinstance(report.body, Progress):
             newest = (report.generation, report.body.step)
             self._steps[pod.job_uid] = max(newest, self._steps.get(pod.job_uid, newest))
+        if session.draining is not None:
+            self._leaving[pod.uid] = pod
         self._enqueue((pod.namespace, pod.job))
         return True
 
@@ -144,6 +156,7 @@ class Registry:
         for uid in [uid for uid in self._sessions if not alive(uid) and uid not in self._streams]:
             del self._sessions[uid]
             self._pods.pop(uid, None)
+            self._leaving.pop(uid, None)
         self._refusals = {uid: why for uid, why in self._refusals.items() if alive(uid)}
         jobs = {pod.job_uid for pod in self._pods.values()}
         self._steps = {job: step for job, step in self._steps.items() if job in jobs}

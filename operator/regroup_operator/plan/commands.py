@@ -67,6 +67,14 @@ def plan_commands(
             yield Tell(pod.uid, ProgressRequest() if silent else Ping())
 
 
+def stop_leaving(leaving: Iterable[tuple[Pod, Session]]) -> Iterator[Tell]:
+    """Yield the commands for pods that are asked to leave and whose job is deleted: nobody will take their place, so they do not
+    train on until their grace period is over."""
+    for pod, session in leaving:
+        if session.connected and not session.told_stop:
+            yield Tell(pod.uid, Stop("Released"))
+
+
 def script_due_s(session: Session) -> float:
     """Return when the agent of a script that runs is asked next if nothing calls for it before, or, where it has not answered
     yet, when it counts as silent."""

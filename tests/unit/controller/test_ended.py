@@ -52,3 +52,28 @@ def test_agent_that_cannot_be_reached_does_not_outlive_its_job(tmp_path: Path) -
     assert world.pods.by_uid[cut].terminating
     world.advance(25)
     assert set(world.pods.by_uid) == {other}
+
+
+@pytest.mark.parametrize("again", [None, "another-uid"], ids=["deleted", "deleted and applied again"])
+def test_pods_of_a_deleted_job_end_at_once(tmp_path: Path, again: str | None) -> None:
+    """Not at the end of their grace: nobody will take their place, and they hold GPUs."""
+    world = World(tmp_path, make_job().with_replicas(2))
+    world.until(lambda: world.phase == "Running", step_every_s=0.5)
+    old = set(world.pods.by_uid)
+    world.store.delete(applied_again_as=again)
+    world.generations.clear()  # the new job's begin at 1 again
+    for uid in old:
+        world.terminate(uid)
+    world.advance(2)
+    assert not old & set(world.pods.by_uid)
+
+
+def test_pods_of_a_deleted_job_that_nobody_deletes_train_on(tmp_path: Path) -> None:
+    """`kubectl delete --cascade=orphan`."""
+    world = World(tmp_path, make_job().with_replicas(2))
+    world.until(lambda: world.phase == "Running", step_every_s=0.5)
+    pods = dict(world.pods.by_uid)
+    world.store.delete()
+    world.dirty()
+    world.advance(20)
+    assert world.pods.by_uid == pods
