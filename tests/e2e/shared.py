@@ -92,6 +92,16 @@ class SharedJob(TracedJob):
         assert not problems, f"{self.kind}: {problems}\n" + "\n".join(self.decisions(newest))
         return trace
 
+    def spread(self) -> None:
+        """Have all pods but one made anew, so that the scheduler puts them on other nodes again, and wait until all train.
+
+        For the next test, after one that has brought them together.
+        """
+        generation = self.training().commits[-1].generation
+        for name in sorted(pod["metadata"]["name"] for pod in self.pods() if alive(pod))[1:]:
+            self.delete_pod(name, grace_s=0)
+        self.training(after=generation)
+
     def decisions(self, generation: int) -> list[str]:
         """Return a line for each incident after a generation: for whoever reads a failure."""
         incidents = [i for i in self.status().get("incidents", ()) if i["generation"] > generation]
