@@ -77,9 +77,16 @@ def make_session(
     return Session(**values | changes)
 
 
-def make_seal(left: int, state: tuple[int, int] | None = None, *, adopted: int = 0, state_adopted: int = 0) -> Seal:
+def make_seal(
+    left: int,
+    state: tuple[int, int] | None = None,
+    *,
+    adopted: int = 0,
+    state_adopted: int = 0,
+    is_backup: bool = False,
+) -> Seal:
     """Return a seal; `state` is (generation, step)."""
-    return Seal(left, StatePair(*state) if state else None, adopted, state_adopted)
+    return Seal(left, StatePair(*state) if state else None, adopted, state_adopted, is_backup)
 
 
 def make_fault(cause: str = "collective", **changes: Any) -> Fault:

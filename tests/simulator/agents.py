@@ -10,7 +10,7 @@ from _regroup_agent import events as ev
 from _regroup_agent.core import Core, Identity
 from _regroup_agent.statefile import Saved
 from regroup.protocol import VERSION, codec, wire
-from regroup.protocol.snapshot import Snapshot
+from regroup.protocol.snapshot import SnapshotState
 from regroup_operator.membership.registry import Stream
 from regroup_operator.model.records import Pod
 from tests.simulator.trainers import Trainer
@@ -32,7 +32,7 @@ class Agent:
     operator, and neither side knows yet.
     """
 
-    def __init__(self, world: World, pod: Pod, saved: Saved, boot: int, memory: Snapshot | None = None) -> None:
+    def __init__(self, world: World, pod: Pod, saved: Saved, boot: int, memory: SnapshotState | None = None) -> None:
         self.world, self.uid, self.name = world, pod.uid, pod.name
         self.saved, self.boot = saved, f"{pod.uid}/{boot}"
         self.core = Core(

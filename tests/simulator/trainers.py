@@ -30,7 +30,7 @@ from regroup.protocol.local import (
     Stack,
     StopLocally,
 )
-from regroup.protocol.snapshot import Snapshot
+from regroup.protocol.snapshot import SnapshotState
 from regroup.protocol.state import StatePair
 from regroup.protocol.wire import ProcessStack
 
@@ -359,7 +359,7 @@ class Trainer:
         every = self.agent.world.snapshot_every
         if self.local_rank or not every or self.state is None:
             return
-        self.agent.memory = Snapshot("a", self.state, self.state_adopted, is_last, {})
+        self.agent.memory = SnapshotState(self.state, self.state_adopted, is_last)
         # Its agent hears of it at once, or reads it once the process has ended.
         if self.agent.world.pace.toss(0.8):
             self.say(Snapshotted(self.state, self.state_adopted, is_last))

@@ -19,7 +19,7 @@ from typing import Any
 
 from _regroup_agent import events as ev
 from _regroup_agent.statefile import Saved
-from regroup.protocol.snapshot import Snapshot
+from regroup.protocol.snapshot import SnapshotState
 from regroup.protocol.state import StatePair
 from regroup_operator.api import Job, RegroupError, parse_job
 from regroup_operator.controller import Controller
@@ -230,7 +230,7 @@ class World:
         self._undo: dict[int, Callable[[], None]] = {}
         self._boots = itertools.count(1)
         self._disks: dict[str, Saved] = {}
-        self._memories: dict[str, Snapshot | None] = {}
+        self._memories: dict[str, SnapshotState | None] = {}
         """Of pods whose container restarts; a machine without power loses them."""
         self.snapshot_every = snapshot_every
         """After so many steps each worker has a snapshot in memory; 0: none."""

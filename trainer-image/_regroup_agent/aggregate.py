@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from regroup.protocol.snapshot import Snapshot
+from regroup.protocol.snapshot import SnapshotState
 from regroup.protocol.state import Busy, Condition, Group, Phase, Seal, StatePair
 
 from .statefile import UNKNOWN, Saved
@@ -97,7 +97,7 @@ class Facts:
     step: int = 0
     """Newest step reported as progress in the current generation."""
     now_s: float = 0.0
-    snapshot: Snapshot | None = None
+    snapshot: SnapshotState | None = None
     """What the worker's memory snapshot holds: it outlives its processes."""
 
 
@@ -172,7 +172,7 @@ def seal(processes: Sequence[Process], facts: Facts) -> Seal | None:
     )
 
 
-def _newest(processes: Sequence[Process], snapshot: Snapshot | None) -> tuple[StatePair | None, int, bool]:
+def _newest(processes: Sequence[Process], snapshot: SnapshotState | None) -> tuple[StatePair | None, int, bool]:
     """Return the newest state that the worker holds, where it was adopted, and whether nothing but a backup is held."""
     live = [(p.state, p.state_adopted) for p in processes if p.state is not None]
     if snapshot is not None and snapshot.is_last:

@@ -10,7 +10,7 @@ import signal
 from typing import Any
 
 from regroup.protocol import local, wire
-from regroup.protocol.snapshot import Snapshot
+from regroup.protocol.snapshot import SnapshotState
 
 from . import ending
 from . import events as ev
@@ -41,7 +41,7 @@ class Core:
         *,
         session: bool = False,
         preloading: bool = False,
-        snapshot: Snapshot | None = None,
+        snapshot: SnapshotState | None = None,
     ) -> None:
         self._worker = Worker(identity, saved, snapshot)
         self._worker.preloading = preloading

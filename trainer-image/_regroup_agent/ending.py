@@ -63,7 +63,7 @@ class Ending:
     @property
     def trains_on(self) -> bool:
         """True while the processes of a pod that is being deleted train: an end by itself is a fault then, too."""
-        return self.draining and not (self.told or self.termed)
+        return self.draining and not self.told
 
     @property
     def given_up_at_s(self) -> float:

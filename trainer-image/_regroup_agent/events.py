@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Union
 
 from regroup.protocol import wire
-from regroup.protocol.snapshot import Snapshot
+from regroup.protocol.snapshot import SnapshotState
 
 from .memory import Memory
 from .statefile import Saved
@@ -60,7 +60,7 @@ class Spawned:
 class Held:
     """What the memory snapshot's directory holds, read once a process has ended: its last message may have been lost."""
 
-    snapshot: Snapshot | None
+    snapshot: SnapshotState | None
 
 
 @dataclass(frozen=True)

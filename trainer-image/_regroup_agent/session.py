@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from regroup.protocol import local, wire
-from regroup.protocol.snapshot import Snapshot
+from regroup.protocol.snapshot import SnapshotState
 from regroup.protocol.state import Busy, StatePair
 
 from . import events as ev
@@ -151,9 +151,7 @@ class Session:
 
     def _snapshotted(self, message: local.Snapshotted) -> None:
         state = message.state
-        self._worker.snapshot = (
-            None if state is None else Snapshot("", state, message.adopted, message.is_last, description={})
-        )
+        self._worker.snapshot = None if state is None else SnapshotState(state, message.adopted, message.is_last)
 
     def _pod_of(self, rank: int | None, generation: int) -> str | None:
         document = self._worker.document

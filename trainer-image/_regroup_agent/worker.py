@@ -10,7 +10,7 @@ from typing import Any
 
 from regroup.protocol import local, wire
 from regroup.protocol.document import Document
-from regroup.protocol.snapshot import Snapshot
+from regroup.protocol.snapshot import SnapshotState
 from regroup.protocol.state import Condition, Seal
 
 from . import aggregate, ending, progress
@@ -35,7 +35,7 @@ class Identity:
 class Worker:
     """What one agent knows. Public fields are read and written by the deciding modules of this package, and nobody else."""
 
-    def __init__(self, identity: Identity, saved: Saved, snapshot: Snapshot | None = None) -> None:
+    def __init__(self, identity: Identity, saved: Saved, snapshot: SnapshotState | None = None) -> None:
         self.identity = identity
         self.snapshot = snapshot
         """What the memory snapshot holds: of an earlier container of this pod, until a process says more."""

@@ -333,9 +333,8 @@ class Job:
     def _end(self, outcome: str) -> None:
         self.outcome = outcome
         self._blocks.is_over = True
-        if (
-            outcome == local.DRAINED and self.is_main
-        ):  # the pod's grace is over: perhaps nobody else has what this process holds
+        if outcome == local.DRAINED and self.is_main:
+            # The pod's grace is over: perhaps nobody else has what this process holds.
             self._save_unless(lambda: False)
         if outcome != "Complete":
             raise SystemExit(0)

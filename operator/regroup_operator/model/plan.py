@@ -73,6 +73,16 @@ class Crash:
 
 
 @dataclass(frozen=True)
+class Said:
+    """One condition, without its times."""
+
+    type: str
+    status: str
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True)
 class Verdict:
     """Why the job has to fail: reason and message of condition Failed."""
 

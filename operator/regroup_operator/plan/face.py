@@ -8,20 +8,19 @@ from typing import Any
 
 from regroup_operator.api import Job, set_condition
 from regroup_operator.api.names import selector
-from regroup_operator.model.plan import Clock, Memory, Verdict
+from regroup_operator.model.plan import Clock, Memory, Said, Verdict
 from regroup_operator.model.ports import EventNote
 from regroup_operator.model.records import Observation, Settings
 from regroup_operator.model.worker import Current, Decision, Standing, Wait, Worker
 from regroup_operator.plan.incidents import missing_for_memory
-from regroup_operator.plan.saving import NOT_SAVED, Saving
+from regroup_operator.plan.saving import CHECKPOINTS_SAVED, NOT_SAVED
 from regroup_operator.plan.script_group import script_group
-from regroup_operator.plan.snapshots import NOT_TAKEN, Taking
+from regroup_operator.plan.snapshots import NOT_TAKEN, SNAPSHOTS_TAKEN
 from regroup_operator.plan.status import (
     FAILED,
     ORDINARY,
     RUNNING,
     SUCCEEDED,
-    Said,
     phase_of,
     summary,
     training_conditions,
@@ -56,9 +55,9 @@ class View:
     """Who is asked to leave and still needed."""
     finished: tuple[int, int] | None = None
     """Number and members of the generation whose end has just ended the job."""
-    saving: Saving | None = None
+    saving: Said | None = None
     """Whether checkpoints are saved; None: as it was."""
-    taking: Taking | None = None
+    taking: Said | None = None
     """Whether memory snapshots are taken; None: as it was."""
 
 
@@ -127,8 +126,8 @@ def _said(
 ) -> list[Said]:
     """Return all conditions, Accepted first. `before`: as they were."""
     memory = view.memory
-    saving = _kept("CheckpointsSaved", view.saving, view, before)
-    taking = _kept("SnapshotsTaken", view.taking, view, before)
+    saving = _kept(CHECKPOINTS_SAVED, view.saving, view, before)
+    taking = _kept(SNAPSHOTS_TAKEN, view.taking, view, before)
     accepted = Said("Accepted", "True", "Valid", "The job can run as written.")
     if memory.refusal is not None:
         accepted = Said("Accepted", "False", memory.refusal_reason or "InvalidSpec", memory.refusal)
@@ -171,10 +170,10 @@ def _said_before(kind: str, before: Sequence[Mapping[str, Any]]) -> Verdict | No
     return None if known is None else Verdict(known["reason"], known["message"])
 
 
-def _kept(kind: str, judged: Saving | Taking | None, view: View, before: Sequence[Mapping[str, Any]]) -> Said | None:
+def _kept(kind: str, judged: Said | None, view: View, before: Sequence[Mapping[str, Any]]) -> Said | None:
     """Return a condition that stays as it was where nothing new is known, and once the job has ended."""
     if judged is not None and view.job.status.phase not in (SUCCEEDED, FAILED):
-        return Said(kind, judged.status, judged.reason, judged.message)
+        return judged
     known = next((c for c in before if c["type"] == kind), None)
     return None if known is None else Said(kind, known["status"], known["reason"], known["message"])
 

@@ -13,7 +13,7 @@ from regroup.protocol.wire import DumpStacks, Kill, Prune, Restart
 from regroup_operator.api import Job, processes_per_worker, worker_digest
 from regroup_operator.api.status import MAX_INCIDENTS, MAX_LINEAGE
 from regroup_operator.model.members import MemberId
-from regroup_operator.model.plan import Clock, JobPlan, Memory, Tell, Verdict, timestamp
+from regroup_operator.model.plan import Clock, JobPlan, Memory, Said, Tell, Verdict, timestamp
 from regroup_operator.model.ports import EventNote
 from regroup_operator.model.records import Observation, Settings
 from regroup_operator.model.waits import UntilEvent
@@ -44,8 +44,8 @@ from regroup_operator.plan.observed import due_in_s, observe
 from regroup_operator.plan.progress import checkpoint_status, progress_status
 from regroup_operator.plan.pulse import ANSWER_S, FIRST_STALL_S, newest_progress
 from regroup_operator.plan.restarts import KUBECTL_LOGS, exit_words, judge_restarts, log_words
-from regroup_operator.plan.saving import Saving, judge_saving
-from regroup_operator.plan.snapshots import Taking, judge_snapshots, snapshot_status
+from regroup_operator.plan.saving import judge_saving
+from regroup_operator.plan.snapshots import judge_snapshots, snapshot_status
 from regroup_operator.plan.standing import assess
 from regroup_operator.plan.status import FAILED, SUCCEEDED
 from regroup_operator.plan.workers import outdated, plan_workers
@@ -600,7 +600,7 @@ class _Planner:
         self.status[OBSERVED_AT] = observe(self.status, stored, self.clock, ended=ended is not None, every_s=every_s)
         self.notes += notes
 
-    def _saving(self, ended: str | None) -> Saving | None:
+    def _saving(self, ended: str | None) -> Said | None:
         if self.job.spec.checkpoint is None:
             return None
         return judge_saving(
@@ -612,7 +612,7 @@ class _Planner:
             settings=self.settings,
         )
 
-    def _taking(self) -> Taking | None:
+    def _taking(self) -> Said | None:
         if self.job.spec.memory_snapshot is None:
             return None
         step = (self.status.get("memorySnapshot") or {}).get("step")

@@ -7,25 +7,17 @@ that cannot be written. Why the job then still succeeds: docs/design/adr/0015-a-
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from regroup.protocol.state import Busy
+from regroup_operator.model.plan import Said
 from regroup_operator.model.records import Session, Settings
 from regroup_operator.model.worker import Current, Worker
 
+CHECKPOINTS_SAVED = "CheckpointsSaved"
 NOT_SAVED = "NotSaved"
 WAITS_S = 10.0
 """A wait for a checkpoint is worth a condition after this long."""
-
-
-@dataclass(frozen=True)
-class Saving:
-    """Status, reason and message of the condition."""
-
-    status: str
-    reason: str
-    message: str
 
 
 def judge_saving(
@@ -36,7 +28,7 @@ def judge_saving(
     succeeded: bool,
     now_s: float,
     settings: Settings,
-) -> Saving | None:
+) -> Said | None:
     """Return the condition, or None to leave what it was: the writer has not spoken in this generation.
 
     `checkpoint` is status.checkpoint: the newest that was saved. `succeeded`: the job ends now.
@@ -52,16 +44,21 @@ def judge_saving(
     )
     if problem:
         text = f"Worker {writer.id}: {problem} {newest}"
-        return Saving("False", NOT_SAVED, f"The last step is committed, but not saved. {text}" if succeeded else text)
+        return Said(
+            CHECKPOINTS_SAVED,
+            "False",
+            NOT_SAVED,
+            f"The last step is committed, but not saved. {text}" if succeeded else text,
+        )
     most_s = _waits_s(session, now_s, settings)
     if most_s is not None and not succeeded:
         text = f"The job waits until worker {writer.id} has written a checkpoint, for {most_s:.0f} s at most. {newest}"
-        return Saving("False", "Waiting", text)
+        return Said(CHECKPOINTS_SAVED, "False", "Waiting", text)
     if problem is None:
         return None
     if checkpoint is None:
-        return Saving("Unknown", "NoneYet", "No checkpoint has been written yet.")
-    return Saving("True", "Saved", "Checkpoints are written; status.checkpoint names the newest.")
+        return Said(CHECKPOINTS_SAVED, "Unknown", "NoneYet", "No checkpoint has been written yet.")
+    return Said(CHECKPOINTS_SAVED, "True", "Saved", "Checkpoints are written; status.checkpoint names the newest.")
 
 
 def _waits_s(session: Session, now_s: float, settings: Settings) -> float | None:

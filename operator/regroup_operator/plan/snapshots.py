@@ -6,22 +6,14 @@ What a snapshot is and when one is taken: docs/design/adr/0021-memory-snapshots.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
+from regroup_operator.model.plan import Said
 from regroup_operator.model.worker import Current, Worker
 from regroup_operator.plan.pulse import Reported
 
+SNAPSHOTS_TAKEN = "SnapshotsTaken"
 NOT_TAKEN = "NotTaken"
-
-
-@dataclass(frozen=True)
-class Taking:
-    """Status, reason and message of the condition."""
-
-    status: str
-    reason: str
-    message: str
 
 
 def snapshot_status(newest: Reported) -> dict[str, Any] | None:
@@ -30,7 +22,7 @@ def snapshot_status(newest: Reported) -> dict[str, Any] | None:
     return None if step is None else {"step": step}
 
 
-def judge_snapshots(*, current: Current | None, workers: Sequence[Worker], step: int | None) -> Taking | None:
+def judge_snapshots(*, current: Current | None, workers: Sequence[Worker], step: int | None) -> Said | None:
     """Return the condition, or None to leave what it was: no member has spoken of snapshots in this generation.
 
     `step` is that of status.memorySnapshot.
@@ -46,11 +38,14 @@ def judge_snapshots(*, current: Current | None, workers: Sequence[Worker], step:
     wrong = [f"Worker {w.id}: {problem}" for w, problem in said if problem]
     if wrong:
         more = f" ({len(wrong) - 1} more workers have none either.)" if len(wrong) > 1 else ""
-        return Taking("False", NOT_TAKEN, f"{wrong[0]}{more}")
+        return Said(SNAPSHOTS_TAKEN, "False", NOT_TAKEN, f"{wrong[0]}{more}")
     if all(problem is None for _, problem in said):
         return None
     if step is None:
-        return Taking("Unknown", "NoneYet", "Some worker has no snapshot of the state in memory yet.")
-    return Taking(
-        "True", "Taken", "Every worker has a snapshot of the state in memory; status.memorySnapshot has its step."
+        return Said(SNAPSHOTS_TAKEN, "Unknown", "NoneYet", "Some worker has no snapshot of the state in memory yet.")
+    return Said(
+        SNAPSHOTS_TAKEN,
+        "True",
+        "Taken",
+        "Every worker has a snapshot of the state in memory; status.memorySnapshot has its step.",
     )

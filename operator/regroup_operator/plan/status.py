@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from regroup.protocol.document import PLANNED
 from regroup.protocol.state import Group
-from regroup_operator.model.plan import Verdict
+from regroup_operator.model.plan import Said, Verdict
 from regroup_operator.model.records import Settings
 from regroup_operator.model.worker import Announce, Current, Decision, Standing, Wait, Worker
 from regroup_operator.plan.script_group import passed
@@ -20,16 +19,6 @@ PENDING, STARTING, RUNNING, RECOVERING, WAITING, SUCCEEDED, FAILED = (
 
 ORDINARY = ("Starting", "Ended")
 """Reasons of PodsReady=False that pass by themselves."""
-
-
-@dataclass(frozen=True)
-class Said:
-    """One condition, without its times."""
-
-    type: str
-    status: str
-    reason: str
-    message: str
 
 
 def phase_of(

@@ -10,6 +10,7 @@ from _regroup_agent.core import Core, Identity
 from _regroup_agent.statefile import Saved
 from regroup.protocol import local, wire
 from regroup.protocol.document import Document, Member, Store
+from regroup.protocol.snapshot import SnapshotState
 from regroup.protocol.state import StatePair
 
 JOB, POD, PORT = "job", "pod", 4000
@@ -27,9 +28,10 @@ class Drive:
         saves: bool = False,
         session: bool = False,
         preloading: bool = False,
+        snapshot: SnapshotState | None = None,
     ) -> None:
         identity = Identity(JOB, POD, "boot", processes, grace_s, saves)
-        self.core = Core(identity, saved, session=session, preloading=preloading)
+        self.core = Core(identity, saved, session=session, preloading=preloading, snapshot=snapshot)
         self.processes, self.now_s = processes, 100.0
         self.effects: list[ev.Effect] = []
         self.all: list[ev.Effect] = []

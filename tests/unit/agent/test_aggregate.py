@@ -8,7 +8,7 @@ import pytest
 
 from _regroup_agent.aggregate import SCRIPT, Facts, Process, condition, seal
 from _regroup_agent.statefile import UNKNOWN, Saved
-from regroup.protocol.snapshot import Snapshot
+from regroup.protocol.snapshot import SnapshotState
 from regroup.protocol.state import Phase, Seal, StatePair
 
 
@@ -128,7 +128,7 @@ HELD = process(left=3, state=S8, state_adopted=3)
 )
 def test_seal_with_a_memory_snapshot(processes: list[Process], snapshot: tuple[StatePair, bool], want: Seal) -> None:
     state, is_last = snapshot
-    facts = Facts(Saved(entered=3, adopted=3), heard=3, session=True, snapshot=Snapshot("a", state, 3, is_last, {}))
+    facts = Facts(Saved(entered=3, adopted=3), heard=3, session=True, snapshot=SnapshotState(state, 3, is_last))
     assert seal(processes, facts) == want
 
 

@@ -12,6 +12,7 @@ from _regroup_agent import ending
 from _regroup_agent import events as ev
 from _regroup_agent.statefile import UNKNOWN, Saved
 from regroup.protocol import local, wire
+from regroup.protocol.snapshot import SnapshotState
 from regroup.protocol.state import Busy, Phase, Seal, StatePair
 from tests.unit.agent.drive import PORT, Drive, committed, document, generation, left
 
@@ -339,6 +340,73 @@ def test_changed_condition_that_nothing_else_told_is_told_soon() -> None:
     assert drive.wait(60).bodies() == []
 
 
+# --- memory snapshots (rule BACKUP) --------------------------------------------------------------------------------
+
+S5, S7, S9 = StatePair(1, 5), StatePair(1, 7), StatePair(1, 9)
+
+
+@pytest.mark.parametrize("way", ["said by the process", "read from the directory"])
+@pytest.mark.parametrize("is_last", [False, True], ids=["taken while it trained", "taken as it ended"])
+def test_snapshot_is_what_the_worker_holds_once_its_processes_have_ended(way: str, is_last: bool) -> None:
+    drive = Drive(2).session().trains(1, 7)
+    if way == "said by the process":
+        drive.says(local.Snapshotted(S7, 1, is_last))
+    drive.exits(-9, 0).exits(-9, 1)
+    if way == "read from the directory":
+        drive.feed(ev.Held(SnapshotState(S7, 1, is_last)))
+    seal = Seal(1, S7, 1, 1, is_backup=not is_last)
+    assert (drive.report.seal, drive.report.condition.step) == (seal, 7)
+    assert drive.wait(1).attach().report.seal == seal, "those that are started next have none of their own"
+
+
+def test_snapshot_says_where_its_state_was_adopted() -> None:
+    drive = Drive().session().trains(1, 7).generation(2).says(local.Entering(2)).says(local.Snapshotted(S7, 1))
+    drive.says(local.AdoptedLocally(2, 7, "self", S7, 1.0)).exits(-9)
+    assert drive.report.seal == Seal(2, S7, 2, 1, is_backup=True)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        pytest.param(ev.Held(None), id="the directory is empty"),
+        pytest.param(local.Snapshotted(None), id="the process has discarded it"),
+    ],
+)
+def test_snapshot_that_is_gone_is_forgotten(message: ev.Held | local.Snapshotted) -> None:
+    drive = Drive(snapshot=SnapshotState(S5, 1, False), saved=Saved(entered=1, adopted=1))
+    drive.newest = 1
+    assert drive.session().phase == Phase.READY
+    assert drive.report.seal == Seal(1, S5, 1, 1, is_backup=True), "of an earlier container of the pod"
+    drive = drive.feed(message) if isinstance(message, ev.Held) else drive.says(message)
+    assert drive.report.seal == Seal(1, None, 1)
+
+
+def test_what_is_read_after_the_end_replaces_what_was_said() -> None:
+    """The last message may be lost in the socket."""
+    drive = Drive().session().trains(1, 9).says(local.Snapshotted(S7, 1)).exits(1)
+    assert drive.report.seal == Seal(1, S7, 1, 1, is_backup=True)
+    assert drive.feed(ev.Held(SnapshotState(S9, 1, True))).report.seal == Seal(1, S9, 1, 1)
+
+
+def test_report_says_what_was_said_of_snapshots_last_in_this_generation() -> None:
+    """Not every message speaks of them; what an older generation covered says nothing of this one."""
+
+    def newest() -> tuple[int | None, str | None]:
+        (body,) = drive.command(wire.ProgressRequest()).bodies(wire.Progress)
+        return body.snapshot_step, body.snapshot_problem
+
+    drive = Drive().session().trains(1).says(committed(1, 2, snapshot_step=1, snapshot_problem="full"))
+    assert newest() == (1, "full")
+    drive.says(committed(1, 3))
+    assert newest() == (1, "full")
+    drive.says(committed(1, 3, snapshot_step=3))
+    assert newest() == (3, "full"), "the same step again"
+    drive.says(committed(1, 3, snapshot_problem=""))
+    assert newest() == (3, "")
+    drive.trains(2).says(committed(2, 4))
+    assert newest() == (None, None)
+
+
 # --- progress ------------------------------------------------------------------------------------------------------
 
 
@@ -436,6 +504,7 @@ def test_holder_of_a_state_trains_on_in_its_grace_while_the_operator_is_away(
     grace_s: float, end_s: float, back_s: float | None
 ) -> None:
     drive = Drive(grace_s=grace_s).session().trains(1, 3).feed(ev.Disconnected()).feed(ev.Terminated())
+    assert drive.bodies() == [], "nobody can hear it"
     if back_s is not None:
         drive.wait(back_s).feed(ev.Connected())
         assert drive.bodies(wire.Draining) == [wire.Draining(end_s - back_s)]
@@ -448,6 +517,15 @@ def test_holder_of_a_state_trains_on_in_its_grace_while_the_operator_is_away(
 def test_deleted_pod_without_a_state_does_not_wait_for_an_operator_that_is_away() -> None:
     drive = Drive(grace_s=30).session().feed(ev.Disconnected()).feed(ev.Terminated())
     assert drive.of(ev.Signal) == [ev.Signal(0, signal.SIGTERM)]
+
+
+def test_one_process_that_holds_the_state_is_enough_to_wait_for_an_operator_that_is_away() -> None:
+    drive = Drive(2, grace_s=30).session().trains(1, 3).exits(-9, 1).feed(ev.Disconnected()).feed(ev.Terminated())
+    assert drive.wait(24.9).of(ev.Signal) == []
+
+
+def test_deleted_pod_in_which_nothing_runs_ends_at_once() -> None:
+    assert Drive(grace_s=30).feed(ev.Connected()).feed(ev.Terminated()).of(ev.Exit) == [ev.Exit(143)]
 
 
 def test_operator_that_comes_back_too_late_changes_nothing_about_the_end() -> None:
@@ -506,6 +584,18 @@ def test_process_that_crashes_while_draining_is_a_fault_and_not_restarted() -> N
     drive = Drive(2).session().trains(1, 3).feed(ev.Terminated()).exits(-9, 1)
     assert len(drive.bodies(wire.Fault)) == 1
     assert drive.wait(5).of(ev.Start) == []
+
+
+def test_process_that_waits_for_its_restart_is_not_started_in_a_pod_that_is_deleted() -> None:
+    drive = Drive(2).session().trains(1, 3).exits(-9, 1).exits(-9, 1)
+    assert drive.core.due_s is not None
+    assert drive.feed(ev.Terminated()).wait(5).of(ev.Start) == []
+
+
+@pytest.mark.parametrize("outcome", ["Complete", "Failed", "Released"])
+def test_process_that_ends_after_a_stop_is_no_fault(outcome: str) -> None:
+    drive = Drive().session().trains(1, 3).command(wire.Stop(outcome)).exits(1)
+    assert (drive.bodies(wire.Fault), drive.of(ev.Exit)) == ([], [ev.Exit(0)])
 
 
 # --- script tier ---------------------------------------------------------------------------------------------------

@@ -75,7 +75,9 @@ def test_older_and_lost(current: Current, workers: tuple[Worker, ...], older: li
 
 
 def sealed(slot: int, left: int, adopted: int, state: tuple[int, int] | None = None, **changes: Any) -> Worker:
-    seal = make_seal(left, state, adopted=adopted, state_adopted=adopted if state else 0)
+    seal = make_seal(
+        left, state, adopted=adopted, state_adopted=adopted if state else 0, is_backup=changes.pop("is_backup", False)
+    )
     session = make_session(slot, Phase.BROKEN, left, seal=seal, connected=changes.pop("connected", True))
     return make_worker(slot, Standing.BROKEN, session=session, **changes)
 
@@ -104,11 +106,11 @@ def test_generation_that_never_stepped_is_not_carried_on(workers: tuple[Worker, 
 
 def test_seals_are_of_all_who_can_be_reached_and_of_older_members_who_cannot() -> None:
     away = sealed(1, 3, 1, (1, 9), connected=False)
-    stranger = sealed(7, 3, 1, (1, 9))
+    stranger = sealed(7, 3, 1, (1, 9), is_backup=True)
     strange_and_away = sealed(8, 3, 1, (1, 9), connected=False)
     got = build(members=(A,), current=GROUP_3, workers=(A, away, stranger, strange_and_away))
     state = make_seal(3, (1, 9)).state
-    assert got.seals == (MemberSeal(uid_of(1), 3, state, 1, 1), MemberSeal(uid_of(7), 3, state, 1, 1))
+    assert got.seals == (MemberSeal(uid_of(1), 3, state, 1, 1), MemberSeal(uid_of(7), 3, state, 1, 1, is_backup=True))
 
 
 def test_workers_that_have_not_told_what_they_hold_are_named() -> None:

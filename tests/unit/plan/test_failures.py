@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
+from regroup_operator.model.members import MemberId
 from regroup_operator.model.plan import Clock, Memory
 from regroup_operator.model.records import Observation, Pod, ProcessExit, Session
-from regroup_operator.plan.failures import avoided_nodes, excused_generations, see_failures
-from tests.builders.plan import make_current, make_pod, make_session
+from regroup_operator.plan.failures import avoided_nodes, count_created, excused_generations, see_failures
+from tests.builders.plan import make_current, make_pod, make_session, uid_of
 
 CLOCK = Clock(100.0, 1e9)
 ALL = (make_pod(0), make_pod(1), make_pod(2))
@@ -85,11 +86,15 @@ BEFORE = make_pod(0, boot_id="first")
         pytest.param({"last_exit_code": 143, "boot_id": "second"}, 0, id="an orderly reboot of the node"),
         pytest.param({"last_exit_code": 1, "boot_id": ""}, 1, id="nodes may not be read any more"),
         pytest.param({"last_exit_code": 143, "terminating": True}, 0, id="the pod is deleted"),
+        pytest.param({"last_exit_code": 2, "phase": "Failed", "container_restarts": 0}, 1, id="the pod ended by itself"),
+        pytest.param(
+            {"last_exit_code": 2, "phase": "Failed", "container_restarts": 0, "terminating": True}, 0, id="in its grace period"
+        ),
     ],
 )  # fmt: skip
 def test_container_that_restarts(changes: dict[str, Any], counted: int) -> None:
     looked = see_failures(Observation((BEFORE,), {}), Memory(), CLOCK).memory
-    seen = see_failures(Observation((replace(BEFORE, container_restarts=1, **changes),), {}), looked, CLOCK)
+    seen = see_failures(Observation((replace(BEFORE, **{"container_restarts": 1} | changes),), {}), looked, CLOCK)
     assert len(seen.failures) == counted
 
 
@@ -112,6 +117,27 @@ def test_boot_that_is_seen_before_the_container_restarts_is_remembered_until_the
     assert seen.failures == ()
     gone = see_failures(Observation((), {}), seen.memory, CLOCK).memory
     assert gone.boot_ids == {}, "who is gone is forgotten"
+
+
+SLOT_1 = MemberId(1, 1)
+
+
+@pytest.mark.parametrize(
+    ("pods", "given", "counted"),
+    [
+        pytest.param((make_pod(0), make_pod(1, phase="Failed")), {}, 1, id="its pod failed"),
+        pytest.param((make_pod(0),), {"members": [MemberId(1, 0)]}, 1, id="a member's pod is gone"),
+        pytest.param((make_pod(0), make_pod(1)), {"leaving": {uid_of(1)}}, 0, id="its pod is there and asked to leave"),
+        pytest.param((make_pod(0), make_pod(1)), {"leaving": {uid_of(0)}}, 1, id="another one's is"),
+        pytest.param(
+            (make_pod(0), make_pod(1)), {"leaving": {uid_of(1)}, "members": [MemberId(1, 0)]}, 0, id="a member hands over"
+        ),
+        pytest.param((make_pod(0), make_pod(1)), {"released": {uid_of(1)}}, 0, id="it was scaled away"),
+        pytest.param((make_pod(0),), {}, 0, id="nobody had the slot"),
+    ],
+)  # fmt: skip
+def test_replacements_that_count(pods: tuple[Pod, ...], given: dict[str, Any], counted: int) -> None:
+    assert count_created([SLOT_1], pods, Memory(), **given)[0] == counted
 
 
 def failed_pods(*nodes: str) -> Memory:

@@ -265,6 +265,52 @@ def test_slot_that_fails_twice_on_a_node_avoids_it() -> None:
     assert second.create == ((1, 2, ("bad",)),)
 
 
+# --- drains --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("spec", "says"),
+    [
+        pytest.param({}, "from step 0, because the job writes no checkpoints.", id="nothing is saved"),
+        pytest.param(
+            {"checkpoint": {"volumeClaim": "ckpt"}}, "from the checkpoint that is written at its end.", id="saved"
+        ),
+    ],
+)
+def test_member_that_leaves_and_is_needed_is_said_replaced_and_counted_nowhere(spec: dict[str, Any], says: str) -> None:
+    alone = TRAINING | {"membership": MEMBERSHIP | {"members": "0", "worldSize": 1}}
+    builder = make_job().with_replicas(1).elastic(1, 4).with_status(alone).with_spec(**spec)
+    got = plan(builder, pods=(make_pod(0),), sessions=(trains(0, draining=Draining(20.0)),))
+    degraded = next(c for c in got.status["conditions"] if c["type"] == "Degraded")
+    assert (degraded["status"], degraded["reason"]) == ("True", "Leaving")
+    assert degraded["message"].endswith(says)
+    assert (got.create, got.status.get("restarts", {}).get("pods", 0)) == (((0, 1, ()),), 0)
+
+
+@pytest.mark.parametrize(
+    ("session", "counted"),
+    [
+        pytest.param(trains(1, draining=Draining(20.0)), 0, id="it hands over"),
+        pytest.param(
+            trains(1, draining=Draining(20.0), connected=False, closed_at_s=50.0), 1, id="it was cut off: lost"
+        ),
+    ],
+)
+def test_pod_that_is_replaced_because_it_leaves(session: Session, counted: int) -> None:
+    got = plan(sessions=(trains(0), session))
+    assert got.create == ((1, 1, ()),)
+    assert got.status.get("restarts", {}).get("pods", 0) == counted
+
+
+def test_pod_that_does_not_leave_and_is_replaced_counts() -> None:
+    """Its node is not ready, and its agent cannot be reached."""
+    got = plan(
+        pods=(make_pod(0), make_pod(1, node_ready=False)),
+        sessions=(trains(0), trains(1, connected=False, closed_at_s=50.0)),
+    )
+    assert (got.create, got.status["restarts"]["pods"]) == (((1, 1, ()),), 1)
+
+
 # --- released ------------------------------------------------------------------------------------------------------
 
 TWO_OF_THREE = (make_pod(0), make_pod(1), make_pod(2))
@@ -366,6 +412,106 @@ def test_progress_never_comes_from_an_older_generation() -> None:
     planned = FORMING | {"membership": FORMING["membership"] | {"kind": "planned"}}
     got = plan(job(planned), sessions=(at_step(50, 1), make_session(1, Phase.FORMING, 2)))
     assert got.status["progress"]["step"] == 50  # while a planned one is pending, the one before trains on
+
+
+def snapshots(status: dict[str, Any] = TRAINING) -> JobBuilder:
+    return job(status).with_spec(memorySnapshot={"sizeLimit": "1Gi"})
+
+
+def keeps(step: int | None, generation: int = 1, problem: str = "", slot: int = 0) -> Session:
+    """A member that has committed step 9 and says what the memory snapshots cover."""
+    progress = make_progress(9, snapshot_step=step, snapshot_problem=problem)
+    session = make_session(slot, Phase.TRAINING, generation, told_tier="Session", told_generation=generation)
+    return replace(session, progress=progress, progress_generation=generation, progress_at_s=99.0)
+
+
+KEPT = {"memorySnapshot": {"step": 5}}
+PLANNED = {"membership": FORMING["membership"] | {"kind": "planned"}}
+
+
+@pytest.mark.parametrize(
+    ("builder", "session", "want"),
+    [
+        pytest.param(snapshots(), keeps(7), {"step": 7}, id="the first"),
+        pytest.param(snapshots(TRAINING | KEPT), keeps(7), {"step": 7}, id="a newer one"),
+        pytest.param(snapshots(TRAINING | KEPT), keeps(None), None, id="some worker has none: nothing to go back to"),
+        pytest.param(snapshots(FORMING | KEPT), keeps(7, 1), {"step": 5}, id="a new generation forms: as it was"),
+        pytest.param(snapshots(FORMING | PLANNED | KEPT), keeps(7, 1), {"step": 5}, id="the one before trains on: as it was"),
+        pytest.param(snapshots(FORMING | PLANNED | KEPT), keeps(None, 1), {"step": 5}, id="nor is it removed for that one"),
+        pytest.param(snapshots(FORMING | KEPT), keeps(7, 2), {"step": 7}, id="the new generation's own"),
+        pytest.param(snapshots(FORMING | KEPT), keeps(None, 2), None, id="somebody in it has none yet"),
+        pytest.param(job(TRAINING), keeps(7), None, id="the job asks for none"),
+    ],
+)  # fmt: skip
+def test_status_names_the_snapshot_of_the_newest_generation(
+    builder: JobBuilder, session: Session, want: dict[str, int] | None
+) -> None:
+    generation = session.condition.generation
+    got = plan(builder, sessions=(session, make_session(1, Phase.TRAINING, generation)))
+    assert got.status.get("memorySnapshot") == want
+
+
+def test_snapshot_that_moves_on_is_not_urgent() -> None:
+    other = trains(1)
+    first = plan(snapshots(), sessions=(keeps(5), other))
+    got = plan(snapshots(first.status), sessions=(keeps(7), other), memory=first.memory)
+    assert (got.status["memorySnapshot"], got.urgent) == ({"step": 7}, False)
+
+
+def taken(got: JobPlan) -> tuple[str, str] | None:
+    known = next((c for c in got.status["conditions"] if c["type"] == "SnapshotsTaken"), None)
+    return known and (known["status"], known["reason"])
+
+
+@pytest.mark.parametrize(
+    ("builder", "step", "want"),
+    [
+        pytest.param(snapshots(), 5, ("True", "Taken"), id="every worker has one"),
+        pytest.param(snapshots(), None, ("Unknown", "NoneYet"), id="some worker has none"),
+        pytest.param(job(), 5, None, id="the job asks for none"),
+    ],
+)
+def test_condition_says_whether_snapshots_are_taken(
+    builder: JobBuilder, step: int | None, want: tuple[str, str] | None
+) -> None:
+    assert taken(plan(builder, sessions=(keeps(step), trains(1)))) == want
+
+
+def test_each_sentence_about_snapshots_that_are_not_taken_is_an_event_once() -> None:
+    def events(got: JobPlan) -> list[tuple[str, str, str]]:
+        return [(n.kind, n.reason, n.note) for n in got.notes]
+
+    first = plan(snapshots(), sessions=(keeps(None, problem="It needs 64 MiB."), trains(1)))
+    assert events(first) == [("Warning", "SnapshotNotTaken", "Worker 0: It needs 64 MiB.")]
+    same = plan(
+        snapshots(first.status), sessions=(keeps(None, problem="It needs 64 MiB."), trains(1)), memory=first.memory
+    )
+    assert events(same) == []
+    other = plan(snapshots(same.status), sessions=(keeps(None, problem="No room."), trains(1)), memory=same.memory)
+    assert events(other) == [("Warning", "SnapshotNotTaken", "Worker 0: No room.")]
+    well = plan(snapshots(other.status), sessions=(keeps(7), trains(1)), memory=other.memory)
+    assert (events(well), taken(well)) == ([], ("True", "Taken"))
+    again = plan(snapshots(well.status), sessions=(keeps(7, problem="No room."), trains(1)), memory=well.memory)
+    assert [reason for _, reason, _ in events(again)] == ["SnapshotNotTaken"], "it is news again"
+
+
+def test_each_sentence_about_a_checkpoint_that_is_not_saved_is_an_event_once() -> None:
+    saves = {"checkpoint": {"volumeClaim": "ckpt"}}
+    session = replace(at_step(9), progress=make_progress(9, checkpoint_problem="The volume is full."))
+    first = plan(job().with_spec(**saves), sessions=(session, trains(1)))
+    says = "Worker 0: The volume is full. There is no checkpoint."
+    assert [(n.kind, n.reason, n.note) for n in first.notes] == [("Warning", "CheckpointNotSaved", says)]
+    assert plan(job(first.status).with_spec(**saves), sessions=(session, trains(1)), memory=first.memory).notes == ()
+
+
+def test_what_was_said_of_snapshots_stays_once_the_job_has_ended() -> None:
+    """Its workers go one after the other, and what the last ones say is no news."""
+    done = tuple(make_session(slot, Phase.FINISHED, 1, told_tier="Session", told_generation=1) for slot in (0, 1))
+    running = plan(snapshots(), sessions=(keeps(7), trains(1)))
+    ended = plan(snapshots(running.status), sessions=done, memory=running.memory)
+    assert (ended.status["phase"], taken(ended)) == ("Succeeded", ("True", "Taken"))
+    later = plan(snapshots(ended.status), sessions=(keeps(None, problem="No room."), trains(1)), memory=ended.memory)
+    assert (taken(later), later.notes) == (("True", "Taken"), ())
 
 
 # --- commands ------------------------------------------------------------------------------------------------------

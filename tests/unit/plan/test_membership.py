@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from regroup.protocol.document import FORCED, PLANNED
-from regroup.protocol.state import Phase
+from regroup.protocol.state import Phase, StatePair
 from regroup_operator.model.members import MemberId
 from regroup_operator.model.records import Settings
 from regroup_operator.model.waits import UntilEvent
@@ -534,8 +534,10 @@ def test_another_pod_takes_the_place_of_one_that_is_given_up() -> None:
 # --- rule WITNESS --------------------------------------------------------------------------------------------------
 
 
-def holding(slot: int, state: tuple[int, int] | None, adopted: int, **changes: Any) -> Worker:
-    seal = make_seal(2, state, adopted=adopted, state_adopted=adopted if state else 0)
+def holding(
+    slot: int, state: tuple[int, int] | None, adopted: int, *, is_backup: bool = False, **changes: Any
+) -> Worker:
+    seal = make_seal(2, state, adopted=adopted, state_adopted=adopted if state else 0, is_backup=is_backup)
     session = make_session(slot, Phase.BROKEN, 2, adopted_to=adopted, seal=seal)
     return make_worker(slot, **{"standing": Standing.BROKEN, "session": session, "why": "CollectiveFailed", **changes})
 
@@ -587,6 +589,24 @@ def test_holders_come_first_when_a_set_has_refused() -> None:
     workers = [holding(0, None, 0), holding(1, None, 0), holding(3, (1, 9), 1, standing=Standing.OUTSIDE)]
     got = decide(workers, REFUSED, make_bounds(2, 1), refused=frozenset({"x"}))
     assert words(got) == (FORCED, "MemberLost", "0,3")
+
+
+@pytest.mark.parametrize(
+    ("workers", "want"),
+    [
+        pytest.param([holding(0, (1, 9), 1, is_backup=True), holding(2, (1, 9), 1)], "2", id="of the same state"),
+        pytest.param([holding(0, (1, 9), 1, is_backup=True), holding(2, (1, 5), 1)], "2", id="of a newer one"),
+        pytest.param([holding(0, (1, 9), 1), holding(2, (2, 12), 2, is_backup=True)], "2", id="not of a later generation"),
+        pytest.param(
+            [holding(0, (1, 5), 1, is_backup=True), holding(2, (1, 9), 1, is_backup=True)], "2", id="of two the newest"
+        ),
+        pytest.param([holding(0, None, 1), holding(2, (1, 9), 1, is_backup=True)], "2", id="a backup before nothing"),
+    ],
+)  # fmt: skip
+def test_live_holder_goes_before_a_backup(workers: list[Worker], want: str) -> None:
+    """Rule BACKUP: only the live state says for certain what its worker has committed."""
+    got = decide(workers, REFUSED, make_bounds(1, 1), refused=frozenset({"x"}))
+    assert words(got) == (FORCED, "MemberLost", want)
 
 
 def test_set_that_could_not_read_its_checkpoint_is_tried_again_after_a_pause() -> None:
@@ -648,6 +668,29 @@ def test_refused_set_is_tried_again_on_any_word_that_the_verdict_is_made_of(chan
     assert words(decide(workers, current, make_bounds(1, 1), refused=tried)) == ("wait", "NoWitness")
     workers[1] = replace(other, session=replace(session, **changed))
     assert words(decide(workers, current, make_bounds(1, 1), refused=tried)) == (FORCED, "MemberLost", "1")
+
+
+@pytest.mark.parametrize("role", ["member", "seal"])
+@pytest.mark.parametrize(
+    "changed",
+    [
+        pytest.param({"state": StatePair(1, 8)}, id="which state it holds"),
+        pytest.param({"state_adopted": 2}, id="where that was adopted"),
+        pytest.param({"adopted": 2}, id="what it adopted last"),
+        pytest.param({"is_backup": True}, id="that it is a backup"),
+    ],
+)
+def test_names_of_a_set_have_every_word_of_a_seal_that_holds_a_state(role: str, changed: Any) -> None:
+    """Rule WORDS: each of them is an input of `adoption.decide`."""
+    names = []
+    unchanged: dict[str, Any] = {}
+    for given in (unchanged, changed):
+        holder = holding(1, (1, 9), 1)
+        assert holder.session is not None
+        assert holder.session.seal is not None
+        holder = replace(holder, session=replace(holder.session, seal=replace(holder.session.seal, **given)))
+        names.append(names_of(REFUSED, [holder], [holder] if role == "member" else []))
+    assert names[0] != names[1]
 
 
 def test_names_of_a_set_do_not_change_with_the_number_of_the_refusal() -> None:
@@ -714,6 +757,16 @@ FRESH: dict[str, Any] = {"since_s": 99.9}
         ),
         pytest.param(
             [draining(0), draining(2), out(0, 1)], make_bounds(1, 1), (PLANNED, "Drained", "0,0.1"), id="who has one goes first"
+        ),
+        pytest.param(
+            [silent(0, pod=make_pod(0, terminating=True)), draining(1), out(2)], make_bounds(3, 1), (PLANNED, "Drained", "1,2"),
+            id="who can be reached stays",
+        ),
+        pytest.param(
+            [draining(2), out(0), out(1)], make_bounds(2, 1), (PLANNED, "Drained", "0,2"), id="never more than wanted"
+        ),
+        pytest.param(
+            [*ALL_LEAVE, out(0, 1), out(0, 2)], FIXED, (PLANNED, "Drained", "0.2,1,2"), id="two pods of a slot are one that comes"
         ),
         pytest.param([A, B, out(1, 1), out(1, 2)], make_bounds(3), ("keep",), id="nobody joins a slot that is taken"),
         pytest.param([A, out(1), out(1, 1)], make_bounds(2), (PLANNED, "Resized", "0,1.1"), id="the youngest pod of a slot"),

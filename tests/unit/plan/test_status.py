@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from regroup_operator.model.plan import Verdict
+from regroup_operator.model.plan import Said, Verdict
 from regroup_operator.model.records import Settings
 from regroup_operator.model.waits import UntilEvent
 from regroup_operator.model.worker import Announce, Current, Decision, Keep, Standing, Wait, Worker
-from regroup_operator.plan.status import Said, duration, phase_of, summary, training_conditions, worker_conditions
+from regroup_operator.plan.status import duration, phase_of, summary, training_conditions, worker_conditions
 from tests.builders.plan import make_current, make_pod, make_session, make_worker
 
 A, B, C = make_worker(0), make_worker(1), make_worker(2)
@@ -223,6 +223,19 @@ def test_crash_that_repeats_is_quoted_while_it_does(phase: str) -> None:
 def test_degraded_says_who_leaves_and_is_needed(members: tuple[int, ...]) -> None:
     got = said("Running", A, B, C, current=make_current(members), leaving="Worker 1 is asked to leave.")["Degraded"]
     assert (got.status, got.reason, got.message) == ("True", "Leaving", "Worker 1 is asked to leave.")
+
+
+@pytest.mark.parametrize(
+    ("phase", "hang", "reason"),
+    [
+        pytest.param("Running", "Step 9 takes long.", "NoProgress", id="a hang holds up who leaves, too"),
+        pytest.param("Recovering", "", "NotTraining", id="nobody trains"),
+        pytest.param("Waiting", "", "NotTraining", id="nor here"),
+        pytest.param("Starting", "", "NotStarted", id="nobody has trained"),
+    ],
+)
+def test_degraded_says_what_is_worse_than_a_worker_that_leaves(phase: str, hang: str, reason: str) -> None:
+    assert said(phase, A, B, C, hang=hang, leaving="Worker 1 is asked to leave.")["Degraded"].reason == reason
 
 
 def test_end() -> None:

@@ -59,13 +59,28 @@ class Agent:
     send_soon = send
 
 
-@pytest.mark.parametrize("loss", [0.25, None])
-def test_end_is_told_with_the_loss_of_its_step(loss: float | None) -> None:
-    agent, plan, model = Agent(), SamplePlan(0, 100, 10, 5, 1), torch.nn.Linear(1, 1)
+def make_reporter(agent: Agent) -> Reporter:
+    plan, model = SamplePlan(0, 100, 10, 5, 1), torch.nn.Linear(1, 1)
     state = TrainingState(model, torch.optim.SGD(model.parameters(), lr=0.1), {})
     reporter = Reporter(cast(Watcher, agent), plan, Durable(state, plan), Memory(state, plan, None, 0))
     reporter.begin_generation(1, 0.0)
-    reporter.finished(20, loss)
+    return reporter
+
+
+def test_each_commit_says_what_the_snapshots_cover() -> None:
+    agent = Agent()
+    reporter = make_reporter(agent)
+    for step in (5, 6):
+        reporter.begin_step(step - 1)
+        reporter.committed(step, 0.5, step - 1, 20, snapshot_step=step - 3)
+    told = [one for one in agent.told if isinstance(one, local.Committed)]
+    assert [(one.step, one.snapshot_step, one.first_step_ms is None) for one in told] == [(5, 2, False), (6, 3, True)]
+
+
+@pytest.mark.parametrize("loss", [0.25, None])
+def test_end_is_told_with_the_loss_of_its_step(loss: float | None) -> None:
+    agent = Agent()
+    make_reporter(agent).finished(20, loss)
     told, finished = agent.told
     assert isinstance(told, local.Committed)
     assert (told.step, told.loss) == (20, loss)

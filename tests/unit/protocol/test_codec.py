@@ -11,7 +11,7 @@ import pytest
 
 from regroup.protocol import codec, local, wire
 from regroup.protocol.codec import ProtocolError, Registry
-from regroup.protocol.document import Document, Member, OlderGeneration, Store
+from regroup.protocol.document import Document, Member, MemberSeal, OlderGeneration, Store
 from regroup.protocol.state import Busy, Condition, Seal, StatePair
 
 
@@ -177,6 +177,15 @@ def test_digest_is_of_the_content_only() -> None:
     again = codec.from_json(Document, json.loads(json.dumps(codec.to_json(DOCUMENT))))
     assert again == DOCUMENT
     assert again.digest() == DOCUMENT.digest() == "ffb4eb12a537d6c89f0df06a493907d47babc4bd35d05dcde11da8ddd3a25d00"
+
+
+def test_seal_in_a_document_says_whether_it_is_a_backup() -> None:
+    """Rule BACKUP: who reads the document must not take a snapshot for a witness."""
+    sealed = dataclasses.replace(DOCUMENT, seals=(MemberSeal("a", 3, StatePair(2, 9), 3, 2, is_backup=True),))
+    again = codec.from_json(Document, json.loads(json.dumps(codec.to_json(sealed))))
+    assert again.seals == sealed.seals
+    live = dataclasses.replace(sealed, seals=(dataclasses.replace(sealed.seals[0], is_backup=False),))
+    assert live.digest() != sealed.digest()
 
 
 def test_digest_differs_with_anything_that_is_agreed_on() -> None:

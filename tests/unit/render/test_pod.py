@@ -260,6 +260,7 @@ def test_dry_run_pod_differs_from_a_worker_in_its_name_only() -> None:
         pytest.param(with_spec(processesPerWorker=2), True, id="processes"),
         pytest.param(with_trainer(resources={"limits": {"nvidia.com/gpu": 2}}), True, id="GPUs"),
         pytest.param(with_spec(checkpoint={"volumeClaim": "ckpt"}), True, id="checkpoint"),
+        pytest.param(with_spec(memorySnapshot={"sizeLimit": "1Gi"}), True, id="memory snapshot"),
         pytest.param(with_spec(elasticPolicy={"minReplicas": 2, "maxReplicas": 6}), True, id="maxReplicas"),
         pytest.param(lambda job: job["spec"].pop("elasticPolicy"), True, id="fixed size"),
         pytest.param(with_spec(recovery={"maxRestarts": 9}), True, id="maxRestarts"),
@@ -287,6 +288,16 @@ def test_digest_grows_with_a_job_of_fixed_size() -> None:
     three, four = render(fixed), render(fixed, with_spec(replicas=4))
     key = "regroup.dev/spec-digest"
     assert three["metadata"]["annotations"][key] != four["metadata"]["annotations"][key]
+
+
+def test_digest_changes_with_each_field_of_the_memory_snapshot_and_not_without_one() -> None:
+    def digest(**snapshot: Any) -> str:
+        pod = render(with_spec(memorySnapshot={"sizeLimit": "1Gi", **snapshot}))
+        return str(pod["metadata"]["annotations"]["regroup.dev/spec-digest"])
+
+    assert len({digest(), digest(sizeLimit="2Gi"), digest(everySeconds=60)}) == 3
+    plain = render()["metadata"]["annotations"]["regroup.dev/spec-digest"]
+    assert plain == "389bda347a0a", "else an upgrade of the operator would make the pods of waiting jobs anew"
 
 
 def test_digest_is_that_of_the_job_not_of_the_pod_or_the_installation() -> None:

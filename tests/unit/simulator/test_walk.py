@@ -13,7 +13,7 @@ import pytest
 
 from regroup.generation.adoption import Fallback
 from regroup_operator.controller import Controller
-from regroup_operator.model.plan import Verdict
+from regroup_operator.model.plan import Said, Verdict
 from regroup_operator.model.waits import UntilEvent
 from regroup_operator.model.worker import Current, Decision, Keep
 from regroup_operator.plan import document, face, membership, status
@@ -139,7 +139,7 @@ def test_wait_that_no_condition_names_is_found(monkeypatch: pytest.MonkeyPatch) 
     assert (named.sort, named.waited) == ("", 1)
     real = status.training_conditions
 
-    def silent(**known: Any) -> list[status.Said]:
+    def silent(**known: Any) -> list[Said]:
         return [replace(said, reason="Recovering") if said.type == "Training" else said for said in real(**known)]
 
     monkeypatch.setattr(face, "training_conditions", silent)

@@ -68,6 +68,19 @@ def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.fixture
+def late(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Copies begin once this is set."""
+    go, fill = threading.Event(), tier._Copy.fill
+
+    def wait_and_fill(copy: tier._Copy) -> None:
+        assert go.wait(10)
+        fill(copy)
+
+    monkeypatch.setattr(tier._Copy, "fill", wait_and_fill)
+    return go
+
+
 def held(directory: Path) -> list[StatePair]:
     return [one.state for one in snapshot.held(directory, "job")]
 
@@ -95,38 +108,22 @@ def test_next_process_continues_from_what_was_committed(directory: Path) -> None
     assert held(directory) == [(4, 8), (3, 7)]
 
 
-def test_what_a_forward_changes_is_copied_before_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_forward_changes_is_copied_before_the_next_one(late: threading.Event) -> None:
     """The thread copies late; the next step's forward has moved BatchNorm's statistics by then."""
-    go = threading.Event()
-    fill = tier._Copy.fill
-
-    def late(copy: tier._Copy) -> None:
-        assert go.wait(10)
-        fill(copy)
-
-    monkeypatch.setattr(tier._Copy, "fill", late)
     first = Process()
     first.commit(1, 1)
     want = first.values()
     first.memory.take()
     first.model(torch.randn(8, 4))
-    go.set()
+    late.set()
     first.memory.settle()
     second = Process(seed=2)
     second.restore()
     assert_equal(second.values(), want)
 
 
-def test_a_commit_waits_for_the_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_commit_waits_for_the_copy(late: threading.Event) -> None:
     """Else half of a snapshot would be of the next step."""
-    go = threading.Event()
-    fill = tier._Copy.fill
-
-    def late(copy: tier._Copy) -> None:
-        assert go.wait(10)
-        fill(copy)
-
-    monkeypatch.setattr(tier._Copy, "fill", late)
     first = Process()
     first.commit(1, 1)
     want = first.values()
@@ -135,7 +132,7 @@ def test_a_commit_waits_for_the_copy(monkeypatch: pytest.MonkeyPatch) -> None:
     stepped.start()
     stepped.join(0.2)  # long enough for a commit that does not wait
     assert stepped.is_alive()
-    go.set()
+    late.set()
     stepped.join(10)
     second = Process(seed=2)
     second.restore()

@@ -18,15 +18,21 @@ VERSION = 1
 
 
 @dataclass(frozen=True)
-class Snapshot:
-    """One complete slot."""
+class SnapshotState:
+    """Which state a snapshot holds: all that the agent knows of it."""
 
-    slot: str
     state: StatePair
     adopted: int
     """The generation in which the state was adopted."""
     is_last: bool
     """Its process took it as it ended, after its last commit: it is what the process held."""
+
+
+@dataclass(frozen=True)
+class Snapshot(SnapshotState):
+    """One complete slot."""
+
+    slot: str
     description: "dict[str, Any]"
     """The whole description, for the library."""
 
@@ -50,6 +56,6 @@ def held(directory: Path, job_uid: str) -> "list[Snapshot]":
             if data["version"] == VERSION and data["job"] == job_uid:
                 generation, step = (int(number) for number in data["state"])
                 state = StatePair(generation, step)
-                found.append(Snapshot(slot, state, int(data["adopted"]), bool(data["is_last"]), data))
+                found.append(Snapshot(state, int(data["adopted"]), bool(data["is_last"]), slot, data))
     # Of one state the copy that its process took as it ended, or in the generation that adopted it last, says more.
     return sorted(found, key=lambda one: (one.state, one.adopted, one.is_last), reverse=True)

@@ -111,7 +111,7 @@ class Slots:
                 f"The memory snapshot's description cannot be written to {path}: {error.strerror or error}. Check "
                 "spec.memorySnapshot.sizeLimit and the directory."
             ) from error
-        self._complete = Snapshot(writing.slot, StatePair(*state), adopted, is_last, data)
+        self._complete = Snapshot(StatePair(*state), adopted, is_last, writing.slot, data)
 
     def load(self, snapshot: Snapshot) -> trees.Tree:
         """Return the tree of a complete snapshot, in memory of its own. Raises UnusableError for one that is damaged,
