@@ -94,9 +94,10 @@ cluster-down: venv ## Stop the one-machine Kubernetes and remove its state; cach
 	$(PY) -m cluster down
 
 .PHONY: generate
-generate: venv ## Generate the CRD, its copy in the chart, the plain install and the reference page
+generate: venv ## Generate the CRD, its copy in the chart, the plain install, the reference page and the picture of the rooms
 	$(PY) -m regroup_operator.api.generate
 	$(PY) -m manifests.render
+	$(PY) -m harness.rooms docs/design/rooms-after.svg
 
 .PHONY: fix
 fix: venv ## Fix style automatically

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 import yaml
 
+from harness import rooms
+
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = sorted(
     path.relative_to(ROOT)
@@ -25,6 +27,12 @@ _TARGET = re.compile(r"\bmake ([a-z][a-z0-9-]+)")
 _LINE = re.compile(r"^( *)([\w./-]+(?:/|\.py))(?:\s|$)")
 MADE = ("bench/out",)
 """Written by commands, not kept."""
+
+
+def test_picture_of_the_rooms_is_current() -> None:
+    drawn = rooms.draw(rooms.imports(None))
+    assert (ROOT / "docs/design/rooms-after.svg").read_text() == drawn, "run `make generate`"
+    assert "(circle)" not in drawn
 
 
 def named(text: str) -> Iterator[str]:
