@@ -7,7 +7,7 @@ planned ones only ready workers (rule FORCED, PLANNED).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sized
+from collections.abc import Iterable
 from math import inf
 
 from regroup.protocol.document import FORCED, PLANNED
@@ -17,7 +17,6 @@ from regroup_operator.model.records import Settings
 from regroup_operator.model.waits import UntilEvent
 from regroup_operator.model.worker import (
     DISCONNECTED,
-    DRAINED,
     UNRESPONSIVE,
     Announce,
     Bounds,
@@ -32,6 +31,7 @@ from regroup_operator.model.worker import (
 from regroup_operator.plan.culprit import name_culprit
 from regroup_operator.plan.links import Links, cut_off, with_links, with_returning
 from regroup_operator.plan.pulse import ANSWER_S, SCRIPT_RESTART_S
+from regroup_operator.plan.target import change, count, one_per_slot, overtaking, target_of, verb_of
 
 _GONE = (Standing.LOST, Standing.DIED)
 _IN_GROUP = (Phase.FORMING, Phase.ARRIVED, Phase.ADOPTING, Phase.TRAINING)
@@ -81,7 +81,7 @@ def next_generation(
         if now_s < until_s:
             return Wait(
                 "Reconnecting",
-                f"The operator has just started; {_count(unknown, 'member')} have not connected yet.",
+                f"The operator has just started; {count(unknown, 'member')} have not connected yet.",
                 until_s,
             )
         return _forced(current, workers, members, bounds, trouble, refusal, links, without_commit, now_s)
@@ -92,9 +92,9 @@ def next_generation(
         # A finished rank ignores planned generations (rule CUTALL).
         return Keep(min(silent, default=UntilEvent.LAST_STEPS))
     if not current.adopted:
-        overtaking = _overtaking(current, members, bounds, now_s)
-        if overtaking is not None:
-            return overtaking
+        newer = overtaking(current, members, bounds, now_s)
+        if newer is not None:
+            return newer
         dues = [*silent, *([deadline] if deadline > now_s else [])]
         return Keep(min(dues, default=UntilEvent.ADOPTED_REPORT))
     return _planned(current, members, workers, bounds, silent, now_s, settings)
@@ -104,13 +104,13 @@ def next_generation(
 
 
 def _first(workers: tuple[Worker, ...], bounds: Bounds, now_s: float, settings: Settings) -> Decision:
-    ready = list(_one_per_slot(sorted((w for w in workers if w.available and not w.draining), key=lambda w: w.id)))
+    ready = list(one_per_slot(sorted((w for w in workers if w.available and not w.draining), key=lambda w: w.id)))
     if len(ready) >= bounds.replicas:
         chosen = tuple(ready[: bounds.replicas])
         return Announce(
             FORCED, chosen, "Started", f"All {len(chosen)} workers are ready.", cause="Started", detected_at_s=now_s
         )
-    counts = f"{_count(ready, 'worker')} ready, {bounds.replicas} wanted"
+    counts = f"{count(ready, 'worker')} ready, {bounds.replicas} wanted"
     if not bounds.elastic or len(ready) < bounds.minimum:
         return Wait("TooFewReady", f"{counts}, at least {bounds.minimum} needed.", UntilEvent.FIRST_WORKERS)
     since = sorted(w.since_s for w in ready)[bounds.minimum - 1]
@@ -144,7 +144,7 @@ def _trouble(
         return min(culprits, key=lambda w: w.since_s)
     if hung:
         until_s = min(w.since_s for w in hung) + KILL_S
-        return Wait("Hung", f"The hanging processes of {_count(hung, 'worker')} are being restarted.", until_s)
+        return Wait("Hung", f"The hanging processes of {count(hung, 'worker')} are being restarted.", until_s)
     broken = [w for w in members if w.standing == Standing.BROKEN]
     if broken:
         first = min(broken, key=lambda w: w.since_s)
@@ -152,7 +152,7 @@ def _trouble(
         if others and now_s < first.since_s + settings.settle_s:
             return Wait(
                 "Settling",
-                f"{_count(broken, 'member')} reported a failed collective; looking for the cause.",
+                f"{count(broken, 'member')} reported a failed collective; looking for the cause.",
                 first.since_s + settings.settle_s,
                 ask=_uids(_silent_since(others, first.since_s)),
             )
@@ -274,7 +274,7 @@ def _forced(
     if len(chosen) < bounds.minimum:
         return Wait(
             "TooFewMembers",
-            f"{_count(chosen, 'worker')} ready, {bounds.minimum} needed: {named.text}; the others keep their state.",
+            f"{count(chosen, 'worker')} ready, {bounds.minimum} needed: {named.text}; the others keep their state.",
             UntilEvent.MORE_WORKERS,
         )
     if (
@@ -298,7 +298,7 @@ def _forced(
         FORCED,
         chosen,
         "MemberLost" if not late else "GenerationOverdue",
-        f"{named.text}; {_count(chosen, 'worker')} {_verb_of(chosen, 'go')} on.",
+        f"{named.text}; {count(chosen, 'worker')} {verb_of(chosen, 'go')} on.",
         cause=named.cause or ("Overdue" if late else ""),
         culprit=named.id,
         detected_at_s=culprit.since_s,
@@ -311,7 +311,7 @@ def _needs_leaving(able: list[Worker], bounds: Bounds) -> bool:
     """Return whether those that are asked to leave are needed once more: the others are too few to go on, or none of them may
     hold the job's state, which would be lost at the end of a grace period."""
     staying = [w for w in able if not w.draining]
-    if not bounds.session or len(_one_per_slot(staying)) < bounds.minimum:
+    if not bounds.session or len(one_per_slot(staying)) < bounds.minimum:
         return bounds.session
     holders = [w for w in able if w.may_hold]
     return bool(holders) and all(w.draining for w in holders)
@@ -378,7 +378,7 @@ def _is_stuck(worker: Worker, now_s: float) -> bool:
 
 def _enough_without(fitting: list[Worker], able: list[Worker], minimum: int) -> list[Worker]:
     """Return those that fit if they are enough, else all."""
-    return fitting if len(_one_per_slot(fitting)) >= minimum else able
+    return fitting if len(one_per_slot(fitting)) >= minimum else able
 
 
 def _new_groups(workers: tuple[Worker, ...], bounds: Bounds, hang: str, now_s: float) -> Decision:
@@ -390,10 +390,10 @@ def _new_groups(workers: tuple[Worker, ...], bounds: Bounds, hang: str, now_s: f
     if len(chosen) < bounds.minimum:
         return Wait(
             "TooFewMembers",
-            f"{hang}. {_count(chosen, 'worker')} ready, {bounds.minimum} needed for new groups.",
+            f"{hang}. {count(chosen, 'worker')} ready, {bounds.minimum} needed for new groups.",
             UntilEvent.MORE_WORKERS,
         )
-    message = f"{hang}. {_count(chosen, 'worker')} {_verb_of(chosen, 'make')} new groups."
+    message = f"{hang}. {count(chosen, 'worker')} {verb_of(chosen, 'make')} new groups."
     return Announce(FORCED, chosen, "Hung", message, cause="Hung", detected_at_s=now_s)
 
 
@@ -451,16 +451,11 @@ def _choose(
             return (0, 0, 0, 0, *usual)
         return (-seal.state_adopted, seal.is_backup, -seal.state.generation, -seal.state.step, *usual)
 
-    slots = _one_per_slot(sorted(able, key=order))
+    slots = one_per_slot(sorted(able, key=order))
     return tuple(sorted(slots[:replicas], key=lambda w: w.id))
 
 
-def _one_per_slot(workers: Iterable[Worker]) -> tuple[Worker, ...]:
-    """Return the workers without those whose slot an earlier one has."""
-    slots: dict[int, Worker] = {}
-    for worker in workers:
-        slots.setdefault(worker.id.slot, worker)
-    return tuple(slots.values())
+# --- a healthy group -----------------------------------------------------------------------------------------------
 
 
 # --- a healthy group -----------------------------------------------------------------------------------------------
@@ -478,7 +473,7 @@ def _planned(
     joiners = [w for w in workers if not w.is_member and w.available and not w.draining]
     joiners = [w for w in joiners if not _is_unresponsive(w, now_s)]
     silent = [*silent, *(w.barred_until_s for w in joiners if w.barred_until_s > now_s)]
-    target = _target(members, [w for w in joiners if not _comes_late(w, current, now_s)], bounds)
+    target = target_of(members, [w for w in joiners if not _comes_late(w, current, now_s)], bounds)
     kept = [w for w in target if w.is_member]
     new = [w for w in target if not w.is_member]
     if {w.id for w in target} == {w.id for w in members}:
@@ -487,7 +482,7 @@ def _planned(
         if len(kept) < len(members):
             return Wait(
                 "ReplacingFirst",
-                f"{_count(target, 'worker')} would be left, {bounds.minimum} needed; waiting for a replacement.",
+                f"{count(target, 'worker')} would be left, {bounds.minimum} needed; waiting for a replacement.",
                 min(silent, default=UntilEvent.REPLACEMENT),
             )
         return Keep(min(silent, default=UntilEvent.CHANGE))
@@ -499,99 +494,4 @@ def _planned(
         due = min(max(since) + settings.join_quiet_s, min(since) + settings.join_max_s)
         if now_s < due:
             return Keep(min([*silent, due]))
-    return _change(members, target, now_s)
-
-
-def _overtaking(current: Current, members: tuple[Worker, ...], bounds: Bounds, now_s: float) -> Announce | None:
-    """Return the planned generation that takes the place of the newest one, which is planned, too: a member of that is asked to
-    leave, and nobody that trains has entered it yet. Who trains leaves its group once, for the newer one, and does not wait for
-    joiners that have not arrived: the grace period of who leaves may be shorter than two changes. None: there is nothing to
-    gain, or somebody has left the group that trains."""
-    trains_in = {w.session.condition.generation for w in members if w.session is not None and _has_not_left(w)}
-    if current.kind != PLANNED or not current.known or not bounds.session or len(trains_in) != 1:
-        return None
-    before = {uid for older in current.older if older.number in trains_in for uid in older.pod_uids}
-    training = tuple(w for w in members if w.pod is not None and w.pod.uid in before)
-    if not all(map(_has_not_left, training)):
-        return None
-    joining = [w for w in members if w not in training and w.available and not w.draining]
-    kept = _target(training, joining, bounds)
-    leaving = [w for w in members if w.draining and w not in kept]
-    target = _target(training, [w for w in joining if _has_arrived(w)], bounds)
-    if not leaving or len(target) < bounds.minimum:
-        return None  # who leaves is needed until another worker has its state
-    return _change((*training, *(w for w in leaving if w not in training)), target, now_s)
-
-
-def _has_not_left(worker: Worker) -> bool:
-    """Return whether a member of a planned generation still trains in the one before."""
-    session = worker.session
-    return worker.standing == Standing.PENDING and session is not None and session.condition.phase == Phase.TRAINING
-
-
-def _has_arrived(worker: Worker) -> bool:
-    return worker.standing == Standing.FORMING and not worker.is_on_its_way
-
-
-def _change(members: tuple[Worker, ...], target: tuple[Worker, ...], now_s: float) -> Announce:
-    """Return the planned generation of `target`; `members`: those who are in it, or leave."""
-    ids = {w.id for w in members}
-    new = [w for w in target if w.id not in ids]
-    leaving = len(members) - (len(target) - len(new))
-    joins = f"{_count(new, 'worker')} {_verb_of(new, 'join')}" if new else ""
-    leaves = f"{_count(range(leaving), 'worker')} {_verb_of(range(leaving), 'leave')}" if leaving else ""
-    change = ", ".join(filter(None, [joins, leaves]))
-    drained = [w for w in members if w.draining]
-    reason = DRAINED if drained else "Resized"
-    return Announce(
-        PLANNED,
-        target,
-        reason,
-        f"{change}: {_count(target, 'worker')} {_verb_of(target, 'train')}.",
-        cause=reason,
-        culprit=",".join(str(w.id) for w in drained),
-        detected_at_s=max([w.since_s for w in new], default=now_s),
-    )
-
-
-def _target(members: tuple[Worker, ...], joiners: list[Worker], bounds: Bounds) -> tuple[Worker, ...]:
-    """Return who should train: at most `replicas`, one for each slot, never without a member (it holds the state).
-
-    Members of slots below `replicas` first, then who joins such a slot, then members of higher slots while they are
-    needed.
-    """
-    staying = [w for w in members if not w.draining]
-    joining = sorted((w for w in joiners if w.id.slot < bounds.replicas), key=lambda w: (w.id.slot, -w.id.attempt))
-    if not staying:
-        return _hand_over(members, joining, bounds)
-    low = [w for w in staying if w.id.slot < bounds.replicas]
-    high = [w for w in staying if w.id.slot >= bounds.replicas]
-    holders, others = (low, high) if low else (high[:1], high[1:])
-    slots = _one_per_slot([*holders, *joining, *others])
-    return tuple(sorted(slots[: bounds.replicas], key=lambda w: w.id))
-
-
-def _hand_over(members: tuple[Worker, ...], joining: list[Worker], bounds: Bounds) -> tuple[Worker, ...]:
-    """Return who should train where all members are leaving: those that come, and as many members as are needed beside them, at
-    least one, until the others have its state. Where that leaves no place for any of those that come, one of them is in for
-    one generation all the same (rule HANDOVER)."""
-    coming = {w.id.slot for w in joining}
-    keepers = sorted(members, key=lambda w: (not w.connected, w.id.slot >= bounds.replicas, w.id.slot in coming, w.id))
-    keepers = keepers[: max(1, bounds.minimum - len(coming))]
-    target = _one_per_slot([*keepers, *joining])[: bounds.replicas]
-    if bounds.session and joining and not any(w in joining for w in target):
-        target = (keepers[0], joining[0])
-    return tuple(sorted(target, key=lambda w: w.id))
-
-
-# --- words ---------------------------------------------------------------------------------------------------------
-
-
-def _count(items: Iterable[object], noun: str) -> str:
-    number = len(list(items))
-    return f"{number} {noun}" + ("" if number == 1 else "s")
-
-
-def _verb_of(subject: Sized, verb: str) -> str:
-    """Return the verb in the number of its subject."""
-    return verb if len(subject) != 1 else f"{verb}es" if verb.endswith("o") else f"{verb}s"
+    return change(members, target, now_s)

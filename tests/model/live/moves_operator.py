@@ -236,7 +236,7 @@ def _planned(view: View, state: State) -> tuple[str, tuple[int, ...]] | None:
 
 
 def _overtaking(view: View, state: State) -> tuple[str, tuple[int, ...]] | None:
-    """plan/membership.py `_overtaking`: a member of a planned generation leaves before anybody that trains has entered it.
+    """plan/target.py `overtaking`: a member of a planned generation leaves before anybody that trains has entered it.
     Who trains goes into another one instead, with the joiners that have arrived."""
     inside = {
         member: word.inside
@@ -266,11 +266,11 @@ def _overtaking(view: View, state: State) -> tuple[str, tuple[int, ...]] | None:
 
 
 def _target(view: View, state: State, members: list[int], joining: list[int]) -> tuple[str, tuple[int, ...]] | None:
-    """Who should train instead of the members of the newest generation: plan/membership.py `_target`. `members`: who trains."""
+    """Who should train instead of the members of the newest generation: plan/target.py `target_of`. `members`: who trains."""
     slots, workers = view.scenario.slots, state.workers
     staying = [place for place in members if not workers[place].drains]
     is_all_leaving = not staying
-    if is_all_leaving:  # plan/membership.py `_hand_over`
+    if is_all_leaving:  # plan/target.py `_hand_over`
         coming = {slots[place] for place in joining if slots[place] < state.replicas}
         keepers = sorted(members, key=lambda at: (not workers[at].is_connected, slots[at] >= state.replicas,
                                                   slots[at] in coming, slots[at]))  # fmt: skip
