@@ -72,7 +72,7 @@ def test_torch_knows_every_setting() -> None:
         content = open(library, "rb").read()  # noqa: SIM115
     except FileNotFoundError:
         pytest.skip("this torch is built without CUDA")
-    assert [name for name in (*nccl.OURS, *nccl.DEFAULTS) if name.encode() not in content] == []
+    assert [name for name in (*nccl.OURS, *nccl.DEFAULTS) if name.encode() + b"\0" not in content] == []
 
 
 # --- success is asked for ----------------------------------------------------------------------------------------------
@@ -182,6 +182,26 @@ def test_abort_returns_at_once_and_frees_who_waits_although_nccls_never_ends() -
     assert fake.abort_began.wait(SOON_S)
     assert fake.aborted_in == "regroup-abort"
     fake.abort_ends.set()
+
+
+def test_question_that_does_not_end_holds_up_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither the watcher's thread, which calls abort, nor NCCL's abort: that may be what ends the question."""
+    monkeypatch.setattr(backends, "ASKED_S", 0.01)
+    fake = FakeNccl()
+    groups = make_groups(fake)
+    groups.launch("allreduce", [torch.ones(1)])
+    asked, answer = threading.Event(), threading.Event()
+
+    def is_completed() -> bool:
+        asked.set()
+        return answer.wait()
+
+    fake.works[0].is_completed = is_completed  # type: ignore[method-assign]
+    threading.Thread(target=groups._is_completed, args=(fake.works[0],), daemon=True).start()
+    assert asked.wait(SOON_S)
+    groups.abort()
+    assert fake.abort_began.wait(SOON_S)
+    answer.set()
 
 
 def test_tensors_of_a_collective_live_until_the_gpu_no_longer_writes_them() -> None:

@@ -20,19 +20,20 @@ PAIR = StatePair(3, 7)
 
 
 @pytest.mark.parametrize(
-    ("held", "torn"),
+    ("device", "held", "torn"),
     [
-        pytest.param(None, True, id="nothing was held: it arrives in the tensors themselves"),
-        pytest.param(PAIR, False, id="a state was held: it stays until the last byte is there"),
+        pytest.param("cuda", None, True, id="nothing was held: it arrives in the tensors themselves"),
+        pytest.param("cuda", PAIR, False, id="a state was held: it stays until the last byte is there"),
+        pytest.param("cpu", None, False, id="in host memory there is room for a second copy"),
     ],
 )
 def test_source_dies_in_the_middle_of_a_copy(
-    monkeypatch: pytest.MonkeyPatch, held: StatePair | None, torn: bool
+    monkeypatch: pytest.MonkeyPatch, device: str, held: StatePair | None, torn: bool
 ) -> None:
     model = torch.nn.Linear(2, 1)
     state = TrainingState(model, torch.optim.SGD(model.parameters(), lr=0.1), {})
     plan = SamplePlan(0, 8, 4, 2, 1)
-    joined = Regrouper(None, state, plan, torch.device("cpu"), None, Memory(state, plan, None, 0))  # type: ignore[arg-type]
+    joined = Regrouper(None, state, plan, torch.device(device), None, Memory(state, plan, None, 0))  # type: ignore[arg-type]
     if held is not None:
         state.named(held, 3)
 

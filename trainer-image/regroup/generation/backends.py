@@ -21,6 +21,8 @@ from regroup.errors import Aborted
 
 ABORT_S = 60.0
 """NCCL's abort may never end; after this it is said, and the next generation no longer waits for it."""
+ASKED_S = 1.0
+"""A question whether a work has ended takes microseconds. One that takes so long may need the abort."""
 _aborting: set[threading.Thread] = set()
 """Those that have not returned yet; each takes itself off."""
 
@@ -42,14 +44,15 @@ class Backend:
         group._register_backend(torch.device(device_type), kind, self._raw)
         group._set_default_backend(kind)
 
-    def abort(self, keep: Any = None) -> None:
+    def abort(self, asking: threading.Lock, keep: Any) -> None:
         """End what runs on the backend, in a thread of its own: NCCL's abort takes seconds, and may never return.
 
-        `keep` is held until it has: the GPU may write there as long.
+        It begins once nobody holds `asking`, or after ASKED_S. `keep` is held until it has returned: until then the GPU may write
+        there.
         """
         if self._raw is None:
             return
-        thread = threading.Thread(target=_abort, args=([self._raw], keep), name="regroup-abort", daemon=True)
+        thread = threading.Thread(target=_abort, args=([self._raw], asking, keep), name="regroup-abort", daemon=True)
         _aborting.add(thread)
         thread.start()
 
@@ -59,7 +62,9 @@ class Backend:
         return [] if raw is None else [raw]
 
 
-def _abort(held: list[Any], _keep: Any) -> None:
+def _abort(held: list[Any], asking: threading.Lock, _keep: Any) -> None:
+    if asking.acquire(timeout=ASKED_S):
+        asking.release()
     late = threading.Timer(ABORT_S, print, [_LATE], {"flush": True})
     late.daemon = True
     late.start()

@@ -82,6 +82,8 @@ class Groups:
         self.device = device
         self._host = host
         self._lock = threading.Lock()
+        self._asking = threading.Lock()
+        """Held while a work is asked whether it has ended."""
         self._done = threading.Event()
         """What a helper thread does for the main thread is over, or these groups are."""
         self._aborted = False
@@ -298,7 +300,7 @@ class Groups:
         pauses = nccl.pauses()
         lost_since_s: float | None = None
         looked_s = time.monotonic()
-        while not self._is_completed(work):
+        while on_gloo and not self._is_completed(work):
             if on_gloo:
                 with contextlib.suppress(RuntimeError):
                     work.wait(_SLICE)
@@ -323,9 +325,9 @@ class Groups:
         self._on_device.pop(id(work), None)
 
     def _is_completed(self, work: Work) -> bool:
-        # The lock is `abort`'s. From there on a work on a GPU must not be asked: the question waits for NCCL's abort, and holds the
-        # interpreter.
-        with self._lock:
+        # NCCL's abort waits for this lock. From there on a work on a GPU is not asked: the question would wait for the abort's end,
+        # and perhaps hold the interpreter.
+        with self._asking:
             self.check()
             return work.is_completed()
 
@@ -392,7 +394,7 @@ class Groups:
             backend = self._nccl
         self.sockets.shut_down()
         if backend is not None:
-            backend.abort(keep=self._on_device)
+            backend.abort(self._asking, keep=self._on_device)
         self._done.set()
 
     def close(self) -> None:

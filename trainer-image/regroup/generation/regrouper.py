@@ -37,6 +37,8 @@ from .groups import Gathering, Groups
 from .membership import Stopped
 from .watcher import Watcher
 
+END_S = 10.0
+"""Longest time that the end of a session waits for NCCL's abort."""
 SUPERSEDED_S = 2.0
 """Where gloo fails and every connection stands, so long a newer generation is waited for."""
 
@@ -187,7 +189,7 @@ class Regrouper:
             if groups is not None:
                 groups.close()
         self.groups = self._retired = None
-        wait_aborted()  # the process is about to end, and NCCL's threads must not be in the middle of something
+        wait_aborted(END_S)  # the process is about to end, and NCCL's threads must not be in the middle of something
 
     # --- one generation ----------------------------------------------------------------------------------------------
 
@@ -283,7 +285,7 @@ class Regrouper:
 
     def _receive(self, groups: Groups, source: int, *, keep: bool) -> transfer.Received | None:
         """Take part in a broadcast. Who holds no state has nothing to lose: what is on the GPU arrives where it will stay."""
-        if not keep or self._state.pair is not None:
+        if not keep or self._state.pair is not None or self._device.type == "cpu":
             return transfer.receive(groups, source, keep=keep)
         with self._state.receiving():
             return transfer.receive(groups, source, keep=keep, into=self._state.packed()[1])
