@@ -29,7 +29,9 @@ class FakeWork:
         self.asked = threading.Event()
 
     def is_completed(self) -> bool:
-        assert not self.nccl.abort_began.is_set(), "this question would wait for the abort, and hold the interpreter"
+        if self.nccl.abort_began.is_set():
+            self.nccl.asked_too_late = True
+            raise AssertionError("this question would wait for the abort, and hold the interpreter")
         self.asked.set()
         if self.query_fails is not None:
             raise self.query_fails
@@ -63,6 +65,7 @@ class FakeNccl:
         self.error_at_launch: RuntimeError | None = None
         self.connecting, self.abort_began = threading.Event(), threading.Event()
         self.aborted_in = ""
+        self.asked_too_late = False
 
     def allreduce(self, _tensors: list[torch.Tensor]) -> FakeWork:
         self.connecting.set()

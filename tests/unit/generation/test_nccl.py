@@ -302,6 +302,20 @@ def test_abort_reaches_a_communicator_that_is_forming(opened: Callable[[FakeNccl
     assert fake.aborted_in == "regroup-abort"
 
 
+def test_first_collective_is_not_asked_after_an_abort(opened: Callable[[FakeNccl], None]) -> None:
+    fake = FakeNccl(abort_ends=False)
+    opened(fake)
+    groups = make_groups()
+    connecting = Connecting(groups)
+    until(lambda: fake.works and fake.works[0].asked.is_set(), "the first collective is waited for")
+    groups.abort()
+    assert isinstance(connecting.end(), Aborted)
+    until(lambda: not any(t.name == "regroup-connect" for t in threading.enumerate()), "the helper ends")
+    assert fake.abort_began.wait(SOON_S)
+    assert not fake.asked_too_late
+    fake.abort_ends.set()
+
+
 def test_abort_before_the_backend_is_there_leaves_none_behind(
     opened: Callable[[FakeNccl], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -135,7 +135,7 @@ class Groups:
                 self._nccl = backend
         if not is_ours:  # `abort` came too early to reach it
             let_go(backend.release(), [])
-        nccl.connect(backend, tensor)
+        nccl.connect(backend, tensor, self._is_completed)
 
     def _apart(self, doing: str, what: Callable[[], T], timeout_s: float | None = None) -> T:
         """Return what a function returns that cannot be interrupted. It runs in a thread; `abort` ends the wait for it.
@@ -300,7 +300,7 @@ class Groups:
         pauses = nccl.pauses()
         lost_since_s: float | None = None
         looked_s = time.monotonic()
-        while on_gloo and not self._is_completed(work):
+        while not self._is_completed(work):
             if on_gloo:
                 with contextlib.suppress(RuntimeError):
                     work.wait(_SLICE)

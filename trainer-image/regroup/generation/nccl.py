@@ -7,7 +7,7 @@ read in torch 2.13, and what was chosen, is in docs/design/adr/0026-nccl.md; how
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
 from typing import Any, NamedTuple
 
@@ -87,22 +87,23 @@ def first_tensor(device: torch.device) -> torch.Tensor:
     return torch.zeros(1, device=device)
 
 
-def connect(backend: Backend, tensor: torch.Tensor) -> None:
-    """Connect the GPUs of all ranks by a first collective. Blocks for up to CONNECT_S; all ranks call it.
+def connect(backend: Backend, tensor: torch.Tensor, is_completed: Callable[[Work], bool]) -> None:
+    """Connect the GPUs of all ranks by a first collective. Blocks for up to CONNECT_S; all ranks call it. `is_completed` asks a
+    work whether it has ended; what it raises ends this.
 
     Not by `eager_connect_single_device`: a communicator that does not block is not ready after it, and torch 2.13 has no call that
     says when it is. Raises PeerLost at the bound, or what NCCL says.
     """
     began_s = time.monotonic()
     work = backend.launch("allreduce", [tensor])
-    while not work.is_completed():
+    while not is_completed(work):
         if time.monotonic() - began_s > CONNECT_S:
             raise PeerLost(f"The GPUs of all ranks are not connected after {CONNECT_S} s.")
         time.sleep(POLL_S)
     finish(backend, work)
 
 
-def pauses() -> Any:
+def pauses() -> Iterator[float]:
     """Yield the pauses between two questions, in seconds: short at first, for what is about to end."""
     pause_s = _FIRST_POLL_S
     while True:
