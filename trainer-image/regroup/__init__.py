@@ -7,17 +7,19 @@ What a training script uses is below; `regroup.job` is where to read on.
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # what a type checker sees of the lazy names below
+    from regroup.accelerator import device
     from regroup.errors import GenerationChanged, RegroupError
     from regroup.job import Job, session
 
 _EXPORTS = {
+    "device": "regroup.accelerator",
     "session": "regroup.job",
     "Job": "regroup.job",
     "GenerationChanged": "regroup.errors",
     "RegroupError": "regroup.errors",
 }
 
-__all__ = ["GenerationChanged", "Job", "RegroupError", "session"]
+__all__ = ["GenerationChanged", "Job", "RegroupError", "device", "session"]
 
 
 def __getattr__(name: str) -> object:

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from .accelerator import make_current
 from .collective import Blocks, Collective
 from .data import SamplePlan, as_source, make_feed
 from .errors import BackendError, DivergedError, GroupBroken, UsageError
@@ -121,6 +122,8 @@ class Job:
         """All ranks know of a newer, planned generation: they leave this one together, before the next step."""
         self._left_loop = False
         self._durable = Durable(self.state, self.plan)
+        device = next(model.parameters(), torch.empty(0)).device
+        make_current(device)
         self._strategy: Strategy = STRATEGIES[reduction](model, self.state.optimizer, self.plan)
         self._watcher: Watcher | None = None
         """None in plain `python`."""
@@ -136,7 +139,6 @@ class Job:
         send = self._watcher.send if self._watcher is not None else None
         self._memory = Memory(self.state, self.plan, send, local_rank)
         if self._watcher is not None:
-            device = next(model.parameters()).device
             checkpointer = self._durable.checkpointer
             self._membership = Regrouper(self._watcher, self.state, self.plan, device, checkpointer, self._memory)
         self._reporter = Reporter(self._watcher, self.plan, self._durable, self._memory)

@@ -48,3 +48,18 @@ def test_it_leaves_the_generators_as_they_were() -> None:
     with pytest.raises(ZeroDivisionError):
         fails()
     assert drawn() == want
+
+
+def test_generator_of_the_current_gpu_is_seeded_and_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpus = tuple(torch.Generator().manual_seed(n) for n in range(2))
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "default_generators", gpus)
+    states = [gpu.get_state() for gpu in gpus]
+    with microbatch_rng() as seed_for:
+        seed_for(1, 2, 3)
+        drawn_there = torch.rand(2, generator=gpus[1])
+        seed_for(1, 2, 3)
+        assert torch.equal(torch.rand(2, generator=gpus[1]), drawn_there)
+        assert torch.equal(gpus[0].get_state(), states[0])
+    assert [torch.equal(gpu.get_state(), state) for gpu, state in zip(gpus, states)] == [True, True]

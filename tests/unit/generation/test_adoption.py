@@ -5,7 +5,7 @@ from itertools import product
 
 import pytest
 
-from regroup.generation.adoption import Arrival, Copy, Fallback, Refuse, decide
+from regroup.generation.adoption import Arrival, Copy, Fallback, Refuse, beginner, decide
 from regroup.protocol.document import Document, Member, MemberSeal, OlderGeneration, Store
 from regroup.protocol.state import StatePair
 
@@ -281,3 +281,17 @@ def test_a_state_is_never_left_behind_unless_it_is_proven_gone() -> None:
             assert got.state == max(present)
         if len(here) == 1 and not a_lost and here[0][1].agent_adopted == 2 and not present:
             assert isinstance(got, Refuse)  # the other one may hold 2
+
+
+@pytest.mark.parametrize(
+    ("torn", "reader", "want"),
+    [
+        pytest.param([False, False, False], 1, 1, id="the reader, as it was made"),
+        pytest.param([False, True, False], 1, 0, id="a copy was cut off in the reader's tensors"),
+        pytest.param([True, True, False], 0, 2, id="one is whole"),
+        pytest.param([True, True], 0, None, id="none is"),
+    ],
+)
+def test_job_without_a_state_begins_with_whole_tensors(torn: list[bool], reader: int, want: int | None) -> None:
+    arrivals = [Arrival.from_json(Arrival(None, 0, 0, torn=one).to_json()) for one in torn]
+    assert beginner(arrivals, reader) == want

@@ -31,7 +31,7 @@ def make_groups() -> Groups:
     document = make_document(7000, hosts=HOSTS, processes=PROCESSES)
     part = replace(make_assignment(document, 4), document=document)
     groups = Groups(part, HOSTS[3], torch.device("cpu"))
-    groups._ranks_by_port = {5000: [0, 1], 5002: [2], 7000: [3]}
+    groups.peers.ranks_by_port = {5000: [0, 1], 5002: [2], 7000: [3]}
     return groups
 
 

@@ -10,6 +10,7 @@ from regroup.checkpoint.tree import pack
 from regroup.generation import transfer
 from regroup.protocol.state import StatePair
 from regroup.state.training import CommitRecord
+from tests.unit.parallel.fake_device import DEVICE, FakeDevice
 
 TREE: dict[str, Any] = {
     "model": {
@@ -43,8 +44,8 @@ def wire(monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
     return sent
 
 
-def rank(number: int) -> Any:
-    return SimpleNamespace(rank=number, world_size=2)
+def rank(number: int, device: torch.device | None = None) -> Any:
+    return SimpleNamespace(rank=number, world_size=2, device=device or torch.device("cpu"))
 
 
 @pytest.mark.parametrize("chunk_bytes", [16, 48, 1 << 20])
@@ -73,6 +74,70 @@ def test_rank_that_needs_nothing_takes_part_in_every_broadcast(
     transfer.send(rank(0), pack(TREE), "00ff")
     assert transfer.receive(rank(1), 0, keep=False) is None
     assert wire == []
+
+
+def on_device() -> dict[str, Any]:
+    """TREE with the model and a part of the optimizer on the GPU. Call it inside a FakeDevice."""
+    model = {name: tensor.to(DEVICE) for name, tensor in TREE["model"].items()}
+    moments = {"exp_avg": torch.arange(10.0).to(DEVICE), "step": torch.tensor(3.0)}
+    return {**TREE, "model": model, "optimizer": {**TREE["optimizer"], "state": {0: moments}}}
+
+
+def same(got: dict[str, Any]) -> None:
+    """Assert that a tree has the values of `on_device()`."""
+    for name, tensor in TREE["model"].items():
+        assert got["model"][name].dtype == tensor.dtype
+        assert torch.equal(got["model"][name].to("cpu"), tensor), name
+    assert torch.equal(got["optimizer"]["state"][0]["exp_avg"].to("cpu"), torch.arange(10.0))
+    assert got["optimizer"]["state"][0]["step"].item() == 3.0
+
+
+@pytest.mark.parametrize("chunk_bytes", [48, 1 << 20])
+def test_what_is_on_the_gpu_never_passes_through_host_memory(
+    wire: list[torch.Tensor], monkeypatch: pytest.MonkeyPatch, chunk_bytes: int
+) -> None:
+    monkeypatch.setattr(transfer, "CHUNK_BYTES", chunk_bytes)
+    with FakeDevice() as device:
+        tree = on_device()
+        fresh = {f"model.{name}": torch.zeros_like(tensor) for name, tensor in tree["model"].items()}
+        fresh["model.slice"] = torch.zeros(3, 4, dtype=torch.int64, device=DEVICE)[:, 1]  # it has no bytes of its own
+        device.take()
+        transfer.send(rank(0, DEVICE), pack(tree), "00ff")
+        received = transfer.receive(rank(1, DEVICE), 0, keep=True, into=fresh)
+        assert device.take() == []
+        assert received is not None
+        assert wire == []
+        moment = received[0]["optimizer"]["state"][0]["exp_avg"]
+        assert moment.device == DEVICE, "an optimizer without a state gets it there"
+        assert received[0]["optimizer"]["state"][0]["step"].device.type == "cpu"
+        assert received[0]["model"]["weight"] is fresh["model.weight"], "there is no second copy"
+        same(received[0])
+
+
+def test_who_holds_a_state_keeps_it_until_the_last_byte_is_there(
+    wire: list[torch.Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transfer, "CHUNK_BYTES", 48)
+    with FakeDevice():
+        transfer.send(rank(0, DEVICE), pack(on_device()), "00ff")
+        received = transfer.receive(rank(1, DEVICE), 0, keep=True)
+        assert received is not None
+        assert received[0]["model"]["weight"].device.type == "cpu"
+        same(received[0])
+    assert wire == []
+
+
+def test_each_tensor_goes_by_the_backend_of_its_device() -> None:
+    sent: list[tuple[str, bool]] = []
+
+    def launch(_method: str, tensors: list[torch.Tensor], _options: Any, *, control: bool) -> None:
+        sent.append((tensors[0].device.type, control))
+
+    groups = rank(0, DEVICE)
+    groups.launch, groups.wait = launch, lambda _pending: None
+    with FakeDevice():
+        transfer.send(groups, pack(on_device()), "00ff")
+    assert sent == [("cpu", True)] * 3 + [("meta", False)]  # two of the description, host memory, GPU
 
 
 @pytest.mark.parametrize("text", ["", "[3, 100]"])

@@ -241,3 +241,33 @@ def test_sparse_gradients_are_summed_whenever_they_come(monkeypatch: pytest.Monk
     want = train(DataParallel, Words, loss, None, after_backward=more)
     for outcome in Ranks(2).run(lambda g: train(DataParallel, Words, loss, g, after_backward=more)):
         assert_same(outcome.gradients[0], want.gradients[0])
+
+
+def test_gradients_of_a_step_that_was_cut_off_get_new_memory() -> None:
+    """A GPU, or a thread, may write into the old one until the abort has ended."""
+
+    def one(groups: Groups) -> tuple[list[int], list[int], list[int]]:
+        model = torch.nn.Linear(3, 2)
+        plan = SamplePlan(0, 64, 2 * VIRTUAL_WORKERS, 2, VIRTUAL_WORKERS)
+        strategy = DataParallel(model, torch.optim.SGD(model.parameters(), lr=0.1), plan)
+        strategy.begin_generation(groups)
+        strategy._in_parcel = False
+
+        def memory() -> list[int]:
+            return [bucket.flat.data_ptr() for bucket in strategy._gradients.buckets]
+
+        strategy.begin_step()
+        held = [bucket.flat for bucket in strategy._gradients.buckets]  # so that it is not used again
+        first = memory()
+        strategy.launch(Share(0))
+        strategy.begin_step()
+        second = memory()
+        strategy.launch(Share(0))
+        strategy.wait()
+        strategy.begin_step()
+        del held
+        return first, second, memory()
+
+    for first, second, third in Ranks(2).run(one):
+        assert set(first).isdisjoint(second)
+        assert second == third, "a step that was waited for leaves its memory"

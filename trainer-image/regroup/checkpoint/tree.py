@@ -6,7 +6,7 @@ and None; anything else is refused by name. Key types, tuples and empty containe
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,6 +14,8 @@ import torch
 from .errors import CheckpointError
 
 Tree = dict[str, Any]
+_ALIGN = 64
+"""Bytes."""
 
 
 def pack(tree: Tree) -> tuple[str, dict[str, torch.Tensor]]:
@@ -107,3 +109,12 @@ def differences(loaded: Tree, model: Mapping[str, Any]) -> str | None:
 
 def _some(names: list[str]) -> str:
     return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
+
+
+def layout(sizes: Sequence[int]) -> tuple[list[int], int]:
+    """Return where each piece begins when they lie one behind the other, each aligned for any type, and the bytes in all."""
+    offsets, end = [], 0
+    for size in sizes:
+        offsets.append(end)
+        end += -(-size // _ALIGN) * _ALIGN
+    return offsets, end

@@ -47,6 +47,8 @@ class Arrival:
     """The state lies in the worker's memory snapshot, and this process would load it."""
     is_backup: bool = False
     """... and newer steps may have been committed since it was taken (rule BACKUP)."""
+    torn: bool = False
+    """A copy of a state was cut off in this process's tensors: not even a job that begins anew may begin with them."""
 
     def to_json(self) -> list[Any]:
         """Return the form in which it is gathered."""
@@ -59,11 +61,12 @@ class Arrival:
             self.ended,
             self.from_snapshot,
             self.is_backup,
+            self.torn,
         ]
 
     @classmethod
     def from_json(cls, data: list[Any]) -> "Arrival":
-        state, state_adopted, agent_adopted, block, ended, from_snapshot, is_backup = data
+        state, state_adopted, agent_adopted, block, ended, from_snapshot, is_backup, torn = data
         return cls(
             None if state is None else StatePair(*state),
             state_adopted,
@@ -72,6 +75,7 @@ class Arrival:
             ended,
             from_snapshot,
             is_backup,
+            torn,
         )
 
 
@@ -148,6 +152,13 @@ def decide(document: Document, arrivals: Sequence[Arrival]) -> Decision:
         return Fallback(fallback, rolled_back)
     assert best is not None  # somebody present holds a state, or `best` was compared with a seal
     return Copy(best.source, best.state, rolled_back)
+
+
+def beginner(arrivals: Sequence[Arrival], reader: int) -> int | None:
+    """Return the rank whose state a job begins with where there is none to continue from: the reader, or the lowest whose tensors
+    are as the script made them. None: no rank's are. Pure; the same on all ranks."""
+    whole = [rank for rank, arrival in enumerate(arrivals) if not arrival.torn]
+    return reader if reader in whole else min(whole, default=None)
 
 
 def _better_elsewhere(document: Document, present: Collection[str], best: Copy | None) -> Refuse | None:

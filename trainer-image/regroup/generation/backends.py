@@ -7,7 +7,9 @@ variable in the frame of a traceback is enough to keep a backend alive, and to e
 its backends, too, and belongs to the script: as long as one of those lives, `let_go` waits.
 """
 
+import contextlib
 import threading
+import time
 import weakref
 from collections.abc import Iterable
 from typing import Any
@@ -16,6 +18,13 @@ import torch
 from torch._C._distributed_c10d import ProcessGroup
 
 from regroup.errors import Aborted
+
+ABORT_S = 60.0
+"""NCCL's abort may never end; after this it is said, and the next generation no longer waits for it."""
+ASKED_S = 1.0
+"""A question whether a work has ended takes microseconds. One that takes so long may need the abort."""
+_aborting: set[threading.Thread] = set()
+"""Those that have not returned yet; each takes itself off."""
 
 
 class Backend:
@@ -35,10 +44,50 @@ class Backend:
         group._register_backend(torch.device(device_type), kind, self._raw)
         group._set_default_backend(kind)
 
+    def abort(self, asking: threading.Lock, keep: Any) -> None:
+        """End what runs on the backend, in a thread of its own: NCCL's abort takes seconds, and may never return.
+
+        It begins once nobody holds `asking`, or after ASKED_S. `keep` is held until it has returned: until then the GPU may write
+        there.
+        """
+        if self._raw is None:
+            return
+        thread = threading.Thread(target=_abort, args=([self._raw], asking, keep), name="regroup-abort", daemon=True)
+        _aborting.add(thread)
+        thread.start()
+
     def release(self) -> list[Any]:
         """Return the backend, for `let_go`, and refer to it no longer."""
         raw, self._raw = self._raw, None
         return [] if raw is None else [raw]
+
+
+def _abort(held: list[Any], asking: threading.Lock, _keep: Any) -> None:
+    if asking.acquire(timeout=ASKED_S):
+        asking.release()
+    late = threading.Timer(ABORT_S, print, [_LATE], {"flush": True})
+    late.daemon = True
+    late.start()
+    try:
+        with contextlib.suppress(RuntimeError):
+            held[0].abort()
+    finally:
+        late.cancel()
+        held.clear()
+        _aborting.discard(threading.current_thread())
+
+
+_LATE = (
+    f"NCCL has not ended its communicator within {ABORT_S:.0f} s. Training goes on with the next one; the memory of this one stays "
+    "in use on the GPU. If that repeats, delete the pod."
+)
+
+
+def wait_aborted(timeout_s: float = ABORT_S) -> None:
+    """Wait until no abort is under way, for at most `timeout_s`: a new communicator is not made beside one that ends."""
+    ends_s = time.monotonic() + timeout_s
+    for thread in list(_aborting):
+        thread.join(max(0.0, ends_s - time.monotonic()))
 
 
 def let_go(held: list[Any], groups: Iterable[Any]) -> None:

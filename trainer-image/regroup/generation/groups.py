@@ -1,8 +1,9 @@
 """Store and process groups of one generation: one object that forms once and ends with one `abort()`.
 
 torch 2.13's gloo ignores `abort`, so what `sockets` found of it is shut down: every thread that is blocked on one raises.
-NCCL has an abort of its own. Forming runs in a helper thread, because the store's constructor cannot be interrupted; who
-waits for it can. Nothing here decides when. Groups of some of the ranks are in `team`.
+NCCL has an abort of its own, which runs in a thread of its own (`backends`). Forming and connecting run in helper threads,
+because the store's constructor and NCCL's cannot be interrupted; who waits for them can. Nothing here decides when. Groups of
+some of the ranks are in `team`, what is particular to NCCL is in `nccl`.
 """
 
 import contextlib
@@ -13,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch._C._distributed_c10d import PrefixStore, ProcessGroup, ProcessGroupGloo, TCPStore, Work
@@ -23,11 +24,13 @@ from regroup.protocol import codec
 from regroup.protocol.document import Document
 from regroup.protocol.local import Assignment
 
+from . import nccl
 from .adoption import Arrival
-from .backends import Backend, let_go
-from .reach import knock, lost_rank
-from .sockets import Connection, Sockets
+from .backends import Backend, let_go, wait_aborted
+from .peers import Peers
+from .sockets import Sockets
 
+T = TypeVar("T")
 _FOREVER = timedelta(days=30)
 """No collective times out: membership ends a group, never a clock (design, rule 1 of three)."""
 _CONNECT = timedelta(seconds=10)
@@ -79,18 +82,21 @@ class Groups:
         self.device = device
         self._host = host
         self._lock = threading.Lock()
+        self._asking = threading.Lock()
+        """Held while a work is asked whether it has ended."""
         self._done = threading.Event()
+        """What a helper thread does for the main thread is over, or these groups are."""
         self._aborted = False
         self.sockets = Sockets(assignment.store_port)
-        self._ranks_by_port: dict[int, list[int]] = {}
-        self._document: Document | None = assignment.document
+        self.peers = Peers(assignment)
         self._store: Any = None
         self._gloo: Backend | None = None
         self._nccl: Backend | None = None
         self._world: Any = None
         self._teams: list[tuple[Any, Backend]] = []
         """Groups of some of the ranks, with the backend of each."""
-        self._result: Gathering | BaseException | None = None
+        self._on_device: dict[int, Work] = {}
+        """Collectives on the GPU that were not waited for to the end, by id: with them their tensors live."""
         self.waited_s = 0.0
         """Seconds that the main thread has waited for other ranks in all."""
         self.waits_since_s: float | None = None
@@ -107,30 +113,59 @@ class Groups:
         `listen_fd`: the store's listening socket, for the rank that hosts it. `on_arrival` is called in another thread
         once this rank waits at the store for the others.
         """
-        thread = threading.Thread(
-            target=self._run, args=(arrival, listen_fd, on_arrival), name="regroup-form", daemon=True
-        )
-        thread.start()
-        self._done.wait()
-        result = self._result
+        return self._apart("form", lambda: self._form(arrival, listen_fd, on_arrival))
+
+    def connect(self) -> None:
+        """Connect the GPUs, where the model is on one. Blocks until those of every rank are; all ranks call it after `form`.
+
+        Raises as `form` does; PeerLost also after `nccl.CONNECT_S`, twice where an older communicator's end is waited for.
+        """
+        if self.device.type == "cuda":
+            nccl.prepare()
+            self._apart("connect", self._connect, timeout_s=2.0 * nccl.CONNECT_S)
+
+    def _connect(self) -> None:
+        wait_aborted()
+        tensor = nccl.first_tensor(self.device)
+        keys = PrefixStore("nccl", PrefixStore(self.assignment.store_prefix, self._store))
+        backend = nccl.open_backend(keys, self.rank, self.world_size)
+        with self._lock:
+            is_ours = not self._aborted
+            if is_ours:
+                self._nccl = backend
+        if not is_ours:  # `abort` came too early to reach it
+            let_go(backend.release(), [])
+        nccl.connect(backend, tensor, self._is_completed)
+
+    def _apart(self, doing: str, what: Callable[[], T], timeout_s: float | None = None) -> T:
+        """Return what a function returns that cannot be interrupted. It runs in a thread; `abort` ends the wait for it.
+
+        The thread ends by itself: `abort` has shut the sockets down on which it waits, and NCCL has a bound of its own.
+        """
+        results: list[T | BaseException] = []
+        self._done.clear()
+
+        def run() -> None:
+            try:
+                results.append(what())
+            except BaseException as error:
+                results.append(error.with_traceback(None))  # its frames hold the store open
+            self._done.set()
+
+        # After an abort, too: the store's listening socket is its to close.
+        threading.Thread(target=run, name=f"regroup-{doing}", daemon=True).start()
+        if not self._aborted:
+            self._done.wait(timeout_s)
         if self._aborted:
             raise Aborted(f"Forming generation {self.generation} was interrupted.")
-        if isinstance(result, Gathering):
+        if not results:
+            raise PeerLost(f"Forming generation {self.generation} did not end within {timeout_s:.0f} s.")
+        result = results[0]
+        if not isinstance(result, BaseException):
             return result
-        assert result is not None
         if isinstance(result, GroupBroken) or not isinstance(result, (RuntimeError, OSError)):
             raise result
         raise PeerLost(f"Forming generation {self.generation} ended: {result}")
-
-    def _run(self, arrival: Arrival, listen_fd: int | None, on_arrival: Callable[[], None]) -> None:
-        try:
-            result: Gathering | BaseException = self._form(arrival, listen_fd, on_arrival)
-        except BaseException as error:
-            result = error.with_traceback(None)  # its frames hold the store open
-        self._result = result
-        if isinstance(result, Gathering):
-            self.sockets.keep(self.world_size - 1)
-        self._done.set()
 
     def _form(self, arrival: Arrival, listen_fd: int | None, on_arrival: Callable[[], None]) -> Gathering:
         assignment = self.assignment
@@ -155,13 +190,13 @@ class Groups:
         document = codec.from_json(Document, codec.parse(document_text))
         if document.digest() != assignment.document_digest:
             raise PeerLost(f"The members of generation {self.generation} do not agree on its document.")
-        self._document = document
+        self.peers.document = document
         arrivals = []
         for rank, text in enumerate(others):
             value = codec.parse(text)
             arrivals.append(Arrival.from_json(value["arrival"]))
-            self._ranks_by_port.setdefault(value["port"], []).append(rank)
-        self.sockets.add_ports(self._ranks_by_port)
+            self.peers.ranks_by_port.setdefault(value["port"], []).append(rank)
+        self.sockets.add_ports(self.peers.ranks_by_port)
         self._check_aborted()
         said = ""
         try:
@@ -170,9 +205,8 @@ class Groups:
             said = f"Forming generation {self.generation} ended: {error}"
         if self._gloo is None:  # here, for gloo's error holds the store open
             raise PeerLost(said, self.who_is_lost())
-        if self.device.type == "cuda":
-            self._nccl = self._open_nccl(PrefixStore("nccl", keys))
         self._check_aborted()
+        self.sockets.keep(self.world_size - 1)
         return Gathering(document, tuple(arrivals))
 
     def _open_store(self, listen_fd: int | None) -> TCPStore:
@@ -191,21 +225,13 @@ class Groups:
             # The listening socket exists before the generation is announced, so this tells "unreachable" from "busy".
             socket.create_connection((host, port), timeout=_CONNECT.total_seconds()).close()
         except OSError as error:
-            raise PeerLost(f"The store at {host}:{port} cannot be reached: {error}.", self._store_rank()) from error
+            raise PeerLost(
+                f"The store at {host}:{port} cannot be reached: {error}.", self.peers.store_rank()
+            ) from error
         while True:
             self._check_aborted()
             with contextlib.suppress(RuntimeError):
                 return TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=_CONNECT, use_libuv=True)
-
-    def _open_nccl(self, store: Any) -> Backend:
-        from torch._C._distributed_c10d import ProcessGroupNCCL
-
-        options = ProcessGroupNCCL.Options()
-        options._timeout = _FOREVER
-        torch.cuda.set_device(self.device)
-        nccl = ProcessGroupNCCL(store, self.rank, self.world_size, options)
-        nccl.eager_connect_single_device(self.device)
-        return Backend(nccl)
 
     def _check_aborted(self) -> None:
         if self._aborted:
@@ -245,16 +271,13 @@ class Groups:
         return self._world
 
     def wait(self, pending: Sequence["Pending"]) -> None:
-        """Wait for collectives; on CUDA for their end on the device too. Raises what `failed` says, Aborted at `abort`."""
+        """Wait for collectives, and on a GPU for their end there: then they have succeeded, and a step may be committed.
+
+        Raises what `failed` says, Aborted at `abort`."""
         with self.waiting():
             try:
-                for work, on_gloo in pending:
-                    if on_gloo:
-                        self._wait_gloo(work)
-                    else:
-                        work.wait()
-                if self._nccl is not None and pending:
-                    torch.cuda.current_stream(self.device).synchronize()
+                for one in pending:
+                    self._wait(one)
             except RuntimeError as error:
                 raise self.failed(error) from error
         self.check()
@@ -269,25 +292,44 @@ class Groups:
             self.waits_since_s = None
             self.waited_s += time.monotonic() - began_s
 
-    def _wait_gloo(self, work: Work) -> None:
-        # In slices: gloo 2.13 forgets a send whose write fails because the connection was just closed, and its waiter
-        # would wait for ever. The end of a slice changes nothing about the collective, and raises, too.
+    def _wait(self, pending: "Pending") -> None:
+        # In slices. gloo 2.13 forgets a send whose write fails because the connection was just closed, and its waiter would wait
+        # for ever. The end of a slice changes nothing about the collective, and raises, too. On a GPU, NCCL may notice a lost
+        # rank late or never, and its abort may not end.
+        work, on_gloo = pending
+        pauses = nccl.pauses()
         lost_since_s: float | None = None
-        while not work.is_completed():
-            with contextlib.suppress(RuntimeError):
-                work.wait(_SLICE)
-            if work.is_completed():
-                break
-            self.check()
-            # What an ended connection still holds is read first; then gloo raises by itself, unless it has forgotten.
+        looked_s = time.monotonic()
+        while not self._is_completed(work):
+            if on_gloo:
+                with contextlib.suppress(RuntimeError):
+                    work.wait(_SLICE)
+            else:
+                time.sleep(next(pauses))
             now_s = time.monotonic()
+            if now_s - looked_s < _SLICE.total_seconds():
+                continue
+            looked_s = now_s
+            # What an ended connection still holds is read first; then the backend raises by itself, unless it has forgotten.
             if self.sockets.lost() is None:
                 lost_since_s = None
             elif lost_since_s is None:
                 lost_since_s = now_s
-            elif now_s - lost_since_s > FORGOTTEN_S:
+            elif now_s - lost_since_s > FORGOTTEN_S and not self._is_completed(work):
                 raise RuntimeError("A connection to another rank ended, and the collective does not.")
-        work.wait()
+        if on_gloo:
+            work.wait()
+            return
+        assert self._nccl is not None
+        nccl.finish(self._nccl, work)
+        self._on_device.pop(id(work), None)
+
+    def _is_completed(self, work: Work) -> bool:
+        # NCCL's abort waits for this lock. From there on a work on a GPU is not asked: the question would wait for the abort's end,
+        # and perhaps hold the interpreter.
+        with self._asking:
+            self.check()
+            return work.is_completed()
 
     def launch(self, method: str, *arguments: Any, control: bool = False) -> "Pending":
         """Start a collective of the backend by its name, for `wait`. Raises what `failed` says when it cannot start."""
@@ -298,9 +340,12 @@ class Groups:
         """Start a collective on one of this generation's backends, for `wait`. Raises what `failed` says when it cannot start."""
         self.check_use()
         try:
-            return Pending(backend.launch(method, *arguments), backend is not self._nccl)
+            work = backend.launch(method, *arguments)
         except RuntimeError as error:
             raise self.failed(error) from error
+        if backend is self._nccl:
+            self._on_device[id(work)] = work
+        return Pending(work, backend is not self._nccl)
 
     def check(self) -> None:
         """Raise Aborted once the groups have been aborted."""
@@ -341,15 +386,15 @@ class Groups:
     # --- the end -----------------------------------------------------------------------------------------------------
 
     def abort(self) -> None:
-        """End everything that waits on these groups, now. Any thread, any number of times."""
+        """End everything that waits on these groups, now. Any thread, any number of times. Waits for nothing itself."""
         with self._lock:
             if self._aborted:
                 return
             self._aborted = True
+            backend = self._nccl
         self.sockets.shut_down()
-        if self._nccl is not None:
-            with contextlib.suppress(RuntimeError):
-                self._nccl.launch("abort")
+        if backend is not None:
+            backend.abort(self._asking, keep=self._on_device)
         self._done.set()
 
     def close(self) -> None:
@@ -367,45 +412,12 @@ class Groups:
         """Let go of a team's together with the groups."""
         self._teams.append((group, backend))
 
-    def _store_rank(self) -> int | None:
-        document = self._document
-        return document.rank_offset(document.store.pod_uid) if document is not None else None
-
-    def _one_of(self, lost: Sequence[Connection]) -> int | None:
-        """Return a rank of the member that was lost. None where it is not known, or where there are several: who is slow also
-        sees those that have left because of it."""
-        ranks = {self._rank_at(kept.host, kept.port) for kept in lost}
-        document = self._document
-        if document is None or None in ranks:
-            return None
-        known = [rank for rank in ranks if rank is not None]
-        return min(known) if len({document.member_of_rank(rank).pod_uid for rank in known}) == 1 else None
-
-    def _rank_at(self, host: str, port: int) -> int | None:
-        """Return the rank at the other end of a connection, None where that is not known. Where the other side connected to
-        us, the port is any: then it is the host's, if only one member is there."""
-        document = self._document
-        if document is None:
-            return None
-        if (host, port) == (self.assignment.store_host, self.assignment.store_port):
-            return self._store_rank()
-        listening = [rank for rank in self._ranks_by_port.get(port, ()) if document.member_of_rank(rank).host == host]
-        if listening:
-            return listening[0]
-        there = [member.pod_uid for member in document.members if member.host == host]
-        return document.rank_offset(there[0]) if len(there) == 1 else None
-
     def who_is_lost(self, ports: Mapping[int, int] | None = None) -> int | None:
         """Return the rank that was lost; None: it is not known. Where no connection tells, the others are asked (`knock`).
 
         `ports`: where they listen, by rank; absent: for the generation's own gloo.
         """
-        lost, document = self.sockets.lost(), self._document
+        lost = self.sockets.lost()
         if lost:
-            return self._one_of(lost)
-        if document is None:
-            return None
-        if ports is None:
-            ports = {rank: port for port, ranks in self._ranks_by_port.items() for rank in ranks}
-        others = {r: (document.member_of_rank(r).host, port) for r, port in ports.items() if r != self.rank}
-        return lost_rank(knock(others), lambda rank: document.member_of_rank(rank).pod_uid)
+            return self.peers.one_of(lost)
+        return self.peers.who_refuses(self.rank, ports)

@@ -13,7 +13,7 @@ import torch
 
 from regroup.checkpoint import Checkpointer, CheckpointInfo
 from regroup.data import SamplePlan
-from regroup.errors import BackendError, GenerationChanged, GroupBroken, Refused
+from regroup.errors import BackendError, GenerationChanged, GroupBroken, Refused, StateError
 from regroup.protocol import env
 from regroup.protocol.local import (
     AdoptedLocally,
@@ -31,11 +31,14 @@ from regroup.state.memory import Memory
 from regroup.state.training import TrainingState
 
 from . import transfer
-from .adoption import Arrival, Block, Copy, Fallback, Refuse, decide
+from .adoption import Arrival, Block, Copy, Fallback, Refuse, beginner, decide
+from .backends import wait_aborted
 from .groups import Gathering, Groups
 from .membership import Stopped
 from .watcher import Watcher
 
+END_S = 10.0
+"""Longest time that the end of a session waits for NCCL's abort."""
 SUPERSEDED_S = 2.0
 """Where gloo fails and every connection stands, so long a newer generation is waited for."""
 
@@ -186,6 +189,7 @@ class Regrouper:
             if groups is not None:
                 groups.close()
         self.groups = self._retired = None
+        wait_aborted(END_S)  # the process is about to end, and NCCL's threads must not be in the middle of something
 
     # --- one generation ----------------------------------------------------------------------------------------------
 
@@ -205,6 +209,7 @@ class Regrouper:
             self._retire()
             formed_s = time.monotonic()
             self._watcher.send(FormedLocally(number, (formed_s - began_s) * 1e3))
+            groups.connect()  # from here on the operator allows the time of an adoption, which is longer (adr/0026)
             adopted = self._adopt(groups, gathering, formed_s)
             if not self._watcher.ask(adopted).ok:
                 groups.close()
@@ -228,7 +233,7 @@ class Regrouper:
         """Return what this process brings: the state that it holds, else what its worker's memory snapshot has."""
         state, kept = self._state, self._memory.newest if self._state.pair is None else None
         if kept is None:
-            return Arrival(state.pair, state.adopted, agent_adopted, self.block, self.ended)
+            return Arrival(state.pair, state.adopted, agent_adopted, self.block, self.ended, torn=state.torn)
         return Arrival(
             kept.state,
             kept.adopted,
@@ -237,6 +242,7 @@ class Regrouper:
             self.ended,
             from_snapshot=True,
             is_backup=not kept.is_last,
+            torn=state.torn,
         )
 
     def _adopt(self, groups: Groups, gathering: Gathering, formed_s: float) -> AdoptedLocally:
@@ -270,12 +276,19 @@ class Regrouper:
         if groups.rank == source:
             transfer.send(groups, self._state.packed(), self._plan.digest(pair.step), self._state.record)
             return
-        received = transfer.receive(groups, source, keep=keep)
+        received = self._receive(groups, source, keep=keep)
         if received is not None:
             tree, digest, record = received
             self._state.load(tree)
             self._state.record = record
             self._plan.digest(pair.step, known=(pair.step, digest))
+
+    def _receive(self, groups: Groups, source: int, *, keep: bool) -> transfer.Received | None:
+        """Take part in a broadcast. Who holds no state has nothing to lose: what is on the GPU arrives where it will stay."""
+        if not keep or self._state.pair is not None or self._device.type == "cpu":
+            return transfer.receive(groups, source, keep=keep)
+        with self._state.receiving():
+            return transfer.receive(groups, source, keep=keep, into=self._state.packed()[1])
 
     def _fall_back(self, groups: Groups, gathering: Gathering, decision: Fallback) -> tuple[str, StatePair]:
         """Follow the newest of the best survivor, the durable checkpoint and nothing. One rank reads the disk for all.
@@ -302,7 +315,13 @@ class Regrouper:
                     cause="checkpoint",
                 )
             pair = StatePair(groups.generation, 0)
-            self._move(groups, reader, pair, keep=True)
+            source = beginner(gathering.arrivals, reader)
+            if source is None:
+                raise StateError(
+                    "There is no state to continue from, and a copy of one was cut off on every rank. The processes have to start "
+                    "again; they do so by themselves."
+                )
+            self._move(groups, source, pair, keep=True)
             return "nothing", pair
         pair = StatePair(*found["pair"])
         if info is not None:

@@ -1,11 +1,13 @@
 """A training state from the source to the ranks that need it: JSON and raw bytes, never pickle.
 
-Receivers stage in host memory and load after the last byte, so a source that dies in mid-copy leaves the receiver's own
-state whole (rule TORN). The whole group takes part in each broadcast; who needs nothing drops what comes.
+Tensors on the model's GPU go from GPU to GPU by the generation's own backend, all others through host memory by gloo. A receiver
+that holds a state stages in host memory and loads after the last byte, so a source that dies in mid-copy leaves that state whole
+(rule TORN). One that holds none receives on the GPU where the tensors will stay (`into`): a second copy may have no room there.
+The whole group takes part in each broadcast; who needs nothing drops what comes.
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 
@@ -15,7 +17,7 @@ from regroup.state.training import CommitRecord
 from .groups import Groups
 
 CHUNK_BYTES = 32 << 20
-_ALIGN = 16
+Received = tuple[trees.Tree, str, "CommitRecord | None"]
 
 
 def send(
@@ -25,44 +27,117 @@ def send(
     (`SamplePlan.digest`), which a receiver would compute from all of them, and the record of the commit that made it.
     Raises what `Groups.failed` says."""
     structure, tensors = packed
-    meta = [[name, str(tensor.dtype).removeprefix("torch."), list(tensor.shape)] for name, tensor in tensors.items()]
+    meta = [
+        [name, str(tensor.dtype).removeprefix("torch."), list(tensor.shape), _is_on_device(groups, tensor)]
+        for name, tensor in tensors.items()
+    ]
     said = None if record is None else record.to_json()
     text = json.dumps({"structure": structure, "tensors": meta, "digest": digest, "record": said}).encode()
     _broadcast(groups, torch.tensor([len(text)], dtype=torch.int64), groups.rank)
     _broadcast(groups, torch.frombuffer(bytearray(text), dtype=torch.uint8), groups.rank)
-    pieces = [_bytes(tensor) for tensor in tensors.values()]
-    offsets, total = _layout([piece.numel() for piece in pieces])
-    for low, high in _chunks(total):
-        chunk = torch.zeros(high - low, dtype=torch.uint8)
-        for offset, piece in zip(offsets, pieces):
-            first, last = max(offset, low), min(offset + piece.numel(), high)
-            if first < last:
-                chunk[first - low : last - low] = piece[first - offset : last - offset]
-        _broadcast(groups, chunk, groups.rank)
+    for on_device in (False, True):
+        pieces = [
+            _bytes(tensor if on_device else tensor.detach().cpu())
+            for tensor in tensors.values()
+            if _is_on_device(groups, tensor) == on_device
+        ]
+        offsets, total = trees.layout([piece.numel() for piece in pieces])
+        for low, high in _chunks(total):
+            chunk = torch.zeros(high - low, dtype=torch.uint8, device=groups.device if on_device else "cpu")
+            for piece, part, place in _within(pieces, offsets, low, high):
+                chunk[place] = piece[part]
+            _broadcast(groups, chunk, groups.rank)
 
 
-def receive(groups: Groups, source: int, *, keep: bool) -> tuple[trees.Tree, str, CommitRecord | None] | None:
-    """Take part in the broadcast from `source`; return the tree, in host memory, the digest and the record; None: not to be
-    kept."""
+def receive(
+    groups: Groups, source: int, *, keep: bool, into: Mapping[str, torch.Tensor] | None = None
+) -> Received | None:
+    """Take part in the broadcast from `source`; return the tree, the digest and the record; None: not to be kept.
+
+    The tree is in host memory. `into`, by name: this process's own tensors; then what comes by the GPU is put into those that fit,
+    at once, and into new ones on the GPU."""
     length = torch.zeros(1, dtype=torch.int64)
     _broadcast(groups, length, source)
     text = torch.zeros(int(length.item()), dtype=torch.uint8)
     _broadcast(groups, text, source)
     meta = json.loads(bytes(text.numpy()))
-    dtypes = [(name, getattr(torch, dtype), shape) for name, dtype, shape in meta["tensors"]]
-    sizes = [torch.Size(shape).numel() * dtype.itemsize for _, dtype, shape in dtypes]
-    offsets, total = _layout(sizes)
-    staged = torch.zeros(total if keep else min(total, CHUNK_BYTES), dtype=torch.uint8)
-    for low, high in _chunks(total):
-        _broadcast(groups, staged[low:high] if keep else staged[: high - low], source)
+    tensors: dict[str, torch.Tensor] = {}
+    for on_device in (False, True):
+        described = {
+            name: (getattr(torch, dtype), torch.Size(shape))
+            for name, dtype, shape, there in meta["tensors"]
+            if there == on_device
+        }
+        device = groups.device if on_device else torch.device("cpu")
+        if not keep:
+            _receive_bytes(groups, source, device, described, lambda _low, _chunk: None)
+        elif on_device and into is not None:
+            tensors |= _receive_in_place(groups, source, described, into)
+        else:
+            tensors |= _receive_staged(groups, source, device, described)
     if not keep:
         return None
-    tensors = {
-        name: staged[offset : offset + size].view(dtype).reshape(shape).clone()
-        for (name, dtype, shape), offset, size in zip(dtypes, offsets, sizes)
-    }
     record = None if meta["record"] is None else CommitRecord.from_json(meta["record"])
-    return trees.unpack(meta["structure"], tensors), meta["digest"], record
+    ordered = {name: tensors[name] for name, *_ in meta["tensors"]}
+    return trees.unpack(meta["structure"], ordered), meta["digest"], record
+
+
+Described = Mapping[str, tuple[torch.dtype, torch.Size]]
+"""Type and shape of tensors, by name, in the order in which their bytes come."""
+
+
+def _receive_staged(groups: Groups, source: int, device: torch.device, described: Described) -> dict[str, torch.Tensor]:
+    """Return the tensors in host memory."""
+    offsets, total = trees.layout(_sizes(described))
+    staged = torch.zeros(total, dtype=torch.uint8)
+
+    def keep(low: int, chunk: torch.Tensor) -> None:
+        staged[low : low + chunk.numel()].copy_(chunk)
+
+    _receive_bytes(groups, source, device, described, keep)
+    return {
+        name: staged[offset : offset + size].view(dtype).reshape(shape).clone()
+        for (name, (dtype, shape)), offset, size in zip(described.items(), offsets, _sizes(described))
+    }
+
+
+def _receive_in_place(
+    groups: Groups, source: int, described: Described, own: Mapping[str, torch.Tensor]
+) -> dict[str, torch.Tensor]:
+    """Return the tensors on the GPU: own ones where they fit."""
+    tensors = {}
+    for name, (dtype, shape) in described.items():
+        mine = own.get(name)
+        fits = mine is not None and (mine.dtype, mine.shape, mine.device) == (dtype, shape, groups.device)
+        tensors[name] = (
+            mine
+            if fits and mine is not None and mine.is_contiguous()
+            else torch.empty(shape, dtype=dtype, device=groups.device)
+        )
+    pieces = [_bytes(tensor) for tensor in tensors.values()]
+    offsets, _ = trees.layout([piece.numel() for piece in pieces])
+
+    def keep(low: int, chunk: torch.Tensor) -> None:
+        for piece, part, place in _within(pieces, offsets, low, low + chunk.numel()):
+            piece[part] = chunk[place]
+
+    _receive_bytes(groups, source, groups.device, described, keep)
+    return tensors
+
+
+def _receive_bytes(
+    groups: Groups,
+    source: int,
+    device: torch.device,
+    described: Described,
+    keep: Callable[[int, torch.Tensor], None],
+) -> None:
+    """Take part in the broadcast of these tensors. `keep` gets each chunk and where it begins; it is overwritten afterwards."""
+    _, total = trees.layout(_sizes(described))
+    chunk = torch.empty(min(total, CHUNK_BYTES), dtype=torch.uint8, device=device)
+    for low, high in _chunks(total):
+        _broadcast(groups, chunk[: high - low], source)
+        keep(low, chunk[: high - low])
 
 
 def share_text(groups: Groups, source: int, text: str) -> str:
@@ -85,20 +160,30 @@ def _broadcast(groups: Groups, tensor: torch.Tensor, source: int) -> None:
     options = torch._C._distributed_c10d.BroadcastOptions()
     options.rootRank = source
     options.rootTensor = 0
-    groups.wait([groups.launch("broadcast", [tensor], options, control=True)])
+    groups.wait([groups.launch("broadcast", [tensor], options, control=tensor.device.type == "cpu")])
+
+
+def _is_on_device(groups: Groups, tensor: torch.Tensor) -> bool:
+    return tensor.device == groups.device and groups.device.type != "cpu"
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:
-    host = tensor.detach().cpu().contiguous()
-    return host.reshape(-1).view(torch.uint8)
+    """Return a tensor's bytes: its own, where it is contiguous."""
+    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
 
 
-def _layout(sizes: list[int]) -> tuple[list[int], int]:
-    offsets, end = [], 0
-    for size in sizes:
-        offsets.append(end)
-        end += -(-size // _ALIGN) * _ALIGN
-    return offsets, end
+def _sizes(described: Described) -> list[int]:
+    return [shape.numel() * dtype.itemsize for dtype, shape in described.values()]
+
+
+def _within(
+    pieces: Sequence[torch.Tensor], offsets: Sequence[int], low: int, high: int
+) -> Iterator[tuple[torch.Tensor, slice, slice]]:
+    """Yield the pieces that have bytes in a chunk: which ones of the piece, and where in the chunk."""
+    for offset, piece in zip(offsets, pieces):
+        first, last = max(offset, low), min(offset + piece.numel(), high)
+        if first < last:
+            yield piece, slice(first - offset, last - offset), slice(first - low, last - low)
 
 
 def _chunks(total: int) -> Iterator[tuple[int, int]]:

@@ -69,9 +69,9 @@ class DataParallel:
 
     def begin_step(self) -> None:
         """See Strategy."""
-        if not all(pending.work.is_completed() for pending in self._works):
+        if self._works:  # they were not waited for to the end
             for bucket in self._gradients.buckets:
-                bucket.renew()  # a thread of a group that has ended may still write into the old ones
+                bucket.renew()  # a thread or a GPU of a group that has ended may still write into the old ones
         self._armed, self._works, self._num_sent, self._late, self._agreed = False, [], 0, {}, None
         self._gradients.begin()
         self._buffers.keep()

@@ -22,7 +22,6 @@ from regroup.protocol import snapshot as protocol
 from regroup.protocol.snapshot import SLOTS, Snapshot
 from regroup.protocol.state import StatePair
 
-_ALIGN = 64
 _MIB = 1 << 20
 _DESCRIPTIONS = 4
 """A slot's description has its structure once, with each quote escaped, and is written aside before it replaces the old one."""
@@ -65,7 +64,7 @@ class Slots:
         """Return room for these tensors, in the slot that does not hold the newest snapshot. Raises SnapshotError."""
         kept = self._complete
         slot = next(name for name in SLOTS if kept is None or name != kept.slot)
-        offsets, total = _layout([tensor.nbytes for tensor in tensors.values()])
+        offsets, total = trees.layout([tensor.nbytes for tensor in tensors.values()])
         needed = 2 * (total + _DESCRIPTIONS * (len(structure) + len(tensors) * _A_TENSOR_BYTES))
         if 0 < self._limit_bytes < needed:
             raise SnapshotError(
@@ -122,7 +121,7 @@ class Slots:
             if not all(isinstance(dtype, torch.dtype) for _, dtype, _ in shapes):
                 raise ValueError("a tensor has an unknown type")
             sizes = [shape.numel() * dtype.itemsize for _, dtype, shape in shapes]
-            offsets, total = _layout(sizes)
+            offsets, total = trees.layout(sizes)
             memory = self._map(snapshot.slot, total, is_new=False)
             tensors = {
                 name: memory[offset : offset + size].view(dtype).view(shape).clone()
@@ -162,15 +161,6 @@ class Slots:
             os.close(fd)
         self._mapped[slot] = mapped
         return mapped
-
-
-def _layout(sizes: Sequence[int]) -> tuple[list[int], int]:
-    """Return where each piece begins, and the bytes in all."""
-    offsets, end = [], 0
-    for size in sizes:
-        offsets.append(end)
-        end += -(-size // _ALIGN) * _ALIGN
-    return offsets, end
 
 
 def _mib(num_bytes: int) -> int:

@@ -71,6 +71,8 @@ class TrainingState:
         """Generation in which the state was adopted; 0 without one."""
         self.record: CommitRecord | None = None
         """Of the commit that made this state, where that is known: not of one that was read from a checkpoint."""
+        self.torn = False
+        """A copy of a state into its tensors was cut off: they are not what the script made either."""
         self._pair: StatePair | None = None
         self.before_change: Callable[[], None] = _nothing
         """Called before any part of the state is changed."""
@@ -140,6 +142,14 @@ class TrainingState:
                     part.load_state_dict(tree["state"][name])
             except Exception as error:
                 raise StateError(f"The state to continue from cannot be loaded: {error}") from error
+        self.torn = False
+
+    @contextmanager
+    def receiving(self) -> Iterator[None]:
+        """Its tensors are being overwritten by a copy from another rank: torn, until `load`."""
+        with self.changing():
+            self.torn = True
+            yield
 
     @contextmanager
     def changing(self) -> Iterator[None]:

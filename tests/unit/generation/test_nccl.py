@@ -1,0 +1,429 @@
+"""Groups on a GPU: the process outlives an error of another rank, only what has succeeded counts, an abort always gets through.
+
+The backend is a fake that behaves as the sources of torch 2.13 say (`fake_nccl`). It has never run on a GPU (docs/nccl.md).
+"""
+
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed
+from torch._C._distributed_c10d import ErrorType, HashStore
+
+from harness.polling import until
+from regroup.data import SamplePlan
+from regroup.errors import Aborted, BackendError, GroupBroken, PeerLost
+from regroup.generation import backends, nccl, regrouper
+from regroup.generation.groups import Groups, Pending
+from regroup.generation.regrouper import Regrouper
+from regroup.protocol.local import Answer, FormedLocally, Left
+from regroup.state.memory import Memory
+from regroup.state.training import TrainingState
+from tests.builders.generations import make_assignment, make_document
+
+from .fake_nccl import FakeNccl, FakeWork
+from .test_outcomes import LOST, Lost
+
+GPU = torch.device("cuda", 0)
+SOON_S = 5.0
+
+
+# --- settings ----------------------------------------------------------------------------------------------------------
+
+USERS = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1", "TORCH_NCCL_BLOCKING_WAIT": "1", "NCCL_DEBUG": "INFO"}
+
+
+@pytest.mark.parametrize(
+    ("environment", "want", "sentences"),
+    [
+        pytest.param({}, {**nccl.OURS, **nccl.DEFAULTS}, [], id="all is ours, without a word"),
+        pytest.param({**nccl.OURS, **nccl.DEFAULTS}, {}, [], id="set already: the next generation changes nothing"),
+        pytest.param(
+            USERS,
+            {k: v for k, v in {**nccl.OURS, **nccl.DEFAULTS}.items() if k != "TORCH_NCCL_BLOCKING_WAIT"},
+            ["TORCH_NCCL_ASYNC_ERROR_HANDLING is 1, and is set to 0"],
+            id="a contrary value is changed, and said",
+        ),
+        pytest.param(
+            {"TORCH_NCCL_USE_COMM_NONBLOCKING": "0", **nccl.OURS},
+            {"TORCH_NCCL_NONBLOCKING_TIMEOUT": "300"},
+            [],
+            id="a user may choose communicators that block",
+        ),
+    ],
+)
+def test_settings(environment: dict[str, str], want: dict[str, str], sentences: list[str]) -> None:
+    found = nccl.settings(environment)
+    assert found.environment == want
+    assert len(found.sentences) == len(sentences)
+    assert all(said.startswith(start) for said, start in zip(found.sentences, sentences, strict=True))
+
+
+def test_torch_knows_every_setting() -> None:
+    """A name that torch drops would end processes again, silently."""
+    library = torch.__path__[0] + "/lib/libtorch_cuda.so"
+    try:
+        content = open(library, "rb").read()  # noqa: SIM115
+    except FileNotFoundError:
+        pytest.skip("this torch is built without CUDA")
+    assert [name for name in (*nccl.OURS, *nccl.DEFAULTS) if name.encode() + b"\0" not in content] == []
+
+
+# --- success is asked for ----------------------------------------------------------------------------------------------
+
+
+def make_groups(fake: FakeNccl | None = None) -> Groups:
+    document = make_document(7000)
+    groups = Groups(make_assignment(document, 0), "127.0.0.1", GPU)
+    groups.sockets = Lost()  # type: ignore[assignment]
+    groups._store = HashStore()
+    if fake is not None:
+        groups._nccl = fake.backend()
+    return groups
+
+
+class Waiting:
+    """Another thread waits for one collective on the GPU."""
+
+    def __init__(self, groups: Groups) -> None:
+        self.outcome: list[BaseException | None] = []
+        pending = groups.launch("allreduce", [torch.ones(1)])
+        assert not pending.on_gloo
+        self._thread = threading.Thread(target=self._run, args=(groups, pending), daemon=True)
+        self._thread.start()
+
+    def _run(self, groups: Groups, pending: Pending) -> None:
+        try:
+            groups.wait([pending])
+            self.outcome.append(None)
+        except Exception as error:
+            self.outcome.append(error)
+
+    def end(self) -> BaseException | None:
+        self._thread.join(SOON_S)
+        assert not self._thread.is_alive(), "the wait does not end"
+        return self.outcome[0]
+
+
+def test_wait_lasts_until_the_gpu_has_ended() -> None:
+    fake = FakeNccl()
+    waiting = Waiting(make_groups(fake))
+    assert fake.works[0].asked.wait(SOON_S)
+    assert waiting.outcome == []
+    assert not fake.works[0].seen_by_stream
+    fake.works[0].ended.set()
+    assert waiting.end() is None
+    assert fake.works[0].seen_by_stream
+
+
+def remote(_fake: FakeNccl, work: FakeWork) -> None:
+    work.error = RuntimeError("NCCL error: remote process exited or there was a network error")
+    work.ended.set()
+
+
+def watchdog(fake: FakeNccl, work: FakeWork) -> None:
+    fake.error = ErrorType.COMM_ERROR
+    work.ended.set()
+
+
+def device(_fake: FakeNccl, work: FakeWork) -> None:
+    work.query_fails = RuntimeError("CUDA error: an illegal memory access was encountered")
+
+
+@pytest.mark.parametrize(
+    ("happens", "outcome", "text"),
+    [
+        pytest.param(remote, PeerLost, "remote process exited", id="the work has an exception"),
+        pytest.param(watchdog, PeerLost, "COMM_ERROR", id="only a watchdog has seen it"),
+        pytest.param(device, BackendError, "illegal memory access", id="the GPU failed: the user's own"),
+    ],
+)
+def test_work_that_failed_is_no_success(
+    happens: Callable[[FakeNccl, FakeWork], None], outcome: type[Exception], text: str
+) -> None:
+    fake = FakeNccl()
+    waiting = Waiting(make_groups(fake))
+    happens(fake, fake.works[0])
+    error = waiting.end()
+    assert isinstance(error, outcome)
+    assert text in str(error)
+    assert not fake.works[0].seen_by_stream
+
+
+def test_lost_rank_that_nccl_does_not_notice_ends_the_wait() -> None:
+    groups = make_groups(FakeNccl())
+    groups.sockets = Lost(LOST)  # type: ignore[assignment]
+    assert isinstance(Waiting(groups).end(), PeerLost)
+
+
+def test_collective_that_cannot_start_is_the_users() -> None:
+    fake = FakeNccl()
+    fake.error_at_launch = RuntimeError("Unsupported data type")
+    with pytest.raises(BackendError, match="Unsupported data type"):
+        make_groups(fake).launch("allreduce", [torch.ones(1)])
+
+
+# --- abort -------------------------------------------------------------------------------------------------------------
+
+
+def test_abort_returns_at_once_and_frees_who_waits_although_nccls_never_ends() -> None:
+    fake = FakeNccl(abort_ends=False)
+    groups = make_groups(fake)
+    waiting = Waiting(groups)
+    assert fake.works[0].asked.wait(SOON_S)
+    groups.abort()  # as the watcher does
+    assert isinstance(waiting.end(), Aborted)
+    assert fake.abort_began.wait(SOON_S)
+    assert fake.aborted_in == "regroup-abort"
+    fake.abort_ends.set()
+
+
+def test_question_that_does_not_end_holds_up_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither the watcher's thread, which calls abort, nor NCCL's abort: that may be what ends the question."""
+    monkeypatch.setattr(backends, "ASKED_S", 0.01)
+    fake = FakeNccl()
+    groups = make_groups(fake)
+    groups.launch("allreduce", [torch.ones(1)])
+    asked, answer = threading.Event(), threading.Event()
+
+    def is_completed() -> bool:
+        asked.set()
+        return answer.wait()
+
+    fake.works[0].is_completed = is_completed  # type: ignore[method-assign]
+    threading.Thread(target=groups._is_completed, args=(fake.works[0],), daemon=True).start()
+    assert asked.wait(SOON_S)
+    groups.abort()
+    assert fake.abort_began.wait(SOON_S)
+    answer.set()
+
+
+def test_tensors_of_a_collective_live_until_the_gpu_no_longer_writes_them() -> None:
+    fake = FakeNccl(abort_ends=False)
+    groups = make_groups(fake)
+    groups.launch("allreduce", [torch.ones(1)])
+    work = weakref.ref(fake.works.pop())
+    groups.close()
+    del groups
+    gc.collect()
+    assert fake.abort_began.wait(SOON_S)
+    assert work() is not None
+    fake.abort_ends.set()
+    until(lambda: work() is None, "the work is let go")
+
+
+def test_collective_that_succeeded_is_not_kept() -> None:
+    fake = FakeNccl()
+    groups = make_groups(fake)
+    pending = groups.launch("allreduce", [torch.ones(1)])
+    fake.works[0].ended.set()
+    groups.wait([pending])
+    assert groups._on_device == {}
+
+
+def test_abort_that_does_not_end_is_said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(backends, "ABORT_S", 0.01)
+    fake = FakeNccl(abort_ends=False)
+    make_groups(fake).abort()
+    said = ""
+
+    def is_said() -> bool:
+        nonlocal said
+        said += capsys.readouterr().out
+        return "has not ended its communicator" in said
+
+    until(is_said, "it is said")
+    fake.abort_ends.set()
+
+
+# --- connecting --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[FakeNccl], None]]:
+    """Call it with the backend that is opened next."""
+    for name in (*nccl.OURS, *nccl.DEFAULTS):
+        monkeypatch.setenv(name, {**nccl.OURS, **nccl.DEFAULTS}[name])
+    monkeypatch.setattr(nccl, "first_tensor", lambda _device: torch.zeros(1))
+
+    def opens(fake: FakeNccl) -> None:
+        monkeypatch.setattr(nccl, "open_backend", lambda *_: fake.backend())
+
+    yield opens
+    backends.wait_aborted(SOON_S)
+
+
+class Connecting:
+    """Another thread connects the GPUs."""
+
+    def __init__(self, groups: Groups) -> None:
+        self.error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, args=(groups,), daemon=True)
+        self._thread.start()
+
+    def _run(self, groups: Groups) -> None:
+        try:
+            groups.connect()
+        except Exception as error:
+            self.error = error
+
+    def end(self) -> BaseException | None:
+        self._thread.join(SOON_S)
+        assert not self._thread.is_alive(), "connecting does not end"
+        return self.error
+
+
+def test_gpus_are_connected_once_a_first_collective_has_succeeded(opened: Callable[[FakeNccl], None]) -> None:
+    fake = FakeNccl()
+    opened(fake)
+    groups = make_groups()
+    connecting = Connecting(groups)
+    until(lambda: fake.works, "the first collective is started")
+    assert groups.nccl is not None
+    fake.works[0].ended.set()
+    assert connecting.end() is None
+
+
+def test_abort_reaches_a_communicator_that_is_forming(opened: Callable[[FakeNccl], None]) -> None:
+    fake = FakeNccl(forms=False)
+    opened(fake)
+    groups = make_groups()
+    connecting = Connecting(groups)
+    assert fake.connecting.wait(SOON_S)
+    groups.abort()
+    assert isinstance(connecting.end(), Aborted)
+    assert fake.abort_began.wait(SOON_S)
+    assert fake.aborted_in == "regroup-abort"
+
+
+def test_first_collective_is_not_asked_after_an_abort(opened: Callable[[FakeNccl], None]) -> None:
+    fake = FakeNccl(abort_ends=False)
+    opened(fake)
+    groups = make_groups()
+    connecting = Connecting(groups)
+    until(lambda: fake.works and fake.works[0].asked.is_set(), "the first collective is waited for")
+    groups.abort()
+    assert isinstance(connecting.end(), Aborted)
+    until(lambda: not any(t.name == "regroup-connect" for t in threading.enumerate()), "the helper ends")
+    assert fake.abort_began.wait(SOON_S)
+    assert not fake.asked_too_late
+    fake.abort_ends.set()
+
+
+def test_abort_before_the_backend_is_there_leaves_none_behind(
+    opened: Callable[[FakeNccl], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake, may_open, opening = FakeNccl(), threading.Event(), threading.Event()
+    opened(fake)
+
+    def tensor(_device: torch.device) -> torch.Tensor:
+        opening.set()
+        may_open.wait()
+        return torch.zeros(1)
+
+    monkeypatch.setattr(nccl, "first_tensor", tensor)
+    groups = make_groups()
+    connecting = Connecting(groups)
+    assert opening.wait(SOON_S)
+    groups.abort()
+    assert isinstance(connecting.end(), Aborted)
+    may_open.set()
+    until(lambda: not any(t.name == "regroup-connect" for t in threading.enumerate()), "the helper ends")
+    assert fake.works == []
+    assert groups.nccl is None
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        pytest.param(
+            torch.distributed.DistBackendError("NCCL timeout in: NCCLUtils.cpp"), "NCCL timeout", id="torch's bound"
+        ),
+        pytest.param(None, "not connected after 0.02 s", id="our own"),
+    ],
+)
+def test_gpus_that_do_not_connect_are_a_lost_rank(
+    opened: Callable[[FakeNccl], None], monkeypatch: pytest.MonkeyPatch, error: RuntimeError | None, text: str
+) -> None:
+    monkeypatch.setattr(nccl, "CONNECT_S", 0.02)
+    fake = FakeNccl()
+    fake.error_at_launch = error
+    opened(fake)
+    outcome = Connecting(make_groups()).end()
+    assert isinstance(outcome, GroupBroken)
+    assert text in str(outcome)
+
+
+def test_call_of_nccl_that_never_returns_is_left(
+    opened: Callable[[FakeNccl], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Communicators that block, by the user's choice."""
+    monkeypatch.setattr(nccl, "CONNECT_S", 0.02)
+    fake = FakeNccl(forms=False)
+    opened(fake)
+    outcome = Connecting(make_groups()).end()
+    assert isinstance(outcome, PeerLost)
+    fake.forms.set()
+
+
+def test_next_communicator_waits_for_the_end_of_the_last_one(opened: Callable[[FakeNccl], None]) -> None:
+    last, fake = FakeNccl(abort_ends=False), FakeNccl()
+    make_groups(last).abort()
+    opened(fake)
+    connecting = Connecting(make_groups())
+    assert last.abort_began.wait(SOON_S)
+    assert fake.works == []
+    last.abort_ends.set()
+    until(lambda: fake.works, "the next one is connected")
+    fake.works[0].ended.set()
+    assert connecting.end() is None
+
+
+class Watcher:
+    """In place of the real one: what the agent is told."""
+
+    stop = None
+
+    def __init__(self) -> None:
+        self.sent: list[Any] = []
+        self.watch = self.unwatch = lambda *_args, **_more: None
+        self.knows_newer = lambda _number: False
+
+    def ask(self, message: Any) -> Answer:
+        return Answer("entering", message.generation, ok=True, adopted=0)
+
+    def take_store(self, _generation: int) -> None:
+        return None
+
+    def send(self, message: Any) -> None:
+        self.sent.append(message)
+
+
+def test_connecting_has_the_time_of_an_adoption(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The operator gives a generation that has formed longer than one that forms: NCCL's setup of many ranks takes longer."""
+    watcher = Watcher()
+    model = torch.nn.Linear(2, 1)
+    state = TrainingState(model, torch.optim.SGD(model.parameters(), lr=0.1), {})
+    plan = SamplePlan(0, 8, 4, 2, 1)
+    told_before: list[type[Any]] = []
+
+    class Formed(Groups):
+        def form(self, *_: Any) -> Any:
+            return None
+
+        def connect(self) -> None:
+            told_before.extend(type(message) for message in watcher.sent)
+            raise PeerLost("not connected", 1)
+
+    monkeypatch.setattr(regrouper, "Groups", Formed)
+    joined = Regrouper(watcher, state, plan, GPU, None, Memory(state, plan, None, 0))  # type: ignore[arg-type]
+    joined._enter(make_assignment(make_document(7000), 1))
+    assert told_before == [FormedLocally]
+    assert isinstance(watcher.sent[-1], Left)
+    assert watcher.sent[-1].peer_rank == 1

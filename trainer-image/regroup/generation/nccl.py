@@ -1,0 +1,126 @@
+"""NCCL as a generation's groups use it: its settings, how a communicator forms, and whether a collective has succeeded.
+
+torch's ProcessGroupNCCL is made for processes that end with the first error. Here they live on, so nothing of torch's may end the
+process, and an abort may come at any time, also while the communicator forms. No test of ours has run this on a GPU: what was
+read in torch 2.13, and what was chosen, is in docs/design/adr/0026-nccl.md; how to check it on a GPU is in docs/nccl.md.
+"""
+
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from datetime import timedelta
+from typing import Any, NamedTuple
+
+import torch
+from torch._C._distributed_c10d import ErrorType, Work
+
+from regroup.errors import PeerLost
+
+from .backends import Backend
+
+CONNECT_S = 300
+"""Bound for the connection of the GPUs, and for each other call in which NCCL connects or ends something. The operator ends a
+generation earlier (adoptTimeoutSeconds, 60 at first); this is for what an abort cannot reach. torch reads it once."""
+POLL_S = 0.001
+"""Longest pause between two questions whether a collective has ended on the GPU."""
+_FIRST_POLL_S = 0.00005
+_FOREVER = timedelta(days=30)
+
+OURS: Mapping[str, str] = {
+    "TORCH_NCCL_BLOCKING_WAIT": "1",  # there is no watchdog thread then, and no monitor: both can end the process
+    # Where a torch has a watchdog all the same:
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
+    "TORCH_NCCL_ENABLE_MONITORING": "0",
+    "TORCH_NCCL_RETHROW_CUDA_ERRORS": "0",
+    "TORCH_NCCL_DESYNC_DEBUG": "0",  # it turns error handling on again
+    "TORCH_NCCL_PROPAGATE_ERROR": "0",  # who has left says so to the operator, not to the store
+    "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
+    "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "0",  # the watchdog sleeps four times as long, and holds a lock
+}
+"""Without these an error of one rank ends the processes of the others."""
+DEFAULTS: Mapping[str, str] = {
+    "TORCH_NCCL_USE_COMM_NONBLOCKING": "1",
+    "TORCH_NCCL_NONBLOCKING_TIMEOUT": str(CONNECT_S),
+}
+"""A user's own value is left: with the first at 0 no abort reaches a communicator that forms, and all else is the same."""
+
+
+class Settings(NamedTuple):
+    """What to put into the environment, and a sentence for each value of the user's that is changed."""
+
+    environment: dict[str, str]
+    sentences: tuple[str, ...]
+
+
+def settings(environment: Mapping[str, str]) -> Settings:
+    """Return what has to be set before the process has an NCCL backend. Pure."""
+    changed = {name: value for name, value in OURS.items() if environment.get(name) != value}
+    added = {name: value for name, value in DEFAULTS.items() if name not in environment}
+    sentences = tuple(
+        f"{name} is {environment[name]}, and is set to {value}: survivors must not end with a rank that failed. Remove it."
+        for name, value in changed.items()
+        if name in environment
+    )
+    return Settings(changed | added, sentences)
+
+
+def prepare() -> None:
+    """Apply `settings` to this process. Once, from the main thread: NCCL's own threads read the environment."""
+    found = settings(os.environ)
+    for sentence in found.sentences:
+        print(sentence, flush=True)
+    os.environ.update(found.environment)
+
+
+def open_backend(store: Any, rank: int, size: int) -> Backend:
+    """Return a backend that is not connected. No collective of it times out: membership ends it."""
+    from torch._C._distributed_c10d import ProcessGroupNCCL
+
+    options = ProcessGroupNCCL.Options()
+    options._timeout = _FOREVER
+    return Backend(ProcessGroupNCCL(store, rank, size, options))
+
+
+def first_tensor(device: torch.device) -> torch.Tensor:
+    """Make the device this thread's current one, and return a tensor on it."""
+    torch.cuda.set_device(device)
+    return torch.zeros(1, device=device)
+
+
+def connect(backend: Backend, tensor: torch.Tensor, is_completed: Callable[[Work], bool]) -> None:
+    """Connect the GPUs of all ranks by a first collective. Blocks for up to CONNECT_S; all ranks call it. `is_completed` asks a
+    work whether it has ended; what it raises ends this.
+
+    Not by `eager_connect_single_device`: a communicator that does not block is not ready after it, and torch 2.13 has no call that
+    says when it is. Raises PeerLost at the bound, or what NCCL says.
+    """
+    began_s = time.monotonic()
+    work = backend.launch("allreduce", [tensor])
+    while not is_completed(work):
+        if time.monotonic() - began_s > CONNECT_S:
+            raise PeerLost(f"The GPUs of all ranks are not connected after {CONNECT_S} s.")
+        time.sleep(POLL_S)
+    finish(backend, work)
+
+
+def pauses() -> Iterator[float]:
+    """Yield the pauses between two questions, in seconds: short at first, for what is about to end."""
+    pause_s = _FIRST_POLL_S
+    while True:
+        yield pause_s
+        pause_s = min(2 * pause_s, POLL_S)
+
+
+def finish(backend: Backend, work: Work) -> None:
+    """Raise the error of a collective that has ended, as torch's DistBackendError; else have the current stream see its result.
+
+    Without `work.wait()`: where there is an error that aborts the communicator, in this thread, and may never return. And
+    without `is_success`, which torch 2.13 has for gloo only. `get_error` is a watchdog's, where there is one.
+    """
+    error = work.exception()
+    if error is not None:
+        raise torch.distributed.DistBackendError(str(error))
+    said = backend.launch("get_error")
+    if said != ErrorType.SUCCESS:
+        raise torch.distributed.DistBackendError(f"NCCL reports {said.name}.")
+    work.block_current_stream()
