@@ -21,13 +21,15 @@ import grimp
 REPOSITORY = Path(__file__).resolve().parents[1]
 PACKAGE = "regroup"
 WIDTH, LINE, GAP = 190, 15, 60
+LEAVES = ("accelerator", "errors")
+"""Files of the package itself that stand below the rooms."""
 FONT = "font-family='Helvetica, Arial, sans-serif'"
 
 
 def room_of(module: str) -> str:
-    """Return the folder of a module. Those directly in the package are one room, but for the errors, which all use."""
+    """Return the folder of a module. Those directly in the package are one room, but for LEAVES."""
     parts = module.split(".")
-    return parts[1] if len(parts) > 2 or parts[1] == "errors" else PACKAGE
+    return parts[1] if len(parts) > 2 or parts[1] in LEAVES else PACKAGE
 
 
 def imports(revision: str | None) -> dict[str, set[str]]:

@@ -1,6 +1,7 @@
 """A small training script whose ranks all raise in the same step, for the tests of memory snapshots.
 
-TEST_RAISE  G:N  raise in step N of generation G, in the middle of its forward passes
+TEST_RAISE  G:N  raise in step N of generation G, in the middle of its forward passes, once all ranks are there: one that came
+            later would hear of the others' end first, and go on in the next generation
 TEST_PACE   seconds that a step takes until the file TEST_GO is there
 TEST_LAYER  batchnorm: the model has such a layer, and ranks sum with "fast"
 TEST_TRACE  a file to which each rank appends {generation, step, rank} for each commit
@@ -29,6 +30,17 @@ model = torch.nn.Sequential(
 optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
 schedule = torch.optim.lr_scheduler.StepLR(optimizer, step_size=20, gamma=0.8)
 trace = Path(os.environ["TEST_TRACE"])
+
+
+def meet(rank: int, world_size: int) -> None:
+    """Return once all ranks have called it."""
+    trace.with_suffix(f".{rank}").touch()
+    ends_s = time.monotonic() + 60
+    while not all(trace.with_suffix(f".{other}").exists() for other in range(world_size)):
+        assert time.monotonic() < ends_s, "not all ranks came"
+        time.sleep(0.001)
+
+
 with regroup.session(
     model=model, optimizer=optimizer, data=(x, y), global_batch=48, microbatch=4, state={"schedule": schedule},
     reduction="fast" if with_buffers else "exact",
@@ -41,6 +53,7 @@ with regroup.session(
                 loss = torch.nn.functional.cross_entropy(model(batch[0]), batch[1], reduction="sum")
                 step.backward(sum=loss, weight=len(batch[1]))
                 if os.environ.get("TEST_RAISE") == f"{job.generation}:{step.index}":
+                    meet(job.rank, job.world_size)
                     raise OSError("the file server does not answer")
             step.commit(after=[schedule.step], max_norm=1.0)
         if step.committed:

@@ -122,8 +122,8 @@ class Job:
         """All ranks know of a newer, planned generation: they leave this one together, before the next step."""
         self._left_loop = False
         self._durable = Durable(self.state, self.plan)
-        device = next(model.parameters(), torch.empty(0)).device
-        make_current(device)
+        self._device = next(model.parameters(), torch.empty(0)).device
+        make_current(self._device)
         self._strategy: Strategy = STRATEGIES[reduction](model, self.state.optimizer, self.plan)
         self._watcher: Watcher | None = None
         """None in plain `python`."""
@@ -140,7 +140,7 @@ class Job:
         self._memory = Memory(self.state, self.plan, send, local_rank)
         if self._watcher is not None:
             checkpointer = self._durable.checkpointer
-            self._membership = Regrouper(self._watcher, self.state, self.plan, device, checkpointer, self._memory)
+            self._membership = Regrouper(self._watcher, self.state, self.plan, self._device, checkpointer, self._memory)
         self._reporter = Reporter(self._watcher, self.plan, self._durable, self._memory)
         self._busy = BusyStack(send, self._reporter.paused)
         self._committer = Committer(
@@ -174,6 +174,11 @@ class Job:
     def is_main(self) -> bool:
         """True on one process of the generation: for printing and saving."""
         return self.rank == 0
+
+    @property
+    def device(self) -> torch.device:
+        """The model's: batches are moved there."""
+        return self._device
 
     @property
     def guarantees(self) -> Guarantees:

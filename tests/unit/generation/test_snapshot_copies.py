@@ -63,7 +63,8 @@ class Rank:
 
     def adopt(self, gathering: Gathering) -> AdoptedLocally:
         size = len(gathering.arrivals)
-        groups: Any = SimpleNamespace(rank=self.number, world_size=size, generation=gathering.document.number)
+        number, cpu = gathering.document.number, torch.device("cpu")
+        groups: Any = SimpleNamespace(rank=self.number, world_size=size, generation=number, device=cpu)
         return self.regrouper._adopt(groups, gathering, 0.0)
 
 

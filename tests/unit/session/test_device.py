@@ -40,3 +40,12 @@ def test_device_is_made_current(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     assert regroup.device() == torch.device("cpu")
     assert len(current) == 1
+
+
+def test_job_says_where_its_model_is() -> None:
+    model = torch.nn.Linear(2, 1)
+    data = (torch.zeros(4, 2), torch.zeros(4, 1))
+    with regroup.session(
+        model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), data=data, global_batch=4, microbatch=4
+    ) as job:
+        assert job.device == torch.device("cpu")
