@@ -1,13 +1,18 @@
-"""How long a test may take: one that hangs fails with every thread's stack (pytest-timeout), it does not stop the suite."""
+"""How long a test may take: one that hangs fails with every thread's stack (pytest-timeout), it does not stop the suite.
+
+Trainers that tests start have one thread, as under `make`: the bits of a sum depend on their number, and some tests compare bits.
+"""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 pytest.register_assert_rewrite("tests.e2e.samples", "tests.e2e.shared")
 
 TESTS = Path(__file__).parent
