@@ -1,6 +1,6 @@
 """An explicit-state model of the membership protocol (docs/design/protocol.md), searched for the traces named there.
 
-Without a rule the trace beside it in protocol.md must be found; with all rules on it must not. The tests run in under
+Without a rule the trace beside it in protocol.md must be found; with all rules on it must not. The tests run in about
 a minute and count states, not seconds; `python -m tests.model [RULE ...]` searches the wider scenarios and prints their
 numbers of states (minutes; `make test-all` calls it; exit code 1 if an outcome is not the expected one).
 

@@ -65,7 +65,7 @@ def model_groups() -> int:
     """Print the outcome of every wide search and of the walks of the model of model groups, all rules on; return the surprises."""
     surprises = 0
     for name, groups in GROUPS_WIDE.items():
-        got = search(Groups(groups), max_states=GROUPS_MAX_STATES)
+        got = search(Groups(groups), max_states=GROUPS_MAX_STATES, live=True)
         surprises += got.verdict != "holds"
         print(f"model groups, {name}: {'' if got.verdict == 'holds' else 'UNEXPECTED '}{got}", flush=True)
     for name, groups in GROUPS_WILD.items():

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from tests.model.groups.model import Groups
-from tests.model.groups.records import ALL_RULES, WEAKER_FORMS
+from tests.model.groups.records import ALL_RULES, WEAKER_FORMS, Budget, GroupScenario
 from tests.model.groups.scenarios import HOLDS, QUICK, WEAKER, WILD, GroupTrace, Weaker
 from tests.model.search import follow, search, walk
 
@@ -41,6 +41,21 @@ def test_with_all_rules_no_search_meets_a_violation_or_a_group_that_waits_for_ev
     assert got.verdict == "holds", got
     assert got.is_exhaustive
     assert got.num_states == num_states, "the model's behaviour changed: read why, then update the number"
+
+
+def test_who_cannot_be_reached_and_was_only_in_a_generation_that_never_stepped_is_not_waited_for() -> None:
+    """r1 may have adopted g2, but r0 has not: nobody has committed in it, and what g1 left is all here."""
+    model = Groups(GroupScenario(max_generations=3, faults=Budget(cut_off=1, total=1)))
+    trace = (
+        "operator announces g2 members [0, 1]",
+        "r0 enters g2 with ()",
+        "FAULT r1 cut off from the operator",
+        "operator announces g3 members [0, 3]",
+        "r0 enters g3 with ()",
+        "r2 enters g3 as guest with ()",
+        "r3 enters g3 with ()",
+    )
+    assert {"r0 keeps () in g3", "r3 keeps () in g3"} <= {move.label for move in model.moves(follow(model, trace))}
 
 
 def test_every_rule_has_its_trace() -> None:

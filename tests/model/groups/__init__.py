@@ -34,8 +34,8 @@ to their buffers.
 **Liveness** is asked as in core.py: from every state with an announcement left, all members of a newest generation can reach
 the last step without another fault. live/ asks for more, and has no model groups; adr/0027 says what it will need.
 
-**How far.** Tests exhaust two generations with one crash, and three without a fault where the sets are given.
-`python -m tests.model GROUPS` exhausts three generations of any sets without a fault; with one crash it ends at its bound. The
+**How far.** Tests exhaust any sets of two generations with one crash, and three generations where the sets are given.
+`python -m tests.model GROUPS` exhausts any sets of three generations without a fault; with one crash it ends at its bound. The
 random walks go to five generations and five faults, with spares and snapshots.
 
 **To add a rule**: as in ../__init__.py.

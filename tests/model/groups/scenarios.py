@@ -187,8 +187,17 @@ WEAKER = (
 
 HOLDS = {
     "any sets, one crash": (GroupScenario(faults=ONE_CRASH), 32024),
-    "one of two groups trains": (GroupScenario(first=(0, 1), faults=Budget(crash=1, cut_off=1, total=2)), 50206),
+    "a rank is cut off, then all are named": (
+        GroupScenario(
+            first=(0, 1),
+            max_generations=3,
+            sets=(((2, 3),), ((0, 1, 2, 3),)),
+            faults=Budget(cut_off=1, total=1),
+        ),
+        33792,
+    ),
 }
+"""All rules on, also searched for a group that waits for ever."""
 
 WILD = {
     "four ranks": GroupScenario(steps=2, max_generations=4, faults=Budget(crash=2, cut_off=1, total=3)),
@@ -210,9 +219,14 @@ WIDE = {
     "three generations, one crash": GroupScenario(max_generations=3, faults=ONE_CRASH),
     "a rank comes back with nothing": GroupScenario(restarts=True, faults=ONE_CRASH),
     "two steps, a crash and a rank cut off": GroupScenario(steps=2, faults=Budget(crash=1, cut_off=1, total=2)),
+    "a rank comes back with nothing, then all are named": GroupScenario(
+        first=(0, 1), max_generations=3, restarts=True, sets=(((1, 2),), ((0, 1, 2, 3),)), faults=ONE_CRASH
+    ),
+    "one of two groups trains": GroupScenario(first=(0, 1), faults=Budget(crash=1, cut_off=1, total=2)),
     "one of two groups trains, three generations": GroupScenario(
         first=(0, 1), max_generations=3, restarts=True, faults=Budget(crash=1, cut_off=1, total=2)
     ),
     "snapshots, two crashes": GroupScenario(restarts=True, snapshots=True, faults=Budget(crash=2, pod=2, total=2)),
 }
-"""All rules on. Exhausted, or as far as `GROUPS_MAX_STATES` of tests/model/__main__.py goes: __init__.py says which."""
+"""All rules on, also searched for a group that waits for ever. Exhausted, or as far as `GROUPS_MAX_STATES` of
+tests/model/__main__.py goes: adr/0027 says which."""
