@@ -1,11 +1,12 @@
 """An explicit-state model of the membership protocol (docs/design/protocol.md), searched for the traces named there.
 
-Without a rule the trace beside it in protocol.md must be found; with all rules on it must not. The tests run in under
+Without a rule the trace beside it in protocol.md must be found; with all rules on it must not. The tests run in about
 a minute and count states, not seconds; `python -m tests.model [RULE ...]` searches the wider scenarios and prints their
 numbers of states (minutes; `make test-all` calls it; exit code 1 if an outcome is not the expected one).
 
-Two models. This folder's own is about safety: no step lost or done twice, whatever happens. live/ is about liveness: training
-always goes on (rules HEARD, WORDS, BEST, RETRY and those beside them); its docstring says what it models.
+Three models. This folder's own is about safety: no step lost or done twice, whatever happens. live/ is about liveness: training
+always goes on (rules HEARD, WORDS, BEST, RETRY and those beside them). groups/ is about safety where one copy of the model is split
+over several ranks (REDUCED, KEEP and those beside them), which is in no code yet. Their docstrings say what they model.
 
 Files: records.py what a state is made of, and the rules' switches; view.py questions to a state, the witness walk,
 what must never be; moves_worker.py, moves_operator.py, moves_faults.py what can happen next; core.py ties them
@@ -18,8 +19,8 @@ snapshots, planned changes, completion. Suspicion has no clock: with `announces=
 set at any time, so no timeout value is assumed. "Parameters" are the list of generations in which each step was
 committed: equal lists, equal parameters.
 
-**Not modelled**, so tested on the real code only: time and thresholds, more than one process per worker, shards and
-peer copies, links that fail in one direction, pruning of `older`, the content of messages.
+**Not modelled**, so tested on the real code only: time and thresholds, more than one process per worker, copies
+in a peer's memory, links that fail in one direction, pruning of `older`, the content of messages.
 
 **What the model cannot show.**
 - H13 FENCE has no switch: an agent of the model never hears a generation that is not newer.

@@ -1,6 +1,6 @@
 """`python -m tests.model [RULE ...]`: search the wide scenarios, each rule off and on. Minutes, and 4 GB of memory.
 
-LIVE in place of a rule: the wide searches and the walks of the liveness model only.
+LIVE or GROUPS in place of a rule: the wide searches and the walks of the liveness model, of the model of model groups only.
 """
 
 from __future__ import annotations
@@ -8,6 +8,9 @@ from __future__ import annotations
 import sys
 
 from tests.model.core import Core
+from tests.model.groups.model import Groups
+from tests.model.groups.scenarios import WIDE as GROUPS_WIDE
+from tests.model.groups.scenarios import WILD as GROUPS_WILD
 from tests.model.live.model import Live
 from tests.model.live.scenarios import WIDE as LIVE_WIDE
 from tests.model.live.scenarios import WILD as LIVE_WILD
@@ -17,11 +20,14 @@ from tests.model.search import search, walk
 LIVE_MAX_STATES = 400_000
 LIVE_WALKS = 1_000
 """In each of the wild scenarios."""
+GROUPS_MAX_STATES = 800_000
+GROUPS_WALKS = 8_000
 
 
 def main(rules: list[str]) -> int:
     """Print every outcome; 1 if one is not as expected. A bound that was hit is said, and is no failure."""
     surprises = liveness() if not rules or "LIVE" in rules else 0
+    surprises += model_groups() if not rules or "GROUPS" in rules else 0
     for trace in (*QUICK, *WIDE):
         if rules and trace.rule not in rules:
             continue
@@ -50,6 +56,23 @@ def liveness() -> int:
         surprises += walked.violation is not None
         words = f"{walked.num_finished} of {walked.num_walks} walks end in training, {walked.num_moves} moves"
         print(f"liveness, {name}: {words}", flush=True)
+        if walked.violation is not None:
+            print("\n".join((f"UNEXPECTED {walked.violation}", *walked.trace)), flush=True)
+    return surprises
+
+
+def model_groups() -> int:
+    """Print the outcome of every wide search and of the walks of the model of model groups, all rules on; return the surprises."""
+    surprises = 0
+    for name, groups in GROUPS_WIDE.items():
+        got = search(Groups(groups), max_states=GROUPS_MAX_STATES, live=True)
+        surprises += got.verdict != "holds"
+        print(f"model groups, {name}: {'' if got.verdict == 'holds' else 'UNEXPECTED '}{got}", flush=True)
+    for name, groups in GROUPS_WILD.items():
+        walked = walk(Groups(groups), num_walks=GROUPS_WALKS, depth=120, seed=7)
+        surprises += walked.violation is not None
+        words = f"{walked.num_finished} of {walked.num_walks} walks end with the last step, {walked.num_moves} moves"
+        print(f"model groups, {name}: {words}", flush=True)
         if walked.violation is not None:
             print("\n".join((f"UNEXPECTED {walked.violation}", *walked.trace)), flush=True)
     return surprises
