@@ -17,6 +17,9 @@ TORN = "TORN"
 """State is invalid from the first byte of a copy to the last; left in between, the own snapshot is taken instead."""
 WITNESS = "WITNESS"
 """A group trains only if its all-gather covers every older generation that may have trained."""
+COPIES = "COPIES"
+"""Who adopted a generation that never stepped may hold the last copy of an older state: to prove that state lost, it must be
+lost, too."""
 LINGER = "LINGER"
 """An excluded member keeps its state until everyone in the newest generation has adopted."""
 FINISH = "FINISH"
@@ -40,7 +43,7 @@ CLIQUE = "CLIQUE"
 """A set that failed to form over a cut link is not announced again."""
 
 ALL_RULES = frozenset(
-    {PERSIST, STATE, TORN, WITNESS, LINGER, FINISH, RESAY, INC, CUTALL, BACKUP, MAD, SEAL, LOST, CLIQUE}
+    {PERSIST, STATE, TORN, WITNESS, COPIES, LINGER, FINISH, RESAY, INC, CUTALL, BACKUP, MAD, SEAL, LOST, CLIQUE}
 )
 
 # Phases of a trainer process. Letters, because a state is hashed a million times.

@@ -13,6 +13,7 @@ from tests.model.records import (
     ALL_RULES,
     BACKUP,
     CLIQUE,
+    COPIES,
     CUTALL,
     FINISH,
     INC,
@@ -208,6 +209,35 @@ SEALED = Trace(
     max_states=800_000,
 )
 """With all rules on, exhausting it takes close to a minute: QUICK tests only look on from where the trace is stuck."""
+
+COPIED = Trace(
+    "H4 COPIES",
+    COPIES,
+    Scenario(workers=3, members=(0,), steps=3, max_announcements=3, faults=Budget(pod=1, cut_off=1, total=2)),
+    "violation",
+    ROLLBACK,
+    (58, 672),
+)
+"""Too large to be exhausted: both numbers are those from the end of COPIED_PREFIX on."""
+COPIED_PREFIX = (
+    "w0 contributes to step 1 in g1#0",
+    "w0 all-reduce done, commits step 1",
+    "w0 contributes to step 2 in g1#0",
+    "w0 all-reduce done, commits step 2",
+    "operator 0 persists and announces g2#1 members [0, 1, 2]",
+    *(f"w{slot} hears g2#1 members [0, 1, 2]" for slot in (0, 1, 2)),
+    "w0 enters g2#1 with (0, 0)",
+    "w1 enters g2#1 with None",
+    "w2 enters g2#1 with None",
+    "w0 formed g2#1, keeps its state (0, 0)",
+    "w1 formed g2#1, starts copying from w0 (0, 0)",
+    "w2 formed g2#1, starts copying from w0 (0, 0)",
+    "w1 copy complete",
+    "FAULT w1 cut off from the operator",
+    "FAULT w0 pod lost",
+    "operator 0 persists and announces g3#2 members [2]",
+)
+"""w1 has copied the state of g1 in g2, which never stepped, because w2 has not; then w1 cannot be reached, and w0 is gone."""
 
 WIDE = (
     replace(

@@ -8,7 +8,7 @@ import pytest
 
 from tests.model.core import Core
 from tests.model.records import ALL_RULES, INC
-from tests.model.scenarios import QUICK, SEALED, Trace
+from tests.model.scenarios import COPIED, COPIED_PREFIX, QUICK, SEALED, Trace
 from tests.model.search import Model, Outcome, follow, search
 from tests.model.side import Ckpt, GivenUp, Quota, Release
 
@@ -72,8 +72,17 @@ def test_a_seal_is_worth_nothing_without_inc(sealed_stuck: Outcome) -> None:
     assert got.verdict == "stuck", got
 
 
+@pytest.mark.parametrize("is_on", [False, True], ids=["without the rule", "with all rules"])
+def test_copy_of_a_state_made_in_a_generation_that_never_stepped(is_on: bool) -> None:
+    model = Core(COPIED.scenario if is_on else COPIED.without_rule)
+    got = search(model, max_states=COPIED.max_states, start=follow(model, COPIED_PREFIX))
+    assert (got.verdict, got.is_exhaustive) == (("holds", True) if is_on else ("violation", False)), got
+    assert is_on or COPIED.words in got.detail, got
+    assert got.num_states == COPIED.num_states[is_on]
+
+
 def test_every_rule_has_its_trace() -> None:
-    assert {trace.rule for trace in (*QUICK, SEALED)} == ALL_RULES
+    assert {trace.rule for trace in (*QUICK, SEALED, COPIED)} == ALL_RULES
 
 
 @pytest.mark.parametrize(

@@ -36,6 +36,6 @@ def test_with_all_rules_no_walk_meets_a_violation(leaders: int, has_planned: boo
 )
 def test_without_a_rule_the_walks_meet_its_violation(rule: str, words: str) -> None:
     """The walks can fail. (STATE and MAD take more than 1500 walks; the other rules are about liveness or INC.)"""
-    got = walk(Core(replace(WILD, rules=ALL_RULES - {rule})), num_walks=1500, depth=DEPTH, seed=1)
+    got = walk(Core(replace(WILD, rules=ALL_RULES - {rule})), num_walks=1500, depth=DEPTH, seed=2)
     assert got.violation is not None
     assert words in got.violation

@@ -10,6 +10,7 @@ from typing import Any
 
 from tests.model.records import (
     BACKUP,
+    COPIES,
     COMPUTING,
     COPYING,
     EXITED,
@@ -189,6 +190,7 @@ class View:
         seals = current.seals if SEAL in self.rules else ()
         best = max(self.order(state, arrival) for arrival in arrivals if arrival is not None)
         older = [j for j, a in enumerate(state.announcements) if a.generation < current.generation]
+        may_copy: set[Member] = set()
         for j in sorted(older, key=lambda j: -state.announcements[j].generation):
             members = state.announcements[j].members
             present = {
@@ -207,15 +209,18 @@ class View:
                 return False
             if any(self._is_witness(a, j) for a in sealed.values()):
                 return True
+            told_of_loss = {*present, *(slot for slot, _ in sealed)} if LOST in self.rules else set()
+            missing = {member for member in members if not self._is_lost(state, member, told_of_loss)}
             if any(
                 (arrival.agent_adopted if MAD in self.rules else arrival.adopted) < j
                 for arrival in [*present.values(), *sealed.values()]
             ):
-                continue  # left without ever adopting: j never stepped
-            told_of_loss = {*present, *(slot for slot, _ in sealed)} if LOST in self.rules else set()
-            if all(self._is_lost(state, member, told_of_loss) for member in members):
-                continue  # every copy of j is gone, proven: roll back, and say so
-            return False
+                # Left without ever adopting: j never stepped. But others may have copied what an older one left.
+                may_copy |= missing if COPIES in self.rules else set()
+                continue
+            if missing or may_copy:
+                return False
+            # Every copy of j's state is gone, proven: roll back, and say so.
         return True
 
     def _is_witness(self, arrival: Arrival, j: int) -> bool:

@@ -76,7 +76,7 @@ QUICK = (
         LiveScenario(replicas=1, faults=Budget(scale=1, hang=1, total=2)),
         "violation",
         "for a joiner that has not arrived",
-        (45, 3661),
+        (45, 3569),
     ),
 )
 
@@ -95,7 +95,7 @@ HOLDS = {
     "two of two are needed, any one fault": (replace(LATE, minimum=2, minimums=(2,), has_late_reports=False), 311),
     "a drain in one slot and a process dies": (
         LiveScenario(slots=(0, 0), replicas=1, faults=Budget(drain=1, crash=1, total=2)),
-        5556,
+        5888,
     ),
     "two drains, the second before the successor has arrived": (
         LiveScenario(slots=(0, 0, 1), replicas=1, faults=Budget(drain=2, total=2)),

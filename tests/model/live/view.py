@@ -101,6 +101,7 @@ class View:
         """Whose state a group that has met continues from."""
         arrivals = {member: a for member in group.members if (a := group.arrivals[member[0]]) is not None}
         best = max(a.state for a in arrivals.values())
+        may_copy: set[Member] = set()
         for number, members in group.older:
             present = [arrivals[m] for m in members if m in arrivals]
             if any(a.state != NO_STATE and a.state_adopted >= number for a in present):
@@ -109,10 +110,12 @@ class View:
             holding = [s.state for _, s in seals if s.state != NO_STATE and s.state_adopted >= number]
             if holding:
                 return Verdict("", best) if best >= max(holding) else Verdict(WITNESS, 0)
-            if any(a.adopted < number for a in present) or any(s.adopted < number for _, s in seals):
-                continue  # one member never adopted it, so it never committed a step
             gone = {*group.lost, *arrivals, *(m for m, _ in seals)}
-            if any(member not in gone for member in members):
+            missing = {member for member in members if member not in gone}
+            if any(a.adopted < number for a in present) or any(s.adopted < number for _, s in seals):
+                may_copy |= missing  # one member never adopted it, so it never committed a step (rule COPIES)
+                continue
+            if missing or may_copy:
                 return Verdict(WITNESS, 0)
         if BEST in self.rules:
             outside = [s.state for m, s in group.seals if m not in arrivals]

@@ -118,6 +118,30 @@ def seal(
             id="WITNESS: 2 may have stepped without b",
         ),
         pytest.param(
+            document(3, "c", {2: "abc", 1: "a"}, lost="a"),
+            [empty()],
+            Refuse,
+            id="H4 COPIES: c never adopted 2, but b may have copied what a had",
+        ),
+        pytest.param(
+            document(3, "c", {2: "abc", 1: "a"}, lost="ab"),
+            [empty()],
+            Fallback(None, True),
+            id="COPIES: b is lost, too",
+        ),
+        pytest.param(
+            document(3, "c", {2: "abc", 1: "a"}, lost="a", seals=(seal("b", 2, None, 1),)),
+            [empty()],
+            Fallback(None, True),
+            id="COPIES: b says that it left 2 with nothing",
+        ),
+        pytest.param(
+            document(3, "c", {2: "abc", 1: "a"}, lost="a", seals=(seal("b", 2, (1, 5), 2),)),
+            [empty()],
+            Refuse,
+            id="COPIES: b says that it left 2 with a copy",
+        ),
+        pytest.param(
             document(4, "ab", {3: "a", 2: "b", 1: "ab"}),
             [holds(1, 5), holds(1, 5)],
             Copy(0, StatePair(1, 5), False),

@@ -117,6 +117,8 @@ def decide(document: Document, arrivals: Sequence[Arrival]) -> Decision:
         by_pod.setdefault(document.member_of_rank(rank).pod_uid, []).append(arrival)
     best = _best(arrivals)
     rolled_back = False
+    may_copy: list[str] = []
+    """Members of generations that never stepped: they may have copied the state of an older one (rule COPIES)."""
     for older in sorted(document.older, key=lambda generation: -generation.number):
         number = older.number
         present = [arrival for uid in older.pod_uids for arrival in by_pod.get(uid, ())]
@@ -134,13 +136,15 @@ def decide(document: Document, arrivals: Sequence[Arrival]) -> Decision:
             return _held_by(*newer, document)
         if any(_is_witness(seal, number) for seal in seals):
             break
-        if any(a.agent_adopted < number for a in present) or any(seal.adopted < number for seal in seals):
-            continue  # one member never adopted it, so it never committed a step
         gone = set(document.lost) | {uid for uid in older.pod_uids if uid in by_pod} | {seal.pod_uid for seal in seals}
         missing = [uid for uid in older.pod_uids if uid not in gone]
+        if any(a.agent_adopted < number for a in present) or any(seal.adopted < number for seal in seals):
+            may_copy += missing  # one member never adopted it, so it never committed a step
+            continue
+        missing = sorted({*missing, *may_copy})
         if missing:
             return Refuse(
-                f"Workers of generation {number} may have a newer state and cannot be reached (pod UIDs {', '.join(missing)}); "
+                f"Workers may have the state of generation {number} and cannot be reached (pod UIDs {', '.join(missing)}); "
                 "waiting for them, or for their pods to be deleted."
             )
         rolled_back = True
