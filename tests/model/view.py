@@ -10,8 +10,8 @@ from typing import Any
 
 from tests.model.records import (
     BACKUP,
-    COPIES,
     COMPUTING,
+    COPIES,
     COPYING,
     EXITED,
     FINISHED,
