@@ -107,8 +107,9 @@ class Gradients:
 
     def scale(self, weight: float, used: bytes) -> None:
         """Divide all by `weight`. A parameter that is not `used`, on any rank, has no gradient: the optimizer leaves it alone."""
-        for bucket in self.buckets:
-            bucket.flat.div_(weight)
+        if weight != 1.0:  # as it is where samples are counted, and the batch is a power of two: the prescale has done it
+            for bucket in self.buckets:
+                bucket.flat.div_(weight)
         if 0 in used:
             for parameter, was_used in zip(self.parameters, used):
                 if not was_used:
