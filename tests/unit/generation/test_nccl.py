@@ -267,7 +267,7 @@ def test_abort_that_never_ends_delays_only_what_forms_within_its_bound(monkeypat
     make_groups(fake).abort()
     assert fake.abort_began.wait(SOON_S)
     now_s = time.monotonic() + backends.ABORT_S
-    monkeypatch.setattr(backends.time, "monotonic", lambda: now_s)
+    monkeypatch.setattr(time, "monotonic", lambda: now_s)
     waits: list[float | None] = []
     monkeypatch.setattr(threading.Thread, "join", lambda _thread, timeout=None: waits.append(timeout))
     backends.wait_aborted()
