@@ -11,9 +11,15 @@ from .protocol import env
 def device() -> torch.device:
     """Return the device of this process, and make it torch's current one: a GPU by LOCAL_RANK; the CPU where there is no GPU.
 
-    Call it before the model is built or moved. Raises UsageError where this process has no GPU of its own.
+    Call it before the model is built or moved. Raises UsageError where this process has no GPU of its own,
+    or LOCAL_RANK is no number.
     """
-    here = choose(int(os.environ.get(env.LOCAL_RANK) or 0), torch.cuda.device_count())
+    said = os.environ.get(env.LOCAL_RANK) or "0"
+    if not said.isdecimal():
+        raise UsageError(
+            f"LOCAL_RANK is {said!r}; it must be a whole number from 0. Unset it: Regroup sets it in each process."
+        )
+    here = choose(int(said), torch.cuda.device_count())
     make_current(here)
     return here
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -225,6 +226,53 @@ def test_collective_that_succeeded_is_not_kept() -> None:
     fake.works[0].ended.set()
     groups.wait([pending])
     assert groups._on_device == {}
+
+
+def test_close_in_the_middle_of_an_abort_leaves_the_communicator_to_be_aborted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The main thread sees the flag while the watcher still shuts the sockets down, and closes the groups."""
+    fake = FakeNccl()
+    groups = make_groups(fake)
+    groups.launch("allreduce", [torch.ones(1)])
+
+    def main_is_faster() -> None:
+        main = threading.Thread(target=groups.close, daemon=True)
+        main.start()
+        main.join(SOON_S)
+        assert not main.is_alive()
+
+    monkeypatch.setattr(groups.sockets, "shut_down", main_is_faster)
+    groups.abort()
+    assert fake.abort_began.wait(SOON_S)
+    assert fake.aborted_in == "regroup-abort"
+
+
+def test_collective_that_nobody_waits_for_is_let_go_once_it_has_ended() -> None:
+    fake = FakeNccl()
+    groups = make_groups(fake)
+    tensor = torch.ones(1)
+    alive = weakref.ref(groups.launch("allreduce", [tensor]).work)
+    fake.works[0].ended.set()
+    fake.works.clear()
+    pending = groups.launch("allreduce", [tensor])
+    fake.works[0].ended.set()
+    groups.wait([pending])
+    gc.collect()
+    assert alive() is None
+
+
+def test_abort_that_never_ends_delays_only_what_forms_within_its_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each later generation would wait for it in full, and none would be connected in the operator's time."""
+    monkeypatch.setattr(backends, "_aborting", {})
+    fake = FakeNccl(abort_ends=False)
+    make_groups(fake).abort()
+    assert fake.abort_began.wait(SOON_S)
+    now_s = time.monotonic() + backends.ABORT_S
+    monkeypatch.setattr(time, "monotonic", lambda: now_s)
+    waits: list[float | None] = []
+    monkeypatch.setattr(threading.Thread, "join", lambda _thread, timeout=None: waits.append(timeout))
+    backends.wait_aborted()
+    fake.abort_ends.set()
+    assert waits == [0.0]
 
 
 def test_abort_that_does_not_end_is_said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

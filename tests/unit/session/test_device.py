@@ -30,6 +30,14 @@ def test_device_of_a_process(local_rank: int, num_gpus: int, want: str) -> None:
         assert str(accelerator.choose(local_rank, num_gpus)) == want
 
 
+@pytest.mark.parametrize("said", ["-1", "abc", "1.5"])
+def test_local_rank_that_is_no_number_is_refused(monkeypatch: pytest.MonkeyPatch, said: str) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    monkeypatch.setenv(env.LOCAL_RANK, said)
+    with pytest.raises(UsageError, match=f"LOCAL_RANK is '{said}'; it must be a whole number"):
+        regroup.device()
+
+
 def test_device_is_made_current(monkeypatch: pytest.MonkeyPatch) -> None:
     current: list[torch.device] = []
     monkeypatch.setattr(torch.cuda, "set_device", current.append)

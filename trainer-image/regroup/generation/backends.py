@@ -23,8 +23,8 @@ ABORT_S = 60.0
 """NCCL's abort may never end; after this it is said, and the next generation no longer waits for it."""
 ASKED_S = 1.0
 """A question whether a work has ended takes microseconds. One that takes so long may need the abort."""
-_aborting: set[threading.Thread] = set()
-"""Those that have not returned yet; each takes itself off."""
+_aborting: dict[threading.Thread, float] = {}
+"""Those that have not returned yet, with the monotonic time at which each began; each takes itself off."""
 
 
 class Backend:
@@ -53,7 +53,7 @@ class Backend:
         if self._raw is None:
             return
         thread = threading.Thread(target=_abort, args=([self._raw], asking, keep), name="regroup-abort", daemon=True)
-        _aborting.add(thread)
+        _aborting[thread] = time.monotonic()
         thread.start()
 
     def release(self) -> list[Any]:
@@ -74,7 +74,7 @@ def _abort(held: list[Any], asking: threading.Lock, _keep: Any) -> None:
     finally:
         late.cancel()
         held.clear()
-        _aborting.discard(threading.current_thread())
+        _aborting.pop(threading.current_thread(), None)
 
 
 _LATE = (
@@ -84,10 +84,13 @@ _LATE = (
 
 
 def wait_aborted(timeout_s: float = ABORT_S) -> None:
-    """Wait until no abort is under way, for at most `timeout_s`: a new communicator is not made beside one that ends."""
+    """Wait until no abort is under way, for at most `timeout_s`: a new communicator is not made beside one that ends.
+
+    An abort that is older than ABORT_S is not waited for: otherwise one that never ends would delay every later generation.
+    """
     ends_s = time.monotonic() + timeout_s
-    for thread in list(_aborting):
-        thread.join(max(0.0, ends_s - time.monotonic()))
+    for thread, began_s in list(_aborting.items()):
+        thread.join(max(0.0, min(ends_s, began_s + ABORT_S) - time.monotonic()))
 
 
 def let_go(held: list[Any], groups: Iterable[Any]) -> None:

@@ -278,6 +278,9 @@ class Groups:
             try:
                 for one in pending:
                     self._wait(one)
+                for work in list(self._on_device.values()):  # a step that was thrown away waits for none of its own
+                    if self._is_completed(work):
+                        self._on_device.pop(id(work), None)
             except RuntimeError as error:
                 raise self.failed(error) from error
         self.check()
@@ -391,10 +394,10 @@ class Groups:
             if self._aborted:
                 return
             self._aborted = True
-            backend = self._nccl
+            # Within the lock: `close`, in the thread that sees the flag, must find the backend handed over, or nothing aborts it.
+            if self._nccl is not None:
+                self._nccl.abort(self._asking, keep=self._on_device)
         self.sockets.shut_down()
-        if backend is not None:
-            backend.abort(self._asking, keep=self._on_device)
         self._done.set()
 
     def close(self) -> None:
