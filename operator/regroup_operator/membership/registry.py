@@ -101,6 +101,8 @@ class Registry:
             self._steps[pod.job_uid] = max(newest, self._steps.get(pod.job_uid, newest))
         if session.draining is not None:
             self._leaving[pod.uid] = pod
+        else:  # its container was started again, and the new agent has not been asked
+            self._leaving.pop(pod.uid, None)
         self._enqueue((pod.namespace, pod.job))
         return True
 

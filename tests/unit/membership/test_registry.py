@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 
-from regroup.protocol.wire import Changed, Command, Ping, Progress, ProgressRequest, Stop, Welcome
+from regroup.protocol.wire import Changed, Command, Draining, Ping, Progress, ProgressRequest, Stop, Welcome
 from regroup_operator.membership.registry import Registry, Stream
 from regroup_operator.model.records import Pod
 from tests.unit.membership.reports import hello, make_report
@@ -140,3 +140,21 @@ def test_leader_that_ends_closes_all_streams() -> None:
     stream = world.registry.open(POD, "boot")
     world.registry.close_all()
     assert lines(stream) == [None]
+
+
+def test_who_is_asked_to_leave_is_known_until_its_container_starts_again_or_its_pod_is_gone() -> None:
+    world = Setting()
+    key = ("team", "digits")
+
+    def leaving(job_uid: str | None) -> list[str]:
+        return [pod.uid for pod, _ in world.registry.leaving(key, job_uid)]
+
+    world.registry.report(POD, hello())
+    assert leaving(None) == []
+    world.registry.report(POD, make_report(Draining(20.0)))
+    assert (leaving(None), leaving("another"), leaving("job-uid")) == (["pod-uid"], ["pod-uid"], [])
+    world.registry.report(POD, hello(boot="second"))
+    assert leaving(None) == []
+    world.registry.report(POD, make_report(Draining(20.0), boot="second"))
+    world.registry.forget(lambda _: False)
+    assert leaving(None) == []

@@ -58,8 +58,8 @@ class Sent:
         self._computed = computed
         self.after: list[int] = []
 
-    def launch(self, method: str, *_: Any) -> None:
-        assert method == "allreduce"
+    def launch(self, method: str, *_: Any, control: bool) -> None:
+        assert (method, control) == ("allreduce", True)
         self.after.append(self._computed.num)
 
 

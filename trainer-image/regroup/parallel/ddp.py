@@ -219,7 +219,7 @@ class DataParallel:
         self._gradients.collect(bucket)
         for parameter in bucket.parameters:
             parameter.grad = None
-        self._works.append(self._groups.launch("allreduce", [bucket.flat]))
+        self._works.append(self._groups.launch("allreduce", [bucket.flat], control=_is_host(bucket.flat)))
         self._num_sent += 1
 
     def _sum_late(self, groups: Groups) -> None:
@@ -234,12 +234,17 @@ class DataParallel:
                 continue
             parts = [self._late[index] if index in self._late else torch.zeros_like(view) for index, view in late]
             flat = torch.cat([part.reshape(-1) for part in parts])
-            groups.wait([groups.launch("allreduce", [flat])])
+            groups.wait([groups.launch("allreduce", [flat], control=_is_host(flat))])
             low = 0
             for _, view in late:
                 view.add_(flat[low : low + view.numel()].view_as(view))
                 low += view.numel()
         self._late = {}
+
+
+def _is_host(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor is in host memory: a model may have parameters there beside those on its GPU."""
+    return tensor.device.type == "cpu"
 
 
 def _padded(flat: torch.Tensor) -> torch.Tensor:

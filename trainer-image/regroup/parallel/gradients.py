@@ -107,7 +107,8 @@ class Gradients:
 
     def scale(self, weight: float, used: bytes) -> None:
         """Divide all by `weight`. A parameter that is not `used`, on any rank, has no gradient: the optimizer leaves it alone."""
-        if weight != 1.0:  # as it is where samples are counted, and the batch is a power of two: the prescale has done it
+        # It is 1 where samples are counted and the batch is a power of two: the prescale has done it.
+        if weight != 1.0:
             for bucket in self.buckets:
                 bucket.flat.div_(weight)
         if 0 in used:
