@@ -26,7 +26,7 @@ SMALLER = {
     "gpt2": ["task.length=16", "task.text={text}", "task.tokens={text}.tokens", "global_batch=2", "microbatch=1", "compile=false"],
 }  # fmt: skip
 """By sample: what a test changes in it besides its number of steps."""
-KILL_STEPS = 150
+KILL_STEPS = 100
 
 
 def _arguments(sample: Path, *changes: str) -> list[str]:
