@@ -1,4 +1,4 @@
-"""The command line: `regroup run`, `regroup scale`, `regroup status`."""
+"""The command line: `regroup run`, `regroup train`, `regroup scale`, `regroup status`."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import math
 import sys
 from pathlib import Path
 
+from regroup.train import command as training
 from regroup_operator.api import SpecError
 from regroup_operator.model.records import Settings
 
@@ -126,8 +127,18 @@ def parser() -> argparse.ArgumentParser:
         help="directory for the job's files, kept after the job (default: a temporary one)",
     )
     run.add_argument("-m", dest="module", action="store_true", help="SCRIPT is the name of a module")
-    run.add_argument("script", metavar="SCRIPT", help="a Python script, or any command")
+    run.add_argument(
+        "script", metavar="SCRIPT", help="a Python script, a YAML configuration for `regroup train`, or any command"
+    )
     run.add_argument("args", nargs=argparse.REMAINDER, metavar="ARGS", help="arguments for the script")
+    train = commands.add_parser(
+        "train",
+        help="train what a configuration says, in this process",
+        description="Train what CONFIG says, in this process. `regroup run CONFIG` does the same in several processes, and "
+        "`python -m regroup.train CONFIG` is the command of a job in a cluster.",
+        epilog="example: regroup train manifests/samples/train/digits.yaml --set steps=200",
+    )
+    training.add_arguments(train)
     scale = commands.add_parser("scale", help="change the number of workers of a running local job")
     scale.add_argument("state_dir", metavar="DIR", help="the directory that `regroup run` printed")
     scale.add_argument("workers", type=int, metavar="N", help="new number of workers")
@@ -166,13 +177,16 @@ def main(argv: list[str] | None = None) -> int:
             from regroup_cli.run import run
 
             return asyncio.run(run(args))
+        if args.command == "train":
+            return training.run(args)
         if args.command == "checkpoint":
             from regroup_cli import checkpoint
 
             return checkpoint.run(args)
         return _local(args)
     except SpecError as error:
-        print(f"regroup: {error}", file=sys.stderr)
+        for line in str(error).splitlines():
+            print(f"regroup: {line}", file=sys.stderr)
         return 2
 
 

@@ -66,12 +66,31 @@ def trainer_command(args: argparse.Namespace) -> list[str]:
         if not Path(args.script).is_file():
             raise SpecError(f"SCRIPT ({args.script}) is not a file. Give the path of a Python script, or -m MODULE.")
         return [sys.executable, "-u", args.script, *args.args]
+    if Path(args.script).suffix in (".yaml", ".yml"):
+        _check_configuration([args.script, *args.args])
+        return [sys.executable, "-m", "regroup.train", args.script, *args.args]
     if shutil.which(args.script) is None:
         raise SpecError(
-            f"SCRIPT ({args.script}) is neither a file that ends in .py nor a command that can be started. Give one of them, "
-            "or -m MODULE."
+            f"SCRIPT ({args.script}) is neither a file that ends in .py or .yaml nor a command that can be started. Give one of "
+            "them, or -m MODULE."
         )
     return [args.script, *args.args]
+
+
+def _check_configuration(arguments: list[str]) -> None:
+    """Raise SpecError for what `regroup.train` would refuse in its configuration: here it is said once, not by each worker."""
+    from regroup.train import command
+    from regroup.train.config import ConfigError, load
+
+    parser = argparse.ArgumentParser(prog="regroup run CONFIG", allow_abbrev=False)
+    command.add_arguments(parser)
+    parsed = parser.parse_args(arguments)
+    if parsed.prints:
+        raise SpecError("--print prints a configuration and trains nothing. Use it with `regroup train`.")
+    try:
+        load(parsed.config, parsed.changes)
+    except ConfigError as error:
+        raise SpecError(str(error)) from None
 
 
 async def run(args: argparse.Namespace) -> int:

@@ -128,6 +128,11 @@ def imports_library(source: str) -> bool:
     return _IMPORT.search(source) is not None
 
 
+def is_library_module(module: str | None) -> bool:
+    """Return whether `python -m MODULE` runs the library's own loop (`regroup.train`): a session, which no text has to show."""
+    return module is not None and module.split(".")[:2] == ["regroup", "train"]
+
+
 def preload_modules(environ: Mapping[str, str]) -> list[str]:
     """Return the modules that the zygote imports; empty: no zygote."""
     return [name.strip() for name in environ.get(env.PRELOAD, env.DEFAULT_PRELOAD).split(",") if name.strip()]

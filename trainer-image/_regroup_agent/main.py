@@ -28,6 +28,7 @@ from .launch import (
     PythonCommand,
     check_command,
     imports_library,
+    is_library_module,
     preload_modules,
     python_command,
     trainer_env,
@@ -303,9 +304,10 @@ def die(text: str, code: int) -> None:
 
 
 def _uses_library(python: PythonCommand | None) -> bool:
-    """Return whether the script's own text says that it uses `regroup`; what cannot be read is found out later."""
+    """Return whether the command is the library's, or the script's own text says that it uses `regroup`; what cannot be read is
+    found out later."""
     if python is None or python.script is None:
-        return False
+        return python is not None and is_library_module(python.module)
     try:
         return imports_library(python.script.read_text(errors="replace"))
     except OSError:

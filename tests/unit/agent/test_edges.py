@@ -19,6 +19,7 @@ from _regroup_agent.launch import (
     LaunchError,
     check_command,
     imports_library,
+    is_library_module,
     preload_modules,
     python_command,
     trainer_env,
@@ -154,6 +155,15 @@ def test_command_that_cannot_work_is_refused(command: list[str], word: str) -> N
 )  # fmt: skip
 def test_script_that_imports_the_library_is_a_sessions(text: str, want: bool) -> None:
     assert imports_library(text) is want
+
+
+@pytest.mark.parametrize(
+    ("module", "want"),
+    [("regroup.train", True), ("regroup.train.__main__", True), ("regroup", False), ("train", False),
+     ("regroup.trainer", False), (None, False)],
+)  # fmt: skip
+def test_librarys_own_loop_is_a_sessions(module: str | None, want: bool) -> None:
+    assert is_library_module(module) is want
 
 
 def test_preload_begins_with_torch_unless_said() -> None:

@@ -67,7 +67,7 @@ def test_script_that_cannot_be_started_is_refused_before_anything_runs(
 ) -> None:
     assert main(["run", script]) == 2
     said = capsys.readouterr().err
-    assert said.startswith(f"regroup: SCRIPT ({script}) is neither a file that ends in .py nor a command")
+    assert said.startswith(f"regroup: SCRIPT ({script}) is neither a file that ends in .py or .yaml nor a command")
     assert said.count("\n") == 1
 
 

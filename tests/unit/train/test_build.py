@@ -1,0 +1,151 @@
+"""What a configuration makes of a model: equal gradients however blocks run, rates by step, GPT-2 by its number of parameters."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch._dynamo
+from torch._dynamo.utils import counters
+from torch.nn.functional import cross_entropy
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from regroup.train import build, config
+from regroup.train.tasks.language_model import GPT, GPT2, TINY, Shape
+
+SHAPE = Shape(layers=2, heads=2, width=16, length=8, vocabulary=32)
+PRECISIONS = {"float32": 1e-5, "bfloat16": 0.05, "float16": 0.01}
+"""With the largest difference of a gradient, relative to the gradient's norm in float32."""
+
+
+def _gradients(model: GPT, dtype: torch.dtype) -> torch.Tensor:
+    x = torch.randint(32, (3, 9), generator=torch.Generator().manual_seed(1))
+    model.zero_grad()
+    with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
+        loss = cross_entropy(model(x[:, :-1]).flatten(0, 1), x[:, 1:].flatten())
+    loss.backward()  # type: ignore[no-untyped-call]
+    return torch.cat([parameter.grad.flatten() for parameter in model.parameters() if parameter.grad is not None])
+
+
+@pytest.fixture(scope="module")
+def model() -> GPT:
+    torch.manual_seed(0)
+    return GPT(SHAPE)
+
+
+@pytest.fixture(autouse=True)
+def forget_compiled() -> Iterator[None]:
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("compiles", [False, True], ids=["eager", "compiled"])
+@pytest.mark.parametrize("recompute", ["none", "full", "selective"])
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_gradients_are_the_same_however_blocks_run(model: GPT, precision: str, recompute: str, compiles: bool) -> None:
+    wanted = _gradients(model, torch.float32)
+    changed = copy.deepcopy(model)
+    build.prepare_blocks(changed.blocks, recompute, compiles, backend="aot_eager")
+    counters.clear()
+    with warnings.catch_warnings():
+        warnings.filterwarnings(
+            "ignore", message="The .grad attribute of a Tensor"
+        )  # torch.compile looks at its input's
+        got = _gradients(changed, build.DTYPES[precision])
+    assert counters["stats"]["unique_graphs"] == int(compiles), "a block is one graph, and all blocks have the same"
+    assert not counters["graph_break"]
+    assert (got - wanted).norm() <= PRECISIONS[precision] * wanted.norm()
+    assert changed.state_dict().keys() == model.state_dict().keys()
+    if precision != "float32":
+        assert not torch.equal(got, wanted), "it ran in float32"
+
+
+class _Count(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """How often each operator runs."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.calls: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.calls[func.name().removeprefix("aten::")] += 1
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(("recompute", "products", "rest"), [("none", 1, 1), ("full", 2, 2), ("selective", 1, 2)])
+def test_what_backward_computes_again(model: GPT, recompute: str, products: int, rest: int) -> None:
+    changed = copy.deepcopy(model)
+    build.prepare_blocks(changed.blocks, recompute, compiles=False)
+    with _Count() as count:
+        _gradients(changed, torch.float32)
+    last = (
+        SHAPE.layers if recompute == "full" else 0
+    )  # the last product of a block is not computed again: nothing needs it
+    assert count.calls["addmm"] == products * 4 * SHAPE.layers - last
+    assert count.calls["_scaled_dot_product_flash_attention_for_cpu"] == products * SHAPE.layers
+    assert count.calls["gelu"] == rest * SHAPE.layers
+
+
+def test_gpt2_has_its_parameters() -> None:
+    with torch.device("meta"):
+        model = GPT(GPT2)
+    assert sum(parameter.numel() for parameter in model.parameters()) == 124_439_808
+    assert sum(parameter.numel() for parameter in GPT(TINY).parameters()) == 842_496
+
+
+def test_a_prediction_does_not_see_what_follows(model: GPT) -> None:
+    x = torch.randint(32, (1, 8), generator=torch.Generator().manual_seed(2))
+    later = x.clone()
+    later[0, 5:] = (later[0, 5:] + 1) % 32
+    before, after = model(x), model(later)
+    assert torch.equal(before[0, :5], after[0, :5])
+    assert not torch.equal(before[0, 5:], after[0, 5:])
+
+
+CONSTANT = config.Constant(name="constant", warmup_steps=3)
+COSINE = config.Decay(name="cosine", warmup_steps=0, final_fraction=0.1)
+LINEAR = config.Decay(name="linear", warmup_steps=1, final_fraction=0.0)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "step", "want"),
+    [
+        pytest.param(CONSTANT, 0, 0.25, id="the first step of warm-up trains"),
+        pytest.param(CONSTANT, 2, 0.75, id="the last step of warm-up"),
+        pytest.param(CONSTANT, 3, 1.0, id="after warm-up"),
+        pytest.param(CONSTANT, 10, 1.0, id="it stays"),
+        pytest.param(COSINE, 0, 1.0, id="no warm-up"),
+        pytest.param(COSINE, 5, 0.55, id="half a cosine is half way"),
+        pytest.param(COSINE, 10, 0.1, id="the last step has the final rate"),
+        pytest.param(COSINE, 99, 0.1, id="and what comes after it"),
+        pytest.param(LINEAR, 0, 0.5, id="warm-up before a decay"),
+        pytest.param(LINEAR, 1, 1.0, id="the highest rate"),
+        pytest.param(LINEAR, 4, 2 / 3, id="a third of the line"),
+        pytest.param(LINEAR, 10, 0.0, id="the end of the line"),
+    ],
+)
+def test_rate_of_a_step(schedule: config.Constant | config.Decay, step: int, want: float) -> None:
+    assert build.rate_factor(schedule, step, 11) == pytest.approx(want)
+
+
+def test_weight_decay_is_for_weights(model: GPT) -> None:
+    optimizer = build.optimizer_of(config.AdamW(name="adamw", weight_decay=0.3), model)
+    decays = {id(p): group["weight_decay"] for group in optimizer.param_groups for p in group["params"]}
+    named = {name: decays.pop(id(parameter)) for name, parameter in model.named_parameters()}
+    assert decays == {}
+    assert {name for name, decay in named.items() if not decay} == {
+        name for name in named if name.endswith("bias") or "norm" in name
+    }
+    assert optimizer.defaults["fused"]
+
+
+def test_device_that_is_not_there_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert build.device_of("auto") == build.device_of("cpu") == torch.device("cpu")
+    with pytest.raises(config.ConfigError, match="needs a GPU, and torch sees none"):
+        build.device_of("cuda")

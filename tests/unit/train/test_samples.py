@@ -1,0 +1,39 @@
+"""The sample job of the loop: a job that the operator takes, whose configuration is one of the samples in the image."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import yaml
+
+from _regroup_agent.launch import is_library_module, python_command
+from regroup.train.config import load
+from regroup_cli.__main__ import parser
+from regroup_cli.run import trainer_command
+from regroup_operator.api import parse_job
+
+ROOT = Path(__file__).parents[3]
+MANIFEST = ROOT / "manifests" / "samples" / "train.yaml"
+
+
+def test_sample_job_runs_a_configuration_of_the_image() -> None:
+    (raw,) = (d for d in yaml.safe_load_all(MANIFEST.read_text()) if d["kind"] == "DistributedTrainingJob")
+    raw["metadata"] |= {"namespace": "default", "uid": "u", "resourceVersion": "1", "generation": 1}
+    job = parse_job(raw)
+    (container,) = raw["spec"]["template"]["spec"]["containers"]
+    python = python_command([*container["command"], *container["args"]])
+    assert python is not None
+    assert is_library_module(python.module)
+    path, option, change = python.args
+    assert option == "--set"
+    copied = re.findall(r"^COPY (\S+) (/regroup-samples/train)$", (ROOT / "trainer-image/Dockerfile").read_text(), re.M)
+    assert copied == [("manifests/samples/train", "/regroup-samples/train")]
+    config = load(str(ROOT / path.replace("/regroup-samples/train", "manifests/samples/train")), [change])
+    assert config.global_batch // config.microbatch >= job.max_replicas
+
+
+def test_regroup_run_of_a_configuration_runs_the_loop() -> None:
+    sample = str(ROOT / "manifests/samples/train/digits.yaml")
+    command = trainer_command(parser().parse_args(["run", "--workers", "2", sample, "--set", "steps=5"]))
+    assert command[1:] == ["-m", "regroup.train", sample, "--set", "steps=5"]

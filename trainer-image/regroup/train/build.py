@@ -1,0 +1,106 @@
+"""What a configuration asks of a model beyond its task: device, recomputation, compilation, optimizer, learning rate.
+
+Each function is one choice. Order matters in one place: a block's recomputation is a part of what is compiled.
+"""
+
+import math
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+
+from regroup import accelerator
+
+from . import config
+from .config import Config, ConfigError
+
+_aten = torch.ops.aten
+SAVED = frozenset(
+    {
+        _aten.mm.default,
+        _aten.addmm.default,
+        _aten.bmm.default,
+        _aten.convolution.default,
+        _aten._scaled_dot_product_flash_attention.default,
+        _aten._scaled_dot_product_efficient_attention.default,
+        _aten._scaled_dot_product_cudnn_attention.default,
+        _aten._scaled_dot_product_flash_attention_for_cpu.default,
+    }
+)
+"""What takes most of the time of a forward pass: selective recomputation keeps its results."""
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def device_of(name: str) -> torch.device:
+    """Return the device that this process trains on: of several GPUs that of its local rank. Raises ConfigError."""
+    if name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise ConfigError(
+            "device ('cuda') needs a GPU, and torch sees none. Write device: cpu, or request a GPU for the worker."
+        )
+    return accelerator.device()
+
+
+def prepare_blocks(blocks: Any, recompute: str, compiles: bool, backend: str = "inductor") -> None:
+    """Set how each block of a model runs, in place: names of parameters stay. `recompute`: activation_checkpointing."""
+    for block in blocks:
+        if recompute != "none":
+            block.forward = _recomputed(block.forward, recompute)
+        if compiles:
+            block.compile(backend=backend)
+
+
+def _recomputed(forward: Callable[..., Any], recompute: str) -> Callable[..., Any]:
+    context: dict[str, Any] = {"context_fn": _selective} if recompute == "selective" else {}
+
+    def run(
+        *inputs: Any,
+    ) -> Any:  # a frame of ours: torch.compile skips those of torch.utils.checkpoint, with all below
+        return checkpoint(forward, *inputs, use_reentrant=False, **context)
+
+    return run
+
+
+def _selective() -> Any:
+    return create_selective_checkpoint_contexts(_policy)  # type: ignore[no-untyped-call]
+
+
+def _policy(_context: Any, operation: Any, *_: Any, **__: Any) -> CheckpointPolicy:
+    return CheckpointPolicy.MUST_SAVE if operation in SAVED else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+def optimizer_of(settings: config.Sgd | config.AdamW, model: torch.nn.Module) -> torch.optim.Optimizer:
+    """Return the optimizer; weight decay for parameters of two and more dimensions only. Fused: one kernel for all of them."""
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    groups = [
+        {"params": [p for p in parameters if p.dim() > 1], "weight_decay": settings.weight_decay},
+        {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
+    ]
+    if isinstance(settings, config.Sgd):
+        return torch.optim.SGD(groups, lr=settings.learning_rate, momentum=settings.momentum)
+    betas = (settings.beta1, settings.beta2)
+    return torch.optim.AdamW(groups, lr=settings.learning_rate, betas=betas, fused=True)
+
+
+def rate_factor(settings: config.Constant | config.Decay, step: int, steps: int) -> float:
+    """Return the factor of the learning rate in step `step`, from 0, of `steps`. Pure."""
+    warmup = settings.warmup_steps
+    if step < warmup:
+        return (step + 1) / (warmup + 1)
+    if isinstance(settings, config.Constant):
+        return 1.0
+    done = min(1.0, (step - warmup) / max(1, steps - 1 - warmup))
+    left = 1 - done if settings.name == "linear" else (1 + math.cos(math.pi * done)) / 2
+    return settings.final_fraction + (1 - settings.final_fraction) * left
+
+
+def schedule_of(settings: Config, optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRScheduler:
+    """Return the schedule: a function of the number of committed steps."""
+    # Torch warns of a first step that overflowed and was skipped (float16): there the schedule is ahead of the optimizer.
+    warnings.filterwarnings("ignore", message="Detected call of `lr_scheduler.step")
+    return torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda step: rate_factor(settings.schedule, step, settings.steps)
+    )

@@ -1,0 +1,76 @@
+"""The command line of the loop. Imports nothing that may be missing before it can say so in a sentence."""
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+
+_PACKAGES = {"yaml": "pyyaml", "sklearn": "scikit-learn", "pydantic": "pydantic", "torch": "torch", "numpy": "numpy"}
+"""What a training image may lack, by the name under which it is imported."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `python -m regroup.train`; `regroup train` has the same."""
+    parser.add_argument("config", metavar="CONFIG", help="a YAML file: docs/train.md has every field")
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        dest="changes",
+        metavar="FIELD=VALUE",
+        help="change a field of the configuration, such as steps=100 or optimizer.learning_rate=3e-4; may be repeated",
+    )
+    parser.add_argument(
+        "--print", action="store_true", dest="prints", help="print the whole configuration with its defaults, and exit"
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line and return the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m regroup.train", description="Train what a configuration says.")
+    add_arguments(parser)
+    return run(parser.parse_args(argv))
+
+
+def run(args: argparse.Namespace) -> int:
+    """Train and return the exit code: 0, or 2 for a mistake in the configuration or its data, in one sentence each."""
+    return saying(lambda: _run(args))
+
+
+def saying(act: Callable[[], None]) -> int:
+    """Call `act` and return 0, or 2 after writing what a user can correct to stderr, a line for each mistake."""
+    try:
+        act()
+    except ModuleNotFoundError as error:
+        if error.name not in _PACKAGES:
+            raise
+        package = _PACKAGES[error.name]
+        print(
+            f"regroup: regroup.train needs the package {package}, which is not installed. Install it.", file=sys.stderr
+        )
+        return 2
+    except ValueError as error:  # ConfigError and DataError are; any other is a fault of ours, with its traceback
+        from .config import ConfigError
+
+        known: tuple[type[ValueError], ...] = (ConfigError,)
+        if "torch" in sys.modules:
+            from regroup.data import DataError
+
+            known = (ConfigError, DataError)
+        if not isinstance(error, known):
+            raise
+        for line in str(error).splitlines():
+            print(f"regroup: {line}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _run(args: argparse.Namespace) -> None:
+    from .config import as_yaml, load
+
+    config = load(args.config, args.changes)
+    if args.prints:
+        print(as_yaml(config), end="")
+        return
+    from .loop import train
+
+    train(config)

@@ -1,0 +1,114 @@
+"""The loop: from a configuration to a trained model, top to bottom.
+
+Nothing here knows how many processes there are. `regroup.session` deals the samples, commits a step on all ranks or on none,
+and handles failures and resizes; checkpoints are the job's. What is put together is in `build`, what is trained in `tasks`.
+"""
+
+import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+
+import torch
+from torch.nn.functional import cross_entropy
+
+import regroup
+from regroup.data import as_source
+from regroup.step import Step
+
+from . import build, tasks
+from .config import Config
+
+
+def train(config: Config) -> None:
+    """Train to the last step, printing on one process. Raises ConfigError or DataError for what the user can correct."""
+    device = build.device_of(config.device)
+    torch.manual_seed(config.seed)
+    task = tasks.build(config.task)
+    model = task.model.to(device)
+    build.prepare_blocks(model.blocks, config.activation_checkpointing, config.compile)
+    optimizer = build.optimizer_of(config.optimizer, model)
+    schedule = build.schedule_of(config, optimizer)
+    dtype = build.DTYPES[config.precision]
+    scaler = torch.amp.GradScaler(device.type) if dtype == torch.float16 else None
+
+    def loss_of(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the mean loss, and the scores [number of targets, classes]."""
+        with torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
+            scores = model(x).flatten(0, -2)
+            return cross_entropy(scores, y.flatten()), scores
+
+    def evaluate() -> tuple[float, float]:
+        """Return loss and accuracy on held-out data. Called by every rank between two steps; a membership change repeats it."""
+        source, size = as_source(task.held_out), config.microbatch
+        for attempt in job.collective("evaluate"):
+            with attempt as team, _evaluating(model, config.compile):
+                sums = torch.zeros(3, dtype=torch.float64, device=device)  # of loss, right answers, targets
+                for first in range(team.rank * size, len(source), team.world_size * size):
+                    ids = torch.arange(first, min(first + size, len(source)))
+                    x, y = (part.to(device, non_blocking=True) for part in source.fetch(ids))
+                    loss, scores = loss_of(x, y)
+                    right = (scores.argmax(-1) == y.flatten()).sum()
+                    sums += torch.stack(
+                        [loss.double() * y.numel(), right.double(), right.new_tensor(y.numel()).double()]
+                    )
+                team.all_reduce(sums)
+        loss_sum, num_right, num_targets = sums.tolist()
+        return loss_sum / num_targets, num_right / num_targets
+
+    with regroup.session(
+        model=model,
+        optimizer=optimizer,
+        data=task.train,
+        global_batch=config.global_batch,
+        microbatch=config.microbatch,
+        state={"schedule": schedule},
+        seed=config.seed,
+        reduction=config.reduction,
+        scaler=scaler,
+    ) as job:
+        for step in job.steps(config.steps):
+            with step:  # a membership change ends this block; the same step comes again
+                for batch in step.microbatches():  # this rank's share, whatever the number of processes is now
+                    x, y = (part.to(device, non_blocking=True) for part in batch)
+                    loss, _ = loss_of(x, y)
+                    step.backward(mean=loss, weight=y.numel())
+                step.commit(max_norm=config.max_norm, after=[schedule.step])
+            if not step.committed:
+                continue
+            done, is_last = step.index + 1, step.index + 1 == config.steps
+            if job.is_main and (is_last or done % config.print_every == 0):
+                print(_line(step, job), flush=True)
+            if is_last or (config.evaluate_every and done % config.evaluate_every == 0):
+                held_out_loss, accuracy = evaluate()
+                if job.is_main:
+                    print(f"step {done}  held-out loss {held_out_loss:.4f}  accuracy {accuracy:.4f}", flush=True)
+        if job.is_main:
+            print(f"parameters sha256 {_hash(model)}", flush=True)
+
+
+@contextmanager
+def _evaluating(model: torch.nn.Module, is_compiled: bool) -> Iterator[None]:
+    """No gradients, evaluation mode; not compiled, because a worker that joins has rehearsed a step of training only."""
+    eager = torch.compiler.set_stance("force_eager") if is_compiled else nullcontext()
+    model.eval()
+    try:
+        with torch.no_grad(), eager:
+            yield
+    finally:
+        model.train()
+
+
+def _line(step: Step, job: regroup.Job) -> str:
+    norm = "" if step.norm is None else f"  norm {step.norm:.3g}"
+    skipped = "  skipped" if step.skipped else ""
+    return (
+        f"step {step.index + 1}  loss {step.loss:.4f}{norm}  rate {step.learning_rates[0]:.3g}{skipped}"
+        f"  generation {job.generation}  ranks {job.world_size}"
+    )
+
+
+def _hash(model: torch.nn.Module) -> str:
+    digest = hashlib.sha256()
+    for parameter in model.parameters():
+        digest.update(parameter.detach().cpu().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()

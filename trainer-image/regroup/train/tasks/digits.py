@@ -1,0 +1,73 @@
+"""Handwritten digits that ship with scikit-learn: as they are for a perceptron, enlarged to MNIST's format for a CNN."""
+
+import itertools
+
+import torch
+from torch import nn
+
+from regroup.train import config
+
+from .task import Task
+
+TRAINED = 1437
+"""Of 1,797 samples; the others are held out."""
+
+
+class Classifier(nn.Module):
+    """Blocks, then a linear layer: [n, ...] -> scores [n, 10]."""
+
+    def __init__(self, blocks: list[nn.Module], features: int) -> None:
+        super().__init__()
+        self.blocks = nn.Sequential(*blocks)
+        self.head = nn.Linear(features, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """See the class."""
+        return torch.as_tensor(self.head(self.blocks(x).flatten(1)))
+
+
+class Block(nn.Sequential):
+    """A layer and what follows it. A class of its own: torch.compile skips the frames of torch's containers."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the last module's output."""
+        for module in self:
+            x = module(x)
+        return x
+
+
+def digits(settings: config.Digits) -> Task:
+    """Return the perceptron on [n, 64] in [0, 1]."""
+    x, y = _digits()
+    width = settings.width
+    blocks: list[nn.Module] = [Block(nn.Linear(64, width), nn.ReLU()), Block(nn.Linear(width, width), nn.ReLU())]
+    return _task(Classifier(blocks, width), x.flatten(1), y)
+
+
+def cnn(settings: config.Cnn) -> Task:
+    """Return the convolutional network on [n, 1, 28, 28] in [0, 1].
+
+    GroupNorm, since reduction="exact" refuses BatchNorm; strides in place of pooling, which has no deterministic backward
+    on every device.
+    """
+    x, y = _digits()
+    images = nn.functional.interpolate(x[:, None], size=(28, 28), mode="bilinear", align_corners=False)
+    channels = [1, settings.width, 2 * settings.width, 4 * settings.width]
+    blocks: list[nn.Module] = [
+        Block(nn.Conv2d(before, after, 3, stride=2, padding=1), nn.GroupNorm(8, after), nn.ReLU())
+        for before, after in itertools.pairwise(channels)
+    ]
+    return _task(Classifier(blocks, channels[-1] * 4 * 4), images, y)
+
+
+def _digits() -> tuple[torch.Tensor, torch.Tensor]:
+    """Return images [1797, 8, 8] in [0, 1] and labels [1797], in a fixed order without pattern."""
+    from sklearn.datasets import load_digits
+
+    found = load_digits()
+    order = torch.randperm(len(found.target), generator=torch.Generator().manual_seed(0))
+    return torch.tensor(found.images, dtype=torch.float32)[order] / 16, torch.tensor(found.target)[order]
+
+
+def _task(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> Task:
+    return Task(model, (x[:TRAINED], y[:TRAINED]), (x[TRAINED:], y[TRAINED:]))

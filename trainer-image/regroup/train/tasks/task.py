@@ -1,0 +1,17 @@
+"""What a task is to the loop."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is trained on what."""
+
+    model: torch.nn.Module
+    train: Any
+    """What a session takes as `data`; batches are pairs (x, y)."""
+    held_out: Any
+    """The same, for evaluation."""

@@ -1,0 +1,201 @@
+"""Token files: a header and uint16 tokens, memory-mapped, so that a file may be larger than memory.
+
+Owns the format, the byte tokenizer that makes a file from text, and the samples cut from it. Little-endian: 8 bytes RGTOKENS,
+uint32 version, uint32 vocabulary, uint64 count, 32 bytes SHA-256 of the text (zeros: unknown), 4 bytes zero, uint32 CRC-32 of
+these 60 bytes; then `count` times uint16. A file appears whole or not at all (written aside, then renamed), so processes
+that make the same one at the same time do no harm.
+"""
+
+import hashlib
+import os
+import struct
+import sysconfig
+import tempfile
+import zlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from regroup.data import Batch, DataError
+
+MAGIC, VERSION = b"RGTOKENS", 1
+BYTES = 256
+"""Vocabulary of the byte tokenizer: each byte is its own token."""
+_HEADER = struct.Struct("<8sIIQ32s4x")
+_CRC = struct.Struct("<I")
+HEADER_BYTES = _HEADER.size + _CRC.size
+_CHUNK = 1 << 22
+UNKNOWN = bytes(32)
+
+Tokens = npt.NDArray[np.uint16]
+
+
+class Corpus(NamedTuple):
+    """Tokens and what they are."""
+
+    tokens: Tokens
+    """[count], on disk or in memory."""
+    vocabulary: int
+    """Each token is below it."""
+
+
+def write(path: Path, chunks: Iterable[Tokens], vocabulary: int, text_hash: bytes = UNKNOWN) -> None:
+    """Write a token file, whole or not at all. `text_hash`: SHA-256 of the text. Raises DataError."""
+    if not 1 <= vocabulary <= 1 << 16:
+        raise DataError(f"vocabulary ({vocabulary}) must be between 1 and 65536, because tokens are uint16.")
+    try:
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        aside = Path(name)
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(bytes(HEADER_BYTES))
+                count = 0
+                for chunk in chunks:
+                    file.write(chunk.astype("<u2").tobytes())
+                    count += len(chunk)
+                file.seek(0)
+                head = _HEADER.pack(MAGIC, VERSION, vocabulary, count, text_hash)
+                file.write(head + _CRC.pack(zlib.crc32(head)))
+                file.flush()
+                os.fsync(file.fileno())
+            aside.chmod(0o644)
+            aside.replace(path)
+        except BaseException:
+            aside.unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        raise DataError(
+            f"The token file {path} cannot be written ({error.strerror}). Name a file in a directory that you can write to."
+        ) from None
+
+
+def read(path: Path) -> tuple[Corpus, bytes]:
+    """Return the tokens of a file, memory-mapped, and its text's hash. Raises DataError for a file that is none, or damaged."""
+    try:
+        with path.open("rb") as file:
+            head, size = file.read(HEADER_BYTES), os.fstat(file.fileno()).st_size
+    except OSError as error:
+        raise DataError(
+            f"The token file {path} cannot be read ({error.strerror}). Name a token file, or give text."
+        ) from None
+    if head[: len(MAGIC)] != MAGIC:
+        raise DataError(
+            f"{path} is no token file: it does not begin with {MAGIC.decode()}. Give a text file as text instead."
+        )
+    if len(head) < HEADER_BYTES or _CRC.unpack(head[_HEADER.size :])[0] != zlib.crc32(head[: _HEADER.size]):
+        raise DataError(
+            f"The header of the token file {path} is damaged: its checksum differs. Delete the file and make it again."
+        )
+    _, version, vocabulary, count, text_hash = _HEADER.unpack(head[: _HEADER.size])
+    if version != VERSION:
+        raise DataError(f"The token file {path} has format {version}; this version reads {VERSION}. Make it again.")
+    if size != HEADER_BYTES + 2 * count:
+        raise DataError(
+            f"The token file {path} has {size} bytes, and its header announces {HEADER_BYTES + 2 * count}: it is damaged or "
+            "incomplete. Delete the file and make it again."
+        )
+    if not count:
+        raise DataError(f"The token file {path} has no tokens. Make it from a text that is not empty.")
+    return Corpus(np.memmap(path, dtype="<u2", mode="r", offset=HEADER_BYTES, shape=(count,)), vocabulary), text_hash
+
+
+def corpus(text: str | None, tokens: str | None) -> Corpus:
+    """Return the tokens of a configuration's `text` and `tokens`, as `LanguageModel` describes them. Raises DataError."""
+    if tokens is None:
+        parts = list(_byte_tokens(_files(text)))
+        return Corpus(_not_empty(np.concatenate(parts) if parts else np.zeros(0, np.uint16), text), BYTES)
+    path = Path(tokens)
+    if text is None:
+        return read(path)[0]
+    digest = _digest(_files(text))
+    if not path.exists():
+        if not Path(text).stat().st_size:
+            _not_empty(np.zeros(0, np.uint16), text)
+        write(path, _byte_tokens(_files(text)), BYTES, digest)
+    found, made_from = read(path)
+    if made_from != digest:
+        raise DataError(
+            f"tokens ({tokens}) was made from another text than text ({text}). Delete the file, name another one, or leave "
+            "text out."
+        )
+    return found
+
+
+@dataclass(frozen=True)
+class Windows:
+    """Samples of a corpus for a session (see `regroup.data.Source`): `length` tokens, and for each the next one.
+
+    Sample i begins at token (first + i) * length; samples overlap by the one token that the last one predicts.
+    """
+
+    corpus: Corpus
+    length: int
+    first: int
+    count: int
+
+    def __len__(self) -> int:
+        return self.count
+
+    def fetch(self, ids: torch.Tensor) -> Any:
+        """Return x and y, each [len(ids), length], int64. Raises DataError for a token that the vocabulary does not have."""
+        starts = (ids.numpy() + self.first) * self.length
+        rows = self.corpus.tokens[starts[:, None] + np.arange(self.length + 1)]
+        if rows.max() >= self.corpus.vocabulary:
+            raise DataError(
+                f"A token is {int(rows.max())}, and the vocabulary has {self.corpus.vocabulary}: the token file is damaged. "
+                "Delete it and make it again."
+            )
+        both = torch.from_numpy(rows.astype(np.int64))
+        return Batch(both[:, :-1].contiguous(), both[:, 1:].contiguous())
+
+
+def split(found: Corpus, length: int, held_out: float, most: int) -> tuple[Windows, Windows]:
+    """Return the samples to train on, and the last `held_out` of them, at most `most`, to evaluate on. Raises DataError."""
+    total = (len(found.tokens) - 1) // length
+    last = min(most, max(1, int(total * held_out)))
+    if total < 2:
+        raise DataError(
+            f"The text has {len(found.tokens)} tokens, and length is {length}: at least {2 * length + 1} are needed, for a "
+            "sample to train on and one to evaluate on. Give a longer text, or lower task.length."
+        )
+    return Windows(found, length, 0, total - last), Windows(found, length, total - last, last)
+
+
+def _files(text: str | None) -> list[Path]:
+    """Return the files that are the text, in order."""
+    if text is not None:
+        return [Path(text)]
+    return sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
+
+
+def _byte_tokens(files: Iterable[Path]) -> Iterator[Tokens]:
+    for chunk in _chunks(files):
+        yield np.frombuffer(chunk, np.uint8).astype(np.uint16)
+
+
+def _digest(files: Iterable[Path]) -> bytes:
+    digest = hashlib.sha256()
+    for chunk in _chunks(files):
+        digest.update(chunk)
+    return digest.digest()
+
+
+def _chunks(files: Iterable[Path]) -> Iterator[bytes]:
+    for path in files:
+        try:
+            with path.open("rb") as file:
+                while chunk := file.read(_CHUNK):
+                    yield chunk
+        except OSError as error:
+            raise DataError(f"text ({path}) cannot be read ({error.strerror}). Give the path of a text file.") from None
+
+
+def _not_empty(tokens: Tokens, text: str | None) -> Tokens:
+    if not len(tokens):
+        raise DataError(f"text ({text or 'the standard library'}) is empty. Give a text file with content.")
+    return tokens
