@@ -93,14 +93,25 @@ class SharedJob(TracedJob):
         return trace
 
     def spread(self) -> None:
-        """Have all pods but one made anew, so that the scheduler puts them on other nodes again, and wait until all train.
+        """Have one worker on each node, for a test that needs it: earlier tests have left several on one.
 
-        For the next test, after one that has brought them together.
+        The nodes that have one are cordoned meanwhile: the scheduler only prefers to spread.
         """
-        generation = self.training().commits[-1].generation
-        for name in sorted(pod["metadata"]["name"] for pod in self.pods() if alive(pod))[1:]:
-            self.delete_pod(name, grace_s=0)
-        self.training(after=generation)
+        while True:
+            at: dict[str, list[str]] = {}
+            for pod in self.pods():
+                if alive(pod):
+                    at.setdefault(pod["spec"]["nodeName"], []).append(pod["metadata"]["name"])
+            crowded = [name for names in at.values() for name in sorted(names)[1:]]
+            if not crowded:
+                return
+            generation = self.training().commits[-1].generation
+            self.kubectl.run("cordon", *sorted(at))
+            try:
+                self.delete_pod(crowded[0], grace_s=0)
+                self.training(after=generation)
+            finally:
+                self.kubectl.run("uncordon", *sorted(at))
 
     def decisions(self, generation: int) -> list[str]:
         """Return a line for each incident after a generation: for whoever reads a failure."""

@@ -82,7 +82,6 @@ def test_workers_of_two_nodes_that_are_drained_at_once(shared_jobs: SharedJobs) 
     pauses = pauses_s(trace, generation)
     print(f"kubectl drain took {took_s} s; pauses at each change, s: {pauses}")
     assert pauses[0] <= PAUSE_S
-    job.spread()
 
 
 def test_only_worker_is_drained_and_its_successor_goes_on_with_the_next_step(jobs: Callable[..., TracedJob]) -> None:
