@@ -92,26 +92,11 @@ class SharedJob(TracedJob):
         assert not problems, f"{self.kind}: {problems}\n" + "\n".join(self.decisions(newest))
         return trace
 
-    def spread(self) -> None:
-        """Have one worker on each node, for a test that needs it: earlier tests have left several on one.
-
-        The nodes that have one are cordoned meanwhile: the scheduler only prefers to spread.
-        """
-        while True:
-            at: dict[str, list[str]] = {}
-            for pod in self.pods():
-                if alive(pod):
-                    at.setdefault(pod["spec"]["nodeName"], []).append(pod["metadata"]["name"])
-            crowded = [name for names in at.values() for name in sorted(names)[1:]]
-            if not crowded:
-                return
-            generation = self.training().commits[-1].generation
-            self.kubectl.run("cordon", *sorted(at))
-            try:
-                self.delete_pod(crowded[0], grace_s=0)
-                self.training(after=generation)
-            finally:
-                self.kubectl.run("uncordon", *sorted(at))
+    @property
+    def is_spread(self) -> bool:
+        """Whether each worker has a node of its own. Tests that drain or cut nodes may leave several on one."""
+        homes = [pod["spec"].get("nodeName") for pod in self.pods() if alive(pod)]
+        return len(set(homes)) == len(homes)
 
     def decisions(self, generation: int) -> list[str]:
         """Return a line for each incident after a generation: for whoever reads a failure."""
@@ -149,10 +134,14 @@ class SharedJobs:
         self.test = ""
         """The test that runs now."""
 
-    def take(self, *kinds: str, pace_s: float = PACE_S) -> list[SharedJob]:
-        """Return the jobs of these kinds once all their workers train; they start together where they have to."""
+    def take(self, *kinds: str, pace_s: float = PACE_S, spread: bool = False) -> list[SharedJob]:
+        """Return the jobs of these kinds once all their workers train; they start together where they have to.
+
+        `spread`: one that has several workers on a node is replaced, since the scheduler spreads those of a new one.
+        """
         for kind in kinds:
-            if self._last_test.get(kind) in self._failed:
+            crowded = spread and kind in self._jobs and not self._jobs[kind].is_spread
+            if crowded or self._last_test.get(kind) in self._failed:
                 self._delete(kind)
         for kind, job in self._jobs.items():
             job.pace(pace_s if kind in kinds else IDLE_S)

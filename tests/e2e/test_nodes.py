@@ -31,12 +31,11 @@ PACE_S = 0.1
 def test_survivors_of_a_power_cut_step_again_within_ten_seconds(
     shared_jobs: SharedJobs, operator: Kubectl, power: Power
 ) -> None:
-    jobs = shared_jobs.take(*KINDS, pace_s=PACE_S)
+    power.all_on()
+    jobs = shared_jobs.take(*KINDS, pace_s=PACE_S, spread=True)
     waits, hit = [], set()
     for _ in range(TRIALS):
         power.all_on()
-        for job in jobs:
-            job.spread()
         before = {job.kind: job.training() for job in jobs}
         counted, newest = ({job.kind: ask(job) for job in jobs} for ask in (SharedJob.counted, SharedJob.newest))
         node, lost = node_of_some({job.kind: job for job in jobs}, leader_node(operator))
@@ -60,9 +59,8 @@ def test_survivors_of_a_power_cut_step_again_within_ten_seconds(
 def test_power_cut_of_the_leaders_node_is_survived_within_a_minute(
     shared_jobs: SharedJobs, operator: Kubectl, power: Power
 ) -> None:
-    (job,) = shared_jobs.take("elastic")
     power.all_on()
-    job.spread()
+    (job,) = shared_jobs.take("elastic", spread=True)
     before, newest = job.training(), job.newest()
     generation = before.commits[-1].generation
     node = leader_node(operator)
@@ -81,11 +79,11 @@ def test_power_cut_of_the_leaders_node_is_survived_within_a_minute(
 def test_node_that_restarts_within_seconds_costs_no_restart_and_is_named(
     shared_jobs: SharedJobs, operator: Kubectl, power: Power
 ) -> None:
-    jobs = shared_jobs.take("elastic", "fixed size")
+    power.all_on()
+    jobs = shared_jobs.take("elastic", "fixed size", spread=True)
     for _ in range(REBOOTS):
         power.all_on()
         for job in jobs:
-            job.spread()
             job.settled()
         before = {job.kind: job.training() for job in jobs}
         counted, newest = ({job.kind: ask(job) for job in jobs} for ask in (SharedJob.counted, SharedJob.newest))
