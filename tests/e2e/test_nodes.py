@@ -79,8 +79,7 @@ def test_power_cut_of_the_leaders_node_is_survived_within_a_minute(
 def test_node_that_restarts_within_seconds_costs_no_restart_and_is_named(
     shared_jobs: SharedJobs, operator: Kubectl, power: Power
 ) -> None:
-    power.all_on()
-    jobs = shared_jobs.take("elastic", "fixed size", spread=True)
+    jobs = shared_jobs.take("elastic", "fixed size")
     for _ in range(REBOOTS):
         power.all_on()
         for job in jobs:
