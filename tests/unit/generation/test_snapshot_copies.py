@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from regroup.data import SamplePlan
-from regroup.generation import transfer
 from regroup.generation.adoption import Arrival
 from regroup.generation.groups import Gathering
 from regroup.generation.regrouper import Regrouper
@@ -66,21 +65,6 @@ class Rank:
         number, cpu = gathering.document.number, torch.device("cpu")
         groups: Any = SimpleNamespace(rank=self.number, world_size=size, generation=number, device=cpu)
         return self.regrouper._adopt(groups, gathering, 0.0)
-
-
-@pytest.fixture
-def wire(monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
-    """What the source sends, in order. A receiver reads it from the front."""
-    sent: list[torch.Tensor] = []
-
-    def broadcast(groups: Any, tensor: torch.Tensor, source: int) -> None:
-        if groups.rank == source:
-            sent.append(tensor.clone())
-        else:
-            tensor.copy_(sent.pop(0))
-
-    monkeypatch.setattr(transfer, "_broadcast", broadcast)
-    return sent
 
 
 @pytest.mark.parametrize(

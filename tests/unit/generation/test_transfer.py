@@ -29,21 +29,6 @@ TREE: dict[str, Any] = {
 }
 
 
-@pytest.fixture
-def wire(monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
-    """What the source sends, in order; a receiver reads it from the front."""
-    sent: list[torch.Tensor] = []
-
-    def broadcast(groups: Any, tensor: torch.Tensor, source: int) -> None:
-        if groups.rank == source:
-            sent.append(tensor.clone())
-        else:
-            tensor.copy_(sent.pop(0))
-
-    monkeypatch.setattr(transfer, "_broadcast", broadcast)
-    return sent
-
-
 def rank(number: int, device: torch.device | None = None) -> Any:
     return SimpleNamespace(rank=number, world_size=2, device=device or torch.device("cpu"))
 
