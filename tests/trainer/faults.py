@@ -10,9 +10,11 @@ import torch
 
 from regroup.errors import GroupBroken
 from regroup.generation import transfer
-from regroup.generation.groups import Groups
+from regroup.generation.groups import Groups, Part
 from regroup.parallel.ddp import DataParallel
 from regroup.parallel.strategy import Word
+from regroup.transaction import commit
+from regroup.transaction.header import Header, Row
 
 
 def install(name: str) -> None:
@@ -22,10 +24,13 @@ def install(name: str) -> None:
     dies-before-apply:N         step N is reduced everywhere and committed by the others (the file TEST_FAULT_GO says so);
                                 then SIGKILL, before this process applies it
     breaks-before-apply:N       the same moment, but the group breaks and the process lives on
+    rows-lost:N                 step N is reduced everywhere, this process has sent its row, and those of the others do not come
     """
     kind, _, number = name.partition(":")
     if kind == "source-dies-in-transfer":
         _source_dies(int(number))
+    elif kind == "rows-lost":
+        _rows_lost(int(number))
     else:
         assert kind in ("dies-before-apply", "breaks-before-apply"), name
         _ends_before_apply(int(number), dies=kind.startswith("dies"))
@@ -35,9 +40,9 @@ def _source_dies(generation: int) -> None:
     transfer.CHUNK_BYTES = 4096
     broadcast, chunks = transfer._broadcast, 0
 
-    def dying(groups: Groups, tensor: torch.Tensor, source: int) -> None:
+    def dying(groups: Groups | Part, tensor: torch.Tensor, source: int) -> None:
         nonlocal chunks
-        if groups.generation == generation and groups.rank == source:
+        if isinstance(groups, Groups) and groups.generation == generation and groups.rank == source:
             chunks += 1
             if chunks == 6:  # length, text, three chunks, and no more
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -60,3 +65,15 @@ def _ends_before_apply(index: int, *, dies: bool) -> None:
         return settle(strategy, words)
 
     DataParallel.settle = ending  # type: ignore[method-assign, assignment]
+
+
+def _rows_lost(index: int) -> None:
+    exchange = commit.exchange
+
+    def losing(groups: Groups | None, row: Row, group_size: int = 1) -> Header:
+        header = exchange(groups, row, group_size)
+        if row.step == index and groups is not None and groups.generation == 1:
+            raise GroupBroken("TEST_FAULT")
+        return header
+
+    commit.exchange = losing

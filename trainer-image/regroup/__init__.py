@@ -10,16 +10,18 @@ if TYPE_CHECKING:  # what a type checker sees of the lazy names below
     from regroup.accelerator import device
     from regroup.errors import GenerationChanged, RegroupError
     from regroup.job import Job, session
+    from regroup.model_group import mesh
 
 _EXPORTS = {
     "device": "regroup.accelerator",
+    "mesh": "regroup.model_group",
     "session": "regroup.job",
     "Job": "regroup.job",
     "GenerationChanged": "regroup.errors",
     "RegroupError": "regroup.errors",
 }
 
-__all__ = ["GenerationChanged", "Job", "RegroupError", "device", "session"]
+__all__ = ["GenerationChanged", "Job", "RegroupError", "device", "mesh", "session"]
 
 
 def __getattr__(name: str) -> object:

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from . import model_group
 from .accelerator import make_current
 from .collective import Blocks, Collective
 from .data import SamplePlan, as_source, make_feed
@@ -110,7 +111,10 @@ class Job:
         self.model, self.optimizer = model, optimizer
         self.source = as_source(data, microbatch)
         max_world_size = int(os.environ.get(env.MAX_WORLD_SIZE) or 1)
-        self.plan = SamplePlan(seed, len(self.source), global_batch, microbatch, max_world_size)
+        layout = model_group.layout()
+        if layout.size > 1:
+            _refuse_in_group(reduction, scaler)
+        self.plan = SamplePlan(seed, len(self.source), global_batch, microbatch, max_world_size, layout)
         self.state = TrainingState(model, optimizer, state, scaler)
         self._feed = make_feed(self.source, self.plan)
         self.outcome: str | None = None
@@ -124,10 +128,15 @@ class Job:
         self._durable = Durable(self.state, self.plan)
         self._device = next(model.parameters(), torch.empty(0)).device
         make_current(self._device)
-        self._strategy: Strategy = STRATEGIES[reduction](model, self.state.optimizer, self.plan)
+        self._strategy: Strategy = (
+            Exact(model, self.state.optimizer, self.plan)
+            if reduction == "exact"
+            else DataParallel(model, self.state.optimizer, self.plan, model_group.inner())
+        )
         self._watcher: Watcher | None = None
         """None in plain `python`."""
-        self._rehearses = bool(path) and (is_compiled(model) if rehearse is None else rehearse)
+        # In a model group a forward communicates, and before the first generation there is nobody to do so with.
+        self._rehearses = bool(path) and layout.size == 1 and (is_compiled(model) if rehearse is None else rehearse)
         """The loop begins with a rehearsal: this process is not ready before that."""
         self._membership: Membership = Alone(self._durable)
         local_rank = int(os.environ.get(env.LOCAL_RANK) or 0)
@@ -146,6 +155,7 @@ class Job:
         self._committer = Committer(
             self._membership, self._strategy, self.state, self.plan, self._memory, self._committed
         )
+        self._membership.keeper = self._committer
         self._blocks = Blocks(self._membership, self._committer, self.state, self._follow)
 
     # --- what a script reads -----------------------------------------------------------------------------------------
@@ -386,3 +396,15 @@ class Job:
         if self.is_main:
             self._durable.save_if_due(membership.origin, alone=membership.is_alone)
             self._durable.prune(membership.take_prune(), self.generation)
+
+
+def _refuse_in_group(reduction: str, scaler: Any) -> None:
+    """Raise UsageError for what a session does not do where a model is split over several ranks."""
+    for what, is_asked in (
+        ('reduction="exact"', reduction == "exact"),
+        ("scaler", scaler is not None),
+        ("A checkpoint directory", bool(os.environ.get(env.CHECKPOINT_DIR))),
+        ("A memory snapshot", bool(os.environ.get(env.SNAPSHOT_DIR))),
+    ):
+        if is_asked:
+            raise UsageError(f"{what} does not work with regroup.mesh() so far. Leave one of them out.")

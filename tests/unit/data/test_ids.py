@@ -1,5 +1,7 @@
 """Sample plans: every sample exactly once an epoch, whatever the world does."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -8,7 +10,7 @@ from regroup.data import DataError, SamplePlan, share_of, shares_of
 from regroup.data.ids import permute
 
 
-def make_plan(**changes: int) -> SamplePlan:
+def make_plan(**changes: Any) -> SamplePlan:
     return SamplePlan(**{"seed": 7, "num_samples": 100, "global_batch": 20, "microbatch": 5, **changes})
 
 

@@ -7,6 +7,7 @@ and None; anything else is refused by name. Key types, tuples and empty containe
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,6 +17,19 @@ from .errors import CheckpointError
 Tree = dict[str, Any]
 _ALIGN = 64
 """Bytes."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """What a process holds of a tensor that is split over its model group, and what it is a part of."""
+
+    local: torch.Tensor
+    dims: tuple[str, ...]
+    """Names of the mesh's dimensions over which the tensor lies."""
+    placements: tuple[tuple[str, int, int], ...]
+    """By dimension of the mesh: (kind, dimension of the tensor, split factor), as `regroup.state.shards` writes them."""
+    shape: tuple[int, ...]
+    """Of the whole."""
 
 
 def pack(tree: Tree) -> tuple[str, dict[str, torch.Tensor]]:
@@ -40,6 +54,9 @@ def unpack(structure: str, tensors: Mapping[str, torch.Tensor]) -> Tree:
 
 
 def _encode(value: Any, path: tuple[str, ...], tensors: dict[str, torch.Tensor]) -> Any:
+    if isinstance(value, Part):
+        key = _encode(value.local, path, tensors)["tensor"]
+        return {"part": [key, value.dims, value.placements, value.shape]}
     if isinstance(value, torch.Tensor):
         key = ".".join(path)
         if value.layout != torch.strided or value.is_quantized:
@@ -81,6 +98,11 @@ def _decode(node: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
         ((kind, inner),) = node.items()
         if kind == "tensor":
             return tensors[inner]
+        if kind == "part":
+            key, dims, placements, shape = inner
+            return Part(
+                tensors[key], tuple(dims), tuple((kind, dim, factor) for kind, dim, factor in placements), tuple(shape)
+            )
         if kind == "dict":
             return {key: _decode(item, tensors) for key, item in inner}
         if kind == "tuple":

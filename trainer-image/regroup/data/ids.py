@@ -16,6 +16,8 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from regroup.layout import WHOLE, Layout
+
 from .errors import DataError
 from .mix import MASK, Words, mix, mix_words, word
 
@@ -101,6 +103,9 @@ class SamplePlan:
     max_world_size: int = 1
     """Largest number of ranks that the job is meant to have (REGROUP_MAX_WORLD_SIZE). Checked, no part of the arithmetic.
     The one generation of a hand-over can have more (rule HANDOVER): then some shares are empty."""
+    layout: Layout = WHOLE
+    """How the model is split over the ranks of a model group. The ranks of one that compute different samples get equally many,
+    because each forward of one is a forward of all."""
     _blocks: dict[int, "_Block"] = field(default_factory=dict, init=False, repr=False, compare=False)
     _sums: dict[int, int] = field(default_factory=dict, init=False, repr=False, compare=False)
     _epoch_sum: list[int] = field(default_factory=list, init=False, repr=False, compare=False)
@@ -119,7 +124,14 @@ class SamplePlan:
                 f"global_batch ({self.global_batch}) is not a multiple of microbatch ({self.microbatch}). "
                 f"Pass global_batch={fit}, or a microbatch that divides it."
             )
-        if self.num_virtual < self.max_world_size:
+        num_data = self.layout.num_data
+        if self.num_virtual % num_data:
+            raise DataError(
+                f"global_batch / microbatch ({self.global_batch} / {self.microbatch} = {self.num_virtual}) is not a multiple of "
+                f"{num_data}, the ranks of a model group that compute different samples ({self.layout}): each of them has to get "
+                f"equally many microbatches. Pass global_batch={self.microbatch * num_data * -(-self.num_virtual // num_data)}."
+            )
+        if self.num_virtual // num_data < self.max_world_size // self.layout.size:
             raise DataError(
                 f"global_batch / microbatch ({self.global_batch} / {self.microbatch} = {self.num_virtual}) is less than "
                 f"the largest number of ranks ({self.max_world_size}), so some would have nothing to do. "
@@ -132,12 +144,17 @@ class SamplePlan:
         return self.global_batch // self.microbatch
 
     def share(self, rank: int, world_size: int) -> range:
-        """Return the virtual workers of a rank (`share_of`)."""
-        return share_of(self.num_virtual, rank, world_size)
+        """Return the virtual workers of a rank: those of its model group (`share_of`), cut evenly among its ranks that compute
+        different samples."""
+        group, inner = divmod(rank, self.layout.size)
+        num_data = self.layout.num_data
+        of_group = share_of(self.num_virtual // num_data, group, world_size // self.layout.size)
+        first = of_group.start * num_data + self.layout.data_index(inner) * len(of_group)
+        return range(first, first + len(of_group))
 
     def shares(self, world_size: int) -> tuple[range, ...]:
-        """Return the share of every rank of a generation (`shares_of`)."""
-        return shares_of(self.num_virtual, world_size)
+        """Return the share of every rank of a generation."""
+        return tuple(self.share(rank, world_size) for rank in range(world_size))
 
     def ids(self, step: int, v: int) -> torch.Tensor:
         """Return the sample ids of one microbatch: [microbatch], int64. The caller may keep it, not write to it."""

@@ -49,6 +49,12 @@ class Arrival:
     """... and newer steps may have been committed since it was taken (rule BACKUP)."""
     torn: bool = False
     """A copy of a state was cut off in this process's tensors: not even a job that begins anew may begin with them."""
+    group_size: int = 1
+    """Ranks of a model group, as its script splits the model. What follows is said only where there are several."""
+    pending: tuple[tuple[int, StatePair], ...] = ()
+    """(generation, base): gradients that were reduced there, and would make the next step of that state (rule KEEP)."""
+    record: list[Any] | None = None
+    """What the commit that made its state came to (`CommitRecord.to_json`; rule ROWS)."""
 
     def to_json(self) -> list[Any]:
         """Return the form in which it is gathered."""
@@ -62,11 +68,26 @@ class Arrival:
             self.from_snapshot,
             self.is_backup,
             self.torn,
+            self.group_size,
+            self.pending,
+            self.record,
         ]
 
     @classmethod
     def from_json(cls, data: list[Any]) -> "Arrival":
-        state, state_adopted, agent_adopted, block, ended, from_snapshot, is_backup, torn = data
+        (
+            state,
+            state_adopted,
+            agent_adopted,
+            block,
+            ended,
+            from_snapshot,
+            is_backup,
+            torn,
+            group_size,
+            pending,
+            record,
+        ) = data
         return cls(
             None if state is None else StatePair(*state),
             state_adopted,
@@ -76,6 +97,9 @@ class Arrival:
             from_snapshot,
             is_backup,
             torn,
+            group_size,
+            tuple((generation, StatePair(*base)) for generation, base in pending),
+            record,
         )
 
 

@@ -74,7 +74,11 @@ def open_gloo(store: Any, rank: int, size: int, device: Any) -> Backend:
 class Groups:
     """The groups of one generation, `rank` of `world_size`. `abort` may be called from any thread, at any time."""
 
-    def __init__(self, assignment: Assignment, host: str, device: torch.device) -> None:
+    def __init__(
+        self, assignment: Assignment, host: str, device: torch.device, parts: Mapping[str, Sequence[int]] | None = None
+    ) -> None:
+        """`parts`: ranks, this one among them, by the name of a part that forms with the generation (`part`). All ranks of one
+        give it the same name, and the names have one order in all ranks."""
         self.assignment = assignment
         self.generation = assignment.number
         self.rank = assignment.rank
@@ -93,8 +97,10 @@ class Groups:
         self._gloo: Backend | None = None
         self._nccl: Backend | None = None
         self._world: Any = None
+        self._wanted = dict(parts or {})
+        self._parts: dict[str, Part] = {}
         self._teams: list[tuple[Any, Backend]] = []
-        """Groups of some of the ranks, with the backend of each."""
+        """Torch's groups of some of the ranks, with the backend of each."""
         self._on_device: dict[int, Work] = {}
         """Collectives on the GPU that were not waited for to the end, by id: with them their tensors live."""
         self.waited_s = 0.0
@@ -206,8 +212,34 @@ class Groups:
         if self._gloo is None:  # here, for gloo's error holds the store open
             raise PeerLost(said, self.who_is_lost())
         self._check_aborted()
+        for name, ranks in self._wanted.items():
+            self._parts[name] = self._open_part(name, tuple(ranks))
         self.sockets.keep(self.world_size - 1)
         return Gathering(document, tuple(arrivals))
+
+    def _open_part(self, name: str, ranks: tuple[int, ...]) -> "Part":
+        return Part(self, ranks, self.open_among(ranks, f"part/{name}/{ranks[0]}")[0])
+
+    def open_among(self, ranks: Sequence[int], name: str) -> tuple[Backend, Any]:
+        """Return a gloo backend among some of the ranks, this one among them, and the keys of the store that are theirs.
+
+        All of them call it, in one order where there are several. Blocks until all have come. Raises GroupBroken.
+        """
+        rank, ports = list(ranks).index(self.rank), dict[int, int]()
+        keys = PrefixStore(f"{self.assignment.store_prefix}/{name}", self._store)
+        keys.set_timeout(_FOREVER)
+        try:
+            device, port = self.open_device()
+            keys.set(f"port/{rank}", str(port))
+            ports = dict(zip(ranks, map(int, keys.multi_get([f"port/{other}" for other in range(len(ranks))]))))
+            self.sockets.add_ports(ports.values())
+            gloo = open_gloo(PrefixStore("gloo", keys), rank, len(ranks), device)
+        except RuntimeError as error:
+            self.check()
+            lost_rank = self.who_is_lost(ports)
+            raise PeerLost(f"A part of generation {self.generation} did not form: {error}", lost_rank) from error
+        self.check()
+        return gloo, keys
 
     def _open_store(self, listen_fd: int | None) -> TCPStore:
         host, port = self.assignment.store_host, self.assignment.store_port
@@ -249,6 +281,10 @@ class Groups:
     def nccl(self) -> Backend | None:
         """The backend for tensors on the model's device; None where that is the CPU."""
         return self._nccl
+
+    def part(self, name: str) -> "Part":
+        """Return the ranks that were named when the generation formed."""
+        return self._parts[name]
 
     @property
     def store(self) -> Any:
@@ -304,9 +340,15 @@ class Groups:
         lost_since_s: float | None = None
         looked_s = time.monotonic()
         while not self._is_completed(work):
+            began_s = time.monotonic()
             if on_gloo:
-                with contextlib.suppress(RuntimeError):
+                try:
                     work.wait(_SLICE)
+                except RuntimeError:
+                    if time.monotonic() - began_s < _SLICE.total_seconds() / 2:
+                        raise  # the collective's own error: a slice that has ended takes longer
+                else:
+                    return  # a reduce-scatter of gloo's is complete only once it has been waited for
             else:
                 time.sleep(next(pauses))
             now_s = time.monotonic()
@@ -404,12 +446,13 @@ class Groups:
         """Abort, and let go of the memory in a thread: a backend's destructor waits for its threads (`backends`)."""
         self.abort()
         held: list[Any] = [self._store]
-        for backend in (self._nccl, self._gloo, *(gloo for _, gloo in self._teams)):
+        parts = [part.backend for part in self._parts.values()]
+        for backend in (self._nccl, self._gloo, *parts, *(gloo for _, gloo in self._teams)):
             if backend is not None:
                 held += backend.release()
         let_go(held, [group for group in (self._world, *(group for group, _ in self._teams)) if group is not None])
         self._world = self._nccl = self._gloo = self._store = None
-        self._teams = []
+        self._parts, self._teams = {}, []
 
     def keep(self, group: Any, backend: Backend) -> None:
         """Let go of a team's together with the groups."""
@@ -424,3 +467,37 @@ class Groups:
         if lost:
             return self.peers.one_of(lost)
         return self.peers.who_refuses(self.rank, ports)
+
+
+@dataclass(frozen=True)
+class Part:
+    """Some or all ranks of a generation, with connections of their own: their collectives may come in any order among those of
+    other parts. It ends with the generation's groups."""
+
+    groups: Groups
+    ranks: tuple[int, ...]
+    """Of the generation, in the order of the part's own."""
+    backend: Backend
+
+    @property
+    def rank(self) -> int:
+        """This process's place among `ranks`."""
+        return self.ranks.index(self.groups.rank)
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks."""
+        return len(self.ranks)
+
+    @property
+    def device(self) -> torch.device:
+        """See Groups."""
+        return self.groups.device
+
+    def launch(self, method: str, *arguments: Any, control: bool = False) -> Pending:  # noqa: ARG002
+        """See Groups."""
+        return self.groups.start(self.backend, method, *arguments)
+
+    def wait(self, pending: Sequence[Pending]) -> None:
+        """See Groups."""
+        self.groups.wait(pending)

@@ -8,7 +8,9 @@ from typing import Protocol
 
 from regroup.errors import GroupBroken
 from regroup.protocol.local import PruneLocally
+from regroup.protocol.state import StatePair
 from regroup.state.durable import Durable, Origin
+from regroup.state.training import CommitRecord
 
 from .adoption import Block
 from .groups import Gathering, Groups
@@ -20,6 +22,19 @@ class Stopped(Exception):
     def __init__(self, outcome: str) -> None:
         super().__init__(outcome)
         self.outcome = outcome
+
+
+class Keeper(Protocol):
+    """Who keeps gradients that were reduced and not applied (rule KEEP): the commit."""
+
+    def kept(self) -> tuple[tuple[int, StatePair], ...]:
+        """Return (generation, base) of each that can be applied to the state that is held."""
+        ...
+
+    def roll_forward(self, wanted: StatePair, record: CommitRecord) -> bool:
+        """Make the wanted state of the one that is held; False: nothing that was kept makes it. `record`: of its commit on a rank
+        that has it. Local."""
+        ...
 
 
 class Membership(Protocol):
@@ -75,6 +90,8 @@ class Membership(Protocol):
 
     block: Block | None
     """The block of the user's own collectives that this process is in (`Arrival.block`)."""
+    keeper: Keeper | None
+    """Who is asked for kept gradients at adoption."""
     ended: bool
     """This process, or one that it met, has left its loop: the job ends at the step that was adopted (`Arrival.ended`)."""
 
@@ -139,6 +156,7 @@ class Alone:
         self.origin = Origin(0, "", 0, 0)
         self.block: Block | None = None
         self.ended = False
+        self.keeper: Keeper | None = None
         self._durable = durable
 
     @property

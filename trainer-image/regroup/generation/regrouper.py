@@ -28,13 +28,13 @@ from regroup.protocol.local import (
 from regroup.protocol.state import StatePair
 from regroup.state.durable import Origin
 from regroup.state.memory import Memory
-from regroup.state.training import TrainingState
+from regroup.state.training import CommitRecord, TrainingState
 
-from . import transfer
+from . import living, parts, transfer
 from .adoption import Arrival, Block, Copy, Fallback, Refuse, beginner, decide
 from .backends import wait_aborted
-from .groups import Gathering, Groups
-from .membership import Stopped
+from .groups import Gathering, Groups, Part
+from .membership import Keeper, Stopped
 from .watcher import Watcher
 
 END_S = 10.0
@@ -65,6 +65,7 @@ class Regrouper:
         self.adopted_at_s = 0.0
         self.block: Block | None = None
         self.ended = False
+        self.keeper: Keeper | None = None
         # Until the first generation: what the environment says; a joiner is told nothing, and is nobody yet.
         self._last_rank = int(os.environ.get(env.RANK) or -1)
         self._last_world_size = 1
@@ -200,7 +201,9 @@ class Regrouper:
         answer = self._watcher.ask(Entering(number))
         if not answer.ok:
             return
-        groups = Groups(assignment, self._host, self._device)
+        layout = self._plan.layout
+        among = layout.parts(assignment.rank, assignment.world_size) | living.parts(assignment.rank, layout.size)
+        groups = Groups(assignment, self._host, self._device, among)
         self._watcher.watch(number, groups, settled=False)
         try:
             listen_fd = self._watcher.take_store(number) if assignment.hosts_store else None
@@ -210,6 +213,7 @@ class Regrouper:
             formed_s = time.monotonic()
             self._watcher.send(FormedLocally(number, (formed_s - began_s) * 1e3))
             groups.connect()  # from here on the operator allows the time of an adoption, which is longer (adr/0026)
+            living.bind(groups)
             adopted = self._adopt(groups, gathering, formed_s)
             if not self._watcher.ask(adopted).ok:
                 groups.close()
@@ -232,6 +236,20 @@ class Regrouper:
     def _arrival(self, agent_adopted: int) -> Arrival:
         """Return what this process brings: the state that it holds, else what its worker's memory snapshot has."""
         state, kept = self._state, self._memory.newest if self._state.pair is None else None
+        if self._plan.layout.size > 1:
+            assert self.keeper is not None
+            record = None if state.record is None else state.record.to_json()
+            return Arrival(
+                state.pair,
+                state.adopted,
+                agent_adopted,
+                self.block,
+                self.ended,
+                torn=state.torn,
+                group_size=self._plan.layout.size,
+                pending=self.keeper.kept(),
+                record=record,
+            )
         if kept is None:
             return Arrival(state.pair, state.adopted, agent_adopted, self.block, self.ended, torn=state.torn)
         return Arrival(
@@ -246,6 +264,15 @@ class Regrouper:
         )
 
     def _adopt(self, groups: Groups, gathering: Gathering, formed_s: float) -> AdoptedLocally:
+        source, pair, rolled_back = (
+            self._adopt_whole(groups, gathering) if self._plan.layout.size == 1 else self._adopt_part(groups, gathering)
+        )
+        self._state.named(pair, groups.generation)
+        transfer_ms = (time.monotonic() - formed_s) * 1e3
+        return AdoptedLocally(groups.generation, pair.step, source, pair, transfer_ms, rolled_back)
+
+    def _adopt_whole(self, groups: Groups, gathering: Gathering) -> tuple[str, StatePair, bool]:
+        """Continue from a state of which each rank has all; return (source, its name, whether that is less than was reached)."""
         decision = decide(gathering.document, gathering.arrivals)
         if isinstance(decision, Refuse):
             raise Refused(decision.reason)
@@ -253,9 +280,39 @@ class Regrouper:
             source, pair = self._fall_back(groups, gathering, decision)
         else:
             source, pair = self._copy(groups, gathering, decision)
-        self._state.named(pair, groups.generation)
-        transfer_ms = (time.monotonic() - formed_s) * 1e3
-        return AdoptedLocally(groups.generation, pair.step, source, pair, transfer_ms, decision.rolled_back)
+        return source, pair, decision.rolled_back
+
+    def _adopt_part(self, groups: Groups, gathering: Gathering) -> tuple[str, StatePair, bool]:
+        """As `_adopt_whole`, in a model group: what travels does so among the ranks of one inner index."""
+        layout, arrivals = self._plan.layout, gathering.arrivals
+        decision = parts.decide(gathering.document, arrivals, layout.size)
+        if isinstance(decision, Refuse):
+            raise Refused(decision.reason)
+        among, inner = groups.part(layout.part_name()), groups.rank % layout.size
+        if isinstance(decision, parts.FallbackParts):
+            first = parts.beginners(arrivals, layout.size)
+            if first is None:
+                raise StateError(
+                    "There is no state to continue from that all ranks of a model group hold. The processes have to start again; "
+                    "they do so by themselves."
+                )
+            pair = StatePair(groups.generation, 0)
+            self._move(among, among.ranks.index(first[inner]), pair, keep=True)
+            return "nothing", pair, decision.rolled_back
+        wanted, mine = decision.state, arrivals[groups.rank]
+        is_held = mine.state == wanted
+        if not is_held and parts.rolls(mine, wanted):  # before any copy is served (rule SERVE)
+            assert self.keeper is not None
+            assert decision.record is not None
+            is_held = self.keeper.roll_forward(wanted, CommitRecord.from_json(decision.record))
+        lacking = [
+            rank for rank in among.ranks if arrivals[rank].state != wanted and not parts.rolls(arrivals[rank], wanted)
+        ]
+        if lacking:
+            self._move(among, among.ranks.index(decision.sources[inner]), wanted, keep=groups.rank in lacking)
+        if is_held:
+            return "self", wanted, False
+        return gathering.document.member_of_rank(decision.sources[inner]).pod_uid, wanted, False
 
     def _copy(self, groups: Groups, gathering: Gathering, decision: Copy) -> tuple[str, StatePair]:
         """Follow a rank's state: send it, receive it, or hold it already."""
@@ -272,7 +329,7 @@ class Regrouper:
             return "self", decision.state
         return gathering.document.member_of_rank(decision.source).pod_uid, decision.state
 
-    def _move(self, groups: Groups, source: int, pair: StatePair, *, keep: bool) -> None:
+    def _move(self, groups: Groups | Part, source: int, pair: StatePair, *, keep: bool) -> None:
         if groups.rank == source:
             transfer.send(groups, self._state.packed(), self._plan.digest(pair.step), self._state.record)
             return
@@ -283,7 +340,7 @@ class Regrouper:
             self._state.record = record
             self._plan.digest(pair.step, known=(pair.step, digest))
 
-    def _receive(self, groups: Groups, source: int, *, keep: bool) -> transfer.Received | None:
+    def _receive(self, groups: Groups | Part, source: int, *, keep: bool) -> transfer.Received | None:
         """Take part in a broadcast. Who holds no state has nothing to lose: what is on the GPU arrives where it will stay."""
         if not keep or self._state.pair is not None or self._device.type == "cpu":
             return transfer.receive(groups, source, keep=keep)

@@ -10,10 +10,8 @@ from typing import Any
 import torch
 from torch._C._distributed_c10d import PrefixStore, ProcessGroup
 
-from regroup.errors import PeerLost
-
 from .backends import Backend
-from .groups import Groups, open_gloo
+from .groups import Groups
 
 
 @dataclass(frozen=True)
@@ -47,21 +45,9 @@ def form_team(groups: Groups, ranks: Sequence[int], name: str) -> Team:
     if len(ranks) == groups.world_size:
         return Team(groups, groups.rank, groups.world_size, groups.control, groups.nccl, groups.world)
     rank, size = list(ranks).index(groups.rank), len(ranks)
-    ports: dict[int, int] = {}
-    try:
-        with groups.waiting(), groups.sockets.opening():
-            groups.check()
-            device, port = groups.open_device()
-            keys = PrefixStore(f"{groups.assignment.store_prefix}/team/{name}", groups.store)
-            keys.set(f"port/{rank}", str(port))
-            ports = dict(zip(ranks, map(int, keys.multi_get([f"port/{other}" for other in range(size)]))))
-            groups.sockets.add_ports(ports.values())
-            gloo = open_gloo(PrefixStore("gloo", keys), rank, size, device)
-    except RuntimeError as error:
+    with groups.waiting(), groups.sockets.opening():
         groups.check()
-        lost_rank = groups.who_is_lost(ports)
-        raise PeerLost(f"A team of generation {groups.generation} did not form: {error}", lost_rank) from error
-    groups.check()
+        gloo, keys = groups.open_among(ranks, f"team/{name}")
     group = ProcessGroup(PrefixStore("world", keys), rank, size)
     gloo.serve(group, "cpu", ProcessGroup.BackendType.GLOO)
     groups.keep(group, gloo)

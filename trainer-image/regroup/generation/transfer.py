@@ -14,14 +14,14 @@ import torch
 from regroup.checkpoint import tree as trees
 from regroup.state.training import CommitRecord
 
-from .groups import Groups
+from .groups import Groups, Part
 
 CHUNK_BYTES = 32 << 20
 Received = tuple[trees.Tree, str, "CommitRecord | None"]
 
 
 def send(
-    groups: Groups, packed: tuple[str, dict[str, torch.Tensor]], digest: str, record: CommitRecord | None = None
+    groups: Groups | Part, packed: tuple[str, dict[str, torch.Tensor]], digest: str, record: CommitRecord | None = None
 ) -> None:
     """Broadcast a packed state (`regroup.checkpoint.tree.pack`) from this rank, with the digest of its samples
     (`SamplePlan.digest`), which a receiver would compute from all of them, and the record of the commit that made it.
@@ -50,7 +50,7 @@ def send(
 
 
 def receive(
-    groups: Groups, source: int, *, keep: bool, into: Mapping[str, torch.Tensor] | None = None
+    groups: Groups | Part, source: int, *, keep: bool, into: Mapping[str, torch.Tensor] | None = None
 ) -> Received | None:
     """Take part in the broadcast from `source`; return the tree, the digest and the record; None: not to be kept.
 
@@ -86,7 +86,9 @@ Described = Mapping[str, tuple[torch.dtype, torch.Size]]
 """Type and shape of tensors, by name, in the order in which their bytes come."""
 
 
-def _receive_staged(groups: Groups, source: int, device: torch.device, described: Described) -> dict[str, torch.Tensor]:
+def _receive_staged(
+    groups: Groups | Part, source: int, device: torch.device, described: Described
+) -> dict[str, torch.Tensor]:
     """Return the tensors in host memory."""
     offsets, total = trees.layout(_sizes(described))
     staged = torch.zeros(total, dtype=torch.uint8)
@@ -102,7 +104,7 @@ def _receive_staged(groups: Groups, source: int, device: torch.device, described
 
 
 def _receive_in_place(
-    groups: Groups, source: int, described: Described, own: Mapping[str, torch.Tensor]
+    groups: Groups | Part, source: int, described: Described, own: Mapping[str, torch.Tensor]
 ) -> dict[str, torch.Tensor]:
     """Return the tensors on the GPU: own ones where they fit."""
     tensors = {}
@@ -126,7 +128,7 @@ def _receive_in_place(
 
 
 def _receive_bytes(
-    groups: Groups,
+    groups: Groups | Part,
     source: int,
     device: torch.device,
     described: Described,
@@ -140,7 +142,7 @@ def _receive_bytes(
         keep(low, chunk[: high - low])
 
 
-def share_text(groups: Groups, source: int, text: str) -> str:
+def share_text(groups: Groups | Part, source: int, text: str) -> str:
     """Return rank `source`'s text on every rank."""
     data = bytearray(text.encode())
     length = torch.tensor([len(data)], dtype=torch.int64)
@@ -154,7 +156,7 @@ def share_text(groups: Groups, source: int, text: str) -> str:
     return data.decode()
 
 
-def _broadcast(groups: Groups, tensor: torch.Tensor, source: int) -> None:
+def _broadcast(groups: Groups | Part, tensor: torch.Tensor, source: int) -> None:
     if groups.world_size == 1:
         return
     options = torch._C._distributed_c10d.BroadcastOptions()
@@ -163,7 +165,7 @@ def _broadcast(groups: Groups, tensor: torch.Tensor, source: int) -> None:
     groups.wait([groups.launch("broadcast", [tensor], options, control=tensor.device.type == "cpu")])
 
 
-def _is_on_device(groups: Groups, tensor: torch.Tensor) -> bool:
+def _is_on_device(groups: Groups | Part, tensor: torch.Tensor) -> bool:
     return tensor.device == groups.device and groups.device.type != "cpu"
 
 

@@ -6,12 +6,12 @@ Those that forward changed once are averaged in every step of the generation, to
 caches: they are in no state_dict, so nobody else gets them, and they are left alone.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 
 from regroup.errors import UsageError
-from regroup.generation.groups import Groups, Pending
+from regroup.generation.groups import Groups, Part, Pending
 
 from .host import Scalar, to_host
 
@@ -25,13 +25,13 @@ class Buffers:
         self._kept: dict[str, torch.Tensor] = {}
         self._live: list[str] = []
         """Forward has changed these on some rank in this generation, so every rank averages them. In one order on all ranks."""
-        self._groups: Groups | None = None
+        self._groups: Groups | Part | None = None
         self._looked = False
         """What is new among the buffers was looked for in this generation."""
         self._sent: tuple[Pending, torch.Tensor] | None = None
         self._num_asked = 0
 
-    def begin_generation(self, groups: Groups | None) -> None:
+    def begin_generation(self, groups: Groups | Part | None) -> None:
         """Other ranks: which buffers forward changes is to be learned with them."""
         self._groups = groups if groups is not None and groups.world_size > 1 else None
         self._live, self._looked = [], False
@@ -45,6 +45,16 @@ class Buffers:
     def kept(self) -> list[torch.Tensor]:
         """The values from before the step, equal on all ranks, in the order of their names."""
         return [self._kept[name] for name in sorted(self._kept)]
+
+    def now(self) -> dict[str, torch.Tensor]:
+        """Return copies of the values as they are, averaged or not."""
+        return {name: self._now(name).detach().clone() for name in self._at}
+
+    def set(self, values: Mapping[str, torch.Tensor]) -> None:
+        """Give them the values of `now`."""
+        with torch.no_grad():
+            for name, value in values.items():
+                self._now(name).copy_(value)
 
     def restore(self) -> None:
         """The step was interrupted: as if it had not begun."""

@@ -1,27 +1,37 @@
-"""Data parallel, each rank a whole copy of the model: gradients are all-reduced in buckets while backward still runs.
+"""Data parallel: gradients are all-reduced in buckets while backward still runs, among the ranks that hold the same parameters.
+
+Where each rank has the whole model, these are all ranks. Where a model group holds one copy, a rank has its part, its inner
+index; what torch sums inside the group (FSDP2, tensor parallel) comes complete, and is summed here over the groups.
 
 A bucket is sent as soon as backward has filled it, in one order on all ranks. From then on its parameters have no `.grad`, so
 what still comes (a layer whose checkpoint is computed again, a second backward) lands beside it and is summed afterwards. A
 parameter that got no gradient for some steps in a row is not waited for.
 """
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from regroup.data import SamplePlan
-from regroup.generation.groups import Groups, Pending
+from regroup.errors import UsageError
+from regroup.generation.groups import Groups, Part, Pending
+from regroup.state.shards import local_of
 
+from . import fsdp
 from .buffers import Buffers
 from .fingerprint import Fingerprint, ask_settings, settings_hash
 from .gradients import Bucket, Gradients, dense, hash_of
-from .host import Scalar
+from .host import Scalar, bits_of, float_of
+from .placement import Place, place_of
 from .strategy import Guarantees, Share, Word
 
 PARCEL_BYTES = 256 << 10
 """Of all ranks together. Up to this a gather and a sum by each rank are faster than an all-reduce beside the rows."""
 _ALIGN = 16
+CLIP_EPSILON = 1e-6
+"""As in torch.nn.utils.clip_grad_norm_."""
 IDLE_STEPS = 8
 """A parameter that no rank has used for so many steps is not waited for. Fewer would mistake models that are trained in turn."""
 
@@ -29,16 +39,26 @@ IDLE_STEPS = 8
 class DataParallel:
     """See `Strategy`: reduction="fast"."""
 
-    guarantees = Guarantees(same_bits_at_any_size=False, survivor_has_all=True)
-
-    def __init__(self, model: torch.nn.Module, optimizer: Any, plan: SamplePlan) -> None:
-        """Raises UsageError for a model without anything to train."""
-        self._gradients = Gradients(model, self._filled)
+    def __init__(self, model: torch.nn.Module, optimizer: Any, plan: SamplePlan, inner: int = 0) -> None:
+        """`inner`: this process's index in its model group. Raises UsageError for a model without anything to train."""
+        self._layout = plan.layout
+        self.guarantees = Guarantees(same_bits_at_any_size=False, survivor_has_all=self._layout.size == 1)
+        places = {name: place_of(name, one, self._layout, inner) for name, one in model.named_parameters()}
+        self._gradients = Gradients(model, self._filled, places if self._layout.size > 1 else None)
         self._buffers = Buffers(model)
-        self._equal = Equal(model, optimizer, self._buffers)
-        self._plan = plan
+        self._equal = Equal(model, optimizer, self._buffers, places if self._layout.size > 1 else None)
+        self._model, self._plan = model, plan
+        fsdp.sum_gradients(model)
         self._groups: Groups | None = None
         """None where there is nobody else."""
+        self._among: dict[frozenset[str], Groups | Part] = {}
+        """By `Place.along`: among whom the gradients of a bucket are summed."""
+        self._words: Sequence[Word] = ()
+        """Of the last rows."""
+        self._norm = math.nan
+        """Of the gradients of the whole model, after `scale`."""
+        self._known_norm: float | None = None
+        """That of the step that was put back."""
         self._step = 0
         self._armed = False
         """The last backward runs: buckets are sent as they are filled."""
@@ -58,11 +78,15 @@ class DataParallel:
     def begin_generation(self, groups: Groups | None) -> None:
         """See Strategy."""
         self._groups = groups if groups is not None and groups.world_size > 1 else None
-        self._buffers.begin_generation(groups)
+        if self._groups is not None:
+            alongs = {self._layout.data_dims, *(bucket.place.along for bucket in self._gradients.buckets)}
+            self._among = {along: self._part(self._groups, along) for along in alongs}
+        self._buffers.begin_generation(self._alike if self._groups is not None else groups)
         self._idle = bytearray(len(self._gradients.parameters))
         size = sum(bucket.flat.numel() * bucket.flat.element_size() for bucket in self._gradients.buckets)
         self._in_parcel = (
             self._groups is not None
+            and self._layout.size == 1
             and all(bucket.flat.device.type == "cpu" for bucket in self._gradients.buckets)
             and size * self._groups.world_size <= PARCEL_BYTES
         )
@@ -133,10 +157,12 @@ class DataParallel:
         pending = [*self._works, *self._buffers.sent]
         if pending:  # together: each wait is one of the host for the device
             self._groups.wait(pending)
-        if self._works:
-            self._works = []
+        if self._num_sent:
+            self._works, self._num_sent = [], 0
             for bucket in self._gradients.buckets:
                 bucket.attach()
+            if self._layout.size > 1:
+                self._agreed = self._gradients.used_anywhere()
         self._buffers.average(self._ran())
 
     def ask(self) -> list[Scalar]:
@@ -144,23 +170,36 @@ class DataParallel:
         if self._groups is None:
             self._buffers.check_shapes()
             return []
-        return [*self._buffers.ask(), *self._equal.ask(self._step)]
+        asked = [*self._buffers.ask(), *self._equal.ask(self._step)]
+        return asked if self._layout.size == 1 else [self._ask_norm(), *asked]
 
     def word(self, values: Sequence[int]) -> Word:
         """See Strategy."""
         if self._groups is None:
             return Word()
         used = self._gradients.used if self._agreed is None else self._agreed
+        unused, norm_squared = hash_of(used), 0.0
+        if self._layout.size > 1:
+            unused, norm_squared, values = 0, float_of(values[0]), values[1:]
         changed, equal = self._buffers.split(values)
-        return self._equal.word(equal)._replace(unused=hash_of(used), late=bool(self._late), changed=any(changed))
+        return self._equal.word(equal)._replace(
+            unused=unused, late=bool(self._late), changed=any(changed), norm_squared=norm_squared
+        )
 
     def settle(self, words: Sequence[Word]) -> bool:
         """See Strategy."""
         if self._groups is None:
             self._agreed = self._gradients.used
             return False
+        self._words = words
         exchanged = False
         if any(word.late for word in words):
+            if self._layout.size > 1:
+                raise UsageError(
+                    "A gradient came after its sum over the model groups had begun: a layer was computed again in backward, or "
+                    "there was a second backward. Use checkpoint(..., use_reentrant=False), and call step.backward() once for each "
+                    "batch."
+                )
             self._sum_late(self._groups)
             exchanged = True
         if any(word.changed for word in words):
@@ -168,7 +207,8 @@ class DataParallel:
             exchanged = True
         unused = {word.unused for word in words}
         if 0 in unused:
-            self._agreed = bytes([1]) * len(self._gradients.parameters)  # one rank at least has used all
+            # One rank at least has used all; in a model group the set came with the sums.
+            self._agreed = self._agreed or bytes([1]) * len(self._gradients.parameters)
         elif len(unused) > 1:
             self._agreed = gathered_any(self._groups, self._gradients.used)
             exchanged = True
@@ -184,25 +224,72 @@ class DataParallel:
         """See Strategy."""
         assert self._agreed is not None
         self._gradients.scale(weight, self._agreed)
+        if self._known_norm is not None:
+            self._norm, self._known_norm = self._known_norm, None
+        elif (
+            self._groups is not None and self._layout.size > 1
+        ):  # all groups have the same sums: the first one's are enough
+            squares = [word.norm_squared for word in self._words[: self._layout.size]]
+            self._norm = math.sqrt(sum(squares)) / weight
         if 0 in self._agreed or any(self._idle):
             self._idle = bytearray(0 if used else min(idle + 1, 255) for used, idle in zip(self._agreed, self._idle))
 
     def clip(self, max_norm: float) -> torch.Tensor:
+        """See Strategy. In a model group the norm follows from the rows: nothing communicates after them (rule LOCAL)."""
+        if self._layout.size == 1:
+            return self._gradients.clip(max_norm)
+        norm = torch.tensor(self._norm, dtype=torch.float64)
+        self._gradients.multiply(float(torch.clamp(max_norm / (norm + CLIP_EPSILON), max=1.0)))
+        return norm
+
+    def take(self) -> Any:
         """See Strategy."""
-        return self._gradients.clip(max_norm)
+        flats = [bucket.flat for bucket in self._gradients.buckets]
+        for bucket in self._gradients.buckets:
+            bucket.renew()
+        assert self._agreed is not None
+        return flats, self._agreed, self._buffers.now()
+
+    def put_back(self, taken: Any, norm: float | None) -> None:
+        """See Strategy."""
+        flats, self._agreed, buffers = taken
+        for bucket, flat in zip(self._gradients.buckets, flats):
+            bucket.flat.copy_(flat)
+            bucket.attach()
+        self._buffers.set(buffers)
+        self._known_norm = norm
 
     def undo(self) -> None:
         """See Strategy."""
+        fsdp.begin_anew(self._model)
         self._buffers.restore()
 
     def close(self) -> None:
         """See Strategy."""
         self._gradients.close()
 
+    @property
+    def _alike(self) -> Groups | Part:
+        """The ranks with the same parameters, or the same part of them, that compute different samples."""
+        return self._among[self._layout.data_dims]
+
+    def _part(self, groups: Groups, along: frozenset[str]) -> Groups | Part:
+        return groups if self._layout.size == 1 else groups.part(self._layout.part_name(along))
+
     def _ran(self) -> list[int]:
-        """Return the ranks that have a share of the step."""
+        """Return those of `_alike` that have a share of the step, by their place among them."""
         assert self._groups is not None
-        return [rank for rank, share in enumerate(self._plan.shares(self._groups.world_size)) if share]
+        shares = self._plan.shares(self._groups.world_size)
+        ranks = self._alike.ranks if isinstance(self._alike, Part) else range(self._groups.world_size)
+        return [place for place, rank in enumerate(ranks) if shares[rank]]
+
+    def _ask_norm(self) -> Scalar:
+        total = torch.zeros((), dtype=torch.float64)
+        for bucket in self._gradients.buckets:
+            if bucket.place.counts:
+                norm = torch.linalg.vector_norm(bucket.values, dtype=torch.float64)
+                total = total.to(norm.device) + norm * norm
+        return bits_of(total)
 
     def _filled(self, bucket: Bucket, index: int) -> None:
         """A parameter's gradient is complete, or more of it has come."""
@@ -219,7 +306,9 @@ class DataParallel:
         self._gradients.collect(bucket)
         for parameter in bucket.parameters:
             parameter.grad = None
-        self._works.append(self._groups.launch("allreduce", [bucket.flat], control=_is_host(bucket.flat)))
+        among = self._among[bucket.place.along]
+        if among.world_size > 1:
+            self._works.append(among.launch("allreduce", [bucket.flat], control=_is_host(bucket.flat)))
         self._num_sent += 1
 
     def _sum_late(self, groups: Groups) -> None:
@@ -255,29 +344,40 @@ def _padded(flat: torch.Tensor) -> torch.Tensor:
 class Equal:
     """What is compared of a model of which each rank has a whole copy."""
 
-    def __init__(self, model: torch.nn.Module, optimizer: Any, buffers: Buffers) -> None:
+    def __init__(
+        self, model: torch.nn.Module, optimizer: Any, buffers: Buffers, places: dict[str, Place] | None = None
+    ) -> None:
+        """`places`: of each parameter, in a model group."""
         self._parameters = list(model.parameters())
+        self._repeated = [
+            parameter for name, parameter in model.named_parameters() if places is not None and places[name].is_repeated
+        ]
         self._optimizer, self._buffers = optimizer, buffers
         self._fingerprint: Fingerprint | None = None
+        self._of_repeated = Fingerprint([local_of(one) for one in self._repeated])
         self._step = 0
-        self._num_sums = 0
-        """Of the values of the last `ask`: those of the fingerprint."""
+        self._num_sums = self._num_repeated = 0
+        """Of the values of the last `ask`: those of the fingerprints."""
 
     def ask(self, step: int) -> list[Scalar]:
         """Return what `word` needs of the state before this step."""
-        tensors = [*self._parameters, *self._buffers.kept]
+        tensors = [*map(local_of, self._parameters), *self._buffers.kept]
         if self._fingerprint is None:
             self._fingerprint = Fingerprint(tensors)
         sums = self._fingerprint.ask(tensors, step)
-        self._step, self._num_sums = step, len(sums)
-        return [*sums, *ask_settings(self._settings)]
+        repeated = self._of_repeated.ask([local_of(one) for one in self._repeated], step)
+        self._step, self._num_sums, self._num_repeated = step, len(sums), len(repeated)
+        return [*sums, *repeated, *ask_settings(self._settings)]
 
     def word(self, values: Sequence[int]) -> Word:
         """Return the hashes of the state before the step of the last `ask`, whose values these are."""
         assert self._fingerprint is not None
+        sums, values = values[: self._num_sums], values[self._num_sums :]
+        repeated, values = values[: self._num_repeated], values[self._num_repeated :]
         return Word(
-            parameters=self._fingerprint.hash(self._step, values[: self._num_sums]),
-            settings=settings_hash(self._settings, values[self._num_sums :]),
+            parameters=self._fingerprint.hash(self._step, sums),
+            settings=settings_hash(self._settings, values),
+            repeated=self._of_repeated.hash(self._step, repeated) if self._repeated else 0,
         )
 
     @property
@@ -285,7 +385,7 @@ class Equal:
         return getattr(self._optimizer, "param_groups", ())
 
 
-def gathered_any(groups: Groups, mine: bytes) -> bytes:
+def gathered_any(groups: Groups | Part, mine: bytes) -> bytes:
     """Return for each place whether any rank has a 1 there. Every rank calls it. Raises what `Groups.failed` says."""
     part = torch.frombuffer(bytearray(mine), dtype=torch.uint8)
     parts = torch.zeros(groups.world_size, len(part), dtype=torch.uint8)

@@ -141,6 +141,14 @@ class Exact:
         """See Strategy."""
         return self._gradients.clip(max_norm)
 
+    def take(self) -> Any:
+        """See Strategy: it knows no model groups."""
+        raise NotImplementedError
+
+    def put_back(self, taken: Any, norm: float | None) -> None:
+        """See Strategy: it knows no model groups."""
+        raise NotImplementedError
+
     def undo(self) -> None:
         """See Strategy."""
         self._buffers.restore()

@@ -5,32 +5,50 @@ model.
 """
 
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, cast
 
 import torch
 
 from regroup.errors import UsageError
+from regroup.state.shards import is_split, local_of
+
+from .placement import Place
 
 BUCKET_BYTES = 25 << 20
 
 
 class Bucket:
     """One flat buffer and the parameters whose gradients are views of it. `indices`: their places in `Gradients.parameters`;
-    `number`: the bucket's own among all."""
+    `number`: the bucket's own among all; `place`: that of each of its parameters. Of what is split, this process's part."""
 
-    def __init__(self, number: int, parameters: list[torch.nn.Parameter], indices: list[int]) -> None:
+    def __init__(
+        self, number: int, parameters: list[torch.nn.Parameter], indices: list[int], place: Place | None = None
+    ) -> None:
+        """`place`: None, the model is in one piece."""
         self.number, self.parameters, self.indices = number, parameters, indices
+        self.place = place or Place()
+        self._num_flags = len(parameters) if place is not None else 0
         self.renew()
 
     def renew(self) -> None:
         """Take new memory: something may still write into the old."""
-        first = self.parameters[0]
-        self.flat = torch.zeros(sum(p.numel() for p in self.parameters), dtype=first.dtype, device=first.device)
-        self.views, offset = [], 0
-        for parameter in self.parameters:
-            self.views.append(self.flat[offset : offset + parameter.numel()].view_as(parameter))
-            offset += parameter.numel()
+        local = [local_of(parameter.detach()) for parameter in self.parameters]
+        first = local[0]
+        numel = sum(one.numel() for one in local)
+        self.flat = torch.zeros(numel + self._num_flags, dtype=first.dtype, device=first.device)
+        self.values, self.flags = self.flat[:numel], self.flat[numel:]
+        """`flags`: in a model group, by parameter, on how many ranks it got a gradient. They are summed with the gradients, because
+        there who has reduced a step must have all that its apply needs (rule REDUCED)."""
+        self.views: list[torch.Tensor] = []
+        self._gradients: list[torch.Tensor] = []
+        """What is attached: a view, or a DTensor around it."""
+        offset = 0
+        for parameter, one in zip(self.parameters, local):
+            view = self.flat[offset : offset + one.numel()].view_as(one)
+            self.views.append(view)
+            self._gradients.append(_like(parameter, view))
+            offset += one.numel()
 
     def clear(self) -> None:
         self.flat.zero_()
@@ -38,18 +56,28 @@ class Bucket:
 
     def attach(self) -> None:
         """Each parameter's gradient is its view."""
-        for parameter, view in zip(self.parameters, self.views):
-            parameter.grad = view
+        for parameter, gradient in zip(self.parameters, self._gradients):
+            parameter.grad = gradient
+
+    def attach_one(self, i: int) -> None:
+        """The gradient of its parameter number `i` is its view."""
+        self.parameters[i].grad = self._gradients[i]
 
 
 class Gradients:
     """All gradients of one model. `on_gradient(bucket, index)` is called from autograd when a parameter's is complete."""
 
-    def __init__(self, model: torch.nn.Module, on_gradient: Callable[[Bucket, int], None] | None = None) -> None:
-        """Raises UsageError for a model without anything to train."""
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        on_gradient: Callable[[Bucket, int], None] | None = None,
+        places: Mapping[str, Place] | None = None,
+    ) -> None:
+        """`places`: of the parameters, by name, in a model group. Raises UsageError for a model without anything to train."""
         self._named = [(name, parameter, parameter.requires_grad) for name, parameter in model.named_parameters()]
         self.parameters = [parameter for _, parameter, trained in self._named if trained]
-        self.buckets = buckets_of(self.parameters, BUCKET_BYTES)
+        in_order = None if places is None else [places[name] for name, _, trained in self._named if trained]
+        self.buckets = buckets_of(self.parameters, BUCKET_BYTES, in_order)
         if not self.buckets:
             raise UsageError("The model has no parameter that requires a gradient, so there is nothing to train.")
         self._used = bytearray(len(self.parameters))
@@ -81,6 +109,14 @@ class Gradients:
         """One byte for each of `parameters`: 1 where it got a gradient in this step, on this rank."""
         return bytes(self._used)
 
+    def used_anywhere(self) -> bytes:
+        """Return `used`, of all ranks, once the buckets are summed: in a model group."""
+        found = bytearray(len(self.parameters))
+        for bucket in self.buckets:
+            for index, flag in zip(bucket.indices, bucket.flags.tolist()):
+                found[index] = flag != 0
+        return bytes(found)
+
     def check_kept(self, buckets: Iterable[Bucket]) -> None:
         """Raise UsageError where a gradient of this step was thrown away: the sum would be too small."""
         for bucket in buckets:
@@ -93,13 +129,15 @@ class Gradients:
 
     def collect(self, bucket: Bucket) -> None:
         """Bring gradients back that the script replaced (`zero_grad(set_to_none=True)`, a new tensor)."""
-        for index, parameter, view in zip(bucket.indices, bucket.parameters, bucket.views):
+        for i, (index, parameter, view) in enumerate(zip(bucket.indices, bucket.parameters, bucket.views)):
             if parameter.grad is None:
                 view.zero_()
             elif (gradient := dense(parameter.grad)).data_ptr() != view.data_ptr():
                 view.copy_(gradient)
                 self._used[index] = 1
-            parameter.grad = view
+            bucket.attach_one(i)
+        if bucket.flags.numel():
+            bucket.flags.copy_(torch.tensor([self._used[index] for index in bucket.indices], dtype=bucket.flags.dtype))
 
     def mark_used(self, index: int) -> None:
         """A parameter got a gradient that autograd does not know of."""
@@ -116,6 +154,11 @@ class Gradients:
                 if not was_used:
                     parameter.grad = None
 
+    def multiply(self, factor: float) -> None:
+        """Multiply all by `factor`."""
+        for bucket in self.buckets:
+            bucket.flat.mul_(factor)
+
     def clip(self, max_norm: float) -> torch.Tensor:
         """Clip the norm over all parameters to `max_norm`; return what it was."""
         return torch.nn.utils.clip_grad_norm_(self.parameters, max_norm)
@@ -130,8 +173,21 @@ class Gradients:
 
 
 def dense(gradient: torch.Tensor) -> torch.Tensor:
-    """Return a gradient as a bucket holds it: an embedding's may be sparse."""
+    """Return a gradient as a bucket holds it: an embedding's may be sparse; of what is split, this process's part."""
+    gradient = local_of(gradient)
     return gradient if gradient.layout == torch.strided else gradient.to_dense()
+
+
+def _like(parameter: torch.Tensor, view: torch.Tensor) -> torch.Tensor:
+    """Return a gradient for a parameter, in the memory of `view`: a DTensor where the parameter is one."""
+    if not is_split(parameter):
+        return view
+    from torch.distributed.tensor import DTensor
+
+    split: Any = parameter
+    return DTensor.from_local(
+        view, split.device_mesh, split.placements, run_check=False, shape=split.shape, stride=split.stride()
+    )
 
 
 def hash_of(used: bytes) -> int:
@@ -139,19 +195,23 @@ def hash_of(used: bytes) -> int:
     return zlib.crc32(used) | 1 << 32 if 0 in used else 0
 
 
-def buckets_of(parameters: Iterable[torch.nn.Parameter], limit_bytes: int) -> list[Bucket]:
-    """Return buckets in the order in which backward is likely to fill them: last parameters first."""
+def buckets_of(
+    parameters: Sequence[torch.nn.Parameter], limit_bytes: int, places: Sequence[Place] | None = None
+) -> list[Bucket]:
+    """Return buckets in the order in which backward is likely to fill them: last parameters first. Those of one bucket are of
+    one type, device and place."""
+    Key = tuple[torch.dtype, torch.device, Place | None]
     buckets: list[Bucket] = []
-    pending: dict[tuple[torch.dtype, torch.device], list[tuple[int, torch.nn.Parameter]]] = {}
-    size: dict[tuple[torch.dtype, torch.device], int] = {}
+    pending: dict[Key, list[tuple[int, torch.nn.Parameter]]] = {}
+    size: dict[Key, int] = {}
 
-    def full(key: tuple[torch.dtype, torch.device]) -> None:
+    def full(key: Key) -> None:
         indices, members = zip(*pending.pop(key))
-        buckets.append(Bucket(len(buckets), list(members), list(indices)))
+        buckets.append(Bucket(len(buckets), list(members), list(indices), key[2]))
 
     for index, parameter in reversed(list(enumerate(parameters))):
-        key = (parameter.dtype, parameter.device)
-        bytes_ = parameter.numel() * parameter.element_size()
+        key = (parameter.dtype, parameter.device, None if places is None else places[index])
+        bytes_ = local_of(parameter.detach()).numel() * parameter.element_size()
         if key in pending and size[key] + bytes_ > limit_bytes:
             full(key)
         pending.setdefault(key, []).append((index, parameter))

@@ -8,7 +8,7 @@ compared, and which of the session's promises hold (`Guarantees`). One file for 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
@@ -56,6 +56,10 @@ class Word(NamedTuple):
     """Gradients came after their bucket was sent: they are still to be summed."""
     changed: bool = False
     """Forward changed buffers that were not averaged yet."""
+    repeated: int = 0
+    """Hash of what all ranks of a model group hold alike, a part in each step. 0: not compared."""
+    norm_squared: float = 0.0
+    """Of this rank's summed gradients, before they are divided by the weight; what a group holds several times counts once."""
 
 
 NO_WORD = Word()
@@ -125,6 +129,16 @@ class Strategy(Protocol):
 
     def clip(self, max_norm: float) -> torch.Tensor:
         """Clip the gradients' norm over all parameters to `max_norm`; return what it was, a scalar."""
+        ...
+
+    def take(self) -> Any:
+        """The rows of the step do not come: give away all that was summed. It changes no more, and is for `put_back`. Called in a
+        model group only."""
+        ...
+
+    def put_back(self, taken: Any, norm: float | None) -> None:
+        """`scale` and `clip` come next, for the step that `taken` is of. `norm`: what its `clip` returned elsewhere, if it was
+        clipped."""
         ...
 
     def undo(self) -> None:

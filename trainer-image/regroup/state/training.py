@@ -17,6 +17,7 @@ from regroup.errors import StateError, UsageError
 from regroup.protocol.state import StatePair
 
 from .optimizers import as_optimizer
+from .shards import apart, joined
 
 
 @dataclass(frozen=True)
@@ -113,12 +114,13 @@ class TrainingState:
     def packed(self) -> tuple[str, dict[str, torch.Tensor]]:
         """Return the tree as JSON text and tensors by name. Raises StateError that names what cannot be saved."""
         try:
-            return trees.pack(self.tree())
+            return trees.pack(apart(self.tree()))
         except CheckpointError as error:
             raise StateError(str(error)) from error
 
     def misfit(self, tree: trees.Tree) -> str | None:
         """Return a sentence on how a tree does not fit the script's objects; None: it fits, as far as that can be seen."""
+        tree = joined(tree)
         misfit = trees.differences(tree, self.model.state_dict())
         if misfit is None and set(tree["state"]) != set(self.extra):
             misfit = f"It has state entries {sorted(tree['state'])}, the script has {sorted(self.extra)}."
@@ -129,6 +131,7 @@ class TrainingState:
 
         Raises StateError when the tree does not fit the script's objects.
         """
+        tree = joined(tree)
         misfit = self.misfit(tree)
         if misfit is not None:
             raise StateError(

@@ -9,12 +9,13 @@ import contextlib
 import math
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from regroup.data import SamplePlan
-from regroup.errors import DivergedError, GenerationChanged, GroupBroken, SampleError, UsageError
+from regroup.errors import BackendError, DivergedError, GenerationChanged, GroupBroken, SampleError, UsageError
 from regroup.generation.groups import Groups
 from regroup.generation.membership import Membership
 from regroup.parallel.host import bits_of, float_of, to_host
@@ -26,6 +27,7 @@ from regroup.state.training import CommitRecord, TrainingState
 
 from .header import WIDTH, Header, Row
 from .hooks import Hooks, refuse_collectives
+from .kept import Kept, Shelf
 
 _MAX_ROUNDS = 4
 """Of rows in one commit. A strategy has all that it needs after two; more would be a defect of ours."""
@@ -51,6 +53,7 @@ class Committer:
         self._state, self._memory = state, memory
         self._on_commit = on_commit
         self._hooks = Hooks(state)
+        self._shelf = Shelf()
         self._is_open = False
         self._announced: tuple[CommitRecord, Header, bool] | None = None
 
@@ -129,37 +132,77 @@ class Committer:
         self.check()
         self._hooks.check((*before, *after))
         try:
-            header = self._reduce_and_gather(share)
+            header = self._reduce_and_gather(share, lambda: self._keep(before, after, max_norm))
             loss_sum, weight = self.strategy.totals() or (header.loss_sum, header.weight)
         except GroupBroken as error:
             self.membership.leave(error)
             raise GenerationChanged(str(error)) from error
         share.loss = loss_sum / weight
-        record = self._apply(share, weight, before, after, max_norm)
+        pair = StatePair(self.membership.generation, share.index + 1)
+        record = self._apply(pair, share.loss, weight, before, after, max_norm)
         self.num_committed += 1
         self._is_open = False
         self._announced = record, header, not share.weights
         return record
+
+    def kept(self) -> tuple[tuple[int, StatePair], ...]:
+        """See regroup.generation.membership.Keeper."""
+        return self._shelf.names(self._state.pair)
+
+    def roll_forward(self, wanted: StatePair, record: CommitRecord) -> bool:
+        """See regroup.generation.membership.Keeper."""
+        kept = self._shelf.find(self._state.pair, wanted)
+        if kept is None:
+            return False
+        self.strategy.put_back(kept.reduced, None if record.norm is None else float(record.norm))
+        self._apply(wanted, record.loss, record.weight, kept.before, kept.after, kept.max_norm)
+        return True
+
+    def _keep(
+        self, before: Sequence[Callable[[], Any]], after: Sequence[Callable[[], Any]], max_norm: float | None
+    ) -> None:
+        """The rows did not come, and every reduction of this rank is complete: somebody else may have applied the step."""
+        base = self._state.pair
+        if base is not None:
+            self._shelf.add(Kept(self.membership.generation, base, self.strategy.take(), before, after, max_norm))
 
     def announce(self) -> None:
         """The step knows that it is committed: tell the rest of the session."""
         assert self._announced is not None
         self._on_commit(*self._announced)
 
-    def _reduce_and_gather(self, share: Share) -> Header:
-        """Return the last rows: every rank has them, or this one raises and nothing was applied."""
-        groups, strategy = self.membership.groups, self.strategy
+    def _reduce_and_gather(self, share: Share, keep: Callable[[], None]) -> Header:
+        """Return the last rows: every rank has them, or this one raises and nothing was applied. `keep` is called where this
+        rank's reductions are complete, and the rows do not come (rule KEEP)."""
+        strategy = self.strategy
         strategy.launch(share)
-        parcel = strategy.parcel()
-        header, parcels = gather(groups, self._row(share), strategy.wait, parcel)
-        if parcels is not None:
-            strategy.unpack(parcels)
+        header = self._first_rows(share, keep)
         for _ in range(_MAX_ROUNDS):
             self._verify(share, header)
             if not strategy.settle(header.words):
                 return header
-            header = exchange(groups, self._row(share))
+            header = self._rows(share, keep)
         raise AssertionError(f"step {share.index}: the ranks' words never settle: {header.words}")
+
+    def _first_rows(self, share: Share, keep: Callable[[], None]) -> Header:
+        strategy = self.strategy
+        if self.plan.layout.size > 1:
+            strategy.wait()  # rule REDUCED: a row says that this rank's reductions are complete
+            return self._rows(share, keep)
+        parcel = strategy.parcel()
+        header, parcels = gather(self.membership.groups, self._row(share), strategy.wait, parcel)
+        if parcels is not None:
+            strategy.unpack(parcels)
+        return header
+
+    def _rows(self, share: Share, keep: Callable[[], None]) -> Header:
+        row, m = self._row(share), self.plan.layout.size
+        try:
+            return exchange(self.membership.groups, row, m)
+        except (GroupBroken, BackendError):
+            if m > 1:
+                keep()
+            raise
 
     def _row(self, share: Share) -> Row:
         # The one place where the host waits for backward: what the row needs of the device comes together.
@@ -168,12 +211,13 @@ class Committer:
         for (v, _, factor), bits in zip(share.pending, values):
             share.loss_sums[v] = float_of(bits) * factor
         share.pending = []
+        speaks = self.plan.layout.size == 1 or self.plan.layout.speaks(self.membership.rank)
         return Row(
             step=share.index,
-            loss_sum=sum(share.loss_sums.values()),
-            weight=sum(share.weights.values()),
+            loss_sum=sum(share.loss_sums.values()) if speaks else 0.0,
+            weight=sum(share.weights.values()) if speaks else 0.0,
             knows_newer=self.membership.knows_newer(),
-            sample_hash=share.sample_hash,
+            sample_hash=share.sample_hash if speaks else 0,
             snapshotted=self._memory.step,
             wants_snapshot=self._memory.due(time.monotonic()),
             total=self.total,
@@ -195,13 +239,15 @@ class Committer:
 
     def _apply(
         self,
-        share: Share,
+        pair: StatePair,
+        loss: float,
         weight: float,
         before: Sequence[Callable[[], Any]],
         after: Sequence[Callable[[], Any]],
         max_norm: float | None,
     ) -> CommitRecord:
-        """Everything that changes the state. An exception in here leaves it without a name: nobody copies it."""
+        """Everything that changes the state, which is called `pair` then. An exception in here leaves it without a name: nobody
+        copies it."""
         state, scaler, prescale = self._state, self._state.scaler, self.prescale
         optimizers = parts_of(state.optimizer)
         norm: torch.Tensor | None = None
@@ -223,10 +269,9 @@ class Committer:
                 scaler.update()
             for hook in after:
                 hook()
-        generation = self.membership.generation
-        pair = StatePair(generation, share.index + 1)
-        record = CommitRecord(pair, share.loss, weight, norm, rates, skipped)
-        self._state.committed(record, generation)
+        record = CommitRecord(pair, loss, weight, norm, rates, skipped)
+        self._state.committed(record, self.membership.generation)
+        self._shelf.clear()
         return record
 
 
@@ -259,9 +304,9 @@ def _value(rate: Any) -> Any:
     return rate.clone() if isinstance(rate, torch.Tensor) else float("nan") if rate is None else rate
 
 
-def exchange(groups: Groups | None, row: Row) -> Header:
-    """Gather one row of every rank; all ranks call it. Raises what `Groups.failed` says."""
-    return gather(groups, row)[0]
+def exchange(groups: Groups | None, row: Row, group_size: int = 1) -> Header:
+    """Gather one row of every rank; all ranks call it. `group_size`: see Header. Raises what `Groups.failed` says."""
+    return replace(gather(groups, row)[0], group_size=group_size)
 
 
 def gather(

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from regroup.parallel.strategy import NO_WORD, Word
 
-WIDTH = 10
+WIDTH = 12
 _NO_SNAPSHOTS = -2
 _MASK = (1 << 64) - 1
 
@@ -50,6 +50,8 @@ class Row:
             self.total,
             _signed(word.settings),
             _signed(word.unused),
+            _signed(word.repeated),
+            _float_bits(word.norm_squared),
         ]
 
     @classmethod
@@ -70,15 +72,18 @@ class Row:
                 unused=values[9] & _MASK,
                 changed=bool(flags & 2),
                 late=bool(flags & 4),
+                repeated=values[10] & _MASK,
+                norm_squared=_float(values[11]),
             ),
         )
 
 
 @dataclass(frozen=True)
 class Header:
-    """All rows together."""
+    """All rows together. `group_size`: ranks of a model group; those of one inner index hold the same part of the model."""
 
     rows: tuple[Row, ...]
+    group_size: int = 1
 
     @property
     def loss_sum(self) -> float:
@@ -138,10 +143,19 @@ class Header:
                 f"and rank {_listed(odd)}. Pass schedulers in the `state` of regroup.session() and step them on "
                 "all ranks, with step.commit(after=[scheduler.step])."
             )
-        odd = [rank for rank, row in enumerate(self.rows) if row.word.parameters != first.parameters]
+        odd = [rank for rank, row in enumerate(self.rows) if row.word.repeated != first.repeated]
         if odd:
             return (
-                f"Parameters or buffers before step {self.rows[0].step} differ between rank 0 and rank {_listed(odd)}: "
+                f"Parameters that every rank of a model group has whole differ before step {self.rows[0].step} between rank 0 and "
+                f"rank {_listed(odd)}. Call torch.manual_seed() with one number in all processes before the model is built, and "
+                "change parameters in a hook of step.commit() only."
+            )
+        m = self.group_size
+        odd = [rank for rank, row in enumerate(self.rows) if row.word.parameters != self.rows[rank % m].word.parameters]
+        if odd:
+            with_ = "0" if m == 1 else _listed(sorted({rank % m for rank in odd}))
+            return (
+                f"Parameters or buffers before step {self.rows[0].step} differ between rank {with_} and rank {_listed(odd)}: "
                 "code outside step.commit() changed them on some ranks only. Move that change into a hook of step.commit()."
             )
         return None

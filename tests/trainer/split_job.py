@@ -1,0 +1,103 @@
+"""A small training script whose model is split over a model group. What it does beyond training is read from TEST_* variables.
+
+TEST_MESH       the mesh, such as "shard=2" (default: none, each process has all of the model)
+TEST_OPTIMIZER  adamw (default) or sgd
+TEST_PACE       seconds that a step takes until the file TEST_GO is there
+TEST_FAULT      see faults.py
+TEST_PARTS      directory in which each process leaves its part of the parameters and of the optimizer's state at the end
+
+Its last line is JSON: losses by step, identity of the model.
+"""
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import regroup
+from regroup.state.shards import is_split, local_of
+
+WIDTH = 32
+
+
+class Block(torch.nn.Module):
+    """Two layers and a residual, as a transformer's feed-forward part."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = torch.nn.LayerNorm(WIDTH)
+        self.up, self.down = torch.nn.Linear(WIDTH, 2 * WIDTH), torch.nn.Linear(2 * WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.down(torch.nn.functional.gelu(self.up(self.norm(x))))  # type: ignore[no-any-return]
+
+
+sizes = {name: int(size) for name, _, size in (one.partition("=") for one in os.environ.get("TEST_MESH", "").split())}
+mesh = regroup.mesh(**sizes) if sizes else None
+torch.manual_seed(3)
+x = torch.randn(1000, 16, generator=torch.Generator().manual_seed(1))
+y = (x @ torch.randn(16, 4, generator=torch.Generator().manual_seed(2))).argmax(1)
+blocks = [Block(), Block()]
+model = torch.nn.Sequential(torch.nn.Linear(16, WIDTH), *blocks, torch.nn.Linear(WIDTH, 4))
+if "tensor" in sizes and mesh is not None:
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    for block in blocks:
+        parallelize_module(block, mesh["tensor"], {"up": ColwiseParallel(), "down": RowwiseParallel()})
+if "shard" in sizes and mesh is not None:
+    from torch.distributed.fsdp import fully_shard
+
+    for block in blocks:
+        fully_shard(block, mesh=mesh["shard"])
+    if not os.environ.get("TEST_PARTLY"):  # else the first and the last layer are whole on every rank
+        fully_shard(model, mesh=mesh["shard"])
+optimizer: torch.optim.Optimizer = (
+    torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    if os.environ.get("TEST_OPTIMIZER") == "sgd"
+    else torch.optim.AdamW(model.parameters(), lr=0.01)
+)
+schedule = torch.optim.lr_scheduler.StepLR(optimizer, step_size=7, gamma=0.5)
+mine = [id(p) for p in model.parameters()]
+losses = {}
+if os.environ.get("TEST_FAULT"):
+    import faults  # type: ignore[import-not-found]  # it lies beside this script
+
+    faults.install(os.environ["TEST_FAULT"])
+
+with regroup.session(
+    model=model,
+    optimizer=optimizer,
+    data=(x, y),
+    global_batch=48,
+    microbatch=4,
+    state={"schedule": schedule},
+) as job:
+    for step in job.steps(int(os.environ.get("TEST_STEPS", "20"))):
+        with step:
+            if not Path(os.environ.get("TEST_GO", "/")).exists():
+                time.sleep(float(os.environ.get("TEST_PACE", "0.03")))
+            for inputs, targets in step.microbatches():
+                loss = torch.nn.functional.cross_entropy(model(inputs), targets)
+                step.backward(mean=loss, weight=len(targets))
+            step.commit(after=[schedule.step], max_norm=0.5)
+            losses[step.index] = step.loss
+
+if os.environ.get("TEST_PARTS"):
+    parts: dict[str, Any] = {}
+    for name, parameter in model.named_parameters():
+        split = [str(placement) for placement in parameter.placements] if is_split(parameter) else []  # type: ignore[attr-defined]
+        dims = list(parameter.device_mesh.mesh_dim_names or ()) if is_split(parameter) else []  # type: ignore[attr-defined]
+        held = {"parameter": parameter, **optimizer.state[parameter]}
+        parts[name] = {
+            "dims": dims,
+            "split": split,
+            "local": {key: local_of(one.detach()) for key, one in held.items()},
+        }
+    torch.save(parts, Path(os.environ["TEST_PARTS"]) / f"{job.rank}.pt")
+same = mine == [id(p) for p in model.parameters()]
+print(
+    json.dumps({"losses": losses, "same_model": same, "rank": job.rank, "rate": schedule.get_last_lr()[0]}), flush=True
+)

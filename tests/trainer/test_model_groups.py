@@ -1,0 +1,225 @@
+"""Models that are split over several ranks, with real processes over gloo: equal to one process, through kills and resizes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+
+from regroup.protocol import local
+from regroup.protocol.document import PLANNED
+from regroup.protocol.state import StatePair
+from tests.trainer.agent_double import Worker, seal_of
+from tests.trainer.split_kit import SplitJob
+from tests.trainer.zygote import Zygote
+
+Whole = dict[str, dict[str, torch.Tensor]]
+STEPS = "20"
+TOLERANCE = 1e-5
+"""Largest difference of a parameter, or of an optimizer's state, after 20 steps: sums come in another order. Seen: 3e-6."""
+
+
+@pytest.fixture
+def make(tmp_path: Path, zygote: Zygote) -> Iterator[Callable[..., SplitJob]]:
+    """Make a job by its mesh. It is ended after the test."""
+    jobs: list[SplitJob] = []
+
+    def made(mesh: str, **environment: str) -> SplitJob:
+        jobs.append(SplitJob(tmp_path / str(len(jobs)), zygote, mesh, **{"TEST_STEPS": STEPS, **environment}))
+        return jobs[-1]
+
+    yield made
+    for one in jobs:
+        one.close()
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory, zygote: Zygote) -> Callable[[str], tuple[list[float], Whole]]:
+    """Losses and state after 20 steps of one process that has all of the model, by optimizer."""
+    found: dict[str, tuple[list[float], Whole]] = {}
+
+    def run(optimizer: str) -> tuple[list[float], Whole]:
+        if optimizer not in found:
+            job = SplitJob(
+                tmp_path_factory.mktemp("alone"), zygote, "", TEST_STEPS=STEPS, TEST_OPTIMIZER=optimizer, TEST_PACE="0"
+            )
+            try:
+                job.start([0])
+                job.agents.announce([0])
+                ends, whole = job.finish([0])
+            finally:
+                job.close()
+            found[optimizer] = list(ends[0]["losses"].values()), whole
+        return found[optimizer]
+
+    return run
+
+
+def assert_close(whole: Whole, reference: Whole) -> None:
+    for name, held in reference.items():
+        for key, one in held.items():
+            assert whole[name][key].shape == one.shape, (name, key)
+            assert (whole[name][key] - one).abs().max() <= TOLERANCE, (name, key)
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+@pytest.mark.parametrize(
+    ("mesh", "ranks"),
+    [
+        ("shard=1", 2),
+        ("shard=2", 2),
+        ("shard=2", 4),
+        ("shard=3", 3),
+        ("tensor=2", 2),
+        ("tensor=2", 4),
+        ("shard=2 tensor=2", 4),
+    ],
+)
+def test_a_split_model_learns_what_one_process_does(
+    make: Callable[..., SplitJob],
+    alone: Callable[[str], tuple[list[float], Whole]],
+    mesh: str,
+    ranks: int,
+    optimizer: str,
+) -> None:
+    losses, reference = alone(optimizer)
+    job = make(mesh, TEST_OPTIMIZER=optimizer, TEST_PACE="0")
+    job.start(range(ranks))
+    job.agents.announce(range(ranks))
+    ends, whole = job.finish(range(ranks))
+    for end in ends:
+        assert end["same_model"]
+        assert list(end["losses"].values()) == pytest.approx(losses, abs=1e-6)
+        assert end["losses"] == ends[0]["losses"]
+    assert_close(whole, reference)
+
+
+def test_layers_that_are_left_whole_are_summed_over_all_ranks(
+    make: Callable[..., SplitJob], alone: Callable[[str], tuple[list[float], Whole]]
+) -> None:
+    job = make("shard=2", TEST_PARTLY="1", TEST_PACE="0")
+    job.start(range(4))
+    job.agents.announce(range(4))
+    _, whole = job.finish(range(4))
+    assert_close(whole, alone("adamw")[1])
+
+
+@pytest.mark.parametrize("mesh", ["shard=2", "tensor=2"])
+@pytest.mark.parametrize("victim", [0, 3])
+def test_a_killed_rank_is_replaced_and_nothing_is_lost(
+    make: Callable[..., SplitJob],
+    alone: Callable[[str], tuple[list[float], Whole]],
+    mesh: str,
+    victim: int,
+) -> None:
+    job = make(mesh)
+    agents = job.agents
+    job.start(range(4))
+    agents.announce(range(4))
+    agents.wait_step(1, 4, range(4))
+    survivors = [slot for slot in range(4) if slot != victim]
+    agents.kill(victim)
+    job.restart(victim)
+    agents.announce(range(4))
+    agents.wait_step(2, 0, range(4))
+    for slot in survivors:
+        (adopted,) = agents.workers[slot].messages(local.AdoptedLocally, 2)
+        assert not adopted.rolled_back
+    ends, whole = job.finish(range(4))
+    assert all(end["same_model"] for end in ends)
+    assert_close(whole, alone("adamw")[1])
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory, zygote: Zygote) -> Whole:
+    """The state after 20 steps of two model groups that nothing happens to."""
+    job = SplitJob(tmp_path_factory.mktemp("undisturbed"), zygote, "shard=2", TEST_STEPS=STEPS, TEST_PACE="0")
+    try:
+        job.start(range(4))
+        job.agents.announce(range(4))
+        return job.finish(range(4))[1]
+    finally:
+        job.close()
+
+
+def assert_equal(whole: Whole, reference: Whole) -> None:
+    for name, held in reference.items():
+        for key, one in held.items():
+            assert torch.equal(whole[name][key], one), (name, key)
+
+
+@pytest.mark.parametrize("victim", [None, 0, 1], ids=["nobody", "A0", "A1"])
+@pytest.mark.parametrize("lose", [[2], [1, 2], [2, 3], [1, 2, 3]], ids=str)
+def test_ranks_without_the_rows_follow_with_what_they_have_reduced(
+    make: Callable[..., SplitJob], undisturbed: Whole, lose: list[int], victim: int | None
+) -> None:
+    """Rules KEEP, EXACT, SERVE, ROWS: some have applied step 4, the others have reduced it. Whoever dies, it is not redone."""
+    job = make("shard=2")
+    agents = job.agents
+    job.start([slot for slot in range(4) if slot not in lose])
+    job.start(lose, TEST_FAULT="rows-lost:4")
+    agents.announce(range(4))
+    for slot in range(4):
+        agents.wait_left(slot)
+    held = {slot: agents.workers[slot].messages(local.Left)[0].state.step for slot in range(4)}
+    assert held == {slot: 4 if slot in lose else 5 for slot in range(4)}
+    if victim is not None:
+        agents.kill(victim)
+        job.restart(victim)
+    agents.announce(range(4))
+    agents.wait_step(2, 0, range(4))
+    applied = [slot for slot in range(4) if slot not in lose and slot != victim]
+    for slot in range(4):
+        (adopted,) = agents.workers[slot].messages(local.AdoptedLocally, 2)
+        assert adopted.state.step == (5 if applied else 4)
+        assert (adopted.source == "self") == (slot != victim)
+    _, whole = job.finish(range(4))
+    assert_equal(whole, undisturbed)
+
+
+def test_a_group_is_left_over_and_comes_back(
+    make: Callable[..., SplitJob], alone: Callable[[str], tuple[list[float], Whole]]
+) -> None:
+    """A1's pod is lost: B trains alone, A0 waits with its part. A new A1 makes the group whole."""
+    job = make("shard=2")
+    agents = job.agents
+    job.start(range(4))
+    agents.announce(range(4))
+    agents.wait_step(1, 3, range(4))
+    agents.kill(1)
+    lost = agents.workers[1].pod_uid
+    agents.announce([2, 3], lost=[lost], older=[1])
+    agents.wait_step(2, 0, [2, 3])
+    job.start([1])
+    agents.announce(range(4), PLANNED, lost=[lost], older=[2])
+    agents.wait_step(3, 0, range(4))
+    ends, whole = job.finish(range(4))
+    assert ends[0]["losses"] != {}
+    assert_close(whole, alone("adamw")[1])
+
+
+def test_a_part_that_is_held_elsewhere_is_waited_for(make: Callable[..., SplitJob]) -> None:
+    """A0 is well, and no member: B must not go on from less than A0 says that it has."""
+    job = make("shard=2")
+    agents = job.agents
+    job.start(range(4))
+    agents.announce(range(4))
+    agents.wait_step(1, 3, range(4))
+    agents.kill(1)
+    agents.announce([0, 1], to=[])  # nobody hears it: a generation that never trained
+    (left, *_) = agents.wait_left(0, cause=True)
+    ahead = StatePair(left.state[0], left.state[1] + 5)
+    seal = seal_of(agents.workers[0])
+    newer = type(seal)(seal.pod_uid, seal.left_up_to, ahead, seal.adopted, seal.state_adopted)
+    agents.announce([2, 3], seals=[newer], lost=[agents.workers[1].pod_uid], older=[1])
+    for slot in (2, 3):
+        worker = agents.workers[slot]
+        agents.wait(partial(refused, worker), "a refusal")
+
+
+def refused(worker: Worker) -> bool:
+    """Return whether a worker's trainer has left a generation to wait for somebody."""
+    return any("may hold a part of a newer state" in left.message for left in worker.messages(local.Left))

@@ -1,0 +1,165 @@
+"""Whose parts does a generation of model groups continue from? Rules WITNESS, INNER, KEEP, EXACT, COPIES and BEST, pure.
+
+Where m ranks hold one copy of the model, a state is whole when each inner index of it has a holder here. Every rank calls `decide`
+with the same document and arrivals, so every rank decides the same. The traces M1 to M8 in docs/design/protocol.md say what
+happens otherwise; the table is tests/unit/generation/test_parts.py. What a generation without a mesh does is in `adoption`.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from regroup.protocol.document import Document, OlderGeneration
+from regroup.protocol.state import StatePair
+
+from .adoption import Arrival, Refuse
+
+
+@dataclass(frozen=True)
+class CopyParts:
+    """Continue from `state`: who holds it keeps it, who has kept the gradients that lead to it applies them, the others copy the
+    part of their inner index."""
+
+    state: StatePair
+    sources: tuple[int, ...]
+    """By inner index: the rank that serves copies."""
+    record: list[Any] | None
+    """What the commit of `state` came to, from a rank that has made it (rule ROWS)."""
+
+
+@dataclass(frozen=True)
+class FallbackParts:
+    """No state is whole in the processes, and nobody who is not here can make one so: the durable checkpoint, else nothing."""
+
+    rolled_back: bool
+
+
+Decision = CopyParts | FallbackParts | Refuse
+ByPod = Mapping[str, Sequence[tuple[int, Arrival]]]
+"""Arrivals of each worker that is here, with their inner indexes."""
+
+
+def decide(document: Document, arrivals: Sequence[Arrival], size: int) -> Decision:
+    """Return what the generation continues from. `arrivals` is by rank; `size`: ranks of a model group.
+
+    The newest state that somebody here has applied and that is whole here. Each one that is newer must be certainly gone: for
+    some inner index everybody that may hold it is lost.
+    """
+    if {arrival.group_size for arrival in arrivals} != {size}:
+        return Refuse(
+            "The workers split the model differently. Run one script, with one regroup.mesh(), in all workers."
+        )
+    by_pod: dict[str, list[tuple[int, Arrival]]] = {}
+    for rank, arrival in enumerate(arrivals):
+        by_pod.setdefault(document.member_of_rank(rank).pod_uid, []).append((rank % size, arrival))
+    below: StatePair | None = None
+    applied = sorted({arrival.state for arrival in arrivals if arrival.state is not None}, reverse=True)
+    for wanted in (*applied, None):
+        for index in range(size):
+            missing = _may_hold_newer(document, by_pod, index, below, size)
+            if missing:
+                return _wait_for(missing, index)
+        sources = _sources(arrivals, size, wanted) if wanted is not None else None
+        refusal = _better_elsewhere(document, by_pod, wanted, is_whole=sources is not None)
+        if refusal is not None:
+            return refusal
+        if wanted is not None and sources is not None:
+            return CopyParts(wanted, sources, next(a.record for a in arrivals if a.state == wanted))
+        below = wanted
+    return FallbackParts(rolled_back=any(arrival.agent_adopted > 0 for arrival in arrivals) or bool(document.lineage))
+
+
+def rolls(arrival: Arrival, wanted: StatePair) -> bool:
+    """Return whether a rank makes `wanted` of what it holds, with gradients that it has kept (rules KEEP and EXACT)."""
+    return arrival.state is not None and any(
+        base == arrival.state and (generation, base.step + 1) == tuple(wanted) for generation, base in arrival.pending
+    )
+
+
+def beginners(arrivals: Sequence[Arrival], size: int) -> tuple[int, ...] | None:
+    """Return by inner index the rank whose part a job begins with where there is nothing to continue from: the lowest whose
+    tensors are as the script made them. None: for some index there is none."""
+    found = [
+        next((r for r in range(index, len(arrivals), size) if arrivals[r].state is None and not arrivals[r].torn), None)
+        for index in range(size)
+    ]
+    return None if None in found else tuple(rank for rank in found if rank is not None)
+
+
+def _sources(arrivals: Sequence[Arrival], size: int, wanted: StatePair | None) -> tuple[int, ...] | None:
+    """Return by inner index the lowest rank that holds the state, or else that can roll forward to it. None: it is not whole."""
+    assert wanted is not None
+    found = []
+    for index in range(size):
+        ranks = range(index, len(arrivals), size)
+        holders = [rank for rank in ranks if arrivals[rank].state == wanted]
+        holders += [rank for rank in ranks if rolls(arrivals[rank], wanted)]
+        if not holders:
+            return None
+        found.append(holders[0])
+    return tuple(found)
+
+
+def _may_hold_newer(document: Document, by_pod: ByPod, index: int, below: StatePair | None, size: int) -> Sequence[str]:
+    """Rules WITNESS and INNER: return the workers that are not here and may hold the part of `index` of a newer state than those
+    here do. `below` a state that is certainly gone: who holds that one knows of no older one."""
+    may_copy: list[str] = []
+    for older in sorted(document.older, key=lambda one: -one.number):
+        number = older.number
+        present = [one for uid in older.pod_uids for one in by_pod.get(uid, ())]
+        if any(
+            at == index
+            and arrival.state is not None
+            and (below is None or arrival.state < below)
+            and arrival.state_adopted >= number
+            for at, arrival in present
+        ):
+            return ()
+        asked = [uid for uid in older.pod_uids if index in _indexes_of(older, uid, document, size)]
+        seals = [seal for seal in document.seals if seal.pod_uid in older.pod_uids and seal.left_up_to >= number]
+        if any(arrival.agent_adopted < number for _, arrival in present) or any(
+            seal.adopted < number for seal in seals
+        ):
+            may_copy += asked  # one member never adopted it, so it never committed a step
+            continue
+        empty = {seal.pod_uid for seal in seals if seal.state is None}
+        missing = {uid for uid in (*asked, *may_copy) if uid not in by_pod and uid not in document.lost}
+        if missing - empty:
+            return sorted(missing - empty)
+    return ()
+
+
+def _indexes_of(older: OlderGeneration, uid: str, document: Document, size: int) -> frozenset[int]:
+    """Return the inner indexes that the processes of a worker have; all of them where its position is not known."""
+    processes = document.members[0].processes
+    positions = getattr(older, "positions", ())
+    if not positions:
+        return frozenset(range(size))
+    first = positions[older.pod_uids.index(uid)] * processes
+    return frozenset(place % size for place in range(first, first + processes))
+
+
+def _better_elsewhere(document: Document, by_pod: ByPod, wanted: StatePair | None, *, is_whole: bool) -> Refuse | None:
+    """Rule BEST: refuse where a connected worker that is no member holds a newer state than `wanted`; where that is not whole here,
+    also one that may hold a part of it, or has not said yet what it holds."""
+    silent = [] if is_whole else [uid for uid in document.silent if uid not in by_pod]
+    held = [
+        (seal.state, seal.pod_uid) for seal in document.seals if seal.state is not None and seal.pod_uid not in by_pod
+    ]
+    if wanted is not None:
+        # The part of a state may be the state before and gradients that lead to it.
+        held = [one for one in held if one[0] > wanted or (not is_whole and one[0].step >= wanted.step - 1)]
+    if not silent and not held:
+        return None
+    who = silent[0] if silent else max(held)[1]
+    return Refuse(
+        f"The worker with pod UID {who} may hold a part of a newer state, and is not a member of generation {document.number}; "
+        "waiting for it."
+    )
+
+
+def _wait_for(missing: Sequence[str], index: int) -> Refuse:
+    return Refuse(
+        f"Workers may hold the part of inner index {index} of a newer state and cannot be reached (pod UIDs {', '.join(missing)}); "
+        "waiting for them, or for their pods to be deleted."
+    )

@@ -1,0 +1,125 @@
+"""How a model is split over the ranks of a model group, and what follows from it for each rank. Pure arithmetic.
+
+A *model group* is the m ranks that together hold one copy of the model. A generation has whole model groups, one behind the other:
+rank r is in group r // m and has the *inner index* r mod m. The inner index gives a rank its coordinates in the mesh that the
+script asked for, so it says which part of the model the rank holds and which part of the batch it computes.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from .errors import UsageError
+
+SHARD, TENSOR = "shard", "tensor"
+DATA_DIMS = (SHARD,)
+"""Along these each rank computes its own samples; along the others the same ones."""
+KNOWN_DIMS = (SHARD, TENSOR)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Names and sizes of a mesh's dimensions, outermost first, as in torch's DeviceMesh. None: a rank has all of the model."""
+
+    dims: tuple[tuple[str, int], ...] = ()
+
+    @classmethod
+    def of(cls, sizes: Mapping[str, int]) -> "Layout":
+        """Return the layout of the sizes that a script gives by name. Raises UsageError."""
+        for name, size in sizes.items():
+            if name not in KNOWN_DIMS:
+                raise UsageError(
+                    f"regroup.mesh({name}=...) is no known dimension; choose from {', '.join(KNOWN_DIMS)}."
+                )
+            if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+                raise UsageError(f"{name} of regroup.mesh() is {size!r}; it must be a whole number of at least 1.")
+        if not sizes:
+            raise UsageError("regroup.mesh() was called without a dimension. Pass one at least, such as shard=2.")
+        return cls(tuple(sizes.items()))
+
+    @cached_property
+    def size(self) -> int:
+        """Number of ranks in a model group, m."""
+        return math.prod(size for _, size in self.dims)
+
+    @cached_property
+    def num_data(self) -> int:
+        """Number of ranks in a model group that compute different samples."""
+        return math.prod(size for name, size in self.dims if name in DATA_DIMS)
+
+    @property
+    def data_dims(self) -> frozenset[str]:
+        """The dimensions along which each rank computes its own samples, where there is more than one rank."""
+        return frozenset(name for name, size in self.dims if size > 1 and name in DATA_DIMS)
+
+    def coordinates(self, inner: int) -> dict[str, int]:
+        """Return the place of an inner index in each dimension."""
+        found = {}
+        for name, size in reversed(self.dims):
+            inner, found[name] = divmod(inner, size)
+        return found
+
+    def data_index(self, inner: int) -> int:
+        """Return which of its group's `num_data` parts of a share an inner index computes."""
+        index = 0
+        coordinates = self.coordinates(inner)
+        for name, size in self.dims:
+            if name in DATA_DIMS:
+                index = index * size + coordinates[name]
+        return index
+
+    def speaks(self, rank: int) -> bool:
+        """Return whether a rank's loss, weight and samples count: others compute the same ones, for their part of the model."""
+        coordinates = self.coordinates(rank % self.size)
+        return all(coordinates[name] == 0 for name, _ in self.dims if name not in DATA_DIMS)
+
+    def across(self, rank: int, world_size: int, along: frozenset[str] = frozenset()) -> tuple[int, ...]:
+        """Return the ranks, this one among them, that have its coordinates in all dimensions but those of `along`, of all groups.
+
+        Gradients are summed among them: of a parameter that is split over all dimensions, along none, for example.
+        """
+        mine = self._place(rank % self.size, along)
+        return tuple(r for r in range(world_size) if self._place(r % self.size, along) == mine)
+
+    @staticmethod
+    def part_name(along: frozenset[str] = frozenset()) -> str:
+        """Return the name of the part of a generation that `across` gives."""
+        return "across " + ",".join(sorted(along))
+
+    def parts(self, rank: int, world_size: int) -> dict[str, tuple[int, ...]]:
+        """Return the parts of a generation that a rank is in because of the layout, by name. In one order on all ranks."""
+        if self.size == 1:
+            return {}
+        return {
+            self.part_name(along): self.across(rank, world_size, along) for along in (frozenset[str](), self.data_dims)
+        }
+
+    def _place(self, inner: int, along: frozenset[str]) -> tuple[int, ...]:
+        return tuple(at for name, at in self.coordinates(inner).items() if name not in along)
+
+    def __str__(self) -> str:
+        return ", ".join(f"{name}={size}" for name, size in self.dims) or "no mesh"
+
+
+WHOLE = Layout()
+
+
+def inner_index(layout: Layout, place: int, processes: int, workers_per_group: int) -> int:
+    """Return the inner index of the process at `place` of its workers (position of the worker times processes, plus local rank).
+
+    It is the process's for life. Raises UsageError for a layout that does not fit the job's workers.
+    """
+    m, places = layout.size, processes * workers_per_group
+    if workers_per_group > 1 and m != places:
+        raise UsageError(
+            f"regroup.mesh({layout}) has {m} ranks, and a group of workers has {places} processes (spec.workersPerGroup "
+            f"{workers_per_group} x {processes} processes a worker). They must be equal: change one of them."
+        )
+    if places % m:
+        raise UsageError(
+            f"regroup.mesh({layout}) has {m} ranks, and a worker has {places} processes. The ranks must divide the processes of a "
+            f"worker: set processesPerWorker (`regroup run --processes-per-worker`) to {m} or a multiple, or "
+            "spec.workersPerGroup where a model needs several workers."
+        )
+    return place % m

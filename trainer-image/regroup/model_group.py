@@ -1,0 +1,66 @@
+"""`regroup.mesh()`: the ranks that together hold one copy of the model, as torch's DeviceMesh.
+
+A script calls it before it builds the model, and splits the model over it with torch's own functions (FSDP2, tensor parallel).
+"""
+
+import os
+from typing import Any
+
+import torch
+
+from .errors import UsageError
+from .generation import living
+from .layout import WHOLE, Layout, inner_index
+from .protocol import env
+from .state import shards
+
+_layout = WHOLE
+_inner = 0
+
+
+def layout() -> Layout:
+    """Return how this process's model is split: what `mesh` was called with."""
+    return _layout
+
+
+def inner() -> int:
+    """Return this process's index in its model group."""
+    return _inner
+
+
+def mesh(**sizes: int) -> Any:
+    """Return the DeviceMesh of this process's model group: `mesh = regroup.mesh(shard=2, tensor=2)`, outermost dimension first.
+
+    Call it once, before the model is built. shard: ranks that compute different samples and split the parameters (FSDP2); tensor:
+    ranks that compute the same samples, each its part of a layer. The other ranks of the job hold further copies of the model.
+    Torch's world (`torch.distributed.get_rank()`) is the model group from then on. Until the loop begins there is nobody to
+    communicate with: every process builds the model from the same seed. Raises UsageError for a mesh that does not fit the workers.
+    """
+    global _layout, _inner
+    if _layout is not WHOLE:
+        raise UsageError("regroup.mesh() was called a second time. Call it once, and take parts of it: mesh['shard'].")
+    wanted = Layout.of(sizes)
+    if torch.cuda.is_available():
+        raise UsageError(
+            "regroup.mesh() works on CPUs only so far, and this process sees a GPU. Train without a mesh, or hide the GPUs with "
+            "CUDA_VISIBLE_DEVICES=''."
+        )
+    workers, processes = _number(env.WORKERS_PER_GROUP, 1), _number(env.LOCAL_WORLD_SIZE, 1)
+    place = _number(env.GROUP_PLACE, _number(env.LOCAL_RANK, 0))
+    _inner = inner_index(wanted, place, processes, workers)
+    _layout = wanted
+    living.start(_inner, wanted.size)
+    from torch.distributed.device_mesh import init_device_mesh
+
+    names = tuple(name for name, _ in wanted.dims)
+    shards.mesh = init_device_mesh("cpu", tuple(size for _, size in wanted.dims), mesh_dim_names=names)
+    if not os.environ.get(env.SOCKET):
+        living.bind_alone()
+    return shards.mesh
+
+
+def _number(name: str, default: int) -> int:
+    said = os.environ.get(name) or str(default)
+    if not said.isdecimal():
+        raise UsageError(f"{name} is {said!r}; it must be a whole number. Unset it: Regroup sets it in each process.")
+    return int(said)

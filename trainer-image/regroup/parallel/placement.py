@@ -1,0 +1,43 @@
+"""Where in a model group a parameter's gradient is, and so among which ranks it is summed and on which its norm counts. Pure."""
+
+from typing import NamedTuple
+
+import torch
+
+from regroup.errors import UsageError
+from regroup.layout import Layout
+from regroup.state.shards import is_split
+
+
+class Place(NamedTuple):
+    """Of one parameter. Without a model group: summed among all ranks."""
+
+    along: frozenset[str] = frozenset()
+    """Dimensions of the mesh along which the gradient has to be summed, beside the sum over model groups: ranks along them have
+    other samples, and torch has not summed it there."""
+    counts: bool = True
+    """This rank's part counts in the norm; else another rank of its group has the same."""
+    is_repeated: bool = False
+    """Every rank of the group holds all of it."""
+
+
+def place_of(name: str, parameter: torch.Tensor, layout: Layout, inner: int) -> Place:
+    """Return a parameter's place at an inner index. Raises UsageError where it is split in a way that no sum here fits."""
+    if layout.size == 1:
+        return Place()
+    own: dict[str, bool] = {}
+    """By dimension of its mesh: whether it is split along it."""
+    if is_split(parameter):
+        dims = parameter.device_mesh.mesh_dim_names or ()  # type: ignore[attr-defined]
+        for dim, placement in zip(dims, parameter.placements):  # type: ignore[attr-defined]
+            own[dim] = not placement.is_replicate()  # FSDP2 over tensor parallel has a placement that is no Shard
+        if not dims or not set(dims) <= dict(layout.dims).keys():
+            raise UsageError(
+                f"Parameter {name} is split over a mesh that is no part of regroup.mesh({layout}). Build the model with that mesh."
+            )
+    at = layout.coordinates(inner)
+    return Place(
+        along=frozenset(layout.data_dims - own.keys()),
+        counts=all(at[dim] == 0 for dim, _ in layout.dims if not own.get(dim)),
+        is_repeated=not any(own.values()),
+    )
