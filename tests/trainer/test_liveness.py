@@ -3,6 +3,7 @@ tests/unit/controller/test_liveness.py). Kills are real; when they come is read 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -50,7 +51,8 @@ class Held:
         before = self.trainer(slot)
         (self.hold / f"start-{slot}").touch()
         os.kill(before, first)
-        os.kill(before, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):  # the first one may have been enough
+            os.kill(before, signal.SIGKILL)
         until(
             lambda: self.run.trainers().get(f"local-worker-{slot}-0", before) != before,
             "the next process",
