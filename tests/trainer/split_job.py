@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 import regroup
-from regroup.state.shards import is_split, local_of
+from regroup.checkpoint.shards import is_split, local_of
 
 WIDTH = 32
 

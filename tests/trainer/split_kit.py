@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,14 +21,16 @@ class SplitJob:
     """Workers of one process each, `size` of them to a model group: slot mod `size` is the inner index."""
 
     def __init__(self, directory: Path, zygote: Zygote, mesh: str, **environment: str) -> None:
-        self.sizes = {name: int(size) for name, _, size in (one.partition("=") for one in mesh.split())}
-        self.size = 1
-        for size in self.sizes.values():
-            self.size *= size
+        self.split(mesh)
         self.parts = directory / "parts"
         self.parts.mkdir(parents=True)
         values = {"TEST_MESH": mesh, "TEST_PARTS": str(self.parts), **environment}
         self.agents = AgentDouble(directory, zygote, SCRIPT, values)
+
+    def split(self, mesh: str) -> None:
+        """Workers that are started from here on split the model so."""
+        self.sizes = {name: int(size) for name, _, size in (one.partition("=") for one in mesh.split())}
+        self.size = math.prod(self.sizes.values())
 
     def start(self, slots: Iterable[int], **environment: str) -> None:
         slots = list(slots)

@@ -17,7 +17,7 @@ def test_ranks_lie_in_the_mesh_as_torch_lays_them() -> None:
     assert [tuple(BOTH.coordinates(inner).values()) for inner in range(6)] == [
         (tensor, shard) for shard in range(2) for tensor in range(3)
     ]
-    assert (BOTH.size, BOTH.num_data, BOTH.data_dims) == (6, 2, {"shard"})
+    assert (BOTH.size, BOTH.num_data, BOTH.data_dims) == (6, 2, frozenset({"shard"}))
     assert [BOTH.data_index(inner) for inner in range(6)] == [0, 0, 0, 1, 1, 1]
     assert [rank for rank in range(12) if BOTH.speaks(rank)] == [0, 3, 6, 9]
 

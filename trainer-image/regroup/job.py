@@ -125,7 +125,7 @@ class Job:
         self._cut = False
         """All ranks know of a newer, planned generation: they leave this one together, before the next step."""
         self._left_loop = False
-        self._durable = Durable(self.state, self.plan)
+        self._durable = Durable(self.state, self.plan, model_group.inner())
         self._device = next(model.parameters(), torch.empty(0)).device
         make_current(self._device)
         self._strategy: Strategy = (
@@ -148,12 +148,19 @@ class Job:
         send = self._watcher.send if self._watcher is not None else None
         self._memory = Memory(self.state, self.plan, send, local_rank)
         if self._watcher is not None:
-            checkpointer = self._durable.checkpointer
-            self._membership = Regrouper(self._watcher, self.state, self.plan, self._device, checkpointer, self._memory)
+            self._membership = Regrouper(
+                self._watcher, self.state, self.plan, self._device, self._durable, self._memory
+            )
         self._reporter = Reporter(self._watcher, self.plan, self._durable, self._memory)
         self._busy = BusyStack(send, self._reporter.paused)
         self._committer = Committer(
-            self._membership, self._strategy, self.state, self.plan, self._memory, self._committed
+            self._membership,
+            self._strategy,
+            self.state,
+            self.plan,
+            self._memory,
+            self._committed,
+            self._durable.wants,
         )
         self._membership.keeper = self._committer
         self._blocks = Blocks(self._membership, self._committer, self.state, self._follow)
@@ -184,6 +191,11 @@ class Job:
     def is_main(self) -> bool:
         """True on one process of the generation: for printing and saving."""
         return self.rank == 0
+
+    @property
+    def _saves(self) -> bool:
+        """This process writes checkpoints, or its part of them: those of the first model group do."""
+        return 0 <= self.rank < self.plan.layout.size
 
     @property
     def device(self) -> torch.device:
@@ -303,10 +315,11 @@ class Job:
         self._committer.begin_generation()
         self._memory.committed()
         self._reporter.begin_generation(membership.generation, membership.adopted_at_s)
+        self._durable.begin_generation()
         self._durable.is_writer = membership.rank == 0
         if not membership.kept_own_state:
             self._durable.lost()
-        if membership.rolled_back and membership.rank == 0:  # rule CKPT: before the first report
+        if membership.rolled_back and self._saves:  # rule CKPT: before the first report
             self._save_now()
 
     def _finish(self) -> None:
@@ -324,7 +337,7 @@ class Job:
         if problem is not None:
             raise DivergedError(problem)
         self._durable.known_by_all = step
-        if self.is_main:
+        if self._saves:
             self._save_now()
         self._reporter.finished(step, self.state.record.loss if self.state.record is not None else None)
         outcome = self._membership.wait_end()
@@ -350,7 +363,7 @@ class Job:
     def _end(self, outcome: str) -> None:
         self.outcome = outcome
         self._blocks.is_over = True
-        if outcome == local.DRAINED and self.is_main:
+        if outcome == local.DRAINED and self._saves:
             # The pod's grace is over: perhaps nobody else has what this process holds.
             self._save_unless(lambda: False)
         if outcome != "Complete":
@@ -393,8 +406,11 @@ class Job:
             empty=empty,
             snapshot_step=header.snapshot_step,
         )
+        if self._saves and self.plan.layout.size > 1 and header.takes_checkpoint:
+            self._durable.save_part(membership.origin)
         if self.is_main:
-            self._durable.save_if_due(membership.origin, alone=membership.is_alone)
+            if self.plan.layout.size == 1:
+                self._durable.save_if_due(membership.origin, alone=membership.is_alone)
             self._durable.prune(membership.take_prune(), self.generation)
 
 
@@ -403,7 +419,6 @@ def _refuse_in_group(reduction: str, scaler: Any) -> None:
     for what, is_asked in (
         ('reduction="exact"', reduction == "exact"),
         ("scaler", scaler is not None),
-        ("A checkpoint directory", bool(os.environ.get(env.CHECKPOINT_DIR))),
         ("A memory snapshot", bool(os.environ.get(env.SNAPSHOT_DIR))),
     ):
         if is_asked:

@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 
+from .checkpoint import shards
 from .errors import UsageError
 from .generation import living
 from .layout import WHOLE, Layout, inner_index
 from .protocol import env
-from .state import shards
 
 _layout = WHOLE
 _inner = 0

@@ -24,6 +24,7 @@ from regroup.generation import backends, nccl, regrouper
 from regroup.generation.groups import Groups, Pending
 from regroup.generation.regrouper import Regrouper
 from regroup.protocol.local import Answer, FormedLocally, Left
+from regroup.state.durable import Durable
 from regroup.state.memory import Memory
 from regroup.state.training import TrainingState
 from tests.builders.generations import make_assignment, make_document
@@ -470,7 +471,7 @@ def test_connecting_has_the_time_of_an_adoption(monkeypatch: pytest.MonkeyPatch)
             raise PeerLost("not connected", 1)
 
     monkeypatch.setattr(regrouper, "Groups", Formed)
-    joined = Regrouper(watcher, state, plan, GPU, None, Memory(state, plan, None, 0))  # type: ignore[arg-type]
+    joined = Regrouper(watcher, state, plan, GPU, Durable(state, plan), Memory(state, plan, None, 0))  # type: ignore[arg-type]
     joined._enter(make_assignment(make_document(7000), 1))
     assert told_before == [FormedLocally]
     assert isinstance(watcher.sent[-1], Left)

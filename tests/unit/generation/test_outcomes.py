@@ -18,6 +18,7 @@ from regroup.generation.groups import FORGOTTEN_S, Groups, Pending
 from regroup.generation.regrouper import Regrouper
 from regroup.generation.sockets import Connection
 from regroup.generation.team import Team
+from regroup.state.durable import Durable
 from regroup.state.memory import Memory
 from regroup.state.training import TrainingState
 from tests.builders.generations import make_assignment, make_document
@@ -117,7 +118,7 @@ def test_what_an_error_is_taken_for(
     state = TrainingState(model, torch.optim.SGD(model.parameters(), lr=0.1), {})
     watcher = Watcher(is_newer)
     plan = SamplePlan(0, 8, 4, 2, 1)
-    regrouper = Regrouper(watcher, state, plan, torch.device("cpu"), None, Memory(state, plan, None, 0))  # type: ignore[arg-type]
+    regrouper = Regrouper(watcher, state, plan, torch.device("cpu"), Durable(state, plan), Memory(state, plan, None, 0))  # type: ignore[arg-type]
     groups = regrouper.groups = make_groups()
     groups.sockets = Lost(*([LOST] if ended else []))  # type: ignore[assignment]
     assert regrouper.explains(error) is explained

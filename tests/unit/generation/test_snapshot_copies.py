@@ -18,6 +18,7 @@ from regroup.protocol import env
 from regroup.protocol.document import Document, Member, OlderGeneration, Store
 from regroup.protocol.local import AdoptedLocally
 from regroup.protocol.state import StatePair
+from regroup.state.durable import Durable
 from regroup.state.memory import Memory
 from regroup.state.training import TrainingState
 
@@ -46,7 +47,9 @@ class Rank:
             self.state, memory = self._process(is_fresh=True)
         plan = SamplePlan(0, 100, 10, 5, 1)
         self.number = number
-        self.regrouper = Regrouper(cast(Watcher, None), self.state, plan, torch.device("cpu"), None, memory)
+        self.regrouper = Regrouper(
+            cast(Watcher, None), self.state, plan, torch.device("cpu"), Durable(self.state, plan), memory
+        )
 
     def _process(self, *, is_fresh: bool = False) -> tuple[TrainingState, Memory]:
         state = TrainingState(self.model, torch.optim.SGD(self.model.parameters(), lr=0.1), {})

@@ -13,6 +13,7 @@ from regroup.errors import PeerLost
 from regroup.generation import transfer
 from regroup.generation.regrouper import Regrouper
 from regroup.protocol.state import StatePair
+from regroup.state.durable import Durable
 from regroup.state.memory import Memory
 from regroup.state.training import TrainingState
 
@@ -33,7 +34,7 @@ def test_source_dies_in_the_middle_of_a_copy(
     model = torch.nn.Linear(2, 1)
     state = TrainingState(model, torch.optim.SGD(model.parameters(), lr=0.1), {})
     plan = SamplePlan(0, 8, 4, 2, 1)
-    joined = Regrouper(None, state, plan, torch.device(device), None, Memory(state, plan, None, 0))  # type: ignore[arg-type]
+    joined = Regrouper(None, state, plan, torch.device(device), Durable(state, plan), Memory(state, plan, None, 0))  # type: ignore[arg-type]
     if held is not None:
         state.named(held, 3)
 

@@ -110,14 +110,16 @@ class Checkpointer:
         start_step: int,
         digest: str = "",
         acknowledged: Callable[[], bool] | None = None,
+        part: tuple[int, int] | None = None,
     ) -> bool:
         """Copy the state to host memory and start to write it; blocks for the copy. False: the writer is still `busy`.
 
         generation, uid: that which this process is a member of; pair: the state's; parent_generation, start_step: where
         the generation began; digest: of the samples (SamplePlan.digest). `acknowledged` is asked from another thread,
         about 50 times a second, once the data is durable: True when every rank has committed this step; None: there is
-        no other rank. What goes wrong is in `problem`; nothing is raised but for a tree that cannot be saved
-        (CheckpointError, which names the entry).
+        no other rank. part: (inner index, size) in a model group: each of its processes saves its own part of one state at
+        the same step, on one volume, and the first one makes the checkpoint of them. What goes wrong is in `problem`; nothing
+        is raised but for a tree that cannot be saved (CheckpointError, which names the entry).
         """
         if self.busy:
             return False
@@ -134,7 +136,7 @@ class Checkpointer:
         )
         self._cancelled = threading.Event()
         name = name_of(generation, pair.step, uid)
-        write = partial(self._write, name, structure, copies, record, acknowledged, self._cancelled)
+        write = partial(self._write, name, structure, copies, record, acknowledged, self._cancelled, part)
         self._start(write, f"Writing checkpoint {name.directory}")
         return True
 
@@ -190,13 +192,20 @@ class Checkpointer:
             skipped.append(f"The job's status names checkpoint {named.directory}, which is not in {self._directory}.")
         return Newest(found, tuple(skipped))
 
-    def load(self, info: CheckpointInfo, into: Mapping[str, Any] | None = None) -> Tree:
+    def info_of(self, directory: str) -> CheckpointInfo:
+        """Return a checkpoint by its directory's name, as `newest` found it in another process. Raises CheckpointError."""
+        name = selection.parse_name(directory)
+        if name is None:
+            raise CheckpointError(f"{directory} is not the name of a checkpoint.")
+        return store.read_commit(self._directory, name, self._job_uid)
+
+    def load(self, info: CheckpointInfo, into: Mapping[str, Any] | None = None, like: store.Like | None = None) -> Tree:
         """Return the tree that was saved, tensors on the host, for the caller's load_state_dict.
 
-        into: the script's own tree; its "model" is compared by name and shape before anything is touched.
-        Raises CheckpointError, one sentence.
+        into: the script's own tree; its "model" is compared by name and shape before anything is touched. like: see
+        `store.read_data`. Raises CheckpointError, one sentence.
         """
-        tree = store.read_data(Path(info.path))
+        tree = store.read_data(Path(info.path), like)
         why = differences(tree, into["model"]) if into is not None else None
         if why is not None:
             raise CheckpointError(
@@ -274,15 +283,26 @@ class Checkpointer:
         record: Commit,
         acknowledged: Callable[[], bool] | None,
         cancelled: threading.Event,
+        part: tuple[int, int] | None,
     ) -> None:
         began = False
         try:
             committed, _ = store.names(self._directory)
             why = selection.unwelcome(self._ours(committed), name.generation)
             if why is None and name not in committed:
-                began = True
-                path = store.write_data(self._directory, name, self._job_uid, structure, tensors)
-                why = self._await_all(acknowledged, cancelled)
+                inner, size = part or (0, 1)
+                began = inner == 0
+                if part is None:
+                    path = store.write_data(self._directory, name, self._job_uid, structure, tensors)
+                else:
+                    store.write_part(self._directory, name, self._job_uid, inner, structure, tensors)
+                    if inner != 0:
+                        self._problem = self._failure = None
+                        return
+                    why = self._await_parts(name, size, cancelled)
+                    if why is None:
+                        path = store.join_parts(self._directory, name, size)
+                why = why or self._await_all(acknowledged, cancelled)
                 if why is None:
                     store.commit(path, record.with_files(store.marks(path)))
                 else:
@@ -301,6 +321,19 @@ class Checkpointer:
             if began:
                 with contextlib.suppress(OSError):
                     store.delete(self._directory, name)
+
+    def _await_parts(self, name: Name, size: int, cancelled: threading.Event) -> str | None:
+        """Return None when every process of the model group has written its part, else the sentence why not."""
+        deadline_s = time.monotonic() + self._acknowledge_within_s
+        while not store.has_parts(self._directory, name, size):
+            if cancelled.is_set():
+                return "its generation ended before every process of the model group had written its part."
+            if time.monotonic() > deadline_s:
+                return (
+                    f"not every process of the model group had written its part after {self._acknowledge_within_s:g} s."
+                )
+            cancelled.wait(0.02)
+        return None
 
     def _await_all(self, acknowledged: Callable[[], bool] | None, cancelled: threading.Event) -> str | None:
         """Return None when every rank has acknowledged, else the sentence why not."""

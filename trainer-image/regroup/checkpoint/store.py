@@ -9,24 +9,30 @@ there for readers without Regroup.
 """
 
 import contextlib
+import dataclasses
 import enum
 import hashlib
 import os
 import pickle
 import shutil
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from . import shards
 from . import tree as trees
 from .errors import CheckpointError
 from .selection import ASIDE, CheckpointInfo, Commit, FileMark, Name, parse_commit, parse_name
 
 COMMIT = "COMMIT.json"
 _JOB = ".job"
+_INDEX = ".metadata"
+_PART = "part-"
+"""Of a model group's processes, in the directory that is written aside."""
+Like = Callable[[str, tuple[int, ...]], "torch.Tensor | None"]
 _STRUCTURE = "regroup.structure"
 """DCP entry, uint8: the JSON of `tree.pack`."""
 _CLASSES = {
@@ -78,14 +84,109 @@ def write_data(directory: Path, name: Name, job_uid: str, structure: str, tensor
         shutil.rmtree(leftover, ignore_errors=True)  # of this very generation, and never committed
     aside.mkdir()
     _write_durably(aside / _JOB, job_uid.encode())
-    state: dict[str, Any] = _for_dcp(trees.unpack(structure, tensors))
-    section, entry = _STRUCTURE.split(".")
-    state[section] = {entry: torch.frombuffer(bytearray(structure.encode()), dtype=torch.uint8)}
+    state = _with_structure(_for_dcp(trees.unpack(structure, tensors)), structure)
     save(state, storage_writer=FileSystemWriter(aside, single_file_per_rank=True, sync_files=True), no_dist=True)
     _fsync(aside)
     aside.rename(path)
     _fsync(directory)
     return path
+
+
+def write_part(
+    directory: Path, name: Name, job_uid: str, inner: int, structure: str, tensors: Mapping[str, torch.Tensor]
+) -> None:
+    """Write what one process of a model group writes of the state, beside the parts of the others, and make it durable: a
+    checkpoint of DCP's that has only this process's pieces. Process 0's has all that is not split. Raises as `write_data` does."""
+    from torch.distributed.checkpoint.filesystem import FileSystemWriter
+    from torch.distributed.checkpoint.state_dict_saver import save
+
+    aside = directory / f"{ASIDE}{name.directory}"
+    aside.mkdir(parents=True, exist_ok=True)
+    if inner == 0:
+        _write_durably(aside / _JOB, job_uid.encode())
+    part, complete = aside / f"{_PART}{inner}.writing", aside / f"{_PART}{inner}"
+    for leftover in (part, complete):
+        shutil.rmtree(leftover, ignore_errors=True)  # of an earlier attempt
+    part.mkdir()
+    tree = trees.unpack(structure, tensors)
+    mine: Any = {key: one for key, one in shards.parts_in(tree).items() if shards.writes(one)}
+    state = (
+        _with_structure(_for_dcp(tree), structure)
+        if inner == 0
+        else {key: shards.whole(one) for key, one in mine.items()}
+    )
+    save(
+        state,
+        storage_writer=FileSystemWriter(part, single_file_per_rank=True, sync_files=True),
+        planner=_piece_planner(),
+        no_dist=True,
+    )
+    _fsync(part)
+    part.rename(complete)
+    _fsync(aside)
+
+
+def has_parts(directory: Path, name: Name, count: int) -> bool:
+    """Return whether all processes of the model group have written theirs."""
+    aside = directory / f"{ASIDE}{name.directory}"
+    return all((aside / f"{_PART}{inner}").is_dir() for inner in range(count))
+
+
+def join_parts(directory: Path, name: Name, count: int) -> Path:
+    """Make one checkpoint of DCP's of all parts: move their files together and write one index; return the path, as
+    `write_data` does. Raises OSError, CheckpointError."""
+    aside, path = directory / f"{ASIDE}{name.directory}", directory / name.directory
+    shutil.rmtree(path, ignore_errors=True)  # of this very generation, and never committed
+    joined: Any = None
+    for inner in range(count):
+        part = aside / f"{_PART}{inner}"
+        index = _reader(part).read_metadata()
+        files = {file.name: f"__{inner}_{i}.distcp" for i, file in enumerate(sorted(part.glob("*.distcp")))}
+        for at, info in index.storage_data.items():
+            index.storage_data[at] = dataclasses.replace(info, relative_path=files[info.relative_path])
+        for old, new in files.items():
+            (part / old).rename(aside / new)
+        joined = index if joined is None else _joined(joined, index)
+    with open(aside / _INDEX, "wb") as stream:
+        pickle.dump(joined, stream)
+        stream.flush()
+        os.fsync(stream.fileno())
+    for inner in range(count):
+        shutil.rmtree(aside / f"{_PART}{inner}")
+    _fsync(aside)
+    aside.rename(path)
+    _fsync(directory)
+    return path
+
+
+def _joined(index: Any, more: Any) -> Any:
+    """Return an index with the pieces of another one that it lacks."""
+    for key, entry in more.state_dict_metadata.items():
+        known = index.state_dict_metadata.setdefault(key, entry)
+        if known is not entry:
+            known.chunks += [chunk for chunk in entry.chunks if chunk not in known.chunks]
+    for at, info in more.storage_data.items():
+        index.storage_data.setdefault(at, info)
+    return index
+
+
+def _piece_planner() -> Any:
+    """Return DCP's planner without the check that all pieces of each tensor are there: the other processes have them."""
+    from torch.distributed.checkpoint.default_planner import DefaultSavePlanner, create_default_global_save_plan
+
+    class Planner(DefaultSavePlanner):
+        def create_global_plan(self, all_plans: Any) -> Any:
+            self.global_plan, metadata = create_default_global_save_plan(all_plans)
+            (plan,) = self.global_plan
+            self.metadata = dataclasses.replace(metadata, planner_data=plan.planner_data)  # how keys are nested
+            return self.global_plan, self.metadata
+
+    return Planner()
+
+
+def _with_structure(state: dict[str, Any], structure: str) -> dict[str, Any]:
+    section, entry = _STRUCTURE.split(".")
+    return {**state, section: {entry: torch.frombuffer(bytearray(structure.encode()), dtype=torch.uint8)}}
 
 
 def commit(path: Path, record: Commit) -> None:
@@ -142,8 +243,9 @@ def verify(info: CheckpointInfo) -> None:
             raise CheckpointError(f"Skipped {info.name.directory}: {file} cannot be read ({error}).") from error
 
 
-def read_data(path: Path) -> trees.Tree:
-    """Return the state, its tensors on the host. Raises CheckpointError."""
+def read_data(path: Path, like: Like | None = None) -> trees.Tree:
+    """Return the state, its tensors on the host. `like(key, shape)`: a DTensor that says how this process splits a tensor; of
+    those only its own part is read. Raises CheckpointError."""
     from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
     from torch.distributed.checkpoint.metadata import TensorStorageMetadata
@@ -153,7 +255,7 @@ def read_data(path: Path) -> trees.Tree:
     try:
         index = reader.read_metadata().state_dict_metadata
         state = {
-            key: torch.empty(entry.size, dtype=entry.properties.dtype)
+            key: _target(entry, like(key, tuple(entry.size)) if like is not None else None)
             for key, entry in index.items()
             if isinstance(entry, TensorStorageMetadata)
         }
@@ -161,7 +263,12 @@ def read_data(path: Path) -> trees.Tree:
         structure = bytes(state.pop(_STRUCTURE).numpy()).decode()
     except (Exception, CheckpointException) as error:  # DCP raises whatever it meets; the user gets one sentence
         raise CheckpointError(f"Checkpoint {path.name} cannot be read ({first_line(error)}).") from error
-    return trees.unpack(structure, state)
+    return trees.unpack(structure, state, are_whole=True)
+
+
+def _target(entry: Any, like: torch.Tensor | None) -> torch.Tensor:
+    dtype = entry.properties.dtype
+    return torch.empty(entry.size, dtype=dtype) if like is None else shards.empty_like(like, dtype)
 
 
 def job_of(directory: Path, name: Name) -> str | None:
@@ -192,6 +299,8 @@ def first_line(error: BaseException) -> str:
 
 def _for_dcp(value: Any) -> Any:
     """Return the tree as DCP can flatten it: it looks for tensors in dicts and lists, not in tuples."""
+    if isinstance(value, trees.Part):
+        return shards.whole(value)
     if isinstance(value, dict):
         return {key: _for_dcp(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):

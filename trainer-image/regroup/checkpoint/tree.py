@@ -27,7 +27,7 @@ class Part:
     dims: tuple[str, ...]
     """Names of the mesh's dimensions over which the tensor lies."""
     placements: tuple[tuple[str, int, int], ...]
-    """By dimension of the mesh: (kind, dimension of the tensor, split factor), as `regroup.state.shards` writes them."""
+    """By dimension of the mesh: (kind, dimension of the tensor, split factor), as `regroup.checkpoint.shards` writes them."""
     shape: tuple[int, ...]
     """Of the whole."""
 
@@ -42,10 +42,11 @@ def pack(tree: Tree) -> tuple[str, dict[str, torch.Tensor]]:
     return json.dumps(structure, separators=(",", ":")), tensors
 
 
-def unpack(structure: str, tensors: Mapping[str, torch.Tensor]) -> Tree:
-    """Return the tree of `pack`, with these tensors in it. Raises CheckpointError for text that `pack` did not write."""
+def unpack(structure: str, tensors: Mapping[str, torch.Tensor], *, are_whole: bool = False) -> Tree:
+    """Return the tree of `pack`, with these tensors in it; in place of each Part what was its tensor, where they `are_whole`.
+    Raises CheckpointError for text that `pack` did not write."""
     try:
-        tree = _decode(json.loads(structure), tensors)
+        tree = _decode(json.loads(structure), tensors, are_whole)
     except (ValueError, KeyError, TypeError, IndexError) as error:
         raise CheckpointError(f"The structure of a state is damaged ({type(error).__name__}: {error}).") from error
     if not isinstance(tree, dict):
@@ -91,22 +92,24 @@ def _key(key: Any, path: tuple[str, ...]) -> str | int:
     return checked
 
 
-def _decode(node: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
+def _decode(node: Any, tensors: Mapping[str, torch.Tensor], are_whole: bool) -> Any:
     if isinstance(node, list):
-        return [_decode(item, tensors) for item in node]
+        return [_decode(item, tensors, are_whole) for item in node]
     if isinstance(node, dict):
         ((kind, inner),) = node.items()
         if kind == "tensor":
             return tensors[inner]
         if kind == "part":
             key, dims, placements, shape = inner
+            if are_whole:
+                return tensors[key]
             return Part(
                 tensors[key], tuple(dims), tuple((kind, dim, factor) for kind, dim, factor in placements), tuple(shape)
             )
         if kind == "dict":
-            return {key: _decode(item, tensors) for key, item in inner}
+            return {key: _decode(item, tensors, are_whole) for key, item in inner}
         if kind == "tuple":
-            return tuple(_decode(item, tensors) for item in inner)
+            return tuple(_decode(item, tensors, are_whole) for item in inner)
         raise ValueError(f"unknown node {kind!r}")
     return node
 

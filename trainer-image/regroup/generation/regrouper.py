@@ -11,10 +11,11 @@ import time
 
 import torch
 
-from regroup.checkpoint import Checkpointer, CheckpointInfo
+from regroup.checkpoint import CheckpointInfo
 from regroup.data import SamplePlan
 from regroup.errors import BackendError, GenerationChanged, GroupBroken, Refused, StateError
 from regroup.protocol import env
+from regroup.protocol.document import Document
 from regroup.protocol.local import (
     AdoptedLocally,
     Arrived,
@@ -26,7 +27,7 @@ from regroup.protocol.local import (
     StopLocally,
 )
 from regroup.protocol.state import StatePair
-from regroup.state.durable import Origin
+from regroup.state.durable import Durable, Origin
 from regroup.state.memory import Memory
 from regroup.state.training import CommitRecord, TrainingState
 
@@ -54,7 +55,7 @@ class Regrouper:
         state: TrainingState,
         plan: SamplePlan,
         device: torch.device,
-        checkpointer: Checkpointer | None,
+        durable: Durable,
         memory: Memory,
     ) -> None:
         self.groups: Groups | None = None
@@ -75,7 +76,7 @@ class Regrouper:
         self._state = state
         self._plan = plan
         self._device = device
-        self._checkpointer = checkpointer
+        self._durable = durable
         self._memory = memory
         self._host = os.environ.get(env.POD_IP) or "127.0.0.1"
         self._floor = 0
@@ -290,6 +291,9 @@ class Regrouper:
             raise Refused(decision.reason)
         among, inner = groups.part(layout.part_name()), groups.rank % layout.size
         if isinstance(decision, parts.FallbackParts):
+            pair = self._read_parts(groups, gathering)
+            if pair is not None:
+                return "disk", pair, decision.rolled_back
             first = parts.beginners(arrivals, layout.size)
             if first is None:
                 raise StateError(
@@ -329,6 +333,42 @@ class Regrouper:
             return "self", decision.state
         return gathering.document.member_of_rank(decision.source).pod_uid, decision.state
 
+    def _read_parts(self, groups: Groups, gathering: Gathering) -> StatePair | None:
+        """Continue from the newest checkpoint: each rank of one model group reads its part, and the others of its inner index get
+        copies. None: there is none. Raises Refused as `_fall_back` does."""
+        layout, document = self._plan.layout, gathering.document
+        group = document.number % (groups.world_size // layout.size)  # another one each time (rule RETRY)
+        reader = group * layout.size
+        info, skipped = self._newest_on_disk(gathering, above=None) if groups.rank == reader else (None, ())
+        said = {"directory": info.name.directory if info is not None else None, "skipped": " ".join(skipped)[:300]}
+        found = json.loads(transfer.share_text(groups, reader, json.dumps(said)))
+        if found["directory"] is None:
+            self._refuse_to_begin_anew(document, found["skipped"])
+            return None
+        among = groups.part(layout.part_name())
+        assert self._durable.checkpointer is not None
+        if groups.rank // layout.size == group:
+            info = self._durable.checkpointer.info_of(found["directory"])
+            self._durable.load(info)
+            text = json.dumps(info.pair)
+        else:
+            text = ""
+        pair = StatePair(*json.loads(transfer.share_text(among, group, text)))
+        self._move(among, group, pair, keep=True)
+        return pair
+
+    @staticmethod
+    def _refuse_to_begin_anew(document: Document, skipped: str) -> None:
+        """Raise Refused where the job's status names a checkpoint and none can be read."""
+        named = document.checkpoint
+        if named is not None:
+            raise Refused(
+                f"The job's status names checkpoint {named.directory}, and no checkpoint can be read: "
+                f"{skipped or 'REGROUP_CHECKPOINT_DIR is not set.'} "
+                "Make it readable; it is tried again automatically.",
+                cause="checkpoint",
+            )
+
     def _move(self, groups: Groups | Part, source: int, pair: StatePair, *, keep: bool) -> None:
         if groups.rank == source:
             transfer.send(groups, self._state.packed(), self._plan.digest(pair.step), self._state.record)
@@ -363,14 +403,7 @@ class Regrouper:
         if found["pair"] is None:
             if best is not None:
                 return self._copy(groups, gathering, best)
-            named = gathering.document.checkpoint
-            if named is not None:
-                raise Refused(
-                    f"The job's status names checkpoint {named.directory}, and no checkpoint can be read: "
-                    f"{found['skipped'] or 'REGROUP_CHECKPOINT_DIR is not set.'} "
-                    "Make it readable; it is tried again automatically.",
-                    cause="checkpoint",
-                )
+            self._refuse_to_begin_anew(document, found["skipped"])
             pair = StatePair(groups.generation, 0)
             source = beginner(gathering.arrivals, reader)
             if source is None:
@@ -382,10 +415,7 @@ class Regrouper:
             return "nothing", pair
         pair = StatePair(*found["pair"])
         if info is not None:
-            assert self._checkpointer is not None
-            self._state.load(self._checkpointer.load(info, into=self._state.tree()))
-            if info.commit.digest:
-                self._plan.digest(pair.step, known=(pair.step, info.commit.digest))
+            self._durable.load(info)
         self._move(groups, reader, pair, keep=True)
         return "disk", pair
 
@@ -393,10 +423,11 @@ class Regrouper:
         self, gathering: Gathering, above: StatePair | None
     ) -> tuple[CheckpointInfo | None, tuple[str, ...]]:
         """Return the newest checkpoint that is newer than `above`, and why others, or all, were passed over."""
-        if self._checkpointer is None:
+        checkpointer = self._durable.checkpointer
+        if checkpointer is None:
             return None, ()
         document = gathering.document
-        newest = self._checkpointer.newest(document.lineage, document.checkpoint, is_all=above is None)
+        newest = checkpointer.newest(document.lineage, document.checkpoint, is_all=above is None)
         for sentence in newest.skipped:
             print(sentence, flush=True)
         if newest.info is None or (above is not None and newest.info.pair <= above):

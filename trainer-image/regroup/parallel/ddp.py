@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 
+from regroup.checkpoint.shards import local_of
 from regroup.data import SamplePlan
 from regroup.errors import UsageError
 from regroup.generation.groups import Groups, Part, Pending
-from regroup.state.shards import local_of
 
 from . import fsdp
 from .buffers import Buffers

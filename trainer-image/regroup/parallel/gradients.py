@@ -10,8 +10,8 @@ from typing import Any, cast
 
 import torch
 
+from regroup.checkpoint.shards import is_split, local_of
 from regroup.errors import UsageError
-from regroup.state.shards import is_split, local_of
 
 from .placement import Place
 

@@ -4,9 +4,9 @@ from typing import NamedTuple
 
 import torch
 
+from regroup.checkpoint.shards import is_split
 from regroup.errors import UsageError
 from regroup.layout import Layout
-from regroup.state.shards import is_split
 
 
 class Place(NamedTuple):

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from regroup.checkpoint import Checkpointer, store
+from regroup.checkpoint import Checkpointer, CheckpointInfo, store
+from regroup.checkpoint.shards import apart
 from regroup.data import SamplePlan
 from regroup.protocol import env
 from regroup.protocol.document import LineageEntry
@@ -54,14 +55,17 @@ class Origin:
 class Durable:
     """The durable tier of one session; without REGROUP_CHECKPOINT_DIR all methods do nothing."""
 
-    def __init__(self, state: TrainingState, plan: SamplePlan) -> None:
+    def __init__(self, state: TrainingState, plan: SamplePlan, model_group_index: int = 0) -> None:
+        """`model_group_index`: this process's inner index."""
         self._state, self._plan = state, plan
         self.checkpointer: Checkpointer | None = None
         self.known_by_all = 0
         """Number of steps that every rank has committed for certain: only those may get a COMMIT (rule CKPT)."""
         self._said: str | None = None
         self.is_writer = False
-        """This process is the one of the generation that writes."""
+        """This process is the one of the generation that writes, or the first of those that do."""
+        self._part = (model_group_index, plan.layout.size) if plan.layout.size > 1 else None
+        self._is_due = False
         self._most_s = float(os.environ.get(env.CHECKPOINT_WAIT_SECONDS) or MOST_S)
         directory = os.environ.get(env.CHECKPOINT_DIR)
         if directory:
@@ -77,12 +81,38 @@ class Durable:
             for sentence in newest.skipped:
                 print(sentence, flush=True)
             if newest.info is not None:
-                self._state.load(self.checkpointer.load(newest.info, into=self._state.tree()))
+                self.load(newest.info)
                 generation = newest.info.name.generation + 1
                 self._state.named(newest.info.pair, generation)
                 return Origin(generation, "alone", newest.info.name.generation, newest.info.pair.step)
         self._state.named(StatePair(1, 0), 1)
         return Origin(1, "alone", 0, 0)
+
+    def load(self, info: CheckpointInfo) -> None:
+        """Put a checkpoint into the script's objects; of what this process holds a part of, that part. Raises CheckpointError."""
+        assert self.checkpointer is not None
+        self._state.load(self.checkpointer.load(info, into=self._state.tree(), like=self._state.like))
+        if info.commit.digest:
+            self._plan.digest(info.pair.step, known=(info.pair.step, info.commit.digest))
+
+    def wants(self) -> bool:
+        """Return whether it is time for a checkpoint. It stays so until `save_part`: a step may not be committed."""
+        if self.checkpointer is not None:
+            self._is_due = self.checkpointer.due(time.monotonic()) or self._is_due
+        return self._is_due
+
+    def save_part(self, origin: Origin) -> None:
+        """Start to write this process's part in the background; called by all ranks of the first model group after one commit."""
+        self._is_due = False
+        self._say_problem()
+        if self.checkpointer is not None:
+            self._save(origin, known=False)
+
+    def begin_generation(self) -> None:
+        """In a model group a write that was under way may lack the part of a process that is gone: it is done again."""
+        if self._part is not None and self.checkpointer is not None and self.checkpointer.busy:
+            self.checkpointer.cancel()
+            self._is_due = True
 
     def save_if_due(self, origin: Origin, *, alone: bool) -> None:
         """Start to write in the background when it is time; called by rank 0 after a commit."""
@@ -141,7 +171,7 @@ class Durable:
         if pair is None:
             return
         self.checkpointer.save(
-            self._state.tree(),
+            apart(self._state.tree()),
             pair=pair,
             generation=origin.generation,
             uid=origin.uid,
@@ -149,6 +179,7 @@ class Durable:
             start_step=origin.start_step,
             digest=self._plan.digest(pair.step),
             acknowledged=None if known else lambda: self.known_by_all >= pair.step,
+            part=self._part,
         )
 
     def _say_problem(self) -> None:

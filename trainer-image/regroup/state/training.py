@@ -4,6 +4,7 @@ Owns the objects' identity: they are the user's, loaded in place and never repla
 (`transfer`) or to disk (`regroup.checkpoint`, whose `pack` is the one encoding of a tree). Rules STATE and TORN.
 """
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,13 +12,13 @@ from typing import Any
 
 import torch
 
+from regroup.checkpoint import shards
 from regroup.checkpoint import tree as trees
 from regroup.checkpoint.errors import CheckpointError
 from regroup.errors import StateError, UsageError
 from regroup.protocol.state import StatePair
 
-from .optimizers import as_optimizer
-from .shards import apart, joined
+from .optimizers import as_optimizer, parts_of
 
 
 @dataclass(frozen=True)
@@ -114,13 +115,30 @@ class TrainingState:
     def packed(self) -> tuple[str, dict[str, torch.Tensor]]:
         """Return the tree as JSON text and tensors by name. Raises StateError that names what cannot be saved."""
         try:
-            return trees.pack(apart(self.tree()))
+            return trees.pack(shards.apart(self.tree()))
         except CheckpointError as error:
             raise StateError(str(error)) from error
 
+    def like(self, key: str, shape: tuple[int, ...]) -> torch.Tensor | None:
+        """Return the DTensor that says how this process splits an entry of the tree, by its dotted path; None: it does not.
+
+        What an optimizer keeps of a parameter, in the parameter's shape, is split as the parameter is.
+        """
+        if shards.mesh is None:
+            return None
+        section, _, rest = key.partition(".")
+        found: Any = None
+        if section == "model":
+            found = self.model.state_dict().get(rest)
+        elif section == "optimizer" and (place := re.search(r"(?:^(\d+)\.)?state\.(\d+)\.", rest)):
+            optimizer = parts_of(self.optimizer)[int(place[1] or 0)]
+            parameters = [one for group in optimizer.param_groups for one in group["params"]]
+            found = parameters[int(place[2])]
+        return found if shards.is_split(found) and tuple(found.shape) == shape else None
+
     def misfit(self, tree: trees.Tree) -> str | None:
         """Return a sentence on how a tree does not fit the script's objects; None: it fits, as far as that can be seen."""
-        tree = joined(tree)
+        tree = shards.joined(tree)
         misfit = trees.differences(tree, self.model.state_dict())
         if misfit is None and set(tree["state"]) != set(self.extra):
             misfit = f"It has state entries {sorted(tree['state'])}, the script has {sorted(self.extra)}."
@@ -131,7 +149,7 @@ class TrainingState:
 
         Raises StateError when the tree does not fit the script's objects.
         """
-        tree = joined(tree)
+        tree = shards.joined(tree)
         misfit = self.misfit(tree)
         if misfit is not None:
             raise StateError(

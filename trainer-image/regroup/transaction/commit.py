@@ -44,14 +44,16 @@ class Committer:
         plan: SamplePlan,
         memory: Memory,
         on_commit: Callable[[CommitRecord, Header, bool], None],
+        wants_checkpoint: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`on_commit(record, header, empty)` is what `announce` calls. `empty`: this rank's share was."""
+        """`on_commit(record, header, empty)` is what `announce` calls. `empty`: this rank's share was. `wants_checkpoint`: it is
+        time for one, asked where a model group writes it."""
         self.num_committed = 0
         self.total = 0
         """Number of steps that the script asks for."""
         self.membership, self.strategy, self.plan = membership, strategy, plan
         self._state, self._memory = state, memory
-        self._on_commit = on_commit
+        self._on_commit, self._wants_checkpoint = on_commit, wants_checkpoint
         self._hooks = Hooks(state)
         self._shelf = Shelf()
         self._is_open = False
@@ -220,6 +222,7 @@ class Committer:
             sample_hash=share.sample_hash if speaks else 0,
             snapshotted=self._memory.step,
             wants_snapshot=self._memory.due(time.monotonic()),
+            wants_checkpoint=self.plan.layout.size > 1 and self.membership.rank == 0 and self._wants_checkpoint(),
             total=self.total,
             word=self.strategy.word(values[len(losses) :]),
         )

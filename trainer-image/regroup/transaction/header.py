@@ -34,11 +34,19 @@ class Row:
     """Its strategy's."""
     wants_snapshot: bool = False
     """It is time for a memory snapshot, after this step."""
+    wants_checkpoint: bool = False
+    """It is time for a checkpoint, after this step: in a model group several processes write it, and the first one says when."""
 
     def pack(self) -> list[int]:
         """Return WIDTH signed 64-bit integers."""
         word = self.word
-        flags = self.knows_newer | word.changed << 1 | word.late << 2 | self.wants_snapshot << 3
+        flags = (
+            self.knows_newer
+            | word.changed << 1
+            | word.late << 2
+            | self.wants_snapshot << 3
+            | self.wants_checkpoint << 4
+        )
         return [
             self.step,
             _float_bits(self.loss_sum),
@@ -64,6 +72,7 @@ class Row:
             sample_hash=values[3] & _MASK,
             snapshotted=None if values[4] == _NO_SNAPSHOTS else values[4],
             wants_snapshot=bool(flags & 8),
+            wants_checkpoint=bool(flags & 16),
             total=values[7],
             knows_newer=bool(flags & 1),
             word=Word(
@@ -119,6 +128,11 @@ class Header:
         slowest says how often."""
         copying = [row for row in self.rows if row.snapshotted is not None]
         return bool(copying) and all(row.wants_snapshot for row in copying)
+
+    @property
+    def takes_checkpoint(self) -> bool:
+        """The first model group writes a checkpoint after this step."""
+        return self.rows[0].wants_checkpoint
 
     @property
     def words(self) -> tuple[Word, ...]:

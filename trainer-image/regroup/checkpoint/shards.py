@@ -99,3 +99,35 @@ def joined(value: Any) -> Any:
     if type(value) in (list, tuple):
         return type(value)(joined(one) for one in value)
     return value
+
+
+def empty_like(whole_: Any, dtype: torch.dtype) -> torch.Tensor:
+    """Return a DTensor without values, split as another one is. No communication."""
+    part = part_of(whole_, "tensor")
+    local = torch.empty(part.local.shape, dtype=dtype)
+    return whole(Part(local, part.dims, part.placements, part.shape))
+
+
+def writes(value: Any) -> bool:
+    """Return whether this process is the one of its model group that writes a tensor to disk: others have the same. A Part is
+    written by each process that holds another piece of it."""
+    if mesh is None:
+        return True
+    split = {}
+    if isinstance(value, Part):
+        split = {dim: kind != REPLICATE for dim, (kind, _, _) in zip(value.dims, value.placements)}
+    at = dict(zip(mesh.mesh_dim_names, mesh.get_coordinate()))
+    return all(split.get(dim) or place == 0 for dim, place in at.items())
+
+
+def parts_in(value: Any, name: str = "") -> dict[str, Part]:
+    """Return the parts of a tree by the dotted path that DCP gives them."""
+    if isinstance(value, Part):
+        return {name: value}
+    if isinstance(value, dict):
+        items: Any = value.items()
+    elif isinstance(value, (list, tuple)):
+        items = enumerate(value)
+    else:
+        return {}
+    return {key: part for k, one in items for key, part in parts_in(one, f"{name}.{k}" if name else str(k)).items()}

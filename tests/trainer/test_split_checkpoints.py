@@ -1,0 +1,142 @@
+"""Checkpoints of a model that is split, with real processes: every process writes its part, and any other split reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+
+from harness.polling import until
+from regroup.protocol import env, local
+from regroup.protocol.document import CheckpointRef
+from tests.trainer.split_kit import SplitJob
+from tests.trainer.test_model_groups import TOLERANCE, Whole
+from tests.trainer.zygote import Zygote
+
+STEPS = "16"
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory, zygote: Zygote) -> Whole:
+    """The state of one process after as many steps."""
+    job = SplitJob(tmp_path_factory.mktemp("alone"), zygote, "", TEST_STEPS=STEPS, TEST_PACE="0")
+    try:
+        job.start([0])
+        job.agents.announce([0])
+        return job.finish([0])[1]
+    finally:
+        job.close()
+
+
+@pytest.fixture
+def make(tmp_path: Path, zygote: Zygote) -> Iterator[Callable[[str], SplitJob]]:
+    """Make a job by its mesh that saves as often as it can. It is ended after the test."""
+    jobs: list[SplitJob] = []
+
+    def made(mesh: str) -> SplitJob:
+        saved = {env.CHECKPOINT_DIR: str(tmp_path / "saved"), env.CHECKPOINT_EVERY_SECONDS: "0"}
+        jobs.append(SplitJob(tmp_path, zygote, mesh, TEST_STEPS=STEPS, TEST_PACE="0.1", **saved))
+        return jobs[-1]
+
+    yield made
+    for one in jobs:
+        one.close()
+
+
+def saved(job: SplitJob, slots: list[int], at_least: int) -> CheckpointRef:
+    """Wait for a checkpoint of this step or a later one, as rank 0 reports it."""
+
+    def newest() -> CheckpointRef | None:
+        reports = [one.checkpoint for one in job.agents.workers[slots[0]].messages(local.Committed) if one.checkpoint]
+        return CheckpointRef(**reports[-1]) if reports and reports[-1]["step"] >= at_least else None
+
+    found: CheckpointRef = until(newest, "a checkpoint", details=lambda: job.agents.workers[slots[0]].log)
+    return found
+
+
+def begin_again(job: SplitJob, ranks: int, mesh: str, checkpoint: CheckpointRef) -> None:
+    """All pods are lost; others take their slots, with another split perhaps."""
+    pods = [worker.pod_uid for worker in job.agents.workers.values()]
+    for slot in list(job.agents.workers):
+        job.agents.kill(slot)
+        del job.agents.workers[slot]
+    job.split(mesh)
+    job.start(range(ranks), TEST_MESH=mesh)
+    job.agents.announce(range(ranks), lost=pods, checkpoint=checkpoint)
+
+
+def assert_close(whole: Whole, reference: Whole) -> None:
+    for name, held in reference.items():
+        for key, one in held.items():
+            assert (whole[name][key] - one).abs().max() <= TOLERANCE, (name, key)
+
+
+@pytest.mark.parametrize(
+    ("mesh", "ranks", "then", "then_ranks"),
+    [
+        ("shard=2", 4, "shard=2", 4),
+        ("shard=2", 2, "", 1),
+        ("", 1, "shard=2", 2),
+        ("shard=2", 2, "shard=3", 3),
+        ("tensor=2", 2, "shard=2", 2),
+        ("shard=2", 2, "tensor=2", 4),
+        ("shard=2 tensor=2", 4, "shard=4", 4),
+        ("shard=4", 4, "shard=2 tensor=2", 4),
+    ],
+)
+def test_a_checkpoint_is_read_at_any_split(
+    make: Callable[[str], SplitJob], alone: Whole, mesh: str, ranks: int, then: str, then_ranks: int
+) -> None:
+    job = make(mesh)
+    job.start(range(ranks))
+    job.agents.announce(range(ranks))
+    newest = saved(job, [0], 3)
+    begin_again(job, then_ranks, then, newest)
+    job.agents.wait_step(2, 0, range(then_ranks))
+    for slot in range(then_ranks):
+        (adopted,) = job.agents.workers[slot].messages(local.AdoptedLocally, 2)
+        assert adopted.source == "disk"
+        assert adopted.start_step >= newest.step
+    _, whole = job.finish(range(then_ranks))
+    assert_close(whole, alone)
+
+
+def test_one_group_that_loses_a_process_goes_back_to_the_checkpoint(
+    make: Callable[[str], SplitJob], alone: Whole
+) -> None:
+    job = make("shard=2")
+    job.start([0, 1])
+    job.agents.announce([0, 1])
+    newest = saved(job, [0], 2)
+    job.agents.kill(1)
+    job.restart(1)
+    job.agents.announce([0, 1], checkpoint=newest)
+    job.agents.wait_step(2, 0, [0, 1])
+    for slot in (0, 1):
+        (adopted,) = job.agents.workers[slot].messages(local.AdoptedLocally, 2)
+        assert (adopted.source, adopted.rolled_back) == ("disk", True)
+    ends, whole = job.finish([0, 1])
+    assert ends[0]["same_model"]
+    assert_close(whole, alone)
+
+
+def test_a_split_checkpoint_is_read_without_regroup(make: Callable[[str], SplitJob], tmp_path: Path) -> None:
+    job = make("shard=2")
+    job.start([0, 1])
+    job.agents.announce([0, 1])
+    _, whole = job.finish([0, 1])
+    (directory,) = (tmp_path / "saved").glob(f"step-{STEPS}.*")
+    assert sorted(file.name for file in directory.iterdir()) == [
+        ".job",
+        ".metadata",
+        "COMMIT.json",
+        "__0_0.distcp",
+        "__1_0.distcp",
+    ]
+    dcp_to_torch_save(directory, tmp_path / "plain.pt")
+    plain = torch.load(tmp_path / "plain.pt", weights_only=False)
+    for name, held in whole.items():
+        assert torch.equal(plain["model"][name], held["parameter"]), name
