@@ -247,6 +247,18 @@ def test_users_own_error_is_raised_and_a_failed_apply_leaves_no_state() -> None:
     assert job.state.pair is None
 
 
+def test_strategy_that_is_none_of_ours_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"strategy is a str; it must be one of regroup\.strategies"):
+        make_job(strategy="ddp")
+
+
+def test_strategy_by_default_is_data_parallel() -> None:
+    default, named = make_job(), make_job(strategy=regroup.strategies.DataParallel())
+    with default, named:
+        assert train(default, 2) == train(named, 2)
+        assert type(default._strategy) is type(named._strategy)
+
+
 def test_changing_buffers_are_refused_in_exact_mode() -> None:
     model = torch.nn.Sequential(torch.nn.Linear(4, 2), torch.nn.BatchNorm1d(2))
     job = make_job(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), reduction="exact")
