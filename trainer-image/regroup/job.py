@@ -41,7 +41,7 @@ REDUCTIONS = ("fast", "exact")
 
 
 def make_strategy(
-    described: strategies.Description, reduction: str, model: torch.nn.Module, optimizer: Any, plan: SamplePlan
+    described: strategies.Description, reduction: str, model: torch.nn.Module, state: TrainingState, plan: SamplePlan
 ) -> Strategy:
     """Return what does the work of a description. Raises UsageError for one that fits neither `reduction` nor the model."""
     if not isinstance(described, strategies.Description):
@@ -55,8 +55,13 @@ def make_strategy(
                 f'reduction is "exact" and strategy is {described}: only DataParallel() without options gives the same bits at any '
                 'number of processes. Leave out strategy, or pass reduction="fast".'
             )
-        return Exact(model, optimizer, plan)
-    return DataParallel(model, optimizer, plan)
+        return Exact(model, state.optimizer, plan)
+    if state.scaler is not None and isinstance(described.hook, strategies.PowerSGD):
+        raise UsageError(
+            "strategy has a PowerSGD hook, and scaler is set: what one step leaves for the next would be of another scale. "
+            "Train in bfloat16, which needs no scaler, or use another hook."
+        )
+    return DataParallel(model, state.optimizer, plan, described.hook)
 
 
 def session(
@@ -150,7 +155,7 @@ class Job:
         self._device = next(model.parameters(), torch.empty(0)).device
         make_current(self._device)
         described = strategies.DataParallel() if strategy is None else strategy
-        self._strategy = make_strategy(described, reduction, model, self.state.optimizer, self.plan)
+        self._strategy = make_strategy(described, reduction, model, self.state, self.plan)
         self._watcher: Watcher | None = None
         """None in plain `python`."""
         self._rehearses = bool(path) and (is_compiled(model) if rehearse is None else rehearse)

@@ -6,17 +6,21 @@ parameter that got no gradient for some steps in a row is not waited for.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from regroup.data import SamplePlan
 from regroup.generation.groups import Groups, Pending
+from regroup.strategies import PowerSGD
 
 from .buffers import Buffers
 from .fingerprint import Fingerprint, ask_settings, settings_hash
 from .gradients import Bucket, Gradients, dense, hash_of
+from .hooks import Hook, Plain, Rounded, launch_sum
 from .host import Scalar
+from .powersgd import LowRank
 from .strategy import Guarantees, Share, Word
 
 PARCEL_BYTES = 256 << 10
@@ -31,15 +35,22 @@ class DataParallel:
 
     guarantees = Guarantees(same_bits_at_any_size=False, survivor_has_all=True)
 
-    def __init__(self, model: torch.nn.Module, optimizer: Any, plan: SamplePlan) -> None:
-        """Raises UsageError for a model without anything to train."""
+    def __init__(
+        self, model: torch.nn.Module, optimizer: Any, plan: SamplePlan, hook: str | PowerSGD | None = None
+    ) -> None:
+        """`hook`: of `strategies.DataParallel`. Raises UsageError for a model without anything to train."""
         self._gradients = Gradients(model, self._filled)
+        self._hook = make_hook(hook)
+        if isinstance(self._hook, LowRank):
+            self.guarantees = replace(self.guarantees, lost_with_a_rank="what its gradients still owe (error feedback)")
         self._buffers = Buffers(model)
         self._equal = Equal(model, optimizer, self._buffers)
         self._plan = plan
         self._groups: Groups | None = None
         """None where there is nobody else."""
         self._step = 0
+        self._upcoming: int | None = None
+        """Number of the step that begins next; None: it is not known in a generation's first one."""
         self._armed = False
         """The last backward runs: buckets are sent as they are filled."""
         self._works: list[Pending] = []
@@ -58,14 +69,21 @@ class DataParallel:
     def begin_generation(self, groups: Groups | None) -> None:
         """See Strategy."""
         self._groups = groups if groups is not None and groups.world_size > 1 else None
+        self._hook.begin_generation(self._groups)
+        self._upcoming = None
         self._buffers.begin_generation(groups)
         self._idle = bytearray(len(self._gradients.parameters))
         size = sum(bucket.flat.numel() * bucket.flat.element_size() for bucket in self._gradients.buckets)
         self._in_parcel = (
             self._groups is not None
+            and type(self._hook) is Plain
             and all(bucket.flat.device.type == "cpu" for bucket in self._gradients.buckets)
             and size * self._groups.world_size <= PARCEL_BYTES
         )
+
+    def forget(self) -> None:
+        """See Strategy."""
+        self._hook.forget()
 
     def begin_step(self) -> None:
         """See Strategy."""
@@ -74,12 +92,14 @@ class DataParallel:
                 bucket.renew()  # a thread or a GPU of a group that has ended may still write into the old ones
         self._armed, self._works, self._num_sent, self._late, self._agreed = False, [], 0, {}, None
         self._gradients.begin()
+        self._hook.begin_step()
         self._buffers.keep()
 
     def backward(self, v: int, loss: torch.Tensor, gradient: torch.Tensor, *, last: bool) -> None:  # noqa: ARG002
         """See Strategy."""
         self._gradients.check_kept(self._gradients.buckets)
-        if last and self._groups is not None and not self._in_parcel:
+        knows = self._upcoming is not None or not self._hook.needs_step
+        if last and self._groups is not None and not self._in_parcel and knows:
             self._armed = True
             self._open = [
                 {index for index in bucket.indices if self._idle[index] < IDLE_STEPS}
@@ -93,11 +113,13 @@ class DataParallel:
     def launch(self, share: Share) -> None:
         """See Strategy."""
         self._armed, self._step = False, share.index
+        self._upcoming = share.index
         buckets = self._gradients.buckets
         self._gradients.check_kept(buckets[self._num_sent :])
         if self._groups is None or self._in_parcel:
             for bucket in buckets:
                 self._gradients.collect(bucket)
+                self._hook.alone(bucket)
             self._buffers.launch()
             return
         for bucket in buckets[: self._num_sent]:
@@ -135,6 +157,7 @@ class DataParallel:
             self._groups.wait(pending)
         if self._works:
             self._works = []
+            self._hook.finish(self._groups)
             for bucket in self._gradients.buckets:
                 bucket.attach()
         self._buffers.average(self._ran())
@@ -183,6 +206,8 @@ class DataParallel:
     def scale(self, weight: float) -> None:
         """See Strategy."""
         assert self._agreed is not None
+        self._hook.commit(self._agreed)
+        self._upcoming = self._step + 1
         self._gradients.scale(weight, self._agreed)
         if 0 in self._agreed or any(self._idle):
             self._idle = bytearray(0 if used else min(idle + 1, 255) for used, idle in zip(self._agreed, self._idle))
@@ -219,7 +244,8 @@ class DataParallel:
         self._gradients.collect(bucket)
         for parameter in bucket.parameters:
             parameter.grad = None
-        self._works.append(self._groups.launch("allreduce", [bucket.flat], control=_is_host(bucket.flat)))
+        step = self._step if self._upcoming is None else self._upcoming
+        self._works.append(self._hook.send(self._groups, bucket, step))
         self._num_sent += 1
 
     def _sum_late(self, groups: Groups) -> None:
@@ -234,7 +260,7 @@ class DataParallel:
                 continue
             parts = [self._late[index] if index in self._late else torch.zeros_like(view) for index, view in late]
             flat = torch.cat([part.reshape(-1) for part in parts])
-            groups.wait([groups.launch("allreduce", [flat], control=_is_host(flat))])
+            groups.wait([launch_sum(groups, flat)])
             low = 0
             for _, view in late:
                 view.add_(flat[low : low + view.numel()].view_as(view))
@@ -242,9 +268,13 @@ class DataParallel:
         self._late = {}
 
 
-def _is_host(tensor: torch.Tensor) -> bool:
-    """Return whether a tensor is in host memory: a model may have parameters there beside those on its GPU."""
-    return tensor.device.type == "cpu"
+def make_hook(described: str | PowerSGD | None) -> Hook:
+    """Return what sums buckets as `strategies.DataParallel.hook` says."""
+    if described is None:
+        return Plain()
+    if isinstance(described, PowerSGD):
+        return LowRank(described)
+    return Rounded({"fp16": torch.float16, "bf16": torch.bfloat16}[described])
 
 
 def _padded(flat: torch.Tensor) -> torch.Tensor:
