@@ -61,7 +61,7 @@ def make_strategy(
             "strategy has a PowerSGD hook, and scaler is set: what one step leaves for the next would be of another scale. "
             "Train in bfloat16, which needs no scaler, or use another hook."
         )
-    return DataParallel(model, state.optimizer, plan, described.hook)
+    return DataParallel(model, state.optimizer, plan, described)
 
 
 def session(

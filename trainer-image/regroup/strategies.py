@@ -12,6 +12,8 @@ from .errors import UsageError
 
 HOOKS = ("fp16", "bf16")
 """Formats that gradients may be rounded to for the sum over ranks."""
+ALGORITHMS = ("library", "ring")
+"""What sums gradients over ranks."""
 
 
 @dataclass(frozen=True)
@@ -41,11 +43,21 @@ class DataParallel:
 
     hook: str | PowerSGD | None = None
     """How gradients are compressed for the sum: "fp16", "bf16", a PowerSGD, or None: as they are."""
+    algorithm: str = "library"
+    """What sums them: "library", the all-reduce of gloo or NCCL; or "ring", the one written out in regroup/parallel/ring.py, to
+    read and to compare with."""
 
     def __post_init__(self) -> None:
         if self.hook is not None and self.hook not in HOOKS and not isinstance(self.hook, PowerSGD):
             raise UsageError(
                 f'DataParallel.hook is {self.hook!r}; it must be "fp16", "bf16", a regroup.strategies.PowerSGD, or None.'
+            )
+        if self.algorithm not in ALGORITHMS:
+            raise UsageError(f'DataParallel.algorithm is {self.algorithm!r}; it must be "library" or "ring".')
+        if self.algorithm == "ring" and self.hook is not None:
+            raise UsageError(
+                f'DataParallel.algorithm is "ring" and hook is {self.hook!r}: only gradients as they are go by the ring. '
+                "Leave one of them out."
             )
 
 

@@ -10,6 +10,7 @@ from typing import Any, cast
 import pytest
 import torch
 
+from regroup import strategies
 from regroup.data import SamplePlan
 from regroup.generation.groups import Groups
 from regroup.parallel import ddp, gradients
@@ -70,7 +71,7 @@ class Trainer:
         self.model, self.max_norm = make_model(), max_norm
         self.optimizer = optimizer(self.model)
         self.plan = SamplePlan(0, 64, 2 * VIRTUAL_WORKERS, 2, VIRTUAL_WORKERS)
-        self.strategy = DataParallel(self.model, self.optimizer, self.plan, hook)
+        self.strategy = DataParallel(self.model, self.optimizer, self.plan, strategies.DataParallel(hook))
         self.applied: list[list[torch.Tensor]] = []
         """By step: the gradients before they are clipped."""
         self.rank, self.world_size = 0, 1
@@ -320,7 +321,7 @@ def test_late_and_unused_gradients_are_summed_as_without_a_hook(
     rounds: Any,
 ) -> None:
     monkeypatch.setattr(gradients, "BUCKET_BYTES", 50)
-    kind = cast(Any, lambda model, optimizer, plan: DataParallel(model, optimizer, plan, hook))
+    kind = cast(Any, lambda model, optimizer, plan: DataParallel(model, optimizer, plan, strategies.DataParallel(hook)))
     want = sum_of(DataParallel, Chain, loss, None, steps=3, after_backward=after_backward)
     outcomes = Ranks(world_size).run(
         lambda groups: sum_of(kind, Chain, loss, groups, steps=3, after_backward=after_backward)
@@ -369,7 +370,9 @@ def test_late_and_unused_gradients_are_neither_lost_nor_doubled_by_powersgd(loss
 
     def make(groups: Groups) -> Any:
         def kind(model: Any, optimizer: Any, plan: Any) -> DataParallel:
-            strategy = DataParallel(model, optimizer, plan, PowerSGD(start_step=0, min_compression=1.0))
+            strategy = DataParallel(
+                model, optimizer, plan, strategies.DataParallel(PowerSGD(start_step=0, min_compression=1.0))
+            )
             assert isinstance(strategy._hook, LowRank)
             hooks[groups.rank] = strategy._hook
             return strategy

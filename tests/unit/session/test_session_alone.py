@@ -255,6 +255,8 @@ def test_strategy_that_is_none_of_ours_is_refused() -> None:
 
 REFUSED = [
     (lambda: strategies.DataParallel(hook="fp8"), r"DataParallel\.hook is 'fp8'; it must be \"fp16\""),
+    (lambda: strategies.DataParallel(algorithm="tree"), r"DataParallel\.algorithm is 'tree'; it must be"),
+    (lambda: strategies.DataParallel("bf16", "ring"), r"algorithm is \"ring\" and hook is 'bf16'"),
     (lambda: strategies.PowerSGD(rank=0), r"PowerSGD\.rank is 0; it must be a whole number of at least 1"),
     (lambda: strategies.PowerSGD(start_step=1.5), r"PowerSGD\.start_step is 1\.5"),  # type: ignore[arg-type]
     (lambda: strategies.PowerSGD(min_compression=0.5), r"PowerSGD\.min_compression is 0\.5"),

@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
+from regroup import strategies
 from regroup.data import SamplePlan
 from regroup.generation.groups import Groups, Pending
-from regroup.strategies import PowerSGD
 
 from .buffers import Buffers
 from .fingerprint import Fingerprint, ask_settings, settings_hash
@@ -21,11 +21,13 @@ from .gradients import Bucket, Gradients, dense, hash_of
 from .hooks import Hook, Plain, Rounded, launch_sum
 from .host import Scalar
 from .powersgd import LowRank
+from .ring import Ring
 from .strategy import Guarantees, Share, Word
 
 PARCEL_BYTES = 256 << 10
 """Of all ranks together. Up to this a gather and a sum by each rank are faster than an all-reduce beside the rows."""
 _ALIGN = 16
+_DEFAULT = strategies.DataParallel()
 IDLE_STEPS = 8
 """A parameter that no rank has used for so many steps is not waited for. Fewer would mistake models that are trained in turn."""
 
@@ -36,11 +38,11 @@ class DataParallel:
     guarantees = Guarantees(same_bits_at_any_size=False, survivor_has_all=True)
 
     def __init__(
-        self, model: torch.nn.Module, optimizer: Any, plan: SamplePlan, hook: str | PowerSGD | None = None
+        self, model: torch.nn.Module, optimizer: Any, plan: SamplePlan, described: strategies.DataParallel = _DEFAULT
     ) -> None:
-        """`hook`: of `strategies.DataParallel`. Raises UsageError for a model without anything to train."""
+        """Raises UsageError for a model without anything to train."""
         self._gradients = Gradients(model, self._filled)
-        self._hook = make_hook(hook)
+        self._hook = make_hook(described)
         if isinstance(self._hook, LowRank):
             self.guarantees = replace(self.guarantees, lost_with_a_rank="what its gradients still owe (error feedback)")
         self._buffers = Buffers(model)
@@ -268,13 +270,13 @@ class DataParallel:
         self._late = {}
 
 
-def make_hook(described: str | PowerSGD | None) -> Hook:
-    """Return what sums buckets as `strategies.DataParallel.hook` says."""
-    if described is None:
-        return Plain()
-    if isinstance(described, PowerSGD):
-        return LowRank(described)
-    return Rounded({"fp16": torch.float16, "bf16": torch.bfloat16}[described])
+def make_hook(described: strategies.DataParallel) -> Hook:
+    """Return what sums the buckets."""
+    if described.hook is None:
+        return Ring() if described.algorithm == "ring" else Plain()
+    if isinstance(described.hook, strategies.PowerSGD):
+        return LowRank(described.hook)
+    return Rounded({"fp16": torch.float16, "bf16": torch.bfloat16}[described.hook])
 
 
 def _padded(flat: torch.Tensor) -> torch.Tensor:
