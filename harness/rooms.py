@@ -21,7 +21,7 @@ import grimp
 REPOSITORY = Path(__file__).resolve().parents[1]
 PACKAGE = "regroup"
 WIDTH, LINE, GAP = 190, 15, 60
-LEAVES = ("accelerator", "errors")
+LEAVES = ("accelerator", "errors", "layout", "strategies")
 """Files of the package itself that stand below the rooms."""
 FONT = "font-family='Helvetica, Arial, sans-serif'"
 

@@ -5,6 +5,8 @@ Usage: python -m tests.trainer.outcome_ranks WORLD_SIZE WHAT
   closed    rank 1 leaves its groups
   type      a tensor of a type that gloo does not know, on all ranks
   aborted   every rank ends its own groups while it waits for rank 1, which does not come
+  ring-killed, ring-closed, ring-aborted
+            the same in the middle of an all-reduce by the ring: rank 1 takes part in its first two turns
   unformed  rank 1 is killed when all have arrived at the store, before it connects to the others
 """
 
@@ -23,6 +25,7 @@ import torch
 from regroup.generation import groups as groups_module
 from regroup.generation.adoption import Arrival
 from regroup.generation.groups import Groups
+from regroup.parallel.ring import ring_sum
 from tests.builders.generations import make_assignment, make_document
 
 
@@ -40,14 +43,23 @@ def main(rank: int, world_size: int, listener: socket.socket, what: str, said: i
         if what == "type":
             tensor = torch.ones(4, dtype=torch.uint16)
         elif rank == 1:
+            if what.startswith("ring-"):
+                for turn, pending in enumerate(ring_sum(groups, tensor)):
+                    groups.wait([pending])
+                    if turn == 1:
+                        break
+                what = what.removeprefix("ring-")
             if what == "killed":
                 _die()
             elif what == "closed":
                 groups.close()
                 return
             time.sleep(60)  # until the others have said what they have to say, and the test ends this one
-        if what == "aborted":
+        if what.endswith("aborted"):
             threading.Timer(0.2, groups.abort).start()
+        if what.startswith("ring-"):
+            for pending in ring_sum(groups, tensor):
+                groups.wait([pending])
         groups.wait([groups.launch("allreduce", [tensor])])
     except Exception as error:
         line = {
@@ -81,7 +93,7 @@ if __name__ == "__main__":
     for _ in range(world_size if what == "type" else world_size - 1):
         os.read(heard, 1)
     os.close(last)
-    if what == "aborted":
+    if what.endswith("aborted"):
         os.kill(children[1], signal.SIGKILL)
     for child in children:
         os.waitpid(child, 0)

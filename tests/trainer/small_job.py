@@ -11,6 +11,7 @@ TEST_DATA       loader: a DataLoader of a dataset that draws noise, read by a pr
 TEST_COMPILE    seconds that torch.compile takes for the model, in its first forward (default: it is not compiled)
 TEST_REHEARSE   0: do not run a step before joining, though the model is compiled
 TEST_ZERO_GRAD  throw the gradients away at the beginning of a step, as many scripts do
+TEST_HOOK       how gradients are compressed: fp16, bf16, powersgd; or ring: they are not, and go by that
 TEST_SECOND     session or block: what may come only once, or not after the loop
 
 Its last line is JSON: hash of the parameters, losses by step, identity of the model, what the evaluations gave.
@@ -87,6 +88,12 @@ if os.environ.get("TEST_FAULT"):
 
     faults.install(os.environ["TEST_FAULT"])
 
+hooks: dict[str, Any] = {
+    "fp16": "fp16",
+    "bf16": "bf16",
+    "powersgd": regroup.strategies.PowerSGD(rank=2, start_step=3),
+}
+how = os.environ.get("TEST_HOOK", "")
 settings: dict[str, Any] = {
     "model": model,
     "optimizer": optimizer,
@@ -95,6 +102,7 @@ settings: dict[str, Any] = {
     "microbatch": microbatch,
     "state": {"schedule": schedule},
     "reduction": os.environ.get("TEST_REDUCTION", "fast"),
+    "strategy": regroup.strategies.DataParallel(hooks.get(how), "ring" if how == "ring" else "library"),
     "rehearse": False if os.environ.get("TEST_REHEARSE") == "0" else None,
 }
 with regroup.session(**settings) as job:

@@ -76,6 +76,9 @@ def test_interrupted_form_leaves_no_thread_and_no_socket(moment: str) -> None:
         pytest.param("closed", "PeerLost", 1, id="a rank leaves its groups"),
         pytest.param("type", "BackendError", None, id="the backend refuses the tensor"),
         pytest.param("aborted", "Aborted", None, id="the groups are ended here"),
+        pytest.param("ring-killed", "PeerLost", 1, id="a rank is killed in a ring"),
+        pytest.param("ring-closed", "PeerLost", 1, id="a rank leaves its groups in a ring"),
+        pytest.param("ring-aborted", "Aborted", None, id="the groups are ended here, in a ring"),
         pytest.param("unformed", "PeerLost", 1, id="a rank is killed before it connects"),
     ],
 )

@@ -7,6 +7,7 @@ What a training script uses is below; `regroup.job` is where to read on.
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # what a type checker sees of the lazy names below
+    from regroup import strategies
     from regroup.accelerator import device
     from regroup.errors import GenerationChanged, RegroupError
     from regroup.job import Job, session
@@ -19,9 +20,10 @@ _EXPORTS = {
     "Job": "regroup.job",
     "GenerationChanged": "regroup.errors",
     "RegroupError": "regroup.errors",
+    "strategies": "regroup",
 }
 
-__all__ = ["GenerationChanged", "Job", "RegroupError", "device", "mesh", "session"]
+__all__ = ["GenerationChanged", "Job", "RegroupError", "device", "mesh", "session", "strategies"]
 
 
 def __getattr__(name: str) -> object:
@@ -29,7 +31,12 @@ def __getattr__(name: str) -> object:
         raise AttributeError(f"module 'regroup' has no attribute {name!r}")
     import importlib
 
-    value: object = getattr(importlib.import_module(_EXPORTS[name]), name)
+    module = _EXPORTS[name]
+    value: object = (
+        importlib.import_module(f"regroup.{name}")
+        if module == "regroup"
+        else getattr(importlib.import_module(module), name)
+    )
     globals()[name] = value
     return value
 

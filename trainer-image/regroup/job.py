@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from . import model_group
+from . import model_group, strategies
 from .accelerator import make_current
 from .collective import Blocks, Collective
 from .data import SamplePlan, as_source, make_feed
@@ -36,8 +36,32 @@ from .transaction.commit import Committer, exchange
 from .transaction.header import Header, Row
 from .transaction.rehearsal import Rehearsal, is_compiled
 
-STRATEGIES: Mapping[str, type[DataParallel] | type[Exact]] = {"fast": DataParallel, "exact": Exact}
-"""By the name that a script passes as `reduction`."""
+REDUCTIONS = ("fast", "exact")
+"""What a script may pass as `reduction`."""
+
+
+def make_strategy(
+    described: strategies.Description, reduction: str, model: torch.nn.Module, state: TrainingState, plan: SamplePlan
+) -> Strategy:
+    """Return what does the work of a description. Raises UsageError for one that fits neither `reduction` nor the model."""
+    if not isinstance(described, strategies.Description):
+        raise UsageError(
+            f"strategy is a {type(described).__name__}; it must be one of regroup.strategies, such as "
+            "regroup.strategies.DataParallel()."
+        )
+    if reduction == "exact":
+        if described != strategies.DataParallel():
+            raise UsageError(
+                f'reduction is "exact" and strategy is {described}: only DataParallel() without options gives the same bits at any '
+                'number of processes. Leave out strategy, or pass reduction="fast".'
+            )
+        return Exact(model, state.optimizer, plan)
+    if state.scaler is not None and isinstance(described.hook, strategies.PowerSGD):
+        raise UsageError(
+            "strategy has a PowerSGD hook, and scaler is set: what one step leaves for the next would be of another scale. "
+            "Train in bfloat16, which needs no scaler, or use another hook."
+        )
+    return DataParallel(model, state.optimizer, plan, described, model_group.inner())
 
 
 def session(
@@ -52,6 +76,7 @@ def session(
     reduction: str = "fast",
     scaler: Any = None,
     rehearse: bool | None = None,
+    strategy: strategies.Description | None = None,
 ) -> "Job":
     """Return the job that this process trains, as a context manager. Call it once everything is built.
 
@@ -61,10 +86,13 @@ def session(
     further objects with state_dict and load_state_dict, by name. reduction: "fast", or "exact" for results that are bitwise
     equal at any world size (slower; deterministic algorithms only). scaler: a torch.amp.GradScaler, for fp16: the session
     scales, unscales before it clips, and updates it. rehearse: run the block of a step once before this process joins a job, and
-    keep nothing of it, so that nobody waits for what it compiles; None: where the model is compiled. Raises UsageError,
-    StateError or DataError, one sentence each.
+    keep nothing of it, so that nobody waits for what it compiles; None: where the model is compiled. strategy: how the work is
+    split over ranks, one of `regroup.strategies`; None: DataParallel(). Raises UsageError, StateError or DataError, one sentence
+    each.
     """
-    return Job(model, optimizer, data, global_batch, microbatch, state or {}, seed, reduction, scaler, rehearse)
+    return Job(
+        model, optimizer, data, global_batch, microbatch, state or {}, seed, reduction, scaler, rehearse, strategy
+    )
 
 
 class Job:
@@ -85,6 +113,7 @@ class Job:
         reduction: str,
         scaler: Any = None,
         rehearse: bool | None = None,
+        strategy: strategies.Description | None = None,
     ) -> None:
         path = os.environ.get(env.SOCKET)
         if path and Job._attached:
@@ -104,7 +133,7 @@ class Job:
             raise UsageError(f'state is a {type(state).__name__}; it must be a dict: state={{"schedule": schedule}}.')
         if not isinstance(seed, int) or isinstance(seed, bool):
             raise UsageError(f"seed is {seed!r}; it must be a whole number.")
-        if reduction not in STRATEGIES:
+        if reduction not in REDUCTIONS:
             raise UsageError(f'reduction is {reduction!r}; it must be "fast" or "exact".')
         if rehearse not in (None, True, False):
             raise UsageError(f"rehearse is {rehearse!r}; it must be True, False, or None: where the model is compiled.")
@@ -128,11 +157,8 @@ class Job:
         self._durable = Durable(self.state, self.plan, model_group.inner())
         self._device = next(model.parameters(), torch.empty(0)).device
         make_current(self._device)
-        self._strategy: Strategy = (
-            Exact(model, self.state.optimizer, self.plan)
-            if reduction == "exact"
-            else DataParallel(model, self.state.optimizer, self.plan, model_group.inner())
-        )
+        described = strategies.DataParallel() if strategy is None else strategy
+        self._strategy = make_strategy(described, reduction, model, self.state, self.plan)
         self._watcher: Watcher | None = None
         """None in plain `python`."""
         # In a model group a forward communicates, and before the first generation there is nobody to do so with.

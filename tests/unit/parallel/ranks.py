@@ -85,6 +85,12 @@ class _Rank:
             parts = self._ranks.exchange(self.rank, (method, tensor.clone()))
             assert {name for name, _ in parts} == {method}, parts
             tensor.copy_(torch.stack([part for _, part in parts]).sum(0))
+        elif method == "alltoall_base":
+            output, mine, incoming, outgoing, _ = arguments
+            parts = self._ranks.exchange(self.rank, (method, mine.clone().split(outgoing)))
+            assert {name for name, _ in parts} == {method}, parts
+            assert [len(part[self.rank]) for _, part in parts] == incoming
+            output.copy_(torch.cat([part[self.rank] for _, part in parts]))
         else:
             assert method == "_allgather_base"
             output, mine = arguments

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import regroup
+from regroup import strategies
 from regroup.checkpoint import CheckpointError
 from regroup.data import DataError
 from regroup.data.sources import TensorSource
@@ -245,6 +246,50 @@ def test_users_own_error_is_raised_and_a_failed_apply_leaves_no_state() -> None:
     with pytest.raises(ZeroDivisionError, match="mine"):
         run(job, after=[fails])
     assert job.state.pair is None
+
+
+def test_strategy_that_is_none_of_ours_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"strategy is a str; it must be one of regroup\.strategies"):
+        make_job(strategy="ddp")
+
+
+REFUSED = [
+    (lambda: strategies.DataParallel(hook="fp8"), r"DataParallel\.hook is 'fp8'; it must be \"fp16\""),
+    (lambda: strategies.DataParallel(algorithm="tree"), r"DataParallel\.algorithm is 'tree'; it must be"),
+    (lambda: strategies.DataParallel("bf16", "ring"), r"algorithm is \"ring\" and hook is 'bf16'"),
+    (lambda: strategies.PowerSGD(rank=0), r"PowerSGD\.rank is 0; it must be a whole number of at least 1"),
+    (lambda: strategies.PowerSGD(start_step=1.5), r"PowerSGD\.start_step is 1\.5"),  # type: ignore[arg-type]
+    (lambda: strategies.PowerSGD(min_compression=0.5), r"PowerSGD\.min_compression is 0\.5"),
+    (
+        lambda: make_job(reduction="exact", strategy=strategies.DataParallel(hook="bf16")),
+        r"reduction is \"exact\" and strategy is DataParallel\(hook='bf16'",
+    ),
+    (
+        lambda: make_job(
+            scaler=torch.amp.GradScaler("cpu"), strategy=strategies.DataParallel(hook=strategies.PowerSGD())
+        ),
+        "PowerSGD hook, and scaler is set",
+    ),
+]
+
+
+@pytest.mark.parametrize(("make", "sentence"), REFUSED)
+def test_strategy_with_options_that_cannot_work_is_refused(make: Callable[[], object], sentence: str) -> None:
+    with pytest.raises(UsageError, match=sentence):
+        make()
+
+
+def test_guarantees_say_what_only_a_rank_has() -> None:
+    assert make_job().guarantees.lost_with_a_rank == ""
+    job = make_job(strategy=strategies.DataParallel(hook=strategies.PowerSGD()))
+    assert "error feedback" in job.guarantees.lost_with_a_rank
+
+
+def test_strategy_by_default_is_data_parallel() -> None:
+    default, named = make_job(), make_job(strategy=strategies.DataParallel())
+    with default, named:
+        assert train(default, 2) == train(named, 2)
+        assert type(default._strategy) is type(named._strategy)
 
 
 def test_changing_buffers_are_refused_in_exact_mode() -> None:

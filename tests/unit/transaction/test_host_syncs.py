@@ -173,6 +173,7 @@ def member(groups: Groups) -> Any:
 
     class Member:
         generation, rank, world_size = 1, groups.rank, groups.world_size
+        kept_own_state = True
 
         def __init__(self) -> None:
             self.groups = groups

@@ -10,10 +10,12 @@ parameter that got no gradient for some steps in a row is not waited for.
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 
+from regroup import strategies
 from regroup.checkpoint.shards import local_of
 from regroup.data import SamplePlan
 from regroup.errors import UsageError
@@ -23,8 +25,11 @@ from . import fsdp
 from .buffers import Buffers
 from .fingerprint import Fingerprint, ask_settings, settings_hash
 from .gradients import Bucket, Gradients, dense, hash_of
+from .hooks import Hook, Plain, Rounded, launch_sum
 from .host import Scalar, bits_of, float_of
 from .placement import Place, place_of
+from .powersgd import LowRank
+from .ring import Ring
 from .strategy import Guarantees, Share, Word
 
 PARCEL_BYTES = 256 << 10
@@ -32,6 +37,7 @@ PARCEL_BYTES = 256 << 10
 _ALIGN = 16
 CLIP_EPSILON = 1e-6
 """As in torch.nn.utils.clip_grad_norm_."""
+_DEFAULT = strategies.DataParallel()
 IDLE_STEPS = 8
 """A parameter that no rank has used for so many steps is not waited for. Fewer would mistake models that are trained in turn."""
 
@@ -39,12 +45,25 @@ IDLE_STEPS = 8
 class DataParallel:
     """See `Strategy`: reduction="fast"."""
 
-    def __init__(self, model: torch.nn.Module, optimizer: Any, plan: SamplePlan, inner: int = 0) -> None:
-        """`inner`: this process's index in its model group. Raises UsageError for a model without anything to train."""
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        optimizer: Any,
+        plan: SamplePlan,
+        described: strategies.DataParallel = _DEFAULT,
+        inner: int = 0,
+    ) -> None:
+        """`inner`: this process's index in its model group. Raises UsageError for a model without anything to train, and for a hook
+        in a model group."""
         self._layout = plan.layout
         self.guarantees = Guarantees(same_bits_at_any_size=False, survivor_has_all=self._layout.size == 1)
         places = {name: place_of(name, one, self._layout, inner) for name, one in model.named_parameters()}
         self._gradients = Gradients(model, self._filled, places if self._layout.size > 1 else None)
+        self._hook = make_hook(described)
+        if self._layout.size > 1 and type(self._hook) is not Plain:
+            raise UsageError(f"{described} does not work with regroup.mesh() so far. Leave one of them out.")
+        if isinstance(self._hook, LowRank):
+            self.guarantees = replace(self.guarantees, lost_with_a_rank="what its gradients still owe (error feedback)")
         self._buffers = Buffers(model)
         self._equal = Equal(model, optimizer, self._buffers, places if self._layout.size > 1 else None)
         self._model, self._plan = model, plan
@@ -60,6 +79,8 @@ class DataParallel:
         self._known_norm: float | None = None
         """That of the step that was put back."""
         self._step = 0
+        self._upcoming: int | None = None
+        """Number of the step that begins next; None: it is not known in a generation's first one."""
         self._armed = False
         """The last backward runs: buckets are sent as they are filled."""
         self._works: list[Pending] = []
@@ -81,15 +102,22 @@ class DataParallel:
         if self._groups is not None:
             alongs = {self._layout.data_dims, *(bucket.place.along for bucket in self._gradients.buckets)}
             self._among = {along: self._part(self._groups, along) for along in alongs}
+        self._hook.begin_generation(self._groups)
+        self._upcoming = None
         self._buffers.begin_generation(self._alike if self._groups is not None else groups)
         self._idle = bytearray(len(self._gradients.parameters))
         size = sum(bucket.flat.numel() * bucket.flat.element_size() for bucket in self._gradients.buckets)
         self._in_parcel = (
             self._groups is not None
             and self._layout.size == 1
+            and type(self._hook) is Plain
             and all(bucket.flat.device.type == "cpu" for bucket in self._gradients.buckets)
             and size * self._groups.world_size <= PARCEL_BYTES
         )
+
+    def forget(self) -> None:
+        """See Strategy."""
+        self._hook.forget()
 
     def begin_step(self) -> None:
         """See Strategy."""
@@ -98,12 +126,14 @@ class DataParallel:
                 bucket.renew()  # a thread or a GPU of a group that has ended may still write into the old ones
         self._armed, self._works, self._num_sent, self._late, self._agreed = False, [], 0, {}, None
         self._gradients.begin()
+        self._hook.begin_step()
         self._buffers.keep()
 
     def backward(self, v: int, loss: torch.Tensor, gradient: torch.Tensor, *, last: bool) -> None:  # noqa: ARG002
         """See Strategy."""
         self._gradients.check_kept(self._gradients.buckets)
-        if last and self._groups is not None and not self._in_parcel:
+        knows = self._upcoming is not None or not self._hook.needs_step
+        if last and self._groups is not None and not self._in_parcel and knows:
             self._armed = True
             self._open = [
                 {index for index in bucket.indices if self._idle[index] < IDLE_STEPS}
@@ -117,11 +147,13 @@ class DataParallel:
     def launch(self, share: Share) -> None:
         """See Strategy."""
         self._armed, self._step = False, share.index
+        self._upcoming = share.index
         buckets = self._gradients.buckets
         self._gradients.check_kept(buckets[self._num_sent :])
         if self._groups is None or self._in_parcel:
             for bucket in buckets:
                 self._gradients.collect(bucket)
+                self._hook.alone(bucket)
             self._buffers.launch()
             return
         for bucket in buckets[: self._num_sent]:
@@ -159,6 +191,7 @@ class DataParallel:
             self._groups.wait(pending)
         if self._num_sent:
             self._works, self._num_sent = [], 0
+            self._hook.finish(self._groups)
             for bucket in self._gradients.buckets:
                 bucket.attach()
             if self._layout.size > 1:
@@ -207,8 +240,8 @@ class DataParallel:
             exchanged = True
         unused = {word.unused for word in words}
         if 0 in unused:
-            # One rank at least has used all; in a model group the set came with the sums.
-            self._agreed = self._agreed or bytes([1]) * len(self._gradients.parameters)
+            if self._layout.size == 1:  # one rank at least has used all; in a model group the set came with the sums
+                self._agreed = bytes([1]) * len(self._gradients.parameters)
         elif len(unused) > 1:
             self._agreed = gathered_any(self._groups, self._gradients.used)
             exchanged = True
@@ -223,6 +256,8 @@ class DataParallel:
     def scale(self, weight: float) -> None:
         """See Strategy."""
         assert self._agreed is not None
+        self._hook.commit(self._agreed)
+        self._upcoming = self._step + 1
         self._gradients.scale(weight, self._agreed)
         if self._known_norm is not None:
             self._norm, self._known_norm = self._known_norm, None
@@ -308,7 +343,8 @@ class DataParallel:
             parameter.grad = None
         among = self._among[bucket.place.along]
         if among.world_size > 1:
-            self._works.append(among.launch("allreduce", [bucket.flat], control=_is_host(bucket.flat)))
+            step = self._step if self._upcoming is None else self._upcoming
+            self._works.append(self._hook.send(among, bucket, step))
         self._num_sent += 1
 
     def _sum_late(self, groups: Groups) -> None:
@@ -323,7 +359,7 @@ class DataParallel:
                 continue
             parts = [self._late[index] if index in self._late else torch.zeros_like(view) for index, view in late]
             flat = torch.cat([part.reshape(-1) for part in parts])
-            groups.wait([groups.launch("allreduce", [flat], control=_is_host(flat))])
+            groups.wait([launch_sum(groups, flat)])
             low = 0
             for _, view in late:
                 view.add_(flat[low : low + view.numel()].view_as(view))
@@ -331,9 +367,13 @@ class DataParallel:
         self._late = {}
 
 
-def _is_host(tensor: torch.Tensor) -> bool:
-    """Return whether a tensor is in host memory: a model may have parameters there beside those on its GPU."""
-    return tensor.device.type == "cpu"
+def make_hook(described: strategies.DataParallel) -> Hook:
+    """Return what sums the buckets."""
+    if described.hook is None:
+        return Ring() if described.algorithm == "ring" else Plain()
+    if isinstance(described.hook, strategies.PowerSGD):
+        return LowRank(described.hook)
+    return Rounded({"fp16": torch.float16, "bf16": torch.bfloat16}[described.hook])
 
 
 def _padded(flat: torch.Tensor) -> torch.Tensor:

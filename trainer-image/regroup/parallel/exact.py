@@ -52,6 +52,9 @@ class Exact:
         self._sums = [ExactSum(shares, rank) for _ in self._gradients.buckets]
         self._scalars = ExactSum(shares, rank)
 
+    def forget(self) -> None:
+        """See Strategy: there is nothing that only one rank has."""
+
     def begin_step(self) -> None:
         """See Strategy."""
         self._agreed = None

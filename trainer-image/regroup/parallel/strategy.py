@@ -25,6 +25,8 @@ class Guarantees:
     """The committed state is bitwise that of one process, whatever the number of ranks and however often it changed."""
     survivor_has_all: bool
     """One survivor is enough to go on from the newest committed step."""
+    lost_with_a_rank: str = ""
+    """What only the rank itself has, in no state that is copied or saved, so that it is lost when the rank is. "": nothing."""
 
 
 @dataclass
@@ -76,6 +78,11 @@ class Strategy(Protocol):
 
     def begin_generation(self, groups: Groups | None) -> None:
         """Other ranks than before, from here on. None: plain `python`."""
+        ...
+
+    def forget(self) -> None:
+        """This rank's state has been replaced by a copy: what it kept for itself belongs to the old one. Comes before
+        `begin_generation`."""
         ...
 
     def begin_step(self) -> None:

@@ -67,6 +67,8 @@ class Committer:
     def begin_generation(self) -> None:
         """Other ranks, from here on."""
         self.num_committed = 0
+        if not self.membership.kept_own_state:
+            self.strategy.forget()
         self.strategy.begin_generation(self.membership.groups)
 
     def begin(self) -> None:

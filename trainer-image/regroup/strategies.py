@@ -1,0 +1,74 @@
+"""How the work of a job is split over its ranks: what a script passes as `regroup.session(strategy=...)`.
+
+Only descriptions: one frozen class for each strategy, checked when it is made. Pure, without torch, so that a configuration can
+be read where torch is not installed. What does the work is in `regroup.parallel`, and `regroup.job.make_strategy` goes from one
+to the other.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from .errors import UsageError
+
+HOOKS = ("fp16", "bf16")
+"""Formats that gradients may be rounded to for the sum over ranks."""
+ALGORITHMS = ("library", "ring")
+"""What sums gradients over ranks."""
+
+
+@dataclass(frozen=True)
+class PowerSGD:
+    """Sum a low-rank approximation of each gradient, and keep on each rank what it leaves out for the next step (Vogels et al.,
+    PowerSGD, 2019)."""
+
+    rank: int = 1
+    """Of the approximation. 1 to 4 are usual; larger is more exact and slower."""
+    start_step: int = 1000
+    """Steps before this one sum gradients as they are: compressed gradients may lead the first steps astray."""
+    min_compression: float = 2.0
+    """A parameter is approximated only if that makes what is sent smaller by more than this factor."""
+
+    def __post_init__(self) -> None:
+        _check_whole("PowerSGD.rank", self.rank, 1)
+        _check_whole("PowerSGD.start_step", self.start_step, 0)
+        if not _is_number(self.min_compression) or not self.min_compression >= 1:
+            raise UsageError(
+                f"PowerSGD.min_compression is {self.min_compression!r}; it must be a number of at least 1."
+            )
+
+
+@dataclass(frozen=True)
+class DataParallel:
+    """Each rank has a whole copy of the model, and gradients are summed over ranks in each step. The default."""
+
+    hook: str | PowerSGD | None = None
+    """How gradients are compressed for the sum: "fp16", "bf16", a PowerSGD, or None: as they are."""
+    algorithm: str = "library"
+    """What sums them: "library", the all-reduce of gloo or NCCL; or "ring", the one written out in regroup/parallel/ring.py, to
+    read and to compare with."""
+
+    def __post_init__(self) -> None:
+        if self.hook is not None and self.hook not in HOOKS and not isinstance(self.hook, PowerSGD):
+            raise UsageError(
+                f'DataParallel.hook is {self.hook!r}; it must be "fp16", "bf16", a regroup.strategies.PowerSGD, or None.'
+            )
+        if self.algorithm not in ALGORITHMS:
+            raise UsageError(f'DataParallel.algorithm is {self.algorithm!r}; it must be "library" or "ring".')
+        if self.algorithm == "ring" and self.hook is not None:
+            raise UsageError(
+                f'DataParallel.algorithm is "ring" and hook is {self.hook!r}: only gradients as they are go by the ring. '
+                "Leave one of them out."
+            )
+
+
+Description = DataParallel
+"""What `strategy` may be."""
+
+
+def _check_whole(field: str, value: Any, least: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise UsageError(f"{field} is {value!r}; it must be a whole number of at least {least}.")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
