@@ -22,6 +22,7 @@ from .generation.regrouper import Regrouper
 from .generation.watcher import Watcher
 from .parallel.ddp import DataParallel
 from .parallel.exact import Exact
+from .parallel.local_steps import LocalSteps
 from .parallel.strategy import Guarantees, Strategy
 from .progress.busy import BusyStack
 from .progress.reporter import Reporter
@@ -31,6 +32,8 @@ from .state.durable import Durable
 from .state.memory import Memory
 from .state.training import CommitRecord, TrainingState
 from .step import Step
+from .strategies import DataParallel as DataParallelStrategy
+from .strategies import DiLoCo, LocalSGD
 from .transaction.commit import Committer, exchange
 from .transaction.header import Header, Row
 from .transaction.rehearsal import Rehearsal, is_compiled
@@ -51,6 +54,7 @@ def session(
     reduction: str = "fast",
     scaler: Any = None,
     rehearse: bool | None = None,
+    strategy: Any = None,
 ) -> "Job":
     """Return the job that this process trains, as a context manager. Call it once everything is built.
 
@@ -60,10 +64,48 @@ def session(
     further objects with state_dict and load_state_dict, by name. reduction: "fast", or "exact" for results that are bitwise
     equal at any world size (slower; deterministic algorithms only). scaler: a torch.amp.GradScaler, for fp16: the session
     scales, unscales before it clips, and updates it. rehearse: run the block of a step once before this process joins a job, and
-    keep nothing of it, so that nobody waits for what it compiles; None: where the model is compiled. Raises UsageError,
-    StateError or DataError, one sentence each.
+    keep nothing of it, so that nobody waits for what it compiles; None: where the model is compiled. strategy: one of
+    `regroup.strategies`, how the work of a step is split; None: DataParallel(). Raises UsageError, StateError or DataError,
+    one sentence each.
     """
-    return Job(model, optimizer, data, global_batch, microbatch, state or {}, seed, reduction, scaler, rehearse)
+    return Job(
+        model, optimizer, data, global_batch, microbatch, state or {}, seed, reduction, scaler, rehearse, strategy
+    )
+
+
+def _strategy_of(description: Any, reduction: str, state: TrainingState, plan: SamplePlan) -> Strategy:
+    """Return what a description of `regroup.strategies` says. Raises UsageError."""
+    model, optimizer = state.model, state.optimizer
+    if description is None or isinstance(description, DataParallelStrategy):
+        return STRATEGIES[reduction](model, optimizer, plan)
+    if not isinstance(description, (LocalSGD, DiLoCo)):
+        raise UsageError(
+            f"strategy is a {type(description).__name__}; it must be one of regroup.strategies, such as DataParallel() or "
+            "DiLoCo(inner_steps=50)."
+        )
+    name = type(description).__name__
+    if reduction != "fast":
+        raise UsageError(
+            f"reduction is {reduction!r}, and strategy {name}: what a rank does by itself depends on the number of ranks. Use "
+            'reduction="fast".'
+        )
+    if state.scaler is not None:
+        raise UsageError(
+            f"scaler is given, and strategy is {name}: each rank would find overflows, and a scale, of its own. Use bfloat16, "
+            "which needs no scaler."
+        )
+    rate, momentum = 1.0, 0.0
+    if isinstance(description, DiLoCo):
+        rate, momentum = description.outer_learning_rate, description.outer_momentum
+    return LocalSteps(
+        model,
+        optimizer,
+        plan,
+        inner_steps=description.inner_steps,
+        max_norm=description.max_norm,
+        outer=lambda trained: torch.optim.SGD(trained, lr=rate, momentum=momentum, nesterov=momentum > 0),
+        before_change=lambda: state.before_change(),
+    )
 
 
 class Job:
@@ -84,6 +126,7 @@ class Job:
         reduction: str,
         scaler: Any = None,
         rehearse: bool | None = None,
+        strategy: Any = None,
     ) -> None:
         path = os.environ.get(env.SOCKET)
         if path and Job._attached:
@@ -124,7 +167,11 @@ class Job:
         self._durable = Durable(self.state, self.plan)
         self._device = next(model.parameters(), torch.empty(0)).device
         make_current(self._device)
-        self._strategy: Strategy = STRATEGIES[reduction](model, self.state.optimizer, self.plan)
+        self._strategy = _strategy_of(strategy, reduction, self.state, self.plan)
+        if self._strategy.outer is not None and self.state.extra.setdefault("outer", self._strategy.outer) is not (
+            self._strategy.outer
+        ):
+            raise UsageError('state["outer"] is the name of the strategy\'s own optimizer. Choose another name.')
         self._watcher: Watcher | None = None
         """None in plain `python`."""
         self._rehearses = bool(path) and (is_compiled(model) if rehearse is None else rehearse)

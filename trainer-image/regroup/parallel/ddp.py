@@ -30,6 +30,7 @@ class DataParallel:
     """See `Strategy`: reduction="fast"."""
 
     guarantees = Guarantees(same_bits_at_any_size=False, survivor_has_all=True)
+    outer = None
 
     def __init__(self, model: torch.nn.Module, optimizer: Any, plan: SamplePlan) -> None:
         """Raises UsageError for a model without anything to train."""
@@ -54,6 +55,11 @@ class DataParallel:
         """Gradients that came after their bucket was sent, by parameter."""
         self._agreed: bytes | None = None
         """Parameters that got a gradient on any rank, once that is known for this step."""
+
+    @property
+    def gradients(self) -> Gradients:
+        """Those that it sums."""
+        return self._gradients
 
     def begin_generation(self, groups: Groups | None) -> None:
         """See Strategy."""
@@ -88,6 +94,9 @@ class DataParallel:
         loss.backward(gradient)  # type: ignore[no-untyped-call]
 
     def skip(self, v: int) -> None:
+        """See Strategy."""
+
+    def added(self, v: int, weight: float) -> None:
         """See Strategy."""
 
     def launch(self, share: Share) -> None:

@@ -2,13 +2,13 @@
 
 A session is the same whatever the strategy: it deals samples, commits a step on all ranks or on none, and copies state to who
 joins. What depends on the split is behind `Strategy`: gradients and how they are summed, running statistics, what is
-compared, and which of the session's promises hold (`Guarantees`). One file for each strategy; `ddp` and `exact` are two.
+compared, and which of the session's promises hold (`Guarantees`). One file for each strategy: `ddp`, `exact`, `local_steps`.
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
@@ -25,6 +25,13 @@ class Guarantees:
     """The committed state is bitwise that of one process, whatever the number of ranks and however often it changed."""
     survivor_has_all: bool
     """One survivor is enough to go on from the newest committed step."""
+    whole_gradient: bool = True
+    """A step applies the gradient of its whole batch: the optimizer's path does not depend on the number of ranks, but for
+    rounding."""
+    equal_state: bool = True
+    """Every rank holds the same state, the optimizer's too: what a lost rank held is what each survivor holds."""
+    optimizer_steps: int = 1
+    """Steps of the optimizer in one step of the session: a failure repeats at most so many."""
 
 
 @dataclass
@@ -69,6 +76,8 @@ class Strategy(Protocol):
     """
 
     guarantees: Guarantees
+    outer: Any
+    """The optimizer that a commit steps in place of the script's; a part of the state, as `outer`. None: the script's."""
 
     def begin_generation(self, groups: Groups | None) -> None:
         """Other ranks than before, from here on. None: plain `python`."""
@@ -84,6 +93,10 @@ class Strategy(Protocol):
 
     def skip(self, v: int) -> None:
         """Virtual worker `v` adds nothing: its weight is 0."""
+        ...
+
+    def added(self, v: int, weight: float) -> None:
+        """`backward` or `skip` of virtual worker `v` is over. weight: its microbatch's, as `scale` takes it."""
         ...
 
     def launch(self, share: Share) -> None:
