@@ -53,12 +53,13 @@ def train(
     rounds: int,
     make: Callable[[], torch.nn.Module] = make_model,
     optimizer_of: Callable[[torch.nn.Module], torch.optim.Optimizer] = make_optimizer,
+    plan: SamplePlan | None = None,
 ) -> tuple[list[torch.Tensor], list[float]]:
     """Commit steps on one of several ranks, as a session does; return all that it holds, and its losses."""
     model = make()
     optimizer = optimizer_of(model)
     source = as_source(make_data())
-    plan = SamplePlan(0, len(source), BATCH, MICROBATCH, groups.world_size)
+    plan = plan or SamplePlan(0, len(source), BATCH, MICROBATCH, groups.world_size)
     state = TrainingState(model, optimizer, {}, None)
     strategy = _strategy_of(description, "fast", state, plan)
     memory = Memory(state, plan, None, groups.rank)
@@ -113,6 +114,21 @@ def test_rounds_are_those_of_a_replay_bit_by_bit(description: Description, way: 
     if world_size > 1:  # the replay's ranks do have an optimizer's state each of their own
         first, second = (tensors_of(holder.inner) for holder in holders[:2])
         assert any(not torch.equal(a, b) for a, b in zip(first, second))
+
+
+@pytest.mark.usefixtures("no_seeds")
+def test_ranks_of_a_hand_over_that_have_too_few_microbatches_make_fewer_inner_steps() -> None:
+    """Eight ranks share twelve microbatches, three inner steps each; and five share three: two of them have none."""
+    way = Way(3, 0.7, 0.9)
+    for batch, world_size, none in ((BATCH, 8, 0), (12, 5, 2)):
+        plan = SamplePlan(0, 500, batch, MICROBATCH)
+        outcomes = Ranks(world_size).run(lambda g, p=plan: train(DiLoCo(inner_steps=3), g, 4, plan=p))  # type: ignore[misc]
+        holders = [Holder.new(way, make_model(), make_optimizer) for _ in range(world_size)]
+        for index in range(4):
+            replay_round(holders, way, plan, make_data(), index)
+        for (got, _), holder in zip(outcomes, holders):
+            assert_bits(got, holder.bits())
+        assert sum(not share for share in plan.shares(world_size)) == none
 
 
 @pytest.mark.usefixtures("no_seeds")
