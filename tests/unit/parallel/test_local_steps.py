@@ -34,6 +34,7 @@ from tests.trainer.rounds import (
     replay_round,
     tensors_of,
 )
+from tests.unit.parallel.fake_device import DEVICE, FakeDevice
 from tests.unit.parallel.ranks import Ranks
 from tests.unit.transaction.test_host_syncs import member
 
@@ -475,3 +476,20 @@ def test_strategy_leaves_nothing_at_the_model() -> None:
     strategy.close()
     after = [parameter._post_accumulate_grad_hooks for parameter in model.parameters()]
     assert [hooks or None for hooks in after] == [hooks or None for hooks in before]
+
+
+def test_inner_steps_do_not_wait_for_the_device() -> None:
+    """The host waits once in a round, for its row, as in a step of data parallel; and parameters there are set back and stepped."""
+    with FakeDevice() as device:
+        model = torch.nn.Sequential(torch.nn.Linear(8, 6, device=DEVICE), torch.nn.Linear(6, 4, device=DEVICE))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        strategy = DiLoCo(inner_steps=4, max_norm=1.0)
+        with make_job(strategy, model=model, optimizer=optimizer) as job:
+            for step in job.steps(3):
+                device.take()
+                with step:
+                    for x, y in step.microbatches():
+                        x, y = x.to(DEVICE, non_blocking=True), y.to(DEVICE, non_blocking=True)
+                        step.backward(mean=torch.nn.functional.cross_entropy(model(x), y), weight=len(y))
+                    step.commit()
+        assert device.take() == ["commit._row: copy to the host"]
