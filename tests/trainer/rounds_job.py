@@ -2,6 +2,7 @@
 
 TEST_WAY   INNER:RATE:MOMENTUM  inner steps, learning rate and momentum of the outer step; without momentum local SGD
 TEST_HOLD  G:N:M  in generation G, round N: write the file TEST_HELD before microbatch M, and wait for a newer generation
+TEST_FAULT a fault of `faults`
 TEST_PACE  seconds that a round takes until the file TEST_GO is there
 
 Its last line is JSON: a hash of all that it holds, and each round that it committed with its generation and its loss.
@@ -19,6 +20,10 @@ import torch
 import regroup
 from regroup.strategies import DiLoCo, LocalSGD
 
+if os.environ.get("TEST_FAULT"):
+    import faults  # type: ignore[import-not-found]
+
+    faults.install(os.environ["TEST_FAULT"])
 inner, rate, momentum = os.environ["TEST_WAY"].split(":")
 strategy: LocalSGD | DiLoCo = LocalSGD(inner_steps=int(inner))
 if float(momentum):

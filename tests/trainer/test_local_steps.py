@@ -14,6 +14,7 @@ import torch
 from regroup.data import SamplePlan
 from regroup.protocol import local
 from regroup.protocol.document import PLANNED
+from regroup.protocol.state import StatePair
 from tests.trainer import rounds_loss
 from tests.trainer.agent_double import AgentDouble
 from tests.trainer.elastic_kit import PACE_S, start
@@ -116,6 +117,34 @@ def test_what_joins_has_the_sources_optimizer(job: AgentDouble) -> None:
     job.wait_exit(0, 1)
     ends = [json.loads(job.workers[slot].log.strip().splitlines()[-1]) for slot in (0, 1)]
     holders = replay(job, Way(4, 0.7, 0.9), ends[0]["rounds"])
+    for slot, end in enumerate(ends):
+        bits = b"".join(one.numpy().tobytes() for one in holders[job.workers[slot].pod_uid].bits())
+        assert end["hash"] == hashlib.sha256(bits).hexdigest(), f"slot {slot}"
+
+
+def test_round_that_one_rank_did_not_apply_is_not_done_again(job: AgentDouble, tmp_path: Path) -> None:
+    """The others have it. The one that is behind copies one of them, with its inner optimizer's state, and its own is gone."""
+    go, way = tmp_path / "fault", Way(2, 0.7, 0.9)
+    words = {"TEST_WAY": "2:0.7:0.9"}
+    job.start(0, **words)
+    job.start(1, TEST_FAULT="breaks-before-apply:8", TEST_FAULT_GO=str(go), **words)
+    job.start(2, **words)
+    job.wait_attached(0, 1, 2)
+    job.announce(range(3))
+    job.wait_step(1, 9, [0, 2])
+    go.touch()
+    assert [job.wait_left(slot)[-1].state for slot in range(3)] == [StatePair(1, 9), StatePair(1, 8), StatePair(1, 9)]
+    job.announce(range(3))
+    job.first_commit(2, range(3))
+    sources = [job.workers[slot].messages(local.AdoptedLocally, 2)[0].source for slot in range(3)]
+    assert sources == ["self", job.workers[0].pod_uid, "self"]
+    job.go()
+    job.wait_finished(0, 1, 2)
+    job.stop()
+    job.wait_exit(0, 1, 2)
+    ends = [json.loads(job.workers[slot].log.strip().splitlines()[-1]) for slot in range(3)]
+    assert [generation for index, generation, _ in ends[0]["rounds"] if index in (8, 9)] == [1, 2]
+    holders = replay(job, way, ends[0]["rounds"])
     for slot, end in enumerate(ends):
         bits = b"".join(one.numpy().tobytes() for one in holders[job.workers[slot].pod_uid].bits())
         assert end["hash"] == hashlib.sha256(bits).hexdigest(), f"slot {slot}"
