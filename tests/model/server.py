@@ -61,6 +61,17 @@ class ServerScenario(NamedTuple):
     faults: Budget = Budget()
 
 
+_TWO = ServerScenario(faults=Budget(crash=1))
+WIDE = {
+    "two shares and a crash": _TWO,
+    "two shares, and one that hears nothing": _TWO._replace(faults=Budget(deaf=1)),
+    "two shares and both": _TWO._replace(faults=Budget(crash=1, deaf=1)),
+}
+"""For `python -m tests.model SERVER`."""
+WILD = ServerScenario(staleness=1, shares=4, max_generations=4, faults=Budget(crash=1, deaf=1, late=1))
+"""For walks."""
+
+
 class Applied(NamedTuple):
     """What one version applied."""
 
