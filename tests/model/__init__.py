@@ -4,9 +4,10 @@ Without a rule the trace beside it in protocol.md must be found; with all rules 
 a minute and count states, not seconds; `python -m tests.model [RULE ...]` searches the wider scenarios and prints their
 numbers of states (minutes; `make test-all` calls it; exit code 1 if an outcome is not the expected one).
 
-Three models. This folder's own is about safety: no step lost or done twice, whatever happens. live/ is about liveness: training
+Four models. This folder's own is about safety: no step lost or done twice, whatever happens. live/ is about liveness: training
 always goes on (rules HEARD, WORDS, BEST, RETRY and those beside them). groups/ is about safety where one copy of the model is split
-over several ranks (REDUCED, KEEP and those beside them), which is in no code yet. Their docstrings say what they model.
+over several ranks (REDUCED, KEEP and those beside them), and server.py about a parameter server (adr/0031); neither is in the
+code yet. Their docstrings say what they model.
 
 Files: records.py what a state is made of, and the rules' switches; view.py questions to a state, the witness walk,
 what must never be; moves_worker.py, moves_operator.py, moves_faults.py what can happen next; core.py ties them

@@ -1,6 +1,7 @@
 """`python -m tests.model [RULE ...]`: search the wide scenarios, each rule off and on. Minutes, and 4 GB of memory.
 
-LIVE or GROUPS in place of a rule: the wide searches and the walks of the liveness model, of the model of model groups only.
+LIVE, GROUPS or SERVER in place of a rule: the wide searches and the walks of the liveness model, of the model of model groups, of
+that of a parameter server only.
 """
 
 from __future__ import annotations
@@ -16,18 +17,24 @@ from tests.model.live.scenarios import WIDE as LIVE_WIDE
 from tests.model.live.scenarios import WILD as LIVE_WILD
 from tests.model.scenarios import QUICK, WIDE, WIDE_MAX_STATES
 from tests.model.search import search, walk
+from tests.model.server import WIDE as SERVER_WIDE
+from tests.model.server import WILD as SERVER_WILD
+from tests.model.server import Server
 
 LIVE_MAX_STATES = 400_000
 LIVE_WALKS = 1_000
 """In each of the wild scenarios."""
 GROUPS_MAX_STATES = 800_000
 GROUPS_WALKS = 8_000
+SERVER_MAX_STATES = 800_000
+SERVER_WALKS = 8_000
 
 
 def main(rules: list[str]) -> int:
     """Print every outcome; 1 if one is not as expected. A bound that was hit is said, and is no failure."""
     surprises = liveness() if not rules or "LIVE" in rules else 0
     surprises += model_groups() if not rules or "GROUPS" in rules else 0
+    surprises += parameter_server() if not rules or "SERVER" in rules else 0
     for trace in (*QUICK, *WIDE):
         if rules and trace.rule not in rules:
             continue
@@ -75,6 +82,22 @@ def model_groups() -> int:
         print(f"model groups, {name}: {words}", flush=True)
         if walked.violation is not None:
             print("\n".join((f"UNEXPECTED {walked.violation}", *walked.trace)), flush=True)
+    return surprises
+
+
+def parameter_server() -> int:
+    """Print the outcome of the wide searches and walks of the model of a parameter server, all rules on; return the surprises."""
+    surprises = 0
+    for name, scenario in SERVER_WIDE.items():
+        got = search(Server(scenario), max_states=SERVER_MAX_STATES, live=True)
+        surprises += got.verdict != "holds"
+        print(f"parameter server, {name}: {'' if got.verdict == 'holds' else 'UNEXPECTED '}{got}", flush=True)
+    walked = walk(Server(SERVER_WILD), num_walks=SERVER_WALKS, depth=80, seed=7)
+    surprises += walked.violation is not None
+    words = f"{walked.num_finished} of {walked.num_walks} walks count every share, {walked.num_moves} moves"
+    print(f"parameter server, walks: {words}", flush=True)
+    if walked.violation is not None:
+        print("\n".join((f"UNEXPECTED {walked.violation}", *walked.trace)), flush=True)
     return surprises
 
 

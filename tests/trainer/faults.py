@@ -55,6 +55,8 @@ def _ends_before_apply(index: int, *, dies: bool) -> None:
     settle = DataParallel.settle  # what a commit asks for between the reduction and the optimizer
 
     def ending(strategy: DataParallel, words: Sequence[Word]) -> bool:
+        if settle(strategy, words):
+            return True  # rows are gathered again
         if strategy._step == index and strategy._groups is not None and strategy._groups.generation == 1:
             deadline_s = time.monotonic() + 60
             while not Path(os.environ["TEST_FAULT_GO"]).exists() and time.monotonic() < deadline_s:
@@ -62,7 +64,7 @@ def _ends_before_apply(index: int, *, dies: bool) -> None:
             if dies:
                 os.kill(os.getpid(), signal.SIGKILL)
             raise GroupBroken("TEST_FAULT")
-        return settle(strategy, words)
+        return False
 
     DataParallel.settle = ending  # type: ignore[method-assign, assignment]
 

@@ -23,6 +23,7 @@ from .generation.regrouper import Regrouper
 from .generation.watcher import Watcher
 from .parallel.ddp import DataParallel
 from .parallel.exact import Exact
+from .parallel.local_steps import LocalSteps
 from .parallel.strategy import Guarantees, Strategy
 from .progress.busy import BusyStack
 from .progress.reporter import Reporter
@@ -56,6 +57,8 @@ def make_strategy(
                 'number of processes. Leave out strategy, or pass reduction="fast".'
             )
         return Exact(model, state.optimizer, plan)
+    if isinstance(described, (strategies.LocalSGD, strategies.DiLoCo)):
+        return _local_steps(described, state, plan)
     if state.scaler is not None and isinstance(described.hook, strategies.PowerSGD):
         raise UsageError(
             "strategy has a PowerSGD hook, and scaler is set: what one step leaves for the next would be of another scale. "
@@ -92,6 +95,32 @@ def session(
     """
     return Job(
         model, optimizer, data, global_batch, microbatch, state or {}, seed, reduction, scaler, rehearse, strategy
+    )
+
+
+def _local_steps(
+    described: strategies.LocalSGD | strategies.DiLoCo, state: TrainingState, plan: SamplePlan
+) -> Strategy:
+    """Return what makes rounds of inner steps. Raises UsageError."""
+    name = type(described).__name__
+    if state.scaler is not None:
+        raise UsageError(
+            f"scaler is given, and strategy is {name}: each rank would find overflows, and a scale, of its own. Use bfloat16, "
+            "which needs no scaler."
+        )
+    if plan.layout.size > 1:
+        raise UsageError(f"strategy {name} does not work with regroup.mesh() so far. Leave one of them out.")
+    rate, momentum = 1.0, 0.0
+    if isinstance(described, strategies.DiLoCo):
+        rate, momentum = described.outer_learning_rate, described.outer_momentum
+    return LocalSteps(
+        state.model,
+        state.optimizer,
+        plan,
+        inner_steps=described.inner_steps,
+        max_norm=described.max_norm,
+        outer=lambda trained: torch.optim.SGD(trained, lr=rate, momentum=momentum, nesterov=momentum > 0),
+        before_change=lambda: state.before_change(),
     )
 
 
@@ -159,6 +188,10 @@ class Job:
         make_current(self._device)
         described = strategies.DataParallel() if strategy is None else strategy
         self._strategy = make_strategy(described, reduction, model, self.state, self.plan)
+        if self._strategy.outer is not None and self.state.extra.setdefault("outer", self._strategy.outer) is not (
+            self._strategy.outer
+        ):
+            raise UsageError('state["outer"] is the name of the strategy\'s own optimizer. Choose another name.')
         self._watcher: Watcher | None = None
         """None in plain `python`."""
         # In a model group a forward communicates, and before the first generation there is nobody to do so with.

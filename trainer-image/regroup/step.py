@@ -46,6 +46,10 @@ class Transaction(Protocol):
         """Virtual worker `v` adds nothing."""
         ...
 
+    def added(self, v: int, weight: float) -> None:
+        """`backward` or `skip` of virtual worker `v` is over; its microbatch has this weight."""
+        ...
+
     def interrupted(self, error: BaseException, *, committed: bool) -> bool:
         """Return whether `error` ended the block and is not the script's own."""
         ...
@@ -193,6 +197,7 @@ class Step:
         else:
             share.loss_sums[v] = 0.0
         share.sample_hash += self._transaction.plan.hash_of(self.index, v)
+        self._transaction.added(v, number)
 
     def commit(
         self,

@@ -19,6 +19,7 @@ from regroup.generation.membership import Alone
 from regroup.job import Job
 from regroup.protocol import env, local
 from regroup.state.durable import Origin
+from regroup.strategies import LocalSGD
 from regroup.transaction.rehearsal import MICROBATCHES
 
 
@@ -179,6 +180,24 @@ def test_script_decides(agent: Agent, rehearse: bool | None, compiles: bool, beg
     steps = train(make_job(model=model, rehearse=rehearse))
     assert agent.events[0] == begins
     assert [step.rehearsal for step in steps] == ([True, False] if begins == "rehearses" else [False])
+
+
+def test_rehearsal_makes_no_inner_step(agent: Agent) -> None:
+    """An inner batch of the two microbatches would be complete; and the round that follows is as without a rehearsal."""
+    ends = []
+    for rehearse in (True, False):
+        torch.manual_seed(1)
+        agent.events.clear()
+        Job._attached = False
+        job = make_job(rehearse=rehearse, strategy=LocalSGD(inner_steps=2))
+        steps: list[int] = []
+        job.optimizer.register_step_pre_hook(lambda *_, steps=steps: steps.append(len(agent.events)))
+        train(job)
+        assert len(steps) == 2
+        assert steps[0] == len(agent.events), "all are made after the generation was entered"
+        ends.append([parameter.detach().clone() for parameter in job.model.parameters()])
+    for rehearsed, plain in zip(*ends):
+        assert torch.equal(rehearsed, plain)
 
 
 def test_plain_python_rehearses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

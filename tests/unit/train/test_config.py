@@ -64,6 +64,17 @@ SMALL: dict[str, Any] = {"task": "digits", "steps": 100, "global_batch": 80, "mi
             "schedule.warmup_steps (100) must be less than steps (100). Lower it, or raise steps.",
             id="warm-up to the end",
         ),
+        pytest.param(
+            {"strategy": {"name": "diloco", "inner_steps": 11}},
+            "strategy.inner_steps (11) is more than the microbatches of a step (global_batch / microbatch: 10). Lower it, or raise "
+            "global_batch: it counts the samples of all inner steps.",
+            id="more inner steps than microbatches",
+        ),
+        pytest.param(
+            {"strategy": "local_sgd", "reduction": "exact"},
+            "reduction (exact) cannot be used with strategy local_sgd. Choose another reduction.",
+            id="an exact sum of steps of one's own",
+        ),
     ],
 )  # fmt: skip
 def test_wrong_field_is_one_sentence(change: dict[str, Any], sentence: str) -> None:

@@ -13,7 +13,16 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import FakeProcessGroup, HashStore, PrefixStore, ProcessGroup, ProcessGroupGloo, Work
+from torch._C._distributed_c10d import (
+    AllreduceOptions,
+    FakeProcessGroup,
+    HashStore,
+    PrefixStore,
+    ProcessGroup,
+    ProcessGroupGloo,
+    ReduceOp,
+    Work,
+)
 
 from regroup.errors import UsageError
 
@@ -33,11 +42,6 @@ _SLICED = (
     "all_gather_single_coalesced",
     "broadcast",
     "reduce",
-    "reduce_scatter",
-    "_reduce_scatter_base",
-    "reduce_scatter_single",
-    "reduce_scatter_tensor_coalesced",
-    "reduce_scatter_single_coalesced",
     "alltoall",
     "alltoall_base",
     "all_to_all_single",
@@ -46,6 +50,8 @@ _SLICED = (
     "barrier",
 )
 """Collectives of a ProcessGroup that `Groups.wait` can wait for in slices."""
+_SCATTERED = ("reduce_scatter_single", "_reduce_scatter_base")
+_SCATTERED_TOGETHER = ("reduce_scatter_single_coalesced", "reduce_scatter_tensor_coalesced")
 _WHOLE = ("send", "recv", "recv_anysource")
 """gloo closes the pair when a wait for one of these times out."""
 
@@ -94,6 +100,20 @@ class LivingGroup(ProcessGroup):
         except RuntimeError as error:
             raise groups.failed(error) from error
         return work if kind in _WHOLE else _Sliced(work, groups)
+
+    def sum_and_scatter(self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], operation: Any) -> Any:
+        """Reduce each input over the group, and put this rank's part of it into its output; return torch's Work.
+
+        gloo's own reduce-scatter is this, too: an all-reduce and a copy (torch 2.13). But a wait for that takes no notice of its time
+        limit, so nothing could end it where gloo has forgotten a message.
+        """
+        options = AllreduceOptions()
+        options.reduceOp = operation
+        wholes = [one.clone() for one in inputs]
+        works = [self.call("allreduce", ([whole], options), {}) for whole in wholes]
+        size = len(self.ranks)
+        parts = [(out, whole.view(size, -1)[self._at]) for out, whole in zip(outputs, wholes)]
+        return _Scattered(works, parts)
 
     def _nobody(self) -> Any:
         target = ProcessGroup(HashStore(), self._at, len(self.ranks))
@@ -153,8 +173,30 @@ def _delegate(kind: str) -> Any:
     return call
 
 
+def _scatter(self: LivingGroup, output: Any, whole: Any, options: Any = None) -> Any:
+    return self.sum_and_scatter([output], [whole], _operation(options))
+
+
+def _scatter_together(self: LivingGroup, outputs: Any, wholes: Any, options: Any = None) -> Any:
+    return self.sum_and_scatter(outputs, wholes, _operation(options))
+
+
+def _scatter_lists(self: LivingGroup, outputs: Any, lists: Any, options: Any = None) -> Any:
+    wholes = [torch.cat([part.reshape(-1) for part in parts]) for parts in lists]
+    return self.sum_and_scatter(outputs, wholes, _operation(options))
+
+
+def _operation(options: Any) -> Any:
+    return ReduceOp.SUM if options is None else options.reduceOp
+
+
 for _kind in (*_SLICED, *_WHOLE):
     setattr(LivingGroup, _kind, _delegate(_kind))
+for _kind in _SCATTERED:
+    setattr(LivingGroup, _kind, _scatter)
+for _kind in _SCATTERED_TOGETHER:
+    setattr(LivingGroup, _kind, _scatter_together)
+LivingGroup.reduce_scatter = _scatter_lists  # type: ignore[method-assign, assignment]
 
 
 class _Sliced(Work):
@@ -177,6 +219,27 @@ class _Sliced(Work):
 
     def exception(self) -> Any:
         return self._work.exception()
+
+
+class _Scattered(Work):
+    """A reduce-scatter: all-reduces, and then this rank's part of each into its output."""
+
+    def __init__(self, works: Sequence[Any], parts: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
+        super().__init__()
+        self._works, self._parts = works, parts
+
+    def wait(self, timeout: Any = None) -> bool:  # noqa: ARG002
+        """Wait for it. Raises what `Groups.wait` does."""
+        for work in self._works:
+            work.wait()
+        for output, part in self._parts:
+            output.copy_(part.view_as(output))
+        self._parts = ()
+        return True
+
+    def is_completed(self) -> bool:
+        """It is complete once it has been waited for, as gloo's own."""
+        return not self._parts
 
 
 _living: dict[str, LivingGroup] = {}

@@ -45,6 +45,8 @@ IDLE_STEPS = 8
 class DataParallel:
     """See `Strategy`: reduction="fast"."""
 
+    outer = None
+
     def __init__(
         self,
         model: torch.nn.Module,
@@ -96,6 +98,11 @@ class DataParallel:
         self._agreed: bytes | None = None
         """Parameters that got a gradient on any rank, once that is known for this step."""
 
+    @property
+    def gradients(self) -> Gradients:
+        """Those that it sums."""
+        return self._gradients
+
     def begin_generation(self, groups: Groups | None) -> None:
         """See Strategy."""
         self._groups = groups if groups is not None and groups.world_size > 1 else None
@@ -142,6 +149,9 @@ class DataParallel:
         loss.backward(gradient)  # type: ignore[no-untyped-call]
 
     def skip(self, v: int) -> None:
+        """See Strategy."""
+
+    def added(self, v: int, weight: float) -> None:
         """See Strategy."""
 
     def launch(self, share: Share) -> None:

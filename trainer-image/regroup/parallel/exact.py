@@ -24,6 +24,7 @@ class Exact:
     """See `Strategy`: reduction="exact"."""
 
     guarantees = Guarantees(same_bits_at_any_size=True, survivor_has_all=True)
+    outer = None
 
     def __init__(self, model: torch.nn.Module, optimizer: Any, plan: SamplePlan) -> None:
         """Turns deterministic algorithms on. Raises UsageError for a model without anything to train."""
@@ -76,6 +77,9 @@ class Exact:
         for bucket, total in zip(self._gradients.buckets, self._sums):
             bucket.flat.zero_()
             total.add(v, bucket.flat)
+
+    def added(self, v: int, weight: float) -> None:
+        """See Strategy."""
 
     def launch(self, share: Share) -> None:
         """See Strategy: nothing overlaps."""

@@ -2,7 +2,7 @@
 
 A session is the same whatever the strategy: it deals samples, commits a step on all ranks or on none, and copies state to who
 joins. What depends on the split is behind `Strategy`: gradients and how they are summed, running statistics, what is
-compared, and which of the session's promises hold (`Guarantees`). One file for each strategy; `ddp` and `exact` are two.
+compared, and which of the session's promises hold (`Guarantees`). One file for each strategy: `ddp`, `exact`, `local_steps`.
 """
 
 import math
@@ -27,6 +27,13 @@ class Guarantees:
     """One survivor is enough to go on from the newest committed step."""
     lost_with_a_rank: str = ""
     """What only the rank itself has, in no state that is copied or saved, so that it is lost when the rank is. "": nothing."""
+    whole_gradient: bool = True
+    """A step applies the gradient of its whole batch: the optimizer's path does not depend on the number of ranks, but for
+    rounding."""
+    equal_state: bool = True
+    """Every rank holds the same state, the optimizer's too: what a lost rank held is what each survivor holds."""
+    optimizer_steps: int = 1
+    """Steps of the optimizer in one step of the session: a failure repeats at most so many."""
 
 
 @dataclass
@@ -75,6 +82,8 @@ class Strategy(Protocol):
     """
 
     guarantees: Guarantees
+    outer: Any
+    """The optimizer that a commit steps in place of the script's; a part of the state, as `outer`. None: the script's."""
 
     def begin_generation(self, groups: Groups | None) -> None:
         """Other ranks than before, from here on. None: plain `python`."""
@@ -95,6 +104,10 @@ class Strategy(Protocol):
 
     def skip(self, v: int) -> None:
         """Virtual worker `v` adds nothing: its weight is 0."""
+        ...
+
+    def added(self, v: int, weight: float) -> None:
+        """`backward` or `skip` of virtual worker `v` is over. weight: its microbatch's, as `scale` takes it."""
         ...
 
     def launch(self, share: Share) -> None:

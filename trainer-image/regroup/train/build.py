@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
-from regroup import accelerator
+from regroup import accelerator, strategies
 
 from . import config
 from .config import Config, ConfigError
@@ -83,6 +83,21 @@ def optimizer_of(settings: config.Sgd | config.AdamW, model: torch.nn.Module) ->
         return torch.optim.SGD(groups, lr=settings.learning_rate, momentum=settings.momentum)
     betas = (settings.beta1, settings.beta2)
     return torch.optim.AdamW(groups, lr=settings.learning_rate, betas=betas, fused=True)
+
+
+def strategy_of(settings: Config) -> strategies.DataParallel | strategies.LocalSGD | strategies.DiLoCo:
+    """Return the session's strategy. Inner steps are what is clipped."""
+    strategy, max_norm = settings.strategy, settings.max_norm
+    if isinstance(strategy, config.DataParallel):
+        return strategies.DataParallel()
+    if isinstance(strategy, config.LocalSgd):
+        return strategies.LocalSGD(inner_steps=strategy.inner_steps, max_norm=max_norm)
+    return strategies.DiLoCo(
+        inner_steps=strategy.inner_steps,
+        max_norm=max_norm,
+        outer_learning_rate=strategy.outer_learning_rate,
+        outer_momentum=strategy.outer_momentum,
+    )
 
 
 def rate_factor(settings: config.Constant | config.Decay, step: int, steps: int) -> float:

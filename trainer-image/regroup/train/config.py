@@ -107,6 +107,32 @@ class Decay(Section):
     """The rate at the last step, as a fraction of `learning_rate`."""
 
 
+class DataParallel(Section):
+    """Each step applies the gradient of its whole batch, summed over the processes."""
+
+    name: Literal["data_parallel"]
+
+
+class LocalSgd(Section):
+    """Each process steps the optimizer by itself, and each step averages the parameters."""
+
+    name: Literal["local_sgd"]
+    inner_steps: int = Field(default=10, ge=1)
+    """Optimizer steps of each process in one step."""
+
+
+class DiLoCo(Section):
+    """As local_sgd, with a step of SGD with Nesterov momentum in place of the average."""
+
+    name: Literal["diloco"]
+    inner_steps: int = Field(default=10, ge=1)
+    """Optimizer steps of each process in one step."""
+    outer_learning_rate: float = Field(default=0.7, gt=0)
+    """Learning rate of the step over all processes."""
+    outer_momentum: float = Field(default=0.9, gt=0, lt=1)
+    """Momentum of the step over all processes."""
+
+
 class Config(Section):
     """A whole run."""
 
@@ -136,6 +162,10 @@ class Config(Section):
         name="constant"
     )
     """constant, cosine or linear: how the learning rate changes."""
+    strategy: Annotated[DataParallel | LocalSgd | DiLoCo, Field(discriminator="name"), BeforeValidator(_named)] = (
+        DataParallel(name="data_parallel")
+    )
+    """data_parallel, local_sgd or diloco: how the processes share the work of a step."""
     max_norm: float | None = Field(default=None, gt=0)
     """The gradient's norm is clipped to it. Absent: no clipping."""
     evaluate_every: int | None = Field(default=None, ge=1)
@@ -151,6 +181,22 @@ class Config(Section):
                 f"global_batch ({self.global_batch}) is not a multiple of microbatch ({self.microbatch}). "
                 f"Write global_batch: {fit}, or a microbatch that divides it."
             )
+        strategy = self.strategy
+        if not isinstance(strategy, DataParallel):
+            if strategy.inner_steps * self.microbatch > self.global_batch:
+                raise ValueError(
+                    f"strategy.inner_steps ({strategy.inner_steps}) is more than the microbatches of a step (global_batch / "
+                    f"microbatch: {self.global_batch // self.microbatch}). Lower it, or raise global_batch: it counts the samples "
+                    "of all inner steps."
+                )
+            for field, value, choice in (
+                ("reduction", self.reduction, "exact"),
+                ("precision", self.precision, "float16"),
+            ):
+                if value == choice:
+                    raise ValueError(
+                        f"{field} ({choice}) cannot be used with strategy {strategy.name}. Choose another {field}."
+                    )
         if self.schedule.warmup_steps >= self.steps:
             raise ValueError(
                 f"schedule.warmup_steps ({self.schedule.warmup_steps}) must be less than steps ({self.steps}). Lower it, "
@@ -300,6 +346,7 @@ def sections() -> Iterator[tuple[str, str, type[Section]]]:
         ("task", (Digits, Cnn, LanguageModel)),
         ("optimizer", (Sgd, AdamW)),
         ("schedule", (Constant, Decay)),
+        ("strategy", (DataParallel, LocalSgd, DiLoCo)),
     ):
         for model in models:
             for name in model.model_fields["name"].annotation.__args__:  # type: ignore[union-attr]

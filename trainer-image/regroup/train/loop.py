@@ -65,14 +65,16 @@ def train(config: Config) -> None:
         seed=config.seed,
         reduction=config.reduction,
         scaler=scaler,
+        strategy=build.strategy_of(config),
     ) as job:
+        max_norm = config.max_norm if job.guarantees.whole_gradient else None  # else the strategy clips its own
         for step in job.steps(config.steps):
             with step:  # a membership change ends this block; the same step comes again
                 for batch in step.microbatches():  # this rank's share, whatever the number of processes is now
                     x, y = (part.to(device, non_blocking=True) for part in batch)
                     loss, _ = loss_of(x, y)
                     step.backward(mean=loss, weight=y.numel())
-                step.commit(max_norm=config.max_norm, after=[schedule.step])
+                step.commit(max_norm=max_norm, after=[schedule.step])
             if not step.committed:
                 continue
             done, is_last = step.index + 1, step.index + 1 == config.steps

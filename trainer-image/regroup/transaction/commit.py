@@ -92,6 +92,10 @@ class Committer:
         """Virtual worker `v` adds nothing."""
         self.strategy.skip(v)
 
+    def added(self, v: int, weight: float) -> None:
+        """`backward` or `skip` of virtual worker `v` is over."""
+        self.strategy.added(v, weight * self.prescale)
+
     def interrupted(self, error: BaseException, *, committed: bool) -> bool:
         """Return whether `error` ended the block because of a membership change; then the same step comes again.
 
@@ -101,8 +105,18 @@ class Committer:
         if not committed:
             # Where the device is what has failed, the script's own error must be seen.
             with contextlib.nullcontext() if is_explained else contextlib.suppress(RuntimeError):
-                self.strategy.undo()
+                self._undo()
         return is_explained
+
+    def _undo(self) -> None:
+        """The state is that of the last commit again; where that fails it is none."""
+        try:
+            self.strategy.undo()
+        except BaseException:
+            with self._state.changing():  # nobody copies it
+                raise
+        if not self.strategy.guarantees.whole_gradient:
+            self._memory.committed()  # its parameters have been changed since, and changed back
 
     def backward(self, v: int, loss: torch.Tensor, factor: float, *, last: bool) -> None:
         """Add the gradients of virtual worker `v`: of `loss` times `factor`. `last`: of this rank's in this step.
@@ -135,6 +149,11 @@ class Committer:
         """Commit on this rank; `announce` comes next. Raises GenerationChanged or BackendError: nothing was applied."""
         self.check()
         self._hooks.check((*before, *after))
+        if max_norm is not None and not self.strategy.guarantees.whole_gradient:
+            raise UsageError(
+                f"max_norm of step.commit() is {max_norm!r}, and no gradient is left to clip there: this strategy steps the "
+                "optimizer before the commit. Pass max_norm to the strategy, for example LocalSGD(inner_steps=8, max_norm=1.0)."
+            )
         try:
             header = self._reduce_and_gather(share, lambda: self._keep(before, after, max_norm))
             loss_sum, weight = self.strategy.totals() or (header.loss_sum, header.weight)
@@ -254,7 +273,7 @@ class Committer:
         """Everything that changes the state, which is called `pair` then. An exception in here leaves it without a name: nobody
         copies it."""
         state, scaler, prescale = self._state, self._state.scaler, self.prescale
-        optimizers = parts_of(state.optimizer)
+        optimizers = parts_of(state.optimizer if self.strategy.outer is None else self.strategy.outer)
         norm: torch.Tensor | None = None
         skipped = False
         with state.changing(), refuse_collectives(self.membership.groups, watch=self.num_committed == 0):
