@@ -118,7 +118,7 @@ class Config(Section):
     """Samples in a step over all processes. It stays the same at any number of processes."""
     microbatch: int = Field(ge=1)
     """Samples in a forward pass. It divides `global_batch`, at least as often as there may be processes."""
-    seed: int = Field(default=0, ge=0)
+    seed: int = Field(default=0, ge=0, lt=1 << 64)
     """Determines the first parameters and the order of the samples."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """auto: a GPU if there is one."""

@@ -22,6 +22,8 @@ from .config import Config
 def train(config: Config) -> None:
     """Train to the last step, printing on one process. Raises ConfigError or DataError for what the user can correct."""
     device = build.device_of(config.device)
+    if config.compile:
+        build.check_compiler(device)
     torch.manual_seed(config.seed)
     task = tasks.build(config.task)
     model = task.model.to(device)
