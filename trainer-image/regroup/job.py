@@ -382,6 +382,7 @@ class Job:
             waited_s=membership.groups.waited_s if membership.groups is not None else 0.0,
             empty=empty,
             snapshot_step=header.snapshot_step,
+            times=self._committer.laps.sums,
         )
         if self.is_main:
             self._durable.save_if_due(membership.origin, alone=membership.is_alone)

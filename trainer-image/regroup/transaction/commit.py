@@ -26,6 +26,7 @@ from regroup.state.training import CommitRecord, TrainingState
 
 from .header import WIDTH, Header, Row
 from .hooks import Hooks, refuse_collectives
+from .laps import DEVICE, FORWARD, Laps
 
 _MAX_ROUNDS = 4
 """Of rows in one commit. A strategy has all that it needs after two; more would be a defect of ours."""
@@ -51,6 +52,7 @@ class Committer:
         self._state, self._memory = state, memory
         self._on_commit = on_commit
         self._hooks = Hooks(state)
+        self.laps = Laps()
         self._is_open = False
         self._announced: tuple[CommitRecord, Header, bool] | None = None
 
@@ -62,11 +64,13 @@ class Committer:
     def begin_generation(self) -> None:
         """Other ranks, from here on."""
         self.num_committed = 0
+        self.laps.begin_generation()
         self.strategy.begin_generation(self.membership.groups)
 
     def begin(self) -> None:
         """A step's block is entered."""
         self._is_open = True
+        self.laps.begin()
         self.strategy.begin_step()
 
     def end(self) -> None:
@@ -126,6 +130,7 @@ class Committer:
         max_norm: float | None,
     ) -> CommitRecord:
         """Commit on this rank; `announce` comes next. Raises GenerationChanged or BackendError: nothing was applied."""
+        self.laps.lap(FORWARD)
         self.check()
         self._hooks.check((*before, *after))
         try:
@@ -135,7 +140,9 @@ class Committer:
             self.membership.leave(error)
             raise GenerationChanged(str(error)) from error
         share.loss = loss_sum / weight
+        self.laps.met(self.membership.rank, [row.busy_ns for row in header.rows])
         record = self._apply(share, weight, before, after, max_norm)
+        self.laps.committed()
         self.num_committed += 1
         self._is_open = False
         self._announced = record, header, not share.weights
@@ -167,6 +174,8 @@ class Committer:
         values = to_host([*losses, *self.strategy.ask()])
         for (v, _, factor), bits in zip(share.pending, values):
             share.loss_sums[v] = float_of(bits) * factor
+        if share.pending:
+            self.laps.lap(DEVICE)
         share.pending = []
         return Row(
             step=share.index,
@@ -177,6 +186,7 @@ class Committer:
             snapshotted=self._memory.step,
             wants_snapshot=self._memory.due(time.monotonic()),
             total=self.total,
+            busy_ns=self.laps.busy_ns(),
             word=self.strategy.word(values[len(losses) :]),
         )
 

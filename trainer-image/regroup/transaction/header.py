@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from regroup.parallel.strategy import NO_WORD, Word
 
-WIDTH = 10
+WIDTH = 11
 _NO_SNAPSHOTS = -2
 _MASK = (1 << 64) - 1
 
@@ -34,6 +34,8 @@ class Row:
     """Its strategy's."""
     wants_snapshot: bool = False
     """It is time for a memory snapshot, after this step."""
+    busy_ns: int = 0
+    """For how long it did not wait for others, since ranks met last (`laps`)."""
 
     def pack(self) -> list[int]:
         """Return WIDTH signed 64-bit integers."""
@@ -50,6 +52,7 @@ class Row:
             self.total,
             _signed(word.settings),
             _signed(word.unused),
+            self.busy_ns,
         ]
 
     @classmethod
@@ -63,6 +66,7 @@ class Row:
             snapshotted=None if values[4] == _NO_SNAPSHOTS else values[4],
             wants_snapshot=bool(flags & 8),
             total=values[7],
+            busy_ns=values[10],
             knows_newer=bool(flags & 1),
             word=Word(
                 parameters=values[5] & _MASK,
