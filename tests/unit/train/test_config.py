@@ -69,6 +69,11 @@ SMALL: dict[str, Any] = {"task": "digits", "steps": 100, "global_batch": 80, "mi
             "schedule.warmup_steps (100) must be less than steps (100). Lower it, or raise steps.",
             id="warm-up to the end",
         ),
+        pytest.param(
+            {"profile_at": 5},
+            "profile_at (5) needs tensorboard. Add tensorboard: DIRECTORY, or remove profile_at.",
+            id="a trace without a directory",
+        ),
     ],
 )  # fmt: skip
 def test_wrong_field_is_one_sentence(change: dict[str, Any], sentence: str) -> None:

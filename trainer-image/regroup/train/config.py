@@ -142,6 +142,12 @@ class Config(Section):
     """Evaluate on held-out data after so many steps, and after the last one. Absent: after the last one only."""
     print_every: int = Field(default=100, ge=1)
     """Steps between two lines of loss, gradient norm and learning rate."""
+    tensorboard: str | None = None
+    """Directory for TensorBoard's files. Absent: none are written."""
+    histograms_every: int | None = Field(default=None, ge=1)
+    """Steps between two histograms of each parameter and gradient, with tensorboard. Absent: none."""
+    profile_at: int | None = Field(default=None, ge=1)
+    """First of three steps that a profiler records, with tensorboard. Absent: none."""
 
     @model_validator(mode="after")
     def _fields_fit(self) -> "Config":
@@ -151,6 +157,11 @@ class Config(Section):
                 f"global_batch ({self.global_batch}) is not a multiple of microbatch ({self.microbatch}). "
                 f"Write global_batch: {fit}, or a microbatch that divides it."
             )
+        for field in ("histograms_every", "profile_at"):
+            if getattr(self, field) is not None and self.tensorboard is None:
+                raise ValueError(
+                    f"{field} ({getattr(self, field)}) needs tensorboard. Add tensorboard: DIRECTORY, or remove {field}."
+                )
         if self.schedule.warmup_steps >= self.steps:
             raise ValueError(
                 f"schedule.warmup_steps ({self.schedule.warmup_steps}) must be less than steps ({self.steps}). Lower it, "
