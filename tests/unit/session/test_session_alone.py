@@ -607,3 +607,18 @@ def test_time_of_a_step_is_divided_into_its_parts(monkeypatch: pytest.MonkeyPatc
         takes(500.0)()
     assert seen[0] == (4.0, 40.0, 0.0, 0.0, 0.0, 0.0, 3000.0, 100.0)
     assert seen[1] == (4.0, 40.0, 0.0, 0.0, 0.0, 0.0, 3000.0, 600.0)
+
+
+def test_gradients_that_were_applied_are_there_until_the_next_step() -> None:
+    """What histograms of gradients are made of."""
+    job = make_job()
+    for step in job.steps(1):
+        with step:
+            for batch in step.microbatches():
+                loss = torch.nn.functional.cross_entropy(job.model(batch.x), batch.y)
+                step.backward(mean=loss, weight=len(batch.y))
+            before = [parameter.detach().clone() for parameter in job.model.parameters()]
+            step.commit(max_norm=0.01)
+        for old, parameter in zip(before, job.model.parameters()):
+            assert parameter.grad is not None
+            assert torch.allclose(old - parameter, 0.1 * parameter.grad, atol=1e-6)
