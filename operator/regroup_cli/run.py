@@ -58,6 +58,11 @@ def job_object(args: argparse.Namespace) -> dict[str, Any]:
     return {"metadata": {"name": args.name, "namespace": NAMESPACE}, "spec": spec}
 
 
+def _most_processes(args: argparse.Namespace) -> int:
+    """Return how many processes the job may have at once."""
+    return int(max(args.workers, args.min or 1, args.max or 1) * args.processes_per_worker)
+
+
 def trainer_command(args: argparse.Namespace) -> list[str]:
     """Return the command of one trainer process."""
     if args.module:
@@ -67,7 +72,7 @@ def trainer_command(args: argparse.Namespace) -> list[str]:
             raise SpecError(f"SCRIPT ({args.script}) is not a file. Give the path of a Python script, or -m MODULE.")
         return [sys.executable, "-u", args.script, *args.args]
     if Path(args.script).suffix in (".yaml", ".yml"):
-        _check_configuration([args.script, *args.args])
+        _check_configuration([args.script, *args.args], _most_processes(args))
         return [sys.executable, "-m", "regroup.train", args.script, *args.args]
     if shutil.which(args.script) is None:
         raise SpecError(
@@ -77,7 +82,7 @@ def trainer_command(args: argparse.Namespace) -> list[str]:
     return [args.script, *args.args]
 
 
-def _check_configuration(arguments: list[str]) -> None:
+def _check_configuration(arguments: list[str], most_processes: int) -> None:
     """Raise SpecError for what `regroup.train` would refuse in its configuration: here it is said once, not by each worker."""
     from regroup.train import command
     from regroup.train.config import ConfigError, load
@@ -88,9 +93,15 @@ def _check_configuration(arguments: list[str]) -> None:
     if parsed.prints:
         raise SpecError("--print prints a configuration and trains nothing. Use it with `regroup train`.")
     try:
-        load(parsed.config, parsed.changes)
+        config = load(parsed.config, parsed.changes)
     except ConfigError as error:
         raise SpecError(str(error)) from None
+    num_microbatches = config.global_batch // config.microbatch
+    if num_microbatches < most_processes:
+        raise SpecError(
+            f"global_batch / microbatch ({config.global_batch} / {config.microbatch} = {num_microbatches}) is less than the "
+            f"largest number of processes ({most_processes}). Raise global_batch, or lower microbatch, --workers or --max."
+        )
 
 
 async def run(args: argparse.Namespace) -> int:

@@ -6,10 +6,12 @@ lowest members always speak once a second, and the operator asks the others when
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import TypeVar
 
 from regroup.protocol import local, wire
+from regroup.protocol.state import Times
 
 Said = TypeVar("Said")
 
@@ -46,6 +48,9 @@ class Progress:
         self.begin(message.generation)
         old = self.newest
         if old is not None and message.reportable_step <= old.step and _says_the_same(message, old):
+            # Of a worker's processes the slowest is the one to know of: the others wait for it.
+            if message.reportable_step == old.step and _waits(message.times) < _waits(old.times):
+                self.newest = replace(old, times=message.times)
             return
         self._committed_s = now_s
         unsaid = old if old is not None and self.due_s is not None else None
@@ -64,6 +69,7 @@ class Progress:
             longest_s=message.longest_s,
             snapshot_step=_first(message.snapshot_step, old.snapshot_step if old else None),
             snapshot_problem=_first(message.snapshot_problem, old.snapshot_problem if old else None),
+            times=message.times,
         )
         if first or message.first_step_ms is not None:
             self.due_s = now_s
@@ -93,6 +99,10 @@ def _says_the_same(message: local.Committed, old: wire.Progress) -> bool:
         and message.snapshot_step in (None, old.snapshot_step)
         and message.snapshot_problem in (None, old.snapshot_problem)
     )
+
+
+def _waits(times: Times | None) -> float:
+    return math.inf if times is None else times.waits
 
 
 def _first(said: Said | None, before: Said | None) -> Said | None:

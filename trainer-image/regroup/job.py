@@ -464,6 +464,7 @@ class Job:
             waited_s=membership.groups.waited_s if membership.groups is not None else 0.0,
             empty=empty,
             snapshot_step=header.snapshot_step,
+            times=self._committer.laps.sums,
         )
         if self._saves and self.plan.layout.size > 1 and header.takes_checkpoint:
             self._durable.save_part(membership.origin)

@@ -15,12 +15,15 @@ from .data import Feed, Key, SamplePlan, microbatch_rng
 from .errors import BackendError, SampleError, UsageError
 from .parallel.strategy import Share
 from .state.training import CommitRecord
+from .transaction.laps import BACKWARD, DATA, FORWARD, Laps, StepTimes
 
 
 class Transaction(Protocol):
     """What a step is run against: a `Committer`, or a `Rehearsal`, of which nothing is kept."""
 
     plan: SamplePlan
+    laps: Laps
+    """The step's clock."""
 
     def share(self) -> range:
         """Return the virtual workers whose microbatches are this rank's."""
@@ -85,6 +88,7 @@ class Step:
         self._last = False
         self._inside = False
         self._record: CommitRecord | None = None
+        self._times: list[float] | None = None
 
     @property
     def ids(self) -> torch.Tensor:
@@ -115,6 +119,11 @@ class Step:
         """True once the step is committed and its gradient was no number (fp16, with a scaler): nothing was applied."""
         return self._record is not None and self._record.skipped
 
+    @property
+    def times(self) -> StepTimes | None:
+        """Where the time of the step went on this rank, in seconds, once the step is committed; else None."""
+        return StepTimes(*self._times) if self._times is not None else None
+
     def __enter__(self) -> "Step":
         self._transaction.begin()
         self._inside = True
@@ -141,15 +150,17 @@ class Step:
         no share, and get nothing: commit all the same, and read the loss from `step.loss`.
         """
         self._check_inside("microbatches")
-        plan = self._transaction.plan
+        plan, laps = self._transaction.plan, self._transaction.laps
         share = self._transaction.share()
         with microbatch_rng() as seed_for:
             for v in share:
                 self._transaction.check()
+                laps.lap(FORWARD)
                 if self._feed.draws:
                     seed_for(plan.seed, self.index, v)
                 batch = self._feed.take(Key(self.index, v), share)
                 seed_for(plan.seed, self.index, v)  # forward draws the same, whoever has read the batch
+                laps.lap(DATA)
                 self.virtual_worker, self._last = v, v == share[-1]
                 yield batch
                 if v not in self._share.weights:
@@ -184,6 +195,7 @@ class Step:
         number = _checked(loss, weight)
         self._transaction.check()
         factor = number if sum is None else 1.0
+        self._transaction.laps.lap(FORWARD)
         try:
             if sum is not None or number:
                 self._transaction.backward(v, loss, factor, last=self._last)
@@ -191,6 +203,7 @@ class Step:
                 self._transaction.skip(v)  # a mean over nothing is no number
         except BackendError as error:
             raise error.with_traceback(None) from None  # the script's line is what matters
+        self._transaction.laps.lap(BACKWARD)
         share.weights[v] = number
         if sum is not None or number:
             share.pending.append((v, loss.detach(), factor))  # it is read once it is needed
@@ -228,6 +241,7 @@ class Step:
         except BackendError as error:
             raise error.with_traceback(None) from None
         self._record, self.committed = record, True
+        self._times = self._transaction.laps.sums
         self._transaction.announce()
 
     def _check_inside(self, what: str) -> None:

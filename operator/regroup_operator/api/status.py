@@ -108,6 +108,11 @@ class Progress(WrittenModel):
     samples_per_second: float | None = None
     """Committed samples per second."""
 
+    step_time: str | None = None
+    """Duration of a step and the parts that dominate it, as a mean over workers and their last steps, for example
+    "0.84 s: backward 61 %, waits 22 % (worker 3 is slowest: fetching data 0.3 s)". The page on the library explains the parts.
+    Absent for scripts without the library."""
+
     at: Timestamp | None = None
     """Time of the report."""
 

@@ -18,6 +18,7 @@ from regroup_operator.model.ports import EventNote
 from regroup_operator.model.records import Observation, Settings
 from regroup_operator.model.waits import UntilEvent
 from regroup_operator.model.worker import Announce, Bounds, Current, Decision, Keep, Refusal, Standing, Wait, Worker
+from regroup_operator.plan.breakdown import breakdown, times_of
 from regroup_operator.plan.commands import ASK_EVERY_S, plan_commands, script_due_s
 from regroup_operator.plan.crashes import crash_sentence, is_hopeless, note_crashes, repeats
 from regroup_operator.plan.document import build_document, with_peers
@@ -547,7 +548,8 @@ class _Planner:
         newest = self.newest
         if newest is None or self.current is None:
             return
-        self.status["progress"] = progress_status(newest, self.status.get("progress") or {}, self.clock)
+        step_time = breakdown(times_of(self.members, newest.generation))
+        self.status["progress"] = progress_status(newest, self.status.get("progress") or {}, self.clock, step_time)
         self.status["samples"] = {"committed": newest.report.samples, "digest": newest.report.digest}
         if self.job.spec.memory_snapshot is not None and newest.generation == self.current.number:
             held = snapshot_status(newest)

@@ -14,8 +14,12 @@ from regroup_operator.model.worker import Current
 from regroup_operator.plan.pulse import Reported
 
 
-def progress_status(newest: Reported, known: Mapping[str, Any], clock: Clock) -> dict[str, Any]:
-    """Return status.progress. What is unchanged keeps its time, since the two clocks drift against each other."""
+def progress_status(
+    newest: Reported, known: Mapping[str, Any], clock: Clock, step_time: str | None = None
+) -> dict[str, Any]:
+    """Return status.progress. `step_time`: see breakdown.py.
+
+    What is unchanged keeps its time, since the two clocks drift against each other."""
     report = newest.report
     # Who adopts says its step without a loss; a step that was committed without one had a loss that is not a number.
     loss = report.loss if report.loss is not None or newest.step > known.get("step", -1) else known.get("loss")
@@ -26,6 +30,7 @@ def progress_status(newest: Reported, known: Mapping[str, Any], clock: Clock) ->
         "samplesPerSecond": report.samples_per_second,
     }
     same = known.get("at") is not None and all(known.get(key) == value for key, value in progress.items())
+    progress["stepTime"] = step_time
     progress["at"] = known["at"] if same else clock.stamp(newest.at_s)
     return {key: value for key, value in progress.items() if value is not None}
 

@@ -13,7 +13,7 @@ from _regroup_agent import events as ev
 from _regroup_agent.statefile import UNKNOWN, Saved
 from regroup.protocol import local, wire
 from regroup.protocol.snapshot import SnapshotState
-from regroup.protocol.state import Busy, Phase, Seal, StatePair
+from regroup.protocol.state import Busy, Phase, Seal, StatePair, Times
 from tests.unit.agent.drive import PORT, Drive, committed, document, generation, left
 
 # --- FENCE ---------------------------------------------------------------------------------------------------------
@@ -408,6 +408,16 @@ def test_report_says_what_was_said_of_snapshots_last_in_this_generation() -> Non
 
 
 # --- progress ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("slow_rank", [0, 1])
+def test_step_times_are_those_of_the_process_for_which_others_wait(slow_rank: int) -> None:
+    drive = Drive(2).session().trains(1, 7)
+    for rank in range(2):
+        waits = 0.0 if rank == slow_rank else 0.5
+        drive.says(committed(1, 8, times=Times(0.5 - waits, 0.1, 0.1, 0.0, 0.0, waits, 0.0, 0.0)), rank)
+    progress = drive.wait(2.0).bodies(wire.Progress)[-1]
+    assert (progress.step, progress.times) == (8, Times(0.5, 0.1, 0.1, 0.0, 0.0, 0.0, 0.0, 0.0))
 
 
 def test_first_commit_is_told_at_once_and_then_one_a_second() -> None:

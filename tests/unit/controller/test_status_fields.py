@@ -19,6 +19,7 @@ ELSEWHERE = {
     "status.memorySnapshot",
     "status.memorySnapshot.step",
     "status.progress.samplesPerSecond",
+    "status.progress.stepTime",
 }
 """What the trainers of this world, which use the library and have no tensors, do not report; tests/unit/plan holds that it is
 passed on."""

@@ -32,6 +32,15 @@ def test_loss(newest: Reported, known: dict[str, Any], want: float | None) -> No
     assert progress_status(newest, known, CLOCK).get("loss") == want
 
 
+def test_time_of_a_step_may_change_without_a_new_report() -> None:
+    """Another member has reported: the newest step and its time stay."""
+    known = progress_status(reported(), {}, CLOCK, "1 s: forward 100 %")
+    assert known["stepTime"] == "1 s: forward 100 %"
+    later = progress_status(reported(), known, Clock(101.0, 1_800_000_000.3), "2 s: waits 50 %")
+    assert (later["stepTime"], later["at"]) == ("2 s: waits 50 %", known["at"])
+    assert "stepTime" not in progress_status(reported(), later, CLOCK)
+
+
 @pytest.mark.parametrize(
     ("step_s", "age_s", "stalls_at_s"),
     [

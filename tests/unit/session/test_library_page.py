@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import re
 from pathlib import Path
@@ -14,7 +15,10 @@ import regroup
 from regroup.collective import Collective
 from regroup.job import Job
 from regroup.protocol import env
+from regroup.protocol.state import Times
 from regroup.step import Step
+from regroup.transaction.laps import StepTimes
+from regroup_operator.plan.breakdown import NAMES
 
 DOCS = Path(__file__).parents[3] / "docs"
 PAGE = (DOCS / "reference/library.md").read_text()
@@ -52,6 +56,13 @@ def test_page_names_every_argument() -> None:
         for argument in list(inspect.signature(method).parameters)[1:]:
             assert argument == "positional" or re.search(rf"`(step|job)\.{method.__name__}\([^`]*\b{argument}\b", PAGE)
     assert set(re.findall(r"`team\.(\w+)", PAGE)) == public(Collective)
+
+
+def test_page_names_every_part_of_a_step() -> None:
+    section = re.split(r"^##+ ", PAGE.split("\n### step.times\n")[1], maxsplit=1, flags=re.MULTILINE)[0]
+    assert re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE) == list(StepTimes._fields)
+    assert list(StepTimes._fields) == [field.name for field in dataclasses.fields(Times)]
+    assert StepTimes._fields == tuple(NAMES)
 
 
 def test_example_for_ddp_users_runs(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,7 @@ from regroup.data.sources import TensorSource
 from regroup.errors import SampleError, StateError, UsageError
 from regroup.job import Job
 from regroup.protocol import env
+from regroup.transaction import laps
 
 
 @pytest.fixture(autouse=True)
@@ -615,3 +616,54 @@ def test_exception_in_a_block_leaves_the_buffers_of_the_last_commit() -> None:
         train_and_raise()
     assert kept
     assert all(torch.equal(buffer, kept[name]) for name, buffer in model.named_buffers())
+
+
+def test_time_of_a_step_is_divided_into_its_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a clock that the script's own parts move on: nothing else takes time."""
+    now_s = [0.0]
+    monkeypatch.setattr(laps, "perf_counter", lambda: now_s[0])
+
+    def takes(seconds: float) -> Callable[[], None]:
+        def run() -> None:
+            now_s[0] += seconds
+
+        return run
+
+    class Slow:
+        def __len__(self) -> int:
+            return 64
+
+        def fetch(self, ids: torch.Tensor) -> Any:
+            takes(1.0)()
+            return torch.ones(len(ids), 4)
+
+    job = make_job(data=Slow())
+    seen = []
+    for step in job.steps(2):
+        takes(100.0)()
+        with step:
+            assert step.times is None
+            for batch in step.microbatches():
+                loss = job.model(batch).sum()
+                takes(10.0)()
+                step.backward(sum=loss, weight=len(batch))
+            step.commit(before=[takes(1000.0)], after=[takes(2000.0)])
+        seen.append(step.times)
+        takes(500.0)()
+    assert seen[0] == (4.0, 40.0, 0.0, 0.0, 0.0, 0.0, 3000.0, 100.0)
+    assert seen[1] == (4.0, 40.0, 0.0, 0.0, 0.0, 0.0, 3000.0, 600.0)
+
+
+def test_gradients_that_were_applied_are_there_until_the_next_step() -> None:
+    """What histograms of gradients are made of."""
+    job = make_job()
+    for step in job.steps(1):
+        with step:
+            for batch in step.microbatches():
+                loss = torch.nn.functional.cross_entropy(job.model(batch.x), batch.y)
+                step.backward(mean=loss, weight=len(batch.y))
+            before = [parameter.detach().clone() for parameter in job.model.parameters()]
+            step.commit(max_norm=0.01)
+        for old, parameter in zip(before, job.model.parameters()):
+            assert parameter.grad is not None
+            assert torch.allclose(old - parameter, 0.1 * parameter.grad, atol=1e-6)

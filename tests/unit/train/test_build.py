@@ -6,6 +6,7 @@ import copy
 import warnings
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -53,9 +54,8 @@ def test_gradients_are_the_same_however_blocks_run(model: GPT, precision: str, r
     build.prepare_blocks(changed.blocks, recompute, compiles, backend="aot_eager")
     counters.clear()
     with warnings.catch_warnings():
-        warnings.filterwarnings(
-            "ignore", message="The .grad attribute of a Tensor"
-        )  # torch.compile looks at its input's
+        # torch.compile looks at its input's.
+        warnings.filterwarnings("ignore", message="The .grad attribute of a Tensor")
         got = _gradients(changed, build.DTYPES[precision])
     assert counters["stats"]["unique_graphs"] == int(compiles), "a block is one graph, and all blocks have the same"
     assert not counters["graph_break"]
@@ -83,9 +83,8 @@ def test_what_backward_computes_again(model: GPT, recompute: str, products: int,
     build.prepare_blocks(changed.blocks, recompute, compiles=False)
     with _Count() as count:
         _gradients(changed, torch.float32)
-    last = (
-        SHAPE.layers if recompute == "full" else 0
-    )  # the last product of a block is not computed again: nothing needs it
+    # The last product of a block is not computed again: nothing needs it.
+    last = SHAPE.layers if recompute == "full" else 0
     assert count.calls["addmm"] == products * 4 * SHAPE.layers - last
     assert count.calls["_scaled_dot_product_flash_attention_for_cpu"] == products * SHAPE.layers
     assert count.calls["gelu"] == rest * SHAPE.layers
@@ -149,3 +148,27 @@ def test_device_that_is_not_there_is_one_sentence(monkeypatch: pytest.MonkeyPatc
     assert build.device_of("auto") == build.device_of("cpu") == torch.device("cpu")
     with pytest.raises(config.ConfigError, match="needs a GPU, and torch sees none"):
         build.device_of("cuda")
+
+
+def test_process_without_a_gpu_of_its_own_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    with pytest.raises(config.ConfigError, match="LOCAL_RANK is 1, and this worker sees 1 GPU: each process needs one"):
+        build.device_of("auto")
+
+
+@pytest.mark.parametrize(("device", "wanted"), [("cpu", "a C\\+\\+ compiler"), ("cuda", "a C compiler")])
+def test_missing_compiler_is_one_sentence(
+    device: str, wanted: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    for name in ("CC", "CXX"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(
+        config.ConfigError, match=rf"compile \(true\) needs {wanted} .* Install one, or write compile: false"
+    ):
+        build.check_compiler(torch.device(device))
+    for name in ("g++", "clang"):
+        (tmp_path / name).touch(mode=0o755)
+    build.check_compiler(torch.device(device))

@@ -27,6 +27,11 @@ SMALL: dict[str, Any] = {"task": "digits", "steps": 100, "global_batch": 80, "mi
         pytest.param({"steps": "many"}, "steps ('many') must be a whole number. Correct it.", id="another type"),
         pytest.param({"steps": 1.5}, "steps (1.5) must be a whole number. Correct it.", id="a fraction of a step"),
         pytest.param({"steps": True}, "steps (True) must be a whole number. Correct it.", id="nothing is converted"),
+        pytest.param(
+            {"seed": 1 << 64},
+            "seed (18446744073709551616) must be below 18446744073709551616. Correct it.",
+            id="a seed that torch cannot take",
+        ),
         pytest.param({"max_norm": float("inf")}, "max_norm (inf) must be a finite number. Correct it.", id="an infinite bound"),
         pytest.param(
             {"precision": "fp8"},
@@ -74,6 +79,11 @@ SMALL: dict[str, Any] = {"task": "digits", "steps": 100, "global_batch": 80, "mi
             {"strategy": "local_sgd", "reduction": "exact"},
             "reduction (exact) cannot be used with strategy local_sgd. Choose another reduction.",
             id="an exact sum of steps of one's own",
+        ),
+        pytest.param(
+            {"profile_at": 5},
+            "profile_at (5) needs tensorboard. Add tensorboard: DIRECTORY, or remove profile_at.",
+            id="a trace without a directory",
         ),
     ],
 )  # fmt: skip
@@ -162,9 +172,8 @@ def test_page_has_every_field_with_its_default() -> None:
 
 def test_missing_package_is_one_sentence(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.delitem(sys.modules, "regroup.train.config")
-    monkeypatch.setitem(
-        sys.modules, "yaml", None
-    )  # as where it is not installed, but for the name of the exception's class
+    # As where it is not installed, but for the name of the exception's class.
+    monkeypatch.setitem(sys.modules, "yaml", None)
     error = ModuleNotFoundError("No module named 'yaml'", name="yaml")
     with pytest.raises(ModuleNotFoundError) as caught:
         import regroup.train.config  # noqa: F401

@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
 import yaml
 
 from _regroup_agent.launch import is_library_module, python_command
 from regroup.train.config import load
 from regroup_cli.__main__ import parser
 from regroup_cli.run import trainer_command
-from regroup_operator.api import parse_job
+from regroup_operator.api import SpecError, parse_job
 
 ROOT = Path(__file__).parents[3]
 MANIFEST = ROOT / "manifests" / "samples" / "train.yaml"
@@ -37,3 +38,22 @@ def test_regroup_run_of_a_configuration_runs_the_loop() -> None:
     sample = str(ROOT / "manifests/samples/train/digits.yaml")
     command = trainer_command(parser().parse_args(["run", "--workers", "2", sample, "--set", "steps=5"]))
     assert command[1:] == ["-m", "regroup.train", sample, "--set", "steps=5"]
+
+
+@pytest.mark.parametrize(
+    ("options", "most"),
+    [
+        (["--workers", "3"], 3),
+        (["--workers", "1", "--max", "4"], 4),
+        (["--workers", "2", "--processes-per-worker", "2"], 4),
+    ],
+)
+def test_more_processes_than_microbatches_are_refused_before_any_starts(options: list[str], most: int) -> None:
+    sample = str(ROOT / "manifests/samples/train/digits.yaml")
+    args = parser().parse_args(["run", *options, sample, "--set", "microbatch=40"])
+    with pytest.raises(SpecError) as caught:
+        trainer_command(args)
+    assert str(caught.value) == (
+        "global_batch / microbatch (80 / 40 = 2) is less than the largest number of processes "
+        f"({most}). Raise global_batch, or lower microbatch, --workers or --max."
+    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -140,3 +141,19 @@ def test_samples_cover_the_text_once_and_predict_what_follows(file: Path, length
 def test_text_that_is_too_short_is_one_sentence(file: Path) -> None:
     with pytest.raises(DataError, match="has 1286 tokens, and length is 1024: at least 2049 are needed"):
         tokens.split(tokens.corpus(None, str(file)), 1024, 0.1, 10)
+
+
+def test_text_that_grows_while_its_file_is_made_is_found_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The hash in the file is that of the tokens in it, not that of an earlier look at the text."""
+    text, path = tmp_path / "text", tmp_path / "tokens"
+    text.write_bytes(b"a" * 10)
+    make = tokens.write
+
+    def write(*arguments: Any) -> None:
+        with text.open("ab") as file:
+            file.write(b"b")
+        make(*arguments)
+
+    monkeypatch.setattr(tokens, "write", write)
+    assert len(tokens.corpus(str(text), str(path)).tokens) == 11
+    assert tokens.read(path)[1] == hashlib.sha256(text.read_bytes()).digest()

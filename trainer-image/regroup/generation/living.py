@@ -104,8 +104,8 @@ class LivingGroup(ProcessGroup):
     def sum_and_scatter(self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], operation: Any) -> Any:
         """Reduce each input over the group, and put this rank's part of it into its output; return torch's Work.
 
-        gloo's own reduce-scatter is this, too: an all-reduce and a copy (torch 2.13). But a wait for that takes no notice of its time
-        limit, so nothing could end it where gloo has forgotten a message.
+        gloo's own reduce-scatter is this, too: an all-reduce and a copy (torch 2.13). But a wait for that takes no notice of its
+        time limit, so nothing could end it where gloo has forgotten a message.
         """
         options = AllreduceOptions()
         options.reduceOp = operation

@@ -5,6 +5,7 @@ Owns the figures that are not part of the training state. In plain `python` it t
 
 import math
 import time
+from collections.abc import Sequence
 
 from regroup.data import SamplePlan
 from regroup.generation.watcher import Watcher
@@ -12,6 +13,7 @@ from regroup.protocol import local
 from regroup.state.durable import Durable
 from regroup.state.memory import Memory
 
+from .breakdown import Smoothed
 from .pace import Pace
 
 
@@ -44,6 +46,7 @@ class Reporter:
     def __init__(self, watcher: Watcher | None, plan: SamplePlan, durable: Durable, memory: Memory) -> None:
         self._watcher, self._plan, self._durable, self._memory = watcher, plan, durable, memory
         self._pace = Pace()
+        self._smoothed = Smoothed()
         self._attempts = Attempts()
         self._generation = 0
 
@@ -52,6 +55,7 @@ class Reporter:
         self._generation = generation
         self._attempts.begin_generation()
         self._pace.begin_generation(adopted_s)
+        self._smoothed.begin_generation()
 
     def paused(self, duration_s: float) -> None:
         """A pause that the script asked for is over."""
@@ -70,10 +74,13 @@ class Reporter:
         waited_s: float = 0.0,
         empty: bool = False,
         snapshot_step: int | None = None,
+        times: Sequence[float] = (),
     ) -> None:
         """A step was committed; all ranks are certain to hold `reportable` steps (rule ACK). `total`: the script asks for.
         `waited_s`: seconds that were waited for other ranks in this generation, in all. `empty`: the share was.
-        `snapshot_step`: every worker has it in its memory snapshot."""
+        `snapshot_step`: every worker has it in its memory snapshot. `times`: `Laps.sums` of the step."""
+        if self._watcher is not None and times:
+            self._smoothed.add(times)
         first_step_ms = self._pace.committed(time.monotonic(), waited_s)
         if first_step_ms is None:
             self._send(step, reportable, total, loss=loss, empty=empty, snapshot_step=snapshot_step)
@@ -131,6 +138,7 @@ class Reporter:
                 empty=empty,
                 snapshot_step=snapshot_step,
                 snapshot_problem=self._memory.problem,
+                times=self._smoothed.times(),
             )
         )
 

@@ -10,7 +10,7 @@ from typing import Any, Optional
 
 from . import codec
 from .document import Document
-from .state import StatePair
+from .state import StatePair, Times
 
 # --- trainer -> agent ----------------------------------------------------------------------------------------------
 
@@ -91,6 +91,8 @@ class Committed:
     """Newest step that every worker has in its memory snapshot; None: there is none, or some worker has none yet."""
     snapshot_problem: Optional[str] = None
     """What keeps this worker from taking memory snapshots, one sentence; empty: nothing does. None: it takes none."""
+    times: Optional[Times] = None
+    """None before the second step of a generation."""
 
 
 @dataclass(frozen=True)

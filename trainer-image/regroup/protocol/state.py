@@ -57,6 +57,20 @@ class Group:
 
 
 @dataclass(frozen=True)
+class Times:
+    """Where the time of a step goes on a worker: seconds, a mean over its last steps (regroup.transaction.laps)."""
+
+    data: float
+    forward: float
+    backward: float
+    device: float
+    communication: float
+    waits: float
+    apply: float
+    between: float
+
+
+@dataclass(frozen=True)
 class Busy:
     """What a trainer process does that may take longer than a step: hang detection allows it a time of its own."""
 

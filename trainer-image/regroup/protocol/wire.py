@@ -10,7 +10,7 @@ from typing import Any, Optional
 
 from . import codec
 from .document import CheckpointRef, Document
-from .state import Condition, Seal, StatePair
+from .state import Condition, Seal, StatePair, Times
 
 # --- reports: agent -> operator ------------------------------------------------------------------------------------
 
@@ -79,6 +79,8 @@ class Progress:
     """Newest step that every worker has in its memory snapshot; None: there is none."""
     snapshot_problem: Optional[str] = None
     """What keeps this worker from taking memory snapshots, one sentence; empty: nothing does. None: it takes none."""
+    times: Optional[Times] = None
+    """Of its process that waits least for others; None before the second step of a generation."""
 
 
 @dataclass(frozen=True)

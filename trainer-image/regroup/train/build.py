@@ -4,6 +4,8 @@ Each function is one choice. Order matters in one place: a block's recomputation
 """
 
 import math
+import os
+import shutil
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -12,6 +14,7 @@ import torch
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from regroup import accelerator, strategies
+from regroup.errors import UsageError
 
 from . import config
 from .config import Config, ConfigError
@@ -41,7 +44,21 @@ def device_of(name: str) -> torch.device:
         raise ConfigError(
             "device ('cuda') needs a GPU, and torch sees none. Write device: cpu, or request a GPU for the worker."
         )
-    return accelerator.device()
+    try:
+        return accelerator.device()
+    except UsageError as error:  # fewer GPUs than processes
+        raise ConfigError(str(error)) from None
+
+
+def check_compiler(device: torch.device) -> None:
+    """Raise ConfigError where torch.compile would find no compiler: it would say so in the first step, in a long traceback."""
+    if device.type == "cpu":
+        found, wanted = shutil.which(os.environ.get("CXX", "g++")), "C++ compiler (g++, or the one that CXX names)"
+    else:  # Triton's
+        names = [os.environ["CC"]] if "CC" in os.environ else ["gcc", "clang"]
+        found, wanted = next(filter(None, map(shutil.which, names)), None), "C compiler (gcc, or the one that CC names)"
+    if found is None:
+        raise ConfigError(f"compile (true) needs a {wanted}, and none is found. Install one, or write compile: false.")
 
 
 def prepare_blocks(blocks: Any, recompute: str, compiles: bool, backend: str = "inductor") -> None:
@@ -56,9 +73,8 @@ def prepare_blocks(blocks: Any, recompute: str, compiles: bool, backend: str = "
 def _recomputed(forward: Callable[..., Any], recompute: str) -> Callable[..., Any]:
     context: dict[str, Any] = {"context_fn": _selective} if recompute == "selective" else {}
 
-    def run(
-        *inputs: Any,
-    ) -> Any:  # a frame of ours: torch.compile skips those of torch.utils.checkpoint, with all below
+    # A frame of ours: torch.compile skips those of torch.utils.checkpoint, and everything that they call.
+    def run(*inputs: Any) -> Any:
         return checkpoint(forward, *inputs, use_reentrant=False, **context)
 
     return run

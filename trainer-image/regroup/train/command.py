@@ -4,7 +4,14 @@ import argparse
 import sys
 from collections.abc import Callable, Sequence
 
-_PACKAGES = {"yaml": "pyyaml", "sklearn": "scikit-learn", "pydantic": "pydantic", "torch": "torch", "numpy": "numpy"}
+_PACKAGES = {
+    "yaml": "pyyaml",
+    "sklearn": "scikit-learn",
+    "pydantic": "pydantic",
+    "torch": "torch",
+    "numpy": "numpy",
+    "tensorboard": "tensorboard",
+}
 """What a training image may lack, by the name under which it is imported."""
 
 

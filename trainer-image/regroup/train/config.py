@@ -144,7 +144,7 @@ class Config(Section):
     """Samples in a step over all processes. It stays the same at any number of processes."""
     microbatch: int = Field(ge=1)
     """Samples in a forward pass. It divides `global_batch`, at least as often as there may be processes."""
-    seed: int = Field(default=0, ge=0)
+    seed: int = Field(default=0, ge=0, lt=1 << 64)
     """Determines the first parameters and the order of the samples."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """auto: a GPU if there is one."""
@@ -172,6 +172,12 @@ class Config(Section):
     """Evaluate on held-out data after so many steps, and after the last one. Absent: after the last one only."""
     print_every: int = Field(default=100, ge=1)
     """Steps between two lines of loss, gradient norm and learning rate."""
+    tensorboard: str | None = None
+    """Directory for TensorBoard's files. Absent: none are written."""
+    histograms_every: int | None = Field(default=None, ge=1)
+    """Steps between two histograms of each parameter and gradient, with tensorboard. Absent: none."""
+    profile_at: int | None = Field(default=None, ge=1)
+    """First of three steps that a profiler records, with tensorboard. Absent: none."""
 
     @model_validator(mode="after")
     def _fields_fit(self) -> "Config":
@@ -197,6 +203,11 @@ class Config(Section):
                     raise ValueError(
                         f"{field} ({choice}) cannot be used with strategy {strategy.name}. Choose another {field}."
                     )
+        for field in ("histograms_every", "profile_at"):
+            if getattr(self, field) is not None and self.tensorboard is None:
+                raise ValueError(
+                    f"{field} ({getattr(self, field)}) needs tensorboard. Add tensorboard: DIRECTORY, or remove {field}."
+                )
         if self.schedule.warmup_steps >= self.steps:
             raise ValueError(
                 f"schedule.warmup_steps ({self.schedule.warmup_steps}) must be less than steps ({self.steps}). Lower it, "

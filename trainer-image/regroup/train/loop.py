@@ -16,12 +16,17 @@ from regroup.data import as_source
 from regroup.step import Step
 
 from . import build, tasks
+from .board import Board, curves
 from .config import Config
+from .flops import peak_flops
+from .speed import Meter, Speed
 
 
 def train(config: Config) -> None:
     """Train to the last step, printing on one process. Raises ConfigError or DataError for what the user can correct."""
     device = build.device_of(config.device)
+    if config.compile:
+        build.check_compiler(device)
     torch.manual_seed(config.seed)
     task = tasks.build(config.task)
     model = task.model.to(device)
@@ -30,6 +35,9 @@ def train(config: Config) -> None:
     schedule = build.schedule_of(config, optimizer)
     dtype = build.DTYPES[config.precision]
     scaler = torch.amp.GradScaler(device.type) if dtype == torch.float16 else None
+    gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
+    meter = Meter(task, config.global_batch, peak_flops(gpu, config.precision))
+    board = Board(config, model, device)
 
     def loss_of(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the mean loss, and the scores [number of targets, classes]."""
@@ -69,21 +77,28 @@ def train(config: Config) -> None:
     ) as job:
         max_norm = config.max_norm if job.guarantees.whole_gradient else None  # else the strategy clips its own
         for step in job.steps(config.steps):
+            board.begin(job, step)
             with step:  # a membership change ends this block; the same step comes again
                 for batch in step.microbatches():  # this rank's share, whatever the number of processes is now
                     x, y = (part.to(device, non_blocking=True) for part in batch)
                     loss, _ = loss_of(x, y)
                     step.backward(mean=loss, weight=y.numel())
                 step.commit(max_norm=max_norm, after=[schedule.step])
-            if not step.committed:
+            if step.times is None:  # not committed
                 continue
+            meter.add(step.times)
+            board.committed(job, step)
             done, is_last = step.index + 1, step.index + 1 == config.steps
-            if job.is_main and (is_last or done % config.print_every == 0):
-                print(_line(step, job), flush=True)
+            if is_last or done % config.print_every == 0:
+                speed = meter.take(job.world_size)
+                if job.is_main:
+                    print(_line(step, job, speed), flush=True)
+                    board.points(job, step, curves(step, speed, device))
             if is_last or (config.evaluate_every and done % config.evaluate_every == 0):
                 held_out_loss, accuracy = evaluate()
                 if job.is_main:
                     print(f"step {done}  held-out loss {held_out_loss:.4f}  accuracy {accuracy:.4f}", flush=True)
+        board.close()
         if job.is_main:
             print(f"parameters sha256 {_hash(model)}", flush=True)
 
@@ -100,11 +115,13 @@ def _evaluating(model: torch.nn.Module, is_compiled: bool) -> Iterator[None]:
         model.train()
 
 
-def _line(step: Step, job: regroup.Job) -> str:
+def _line(step: Step, job: regroup.Job, speed: Speed) -> str:
     norm = "" if step.norm is None else f"  norm {step.norm:.3g}"
     skipped = "  skipped" if step.skipped else ""
+    tokens = f"  {speed.per_second:,.0f} tokens/s" if speed.unit == "tokens" else ""
+    mfu = "" if speed.mfu is None else f"  MFU {100 * speed.mfu:.1f} %"
     return (
-        f"step {step.index + 1}  loss {step.loss:.4f}{norm}  rate {step.learning_rates[0]:.3g}{skipped}"
+        f"step {step.index + 1}  loss {step.loss:.4f}{norm}  rate {step.learning_rates[0]:.3g}{tokens}{mfu}{skipped}"
         f"  generation {job.generation}  ranks {job.world_size}"
     )
 

@@ -12,7 +12,8 @@ import struct
 import sysconfig
 import tempfile
 import zlib
-from collections.abc import Iterable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -44,8 +45,10 @@ class Corpus(NamedTuple):
     """Each token is below it."""
 
 
-def write(path: Path, chunks: Iterable[Tokens], vocabulary: int, text_hash: bytes = UNKNOWN) -> None:
-    """Write a token file, whole or not at all. `text_hash`: SHA-256 of the text. Raises DataError."""
+def write(
+    path: Path, chunks: Iterable[Tokens], vocabulary: int, text_hash: Callable[[], bytes] = lambda: UNKNOWN
+) -> None:
+    """Write a token file, whole or not at all. `text_hash`, called after the last chunk: SHA-256 of the text. Raises DataError."""
     if not 1 <= vocabulary <= 1 << 16:
         raise DataError(f"vocabulary ({vocabulary}) must be between 1 and 65536, because tokens are uint16.")
     try:
@@ -59,7 +62,7 @@ def write(path: Path, chunks: Iterable[Tokens], vocabulary: int, text_hash: byte
                     file.write(chunk.astype("<u2").tobytes())
                     count += len(chunk)
                 file.seek(0)
-                head = _HEADER.pack(MAGIC, VERSION, vocabulary, count, text_hash)
+                head = _HEADER.pack(MAGIC, VERSION, vocabulary, count, text_hash())
                 file.write(head + _CRC.pack(zlib.crc32(head)))
                 file.flush()
                 os.fsync(file.fileno())
@@ -107,18 +110,23 @@ def read(path: Path) -> tuple[Corpus, bytes]:
 def corpus(text: str | None, tokens: str | None) -> Corpus:
     """Return the tokens of a configuration's `text` and `tokens`, as `LanguageModel` describes them. Raises DataError."""
     if tokens is None:
-        parts = list(_byte_tokens(_files(text)))
-        return Corpus(_not_empty(np.concatenate(parts) if parts else np.zeros(0, np.uint16), text), BYTES)
+        return Corpus(np.concatenate([_tokens_of(chunk) for chunk in _chunks(text)]), BYTES)
     path = Path(tokens)
     if text is None:
         return read(path)[0]
-    digest = _digest(_files(text))
-    if not path.exists():
-        if not Path(text).stat().st_size:
-            _not_empty(np.zeros(0, np.uint16), text)
-        write(path, _byte_tokens(_files(text)), BYTES, digest)
+    digest = hashlib.sha256()
+
+    def hashed() -> Iterator[Tokens]:
+        for chunk in _chunks(text):
+            digest.update(chunk)
+            yield _tokens_of(chunk)
+
+    if path.exists():
+        deque(hashed(), maxlen=0)
+    else:  # in one pass, so that the hash is that of what is written, even if the text changes meanwhile
+        write(path, hashed(), BYTES, digest.digest)
     found, made_from = read(path)
-    if made_from != digest:
+    if made_from != digest.digest():
         raise DataError(
             f"tokens ({tokens}) was made from another text than text ({text}). Delete the file, name another one, or leave "
             "text out."
@@ -166,36 +174,22 @@ def split(found: Corpus, length: int, held_out: float, most: int) -> tuple[Windo
     return Windows(found, length, 0, total - last), Windows(found, length, total - last, last)
 
 
-def _files(text: str | None) -> list[Path]:
-    """Return the files that are the text, in order."""
-    if text is not None:
-        return [Path(text)]
-    return sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
+def _tokens_of(chunk: bytes) -> Tokens:
+    """Return the tokens of a part of a text: its bytes."""
+    return np.frombuffer(chunk, np.uint8).astype(np.uint16)
 
 
-def _byte_tokens(files: Iterable[Path]) -> Iterator[Tokens]:
-    for chunk in _chunks(files):
-        yield np.frombuffer(chunk, np.uint8).astype(np.uint16)
-
-
-def _digest(files: Iterable[Path]) -> bytes:
-    digest = hashlib.sha256()
-    for chunk in _chunks(files):
-        digest.update(chunk)
-    return digest.digest()
-
-
-def _chunks(files: Iterable[Path]) -> Iterator[bytes]:
+def _chunks(text: str | None) -> Iterator[bytes]:
+    """Yield the text, at least one byte. Raises DataError."""
+    files = [Path(text)] if text is not None else sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
+    is_empty = True
     for path in files:
         try:
             with path.open("rb") as file:
                 while chunk := file.read(_CHUNK):
+                    is_empty = False
                     yield chunk
         except OSError as error:
             raise DataError(f"text ({path}) cannot be read ({error.strerror}). Give the path of a text file.") from None
-
-
-def _not_empty(tokens: Tokens, text: str | None) -> Tokens:
-    if not len(tokens):
+    if is_empty:
         raise DataError(f"text ({text or 'the standard library'}) is empty. Give a text file with content.")
-    return tokens

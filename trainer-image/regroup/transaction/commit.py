@@ -28,6 +28,7 @@ from regroup.state.training import CommitRecord, TrainingState
 from .header import WIDTH, Header, Row
 from .hooks import Hooks, refuse_collectives
 from .kept import Kept, Shelf
+from .laps import DEVICE, FORWARD, Laps
 
 _MAX_ROUNDS = 4
 """Of rows in one commit. A strategy has all that it needs after two; more would be a defect of ours."""
@@ -56,6 +57,7 @@ class Committer:
         self._on_commit, self._wants_checkpoint = on_commit, wants_checkpoint
         self._hooks = Hooks(state)
         self._shelf = Shelf()
+        self.laps = Laps()
         self._is_open = False
         self._announced: tuple[CommitRecord, Header, bool] | None = None
 
@@ -69,11 +71,13 @@ class Committer:
         self.num_committed = 0
         if not self.membership.kept_own_state:
             self.strategy.forget()
+        self.laps.begin_generation()
         self.strategy.begin_generation(self.membership.groups)
 
     def begin(self) -> None:
         """A step's block is entered."""
         self._is_open = True
+        self.laps.begin()
         self.strategy.begin_step()
 
     def end(self) -> None:
@@ -147,6 +151,7 @@ class Committer:
         max_norm: float | None,
     ) -> CommitRecord:
         """Commit on this rank; `announce` comes next. Raises GenerationChanged or BackendError: nothing was applied."""
+        self.laps.lap(FORWARD)
         self.check()
         self._hooks.check((*before, *after))
         if max_norm is not None and not self.strategy.guarantees.whole_gradient:
@@ -162,7 +167,9 @@ class Committer:
             raise GenerationChanged(str(error)) from error
         share.loss = loss_sum / weight
         pair = StatePair(self.membership.generation, share.index + 1)
+        self.laps.met(self.membership.rank, [row.busy_ns for row in header.rows])
         record = self._apply(pair, share.loss, weight, before, after, max_norm)
+        self.laps.committed()
         self.num_committed += 1
         self._is_open = False
         self._announced = record, header, not share.weights
@@ -233,6 +240,8 @@ class Committer:
         values = to_host([*losses, *self.strategy.ask()])
         for (v, _, factor), bits in zip(share.pending, values):
             share.loss_sums[v] = float_of(bits) * factor
+        if share.pending:
+            self.laps.lap(DEVICE)
         share.pending = []
         speaks = self.plan.layout.size == 1 or self.plan.layout.speaks(self.membership.rank)
         return Row(
@@ -245,6 +254,7 @@ class Committer:
             wants_snapshot=self._memory.due(time.monotonic()),
             wants_checkpoint=self.plan.layout.size > 1 and self.membership.rank == 0 and self._wants_checkpoint(),
             total=self.total,
+            busy_ns=self.laps.busy_ns(),
             word=self.strategy.word(values[len(losses) :]),
         )
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from regroup.parallel.strategy import NO_WORD, Word
 
-WIDTH = 12
+WIDTH = 13
 _NO_SNAPSHOTS = -2
 _MASK = (1 << 64) - 1
 
@@ -36,6 +36,8 @@ class Row:
     """It is time for a memory snapshot, after this step."""
     wants_checkpoint: bool = False
     """It is time for a checkpoint, after this step: in a model group several processes write it, and the first one says when."""
+    busy_ns: int = 0
+    """For how long it did not wait for others, since ranks met last (`laps`)."""
 
     def pack(self) -> list[int]:
         """Return WIDTH signed 64-bit integers."""
@@ -60,6 +62,7 @@ class Row:
             _signed(word.unused),
             _signed(word.repeated),
             _float_bits(word.norm_squared),
+            self.busy_ns,
         ]
 
     @classmethod
@@ -74,6 +77,7 @@ class Row:
             wants_snapshot=bool(flags & 8),
             wants_checkpoint=bool(flags & 16),
             total=values[7],
+            busy_ns=values[12],
             knows_newer=bool(flags & 1),
             word=Word(
                 parameters=values[5] & _MASK,

@@ -19,6 +19,8 @@ from regroup.parallel.fingerprint import sums_of
 from regroup.parallel.strategy import Share, Strategy
 from regroup.state.training import CommitRecord, TrainingState
 
+from .laps import Laps
+
 MICROBATCHES = 2
 """The second one compiles what the first could not know: lengths that differ, for example, become dynamic shapes."""
 
@@ -27,7 +29,7 @@ class Rehearsal:
     """What a rehearsed step is run against, in place of a `Committer`."""
 
     def __init__(self, strategy: Strategy, state: TrainingState, plan: SamplePlan) -> None:
-        self.plan = plan
+        self.plan, self.laps = plan, Laps()
         self._strategy, self._state = strategy, state
         self._is_begun = False
 

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 from regroup.data import DataError
 from regroup.train import config, tokens
+from regroup.train.flops import flops_per_token
 
 from .task import Task
 
@@ -92,5 +93,8 @@ def language_model(settings: config.LanguageModel) -> Task:
             f"task.tokens ({settings.tokens}) has a vocabulary of {found.vocabulary}, and size {settings.size} has "
             f"{shape.vocabulary}. Make the tokens with a smaller vocabulary, or use size tiny."
         )
-    train, held_out = tokens.split(found, settings.length or shape.length, HELD_OUT, MOST_HELD_OUT)
-    return Task(GPT(shape), train, held_out)
+    length = settings.length or shape.length
+    train, held_out = tokens.split(found, length, HELD_OUT, MOST_HELD_OUT)
+    model = GPT(shape)
+    in_products = sum(p.numel() for p in model.parameters()) - model.positions.weight.numel()
+    return Task(model, train, held_out, length, flops_per_token(in_products, shape.layers, shape.width, length))

@@ -15,3 +15,7 @@ class Task:
     """What a session takes as `data`; batches are pairs (x, y)."""
     held_out: Any
     """The same, for evaluation."""
+    tokens: int | None = None
+    """Tokens in a sample; None: its samples are not made of tokens."""
+    flops_per_token: float | None = None
+    """FLOPs of forward and backward; None: not known."""

@@ -1,0 +1,36 @@
+"""Where the time of a step goes, as a mean over steps: what an agent is told. The clock is `transaction.laps`."""
+
+from collections.abc import Sequence
+from dataclasses import fields
+
+from regroup.protocol.state import Times
+
+SMOOTHED_STEPS = 20
+"""A mean follows a change within about so many steps."""
+_NUM_PARTS = len(fields(Times))
+
+
+class Smoothed:
+    """Means over the last steps of a generation, by part. Its first step is left out: it compiles, and fills caches."""
+
+    def __init__(self) -> None:
+        self._num_steps = -1
+        self._means = [0.0] * _NUM_PARTS
+
+    def begin_generation(self) -> None:
+        """Other ranks: other times."""
+        self._num_steps = -1
+
+    def add(self, sums: Sequence[float]) -> None:
+        """Take in a step."""
+        self._num_steps += 1
+        if self._num_steps < 1:
+            return
+        share = 1 / min(self._num_steps, SMOOTHED_STEPS)
+        self._means = [mean + (value - mean) * share for mean, value in zip(self._means, sums)]
+        if self._num_steps == 1:
+            self._means = list(sums)
+
+    def times(self) -> "Times | None":
+        """Return the means in seconds; None before the second step."""
+        return Times(*(round(mean, 6) for mean in self._means)) if self._num_steps > 0 else None

@@ -1,0 +1,142 @@
+"""What a run leaves for TensorBoard: curves, histograms and a profiler's trace. Rank 0 writes.
+
+Owns the files. An event file is opened in each generation in which this process is rank 0, and says which step comes next: of
+older files TensorBoard drops what they have of that step and later ones, so that no step is there twice after a rollback. The
+size of the files follows from the configuration: a point for each printed line, histograms every so many steps, one trace.
+"""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import regroup
+from regroup.step import Step
+
+from .config import Config, ConfigError
+from .speed import Speed
+from .trace import Trace
+
+
+def curves(step: Step, speed: Speed, device: torch.device) -> dict[str, float]:
+    """Return a committed step's points, by the name of the curve. Waits for the device."""
+    points = {"loss": step.loss, "learning rate": step.learning_rates[0]}
+    if step.norm is not None:
+        points["gradient norm"] = step.norm
+    points[f"speed/{speed.unit} per second"] = speed.per_second
+    if speed.mfu is not None:
+        points["speed/MFU"] = speed.mfu
+    if step.times is not None:
+        points |= {f"step seconds/{part}": seconds for part, seconds in step.times._asdict().items()}
+    if device.type == "cuda":
+        points["peak memory GiB"] = torch.cuda.max_memory_allocated(device) / 2**30
+    return points
+
+
+class Board:
+    """Does nothing without `tensorboard` in the configuration, and on other ranks."""
+
+    def __init__(self, config: Config, model: torch.nn.Module, device: torch.device) -> None:
+        """Raises ModuleNotFoundError without the package tensorboard, and ConfigError for a directory that cannot be written."""
+        self._config, self._model, self._device = config, model, device
+        self._directory = Path(config.tensorboard) if config.tensorboard is not None else None
+        self._writer: Any = None
+        self._generation = 0
+        """In which `_writer` was opened."""
+        self._trace: Trace | None = None
+        self._failed = False
+        if self._directory is None:
+            return
+        from torch.utils import tensorboard  # noqa: F401 (now, not after the first steps)
+
+        if config.profile_at is not None:
+            self._trace = Trace(self._directory, config.profile_at, device)
+
+        try:
+            self._directory.mkdir(parents=True, exist_ok=True)
+            reason = None if os.access(self._directory, os.W_OK) else "Permission denied"
+        except OSError as error:
+            reason = error.strerror
+        if reason is not None:
+            raise ConfigError(
+                f"tensorboard ({self._directory}) cannot be written ({reason}). Name a directory that you can write to."
+            )
+
+    def begin(self, job: regroup.Job, step: Step) -> None:
+        """A step comes next: begin or end the trace, and leave the event file to another rank where that is rank 0 now."""
+        if self._trace is not None and not step.rehearsal:
+            with _Tolerant(self):
+                self._trace.begin(step.index + 1, is_main=job.is_main)
+        if self._writer is not None and not job.is_main:
+            with _Tolerant(self):
+                self._close_writer()
+
+    def committed(self, job: regroup.Job, step: Step) -> None:
+        """A step is committed: write the histograms of parameters, and of the gradients that it applied, if it is time."""
+        every = self._config.histograms_every
+        if self._directory is None or every is None or not job.is_main or (step.index + 1) % every:
+            return
+        with _Tolerant(self):
+            writer = self._open(job, step)
+            for name, parameter in self._model.named_parameters():
+                path = name.replace(".", "/")
+                for kind, tensor in (("parameters", parameter.detach()), ("gradients", parameter.grad)):
+                    if tensor is not None and torch.isfinite(tensor).all():  # of anything else there is no histogram
+                        writer.add_histogram(f"{kind}/{path}", tensor.float().cpu(), step.index + 1)
+
+    def points(self, job: regroup.Job, step: Step, values: Mapping[str, float]) -> None:
+        """Write a point of each curve."""
+        if self._directory is None or not job.is_main:
+            return
+        with _Tolerant(self):
+            writer = self._open(job, step)
+            for name, value in values.items():
+                writer.add_scalar(name, value, step.index + 1)
+            writer.flush()
+
+    def close(self) -> None:
+        """The run is over."""
+        with _Tolerant(self):
+            if self._trace is not None:
+                self._trace.end()
+            self._close_writer()
+
+    def fail(self, error: OSError) -> None:
+        """Training goes on without curves."""
+        if not self._failed:
+            print(f"tensorboard ({self._directory}) cannot be written ({error.strerror or error}).", flush=True)
+        self._failed, self._writer = True, None
+
+    def _open(self, job: regroup.Job, step: Step) -> Any:
+        if self._writer is None or self._generation != job.generation:
+            from torch.utils.tensorboard import SummaryWriter
+
+            self._close_writer()
+            self._writer = SummaryWriter(
+                str(self._directory), purge_step=step.index + 1, filename_suffix=f".g{job.generation}"
+            )
+            self._generation = job.generation
+        return self._writer
+
+    def _close_writer(self) -> None:
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            writer.close()
+
+
+class _Tolerant:
+    """A full disk ends the curves, not the training."""
+
+    def __init__(self, board: Board) -> None:
+        self._board = board
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _kind: Any, error: BaseException | None, _trace: Any) -> bool:
+        if isinstance(error, OSError):
+            self._board.fail(error)
+            return True
+        return False
