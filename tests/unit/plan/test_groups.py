@@ -106,6 +106,7 @@ def words(decision: Decision) -> tuple[str, ...]:
             [0, 3, 2, 1], [0, 3, 2, (1, 1)], "0 3 | 2 1.1", id="a replacement takes the place in another order"
         ),
         pytest.param([0, 3, 2, 1], [0, 1], "0 1", id="low slots of two groups"),
+        pytest.param([0, 1, 2, 3, 4, 5], [0, 2, 7, 5], "0 5 | 2 7", id="a survivor fills a gap before who is new"),
         pytest.param([0, 1], [0, 1, (0, 1), (1, 1)], "0 1 | 0.1 1.1", id="who leaves beside who comes"),
     ],
 )
@@ -129,6 +130,12 @@ def test_as_few_members_as_possible_change_their_group() -> None:
     assert text(put_together(ranked, before, 3), 3) == "0 1 2.1 | 3 4 5.1 | 6 7.1 8.1"
     ranked = [some[:2] for some in ranked]
     assert text(put_together(ranked, before, 3), 3) == "0 1 2.1 | 3 4 5.1"
+
+
+def test_largest_part_stays_whatever_its_slots() -> None:
+    before = [MemberId(slot, 0) for slot in range(9)]
+    ranked = [[trains(0), trains(6)], [trains(4), trains(7)], [trains(8), ready(11)]]
+    assert text(put_together(ranked, before, 3), 3) == "0 4 11 | 6 7 8"
 
 
 @pytest.mark.parametrize(
@@ -207,6 +214,13 @@ MIXED = make_current([0, 3, 2, 1])
                      ("wait", "TooFewMembers"), id="no whole group"),
         pytest.param([*map(trains, (0, 1, 2, 3)), trains(4), gone(5)], SIX, groups_of(2),
                      (FORCED, "MemberLost", "0 1"), id="slots that are wanted no more come last"),
+        pytest.param([trains(0), gone(1), trains(2), trains(3)], make_current([0, 1, 2, 3]), groups_of(2),
+                     (FORCED, "MemberLost", "0 3"), id="a slot that is wanted comes before a group that is whole"),
+        pytest.param([trains(0), ready(1, barred_until_s=200.0), trains(2), gone(3), gone(5)], make_current([0, 5, 2, 3]),
+                     groups_of(4), (FORCED, "MemberLost", "0 1"), id="who came late is needed for a whole group"),
+        pytest.param([trains(0), ready(1, pod=make_pod(1, terminating=True)), trains(2), gone(3), gone(5)],
+                     make_current([0, 5, 2, 3]), groups_of(4),
+                     (FORCED, "MemberLost", "0 1"), id="who leaves is needed for a whole group"),
     ],
 )  # fmt: skip
 def test_broken_generation_goes_on_in_whole_groups(
@@ -312,6 +326,12 @@ FOUR = make_current([0, 1, 2, 3])
                      ("keep",), id="half a group takes nothing over"),
         pytest.param([leaves(0), trains(1), leaves(2), trains(3), ready((0, 1))], FOUR, groups_of(4),
                      (PLANNED, "Drained", "0.1 1 | 2 3"), id="a position is handed over by one that leaves"),
+        pytest.param([trains(0), trains(1), ready(2), ready(4), ready(5)], make_current([0, 1]), groups_of(6),
+                     (PLANNED, "Resized", "0 1 | 4 5"), id="neighbours join before others"),
+        pytest.param([leaves(s) for s in range(4)], FOUR, groups_of(4),
+                     (PLANNED, "Drained", "0 1"), id="of all that leave one group stays"),
+        pytest.param([leaves(4), leaves(5), *(ready((s, 1)) for s in range(4))], make_current([4, 5]), groups_of(4),
+                     (PLANNED, "Drained", "0.1 1.1 | 4 5"), id="a group of slots that are wanted no more hands over"),
     ],
 )  # fmt: skip
 def test_healthy_generation_changes_in_whole_groups(
