@@ -45,6 +45,13 @@ def parser() -> argparse.ArgumentParser:
     run.add_argument(
         "--processes-per-worker", type=int, default=1, metavar="P", help="processes per worker (default 1)"
     )
+    run.add_argument(
+        "--workers-per-group",
+        type=int,
+        default=1,
+        metavar="W",
+        help="workers that hold one copy of the model together; N, --min and --max are multiples of it (default 1)",
+    )
     run.add_argument("--checkpoint", metavar="DIR", help="directory for checkpoints (default: no checkpoints)")
     run.add_argument(
         "--checkpoint-every", type=int, default=300, metavar="S", help="seconds between two checkpoints (default 300)"

@@ -197,6 +197,11 @@ class LocalWorkers:
             env.LOG_NAME: f"worker {worker}",
             env.MAX_RESTARTS: str(spec.recovery.max_restarts),
         }
+        if spec.workers_per_group > 1:
+            out |= {
+                env.WORKERS_PER_GROUP: str(spec.workers_per_group),
+                env.GROUP_POSITION: str(job.position(worker.slot)),
+            }
         if spec.checkpoint is not None:
             out |= {
                 env.CHECKPOINT_DIR: spec.checkpoint.path or "",

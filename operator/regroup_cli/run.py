@@ -37,6 +37,7 @@ def job_object(args: argparse.Namespace) -> dict[str, Any]:
     spec: dict[str, Any] = {
         "replicas": args.workers,
         "processesPerWorker": args.processes_per_worker,
+        "workersPerGroup": args.workers_per_group,
         "recovery": {
             "maxRestarts": args.max_restarts,
             "disconnectSeconds": args.disconnect_seconds,
@@ -46,7 +47,7 @@ def job_object(args: argparse.Namespace) -> dict[str, Any]:
         "template": {"spec": {"containers": [trainer]}},
     }
     if args.min is not None or args.max is not None:
-        low = 1 if args.min is None else args.min
+        low = args.workers_per_group if args.min is None else args.min
         high = max(args.workers, low) if args.max is None else args.max
         spec["elasticPolicy"] = {"minReplicas": low, "maxReplicas": high}
     if args.checkpoint is not None:

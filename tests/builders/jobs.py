@@ -100,6 +100,20 @@ BAD_SPECS: dict[str, tuple[Change, str]] = {
         "spec.replicas (1) is outside spec.elasticPolicy (2 to 5). "
         "Choose a number inside, or change minReplicas or maxReplicas.",
     ),
+    "replicas of no whole groups": (
+        with_spec(workersPerGroup=2, elasticPolicy={"minReplicas": 2, "maxReplicas": 4}),
+        "spec.replicas (3) is not a multiple of spec.workersPerGroup (2). Choose a multiple of workersPerGroup.",
+    ),
+    "minReplicas of no whole groups": (
+        with_spec(workersPerGroup=3, elasticPolicy={"minReplicas": 2, "maxReplicas": 6}),
+        "spec.elasticPolicy.minReplicas (2) is not a multiple of spec.workersPerGroup (3). "
+        "Choose a multiple of workersPerGroup.",
+    ),
+    "maxReplicas of no whole groups": (
+        with_spec(workersPerGroup=3, elasticPolicy={"minReplicas": 3, "maxReplicas": 5}),
+        "spec.elasticPolicy.maxReplicas (5) is not a multiple of spec.workersPerGroup (3). "
+        "Choose a multiple of workersPerGroup.",
+    ),
     "no container named trainer": (
         with_trainer(name="main"),
         'spec.template.spec.containers (["main"]) has no container named trainer. '
@@ -173,6 +187,11 @@ BAD_CHANGES: dict[str, tuple[Change, Change, str]] = {
         with_spec(processesPerWorker=2),
         lambda job: job["spec"].pop("processesPerWorker"),
         _once("spec.processesPerWorker cannot change"),
+    ),
+    "workersPerGroup": (
+        with_spec(replicas=4, elasticPolicy={"minReplicas": 2, "maxReplicas": 4}),
+        with_spec(workersPerGroup=2),
+        _once("spec.workersPerGroup cannot change"),
     ),
     "checkpoint": (ELASTIC, with_spec(checkpoint={"volumeClaim": "ckpt"}), _once("spec.checkpoint cannot change")),
     "memory snapshot": (

@@ -58,7 +58,7 @@ class Disk:
                 if not writer.alive or writer.stopped:
                     return
                 name = name_of(group.number, state.step, group.uid)
-                if self.is_full or not self._sees(writer.agent.uid):
+                if self.is_full or not self.sees(writer.agent.uid):
                     self._problems[group.number] = f"Checkpoint {name.directory} could not be written."
                 else:
                     self._problems.pop(group.number, None)
@@ -72,7 +72,7 @@ class Disk:
 
     def write_last(self, group: Group, writer: Trainer, state: StatePair) -> None:
         """Write what rank 0 holds at the end of its pod's grace (`Job._end`); nobody hears of it."""
-        if self.every_steps and group.ranks.get(0) is writer and not self.is_full and self._sees(writer.agent.uid):
+        if self.every_steps and group.ranks.get(0) is writer and not self.is_full and self.sees(writer.agent.uid):
             self.checkpoints.append(Checkpoint(name_of(group.number, state.step, group.uid), state))
 
     def problem(self, group: Group) -> str | None:
@@ -82,7 +82,7 @@ class Disk:
     def fall_back(self, document: Document, decision: Fallback, reader: str) -> Copy | Checkpoint | Refuse | None:
         """As `Regrouper._fall_back`: the newest of the best survivor, the newest checkpoint and nothing."""
         best = decision.best
-        found = self._newest(document, is_all=best is None) if self._sees(reader) else None
+        found = self._newest(document, is_all=best is None) if self.sees(reader) else None
         if found is not None and (best is None or found.state > best.state):
             self.read.append(found)
             return found
@@ -136,7 +136,7 @@ class Disk:
     def _newest_whole(self) -> Checkpoint | None:
         return max((c for c in self.checkpoints if c.is_whole), key=lambda c: c.name, default=None)
 
-    def _sees(self, uid: str) -> bool:
+    def sees(self, uid: str) -> bool:
         return not self.is_hidden and uid not in self.blind
 
     def _newest(self, document: Document, *, is_all: bool) -> Checkpoint | None:

@@ -401,7 +401,7 @@ def scale(world: World, fault: Fault) -> bool:
     if not policy or world.has_ended:
         return False
     before = world.replicas
-    world.scale(max(policy["minReplicas"], min(policy["maxReplicas"], fault.size)))
+    world.scale(max(policy["minReplicas"], min(policy["maxReplicas"], fault.size * world.per_group)))
     return world.replicas != before
 
 
@@ -409,12 +409,12 @@ def resize(world: World, fault: Fault) -> bool:
     """spec.replicas and minReplicas change together."""
     if not world.store.view["spec"].get("elasticPolicy") or world.has_ended:
         return False
-    minimum = 1 + fault.at % 3
+    minimum = (1 + fault.at % 3) * world.per_group
     before = world.store.view["spec"]
 
     def change(spec: dict[str, Any]) -> None:
         spec["elasticPolicy"]["minReplicas"] = minimum
-        spec["replicas"] = max(minimum, min(spec["elasticPolicy"]["maxReplicas"], fault.size))
+        spec["replicas"] = max(minimum, min(spec["elasticPolicy"]["maxReplicas"], fault.size * world.per_group))
 
     world.store.change_spec(change)
     world.dirty()

@@ -129,8 +129,10 @@ class Group:
         rolled_back = not isinstance(decision, Refuse) and decision.rolled_back
         found: Copy | Checkpoint | Refuse | None
         if isinstance(decision, Fallback):
-            reader = self.ranks[self.document.rank_offset(self.document.reader().pod_uid)]
-            found = world.disk.fall_back(self.document, decision, reader.agent.uid)
+            # Who reads, reads for its position: the volume must be there for all of the group.
+            readers = [m.pod_uid for m in self.document.readers(world.per_group)]
+            reader = next((uid for uid in readers if not world.disk.sees(uid)), readers[0])
+            found = world.disk.fall_back(self.document, decision, reader)
         else:
             found = decision
         if isinstance(found, Refuse):

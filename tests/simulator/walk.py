@@ -16,6 +16,8 @@ from tests.simulator.faults import KINDS, MOMENT_S, Fault, draw
 from tests.simulator.world import FOREVER, Pace, World
 
 MAX_REPLICAS = 5
+GROUPS_CHANCE = 0.1
+"""So many of the jobs have workers in groups of two."""
 HANG_S = 30
 """spec.recovery.hangSeconds."""
 FIRST_STEP_S = 30.0
@@ -43,9 +45,12 @@ class Setting:
     """Nothing takes any time."""
     snapshot_every: int = 0
     """Each worker has a snapshot in memory after so many steps."""
+    per_group: int = 1
+    """Workers of a group. All sizes are multiples of it."""
 
     def __str__(self) -> str:
         size = f"fixed at {self.replicas}" if self.fixed else f"{self.replicas} workers, at least {self.minimum}"
+        size += f" in groups of {self.per_group}" if self.per_group > 1 else ""
         tier = "script" if self.script else "session"
         return (
             f"{tier}, {size}, {self.processes} process(es) each, {self.total_steps} steps of {self.step_s:g} s, "
@@ -55,7 +60,8 @@ class Setting:
     def job(self) -> JobBuilder:
         """Return the job's builder."""
         job = make_job().with_replicas(self.replicas).with_recovery(maxRestarts=1_000_000, hangSeconds=HANG_S)
-        job = job.fixed() if self.fixed else job.elastic(self.minimum, MAX_REPLICAS)
+        job = job.fixed() if self.fixed else job.elastic(self.minimum, MAX_REPLICAS * self.per_group)
+        job = job.with_spec(workersPerGroup=self.per_group) if self.per_group > 1 else job
         # What is durable lies on a claim, so that the operator asks for checkpoints and names them.
         if self.snapshot_every:
             job = job.with_spec(memorySnapshot={"sizeLimit": "1Gi"})
@@ -86,7 +92,7 @@ def setting_of(seed: int) -> Setting:
     rng = random.Random(f"{seed}/setting")
     script = rng.random() < 0.2
     minimum = rng.choice([1, 1, 2])
-    return Setting(
+    setting = Setting(
         seed=seed,
         replicas=rng.choice([r for r in (1, 2, 3, 3, 4) if r >= minimum]),
         minimum=minimum,
@@ -102,6 +108,10 @@ def setting_of(seed: int) -> Setting:
         # Of its own, so that the rest of a seed's setting is what it was before there were snapshots.
         snapshot_every=0 if script else random.Random(f"{seed}/snapshot").choice([0, 0, 1, 5, 25]),
     )
+    # Of its own, too: a job of groups is a job of workers with each of them doubled.
+    if random.Random(f"{seed}/groups").random() >= GROUPS_CHANCE:
+        return setting
+    return replace(setting, per_group=2, replicas=2 * setting.replicas, minimum=2 * setting.minimum)
 
 
 def faults_of(seed: int, kinds: list[str], most: int = 8) -> list[Fault]:
@@ -320,7 +330,10 @@ class Walk:
             a for uid, a in world.agents.items()
             if a.alive and not a.stopped and uid not in world.unreachable and world.pods.by_uid[uid].usable
         ]  # fmt: skip
-        return len(answer) >= (policy["minReplicas"] if policy else world.replicas)
+        size = self.setting.per_group
+        places = [world.pods.by_uid[a.uid].slot % size for a in answer]
+        whole = size * min(places.count(position) for position in range(size))
+        return whole >= (policy["minReplicas"] if policy else world.replicas)
 
     def _lacks_a_holder(self) -> bool:
         """Return whether some worker that cannot be reached may hold the newest state, or no checkpoint can be read."""

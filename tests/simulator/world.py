@@ -662,6 +662,12 @@ class World:
         return replicas
 
     @property
+    def per_group(self) -> int:
+        """Workers of a group."""
+        size: int = self.store.view["spec"].get("workersPerGroup", 1)
+        return size
+
+    @property
     def generation(self) -> int:
         number: int = self.status.get("membership", {}).get("generation", 0)
         return number

@@ -17,7 +17,8 @@ _IMPORT = re.compile(r"^[ \t]*(import|from)[ \t]+([\w.]+[ \t]*,[ \t]*)*regroup\b
 _SHELLS = ("sh", "bash", "dash")
 _SHELL_ACTS = frozenset("$`\\*?[]{}()<>|;#!~\n")
 _ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)$", re.DOTALL)
-_AGENTS_OWN = (env.OPERATOR_URL, env.CA_FILE, env.TOKEN_FILE, env.STATE_DIR, env.GRACE_SECONDS, env.LOG_NAME)
+_AGENTS_OWN = (env.OPERATOR_URL, env.CA_FILE, env.TOKEN_FILE, env.STATE_DIR, env.GRACE_SECONDS, env.LOG_NAME,
+               env.GROUP_POSITION)  # fmt: skip
 
 
 class LaunchError(Exception):
@@ -174,6 +175,8 @@ def trainer_env(
     out[env.INCARNATION] = str(incarnation)
     out[env.LOCAL_RANK] = str(local_rank)
     out[env.LOCAL_WORLD_SIZE] = str(processes)
+    out.setdefault(env.WORKERS_PER_GROUP, "1")
+    out[env.GROUP_PLACE] = str(int(environ.get(env.GROUP_POSITION, "0")) * processes + local_rank)
     if generation is not None:
         out[env.RANK] = str(generation.rank_offset + local_rank)
         out[env.WORLD_SIZE] = str(generation.world_size)

@@ -30,6 +30,9 @@ def _same_optional(field: str) -> str:
 CHANGE_RULES = [
     _unless_started("self.spec.template == oldSelf.spec.template", f"spec.template cannot change {_ONCE}"),
     _unless_started(_same_optional("processesPerWorker"), f"spec.processesPerWorker cannot change {_ONCE}"),
+    _unless_started(
+        "self.spec.workersPerGroup == oldSelf.spec.workersPerGroup", f"spec.workersPerGroup cannot change {_ONCE}"
+    ),
     _unless_started(_same_optional("checkpoint"), f"spec.checkpoint cannot change {_ONCE}"),
     _unless_started(_same_optional("memorySnapshot"), f"spec.memorySnapshot cannot change {_ONCE}"),
     _unless_started(
@@ -67,6 +70,8 @@ def _problems(old: Job, new: Job) -> Iterator[str]:
         yield f"spec.template cannot change {_ONCE}"
     if new.spec.processes_per_worker != old.spec.processes_per_worker:
         yield f"spec.processesPerWorker cannot change {_ONCE}"
+    if new.spec.workers_per_group != old.spec.workers_per_group:
+        yield f"spec.workersPerGroup cannot change {_ONCE}"
     if new.spec.checkpoint != old.spec.checkpoint:
         yield f"spec.checkpoint cannot change {_ONCE}"
     if new.spec.memory_snapshot != old.spec.memory_snapshot:

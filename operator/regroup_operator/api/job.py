@@ -70,6 +70,10 @@ class Job:
         """Whether the number of workers may change while the job runs."""
         return self.spec.elastic_policy is not None
 
+    def position(self, slot: int) -> int:
+        """Return the position of a slot's worker in its group of workers: the same for every pod of the slot."""
+        return slot % self.spec.workers_per_group
+
     def pod_template(self) -> dict[str, Any]:
         """Return a copy of spec.template as the user wrote it, for the caller to change."""
         return copy.deepcopy(dict(self.raw["spec"]["template"]))
@@ -151,6 +155,8 @@ def worker_digest(job: Job) -> str:
         "checkpoint": None if checkpoint is None else checkpoint.model_dump(exclude={"keep"}),
         "recovery": [recovery.max_restarts],
     }
+    if job.spec.workers_per_group > 1:  # absent, as below
+        made_from["workersPerGroup"] = job.spec.workers_per_group
     if job.spec.memory_snapshot is not None:  # absent, so that the pods of older operators keep their digest
         made_from["memorySnapshot"] = job.spec.memory_snapshot.model_dump()
     return hashlib.sha256(json.dumps(made_from, sort_keys=True).encode()).hexdigest()[:12]

@@ -362,6 +362,25 @@ class RecoveryPolicy(SpecModel):
     of a process may take 1800 s, and a job.pause() block its max_s. Only for scripts that use the library."""
 
 
+COUNTS_OF_WORKERS = (
+    ("spec.replicas", ""),
+    ("spec.elasticPolicy.minReplicas", "!has(self.elasticPolicy) || "),
+    ("spec.elasticPolicy.maxReplicas", "!has(self.elasticPolicy) || "),
+)
+"""The fields that count workers, and where each is given: all are multiples of workersPerGroup."""
+_MULTIPLE = "Choose a multiple of workersPerGroup."
+
+
+def _whole_groups(name: str, unless: str) -> dict[str, str]:
+    count = name.replace("spec.", "self.", 1)
+    return cel(
+        f"{unless}{count} % self.workersPerGroup == 0",
+        f"{name} is not a multiple of spec.workersPerGroup. {_MULTIPLE}",
+        f"'{name} (%d) is not a multiple of spec.workersPerGroup (%d). {_MULTIPLE}'"
+        f".format([{count}, self.workersPerGroup])",
+    )
+
+
 class JobSpec(SpecModel):
     """What the user wants."""
 
@@ -373,7 +392,8 @@ class JobSpec(SpecModel):
             "'spec.replicas (%d) is outside spec.elasticPolicy (%d to %d). Choose a number inside, or change "
             "minReplicas or maxReplicas.'.format([self.replicas, self.elasticPolicy.minReplicas, "
             "self.elasticPolicy.maxReplicas])",
-        )
+        ),
+        *(_whole_groups(field, given) for field, given in COUNTS_OF_WORKERS),
     )
 
     replicas: int = Field(default=1, ge=1, le=MAX_REPLICAS)
@@ -387,6 +407,11 @@ class JobSpec(SpecModel):
     processes_per_worker: int | None = Field(default=None, ge=1, le=256)
     """Training processes in each worker. Absent: the nvidia.com/gpu limit of the container trainer, else 1. Immutable
     once the job has started."""
+
+    workers_per_group: int = Field(default=1, ge=1, le=MAX_REPLICAS)
+    """Workers that hold one copy of the model together. Members of a generation are chosen in whole groups of this many. replicas,
+    minReplicas and maxReplicas must be multiples of it. Workers without a whole group are spares. Immutable once the job has
+    started."""
 
     template: PodTemplate
     """The pod template of every worker. Immutable once the job has started."""
@@ -410,6 +435,15 @@ class JobSpec(SpecModel):
                 f"spec.replicas ({self.replicas}) is outside spec.elasticPolicy ({policy.min_replicas} to "
                 f"{policy.max_replicas}). Choose a number inside, or change minReplicas or maxReplicas."
             )
+        return self
+
+    @model_validator(mode="after")
+    def _in_whole_groups(self) -> JobSpec:
+        policy, size = self.elastic_policy, self.workers_per_group
+        counts = (self.replicas, *((policy.min_replicas, policy.max_replicas) if policy is not None else ()))
+        for (name, _), count in zip(COUNTS_OF_WORKERS, counts, strict=False):
+            if count % size:
+                raise ValueError(f"{name} ({count}) is not a multiple of spec.workersPerGroup ({size}). {_MULTIPLE}")
         return self
 
 

@@ -71,7 +71,8 @@ class Membership(WrittenModel):
     """Number of training processes."""
 
     members: str
-    """Members as ranges of slots: "0-3,5.2" means slots 0 to 3, and pod 2 of slot 5 (<job>-worker-5-2)."""
+    """Members as ranges of slots: "0-3,5.2" means slots 0 to 3, and pod 2 of slot 5 (<job>-worker-5-2). They are in the order of
+    their ranks; with spec.workersPerGroup above 1 group after group."""
 
     store: Store | None = None
     """The key-value store through which the members find each other."""

@@ -22,8 +22,9 @@ def gone_name(member: MemberId) -> str:
     return f"gone/{member.slot}.{member.attempt}"
 
 
-def format_members(members: Iterable[MemberId]) -> str:
-    """Return the shortest spelling; slots in order, attempt 0 left out, runs of attempt 0 as ranges."""
+def format_members(members: Iterable[MemberId], *, in_order: bool = False) -> str:
+    """Return the shortest spelling; slots in order, attempt 0 left out, runs of attempt 0 as ranges. `in_order`: the members are in
+    the order of their ranks, which is kept: where several workers are a group, it says who is in one."""
     parts: list[str] = []
     run: list[int] = []
 
@@ -32,7 +33,7 @@ def format_members(members: Iterable[MemberId]) -> str:
             parts.append(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}")
             run.clear()
 
-    for member in sorted(members):
+    for member in members if in_order else sorted(members):
         if member.attempt:
             flush()
             parts.append(str(member))
@@ -45,7 +46,7 @@ def format_members(members: Iterable[MemberId]) -> str:
 
 
 def parse_members(text: str) -> tuple[MemberId, ...]:
-    """Return the members in slot order. Raises ValueError for what `format_members` does not write."""
+    """Return the members in the order in which they are written. Raises ValueError for what `format_members` does not write."""
     members: list[MemberId] = []
     for part in filter(None, text.split(",")):
         if "." in part:

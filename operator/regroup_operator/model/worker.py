@@ -153,6 +153,18 @@ class Bounds:
     rejoin_s: float = 0.0
     session: bool = True
     """Tier Session: workers hold the job's state."""
+    per_group: int = 1
+    """Workers of a group: `replicas` and `minimum` are multiples of it, and members are chosen in whole groups."""
+
+    @property
+    def groups(self) -> int:
+        """How many groups the job wants."""
+        return self.replicas // self.per_group
+
+    @property
+    def min_groups(self) -> int:
+        """How many groups it needs."""
+        return self.minimum // self.per_group
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from regroup.protocol.document import (
 from regroup_operator.model.members import gone_name
 from regroup_operator.model.records import Session
 from regroup_operator.model.worker import Announce, Current, Worker
+from regroup_operator.plan.groups import positions_of
 
 Peers = Mapping[str, tuple[int, str]]
 """By pod UID: the generation in which it lost a peer, and the peer's pod UID."""
@@ -32,8 +33,10 @@ def build_document(
     processes: int,
     checkpoint: CheckpointRef | None,
     session_tier: bool,
+    per_group: int = 1,
 ) -> Document:
-    """Return the document. Raises ValueError if no member offers a socket for the store, or an agent of a member has not called."""
+    """Return the document; `per_group` workers are a group. Raises ValueError if no member offers a socket for the store, or an
+    agent of a member has not called."""
     workers = tuple(workers)
     if any(w.pod is None or w.session is None for w in announce.members):
         raise ValueError("a member has no pod, or its agent has not called")
@@ -45,20 +48,25 @@ def build_document(
     older: tuple[OlderGeneration, ...] = ()
     if current is not None:
         uids = {w.id: w.pod.uid for w in workers if w.pod is not None}
-        this = OlderGeneration(current.number, current.uid, tuple(uids.get(m, gone_name(m)) for m in current.members))
+        this = OlderGeneration(
+            current.number,
+            current.uid,
+            tuple(uids.get(m, gone_name(m)) for m in current.members),
+            positions_of(current.members, per_group),
+        )
         older = (this,) if current.adopted else (this, *current.older)
         older = tuple(generation for generation in older if not _never_stepped(generation, workers))
     names = {uid for generation in older for uid in generation.pod_uids}
     alive = {w.pod.uid for w in workers if w.pod is not None and w.pod.alive}
     lost = tuple(sorted(names - alive))
     seals = tuple(
-        MemberSeal(w.pod.uid, s.left_up_to, s.state, s.adopted, s.state_adopted, s.is_backup)
+        MemberSeal(w.pod.uid, s.left_up_to, s.state, s.adopted, s.state_adopted, s.is_backup, _position(w, per_group))
         for w in workers
         if w.pod is not None and w.session is not None and (s := w.session.seal) is not None
         if w.pod.uid in names or w.connected
     )
     inside = {member.pod_uid for member in members}
-    silent = tuple(w.pod.uid for w in workers if w.pod is not None and w.silent_until_s and w.pod.uid not in inside)
+    silent = [w for w in workers if w.pod is not None and w.silent_until_s and w.pod.uid not in inside]
     number = _next_number(current, workers)
     return Document(
         number=number,
@@ -70,11 +78,16 @@ def build_document(
         older=older,
         seals=seals,
         lost=lost,
-        silent=silent,
+        silent=tuple(w.pod.uid for w in silent if w.pod is not None),
+        silent_positions=positions_of((w.id for w in silent), per_group),
         lineage=current.lineage if current else (),
         checkpoint=checkpoint,
         reason=announce.reason,
     )
+
+
+def _position(worker: Worker, per_group: int) -> int | None:
+    return None if per_group == 1 else worker.id.slot % per_group
 
 
 def _next_number(current: Current | None, workers: Iterable[Worker]) -> int:

@@ -53,6 +53,8 @@ class View:
     """What is known of a hang."""
     leaving: str = ""
     """Who is asked to leave and still needed."""
+    spares: str = ""
+    """Who is ready and has no whole group."""
     finished: tuple[int, int] | None = None
     """Number and members of the generation whose end has just ended the job."""
     saving: Said | None = None
@@ -158,6 +160,7 @@ def _said(
             group=group,
             hang=view.hang,
             leaving=view.leaving,
+            spares=view.spares,
             memory=missing_for_memory(incidents, view.current),
             unsaved=saving.message if saving is not None and saving.reason == NOT_SAVED else "",
         ),

@@ -11,6 +11,7 @@ from regroup_operator.model.members import MemberId, format_members, gone_name, 
 from regroup_operator.model.plan import Memory
 from regroup_operator.model.records import Pod, Session
 from regroup_operator.model.worker import Announce, Current
+from regroup_operator.plan.groups import positions_of
 
 SCRIPT_AFTER_S = 30.0
 """Processes that run this long without attaching belong to an unmodified script (tier Script). Longer than a session's
@@ -18,9 +19,10 @@ imports take on a busy node: until then nobody says Running of a job in which no
 
 
 def read_current(
-    status: Mapping[str, Any], pods: Iterable[Pod], memory: Memory, term_started_s: float
+    status: Mapping[str, Any], pods: Iterable[Pod], memory: Memory, term_started_s: float, per_group: int = 1
 ) -> Current | None:
-    """Return the newest generation, None before the first. `memory` knows more of it if this operator issued it."""
+    """Return the newest generation, None before the first. `memory` knows more of it if this operator issued it; `per_group`
+    workers are a group, which does not change once there is a generation."""
     membership = status.get("membership")
     if membership is None:
         return None
@@ -29,9 +31,12 @@ def read_current(
     known = document is not None and document.uid == membership["uid"]
     older = tuple(
         OlderGeneration(
-            o["generation"], o["uid"], tuple(uids.get(m, gone_name(m)) for m in parse_members(o["members"]))
+            o["generation"],
+            o["uid"],
+            tuple(uids.get(m, gone_name(m)) for m in members),
+            positions_of(members, per_group),
         )
-        for o in membership.get("older", ())
+        for o, members in ((o, parse_members(o["members"])) for o in membership.get("older", ()))
     )
     return Current(
         number=membership["generation"],
@@ -64,7 +69,7 @@ def membership_status(document: Document, decision: Announce, previous: Mapping[
         "digest": document.digest(),
         "adopted": False,
         "worldSize": document.world_size,
-        "members": format_members(w.id for w in decision.members),
+        "members": format_members((w.id for w in decision.members), in_order=True),
         "store": {"host": document.store.host, "port": document.store.port, "slot": host},
         "older": older,
         "lost": list(document.lost),

@@ -73,10 +73,12 @@ def find_hang(
     in_a_row: int,
     now_s: float,
     settings: Settings,
+    per_group: int = 1,
 ) -> Hang:
     """Return what is known of a hang of the newest generation, which all of its members have adopted.
 
-    `processes` is the number of a worker's processes, `in_a_row` how many hangs came before without a committed step.
+    `processes` is the number of a worker's processes, `in_a_row` how many hangs came before without a committed step; `per_group`
+    workers are a group, whose processes hold one state together.
     """
     members = [w for w in workers if w.is_member]
     training = [w for w in members if w.standing == Standing.TRAINING]
@@ -113,9 +115,12 @@ def find_hang(
     what = f"No step was committed for {found_s - began_s:.0f} s"
     outside = [entry for entry in stacks if entry[2].place not in _INSIDE]
     if alone and len(outside) > 1:
-        # One is left alone with the state: if it only took long, nothing is lost.
-        keeper = min(outside, key=lambda entry: (entry[2].place != ProcessStack.OUTSIDE, entry[0]))
-        outside.remove(keeper)
+        # One is left alone with the state, in groups one of each place: if it only took long, nothing is lost.
+        ranked = sorted(outside, key=lambda entry: (entry[2].place != ProcessStack.OUTSIDE, entry[0]))
+        keepers: dict[int, int] = {}
+        for rank, _, _ in ranked:
+            keepers.setdefault(rank % (per_group * processes) if per_group > 1 else 0, rank)
+        outside = [entry for entry in outside if entry[0] not in keepers.values()]
     named = "; ".join(_words(*entry) for entry in outside[:3]) or "every rank is in a collective: " + "; ".join(
         f"rank {rank} in {s.where}" for rank, _, s in stacks[:3]
     )
@@ -206,7 +211,7 @@ def _stacks(
     workers: Iterable[Worker], current: Current, processes: int, after_s: float
 ) -> list[tuple[int, Worker, ProcessStack]]:
     """Return (rank, worker, where) of every process whose agent has answered since `after_s`, by rank."""
-    places = {member: index for index, member in enumerate(sorted(current.members))}
+    places = {member: index for index, member in enumerate(current.members)}
     return sorted(
         (
             (places[w.id] * processes + stack.local_rank, w, stack)

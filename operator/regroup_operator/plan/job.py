@@ -32,6 +32,7 @@ from regroup_operator.plan.generation import (
     named_members,
     read_current,
 )
+from regroup_operator.plan.groups import spare_words
 from regroup_operator.plan.hangs import ALONE, HUNG, KILL_AGAIN_S, Hang, find_hang, hangs_in_a_row, stack_lines
 from regroup_operator.plan.hangs import bound as hang_bound_s
 from regroup_operator.plan.incidents import make_incident, with_times
@@ -92,6 +93,7 @@ class _Planner:
         self.job, self.clock, self.settings, self.logs = job, clock, settings, logs
         self.fresh_uid, self.endpoint, self.agent_image = fresh_uid, endpoint, agent_image
         self.processes = processes_per_worker(job)
+        self.per_group = job.spec.workers_per_group
         sessions, peers = with_peers(obs.sessions, memory.document, memory.peers)
         self.obs, self.memory = replace(obs, sessions=sessions), replace(memory, peers=peers)
         self.status: dict[str, Any] = job.status.to_dict()
@@ -107,7 +109,7 @@ class _Planner:
     # --- the order of things ---------------------------------------------------------------------------------------
 
     def plan(self) -> JobPlan:
-        self.current = read_current(self.status, self.obs.pods, self.memory, self.obs.term_started_s)
+        self.current = read_current(self.status, self.obs.pods, self.memory, self.obs.term_started_s, self.per_group)
         if self.current is None:
             self._outdated()
         sessions = [s for uid, s in self.obs.sessions.items() if uid not in self.released]
@@ -312,6 +314,7 @@ class _Planner:
             settings=self.settings,
             alone_s=None if hang_s is None else ALONE * hang_s,
             longest_start_s=longest_start_s or 0.0,
+            per_group=self.per_group,
         )
         for worker, why in lateness.restart:
             assert worker.pod is not None
@@ -408,6 +411,7 @@ class _Planner:
                 in_a_row=hangs_in_a_row(self.status, self.newest_step),
                 now_s=self.clock.now_s,
                 settings=self.settings,
+                per_group=self.per_group,
             )
         if not self.hang.culprits:
             return
@@ -487,6 +491,7 @@ class _Planner:
                 self.job.elastic,
                 self.recovery.rejoin_seconds,
                 session=self.tier == "Session",
+                per_group=self.per_group,
             ),
             refusal=refusal,
             now_s=self.clock.now_s,
@@ -498,10 +503,12 @@ class _Planner:
         )
 
     def _readers(self) -> frozenset[str]:
-        """Return who could not read the checkpoint, with the newest generation's reader."""
+        """Return who could not read the checkpoint, with those of the newest generation."""
         document = self.memory.document
         known = document is not None and self.current is not None and document.number == self.current.number
-        return self.memory.readers | ({document.reader().pod_uid} if known and document is not None else set())
+        return self.memory.readers | (
+            {m.pod_uid for m in document.readers(self.per_group)} if known and document is not None else set()
+        )
 
     def _announce(self, decision: Announce) -> Document | None:
         try:
@@ -514,6 +521,7 @@ class _Planner:
                 processes=self.processes,
                 checkpoint=named_checkpoint(self.status),
                 session_tier=self.tier == "Session",
+                per_group=self.per_group,
             )
         except ValueError:
             return None
@@ -590,7 +598,14 @@ class _Planner:
                 crash=self._crash(),
                 stalled=self._stalled(),
                 hang=self.hang.message,
-                leaving=leaving_words(self.current, self.workers, decision, saves=self.job.spec.checkpoint is not None),
+                leaving=leaving_words(
+                    self.current,
+                    self.workers,
+                    decision,
+                    saves=self.job.spec.checkpoint is not None,
+                    per_group=self.per_group,
+                ),
+                spares=spare_words(self.current, self.workers, self.per_group),
                 finished=self.finished,
                 saving=self._saving(ended),
                 taking=self._taking(),

@@ -24,6 +24,7 @@ from regroup_operator.model.plan import Setback, Spell
 from regroup_operator.model.records import Session, Settings
 from regroup_operator.model.worker import Current, Standing, Worker
 from regroup_operator.plan.allowances import allowances
+from regroup_operator.plan.groups import by_position
 from regroup_operator.plan.pulse import ANSWER_S
 
 BEHIND, START, UNREACHABLE = "behind", "start", "unreachable"
@@ -73,10 +74,12 @@ def see_lateness(
     settings: Settings,
     alone_s: float | None = None,
     longest_start_s: float = 0.0,
+    per_group: int = 1,
 ) -> Lateness:
     """Return who is to be restarted or replaced. `spells` by pod UID as returned last time, `setbacks` of `with_setbacks`,
     `step_s` the duration of a step (0: not known), `alone_s` how long a hang may last of the only worker with the newest state
-    (None: the user has not said), `longest_start_s` the longest start of a worker so far (0: none has been seen)."""
+    (None: the user has not said), `longest_start_s` the longest start of a worker so far (0: none has been seen).
+    `per_group` workers are a group: each position holds its part of the state."""
     kept: dict[str, Spell] = {}
     restart: list[tuple[Worker, str]] = []
     replaced: set[str] = set()
@@ -87,6 +90,7 @@ def see_lateness(
     reached = any(w.connected and not _is_unreachable(w, now_s) for w in workers)
     excused = _excuse(current, step_s, now_s, settings)
     kinds = {w.id: _kind(w, current, waited_for=waited_for, excused=excused, now_s=now_s) for w in workers}
+    alike = by_position(workers, per_group)
     behind = frozenset(member for member, (kind, _) in kinds.items() if kind == BEHIND)
     for worker in workers:
         pod = worker.pod
@@ -118,7 +122,7 @@ def see_lateness(
         if kind == BEHIND and alone_s is not None:
             # `step_s` may include time that was not a step, such as a blocked log.
             bound_s = min(bound_s, max(settings.late_timeout_s, alone_s))
-        if kind == BEHIND and not _others_hold(workers, worker, behind):
+        if kind == BEHIND and not _others_hold(alike[worker.id.slot % per_group], worker, behind):
             longest_s = ONLY_HOLDER * bound_s
             bound_s = longest_s if alone_s is None else min(longest_s, max(bound_s, alone_s))
         late_s = spell.since_s + bound_s
@@ -240,8 +244,9 @@ def _excused_s(worker: Worker, since_s: float, settings: Settings) -> float:
 
 
 def _others_hold(workers: Iterable[Worker], worker: Worker, behind: Collection[MemberId]) -> bool:
-    """Return whether somebody else who can be reached holds a state, as far as is known. Where all holders are late, the first
-    of them counts as the only one: else they would be restarted together, and the state would be gone."""
+    """Return whether somebody else of its position (`workers`) who can be reached holds a state, as far as is known. Where all
+    holders are late, the first of them counts as the only one: else they would be restarted together, and the state would be
+    gone."""
     holders = [w.id for w in workers if w.connected and w.may_hold]
     if worker.id not in holders:
         return bool(holders)

@@ -28,12 +28,15 @@ def with_links(known: Links, current: Current | None, workers: Iterable[Worker])
     return frozenset(kept | _reported(current, pods.values()))
 
 
-def cut_off(current: Current, chosen: Sequence[Worker], known: Links) -> frozenset[MemberId]:
+def cut_off(
+    current: Current, chosen: Sequence[Worker], known: Links, *, replaceable: frozenset[MemberId] = frozenset()
+) -> frozenset[MemberId]:
     """Return whom to drop so that no pair is left that could not reach each other in the newest generation, where the same set
     would be announced again. `known` as returned by `with_links`.
 
-    Whoever holds the older state goes first: without the newest one nobody may train. Then who has the most broken links,
-    those to workers that are not chosen included; then the youngest.
+    Whoever holds the older state goes first: without the newest one nobody may train. Then who is `replaceable` (another worker
+    takes its position, so that its group stays whole), then who has the most broken links, those to workers that are not chosen
+    included; then the youngest.
     """
     if current.attempts == 0 or {w.id for w in chosen} != set(current.members):
         return frozenset()
@@ -42,7 +45,10 @@ def cut_off(current: Current, chosen: Sequence[Worker], known: Links) -> frozens
         count = Counter(uid for pair in known for uid in pair)
         cut = [w for w in chosen if any(_uid(w) in pair for pair in pairs)]
         oldest = min(_state_of(w) for w in cut)
-        goes = max((w for w in cut if _state_of(w) == oldest), key=lambda w: (count[_uid(w)], w.since_s, w.id))
+        goes = max(
+            (w for w in cut if _state_of(w) == oldest),
+            key=lambda w: (w.id in replaceable, count[_uid(w)], w.since_s, w.id),
+        )
         dropped.add(goes.id)
         pairs, known = _without(goes, pairs), _without(goes, known)
     return frozenset(dropped)

@@ -29,6 +29,7 @@ from regroup_operator.model.worker import (
     Worker,
 )
 from regroup_operator.plan.culprit import name_culprit
+from regroup_operator.plan.groups import by_position, choose, ready_words, unbroken, whole_since_s, whole_size
 from regroup_operator.plan.links import Links, cut_off, with_links, with_returning
 from regroup_operator.plan.pulse import ANSWER_S, SCRIPT_RESTART_S
 from regroup_operator.plan.target import change, count, one_per_slot, overtaking, target_of, verb_of
@@ -86,7 +87,7 @@ def next_generation(
             )
         return _forced(current, workers, members, bounds, trouble, refusal, links, without_commit, now_s)
     if hang:
-        return _new_groups(workers, bounds, hang, now_s)
+        return _new_groups(current, workers, bounds, hang, now_s)
     silent = [w.lost_at_s for w in members if w.lost_at_s is not None]
     if any(w.standing == Standing.FINISHED for w in members):
         # A finished rank ignores planned generations (rule CUTALL).
@@ -105,19 +106,20 @@ def next_generation(
 
 def _first(workers: tuple[Worker, ...], bounds: Bounds, now_s: float, settings: Settings) -> Decision:
     ready = list(one_per_slot(sorted((w for w in workers if w.available and not w.draining), key=lambda w: w.id)))
-    if len(ready) >= bounds.replicas:
-        chosen = tuple(ready[: bounds.replicas])
+    whole = unbroken(ready, (), bounds.per_group)
+    chosen = choose(sorted(ready, key=lambda w: w.id not in whole), bounds.replicas, (), bounds.per_group)
+    if len(chosen) >= bounds.replicas:
         return Announce(
             FORCED, chosen, "Started", f"All {len(chosen)} workers are ready.", cause="Started", detected_at_s=now_s
         )
-    counts = f"{count(ready, 'worker')} ready, {bounds.replicas} wanted"
-    if not bounds.elastic or len(ready) < bounds.minimum:
+    counts = f"{ready_words(chosen, ready, bounds.per_group)}, {bounds.replicas} wanted"
+    if not bounds.elastic or len(chosen) < bounds.minimum:
         return Wait("TooFewReady", f"{counts}, at least {bounds.minimum} needed.", UntilEvent.FIRST_WORKERS)
-    since = sorted(w.since_s for w in ready)[bounds.minimum - 1]
+    since = whole_since_s(ready, bounds.min_groups, bounds.per_group)
     if now_s >= since + settings.first_wait_s:
         return Announce(
             FORCED,
-            tuple(ready),
+            chosen,
             "StartedSmaller",
             f"{counts}; started after waiting {settings.first_wait_s:.0f} s.",
             cause="Started",
@@ -240,21 +242,21 @@ def _forced(
             ask=_uids(waits),
         )
     silent = {w.id for w in unheard}
-    able = _enough_without([w for w in able if w.id not in silent], able, bounds.minimum)
+    able = _enough_without([w for w in able if w.id not in silent], able, bounds)
     if refusal is None:
         prompt = [w for w in able if w.is_member or not _comes_late(w, current, now_s)]
-        able = _enough_without(prompt, able, bounds.minimum)
+        able = _enough_without(prompt, able, bounds)
     else:
-        able = _enough_without([w for w in able if not _is_stuck(w, now_s)], able, bounds.minimum)
+        able = _enough_without([w for w in able if not _is_stuck(w, now_s)], able, bounds)
     last = refusal.readers if refusal is not None else frozenset()
-    chosen = _choose(able, bounds.replicas, holders_first=with_leaving, last=last)
+    chosen = _choose(able, bounds, current, holders_first=with_leaving, last=last)
     links = with_links(links, current, workers)
-    cut = cut_off(current, chosen, links)
+    cut = cut_off(current, chosen, links, replaceable=_replaceable(able, chosen, bounds))
     if cut:
         usable = [w for w in workers if w.available and w.id not in cut | overdue | silent and _can_leave(w, current)]
         barred = [w for w in usable if now_s < w.barred_until_s and (with_leaving or not w.draining)]
         others = with_returning([w for w in able if w.id not in cut], barred, links)
-        reachable = _choose(others, bounds.replicas, holders_first=with_leaving, last=last)
+        reachable = _choose(others, bounds, current, holders_first=with_leaving, last=last)
         # Too few are left: the same set is tried again, with another store and a pause. The link may heal.
         chosen = reachable if len(reachable) >= bounds.minimum else chosen
     named = name_culprit(current, members, culprit)
@@ -274,7 +276,7 @@ def _forced(
     if len(chosen) < bounds.minimum:
         return Wait(
             "TooFewMembers",
-            f"{count(chosen, 'worker')} ready, {bounds.minimum} needed: {named.text}; the others keep their state.",
+            f"{ready_words(chosen, able, bounds.per_group)}, {bounds.minimum} needed: {named.text}; the others keep their state.",
             UntilEvent.MORE_WORKERS,
         )
     if (
@@ -308,13 +310,23 @@ def _forced(
 
 
 def _needs_leaving(able: list[Worker], bounds: Bounds) -> bool:
-    """Return whether those that are asked to leave are needed once more: the others are too few to go on, or none of them may
-    hold the job's state, which would be lost at the end of a grace period."""
+    """Return whether those that are asked to leave are needed once more: the others are too few to go on, or none of a position
+    may hold the job's state, which would be lost at the end of a grace period."""
     staying = [w for w in able if not w.draining]
-    if not bounds.session or len(one_per_slot(staying)) < bounds.minimum:
+    if not bounds.session or whole_size(staying, bounds.per_group) < bounds.minimum:
         return bounds.session
-    holders = [w for w in able if w.may_hold]
-    return bool(holders) and all(w.draining for w in holders)
+    holders = by_position((w for w in able if w.may_hold), bounds.per_group)
+    return any(some and all(w.draining for w in some) for some in holders)
+
+
+def _replaceable(able: list[Worker], chosen: Iterable[Worker], bounds: Bounds) -> frozenset[MemberId]:
+    """Return who could be dropped without a group: another worker of the same position is ready. Where a group is one worker, it
+    is the same for all."""
+    if bounds.per_group == 1:
+        return frozenset()
+    inside = {w.id.slot for w in chosen}
+    spare = by_position((w for w in able if w.id.slot not in inside), bounds.per_group)
+    return frozenset(w.id for w in chosen if spare[w.id.slot % bounds.per_group])
 
 
 def _unheard(able: list[Worker], members: tuple[Worker, ...], culprit: Worker, bounds: Bounds) -> list[Worker]:
@@ -376,21 +388,21 @@ def _is_stuck(worker: Worker, now_s: float) -> bool:
     return in_group and now_s < worker.barred_until_s
 
 
-def _enough_without(fitting: list[Worker], able: list[Worker], minimum: int) -> list[Worker]:
+def _enough_without(fitting: list[Worker], able: list[Worker], bounds: Bounds) -> list[Worker]:
     """Return those that fit if they are enough, else all."""
-    return fitting if len(one_per_slot(fitting)) >= minimum else able
+    return fitting if whole_size(fitting, bounds.per_group) >= bounds.minimum else able
 
 
-def _new_groups(workers: tuple[Worker, ...], bounds: Bounds, hang: str, now_s: float) -> Decision:
+def _new_groups(current: Current, workers: tuple[Worker, ...], bounds: Bounds, hang: str, now_s: float) -> Decision:
     """Every rank waits in a collective of the newest generation, for `hang`: they keep their processes and their state."""
     able = [w for w in workers if w.available]
     with_leaving = _needs_leaving(able, bounds)
     able = [w for w in able if with_leaving or not w.draining]
-    chosen = _choose(able, bounds.replicas, holders_first=with_leaving)
+    chosen = _choose(able, bounds, current, holders_first=with_leaving)
     if len(chosen) < bounds.minimum:
         return Wait(
             "TooFewMembers",
-            f"{hang}. {count(chosen, 'worker')} ready, {bounds.minimum} needed for new groups.",
+            f"{hang}. {ready_words(chosen, able, bounds.per_group)}, {bounds.minimum} needed for new groups.",
             UntilEvent.MORE_WORKERS,
         )
     message = f"{hang}. {count(chosen, 'worker')} {verb_of(chosen, 'make')} new groups."
@@ -437,22 +449,25 @@ def _pause_s(in_a_row: int) -> float:
 
 
 def _choose(
-    able: list[Worker], replicas: int, *, holders_first: bool, last: frozenset[str] = frozenset()
+    able: list[Worker], bounds: Bounds, current: Current, *, holders_first: bool, last: frozenset[str] = frozenset()
 ) -> tuple[Worker, ...]:
-    """Return at most `replicas` workers, one for each slot: members of the newest generation first, low slots first, who
-    is being replaced last, and behind all others the pods in `last`;
+    """Return at most `replicas` workers in whole groups, one for each slot: members of the newest generation first, those of
+    slots that are wanted before the others, whose group is whole before the others, low slots first, who is being replaced
+    last, and behind all others the pods in `last`;
     with `holders_first` those before all that hold the newest state, a live one before a backup (rule BACKUP)."""
+    whole = unbroken(able, current.members, bounds.per_group)
 
     def order(worker: Worker) -> tuple[object, ...]:
         is_last = worker.pod is not None and worker.pod.uid in last
-        usual = (is_last, worker.abandoned, not worker.is_member, worker.id.slot, -worker.id.attempt)
+        slot, attempt = worker.id
+        place = (slot >= bounds.replicas, worker.id not in whole, slot, -attempt)
+        usual = (is_last, worker.abandoned, not worker.is_member, *place)
         seal = worker.session.seal if worker.session else None
         if not holders_first or seal is None or seal.state is None:
             return (0, 0, 0, 0, *usual)
         return (-seal.state_adopted, seal.is_backup, -seal.state.generation, -seal.state.step, *usual)
 
-    slots = one_per_slot(sorted(able, key=order))
-    return tuple(sorted(slots[:replicas], key=lambda w: w.id))
+    return choose(one_per_slot(sorted(able, key=order)), bounds.replicas, current.members, bounds.per_group)
 
 
 # --- a healthy group -----------------------------------------------------------------------------------------------
@@ -473,7 +488,8 @@ def _planned(
     joiners = [w for w in workers if not w.is_member and w.available and not w.draining]
     joiners = [w for w in joiners if not _is_unresponsive(w, now_s)]
     silent = [*silent, *(w.barred_until_s for w in joiners if w.barred_until_s > now_s)]
-    target = target_of(members, [w for w in joiners if not _comes_late(w, current, now_s)], bounds)
+    prompt = [w for w in joiners if not _comes_late(w, current, now_s)]
+    target = target_of(members, prompt, bounds, current.members)
     kept = [w for w in target if w.is_member]
     new = [w for w in target if not w.is_member]
     if {w.id for w in target} == {w.id for w in members}:

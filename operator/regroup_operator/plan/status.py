@@ -147,14 +147,15 @@ def training_conditions(
     crash: str = "",
     hang: str = "",
     leaving: str = "",
+    spares: str = "",
     memory: str = "",
     unsaved: str = "",
 ) -> list[Said]:
     """Return Training, Degraded, and Complete or Failed once the job has ended. `complete`: what Complete says already;
     `finished`: number and members of the generation that has finished, which may be the one before the newest; `note`: what
     a refusal said; `group`: as in phase_of; `crash`: what is said of a crash that repeats; `hang`: what is known of a step
-    that is overdue; `leaving`: who is asked to leave and still needed; `memory`: which missing worker was killed for lack of it;
-    `unsaved`: why the last checkpoint is missing."""
+    that is overdue; `leaving`: who is asked to leave and still needed; `spares`: who is ready and in no whole group; `memory`:
+    which missing worker was killed for lack of it; `unsaved`: why the last checkpoint is missing."""
     out: list[Said] = []
     number = current.number if current else 0
     count = len(current.members) if current else 0
@@ -187,7 +188,7 @@ def training_conditions(
     if crash and phase not in (SUCCEEDED, FAILED):
         out.append(Said("Degraded", "True", "Crashing", crash))
     else:
-        out.append(_degraded(phase, current, replicas, workers, hang, leaving, memory))
+        out.append(_degraded(phase, current, replicas, workers, hang, leaving, spares, memory))
     if phase == SUCCEEDED and complete is not None:
         out.append(Said("Complete", "True", complete.reason, complete.message))
     elif phase == SUCCEEDED:
@@ -208,6 +209,7 @@ def _degraded(
     workers: Sequence[Worker],
     hang: str,
     leaving: str,
+    spares: str,
     memory: str,
 ) -> Said:
     """Return whether the job trains with less than it wants. Before it has trained at all there is nothing to compare."""
@@ -223,7 +225,10 @@ def _degraded(
     if phase == RUNNING and count < replicas:
         reason = "OOMKilled" if memory else "FewerMembers"
         return Said(
-            "Degraded", "True", reason, " ".join(filter(None, [f"{count} of {replicas} workers train.", memory]))
+            "Degraded",
+            "True",
+            reason,
+            " ".join(filter(None, [f"{count} of {replicas} workers train.", memory, spares])),
         )
     silent = sum(w.is_member and w.standing == Standing.SILENT for w in workers)
     if silent:

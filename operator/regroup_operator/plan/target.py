@@ -5,11 +5,13 @@ Pure. Whether it is time for a change, and what becomes of a broken group, is de
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sized
+from collections.abc import Collection, Iterable, Sequence, Sized
 
 from regroup.protocol.document import PLANNED
 from regroup.protocol.state import Phase
+from regroup_operator.model.members import MemberId
 from regroup_operator.model.worker import DRAINED, Announce, Bounds, Current, Standing, Worker
+from regroup_operator.plan.groups import by_position, put_together, unbroken
 
 
 def overtaking(current: Current, members: tuple[Worker, ...], bounds: Bounds, now_s: float) -> Announce | None:
@@ -25,9 +27,9 @@ def overtaking(current: Current, members: tuple[Worker, ...], bounds: Bounds, no
     if not all(map(_has_not_left, training)):
         return None
     joining = [w for w in members if w not in training and w.available and not w.draining]
-    kept = target_of(training, joining, bounds)
+    kept = target_of(training, joining, bounds, current.members)
     leaving = [w for w in members if w.draining and w not in kept]
-    target = target_of(training, [w for w in joining if _has_arrived(w)], bounds)
+    target = target_of(training, [w for w in joining if _has_arrived(w)], bounds, current.members)
     if not leaving or len(target) < bounds.minimum:
         return None  # who leaves is needed until another worker has its state
     return change((*training, *(w for w in leaving if w not in training)), target, now_s)
@@ -64,34 +66,50 @@ def change(members: tuple[Worker, ...], target: tuple[Worker, ...], now_s: float
     )
 
 
-def target_of(members: tuple[Worker, ...], joiners: list[Worker], bounds: Bounds) -> tuple[Worker, ...]:
-    """Return who should train: at most `replicas`, one for each slot, never without a member (it holds the state).
+def target_of(
+    members: tuple[Worker, ...], joiners: Sequence[Worker], bounds: Bounds, before: Sequence[MemberId]
+) -> tuple[Worker, ...]:
+    """Return who should train: at most `replicas` in whole groups, one for each slot, of no position without a member (it holds
+    the state). `before`: the members of the newest generation, group after group.
+    """
+    size = bounds.per_group
+    whole = unbroken([*(w for w in members if not w.draining), *joiners], before, size)
+    pairs = zip(by_position(members, size), by_position(joiners, size), strict=True)
+    return put_together([_best(there, coming, bounds, whole) for there, coming in pairs], before, size)
+
+
+def _best(
+    members: Sequence[Worker], joiners: Iterable[Worker], bounds: Bounds, whole: Collection[MemberId]
+) -> tuple[Worker, ...]:
+    """Return who should train of one position, best first.
 
     Members of slots below `replicas` first, then who joins such a slot, then members of higher slots while they are
-    needed.
+    needed; of each of them those first whose group is whole.
     """
-    staying = [w for w in members if not w.draining]
-    joining = sorted((w for w in joiners if w.id.slot < bounds.replicas), key=lambda w: (w.id.slot, -w.id.attempt))
+    staying = sorted((w for w in members if not w.draining), key=lambda w: w.id not in whole)
+    joining = sorted(
+        (w for w in joiners if w.id.slot < bounds.replicas),
+        key=lambda w: (w.id not in whole, w.id.slot, -w.id.attempt),
+    )
     if not staying:
         return _hand_over(members, joining, bounds)
     low = [w for w in staying if w.id.slot < bounds.replicas]
     high = [w for w in staying if w.id.slot >= bounds.replicas]
     holders, others = (low, high) if low else (high[:1], high[1:])
-    slots = one_per_slot([*holders, *joining, *others])
-    return tuple(sorted(slots[: bounds.replicas], key=lambda w: w.id))
+    return one_per_slot([*holders, *joining, *others])[: bounds.groups]
 
 
-def _hand_over(members: tuple[Worker, ...], joining: list[Worker], bounds: Bounds) -> tuple[Worker, ...]:
-    """Return who should train where all members are leaving: those that come, and as many members as are needed beside them, at
-    least one, until the others have its state. Where that leaves no place for any of those that come, one of them is in for
-    one generation all the same (rule HANDOVER)."""
+def _hand_over(members: Sequence[Worker], joining: list[Worker], bounds: Bounds) -> tuple[Worker, ...]:
+    """Return who should train of a position where all members are leaving, best first: those that come, and as many members as
+    are needed beside them, at least one, until the others have its state. Where that leaves no place for any of those that
+    come, one of them is in for one generation all the same (rule HANDOVER)."""
     coming = {w.id.slot for w in joining}
     keepers = sorted(members, key=lambda w: (not w.connected, w.id.slot >= bounds.replicas, w.id.slot in coming, w.id))
-    keepers = keepers[: max(1, bounds.minimum - len(coming))]
-    target = one_per_slot([*keepers, *joining])[: bounds.replicas]
+    keepers = keepers[: max(1, bounds.min_groups - len(coming))]
+    target = one_per_slot([*keepers, *joining])[: bounds.groups]
     if bounds.session and joining and not any(w in joining for w in target):
         target = (keepers[0], joining[0])
-    return tuple(sorted(target, key=lambda w: w.id))
+    return target
 
 
 def one_per_slot(workers: Iterable[Worker]) -> tuple[Worker, ...]:

@@ -83,7 +83,7 @@ def worker_pod(
     _add_agent(spec, settings)
     _add_volumes(spec, job)
     trainer = next(container for container in spec["containers"] if container["name"] == TRAINER_CONTAINER)
-    _wrap_trainer(trainer, job, settings)
+    _wrap_trainer(trainer, job, slot, settings)
     if avoid_nodes:
         # Without our spread: the node to avoid is often the empty one, and both preferences weigh the same.
         avoid(spec, avoid_nodes)
@@ -172,11 +172,11 @@ def _add_volumes(spec: dict[str, Any], job: Job) -> None:
     trainer["volumeMounts"] = [*users, *mounts]
 
 
-def _wrap_trainer(trainer: dict[str, Any], job: Job, settings: RenderSettings) -> None:
+def _wrap_trainer(trainer: dict[str, Any], job: Job, slot: int, settings: RenderSettings) -> None:
     # -I: neither the user's PYTHONPATH nor the working directory may change what the agent imports.
     trainer["command"] = ["python3", "-I", f"{AGENT_DIR}/agent.pyz", "--", *trainer["command"]]
     # Before the user's, so that theirs can refer to ours as $(NAME); none of theirs may have such a name.
-    trainer["env"] = [*_environment(job, settings), *(trainer.get("env") or [])]
+    trainer["env"] = [*_environment(job, slot, settings), *(trainer.get("env") or [])]
 
 
 def _agent_grace_s(job: Job) -> int:
@@ -186,7 +186,7 @@ def _agent_grace_s(job: Job) -> int:
     return seconds - seconds // 6
 
 
-def _environment(job: Job, settings: RenderSettings) -> list[dict[str, Any]]:
+def _environment(job: Job, slot: int, settings: RenderSettings) -> list[dict[str, Any]]:
     processes = processes_per_worker(job)
     fields = {
         env.NAMESPACE: "metadata.namespace",
@@ -206,6 +206,9 @@ def _environment(job: Job, settings: RenderSettings) -> list[dict[str, Any]]:
         env.MAX_RESTARTS: str(job.spec.recovery.max_restarts),
         env.GRACE_SECONDS: str(_agent_grace_s(job)),
     }
+    if job.spec.workers_per_group > 1:
+        values[env.WORKERS_PER_GROUP] = str(job.spec.workers_per_group)
+        values[env.GROUP_POSITION] = str(job.position(slot))
     checkpoint = job.spec.checkpoint
     if checkpoint is not None:
         values[env.CHECKPOINT_DIR] = checkpoint.path or CHECKPOINT_DIR

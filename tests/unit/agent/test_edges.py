@@ -191,8 +191,16 @@ def test_environment_of_a_session_has_no_rank_and_no_secrets() -> None:
     assert got == {
         "HOME": "/h", env.CHECKPOINT_DIR: "/ckpt", env.MAX_WORLD_SIZE: "8", env.JOB_UID: "job", env.MAX_RESTARTS: "4",
         env.SOCKET: "/a", env.INCARNATION: "5", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "PYTHONUNBUFFERED": "1",
+        env.WORKERS_PER_GROUP: "1", env.GROUP_PLACE: "1",
         "TORCH_CPP_LOG_LEVEL": "ERROR", "OMP_NUM_THREADS": "1",
     }  # fmt: skip
+
+
+def test_process_knows_its_place_in_its_group_of_workers() -> None:
+    environ = {**BASE, env.WORKERS_PER_GROUP: "3", env.GROUP_POSITION: "2"}
+    got = trainer_env(environ, socket_path="/a", local_rank=1, processes=4, incarnation=0, restarts=0, generation=None)
+    assert (got[env.WORKERS_PER_GROUP], got[env.GROUP_PLACE]) == ("3", "9")
+    assert env.GROUP_POSITION not in got
 
 
 @pytest.mark.parametrize(("processes", "given", "want"), [(1, None, None), (2, None, "1"), (2, "4", "4")])

@@ -38,6 +38,7 @@ def test_spec_has_exactly_the_fields_that_have_behaviour() -> None:
         "replicas": [],
         "elasticPolicy": ["maxReplicas", "minReplicas"],
         "processesPerWorker": [],
+        "workersPerGroup": [],
         "template": ["metadata", "spec"],
         "checkpoint": ["everySeconds", "keep", "path", "volumeClaim"],
         "memorySnapshot": ["everySeconds", "sizeLimit"],

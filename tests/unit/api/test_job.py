@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from regroup.protocol import env
-from regroup_operator.api import SpecError, StatusError, parse_job, processes_per_worker, spec
+from regroup_operator.api import SpecError, StatusError, parse_job, processes_per_worker, spec, worker_digest
 from tests.builders.jobs import BAD_SPECS, Change, make_job, stored_job, trainer, with_pod, with_spec, with_trainer
 
 
@@ -31,6 +31,13 @@ def test_fixed_size_job_has_equal_bounds() -> None:
     del raw["spec"]["elasticPolicy"]
     job = parse_job(raw)
     assert (job.min_replicas, job.max_replicas, job.elastic) == (4, 4, False)
+
+
+def test_pods_of_a_job_without_groups_keep_the_digest_of_older_operators() -> None:
+    even = {"minReplicas": 2, "maxReplicas": 4}
+    plain = parse_job(make_job(replicas=4, elasticPolicy=even))
+    one, two = (parse_job(make_job(replicas=4, elasticPolicy=even, workersPerGroup=size)) for size in (1, 2))
+    assert worker_digest(plain) == worker_digest(one) != worker_digest(two)
 
 
 def test_pod_template_is_a_copy() -> None:

@@ -29,6 +29,21 @@ def test_bounds_make_a_job_elastic(arguments: list[str], policy: tuple[int, int]
     assert (job.min_replicas, job.max_replicas) == (policy or (3, 3))
 
 
+@pytest.mark.parametrize(
+    ("arguments", "want"),
+    [
+        pytest.param(["--workers", "4"], (1, 4, 4), id="no groups"),
+        pytest.param(["--workers", "4", "--workers-per-group", "2"], (2, 4, 4), id="fixed"),
+        pytest.param(
+            ["--workers", "4", "--workers-per-group", "2", "--max", "6"], (2, 2, 6), id="the fewest are one group"
+        ),
+    ],
+)
+def test_workers_form_groups(arguments: list[str], want: tuple[int, int, int]) -> None:
+    job = parse_job(job_object(parser().parse_args(["run", *arguments, "true"])))
+    assert (job.spec.workers_per_group, job.min_replicas, job.max_replicas) == want
+
+
 @pytest.mark.parametrize(("arguments", "seconds"), [([], None), (["--hang-seconds", "60"], 60)])
 def test_bound_of_a_hang_is_passed_on(arguments: list[str], seconds: int | None) -> None:
     job = parse_job(job_object(parser().parse_args(["run", *arguments, "true"])))

@@ -188,3 +188,25 @@ def test_members_are_spelled_shortly(members: list[tuple[int, int]], text: str) 
     ids = [MemberId(*m) for m in members]
     assert format_members(reversed(ids)) == text
     assert list(parse_members(text)) == ids
+
+
+def test_positions_of_all_that_may_hold_a_state_are_in_the_document() -> None:
+    """Slot 3 has no pod any more; 5 has sealed and 4 says nothing."""
+    sealed = make_worker(5, Standing.OUTSIDE, session=make_session(5, seal=make_seal(0, None)))
+    silent = make_worker(4, Standing.OUTSIDE, silent_until_s=200.0)
+    workers = (make_worker(0), make_worker(1), sealed, silent)
+    current = make_current((0, 3, 2, 1))
+    got = build(workers[:2], current, workers, per_group=2)
+    assert [(uid, got.older[0].position(uid)) for uid in got.older[0].pod_uids] == [
+        (uid_of(0), 0), ("gone/3.0", 1), ("gone/2.0", 0), (uid_of(1), 1)
+    ]  # fmt: skip
+    assert [(s.pod_uid, s.position) for s in got.seals] == [(uid_of(5), 1)]
+    assert (got.silent, got.silent_positions) == ((uid_of(4),), (0,))
+    alone = build(workers[:2], current, workers)
+    assert (alone.older[0].positions, alone.seals[0].position, alone.silent_positions) == (None, None, None)
+
+
+def test_members_of_groups_are_written_in_their_order() -> None:
+    ids = [MemberId(0, 0), MemberId(3, 0), MemberId(4, 0), MemberId(2, 1), MemberId(1, 0)]
+    assert format_members(ids, in_order=True) == "0,3-4,2.1,1"
+    assert list(parse_members("0,3-4,2.1,1")) == ids

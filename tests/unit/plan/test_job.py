@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from regroup.protocol.document import Document, Member, Store
 from regroup.protocol.state import Phase
 from regroup.protocol.wire import (
     Adopted,
@@ -645,3 +646,34 @@ def test_it_is_never_looked_at_again_in_the_past() -> None:
         got = plan(job(FORMING), sessions=(make_session(0, Phase.FORMING, 2),), clock=Clock(now_s, 1.0))
         assert got.look_again_s is not None
         assert got.look_again_s > now_s
+
+
+def groups(**sessions: Any) -> JobPlan:
+    """Plan a job of four workers, in the groups 0 3 and 2 1."""
+    membership = MEMBERSHIP | {"members": "0,3,2,1", "worldSize": 4}
+    builder = make_job().with_replicas(4).elastic(4, 4).with_spec(workersPerGroup=2)
+    given = {f"w{slot}": trains(slot) for slot in range(4)} | sessions
+    members = tuple(Member(slot, f"digits-worker-{slot}-0", uid_of(slot), 1, "h", 1) for slot in (0, 3, 2, 1))
+    document = Document(1, "g1", "job", "forced", members, Store("h", 1, uid_of(0)))
+    return plan(
+        builder.with_status(TRAINING | {"membership": membership}),
+        pods=tuple(make_pod(slot) for slot in range(4)),
+        sessions=tuple(given.values()),
+        memory=Memory(seen_pods=frozenset({"-"}), document=document, announced_at_s=99.0),
+    )
+
+
+def test_all_of_the_group_that_read_count_as_having_failed() -> None:
+    fault = Fault("checkpoint", "cannot be read")
+    refused = {
+        f"w{slot}": make_session(slot, Phase.BROKEN, 1, fault=fault, fault_generation=1, fault_at_s=99.0)
+        for slot in range(4)
+    }
+    assert groups(**refused).memory.readers == {uid_of(2), uid_of(1)}
+
+
+def test_words_of_who_leaves_are_those_of_its_position() -> None:
+    got = groups(w0=trains(0, draining=Draining(30.0)), w2=trains(2, draining=Draining(30.0)))
+    (degraded,) = (c for c in got.status["conditions"] if c["type"] == "Degraded")
+    assert degraded["reason"] == "Leaving"
+    assert "training continues from step 0" in degraded["message"]

@@ -195,6 +195,31 @@ def test_digest_differs_with_anything_that_is_agreed_on() -> None:
     assert len({d.digest() for d in other} | {DOCUMENT.digest()}) == len(other) + 1
 
 
+def test_document_of_workers_without_groups_says_nothing_of_positions() -> None:
+    text = json.dumps(codec.to_json(dataclasses.replace(DOCUMENT, seals=(MemberSeal("a", 1, None, 0),), silent=("d",))))
+    assert "osition" not in text
+    assert [DOCUMENT.older[0].position(uid) for uid in ("a", "gone/1.0")] == [0, 0]
+
+
+def test_positions_survive_the_wire() -> None:
+    older = dataclasses.replace(DOCUMENT.older[0], positions=(0, 1))
+    seal = MemberSeal("e", 1, None, 0, position=1)
+    sent = dataclasses.replace(DOCUMENT, older=(older,), seals=(seal,), silent=("d",), silent_positions=(1,))
+    again = codec.from_json(Document, json.loads(json.dumps(codec.to_json(sent))))
+    assert again == sent
+    assert [again.older[0].position(uid) for uid in ("a", "gone/1.0")] == [0, 1]
+    with pytest.raises(KeyError):
+        again.older[0].position("b")
+
+
+@pytest.mark.parametrize(("number", "slots"), [(2, [0, 3]), (3, [2, 1]), (4, [0, 3])])
+def test_checkpoint_is_read_by_a_whole_group_and_by_another_one_next(number: int, slots: list[int]) -> None:
+    members = tuple(Member(s, f"w-{s}-0", f"u{s}", 1, "h", 2) for s in (0, 3, 2, 1))
+    document = dataclasses.replace(DOCUMENT, number=number, members=members)
+    assert [m.slot for m in document.readers(2)] == slots
+    assert document.readers(1) == (document.reader(),)
+
+
 def test_ranks_follow_the_list() -> None:
     assert (DOCUMENT.world_size, DOCUMENT.rank_offset("a"), DOCUMENT.rank_offset("c")) == (4, 0, 2)
     assert [DOCUMENT.member_of_rank(r).pod_uid for r in range(4)] == ["a", "a", "c", "c"]

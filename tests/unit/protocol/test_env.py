@@ -36,7 +36,13 @@ def used(*places: Path) -> set[str]:
 def rendered() -> set[str]:
     """Return the variables that a rendered worker has, with everything a job can ask for."""
     job = parse_job(
-        stored_job(checkpoint={"volumeClaim": "ckpt"}, memorySnapshot={"sizeLimit": "1Gi"}, recovery={"maxRestarts": 3})
+        stored_job(
+            workersPerGroup=3,
+            elasticPolicy={"minReplicas": 3, "maxReplicas": 6},
+            checkpoint={"volumeClaim": "ckpt"},
+            memorySnapshot={"sizeLimit": "1Gi"},
+            recovery={"maxRestarts": 3},
+        )
     )
     pod = worker_pod(job, 0, 0, settings=RenderSettings(operator_url="https://regroup.ns.svc:8443", agent_image="a:1"))
     trainer = next(c for c in pod["spec"]["containers"] if c["name"] == "trainer")

@@ -133,6 +133,13 @@ def test_environment_is_complete_and_comes_before_the_users() -> None:
     assert container(pod)["env"][-1]["name"] == "MINE"
 
 
+def test_worker_of_a_group_knows_its_position() -> None:
+    job = parse_job(stored_job(workersPerGroup=2, replicas=4, elasticPolicy={"minReplicas": 2, "maxReplicas": 6}))
+    for slot, attempt, position in ((0, 0, "0"), (3, 0, "1"), (3, 7, "1"), (4, 0, "0")):
+        given = environment(worker_pod(job, slot, attempt, settings=SETTINGS))
+        assert (given[env.WORKERS_PER_GROUP], given[env.GROUP_POSITION]) == ("2", position)
+
+
 @pytest.mark.parametrize(("grace", "agents"), [(None, "25"), (120, "100"), (5, "5"), (0, "0")])
 def test_agents_grace_is_within_the_pods(grace: int | None, agents: str) -> None:
     pod = render(with_pod(**{} if grace is None else {"terminationGracePeriodSeconds": grace}))

@@ -40,11 +40,19 @@ class Store:
 
 @dataclass(frozen=True)
 class OlderGeneration:
-    """An earlier generation that a state may still come from."""
+    """An earlier generation that a state may still come from. `positions`: those of its members in their groups of workers, in
+    the order of `pod_uids`; None: all are 0 (a worker is a group of its own)."""
 
     number: int
     uid: str
     pod_uids: tuple[str, ...]
+    positions: Optional[tuple[int, ...]] = None
+
+    def position(self, pod_uid: str) -> int:
+        """Return the position of a member, which says what its processes may hold. Raises KeyError for a worker that is none."""
+        if pod_uid not in self.pod_uids:
+            raise KeyError(pod_uid)
+        return 0 if self.positions is None else self.positions[self.pod_uids.index(pod_uid)]
 
 
 @dataclass(frozen=True)
@@ -57,6 +65,8 @@ class MemberSeal:
     adopted: int
     state_adopted: int = 0
     is_backup: bool = False
+    position: Optional[int] = None
+    """The worker's position in its group; None: 0."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +89,11 @@ class CheckpointRef:
 @dataclass(frozen=True)
 class Document:
     """See the module's text. `lost` are pod UIDs of older members that the API no longer has. `seals` are those of all
-    workers, and `silent` the pod UIDs of workers that may hold a state and have not said which (rule BEST)."""
+    workers, and `silent` the pod UIDs of workers that may hold a state and have not said which (rule BEST); `silent_positions` are
+    theirs, None: all 0.
+
+    `members` are in the order of the groups, inside a group by position: with p processes in a worker and W workers in a group,
+    rank // (W * p) is the group, and rank mod (W * p) the process's place, the same in every generation."""
 
     number: int
     uid: str
@@ -94,6 +108,7 @@ class Document:
     lineage: tuple[LineageEntry, ...] = ()
     checkpoint: Optional[CheckpointRef] = None
     reason: str = ""
+    silent_positions: Optional[tuple[int, ...]] = None
 
     @property
     def world_size(self) -> int:
@@ -121,6 +136,12 @@ class Document:
         """Return the member whose first rank reads a checkpoint for all: another one in each generation, since a node's
         volume may be what cannot be read."""
         return self.members[self.number % len(self.members)]
+
+    def readers(self, workers_per_group: int) -> tuple[Member, ...]:
+        """Return the group of workers whose processes read a checkpoint for the others, each for those of its place: another
+        group in each generation, for the same reason."""
+        first = self.number % (len(self.members) // workers_per_group) * workers_per_group
+        return self.members[first : first + workers_per_group]
 
     def digest(self) -> str:
         """Return the SHA-256 of the document's canonical JSON, in hex."""
