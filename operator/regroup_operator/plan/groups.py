@@ -1,6 +1,6 @@
 """Put workers into groups: the workers that hold one copy of the model together train together, or not at all.
 
-Pure (docs/design/adr/0029-groups-of-workers.md). A worker's *position* in a group is slot mod workersPerGroup, for life: what its
+Pure (docs/design/adr/0036-groups-of-workers.md). A worker's *position* in a group is slot mod workersPerGroup, for life: what its
 processes hold fits no other position. So a group is one worker of each position, and which group a worker is in may change
 with each generation. Those who have trained together stay together. Then those whose group is broken are put together, before
 any worker joins that was in no group. Where a group is one worker, every worker is whole, and nothing is decided here.

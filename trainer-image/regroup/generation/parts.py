@@ -132,10 +132,9 @@ def _may_hold_newer(document: Document, by_pod: ByPod, index: int, below: StateP
 def _indexes_of(older: OlderGeneration, uid: str, document: Document, size: int) -> frozenset[int]:
     """Return the inner indexes that the processes of a worker have; all of them where its position is not known."""
     processes = document.members[0].processes
-    positions = getattr(older, "positions", ())
-    if not positions:
+    if older.positions is None:
         return frozenset(range(size))
-    first = positions[older.pod_uids.index(uid)] * processes
+    first = older.position(uid) * processes
     return frozenset(place % size for place in range(first, first + processes))
 
 

@@ -337,8 +337,9 @@ class Regrouper:
         """Continue from the newest checkpoint: each rank of one model group reads its part, and the others of its inner index get
         copies. None: there is none. Raises Refused as `_fall_back` does."""
         layout, document = self._plan.layout, gathering.document
-        group = document.number % (groups.world_size // layout.size)  # another one each time (rule RETRY)
-        reader = group * layout.size
+        workers_per_group = max(1, layout.size // document.members[0].processes)
+        reader = document.rank_offset(document.readers(workers_per_group)[0].pod_uid)  # another one each time (rule RETRY)
+        group = reader // layout.size
         info, skipped = self._newest_on_disk(gathering, above=None) if groups.rank == reader else (None, ())
         said = {"directory": info.name.directory if info is not None else None, "skipped": " ".join(skipped)[:300]}
         found = json.loads(transfer.share_text(groups, reader, json.dumps(said)))
