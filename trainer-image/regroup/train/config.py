@@ -124,6 +124,8 @@ class Config(Section):
     """auto: a GPU if there is one."""
     reduction: Literal["fast", "exact"] = "fast"
     """exact: the same parameters, bit by bit, at any number of processes; slower."""
+    hook: Literal["fp16", "bf16"] | None = None
+    """Format that gradients are rounded to for the sum over processes. Absent: not rounded."""
     precision: Literal["float32", "bfloat16", "float16"] = "float32"
     """Of forward and backward, by torch.autocast; parameters stay float32. float16: with a GradScaler."""
     activation_checkpointing: Literal["none", "full", "selective"] = "none"
@@ -151,6 +153,8 @@ class Config(Section):
                 f"global_batch ({self.global_batch}) is not a multiple of microbatch ({self.microbatch}). "
                 f"Write global_batch: {fit}, or a microbatch that divides it."
             )
+        if self.hook is not None and self.reduction == "exact":
+            raise ValueError(f"hook ({self.hook!r}) rounds gradients, and reduction is exact. Leave one of them out.")
         if self.schedule.warmup_steps >= self.steps:
             raise ValueError(
                 f"schedule.warmup_steps ({self.schedule.warmup_steps}) must be less than steps ({self.steps}). Lower it, "

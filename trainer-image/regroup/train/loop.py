@@ -64,6 +64,7 @@ def train(config: Config) -> None:
         state={"schedule": schedule},
         seed=config.seed,
         reduction=config.reduction,
+        strategy=regroup.strategies.DataParallel(config.hook),
         scaler=scaler,
     ) as job:
         for step in job.steps(config.steps):
