@@ -11,6 +11,7 @@ TEST_DATA       loader: a DataLoader of a dataset that draws noise, read by a pr
 TEST_COMPILE    seconds that torch.compile takes for the model, in its first forward (default: it is not compiled)
 TEST_REHEARSE   0: do not run a step before joining, though the model is compiled
 TEST_ZERO_GRAD  throw the gradients away at the beginning of a step, as many scripts do
+TEST_PER_RANK   samples in a step for each rank, instead of 48 in all; the rate is scaled by the square root
 TEST_HOOK       how gradients are compressed: fp16, bf16, powersgd; or ring: they are not, and go by that
 TEST_SECOND     session or block: what may come only once, or not after the loop
 
@@ -105,6 +106,9 @@ settings: dict[str, Any] = {
     "strategy": regroup.strategies.DataParallel(hooks.get(how), "ring" if how == "ring" else "library"),
     "rehearse": False if os.environ.get("TEST_REHEARSE") == "0" else None,
 }
+if os.environ.get("TEST_PER_RANK"):
+    settings |= {"global_batch": None, "batch_per_rank": int(number("TEST_PER_RANK", 0))}
+    settings |= {"rate_scaling": regroup.strategies.RateScaling(24, "sqrt", 5)}
 with regroup.session(**settings) as job:
     if os.environ.get("TEST_SECOND") == "session":
         regroup.session(**settings)

@@ -31,12 +31,15 @@ from .protocol import env, local
 from .protocol.state import Busy
 from .state.durable import Durable
 from .state.memory import Memory
+from .state.rates import ScaledRates
 from .state.training import CommitRecord, TrainingState
 from .step import Step
 from .transaction.commit import Committer, exchange
 from .transaction.header import Header, Row
 from .transaction.rehearsal import Rehearsal, is_compiled
 
+BATCH, RATES = "regroup.batch", "regroup.rates"
+"""Names of the parts of the state that are the session's own."""
 REDUCTIONS = ("fast", "exact")
 """What a script may pass as `reduction`."""
 
@@ -67,12 +70,44 @@ def make_strategy(
     return DataParallel(model, state.optimizer, plan, described, model_group.inner())
 
 
+def _check_batch(
+    global_batch: int | None,
+    batch_per_rank: int | None,
+    microbatch: int,
+    reduction: str,
+    rate_scaling: strategies.RateScaling | None,
+) -> None:
+    """Raise UsageError for arguments that fit no way of choosing the batch."""
+    if (global_batch is None) == (batch_per_rank is None):
+        raise UsageError(
+            f"global_batch is {global_batch!r} and batch_per_rank is {batch_per_rank!r}; exactly one of them must be given. Pass "
+            "global_batch for a step that is the same at any number of processes."
+        )
+    if batch_per_rank is None:
+        if rate_scaling is not None:
+            raise UsageError(
+                "rate_scaling is set, and global_batch never changes. Pass batch_per_rank, or leave it out."
+            )
+        return
+    if not isinstance(batch_per_rank, int) or isinstance(batch_per_rank, bool) or batch_per_rank < 1:
+        raise UsageError(f"batch_per_rank is {batch_per_rank!r}; it must be a whole number of at least 1.")
+    if isinstance(microbatch, int) and microbatch > 0 and batch_per_rank % microbatch:
+        raise UsageError(
+            f"batch_per_rank ({batch_per_rank}) is not a multiple of microbatch ({microbatch}). Change one."
+        )
+    if reduction == "exact":
+        raise UsageError(
+            'reduction is "exact" and batch_per_rank is set: steps that differ by the number of processes have no equal bits. Pass '
+            'global_batch, or reduction="fast".'
+        )
+
+
 def session(
     *,
     model: torch.nn.Module,
     optimizer: Any,
     data: Any,
-    global_batch: int,
+    global_batch: int | None = None,
     microbatch: int,
     state: Mapping[str, Any] | None = None,
     seed: int = 0,
@@ -80,6 +115,8 @@ def session(
     scaler: Any = None,
     rehearse: bool | None = None,
     strategy: strategies.Description | None = None,
+    batch_per_rank: int | None = None,
+    rate_scaling: strategies.RateScaling | None = None,
 ) -> "Job":
     """Return the job that this process trains, as a context manager. Call it once everything is built.
 
@@ -90,11 +127,25 @@ def session(
     equal at any world size (slower; deterministic algorithms only). scaler: a torch.amp.GradScaler, for fp16: the session
     scales, unscales before it clips, and updates it. rehearse: run the block of a step once before this process joins a job, and
     keep nothing of it, so that nobody waits for what it compiles; None: where the model is compiled. strategy: how the work is
-    split over ranks, one of `regroup.strategies`; None: DataParallel(). Raises UsageError, StateError or DataError, one sentence
+    split over ranks, one of `regroup.strategies`; None: DataParallel(). batch_per_rank: instead of
+    global_batch: samples per step and rank, so that a step's batch follows the number of ranks, from one generation to the next.
+    rate_scaling: how learning rates follow it; None: not at all. Raises UsageError, StateError or DataError, one sentence
     each.
     """
     return Job(
-        model, optimizer, data, global_batch, microbatch, state or {}, seed, reduction, scaler, rehearse, strategy
+        model,
+        optimizer,
+        data,
+        global_batch,
+        microbatch,
+        state or {},
+        seed,
+        reduction,
+        scaler,
+        rehearse,
+        strategy,
+        batch_per_rank,
+        rate_scaling,
     )
 
 
@@ -135,7 +186,7 @@ class Job:
         model: torch.nn.Module,
         optimizer: Any,
         data: Any,
-        global_batch: int,
+        global_batch: int | None,
         microbatch: int,
         state: Mapping[str, Any],
         seed: int,
@@ -143,6 +194,8 @@ class Job:
         scaler: Any = None,
         rehearse: bool | None = None,
         strategy: strategies.Description | None = None,
+        batch_per_rank: int | None = None,
+        rate_scaling: strategies.RateScaling | None = None,
     ) -> None:
         path = os.environ.get(env.SOCKET)
         if path and Job._attached:
@@ -169,11 +222,24 @@ class Job:
         self.model, self.optimizer = model, optimizer
         self.source = as_source(data, microbatch)
         max_world_size = int(os.environ.get(env.MAX_WORLD_SIZE) or 1)
+        _check_batch(global_batch, batch_per_rank, microbatch, reduction, rate_scaling)
         layout = model_group.layout()
         if layout.size > 1:
-            _refuse_in_group(reduction, scaler)
-        self.plan = SamplePlan(seed, len(self.source), global_batch, microbatch, max_world_size, layout)
+            _refuse_in_group(reduction, scaler, batch_per_rank)
+        if batch_per_rank is not None and isinstance(strategy, (strategies.LocalSGD, strategies.DiLoCo)):
+            raise UsageError(
+                f"batch_per_rank does not work with strategy {type(strategy).__name__} so far. Pass global_batch."
+            )
+        self._batch_per_rank, self._max_world_size = batch_per_rank, max_world_size
+        largest = max_world_size * batch_per_rank if batch_per_rank is not None else global_batch
+        assert largest is not None
+        self.plan = SamplePlan(seed, len(self.source), largest, microbatch, max_world_size, layout)
         self.state = TrainingState(model, optimizer, state, scaler)
+        self._rates = ScaledRates(rate_scaling, self.state.optimizer) if rate_scaling is not None else None
+        if batch_per_rank is not None:
+            self.state.add(BATCH, self.plan)
+        if self._rates is not None:
+            self.state.add(RATES, self._rates)
         self._feed = make_feed(self.source, self.plan)
         self.outcome: str | None = None
         """How the job ended (Complete, Failed, Released, Suspended, Drained); None: not yet."""
@@ -220,6 +286,7 @@ class Job:
             self._memory,
             self._committed,
             self._durable.wants,
+            self._rates,
         )
         self._membership.keeper = self._committer
         self._blocks = Blocks(self._membership, self._committer, self.state, self._follow)
@@ -265,6 +332,11 @@ class Job:
     def guarantees(self) -> Guarantees:
         """Which of the session's promises hold under its strategy."""
         return self._strategy.guarantees
+
+    @property
+    def global_batch(self) -> int:
+        """Samples in a step, over all ranks. With `batch_per_rank` it changes with the generation."""
+        return self.plan.batch
 
     @property
     def step(self) -> int:
@@ -371,6 +443,7 @@ class Job:
         if not membership.ensure():
             return
         self._cut = False  # it was agreed on in a generation that is over
+        self._follow_size()
         self._committer.begin_generation()
         self._memory.committed()
         self._reporter.begin_generation(membership.generation, membership.adopted_at_s)
@@ -380,6 +453,17 @@ class Job:
             self._durable.lost()
         if membership.rolled_back and self._saves:  # rule CKPT: before the first report
             self._save_now()
+
+    def _follow_size(self) -> None:
+        """Where the batch follows the number of ranks: it does so before the first step of a generation. A function of the adopted
+        state and of the generation's size, so it is the same on all ranks. Local."""
+        if self._batch_per_rank is None:
+            return
+        # The one generation of a hand-over has a rank more than the job: then one gets an empty share, as ever.
+        size = min(self._membership.world_size, self._max_world_size)
+        self.plan.change_batch(self.state.step, size * self._batch_per_rank)
+        if self._rates is not None:
+            self._rates.follow(self.state.step, self.plan.batch)
 
     def _finish(self) -> None:
         """The last step is committed: prove that all ranks have it, save it, then serve as a source until the stop."""
@@ -474,11 +558,12 @@ class Job:
             self._durable.prune(membership.take_prune(), self.generation)
 
 
-def _refuse_in_group(reduction: str, scaler: Any) -> None:
+def _refuse_in_group(reduction: str, scaler: Any, batch_per_rank: int | None) -> None:
     """Raise UsageError for what a session does not do where a model is split over several ranks."""
     for what, is_asked in (
         ('reduction="exact"', reduction == "exact"),
         ("scaler", scaler is not None),
+        ("batch_per_rank", batch_per_rank is not None),
         ("A memory snapshot", bool(os.environ.get(env.SNAPSHOT_DIR))),
     ):
         if is_asked:

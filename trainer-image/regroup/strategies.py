@@ -101,6 +101,24 @@ class DiLoCo:
             )
 
 
+@dataclass(frozen=True)
+class RateScaling:
+    """Multiply learning rates when the batch follows the number of ranks, with a warm-up after each change."""
+
+    base_batch: int
+    """Samples in a step for which the optimizer's own rates are right: the factor is 1 there."""
+    rule: str = "linear"
+    """The factor is batch / base_batch ("linear"), or its square root ("sqrt")."""
+    warmup_steps: int = 100
+    """Steps in which the factor goes to its new value, in a straight line."""
+
+    def __post_init__(self) -> None:
+        _check_whole("RateScaling.base_batch", self.base_batch, 1)
+        _check_whole("RateScaling.warmup_steps", self.warmup_steps, 0)
+        if self.rule not in ("linear", "sqrt"):
+            raise UsageError(f'RateScaling.rule is {self.rule!r}; it must be "linear" or "sqrt".')
+
+
 Description = DataParallel | LocalSGD | DiLoCo
 """What `strategy` may be."""
 

@@ -111,3 +111,17 @@ def test_error_of_a_worker_process_is_the_scripts_own(monkeypatch: pytest.Monkey
     with pytest.raises(KeyError, match="sample 63"):
         seen(feed, range(4), *keys)
     feed.close()
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_what_was_read_ahead_is_dropped_when_the_batch_changes(num_workers: int) -> None:
+    """Rank 0's share has the same numbers at any batch; its samples are others."""
+    plan = SamplePlan(3, 64, 16, 4, 4)
+    feed = make_feed(as_source(DataLoader(Noisy(), batch_size=4, num_workers=num_workers, collate_fn=collate), 4), plan)
+    try:
+        seen(feed, range(2), (0, 0), (0, 1))
+        plan.change_batch(1, 8)
+        keys = [(1, 0), (1, 1), (2, 0), (2, 1)]
+        assert [ids for ids, _ in seen(feed, range(2), *keys)] == [plan.ids(*key).tolist() for key in keys]
+    finally:
+        feed.close()

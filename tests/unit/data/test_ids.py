@@ -168,3 +168,46 @@ def test_plan_that_cannot_be_is_refused_in_one_sentence(changes: dict[str, int],
 
 def test_share_of_is_the_row_of_shares_of() -> None:
     assert [share_of(10, rank, 3) for rank in range(3)] == list(shares_of(10, 3))
+
+
+def test_every_sample_comes_once_while_the_batch_changes() -> None:
+    """Whatever the batches are, positions are used in turn; a batch that nobody committed a step with leaves no trace."""
+    plan, random = make_plan(num_samples=33, global_batch=15), np.random.default_rng(3)
+    used: list[int] = []
+    digests = {0: "0" * 16}
+    for step in range(60):
+        if step % 4 == 0:
+            for batch in random.integers(1, 6, size=2) * 5:
+                plan.change_batch(step, int(batch))
+                assert len(step_ids(plan, step)) == batch
+        assert plan.samples(step) == len(used)
+        used += step_ids(plan, step)
+        digests[len(used)] = plan.digest(step + 1)
+    for epoch in range(len(used) // 33):
+        assert sorted(used[epoch * 33 : epoch * 33 + 33]) == list(range(33))
+    one_by_one = SamplePlan(7, 33, 5, 5)
+    for position, digest in digests.items():
+        assert digest == one_by_one.digest(position // 5), "a function of the number of samples alone"
+
+
+def test_plan_that_loads_where_another_was_gives_its_answers() -> None:
+    first, second = make_plan(), make_plan()
+    first.change_batch(3, 10)
+    first.change_batch(8, 15)
+    digest = first.digest(9)
+    second.ids(8, 0)  # computed ahead, of another batch
+    second.load_state_dict(first.state_dict())
+    assert second.digest(9, known=(9, digest)) == digest
+    for step in range(8, 40):
+        assert step_ids(second, step) == step_ids(first, step)
+        assert second.expected_hash(step) == first.expected_hash(step)
+        assert second.digest(step + 1) == first.digest(step + 1)
+    assert second.samples(8) == 3 * 20 + 5 * 10
+    assert second.num_virtual == 3
+    with pytest.raises(ValueError, match="step 7 is before step 8"):
+        second.ids(7, 0)
+
+
+def test_batch_that_no_microbatch_fits_is_refused() -> None:
+    with pytest.raises(ValueError, match="batch 12 is not a multiple of microbatch 5"):
+        make_plan().change_batch(0, 12)

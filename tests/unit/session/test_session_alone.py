@@ -280,6 +280,45 @@ def test_strategy_with_options_that_cannot_work_is_refused(make: Callable[[], ob
         make()
 
 
+BATCHES: list[tuple[dict[str, Any], str]] = [
+    ({"batch_per_rank": 8}, r"global_batch is 16 and batch_per_rank is 8; exactly one"),
+    ({"global_batch": None}, r"global_batch is None and batch_per_rank is None; exactly one"),
+    ({"global_batch": None, "batch_per_rank": 6}, r"batch_per_rank \(6\) is not a multiple of microbatch \(4\)"),
+    ({"global_batch": None, "batch_per_rank": 0}, r"batch_per_rank is 0; it must be a whole number"),
+    ({"global_batch": None, "batch_per_rank": 8, "reduction": "exact"}, r"have no equal bits"),
+    ({"rate_scaling": strategies.RateScaling(16)}, r"rate_scaling is set, and global_batch never changes"),
+]
+
+
+@pytest.mark.parametrize(("fields", "sentence"), BATCHES)
+def test_batch_that_cannot_be_chosen_is_refused(fields: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(UsageError, match=sentence):
+        make_job(**fields)
+
+
+def test_batch_per_rank_is_that_of_one_rank_in_plain_python_and_scales_the_rate() -> None:
+    def run(**fields: Any) -> tuple[list[float], list[float]]:
+        job, losses, rates = make_job(**fields), [], []
+        with job:
+            for step in job.steps(6):
+                with step:
+                    for batch in step.microbatches():
+                        loss = torch.nn.functional.cross_entropy(job.model(batch.x), batch.y)
+                        step.backward(mean=loss, weight=len(batch.x))
+                    step.commit()
+                losses.append(step.loss)
+                rates.append(step.learning_rates[0])
+        assert (job.optimizer.param_groups[0]["lr"], job.global_batch) == (0.1, 16)
+        return losses, rates
+
+    def per_rank(**fields: Any) -> tuple[list[float], list[float]]:
+        return run(global_batch=None, batch_per_rank=16, **fields)
+
+    assert per_rank() == run()
+    _, rates = per_rank(rate_scaling=strategies.RateScaling(8, "linear", 2))
+    assert rates == pytest.approx([0.1, 0.15, 0.2, 0.2, 0.2, 0.2])
+
+
 def test_guarantees_say_what_only_a_rank_has() -> None:
     assert make_job().guarantees.lost_with_a_rank == ""
     job = make_job(strategy=strategies.DataParallel(hook=strategies.PowerSGD()))

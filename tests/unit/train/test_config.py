@@ -60,6 +60,11 @@ SMALL: dict[str, Any] = {"task": "digits", "steps": 100, "global_batch": 80, "mi
             {"task": {"name": "cnn", "width": 12}}, "task.width (12) must be a multiple of 8. Correct it.", id="a multiple"
         ),
         pytest.param(
+            {"hook": "bf16", "reduction": "exact"},
+            "hook ('bf16') rounds gradients, and reduction is exact. Leave one of them out.",
+            id="rounded and exact",
+        ),
+        pytest.param(
             {"microbatch": 7},
             "global_batch (80) is not a multiple of microbatch (7). Write global_batch: 77, or a microbatch that divides it.",
             id="batches that do not fit",

@@ -76,10 +76,14 @@ class Ahead:
         self._batches: Iterator[Any] | None = None
         self._next: Key | None = None
         self._share = range(0)
+        self._piece = plan.piece
+        """What is read ahead is of these steps."""
 
     def take(self, key: Key, share: range) -> Any:
         """See Feed. What a worker process raises is raised here, with its traceback."""
-        if self._batches is None or (key, share) != (self._next, self._share):
+        piece = self._positions.plan.piece
+        if self._batches is None or (key, share, piece) != (self._next, self._share, self._piece):
+            self._piece = piece
             self._positions.first, self._positions.share, self._share = key, share, share
             self._batches = iter(self._loader)
         self._next = _after(key, share)
@@ -110,13 +114,13 @@ class _Positions(Sampler[list[int]]):
     """For the loader: the microbatches from `first` on, each as [step, v, id, id, ..]."""
 
     def __init__(self, plan: SamplePlan) -> None:
-        self._plan = plan
+        self.plan = plan
         self.first, self.share = Key(0, 0), range(1)
 
     def __iter__(self) -> Iterator[list[int]]:
         key, share = self.first, self.share
         while True:
-            yield [*key, *self._plan.ids(key.step, key.v).tolist()]
+            yield [*key, *self.plan.ids(key.step, key.v).tolist()]
             key = _after(key, share)
 
 

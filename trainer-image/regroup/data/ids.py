@@ -1,7 +1,8 @@
 """Sample ids as a pure function of (seed, step, virtual worker), their hash sum, and the digest of what was committed.
 
 Owns the arithmetic of design section 6, "Batch and data": sample j of virtual worker v in step s is
-perm(seed, epoch)[(s*B + v*b + j) mod N]. Every sample comes once an epoch, at any sequence of world sizes.
+perm(seed, epoch)[(s*B + v*b + j) mod N]. Every sample comes once an epoch, at any sequence of world sizes. Where B follows the
+number of ranks, s*B is the number of samples before step s (`Piece`), and the rest is the same.
 Does not read samples (`sources`), and does not decide whether a step commits (`regroup.transaction`, rule QUOTA).
 
 The permutation is a Feistel network over Z_a x Z_b with a*b just above N, and cycle walking for the rest (Black and
@@ -88,9 +89,20 @@ class _Block(NamedTuple):
     """By step, by virtual worker."""
 
 
+class Piece(NamedTuple):
+    """From `step` on, a step has `batch` samples; the steps before it had `position` together."""
+
+    step: int
+    position: int
+    batch: int
+
+
 @dataclass(frozen=True)
 class SamplePlan:
     """Which sample ids each step uses. Equal fields give equal answers on every rank, for the job's life.
+
+    Only `change_batch` and `load_state_dict` change an answer, and only of steps that are not committed. What a plan then has to
+    know of the past is one number, the samples so far: positions are used in turn, whatever the batches were.
 
     Counting: step s, from 0, uses `ids(s, v)`; after it commits, s + 1 steps are committed, and `samples` and `digest`
     take that count, which is the step of a StatePair. Raises DataError for values that fit no plan.
@@ -108,6 +120,9 @@ class SamplePlan:
     because each forward of one is a forward of all."""
     _blocks: dict[int, "_Block"] = field(default_factory=dict, init=False, repr=False, compare=False)
     _sums: dict[int, int] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """Digests, by number of samples."""
+    _pieces: list[Piece] = field(default_factory=list, init=False, repr=False, compare=False)
+    """One: that of the steps to come."""
     _epoch_sum: list[int] = field(default_factory=list, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -141,7 +156,38 @@ class SamplePlan:
     @property
     def num_virtual(self) -> int:
         """Number of virtual workers, V: microbatches in a step."""
-        return self.global_batch // self.microbatch
+        return self.batch // self.microbatch
+
+    @property
+    def piece(self) -> Piece:
+        """What the steps to come are."""
+        return self._pieces[0] if self._pieces else Piece(0, 0, self.global_batch)
+
+    @property
+    def batch(self) -> int:
+        """Samples in each of the steps to come: `global_batch`, where nothing has changed it."""
+        return self.piece.batch
+
+    def change_batch(self, step: int, batch: int) -> None:
+        """From `step` on, which is not committed, a step has `batch` samples, a multiple of `microbatch`. All ranks do this at
+        one step, the first of a generation. Changing it twice at a step is as changing it to the last value."""
+        if batch % self.microbatch:
+            raise ValueError(f"batch {batch} is not a multiple of microbatch {self.microbatch}")
+        self._begin(Piece(step, self.samples(step), batch))
+
+    def state_dict(self) -> dict[str, int]:
+        """Return what the answers for further steps depend on, beside the fields. It belongs to the state of a job whose batch
+        changes."""
+        return self.piece._asdict()
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Continue where another plan of the same fields was."""
+        self._begin(Piece(**state))
+
+    def _begin(self, piece: Piece) -> None:
+        if piece != self.piece:
+            self._pieces[:] = [piece]
+            self._blocks.clear()
 
     def share(self, rank: int, world_size: int) -> range:
         """Return the virtual workers of a rank: those of its model group (`share_of`), cut evenly among its ranks that compute
@@ -174,49 +220,55 @@ class SamplePlan:
 
     def samples(self, step: int) -> int:
         """Return the number of samples that `step` committed steps have used."""
-        return step * self.global_batch
+        piece = self.piece
+        if step < piece.step:
+            raise ValueError(f"step {step} is before step {piece.step}, with which the batch changed")
+        return piece.position + (step - piece.step) * piece.batch
 
     def digest(self, step: int, known: tuple[int, str] | None = None) -> str:
-        """Return the digest of the samples of the first `step` steps: 16 hex digits, an absolute function of the step.
+        """Return the digest of the samples of the first `step` steps: 16 hex digits, an absolute function of their number.
 
         It is the sum of the hashes of all of them, so the next step's digest costs one step, and whole epochs cost one
         epoch. A rank that comes in later can pass `known`, a (step, digest) that came with the state it adopted, to
         save the one pass over the ids that it costs from scratch (about 0.3 s per million samples, once).
         """
         if known is not None:
-            self._sums.setdefault(known[0], int(known[1], 16))
-        if step not in self._sums:
-            start = max((s for s in self._sums if s <= step), default=0)
-            if (step - start) * self.global_batch <= self.num_samples:
-                first, total = start * self.global_batch, self._sums.get(start, 0)
+            self._sums.setdefault(self.samples(known[0]), int(known[1], 16))
+        end = self.samples(step)
+        if end not in self._sums:
+            start = max((position for position in self._sums if position <= end), default=0)
+            if end - start <= self.num_samples:
+                first, total = start, self._sums.get(start, 0)
             else:  # from scratch: whole epochs by their common sum, then the part of the last one
-                epochs = step * self.global_batch // self.num_samples
+                epochs = end // self.num_samples
                 first, total = epochs * self.num_samples, epochs * self._whole_epoch() if epochs else 0
-            end = step * self.global_batch
-            if 0 <= end - first <= _AHEAD and first % self.global_batch == 0:
-                total += sum(self.expected_hash(s) for s in range(first // self.global_batch, step))
+            piece = self.piece
+            steps, rest = divmod(first - piece.position, piece.batch)
+            if 0 <= end - first <= _AHEAD and rest == 0 and steps >= 0:
+                total += sum(self.expected_hash(s) for s in range(piece.step + steps, step))
             else:
                 for lo in range(first, end, _CHUNK):
                     total += self._hash_sum(self._at(lo, min(_CHUNK, end - lo)))
-            self._sums[step] = total & MASK
-        digest = self._sums[step]
+            self._sums[end] = total & MASK
+        digest = self._sums[end]
         for old in sorted(self._sums)[:-_ANCHORS]:
             del self._sums[old]
         return f"{digest:016x}"
 
     def _block(self, step: int) -> tuple["_Block", int]:
         """Return what was computed ahead for a step, with its row in it."""
-        if step < 0:
-            raise ValueError(f"step {step} is negative")
-        num_steps = max(1, _AHEAD // self.global_batch)
-        first = step - step % num_steps
+        piece = self.piece
+        if step < piece.step:
+            raise ValueError(f"step {step} is before step {piece.step}, the first of this batch")
+        num_steps = max(1, _AHEAD // piece.batch)
+        first = step - (step - piece.step) % num_steps
         block = self._blocks.get(first)
         if block is None:
             while len(self._blocks) >= _KEPT:
                 del self._blocks[min(self._blocks)]
-            ids = self._at(first * self.global_batch, num_steps * self.global_batch)
+            ids = self._at(self.samples(first), num_steps * piece.batch)
             hashes = np.add.reduce(self._hashes(ids).reshape(num_steps, self.num_virtual, -1), axis=2, dtype=np.uint64)
-            table = torch.from_numpy(ids.view(np.int64)).view(num_steps, self.global_batch)
+            table = torch.from_numpy(ids.view(np.int64)).view(num_steps, piece.batch)
             block = self._blocks[first] = _Block(table, hashes.tolist())
         return block, step - first
 

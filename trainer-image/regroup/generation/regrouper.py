@@ -338,7 +338,9 @@ class Regrouper:
         copies. None: there is none. Raises Refused as `_fall_back` does."""
         layout, document = self._plan.layout, gathering.document
         workers_per_group = max(1, layout.size // document.members[0].processes)
-        reader = document.rank_offset(document.readers(workers_per_group)[0].pod_uid)  # another one each time (rule RETRY)
+        reader = document.rank_offset(
+            document.readers(workers_per_group)[0].pod_uid
+        )  # another one each time (rule RETRY)
         group = reader // layout.size
         info, skipped = self._newest_on_disk(gathering, above=None) if groups.rank == reader else (None, ())
         said = {"directory": info.name.directory if info is not None else None, "skipped": " ".join(skipped)[:300]}

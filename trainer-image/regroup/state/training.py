@@ -86,6 +86,11 @@ class TrainingState:
                 )
         self.packed()
 
+    def add(self, name: str, part: Any) -> None:
+        """Take a part of the session's own into the state. Raises UsageError where the script uses its name."""
+        if self.extra.setdefault(name, part) is not part:
+            raise UsageError(f'state["{name}"] has a name that the session uses. Choose another.')
+
     @property
     def pair(self) -> StatePair | None:
         return self._pair

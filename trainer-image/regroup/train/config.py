@@ -150,6 +150,8 @@ class Config(Section):
     """auto: a GPU if there is one."""
     reduction: Literal["fast", "exact"] = "fast"
     """exact: the same parameters, bit by bit, at any number of processes; slower."""
+    hook: Literal["fp16", "bf16"] | None = None
+    """Format that gradients are rounded to for the sum over processes. Absent: not rounded."""
     precision: Literal["float32", "bfloat16", "float16"] = "float32"
     """Of forward and backward, by torch.autocast; parameters stay float32. float16: with a GradScaler."""
     activation_checkpointing: Literal["none", "full", "selective"] = "none"
@@ -195,6 +197,10 @@ class Config(Section):
                     f"microbatch: {self.global_batch // self.microbatch}). Lower it, or raise global_batch: it counts the samples "
                     "of all inner steps."
                 )
+            if self.hook is not None:
+                raise ValueError(
+                    f"hook ({self.hook!r}) cannot be used with strategy {strategy.name}. Leave one of them out."
+                )
             for field, value, choice in (
                 ("reduction", self.reduction, "exact"),
                 ("precision", self.precision, "float16"),
@@ -208,6 +214,8 @@ class Config(Section):
                 raise ValueError(
                     f"{field} ({getattr(self, field)}) needs tensorboard. Add tensorboard: DIRECTORY, or remove {field}."
                 )
+        if self.hook is not None and self.reduction == "exact":
+            raise ValueError(f"hook ({self.hook!r}) rounds gradients, and reduction is exact. Leave one of them out.")
         if self.schedule.warmup_steps >= self.steps:
             raise ValueError(
                 f"schedule.warmup_steps ({self.schedule.warmup_steps}) must be less than steps ({self.steps}). Lower it, "

@@ -23,6 +23,7 @@ from regroup.parallel.strategy import Share, Strategy
 from regroup.protocol.state import StatePair
 from regroup.state.memory import Memory
 from regroup.state.optimizers import parts_of
+from regroup.state.rates import ScaledRates
 from regroup.state.training import CommitRecord, TrainingState
 
 from .header import WIDTH, Header, Row
@@ -46,15 +47,16 @@ class Committer:
         memory: Memory,
         on_commit: Callable[[CommitRecord, Header, bool], None],
         wants_checkpoint: Callable[[], bool] = lambda: False,
+        rates: ScaledRates | None = None,
     ) -> None:
         """`on_commit(record, header, empty)` is what `announce` calls. `empty`: this rank's share was. `wants_checkpoint`: it is
-        time for one, asked where a model group writes it."""
+        time for one, asked where a model group writes it. `rates`: what multiplies the learning rates while a step is applied."""
         self.num_committed = 0
         self.total = 0
         """Number of steps that the script asks for."""
         self.membership, self.strategy, self.plan = membership, strategy, plan
         self._state, self._memory = state, memory
-        self._on_commit, self._wants_checkpoint = on_commit, wants_checkpoint
+        self._on_commit, self._wants_checkpoint, self._rates = on_commit, wants_checkpoint, rates
         self._hooks = Hooks(state)
         self._shelf = Shelf()
         self.laps = Laps()
@@ -265,7 +267,7 @@ class Committer:
             raise DivergedError(problem)
         if header.sample_hash != self.plan.expected_hash(share.index):
             raise SampleError(
-                f"Step {share.index} was not committed: the ranks did not use its {self.plan.global_batch} samples. "
+                f"Step {share.index} was not committed: the ranks did not use its {self.plan.batch} samples. "
                 "Call step.backward() once for every batch of step.microbatches()."
             )
         if not header.weight > 0:
@@ -294,6 +296,8 @@ class Committer:
                 norm = self.strategy.clip(max_norm)
             for hook in before:
                 hook()
+            if self._rates is not None:
+                self._rates.multiply(pair.step - 1)
             rates = tuple(_value(group.get("lr")) for group in getattr(state.optimizer, "param_groups", ()))
             for optimizer in optimizers:
                 # Not by scaler.step(), which would ask the device for each optimizer what `skipped` says.
@@ -301,6 +305,8 @@ class Committer:
                     optimizer.step()
             if scaler is not None and any(map(_has_gradient, optimizers)):
                 scaler.update()
+            if self._rates is not None:
+                self._rates.restore()
             for hook in after:
                 hook()
         record = CommitRecord(pair, loss, weight, norm, rates, skipped)
