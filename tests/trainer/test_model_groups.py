@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -9,11 +11,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from harness.local_run import LocalRun
 from regroup.protocol import local
 from regroup.protocol.document import PLANNED
 from regroup.protocol.state import StatePair
 from tests.trainer.agent_double import Worker, seal_of
-from tests.trainer.split_kit import SplitJob
+from tests.trainer.split_kit import SCRIPT, SplitJob
 from tests.trainer.zygote import Zygote
 
 Whole = dict[str, dict[str, torch.Tensor]]
@@ -223,3 +226,29 @@ def test_a_part_that_is_held_elsewhere_is_waited_for(make: Callable[..., SplitJo
 def refused(worker: Worker) -> bool:
     """Return whether a worker's trainer has left a generation to wait for somebody."""
     return any("may hold a part of a newer state" in left.message for left in worker.messages(local.Left))
+
+
+def test_groups_of_workers_survive_a_kill_and_a_resize(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the real operator and agents: two workers hold one copy."""
+    monkeypatch.setenv("TEST_MESH", "shard=2")
+    monkeypatch.setenv("TEST_STEPS", "60")
+    monkeypatch.setenv("TEST_PACE", "0.2")
+    monkeypatch.setenv("TEST_GO", str(tmp_path / "go"))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.delenv("TEST_PARTS", raising=False)
+    run = LocalRun(tmp_path, "--workers", "4", "--min", "2", "--max", "4", "--workers-per-group", "2", str(SCRIPT))
+    try:
+        first = run.trains(4)["membership"]["generation"]
+        os.kill(run.trainers()["local-worker-1-0"], signal.SIGKILL)
+        second = run.trains(4, after=first)["membership"]["generation"]
+        run.scale(2)
+        third = run.trains(2, after=second)["membership"]
+        assert third["members"] == "0-1"
+        run.scale(4)
+        run.trains(4, after=third["generation"])
+        (tmp_path / "go").touch()
+        status = run.wait(lambda found: found.get("phase") == "Succeeded", "the end")
+        assert status["progress"]["step"] == 60
+        assert status["restarts"]["processes"] == 1
+    finally:
+        run.close()
