@@ -10,6 +10,7 @@ import torch
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from harness.polling import until
+from regroup.checkpoint import pack, store
 from regroup.protocol import env, local
 from regroup.protocol.document import CheckpointRef
 from tests.trainer.split_kit import SplitJob
@@ -140,3 +141,21 @@ def test_a_split_checkpoint_is_read_without_regroup(make: Callable[[str], SplitJ
     plain = torch.load(tmp_path / "plain.pt", weights_only=False)
     for name, held in whole.items():
         assert torch.equal(plain["model"][name], held["parameter"]), name
+
+
+def test_a_part_that_is_there_is_left_alone(tmp_path: Path) -> None:
+    """The last step is saved when it is due and again at the end; meanwhile another process may be joining the parts."""
+    name = store.Name(1, 7, "abcd")
+    tree = {"model": {"w": torch.ones(2)}}
+    structure, tensors = pack(tree)
+    store.write_part(tmp_path, name, "job", 0, structure, tensors)
+    part = tmp_path / f".writing-{name.directory}" / "part-0"
+    before = part.stat().st_ino
+    store.write_part(tmp_path, name, "job", 0, structure, tensors)
+    assert part.stat().st_ino == before
+    path = store.join_parts(tmp_path, name, 1)
+    store.write_part(tmp_path, name, "job", 0, structure, tensors)
+    assert not part.parent.exists()
+    assert store.has_parts(tmp_path, name, 1)
+    assert store.join_parts(tmp_path, name, 1) == path
+    assert torch.equal(store.read_data(path)["model"]["w"], torch.ones(2))

@@ -96,17 +96,19 @@ def write_part(
     directory: Path, name: Name, job_uid: str, inner: int, structure: str, tensors: Mapping[str, torch.Tensor]
 ) -> None:
     """Write what one process of a model group writes of the state, beside the parts of the others, and make it durable: a
-    checkpoint of DCP's that has only this process's pieces. Process 0's has all that is not split. Raises as `write_data` does."""
+    checkpoint of DCP's that has only this process's pieces. Process 0's has all that is not split. What is there is not written
+    again: another process may be joining it. Raises as `write_data` does."""
     from torch.distributed.checkpoint.filesystem import FileSystemWriter
     from torch.distributed.checkpoint.state_dict_saver import save
 
-    aside = directory / f"{ASIDE}{name.directory}"
+    aside, path = directory / f"{ASIDE}{name.directory}", directory / name.directory
+    part, complete = aside / f"{_PART}{inner}.writing", aside / f"{_PART}{inner}"
+    if complete.is_dir() or path.is_dir():  # in this order: parts that were joined are in `path`
+        return
     aside.mkdir(parents=True, exist_ok=True)
     if inner == 0:
         _write_durably(aside / _JOB, job_uid.encode())
-    part, complete = aside / f"{_PART}{inner}.writing", aside / f"{_PART}{inner}"
-    for leftover in (part, complete):
-        shutil.rmtree(leftover, ignore_errors=True)  # of an earlier attempt
+    shutil.rmtree(part, ignore_errors=True)  # of an earlier attempt
     part.mkdir()
     tree = trees.unpack(structure, tensors)
     mine: Any = {key: one for key, one in shards.parts_in(tree).items() if shards.writes(one)}
@@ -128,15 +130,16 @@ def write_part(
 
 def has_parts(directory: Path, name: Name, count: int) -> bool:
     """Return whether all processes of the model group have written theirs."""
-    aside = directory / f"{ASIDE}{name.directory}"
-    return all((aside / f"{_PART}{inner}").is_dir() for inner in range(count))
+    aside, path = directory / f"{ASIDE}{name.directory}", directory / name.directory
+    return path.is_dir() or all((aside / f"{_PART}{inner}").is_dir() for inner in range(count))
 
 
 def join_parts(directory: Path, name: Name, count: int) -> Path:
     """Make one checkpoint of DCP's of all parts: move their files together and write one index; return the path, as
     `write_data` does. Raises OSError, CheckpointError."""
     aside, path = directory / f"{ASIDE}{name.directory}", directory / name.directory
-    shutil.rmtree(path, ignore_errors=True)  # of this very generation, and never committed
+    if path.is_dir():  # an earlier attempt at this very checkpoint came so far, and was not committed
+        return path
     joined: Any = None
     for inner in range(count):
         part = aside / f"{_PART}{inner}"
@@ -151,10 +154,11 @@ def join_parts(directory: Path, name: Name, count: int) -> Path:
         pickle.dump(joined, stream)
         stream.flush()
         os.fsync(stream.fileno())
-    for inner in range(count):
-        shutil.rmtree(aside / f"{_PART}{inner}")
     _fsync(aside)
-    aside.rename(path)
+    aside.rename(path)  # the parts go with it: a process that looks for its own finds it here or there
+    for inner in range(count):
+        shutil.rmtree(path / f"{_PART}{inner}")
+    _fsync(path)
     _fsync(directory)
     return path
 
