@@ -11,6 +11,7 @@ from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from harness.polling import until
 from regroup.checkpoint import pack, store
+from regroup.checkpoint.selection import Name
 from regroup.protocol import env, local
 from regroup.protocol.document import CheckpointRef
 from tests.trainer.split_kit import SplitJob
@@ -145,7 +146,8 @@ def test_a_split_checkpoint_is_read_without_regroup(make: Callable[[str], SplitJ
 
 def test_a_part_that_is_there_is_left_alone(tmp_path: Path) -> None:
     """The last step is saved when it is due and again at the end; meanwhile another process may be joining the parts."""
-    name = store.Name(1, 7, "abcd")
+    store.prepare()
+    name = Name(1, 7, "abcd")
     tree = {"model": {"w": torch.ones(2)}}
     structure, tensors = pack(tree)
     store.write_part(tmp_path, name, "job", 0, structure, tensors)
