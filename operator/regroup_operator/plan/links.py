@@ -29,24 +29,36 @@ def with_links(known: Links, current: Current | None, workers: Iterable[Worker])
 
 
 def cut_off(
-    current: Current, chosen: Sequence[Worker], known: Links, *, replaceable: frozenset[MemberId] = frozenset()
+    current: Current,
+    chosen: Sequence[Worker],
+    known: Links,
+    *,
+    replaceable: frozenset[MemberId] = frozenset(),
+    refused: bool = False,
+    spared: frozenset[MemberId] = frozenset(),
 ) -> frozenset[MemberId]:
     """Return whom to drop so that no pair is left that could not reach each other in the newest generation, where the same set
     would be announced again. `known` as returned by `with_links`.
+
+    `refused`: the newest generation formed, and refused to train. Then a link that broke an earlier generation counts as well: the
+    set of that one and the set that refused would follow each other for ever. Who is `spared` is not dropped for such a link:
+    nobody could train without its state.
 
     Whoever holds the older state goes first: without the newest one nobody may train. Then who is `replaceable` (another worker
     takes its position, so that its group stays whole), then who has the most broken links, those to workers that are not chosen
     included; then the youngest.
     """
-    if current.attempts == 0 or {w.id for w in chosen} != set(current.members):
+    is_same = {w.id for w in chosen} == set(current.members)
+    if current.attempts == 0 or not (is_same or refused):
         return frozenset()
-    pairs, dropped = _reported(current, chosen), set()
+    pairs = _reported(current, chosen) if is_same else _remembered(chosen, known, spared)
+    dropped = set()
     while pairs:
         count = Counter(uid for pair in known for uid in pair)
-        cut = [w for w in chosen if any(_uid(w) in pair for pair in pairs)]
-        oldest = min(_state_of(w) for w in cut)
+        cut = [w for w in chosen if any(_uid(w) in pair for pair in pairs) and (is_same or w.id not in spared)]
+        oldest = min(state_of(w) for w in cut)
         goes = max(
-            (w for w in cut if _state_of(w) == oldest),
+            (w for w in cut if state_of(w) == oldest),
             key=lambda w: (w.id in replaceable, count[_uid(w)], w.since_s, w.id),
         )
         dropped.add(goes.id)
@@ -68,6 +80,18 @@ def _without(worker: Worker, links: Links) -> Links:
     return frozenset(pair for pair in links if _uid(worker) not in pair)
 
 
+def _remembered(chosen: Sequence[Worker], known: Links, spared: frozenset[MemberId]) -> Links:
+    """Return the known pairs among the chosen of which one may go. Two members of the newest generation, which formed, can reach
+    each other again."""
+    inside = {_uid(w): w.id for w in chosen}
+    members = {_uid(w) for w in chosen if w.is_member}
+    return frozenset(
+        pair
+        for pair in known
+        if pair <= inside.keys() and not pair <= members and not {inside[uid] for uid in pair} <= spared
+    )
+
+
 def _reported(current: Current, workers: Iterable[Worker]) -> Links:
     """Return the pairs of the newest generation. A peer that lost a process is no broken link, and neither is one that left
     because of such a peer."""
@@ -84,7 +108,8 @@ def _reported(current: Current, workers: Iterable[Worker]) -> Links:
     )
 
 
-def _state_of(worker: Worker) -> tuple[int, ...]:
+def state_of(worker: Worker) -> tuple[int, ...]:
+    """Return the state that a worker has told of, newer ones greater; empty: none."""
     seal = worker.session.seal if worker.session else None
     return () if seal is None or seal.state is None else (seal.state_adopted, *seal.state)
 

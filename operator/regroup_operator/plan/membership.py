@@ -30,7 +30,7 @@ from regroup_operator.model.worker import (
 )
 from regroup_operator.plan.culprit import name_culprit
 from regroup_operator.plan.groups import by_position, choose, ready_words, unbroken, whole_since_s, whole_size
-from regroup_operator.plan.links import Links, cut_off, with_links, with_returning
+from regroup_operator.plan.links import Links, cut_off, state_of, with_links, with_returning
 from regroup_operator.plan.pulse import ANSWER_S, SCRIPT_RESTART_S
 from regroup_operator.plan.target import change, count, one_per_slot, overtaking, target_of, verb_of
 
@@ -251,7 +251,14 @@ def _forced(
     last = refusal.readers if refusal is not None else frozenset()
     chosen = _choose(able, bounds, current, holders_first=with_leaving, last=last)
     links = with_links(links, current, workers)
-    cut = cut_off(current, chosen, links, replaceable=_replaceable(able, chosen, bounds))
+    cut = cut_off(
+        current,
+        chosen,
+        links,
+        replaceable=_replaceable(able, chosen, bounds),
+        refused=refusal is not None,
+        spared=_only_holders(able, bounds),
+    )
     if cut:
         usable = [w for w in workers if w.available and w.id not in cut | overdue | silent and _can_leave(w, current)]
         barred = [w for w in usable if now_s < w.barred_until_s and (with_leaving or not w.draining)]
@@ -327,6 +334,16 @@ def _replaceable(able: list[Worker], chosen: Iterable[Worker], bounds: Bounds) -
     inside = {w.id.slot for w in chosen}
     spare = by_position((w for w in able if w.id.slot not in inside), bounds.per_group)
     return frozenset(w.id for w in chosen if spare[w.id.slot % bounds.per_group])
+
+
+def _only_holders(able: list[Worker], bounds: Bounds) -> frozenset[MemberId]:
+    """Return the workers that alone hold the newest state of their position."""
+    out: set[MemberId] = set()
+    for some in by_position(able, bounds.per_group):
+        newest = max(map(state_of, some), default=())
+        holders = [w.id for w in some if newest and state_of(w) == newest]
+        out.update(holders if len(holders) == 1 else ())
+    return frozenset(out)
 
 
 def _unheard(able: list[Worker], members: tuple[Worker, ...], culprit: Worker, bounds: Bounds) -> list[Worker]:

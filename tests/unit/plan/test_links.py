@@ -64,6 +64,24 @@ def test_who_goes(workers: list[Worker], known: Links, want: set[int]) -> None:
 
 
 @pytest.mark.parametrize(
+    ("spared", "want"),
+    [
+        pytest.param([], {1}, id="the younger slot"),
+        pytest.param([1], {0}, id="not who alone holds the newest state of its position"),
+        pytest.param([0, 1], set(), id="nobody: without either of them nobody can train, and the link may heal"),
+    ],
+)
+def test_who_goes_for_a_link_that_broke_a_generation_before_the_one_that_refused(
+    spared: list[int], want: set[int]
+) -> None:
+    current = make_current((2, 3), number=2, adopted=False)
+    chosen = [OUTSIDE[0], OUTSIDE[1], broken(2)]
+    got = cut_off(current, chosen, links((0, 1)), refused=True, spared=frozenset(MemberId(slot, 0) for slot in spared))
+    assert got == {MemberId(slot, 0) for slot in want}
+    assert cut_off(current, chosen, links((0, 1))) == set(), "nobody refused: other sets are tried as they come"
+
+
+@pytest.mark.parametrize(
     ("others", "barred", "known", "want"),
     [
         pytest.param([2], [1], links((0, 1), (0, 2)), [2, 1], id="its only broken link was to who goes now"),

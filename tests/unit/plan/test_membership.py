@@ -13,6 +13,7 @@ from regroup_operator.model.members import MemberId
 from regroup_operator.model.records import Settings
 from regroup_operator.model.waits import UntilEvent
 from regroup_operator.model.worker import Announce, Bounds, Current, Decision, Keep, Refusal, Standing, Wait, Worker
+from regroup_operator.plan.links import Links
 from regroup_operator.plan.membership import RECONNECT_S, RETRY_S, names_of, next_generation
 from tests.builders.plan import (
     make_bounds,
@@ -40,6 +41,7 @@ def decide(
     unreadable: bool = False,
     have_all_tried: bool = False,
     step_s: float = 0.0,
+    links: Links = frozenset(),
 ) -> Decision:
     return next_generation(
         current=None if first else current or make_current(),
@@ -49,6 +51,7 @@ def decide(
         now_s=now_s,
         settings=SETTINGS,
         step_s=step_s,
+        links=links,
     )
 
 
@@ -535,11 +538,12 @@ def test_another_pod_takes_the_place_of_one_that_is_given_up() -> None:
 
 
 def holding(
-    slot: int, state: tuple[int, int] | None, adopted: int, *, is_backup: bool = False, **changes: Any
+    slot: int, state: tuple[int, int] | None, adopted: int, *, is_backup: bool = False, attempt: int = 0, **changes: Any
 ) -> Worker:
     seal = make_seal(2, state, adopted=adopted, state_adopted=adopted if state else 0, is_backup=is_backup)
-    session = make_session(slot, Phase.BROKEN, 2, adopted_to=adopted, seal=seal)
-    return make_worker(slot, **{"standing": Standing.BROKEN, "session": session, "why": "CollectiveFailed", **changes})
+    session = make_session(slot, Phase.BROKEN, 2, attempt, adopted_to=adopted, seal=seal)
+    values: dict[str, Any] = {"standing": Standing.BROKEN, "session": session, "why": "CollectiveFailed"}
+    return make_worker(slot, attempt=attempt, **values | changes)
 
 
 REFUSED = make_current((1, 2), number=2, adopted=False, older=(make_older(1, uid_of(0), uid_of(1), uid_of(2)),))
@@ -607,6 +611,57 @@ def test_live_holder_goes_before_a_backup(workers: list[Worker], want: str) -> N
     """Rule BACKUP: only the live state says for certain what its worker has committed."""
     got = decide(workers, REFUSED, make_bounds(1, 1), refused=frozenset({"x"}))
     assert words(got) == (FORCED, "MemberLost", want)
+
+
+CUT = frozenset({frozenset({uid_of(0), uid_of(1)})})
+"""Pods 0.0 and 1.0 cannot reach each other."""
+OLD_SET = [
+    holding(0, (1, 5), 1, standing=Standing.OUTSIDE, is_backup=True, abandoned=True),
+    holding(1, (1, 9), 1, standing=Standing.OUTSIDE, abandoned=True),
+]
+
+
+@pytest.mark.parametrize(
+    ("workers", "current", "want"),
+    [
+        pytest.param([*OLD_SET, holding(0, None, 0, attempt=1), holding(1, None, 0, attempt=1), holding(2, None, 0)],
+                     ((0, 1), (1, 1), 2), "0.1,1,2", id="the holder of the newest state, and none that it cannot reach"),
+        pytest.param([*OLD_SET, holding(2, None, 0), holding(3, None, 0)], (2, 3), "1,2,3", id="another slot comes in"),
+        pytest.param([*OLD_SET, holding(2, None, 0)], (2,), "0,1,2", id="too few without: the link may heal"),
+        pytest.param([holding(0, (1, 5), 1, is_backup=True), holding(1, None, 0), holding(2, None, 0),
+                      holding(3, (1, 9), 1, standing=Standing.OUTSIDE)], (0, 1, 2), "0,1,3",
+                     id="two that have formed this generation can reach each other again"),
+    ],
+)  # fmt: skip
+def test_set_with_a_broken_link_is_not_announced_again_after_another_that_refused(
+    workers: list[Worker], current: tuple[Any, ...], want: str
+) -> None:
+    """Three are needed. A set with a broken link, and one without the newest state, followed each other (walk 11038)."""
+    refused = make_current(current, number=2, adopted=False, attempts=9)
+    got = decide(workers, refused, make_bounds(3, 3), refused=frozenset({"x"}), links=CUT)
+    assert words(got) == (FORCED, "MemberLost", want)
+
+
+def test_broken_link_between_two_that_hold_one_copy_of_the_model_drops_neither() -> None:
+    """A group is two workers. Each holds its part of the newest state: nobody can train without them, and their link may heal."""
+    workers = [holding(0, (1, 9), 1), holding(1, (1, 9), 1, standing=Standing.OUTSIDE, abandoned=True)]
+    workers.append(holding(1, None, 0, attempt=1))
+    refused = make_current((0, (1, 1)), number=2, adopted=False, attempts=9)
+    got = decide(workers, refused, make_bounds(2, 2, per_group=2), refused=frozenset({"x"}), links=CUT)
+    assert words(got) == (FORCED, "MemberLost", "0,1")
+
+
+def test_set_that_refused_waits_where_the_only_other_one_has_a_broken_link() -> None:
+    """The holder cannot be reached: the wait is named, and ends with a word of the holder's (walk 18001)."""
+    backups = [holding(slot, (1, 5), 1, standing=Standing.OUTSIDE, is_backup=True) for slot in (0, 1)]
+    older = (make_older(1, uid_of(0), uid_of(1), uid_of(4)),)
+    away = out(4, available=False, session=make_session(4, connected=False))
+    member = replace(backups[0], standing=Standing.BROKEN)
+    workers = [member, backups[1], holding(1, None, 0, attempt=1), holding(2, None, 0), away]
+    refused = make_current((0, (1, 1), 2), number=2, adopted=False, attempts=9, older=older)
+    tried = names_of(refused, workers, [workers[0], workers[2], workers[3]])
+    got = decide(workers, refused, make_bounds(3, 3), refused=tried, links=CUT)
+    assert words(got) == ("wait", "NoWitness")
 
 
 def test_set_that_could_not_read_its_checkpoint_is_tried_again_after_a_pause() -> None:
