@@ -1,12 +1,17 @@
-"""How long a worker's processes may take for what is longer than a step: the first one, a checkpoint, a pause. Pure.
+"""How long a worker's processes may take for what is longer than a step: the first one, a checkpoint, a pause; and to enter a
+generation. Pure.
 
-No policy: hangs.py and lateness.py read it.
+No policy: hangs.py, lateness.py and membership.py read it.
 """
 
 from __future__ import annotations
 
+from regroup.protocol.document import PLANNED
 from regroup.protocol.state import Busy
 from regroup_operator.model.records import Session, Settings
+
+ENTER_STEPS = 3
+"""Who trains in the generation before may be in the middle of a long step: so many of the job's steps are waited."""
 
 
 def allowances(session: Session, settings: Settings, least_s: float = 0.0) -> list[tuple[float, float]]:
@@ -20,3 +25,10 @@ def allowances(session: Session, settings: Settings, least_s: float = 0.0) -> li
         (since_s, max(unsaid_s.get(busy.kind, settings.hang_s), least_s) if busy.max_s is None else busy.max_s)
         for busy, since_s in zip(session.condition.busy, session.busy_since_s)
     ]
+
+
+def entry_s(kind: str, step_s: float, settings: Settings) -> float:
+    """Return how many seconds members have to enter a generation of this kind, before the next one is made without those that
+    did not. `step_s` is the duration of a step (0: not known)."""
+    base_s = settings.planned_timeout_s if kind == PLANNED else settings.form_timeout_s
+    return max(base_s, ENTER_STEPS * step_s)

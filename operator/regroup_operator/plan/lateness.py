@@ -23,7 +23,7 @@ from regroup_operator.model.members import MemberId
 from regroup_operator.model.plan import Setback, Spell
 from regroup_operator.model.records import Session, Settings
 from regroup_operator.model.worker import Current, Standing, Worker
-from regroup_operator.plan.allowances import allowances
+from regroup_operator.plan.allowances import allowances, entry_s
 from regroup_operator.plan.groups import by_position
 from regroup_operator.plan.pulse import ANSWER_S
 
@@ -88,7 +88,8 @@ def see_lateness(
     # Where all are on their way, processes of one worker may wait for each other: one of them has not come with the rest.
     waited_for = not all(forming) or len(forming) == sum(w.is_member for w in workers)
     reached = any(w.connected and not _is_unreachable(w, now_s) for w in workers)
-    excused = _excuse(current, step_s, now_s, settings)
+    missed = {uid for uid, spell in spells.items() if spell.kind == BEHIND and uid in setbacks}
+    excused = _excuse(current, missed, step_s, now_s, settings)
     kinds = {w.id: _kind(w, current, waited_for=waited_for, excused=excused, now_s=now_s) for w in workers}
     alike = by_position(workers, per_group)
     behind = frozenset(member for member, (kind, _) in kinds.items() if kind == BEHIND)
@@ -106,7 +107,7 @@ def see_lateness(
                 dues.append(due_s)
         known = spells.get(pod.uid)
         if not kind:
-            if known and known.kind == BEHIND and now_s < worker.barred_until_s:
+            if known and pod.uid in missed and not _has_come(worker, current):
                 kept[pod.uid] = known  # it is left out because it did not come, which is no sign that it would
             continue
         spell = known if known and known.kind == kind else Spell(kind, now_s if since_s is None else since_s)
@@ -138,6 +139,8 @@ def see_lateness(
             due_s = spell.restarted_s + (bound_s if kind == START else settings.late_timeout_s)
             if kind == START:  # the new processes may rehearse, too
                 due_s = max(due_s, _excused_s(worker, spell.restarted_s, settings))
+            elif worker.is_member and current is not None:
+                due_s = max(due_s, current.announced_at_s + ENTER_S)
             if now_s >= due_s:
                 replaced.add(pod.uid)
             else:
@@ -179,15 +182,25 @@ def with_setbacks(
     return out
 
 
-def _excuse(current: Current | None, step_s: float, now_s: float, settings: Settings) -> Callable[[Worker], bool]:
-    """Return whom a planned generation that not all have adopted excuses: everybody until it is overdue, then those that are in the
-    one before. If enough workers were left, a forced generation would have replaced it; as long as there are too few, a restart
-    would only end who holds the state."""
+def _excuse(
+    current: Current | None, missed: Collection[str], step_s: float, now_s: float, settings: Settings
+) -> Callable[[Worker], bool]:
+    """Return whom a planned generation that not all have adopted excuses. Who is in the one before is excused for as long as it
+    trains there: if enough workers were left, a forced generation would have replaced this one, and as long as there are too few, a
+    restart would only end who holds the state. Others are excused until the generation is given up for them (membership.py), and
+    those `missed` by earlier generations (pod UIDs) not at all: they have ENTER_S."""
     if current is None or current.kind != PLANNED or current.adopted:
         return lambda _: False
-    if now_s < current.announced_at_s + max(settings.planned_timeout_s, LATE_STEPS * step_s):
-        return lambda _: True
-    return lambda worker: worker.trains
+    if now_s >= current.announced_at_s + entry_s(PLANNED, step_s, settings):
+        return lambda worker: worker.trains
+    return lambda worker: worker.trains or worker.pod is None or worker.pod.uid not in missed
+
+
+def _has_come(worker: Worker, current: Current | None) -> bool:
+    """Return whether a worker has entered the newest generation and arrived at its store, whatever has come of it since."""
+    session = worker.session
+    entered = session is not None and current is not None and session.condition.entered >= current.number
+    return entered and not worker.is_on_its_way
 
 
 def _kind(

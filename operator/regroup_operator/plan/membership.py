@@ -28,6 +28,7 @@ from regroup_operator.model.worker import (
     Wait,
     Worker,
 )
+from regroup_operator.plan.allowances import entry_s
 from regroup_operator.plan.culprit import name_culprit
 from regroup_operator.plan.groups import by_position, choose, ready_words, unbroken, whole_since_s, whole_size
 from regroup_operator.plan.links import Links, cut_off, state_of, with_links, with_returning
@@ -40,8 +41,6 @@ _OUTSIDE_IT = (Standing.PENDING, Standing.SILENT, Standing.STARTING)
 RECONNECT_S = 5.0
 """After the operator's start a broken group waits this long for members that have not called yet: they are most likely on
 their way, and a generation without them would cost them their place."""
-ENTER_STEPS = 3
-"""Who trains in the generation before may be in the middle of a long step: so many of the job's steps are waited."""
 MAX_GROWTH = 64
 """A deadline grows to so many times its first length, with generations that fail in a row."""
 RETRY_S = (1.0, 30.0)
@@ -201,13 +200,12 @@ def _deadline(current: Current, members: tuple[Worker, ...], step_s: float, sett
     """Return when a generation that is not adopted yet is given up: every member has a time to enter it, then all of them
     one to form, then one to adopt. The last two double with each generation in a row that did not form: what takes long
     is allowed to in the end, and what hangs is found by not entering the next one."""
-    base_s = settings.planned_timeout_s if current.kind == PLANNED else settings.form_timeout_s
-    entry_s = current.announced_at_s + max(base_s, ENTER_STEPS * step_s)
+    entered_s = current.announced_at_s + entry_s(current.kind, step_s, settings)
     if any(w.standing == Standing.STARTING for w in members) and current.launches:
-        entry_s = max(entry_s, current.announced_at_s + settings.start_timeout_s)
+        entered_s = max(entered_s, current.announced_at_s + settings.start_timeout_s)
     forming = [w for w in members if w.standing == Standing.FORMING]
     if not forming or any(w.standing in _OUTSIDE_IT for w in members):
-        return entry_s
+        return entered_s
     growth: int = min(MAX_GROWTH, 2 ** max(0, current.attempts - 1))
     since_s = max(w.since_s for w in forming)
     adopts = all(w.session is not None and w.session.condition.phase == Phase.ADOPTING for w in forming)

@@ -15,7 +15,7 @@ import pytest
 from _regroup_agent import events as ev
 from regroup.protocol import wire
 from regroup_operator.model.records import Settings
-from regroup_operator.plan.lateness import ONLY_HOLDER
+from regroup_operator.plan.lateness import ENTER_S, ONLY_HOLDER, SETBACK_S
 from regroup_operator.plan.pulse import SCRIPT_ANSWER_S, SCRIPT_ASK_EVERY_S
 from tests.builders.plan import JobBuilder, make_job
 from tests.simulator import hazards
@@ -169,6 +169,20 @@ def test_process_that_is_stopped_before_it_enters(
     assert world.training() == "0-0,1-0,2-0"
     assert world.generation <= generation + 2
     assert len(world.committed) > steps + 1100
+
+
+@pytest.mark.parametrize("step_s", [0.5, 2.0])
+def test_joiner_whose_process_is_stopped_is_restarted_when_it_is_missed_again(tmp_path: Path, step_s: float) -> None:
+    """Walk 11782: planned generations with it and forced ones without it followed each other, for 17 minutes."""
+    world = running(tmp_path, elastic(2))
+    world.scale(3)
+    world.on_moment = lambda moment, uid: moment == "attached" and uid == world.uid(2)
+    world.advance(MARGIN_S, step_s)
+    world.on_moment = None
+    world.agents[world.uid(2)].trainers[0].stop()
+    again_s = SETTINGS.planned_timeout_s + SETBACK_S[0] + ENTER_S
+    trains_within(world, again_s + MARGIN_S, "0-0,1-0,2-0")
+    assert world.names() == ["0-0", "1-0", "2-0"], "no pod was replaced"
 
 
 def test_cut_link_at_fixed_size_has_one_of_the_two_replaced(tmp_path: Path) -> None:

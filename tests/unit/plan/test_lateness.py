@@ -13,6 +13,7 @@ from regroup_operator.model.members import MemberId
 from regroup_operator.model.plan import Setback, Spell
 from regroup_operator.model.records import Settings
 from regroup_operator.model.worker import Current, Standing, Worker
+from regroup_operator.plan.allowances import ENTER_STEPS
 from regroup_operator.plan.lateness import MAX_SETBACKS, SETBACK_S, Lateness, longest_start, see_lateness, with_setbacks
 from tests.builders.plan import make_current, make_pod, make_seal, make_session, make_worker, uid_of
 
@@ -289,17 +290,77 @@ def test_worker_alone_whose_processes_wait_for_each_other_is_late() -> None:
     assert not see([alone, missing], alone_s=0.0, spells={uid_of(2): spell("behind", LATE_S + 1.0)}).restart
 
 
-def test_worker_that_is_left_out_for_a_while_because_it_did_not_come_is_missed_all_the_while() -> None:
+SET_BACK = {uid_of(2): Setback(1, NOW_S - 80.0, NOW_S - 20.0, 60.0)}
+MISSED = {uid_of(2): spell("behind", LATE_S + 40.0)}
+"""Worker 2 did not enter a generation, and was left out of the next ones for a while, which is over."""
+
+
+def test_worker_that_is_left_out_because_it_did_not_come_is_missed_until_it_comes() -> None:
     """Generations with the only holder of the state, whose process hangs, and without it followed each other."""
-    missed = {uid_of(2): spell("behind", LATE_S - 1.0)}
-    left_out = make_worker(2, Standing.OUTSIDE, barred_until_s=NOW_S + 1.0)
-    assert see([KEEPS, left_out], spells=missed).spells == missed
-    assert see([KEEPS, replace(left_out, barred_until_s=NOW_S)], spells=missed).spells == {}
+    left_out = make_worker(2, Standing.OUTSIDE)
+    assert see([KEEPS, left_out], spells=MISSED, setbacks=SET_BACK).spells == MISSED
+    assert see([KEEPS, left_out], spells=MISSED).spells == {}, "it has trained since, or never was set back"
     named = replace(left_out, standing=Standing.PENDING)
     for announced_s, restarted in ((4.0, []), (6.0, [named.id])):
         again = replace(SECOND, announced_at_s=NOW_S - announced_s)
-        seen = see([KEEPS, named], again, spells={uid_of(2): spell("behind", LATE_S + 1.0)})
+        seen = see([KEEPS, named], again, spells=MISSED, setbacks=SET_BACK)
         assert [worker.id for worker, _ in seen.restart] == restarted
+
+
+@pytest.mark.parametrize(
+    ("worker", "kept"),
+    [
+        pytest.param(READY, True, id="it does not enter this one either"),
+        pytest.param(FORMS, True, id="it enters, and does not arrive at the store"),
+        pytest.param(
+            replace(FORMS, session=make_session(2, Phase.ARRIVED, 2, entered=2)), False, id="it arrives at the store"
+        ),
+        pytest.param(holder(2), True, id="it waits outside"),
+        pytest.param(
+            make_worker(2, Standing.BROKEN, session=make_session(2, Phase.BROKEN, 2)), False,
+            id="it was in this one, which broke",
+        ),
+    ],
+)  # fmt: skip
+def test_how_long_a_worker_that_did_not_come_is_missed(worker: Worker, kept: bool) -> None:
+    trains = make_worker(1, Standing.PENDING, session=make_session(1, Phase.TRAINING, 1))
+    got = see([KEEPS, trains, worker], planned(1.0), spells=MISSED, setbacks=SET_BACK)
+    assert (got.spells == MISSED) is kept
+
+
+@pytest.mark.parametrize(
+    ("worker", "announced_ago_s", "restarted"),
+    [
+        pytest.param(READY, 4.0, False, id="it has a moment to enter"),
+        pytest.param(READY, 6.0, True, id="it does not: nobody waits for the deadline of the generation"),
+        pytest.param(
+            replace(READY, session=make_session(2, Phase.TRAINING, 1)), 6.0, False, id="it trains in the one before"
+        ),
+    ],
+)
+def test_joiner_that_did_not_come_before_is_restarted_when_it_does_not_come_again(
+    worker: Worker, announced_ago_s: float, restarted: bool
+) -> None:
+    """Planned generations with a joiner whose process was stopped, and forced ones without it, followed each other (walk 11782)."""
+    got = see([KEEPS, AT_STORE, worker], planned(announced_ago_s), spells=MISSED, setbacks=SET_BACK)
+    assert [w.id for w, _ in got.restart] == ([worker.id] if restarted else [])
+    assert not see([KEEPS, AT_STORE, worker], planned(announced_ago_s)).restart, "the first time it has all its time"
+
+
+@pytest.mark.parametrize("step_s", [0.0, 2.0, 20.0])
+def test_joiner_is_missed_at_the_latest_when_a_planned_generation_is_given_up_for_it(step_s: float) -> None:
+    """At that moment the next generation is announced without it: later nobody would know that it was missed."""
+    given_up_s = max(SETTINGS.planned_timeout_s, ENTER_STEPS * step_s)
+    assert see([KEEPS, READY], planned(given_up_s - 1.0), step_s=step_s).spells == {}
+    assert uid_of(2) in (see([KEEPS, READY], planned(given_up_s), step_s=step_s).spells or {})
+
+
+def test_worker_that_was_restarted_in_place_may_enter_before_it_is_replaced() -> None:
+    tried = {uid_of(2): spell("behind", 300.0, 200.0)}
+    for announced_s, replaced in ((4.0, False), (6.0, True)):
+        again = replace(SECOND, announced_at_s=NOW_S - announced_s)
+        got = see([KEEPS, READY], again, spells=tried, setbacks=SET_BACK)
+        assert bool(got.replace) is replaced
 
 
 def test_of_holders_that_are_all_late_one_is_spared() -> None:
