@@ -46,7 +46,8 @@ class Direct:
 
     def take(self, key: Key, share: range) -> Any:  # noqa: ARG002
         """See Feed."""
-        return self._source.fetch(self._plan.ids(key.step, key.v).clone())  # what a `fetch` writes to it is its own
+        ids = self._plan.ids(key.step, key.v)
+        return self._source.fetch(ids.clone() if self.draws else ids)  # what a script's `fetch` writes to it is its own
 
     def close(self) -> None:
         """See Feed."""

@@ -28,6 +28,9 @@ _AHEAD = 8192
 """Ids are computed for about this many samples at once: numpy's cost a call is then spread over many small steps."""
 _KEPT = 8
 """So many times what is computed at once is kept: worker processes ask for steps ahead of the one that is checked."""
+_ROWS_KEPT = 2
+"""The step in progress asks for its own several times."""
+_SHARES_KEPT = 1024
 _CHUNK = 1 << 20
 """Longest array while a digest is computed from scratch: bounds its memory to some tens of MB."""
 _ANCHORS = 4
@@ -84,7 +87,7 @@ class _Block(NamedTuple):
     """Some steps, computed at once."""
 
     ids: torch.Tensor
-    """[steps, global_batch], int64."""
+    """[steps * V, microbatch], int64: V rows for each step."""
     hashes: list[list[int]]
     """By step, by virtual worker."""
 
@@ -119,6 +122,10 @@ class SamplePlan:
     """How the model is split over the ranks of a model group. The ranks of one that compute different samples get equally many,
     because each forward of one is a forward of all."""
     _blocks: dict[int, "_Block"] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _rows: dict[int, tuple["_Block", int]] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """By step: its block, and its row there."""
+    _shares: dict[tuple[int, int], range] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """By rank and number of ranks: those that were asked for."""
     _sums: dict[int, int] = field(default_factory=dict, init=False, repr=False, compare=False)
     """Digests, by number of samples."""
     _pieces: list[Piece] = field(default_factory=list, init=False, repr=False, compare=False)
@@ -188,15 +195,24 @@ class SamplePlan:
         if piece != self.piece:
             self._pieces[:] = [piece]
             self._blocks.clear()
+            self._rows.clear()
+            self._shares.clear()
 
     def share(self, rank: int, world_size: int) -> range:
         """Return the virtual workers of a rank: those of its model group (`share_of`), cut evenly among its ranks that compute
         different samples."""
+        known = self._shares.get((rank, world_size))
+        if known is not None:
+            return known
         group, inner = divmod(rank, self.layout.size)
         num_data = self.layout.num_data
         of_group = share_of(self.num_virtual // num_data, group, world_size // self.layout.size)
         first = of_group.start * num_data + self.layout.data_index(inner) * len(of_group)
-        return range(first, first + len(of_group))
+        share = range(first, first + len(of_group))
+        while len(self._shares) >= _SHARES_KEPT:
+            self._shares.clear()
+        self._shares[rank, world_size] = share
+        return share
 
     def shares(self, world_size: int) -> tuple[range, ...]:
         """Return the share of every rank of a generation."""
@@ -205,7 +221,7 @@ class SamplePlan:
     def ids(self, step: int, v: int) -> torch.Tensor:
         """Return the sample ids of one microbatch: [microbatch], int64. The caller may keep it, not write to it."""
         block, row = self._block(step)
-        return block.ids[row, v * self.microbatch : (v + 1) * self.microbatch]
+        return block.ids.select(0, row * self.num_virtual + v)
 
     def hash_of(self, step: int, v: int) -> int:
         """Return the sum of a 64-bit mix of each id of a microbatch, mod 2**64: neither order nor position matters,
@@ -257,6 +273,9 @@ class SamplePlan:
 
     def _block(self, step: int) -> tuple["_Block", int]:
         """Return what was computed ahead for a step, with its row in it."""
+        found = self._rows.get(step)
+        if found is not None:
+            return found
         piece = self.piece
         if step < piece.step:
             raise ValueError(f"step {step} is before step {piece.step}, the first of this batch")
@@ -268,8 +287,11 @@ class SamplePlan:
                 del self._blocks[min(self._blocks)]
             ids = self._at(self.samples(first), num_steps * piece.batch)
             hashes = np.add.reduce(self._hashes(ids).reshape(num_steps, self.num_virtual, -1), axis=2, dtype=np.uint64)
-            table = torch.from_numpy(ids.view(np.int64)).view(num_steps, piece.batch)
+            table = torch.from_numpy(ids.view(np.int64)).view(num_steps * self.num_virtual, self.microbatch)
             block = self._blocks[first] = _Block(table, hashes.tolist())
+        while len(self._rows) >= _ROWS_KEPT:
+            del self._rows[next(iter(self._rows))]
+        self._rows[step] = block, step - first
         return block, step - first
 
     def _at(self, first: int, count: int) -> Words:

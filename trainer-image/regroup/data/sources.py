@@ -52,12 +52,14 @@ class TensorSource:
 
     def fetch(self, ids: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Return the rows, on each tensor's own device: a Batch of two tensors, else a tuple."""
-        rows = tuple(tensor[_on(ids, tensor.device)] for tensor in self.tensors)
+        rows = tuple([tensor.index_select(0, _on(ids, tensor.device)) for tensor in self.tensors])
         return Batch(*rows) if len(rows) == 2 else rows
 
 
 def _on(ids: torch.Tensor, device: torch.device) -> torch.Tensor:
     """Return ids on a device without waiting for what it was given before."""
+    if device.type == "cpu":
+        return ids
     if device.type == "cuda":
         ids = ids.pin_memory()
     return ids.to(device, non_blocking=True)

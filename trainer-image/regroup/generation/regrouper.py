@@ -387,8 +387,8 @@ class Regrouper:
         """Take part in a broadcast. Who holds no state has nothing to lose: what is on the GPU arrives where it will stay."""
         if not keep or self._state.pair is not None or self._device.type == "cpu":
             return transfer.receive(groups, source, keep=keep)
-        with self._state.receiving():
-            return transfer.receive(groups, source, keep=keep, into=self._state.packed()[1])
+        self._state.begin_receiving()
+        return transfer.receive(groups, source, keep=keep, into=self._state.packed()[1])
 
     def _fall_back(self, groups: Groups, gathering: Gathering, decision: Fallback) -> tuple[str, StatePair]:
         """Follow the newest of the best survivor, the durable checkpoint and nothing. One rank reads the disk for all.

@@ -59,6 +59,10 @@ class Bucket:
         for parameter, gradient in zip(self.parameters, self._gradients):
             parameter.grad = gradient
 
+    def has_its_own(self, i: int) -> bool:
+        """Return whether the gradient of its parameter number `i` is still its view."""
+        return self.parameters[i].grad is self._gradients[i]
+
     def attach_one(self, i: int) -> None:
         """The gradient of its parameter number `i` is its view."""
         self.parameters[i].grad = self._gradients[i]
@@ -130,6 +134,8 @@ class Gradients:
     def collect(self, bucket: Bucket) -> None:
         """Bring gradients back that the script replaced (`zero_grad(set_to_none=True)`, a new tensor)."""
         for i, (index, parameter, view) in enumerate(zip(bucket.indices, bucket.parameters, bucket.views)):
+            if bucket.has_its_own(i):
+                continue
             if parameter.grad is None:
                 view.zero_()
             elif (gradient := dense(parameter.grad)).data_ptr() != view.data_ptr():

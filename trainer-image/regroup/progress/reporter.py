@@ -79,7 +79,9 @@ class Reporter:
         """A step was committed; all ranks are certain to hold `reportable` steps (rule ACK). `total`: the script asks for.
         `waited_s`: seconds that were waited for other ranks in this generation, in all. `empty`: the share was.
         `snapshot_step`: every worker has it in its memory snapshot. `times`: `Laps.sums` of the step."""
-        if self._watcher is not None and times:
+        if self._watcher is None:
+            return
+        if times:
             self._smoothed.add(times)
         first_step_ms = self._pace.committed(time.monotonic(), waited_s)
         if first_step_ms is None:

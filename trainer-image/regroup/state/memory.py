@@ -1,7 +1,7 @@
 """The memory tier of a session: when the state is copied to memory that outlives this process, and when it is read back.
 
 The process of local rank 0 of each worker copies, since the state is replicated. A thread does it while the next step
-computes, for what changes only in a commit; `TrainingState.changing` waits for it. Why: docs/design/adr/0021. Where the bytes
+computes, for what changes only in a commit; `TrainingState.begin_change` waits for it. Why: docs/design/adr/0021. Where the bytes
 lie is `slots`' affair, and whether a snapshot is what a generation continues from is decided in `adoption` (rule BACKUP).
 """
 

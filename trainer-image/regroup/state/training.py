@@ -5,10 +5,8 @@ Owns the objects' identity: they are the user's, loaded in place and never repla
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import torch
 
@@ -21,8 +19,7 @@ from regroup.protocol.state import StatePair
 from .optimizers import as_optimizer, parts_of
 
 
-@dataclass(frozen=True)
-class CommitRecord:
+class CommitRecord(NamedTuple):
     """What a commit came to. It stays with the state that it made, and goes with it to whoever gets a copy."""
 
     state: StatePair
@@ -160,29 +157,25 @@ class TrainingState:
             raise StateError(
                 f"The state to continue from does not fit this script. {misfit} Run one script in all workers."
             )
-        with self.changing():
-            try:
-                self.model.load_state_dict(tree["model"])
-                self.optimizer.load_state_dict(tree["optimizer"])
-                for name, part in self.extra.items():
-                    part.load_state_dict(tree["state"][name])
-            except Exception as error:
-                raise StateError(f"The state to continue from cannot be loaded: {error}") from error
+        self.begin_change()
+        try:
+            self.model.load_state_dict(tree["model"])
+            self.optimizer.load_state_dict(tree["optimizer"])
+            for name, part in self.extra.items():
+                part.load_state_dict(tree["state"][name])
+        except Exception as error:
+            raise StateError(f"The state to continue from cannot be loaded: {error}") from error
         self.torn = False
 
-    @contextmanager
-    def receiving(self) -> Iterator[None]:
-        """Its tensors are being overwritten by a copy from another rank: torn, until `load`."""
-        with self.changing():
-            self.torn = True
-            yield
+    def begin_receiving(self) -> None:
+        """Its tensors are being overwritten by a copy from another rank from here on: torn, until `load`."""
+        self.begin_change()
+        self.torn = True
 
-    @contextmanager
-    def changing(self) -> Iterator[None]:
-        """The state is in between: without a name from here on, until `named`."""
+    def begin_change(self) -> None:
+        """The state is in between: without a name from here on, until `named`. Nobody copies it."""
         self.before_change()
         self._pair, self.adopted, self.record = None, 0, None
-        yield
 
 
 def _nothing() -> None:

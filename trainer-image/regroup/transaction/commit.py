@@ -60,6 +60,9 @@ class Committer:
         self._hooks = Hooks(state)
         self._shelf = Shelf()
         self.laps = Laps()
+        self.prescale = 2.0 ** -round(math.log2(plan.global_batch))
+        """What each gradient is multiplied by while it is summed: a power of two, so no bit is lost, that keeps the sum at
+        about the size of a mean, where weights count samples. The same on all ranks for the job's life."""
         self._is_open = False
         self._announced: tuple[CommitRecord, Header, bool] | None = None
 
@@ -119,8 +122,8 @@ class Committer:
         try:
             self.strategy.undo()
         except BaseException:
-            with self._state.changing():  # nobody copies it
-                raise
+            self._state.begin_change()
+            raise
         if not self.strategy.guarantees.whole_gradient:
             self._memory.committed()  # its parameters have been changed since, and changed back
 
@@ -138,12 +141,6 @@ class Committer:
         except GroupBroken as error:
             self.membership.leave(error)
             raise GenerationChanged(str(error)) from error
-
-    @property
-    def prescale(self) -> float:
-        """What each gradient is multiplied by while it is summed: a power of two, so no bit is lost, that keeps the sum at
-        about the size of a mean, where weights count samples. The same on all ranks for the job's life."""
-        return 2.0 ** -round(math.log2(self.plan.global_batch))
 
     def commit(
         self,
@@ -288,7 +285,8 @@ class Committer:
         optimizers = parts_of(state.optimizer if self.strategy.outer is None else self.strategy.outer)
         norm: torch.Tensor | None = None
         skipped = False
-        with state.changing(), refuse_collectives(self.membership.groups, watch=self.num_committed == 0):
+        state.begin_change()
+        with refuse_collectives(self.membership.groups, watch=self.num_committed == 0):
             self.strategy.scale(weight * prescale)
             if scaler is not None:
                 skipped = _unscale(scaler, optimizers)

@@ -7,6 +7,7 @@ all ranks come to the same result from one small collective. Floats travel as th
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from regroup.parallel.strategy import NO_WORD, Word
 
@@ -15,8 +16,7 @@ _NO_SNAPSHOTS = -2
 _MASK = (1 << 64) - 1
 
 
-@dataclass(frozen=True)
-class Row:
+class Row(NamedTuple):
     """One rank's part in the step it is about to commit."""
 
     step: int
@@ -144,6 +144,8 @@ class Header:
 
     def disagreement(self) -> str | None:
         """Return one sentence when the ranks are not in one state, else None."""
+        if len(self.rows) == 1:
+            return None
         steps = {row.step for row in self.rows}
         if len(steps) > 1:
             return f"Ranks commit different steps: {', '.join(f'rank {r}: {row.step}' for r, row in enumerate(self.rows))}."

@@ -6,8 +6,7 @@ in it, or in the optimizer, could leave some ranks with the step and some withou
 
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -99,20 +98,25 @@ def _reaches(root: Any, wanted: Any) -> bool:
     return False
 
 
-@contextmanager
-def refuse_collectives(groups: Groups | None, *, watch: bool) -> Iterator[None]:
-    """Raise UsageError for a collective in this block: one of ours always, any of torch's if `watch`, which costs time."""
-    if groups is not None:
-        groups.is_applying = True
-    try:
-        if watch:
-            with _Refuse():  # type: ignore[no-untyped-call]
-                yield
-        else:
-            yield
-    finally:
-        if groups is not None:
-            groups.is_applying = False
+class refuse_collectives:
+    """`with refuse_collectives(groups, watch=...):` raises UsageError for a collective in its block: one of ours always, any of
+    torch's if `watch`, which costs time."""
+
+    def __init__(self, groups: Groups | None, *, watch: bool) -> None:
+        self._groups = groups
+        self._watching: Any = _Refuse() if watch else None  # type: ignore[no-untyped-call]
+
+    def __enter__(self) -> None:
+        if self._groups is not None:
+            self._groups.is_applying = True
+        if self._watching is not None:
+            self._watching.__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        if self._groups is not None:
+            self._groups.is_applying = False
+        if self._watching is not None:
+            self._watching.__exit__(*error)
 
 
 class _Refuse(TorchDispatchMode):  # type: ignore[no-untyped-call]
