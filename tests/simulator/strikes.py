@@ -190,8 +190,11 @@ def freeze_agent(world: World, fault: Fault) -> bool:
 
 
 def hang_all(world: World, fault: Fault) -> bool:  # noqa: ARG001
-    """SIGSTOP of all trainer processes, for ever."""
+    """SIGSTOP of all trainer processes, for ever. Not before one is known to be a session's: what stands before that looks like a
+    script without `torch.distributed`, and condition Training says Unobserved (adr/0011)."""
     victims = [t for agent in living(world) for t in processes(agent) if not t.stopped]
+    if not world.known_session and not any(t.attached for t in victims):
+        return False
     for trainer in victims:
         trainer.stop()
     return bool(victims)

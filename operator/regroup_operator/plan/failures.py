@@ -68,8 +68,8 @@ def see_failures(
             bad_nodes[pod.slot] = (pod.node, clock.now_s)  # the last node only: a slot must not run out of nodes
         failed_on[pod.slot] = pod.node
     if tier != "Session":  # it is not known at first
-        if (lost := _left(obs, current)) not in (0, *memory.script_left[-1:]):
-            memory = replace(memory, script_left=(*memory.script_left, lost)[-MAX_LEFT:])
+        if left := _left(obs, current):
+            memory = replace(memory, script_left=tuple(sorted(left.union(memory.script_left))[-MAX_LEFT:]))
         exited = [e for e in exited if e[0] not in memory.script_left]
     if tier == "Script":
         memory, exited = _one_of_each(exited, memory)
@@ -152,13 +152,17 @@ def _one_of_each(exited: list[tuple[int, Failure]], memory: Memory) -> tuple[Mem
     return replace(memory, script_failed=counted), kept
 
 
-def _left(obs: Observation, current: Current | None) -> int:
-    """Return the newest generation's number if a member's pod is gone, failed or leaves, or its agent stopped; else 0."""
+def _left(obs: Observation, current: Current | None) -> frozenset[int]:
+    """Return the generations that lost a member with its pod or agent: the newest one, if a member's pod is gone, failed or
+    leaves, or its agent stopped; and those that workers were in whose streams have ended. A node without power is known to be
+    lost only seconds after the peers have failed, when there may be a newer generation."""
     if current is None:
-        return 0
+        return frozenset()
     there = {pod.id: pod for pod in obs.pods}
-    stays = all(m in there and _stays(there[m], obs.sessions.get(there[m].uid), current) for m in current.members)
-    return 0 if stays else current.number
+    left = {s.condition.generation for s in obs.sessions.values() if s.closed_at_s is not None}
+    if not all(m in there and _stays(there[m], obs.sessions.get(there[m].uid), current) for m in current.members):
+        left.add(current.number)
+    return frozenset(left - {0})
 
 
 def _stays(pod: Pod, session: Session | None, current: Current) -> bool:

@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
+from regroup.protocol.state import Phase
 from regroup_operator.model.members import MemberId
 from regroup_operator.model.plan import Clock, Memory
 from regroup_operator.model.records import Observation, Pod, ProcessExit, Session
-from regroup_operator.plan.failures import avoided_nodes, count_created, excused_generations, see_failures
+from regroup_operator.plan.failures import MAX_LEFT, avoided_nodes, count_created, excused_generations, see_failures
 from tests.builders.plan import make_current, make_pod, make_session, uid_of
 
 CLOCK = Clock(100.0, 1e9)
@@ -55,6 +56,36 @@ def test_exit_that_is_told_after_the_next_generation_was_announced() -> None:
         Observation(ALL, {late.pod_uid: late}), memory, CLOCK, tier="Script", current=make_current(number=2)
     )
     assert seen.failures == ()
+
+
+@pytest.mark.parametrize(
+    ("gone", "left"),
+    [
+        pytest.param(make_session(2, Phase.TRAINING, 1, closed_at_s=98.0), (1,), id="its stream ended"),
+        pytest.param(make_session(2, Phase.TRAINING, 1), (), id="it is there"),
+        pytest.param(make_session(2, Phase.STARTING, 0, closed_at_s=98.0), (), id="it was in none yet"),
+    ],
+)
+@pytest.mark.parametrize("tier", ["Script", None])
+def test_worker_whose_loss_is_known_only_after_the_next_generation_was_announced(
+    gone: Session, left: tuple[int, ...], tier: str | None
+) -> None:
+    """A node lost its power: the peers fail at once, and it is called lost only seconds later (walk 24966)."""
+    obs = Observation(ALL, {s.pod_uid: s for s in (make_session(0), make_session(1), gone)})
+    current = make_current((0, 1), number=2)
+    memory = see_failures(obs, Memory(), CLOCK, tier=tier, current=current).memory
+    assert memory.script_left == left
+    assert excused_generations([], memory, tier) == set(left)
+    assert see_failures(obs, memory, CLOCK, tier=tier, current=current).memory == memory, "nothing new to remember"
+
+
+def test_generations_that_were_left_are_bounded_and_stay_the_newest() -> None:
+    gone = {uid_of(s): make_session(s, Phase.TRAINING, s + 1, closed_at_s=98.0) for s in range(MAX_LEFT + 5)}
+    obs = Observation((), gone)
+    memory = see_failures(obs, Memory(), CLOCK, tier="Script", current=make_current(number=50)).memory
+    assert len(memory.script_left) == MAX_LEFT
+    assert memory.script_left[-1] == 50
+    assert see_failures(obs, memory, CLOCK, tier="Script", current=make_current(number=50)).memory == memory
 
 
 @pytest.mark.parametrize(
