@@ -128,10 +128,9 @@ class DataParallel:
 
     def begin_step(self) -> None:
         """See Strategy."""
-        if self._works:  # they were not waited for to the end
-            for bucket in self._gradients.buckets:
-                bucket.renew()  # a thread or a GPU of a group that has ended may still write into the old ones
-        self._armed, self._works, self._num_sent, self._late, self._agreed = False, [], 0, {}, None
+        if self._works:
+            self._drop_sums()
+        self._armed, self._num_sent, self._late, self._agreed = False, 0, {}, None
         self._gradients.begin()
         self._hook.begin_step()
         self._buffers.keep()
@@ -292,12 +291,15 @@ class DataParallel:
         flats = [bucket.flat for bucket in self._gradients.buckets]
         for bucket in self._gradients.buckets:
             bucket.renew()
+            bucket.attach()  # a zero_grad() of the script must not reach what is taken
         assert self._agreed is not None
         return flats, self._agreed, self._buffers.now()
 
     def put_back(self, taken: Any, norm: float | None) -> None:
         """See Strategy."""
         flats, self._agreed, buffers = taken
+        self._drop_sums()  # of a later generation, which was cut off
+        self._armed, self._num_sent, self._late = False, 0, {}
         for bucket, flat in zip(self._gradients.buckets, flats):
             bucket.flat.copy_(flat)
             bucket.attach()
@@ -312,6 +314,13 @@ class DataParallel:
     def close(self) -> None:
         """See Strategy."""
         self._gradients.close()
+
+    def _drop_sums(self) -> None:
+        """Give up sums that were not waited for to the end: a thread or a GPU of a group that has ended may still write into the
+        buckets' memory, so they take new."""
+        self._works = []
+        for bucket in self._gradients.buckets:
+            bucket.renew()
 
     @property
     def _alike(self) -> Groups | Part:
