@@ -24,11 +24,15 @@ def install(name: str) -> None:
     dies-before-apply:N         step N is reduced everywhere and committed by the others (the file TEST_FAULT_GO says so);
                                 then SIGKILL, before this process applies it
     breaks-before-apply:N       the same moment, but the group breaks and the process lives on
+    dies-in-eval:N              SIGKILL in the first block of the model's evaluation number N, counted from 0
+    breaks-in-eval:N            the same moment, but the group breaks and the process lives on
     rows-lost:N                 step N is reduced everywhere, this process has sent its row, and those of the others do not come
     """
     kind, _, number = name.partition(":")
     if kind == "source-dies-in-transfer":
         _source_dies(int(number))
+    elif kind in ("dies-in-eval", "breaks-in-eval"):
+        _ends_in_eval(int(number), dies=kind.startswith("dies"))
     elif kind == "rows-lost":
         _rows_lost(int(number))
     else:
@@ -67,6 +71,22 @@ def _ends_before_apply(index: int, *, dies: bool) -> None:
         return False
 
     DataParallel.settle = ending  # type: ignore[method-assign, assignment]
+
+
+def _ends_in_eval(number: int, *, dies: bool) -> None:
+    seen = 0
+
+    def ending(module: torch.nn.Module, _arguments: object) -> None:
+        nonlocal seen
+        if not isinstance(module, torch.nn.LayerNorm) or module.training:  # the parameters of its block are gathered
+            return
+        seen += 1
+        if seen == 2 * number + 1:  # the model has two blocks
+            if dies:
+                os.kill(os.getpid(), signal.SIGKILL)
+            raise GroupBroken("TEST_FAULT")
+
+    torch.nn.modules.module.register_module_forward_pre_hook(ending)
 
 
 def _rows_lost(index: int) -> None:

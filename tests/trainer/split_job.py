@@ -4,9 +4,13 @@ TEST_MESH       the mesh, such as "shard=2" (default: none, each process has all
 TEST_OPTIMIZER  adamw (default) or sgd
 TEST_PACE       seconds that a step takes until the file TEST_GO is there
 TEST_FAULT      see faults.py
+TEST_MODEL      what is odd about the model, and how many optimizers it has: words of split_models.py
+TEST_SEEDLESS   torch is not seeded before the model is built
+TEST_EVAL       the model is evaluated in job.collective() after every step
+TEST_BREAK      the loop is left after this step
 TEST_PARTS      directory in which each process leaves its part of the parameters and of the optimizer's state at the end
 
-Its last line is JSON: losses by step, identity of the model.
+Its last line is JSON: losses by step, identity of the model, number of right answers by step where it is evaluated.
 """
 
 import json
@@ -20,33 +24,24 @@ import torch
 import regroup
 from regroup.checkpoint.shards import is_split, local_of
 
-WIDTH = 32
-
-
-class Block(torch.nn.Module):
-    """Two layers and a residual, as a transformer's feed-forward part."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm = torch.nn.LayerNorm(WIDTH)
-        self.up, self.down = torch.nn.Linear(WIDTH, 2 * WIDTH), torch.nn.Linear(2 * WIDTH, WIDTH)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x + self.down(torch.nn.functional.gelu(self.up(self.norm(x))))  # type: ignore[no-any-return]
-
+from split_models import Model  # type: ignore[import-not-found]  # isort: skip  # it lies beside this script
 
 sizes = {name: int(size) for name, _, size in (one.partition("=") for one in os.environ.get("TEST_MESH", "").split())}
 mesh = regroup.mesh(**sizes) if sizes else None
-torch.manual_seed(3)
+words = frozenset(os.environ.get("TEST_MODEL", "").split())
+if not os.environ.get("TEST_SEEDLESS"):
+    torch.manual_seed(3)
 x = torch.randn(1000, 16, generator=torch.Generator().manual_seed(1))
 y = (x @ torch.randn(16, 4, generator=torch.Generator().manual_seed(2))).argmax(1)
-blocks = [Block(), Block()]
-model = torch.nn.Sequential(torch.nn.Linear(16, WIDTH), *blocks, torch.nn.Linear(WIDTH, 4))
+model = Model(words)
+blocks = model.blocks
 if "tensor" in sizes and mesh is not None:
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
     for block in blocks:
         parallelize_module(block, mesh["tensor"], {"up": ColwiseParallel(), "down": RowwiseParallel()})
+for block in blocks if "compiled" in words else ():
+    block.compile(backend="aot_eager")
 if "shard" in sizes and mesh is not None:
     from torch.distributed.fsdp import fully_shard
 
@@ -59,9 +54,15 @@ optimizer: torch.optim.Optimizer = (
     if os.environ.get("TEST_OPTIMIZER") == "sgd"
     else torch.optim.AdamW(model.parameters(), lr=0.01)
 )
-schedule = torch.optim.lr_scheduler.StepLR(optimizer, step_size=7, gamma=0.5)
+optimizers = [optimizer]
+if "two" in words:
+    optimizers = [
+        torch.optim.SGD(blocks.pop().parameters(), lr=0.05, momentum=0.9),
+        torch.optim.AdamW([*model[0].parameters(), *model[1].parameters(), *model[3].parameters()], lr=0.01),
+    ]
+schedule = torch.optim.lr_scheduler.StepLR(optimizers[-1], step_size=7, gamma=0.5)
 mine = [id(p) for p in model.parameters()]
-losses = {}
+losses, rights = {}, {}
 if os.environ.get("TEST_FAULT"):
     import faults  # type: ignore[import-not-found]  # it lies beside this script
 
@@ -69,7 +70,7 @@ if os.environ.get("TEST_FAULT"):
 
 with regroup.session(
     model=model,
-    optimizer=optimizer,
+    optimizer=optimizers if len(optimizers) > 1 else optimizers[0],
     data=(x, y),
     global_batch=48,
     microbatch=4,
@@ -80,24 +81,46 @@ with regroup.session(
             if not Path(os.environ.get("TEST_GO", "/")).exists():
                 time.sleep(float(os.environ.get("TEST_PACE", "0.03")))
             for inputs, targets in step.microbatches():
-                loss = torch.nn.functional.cross_entropy(model(inputs), targets)
+                loss = torch.nn.functional.cross_entropy(model(inputs, step.virtual_worker % 2 == 1), targets)
                 step.backward(mean=loss, weight=len(targets))
             step.commit(after=[schedule.step], max_norm=0.5)
             losses[step.index] = step.loss
+        if os.environ.get("TEST_EVAL") and step.committed:
+            for attempt in job.collective("eval"):
+                with attempt as team, torch.no_grad():
+                    model.eval()
+                    chosen = slice(team.rank * 1000 // team.world_size, (team.rank + 1) * 1000 // team.world_size)
+                    right = (model(x[chosen]).argmax(1) == y[chosen]).sum()
+                    rights[step.index] = int(team.all_reduce(right))
+            model.train()
+        if step.committed and step.index == int(os.environ.get("TEST_BREAK", "-1")):
+            break
 
 if os.environ.get("TEST_PARTS"):
     parts: dict[str, Any] = {}
     for name, parameter in model.named_parameters():
-        split = [str(placement) for placement in parameter.placements] if is_split(parameter) else []  # type: ignore[attr-defined]
-        dims = list(parameter.device_mesh.mesh_dim_names or ()) if is_split(parameter) else []  # type: ignore[attr-defined]
-        held = {"parameter": parameter, **optimizer.state[parameter]}
+        split = [str(placement) for placement in parameter.placements] if is_split(parameter) else []
+        dims = list(parameter.device_mesh.mesh_dim_names or ()) if is_split(parameter) else []
+        held = {"parameter": parameter, **{k: v for one in optimizers for k, v in one.state.get(parameter, {}).items()}}
         parts[name] = {
             "dims": dims,
             "split": split,
             "local": {key: local_of(one.detach()) for key, one in held.items()},
         }
+    for name, buffer in model.named_buffers():
+        parts[name] = {"dims": [], "split": [], "local": {"buffer": buffer}}
     torch.save(parts, Path(os.environ["TEST_PARTS"]) / f"{job.rank}.pt")
 same = mine == [id(p) for p in model.parameters()]
 print(
-    json.dumps({"losses": losses, "same_model": same, "rank": job.rank, "rate": schedule.get_last_lr()[0]}), flush=True
+    json.dumps(
+        {
+            "losses": losses,
+            "rights": rights,
+            "same_model": same,
+            "rank": job.rank,
+            "rate": schedule.get_last_lr()[0],
+            "step": job.step,
+        }
+    ),
+    flush=True,
 )

@@ -183,6 +183,61 @@ def test_ranks_without_the_rows_follow_with_what_they_have_reduced(
     assert_equal(whole, undisturbed)
 
 
+@pytest.fixture(scope="module")
+def evaluated(tmp_path_factory: pytest.TempPathFactory, zygote: Zygote) -> tuple[dict[str, int], Whole]:
+    """Right answers by step, and the state, of two model groups that are evaluated after each step and that nothing happens to."""
+    job = SplitJob(
+        tmp_path_factory.mktemp("evaluated"), zygote, "shard=2", TEST_STEPS="10", TEST_PACE="0", TEST_EVAL="1"
+    )
+    try:
+        job.start(range(4))
+        job.agents.announce(range(4))
+        ends, whole = job.finish(range(4))
+    finally:
+        job.close()
+    return ends[0]["rights"], whole
+
+
+@pytest.mark.parametrize("victim", [0, 3])
+def test_an_evaluation_that_is_cut_off_is_repeated_by_all(
+    make: Callable[..., SplitJob], evaluated: tuple[dict[str, int], Whole], victim: int
+) -> None:
+    """The group breaks in the first block on one rank, and its partner waits for the second one: each has gathered other parts."""
+    job = make("shard=2", TEST_STEPS="10", TEST_EVAL="1")
+    job.start([slot for slot in range(4) if slot != victim])
+    job.start([victim], TEST_FAULT="breaks-in-eval:3")
+    job.agents.announce(range(4))
+    for slot in range(4):
+        job.agents.wait_left(slot)
+    job.agents.announce(range(4))
+    ends, whole = job.finish(range(4))
+    for end in ends:
+        assert end["rights"] == evaluated[0]
+    assert_equal(whole, evaluated[1])
+
+
+@pytest.mark.parametrize("victim", [0, 3])
+def test_a_group_that_lost_a_process_in_an_evaluation_leaves_it_to_the_others(
+    make: Callable[..., SplitJob], evaluated: tuple[dict[str, int], Whole], victim: int
+) -> None:
+    """The new process goes on to the next step, where its partner has to meet it: it computes nothing else of the split model."""
+    job = make("shard=2", TEST_STEPS="10", TEST_EVAL="1")
+    job.start([slot for slot in range(4) if slot != victim])
+    job.start([victim], TEST_FAULT="dies-in-eval:3")
+    job.agents.announce(range(4))
+    for slot in range(4):
+        if slot != victim:
+            job.agents.wait_left(slot)
+    job.restart(victim)
+    job.agents.announce(range(4))
+    ends, whole = job.finish(range(4))
+    partner = victim ^ 1
+    for slot in {0, 1, 2, 3} - {victim, partner}:
+        assert ends[slot]["rights"] == evaluated[0]
+    assert ends[partner]["rights"] == {step: right for step, right in evaluated[0].items() if step != "3"}
+    assert_equal(whole, evaluated[1])
+
+
 def test_a_group_is_left_over_and_comes_back(
     make: Callable[..., SplitJob], alone: Callable[[str], tuple[list[float], Whole]]
 ) -> None:

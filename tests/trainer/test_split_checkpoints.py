@@ -10,7 +10,7 @@ import torch
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from harness.polling import until
-from regroup.checkpoint import pack, store
+from regroup.checkpoint import Checkpointer, pack, store
 from regroup.checkpoint.selection import Name
 from regroup.protocol import env, local
 from regroup.protocol.document import CheckpointRef
@@ -161,3 +161,15 @@ def test_a_part_that_is_there_is_left_alone(tmp_path: Path) -> None:
     assert store.has_parts(tmp_path, name, 1)
     assert store.join_parts(tmp_path, name, 1) == path
     assert torch.equal(store.read_data(path)["model"]["w"], torch.ones(2))
+
+
+@pytest.mark.parametrize("inner", [0, 1])
+def test_a_part_is_deleted_although_the_other_process_died_before_it_wrote_its_own(tmp_path: Path, inner: int) -> None:
+    store.prepare()
+    name, newer = Name(1, 7, "abcd"), Name(2, 9, "efgh")
+    store.write_part(tmp_path, name, "job", inner, *pack({"model": {}}))
+    assert store.names(tmp_path) == ([], [name])
+    checkpointer = Checkpointer(str(tmp_path), 0, "job")
+    checkpointer.prune([newer.directory], newer.generation)
+    assert checkpointer.wait(60)
+    assert store.names(tmp_path) == ([], [])

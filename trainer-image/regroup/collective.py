@@ -12,11 +12,13 @@ from typing import Any
 
 import torch
 
+from regroup.generation import living
 from regroup.generation.adoption import BEFORE_LOOP, Arrival, Block
 from regroup.generation.membership import Membership
 from regroup.generation.team import Team, form_team
 
 from .errors import BackendError, GenerationChanged, GroupBroken, UsageError
+from .parallel import fsdp
 from .state.training import TrainingState
 from .transaction.commit import Committer
 
@@ -47,6 +49,15 @@ def together(arrivals: Sequence[Arrival], rank: int, here: Block) -> list[int]:
         return complete and any(mine is None or state >= mine for state in outside)
 
     return [other for other, block in inside.items() if not left(other, block)]
+
+
+def with_whole_groups(ranks: Sequence[int], rank: int, size: int) -> list[int]:
+    """Return those of `ranks` whose model group of `size` ranks is there as a whole, where that of `rank` is; else `rank` alone.
+
+    Pure. A split model computes with all ranks of its group: the others of such a group must not wait for it, nor it for them.
+    """
+    whole = {one // size for one in ranks if set(range(one - one % size, one - one % size + size)) <= set(ranks)}
+    return [one for one in ranks if one // size in whole] if rank // size in whole else [rank]
 
 
 class Blocks:
@@ -100,8 +111,12 @@ class Blocks:
                 ranks = together(gathering.arrivals, groups.rank, here)
                 if groups.rank not in ranks:
                     return None, True
+                size = self._committer.plan.layout.size
+                ranks = with_whole_groups(ranks, groups.rank, size)
+                living.refuse(len(ranks) < size)
             try:
-                team = form_team(groups, ranks, f"{here.place}/{here.number}/{here.name}")
+                # By the first rank, too: ranks that were here before and ranks that come later may be two teams of one block.
+                team = form_team(groups, ranks, f"{here.place}/{here.number}/{here.name}/{ranks[0]}")
                 num_complete = torch.tensor([int(here.complete)])
                 if team.world_size > 1:
                     team.all_reduce(num_complete)
@@ -111,9 +126,16 @@ class Blocks:
                     raise
 
     def left(self) -> None:
-        """The block was completed by all."""
+        """The block was completed by all, or this process cannot repeat it."""
         self.num_left += not self.rehearses
         self.membership.block = None
+        living.refuse(False)
+
+    def ends(self) -> None:
+        """The block ends, one way or another. A forward of a split model may have been cut off in it. Its parameters are split
+        again: else this rank would wait for the gather of a group that has ended, or skip one that the others begin."""
+        living.refuse(False)
+        fsdp.begin_anew(self._state.model)
 
 
 class Collective:
@@ -153,6 +175,7 @@ class Collective:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, _trace: TracebackType | None
     ) -> bool:
+        self._blocks.ends()
         if error is None:
             try:
                 self._all_reduce(torch.zeros(1))  # everyone has reached the end
@@ -167,10 +190,12 @@ class Collective:
                 self._entered = not self._done
         elif not self._blocks.membership.explains(error):
             return False
+        else:
+            self._done = isinstance(error, living.Apart) and self._repeats
         if self._done:
             self._here = None
             self._blocks.left()
-            return False
+            return error is not None and self._repeats
         if self._repeats:
             return True
         self._here = None

@@ -4,7 +4,7 @@ from itertools import product
 
 import pytest
 
-from regroup.collective import together
+from regroup.collective import together, with_whole_groups
 from regroup.errors import UsageError
 from regroup.generation.adoption import BEFORE_LOOP, Arrival, Block
 from regroup.protocol.state import StatePair
@@ -86,6 +86,21 @@ def test_ranks_in_different_blocks_at_one_place_are_told_so() -> None:
     arrivals = [at(10, EVAL), at(10, Block(10, 1, "test"))]
     with pytest.raises(UsageError, match=r'job\.collective\("test"\), others in job\.collective\("eval"\)'):
         together(arrivals, 0, EVAL)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "size", "want"),
+    [
+        pytest.param([0, 2, 3], 1, {0: [0, 2, 3], 2: [0, 2, 3]}, id="without a mesh each rank is a group"),
+        pytest.param([0, 2, 3], 2, {0: [0], 2: [2, 3], 3: [2, 3]}, id="a rank whose partner is elsewhere is alone"),
+        pytest.param([0, 1, 2, 3], 2, {0: [0, 1, 2, 3], 3: [0, 1, 2, 3]}, id="all groups are whole"),
+        pytest.param([1, 2], 2, {1: [1], 2: [2]}, id="no group is whole"),
+        pytest.param([0, 1, 2, 4, 5], 3, {1: [0, 1, 2], 4: [4], 5: [5]}, id="a group of three lacks one"),
+    ],
+)  # fmt: skip
+def test_model_groups_take_part_as_a_whole(ranks: list[int], size: int, want: dict[int, list[int]]) -> None:
+    for rank, team in want.items():
+        assert with_whole_groups(ranks, rank, size) == team
 
 
 def test_arrival_survives_its_form_on_the_way() -> None:

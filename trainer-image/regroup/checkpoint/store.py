@@ -106,10 +106,12 @@ def write_part(
     if complete.is_dir() or path.is_dir():  # in this order: parts that were joined are in `path`
         return
     aside.mkdir(parents=True, exist_ok=True)
-    if inner == 0:
-        _write_durably(aside / _JOB, job_uid.encode())
     shutil.rmtree(part, ignore_errors=True)  # of an earlier attempt
     part.mkdir()
+    # Every process says whose it is: process 0 may be dead, and what nobody owns is never deleted. By rename, so that a reader
+    # never finds half of it.
+    _write_durably(part / _JOB, job_uid.encode())
+    (part / _JOB).rename(aside / _JOB)
     tree = trees.unpack(structure, tensors)
     mine: Any = {key: one for key, one in shards.parts_in(tree).items() if shards.writes(one)}
     state = (

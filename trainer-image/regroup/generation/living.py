@@ -24,7 +24,7 @@ from torch._C._distributed_c10d import (
     Work,
 )
 
-from regroup.errors import UsageError
+from regroup.errors import GenerationChanged, UsageError
 
 from .backends import Backend
 from .groups import Groups, Pending
@@ -54,6 +54,10 @@ _SCATTERED = ("reduce_scatter_single", "_reduce_scatter_base")
 _SCATTERED_TOGETHER = ("reduce_scatter_single_coalesced", "reduce_scatter_tensor_coalesced")
 _WHOLE = ("send", "recv", "recv_anysource")
 """gloo closes the pair when a wait for one of these times out."""
+
+
+class Apart(GenerationChanged):
+    """This process's model group is not all in a block of the user's collectives, so its model cannot compute there."""
 
 
 class LivingGroup(ProcessGroup):
@@ -95,6 +99,8 @@ class LivingGroup(ProcessGroup):
         if groups is None:
             return getattr(self._target, kind)(*arguments, **options)
         groups.check_use()
+        if _refused:
+            raise Apart("Another process of this model group does not take part in this block.")
         try:
             work = getattr(self._target, kind)(*arguments, **options)
         except RuntimeError as error:
@@ -245,6 +251,8 @@ class _Scattered(Work):
 _living: dict[str, LivingGroup] = {}
 """By torch's name. Torch makes groups in the script's order, which is the same in every process; it never ends one."""
 _bound_to: Groups | None = None
+_refused = False
+"""This process is in a block of the user's collectives without the rest of its model group."""
 
 
 def start(inner: int, size: int) -> None:
@@ -311,6 +319,13 @@ def bind(groups: Groups) -> None:
     for group in living():
         group.bind(groups, groups.part(group.living_name).backend)
     _bound_to = groups
+    refuse(False)
+
+
+def refuse(yes: bool) -> None:
+    """Raise Apart for what this process communicates inside its model group, until this is called again or a generation begins."""
+    global _refused
+    _refused = yes
 
 
 def bind_alone() -> None:

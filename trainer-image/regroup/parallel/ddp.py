@@ -128,12 +128,14 @@ class DataParallel:
 
     def begin_step(self) -> None:
         """See Strategy."""
-        if self._works:  # they were not waited for to the end
-            for bucket in self._gradients.buckets:
-                bucket.renew()  # a thread or a GPU of a group that has ended may still write into the old ones
-        self._armed, self._works, self._num_sent, self._late, self._agreed = False, [], 0, {}, None
+        if self._works:
+            self._drop_sums()
+        self._armed, self._num_sent, self._late, self._agreed = False, 0, {}, None
         self._gradients.begin()
         self._hook.begin_step()
+        # A forward without a backward (an evaluation) leaves parameters gathered. On some ranks of a group only, where others are
+        # new or have been asked for their state since: a rank would skip a gather that the others begin.
+        fsdp.begin_anew(self._model)
         self._buffers.keep()
 
     def backward(self, v: int, loss: torch.Tensor, gradient: torch.Tensor, *, last: bool) -> None:  # noqa: ARG002
@@ -292,12 +294,15 @@ class DataParallel:
         flats = [bucket.flat for bucket in self._gradients.buckets]
         for bucket in self._gradients.buckets:
             bucket.renew()
+            bucket.attach()  # a zero_grad() of the script must not reach what is taken
         assert self._agreed is not None
         return flats, self._agreed, self._buffers.now()
 
     def put_back(self, taken: Any, norm: float | None) -> None:
         """See Strategy."""
         flats, self._agreed, buffers = taken
+        self._drop_sums()  # of a later generation, which was cut off
+        self._armed, self._num_sent, self._late = False, 0, {}
         for bucket, flat in zip(self._gradients.buckets, flats):
             bucket.flat.copy_(flat)
             bucket.attach()
@@ -312,6 +317,13 @@ class DataParallel:
     def close(self) -> None:
         """See Strategy."""
         self._gradients.close()
+
+    def _drop_sums(self) -> None:
+        """Give up sums that were not waited for to the end: a thread or a GPU of a group that has ended may still write into the
+        buckets' memory, so they take new."""
+        self._works = []
+        for bucket in self._gradients.buckets:
+            bucket.renew()
 
     @property
     def _alike(self) -> Groups | Part:

@@ -1,0 +1,57 @@
+"""Gradients that are kept beside the state stay what they were, whatever comes before they are applied (rule KEEP)."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from regroup.data import SamplePlan
+from regroup.parallel.ddp import DataParallel
+from regroup.parallel.strategy import Share
+
+
+class Kept:
+    """A strategy that has reduced a step and given its gradients away."""
+
+    def __init__(self) -> None:
+        self.model = torch.nn.Linear(3, 2)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
+        self.strategy = DataParallel(self.model, self.optimizer, SamplePlan(0, 64, 8, 2, 4))
+        self.strategy.begin_generation(None)
+        self.strategy.begin_step()
+        loss = self.model(torch.ones(2, 3)).square().sum()
+        self.strategy.backward(0, loss, torch.ones_like(loss), last=True)
+        self.strategy.launch(Share(0))
+        self.strategy.wait()
+        self.strategy.settle([])
+        self.reduced = [gradient.clone() for gradient in self.gradients]
+        assert all(gradient.any() for gradient in self.reduced)
+        self.taken = self.strategy.take()
+
+    @property
+    def gradients(self) -> list[torch.Tensor]:
+        return [parameter.grad for parameter in self.model.parameters() if parameter.grad is not None]
+
+    def assert_back(self) -> None:
+        assert len(self.gradients) == len(self.reduced)
+        assert all(map(torch.equal, self.gradients, self.reduced))
+
+
+@pytest.mark.parametrize("set_to_none", [True, False])
+def test_the_script_zeroes_gradients_after_the_step(set_to_none: bool) -> None:
+    kept = Kept()
+    kept.optimizer.zero_grad(set_to_none=set_to_none)
+    kept.strategy.put_back(kept.taken, None)
+    kept.assert_back()
+
+
+def test_a_cut_off_sum_of_a_later_generation_still_writes_into_its_bucket() -> None:
+    kept = Kept()
+    kept.strategy.begin_step()
+    later = kept.gradients  # gloo's thread writes there
+    kept.strategy.put_back(kept.taken, None)
+    for gradient in later:
+        gradient.fill_(9.0)
+    kept.assert_back()
+    kept.strategy.scale(2.0)
+    assert all(torch.equal(2 * one, was) for one, was in zip(kept.gradients, kept.reduced))
