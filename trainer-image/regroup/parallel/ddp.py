@@ -133,9 +133,10 @@ class DataParallel:
         self._armed, self._num_sent, self._late, self._agreed = False, 0, {}, None
         self._gradients.begin()
         self._hook.begin_step()
-        # A forward without a backward (an evaluation) leaves parameters gathered. On some ranks of a group only, where others are
-        # new or have been asked for their state since: a rank would skip a gather that the others begin.
-        fsdp.begin_anew(self._model)
+        if self._layout.size > 1:
+            # A forward without a backward (an evaluation) leaves parameters gathered. On some ranks of a group only, where others
+            # are new or have been asked for their state since: a rank would skip a gather that the others begin.
+            fsdp.begin_anew(self._model)
         self._buffers.keep()
 
     def backward(self, v: int, loss: torch.Tensor, gradient: torch.Tensor, *, last: bool) -> None:  # noqa: ARG002
