@@ -211,6 +211,12 @@ class Job:
             )
         if not isinstance(model, torch.nn.Module):
             raise UsageError(f"model is a {type(model).__name__}; it must be a torch.nn.Module.")
+        empty = next((name for name, one in (*model.named_parameters(), *model.named_buffers()) if one.is_meta), None)
+        if empty is not None:
+            raise UsageError(
+                f"{empty} of the model is on the meta device, so it has no values. Call model.to_empty(device=...) and initialise "
+                "the model before regroup.session()."
+            )
         if not isinstance(state, Mapping):
             raise UsageError(f'state is a {type(state).__name__}; it must be a dict: state={{"schedule": schedule}}.')
         if not isinstance(seed, int) or isinstance(seed, bool):

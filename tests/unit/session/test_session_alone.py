@@ -117,6 +117,12 @@ class Unsaveable:
             {"global_batch": 18}, Exception, ["global_batch (18)", "microbatch (4)"], id="uneven microbatches"
         ),
         pytest.param({"data": 3}, Exception, ["data is int"], id="data without samples"),
+        pytest.param(
+            {"model": torch.nn.Linear(4, 2, device="meta")},
+            UsageError,
+            ["weight", "meta device", "to_empty"],
+            id="no values",
+        ),
     ],
 )
 def test_what_cannot_work_is_refused_by_name(changes: dict[str, Any], error: type[Exception], words: list[str]) -> None:
