@@ -552,6 +552,7 @@ def test_worker_that_is_late_and_cannot_be_killed_is_replaced(tmp_path: Path) ->
     agent.exited = lambda *_args, **_given: None  # type: ignore[method-assign]
     world.kill_process(world.uid(0))
     trains_within(world, REPLACE_S + MARGIN_S, "0-0,1-1,2-0")
+    assert world.status["restarts"]["pods"] == 1, "its agent is there, and was not asked to leave"
 
 
 def test_restart_is_a_command_like_any_other(tmp_path: Path) -> None:
