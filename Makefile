@@ -81,6 +81,10 @@ bench-recovery: venv ## SIGKILL -> next step, Regroup beside torchft and torchru
 bench-overhead: venv ## Time of a step in a session and under plain DDP: a table and bench/out/overhead.json
 	$(PY) -m bench.overhead
 
+.PHONY: bench-strategies
+bench-strategies: venv ## What each strategy costs beside torch alone, at a failure and at a resize: a table, bench/out/strategies.json, docs/strategies.svg (PAIRS=10, TRIALS=3)
+	$(PY) -m bench.strategies $(if $(PAIRS),--pairs $(PAIRS)) $(if $(TRIALS),--trials $(TRIALS)) --figure docs/strategies.svg
+
 .PHONY: bench-tiers
 bench-tiers: venv ## What memory snapshots and checkpoints cost: a table and bench/out/tiers.json
 	$(PY) -m bench.tiers

@@ -11,6 +11,7 @@ import os
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 
 BENCH_LOG = "BENCH_LOG"
@@ -156,3 +157,9 @@ def percentile(values: Iterable[float], percent: float) -> float:
     low = int(at)
     high = min(low + 1, len(ordered) - 1)
     return ordered[low] + (ordered[high] - ordered[low]) * (at - low)
+
+
+def longest_gap(commits: Iterable[Commit]) -> float:
+    """Return the longest time between two commits of anyone, in seconds; 0 where there are fewer than two."""
+    times = sorted(commit.t_s for commit in commits)
+    return max((later - earlier for earlier, later in pairwise(times)), default=0.0)

@@ -20,6 +20,7 @@ from bench.commits import (
     first_after,
     full_after,
     is_whole_again,
+    longest_gap,
     pids_of,
     rolled_back,
     steady_epoch,
@@ -107,6 +108,43 @@ def measure(
             run.log.forget(epoch)
             done.append(_kill(run, epoch, ranks, rng, number))
             progress(done[-1])
+    return done
+
+
+def measure_resize(
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    *,
+    output: Path,
+    ranks: tuple[int, int],
+    trials: int,
+    steady_steps: int,
+    scale: Callable[[int], None],
+) -> list[float]:
+    """Return for each growth from the first number of ranks to the second the longest time without a commit of anyone, seconds.
+
+    `scale(ranks)` asks for it. Raises BenchError.
+    """
+    few, many = ranks
+    done: list[float] = []
+
+    def wait_steady(run: _Run, size: int, number: int) -> None:
+        run.wait(
+            f"{size} steady ranks for resize {number}",
+            lambda: steady_epoch(run.log.commits, ranks=size, steps=steady_steps) is not None,
+        )
+
+    with _running(command, environment, output) as run:
+        for number in range(1, trials + 1):
+            for size in (few, many):
+                if size == many or number > 1:
+                    scale(size)
+                wait_steady(run, size, number)
+                if size == few:
+                    epoch = steady_epoch(run.log.commits, ranks=few, steps=steady_steps)
+                    assert epoch is not None
+                    run.log.forget(epoch)
+            done.append(longest_gap(run.log.commits))
     return done
 
 

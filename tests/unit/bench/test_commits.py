@@ -15,6 +15,7 @@ from bench.commits import (
     first_after,
     full_after,
     is_whole_again,
+    longest_gap,
     percentile,
     pids_of,
     rolled_back,
@@ -129,3 +130,11 @@ def test_log_is_read_as_written_and_a_half_line_waits(tmp_path: Path, monkeypatc
         half.write('ep": 8, "epoch": 2, "world": 3}\n')
     reader.poll()
     assert pids_of(reader.commits, 2) == sorted([99, os.getpid()])
+
+
+@pytest.mark.parametrize(
+    ("times", "gap"), [pytest.param([], 0.0, id="none"), ([5.0], 0.0), ([3.0, 1.0, 7.5, 3.5], 4.0)]
+)
+def test_longest_time_without_a_commit_of_anyone(times: list[float], gap: float) -> None:
+    commits = [Commit(t_s, number % 2, number, number, 1, 2) for number, t_s in enumerate(times)]
+    assert longest_gap(commits) == gap

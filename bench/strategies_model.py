@@ -1,0 +1,55 @@
+"""What both sides of `bench.strategies` train: one model, data, optimizer and split, from the name of a strategy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from bench import gpt
+
+MICROBATCH = 4
+"""Samples of one forward where steps are timed. A step has one for each rank."""
+FEW = 8
+"""Samples of a step where recovery is timed, each a microbatch."""
+INNER_STEPS = 4
+"""Optimizer steps in one step of a strategy that makes several."""
+POWER_RANK = 2
+
+
+def data() -> tuple[torch.Tensor, torch.Tensor]:
+    """Return tokens and the tokens after them: [512, LENGTH] each."""
+    tokens = torch.randint(gpt.VOCABULARY, (512, gpt.LENGTH + 1), generator=torch.Generator().manual_seed(0))
+    return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+
+
+def build() -> gpt.GPT:
+    """Return the model, equal in every process."""
+    torch.manual_seed(0)
+    return gpt.GPT()
+
+
+def split(model: gpt.GPT, mesh: Any) -> None:
+    """Split the model over the mesh, by its dimensions. tensor: the perceptrons only, since query, key and value are one matrix."""
+    names = mesh.mesh_dim_names
+    if "tensor" in names:
+        from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+        for block in model.blocks:
+            parallelize_module(block, mesh["tensor"], {"mlp.0": ColwiseParallel(), "mlp.2": RowwiseParallel()})
+    if "shard" in names:
+        from torch.distributed.fsdp import fully_shard
+
+        among = mesh["replicate", "shard"] if "replicate" in names else mesh["shard"]
+        for block in model.blocks:
+            fully_shard(block, mesh=among)
+        fully_shard(model, mesh=among)
+
+
+def optimizer_of(model: torch.nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(model.parameters(), lr=3e-4)
+
+
+def loss_of(model: torch.nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """Return the mean over tokens."""
+    return torch.nn.functional.cross_entropy(model(x).flatten(0, -2), y.flatten())

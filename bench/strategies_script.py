@@ -1,0 +1,67 @@
+"""What `bench.strategies` runs under `regroup run`: steps of a session with one strategy.
+
+Arguments: the key of the strategy, the number of ranks, the number of steps, and steps in a block. 0: there are no blocks, and each
+commit is logged (`bench.commits`).
+"""
+
+from __future__ import annotations
+
+import sys
+
+import regroup
+from bench.commits import CommitLog
+from bench.strategies import CASES
+from bench.strategies_meter import Meter
+from bench.strategies_model import (
+    FEW,
+    INNER_STEPS,
+    MICROBATCH,
+    POWER_RANK,
+    build,
+    data,
+    loss_of,
+    optimizer_of,
+    split,
+)
+from regroup import strategies
+
+log = CommitLog()
+log.imported()
+key, (ranks, total, in_block) = sys.argv[1], map(int, sys.argv[2:])
+case = next(case for case in CASES if case.key == key)
+DESCRIBED: dict[str, strategies.Description] = {
+    "ring": strategies.DataParallel(algorithm="ring"),
+    "fp16": strategies.DataParallel(hook="fp16"),
+    "bf16": strategies.DataParallel(hook="bf16"),
+    "powersgd": strategies.DataParallel(hook=strategies.PowerSGD(rank=POWER_RANK, start_step=0)),
+    "local_sgd": strategies.LocalSGD(inner_steps=INNER_STEPS),
+    "diloco": strategies.DiLoCo(inner_steps=INNER_STEPS),
+}
+mesh = regroup.mesh(**dict(case.mesh)) if case.mesh else None
+model = build()
+if mesh is not None:
+    split(model, mesh)
+optimizer = optimizer_of(model)
+with regroup.session(
+    model=model,
+    optimizer=optimizer,
+    data=data(),
+    # Where recovery is measured, steps are short, and there are microbatches for every size that a resize leads to.
+    global_batch=MICROBATCH * ranks * case.optimizer_steps if in_block else FEW * case.optimizer_steps,
+    microbatch=MICROBATCH if in_block else 1,
+    reduction="exact" if key == "exact" else "fast",
+    strategy=DESCRIBED.get(key),
+) as job:
+    meter = Meter(in_block, lambda: job.is_main) if in_block else None
+    for step in job.steps(total):
+        if meter is not None:
+            meter.before(step.index)
+        with step:
+            for batch in step.microbatches():
+                loss = loss_of(model, batch.x, batch.y)
+                step.backward(mean=loss, weight=len(batch.y))
+            step.commit()
+        if meter is not None:
+            meter.after(step.index)
+        elif step.committed:
+            log.committed(rank=job.rank, step=step.index + 1, epoch=job.generation, world=job.world_size)
