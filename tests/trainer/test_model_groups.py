@@ -134,6 +134,15 @@ def test_ranks_that_run_other_modules_are_told_so(make: Callable[..., SplitJob])
         assert "rank 1 ran other split modules" in job.agents.workers[slot].log
 
 
+def test_processes_that_build_different_models_are_told_so(make: Callable[..., SplitJob]) -> None:
+    job = make("shard=2", TEST_SEEDLESS="1", TEST_PACE="0")
+    job.start(range(2))
+    job.agents.announce(range(2))
+    job.agents.wait_exit(0, 1)
+    for slot in range(2):
+        assert "Rank 0 and rank 1 have built the model from different seeds" in job.agents.workers[slot].log
+
+
 def test_layers_that_are_left_whole_are_summed_over_all_ranks(
     make: Callable[..., SplitJob], alone: Callable[[str], tuple[list[float], Whole]]
 ) -> None:
