@@ -1,7 +1,7 @@
 """The models of split_job.py, and what is odd about them: the words in TEST_MODEL.
 
 batchnorm     BatchNorm in place of LayerNorm: buffers that forward changes
-unused        a layer that only every second microbatch uses, and one that none does
+unused        a layer that only every fourth microbatch uses, and one that none does
 uneven        layers that the mesh does not divide, and a parameter with fewer rows than the mesh has ranks
 bf16          parameters in bfloat16
 two           two optimizers
@@ -9,7 +9,8 @@ tied          two layers share one weight
 tied-across   a weight is shared by two modules that are split each on its own
 compiled      each block is compiled
 checkpointed  each block is computed again in backward (use_reentrant=False)
-skipping      every second microbatch leaves a block out
+skipping      every fourth microbatch leaves a block out
+turning       every fourth microbatch runs the blocks the other way round
 """
 
 import torch
@@ -30,15 +31,15 @@ class Block(torch.nn.Module):
             self.scale = torch.nn.Parameter(torch.ones(1))
         self.words = words
 
-    def forward(self, x: torch.Tensor, is_odd: bool = False) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, is_fourth: bool = False) -> torch.Tensor:
         if self.again:
-            return checkpoint(self.compute, x, is_odd, use_reentrant=False)  # type: ignore[no-any-return]
-        return self.compute(x, is_odd)
+            return checkpoint(self.compute, x, is_fourth, use_reentrant=False)  # type: ignore[no-any-return]
+        return self.compute(x, is_fourth)
 
-    def compute(self, x: torch.Tensor, is_odd: bool) -> torch.Tensor:
+    def compute(self, x: torch.Tensor, is_fourth: bool) -> torch.Tensor:
         """Return the block's output."""
         y: torch.Tensor = self.down(torch.nn.functional.gelu(self.up(self.norm(x))))
-        if is_odd and "unused" in self.words:
+        if is_fourth and "unused" in self.words:
             y = y + self.side(x)
         return x + (y * self.scale if "uneven" in self.words else y)
 
@@ -64,11 +65,12 @@ class Model(torch.nn.Sequential):
         """Those that are split each on its own."""
         return [layer for layer in self if isinstance(layer, Block)]
 
-    def forward(self, x: torch.Tensor, is_odd: bool = False) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, is_fourth: bool = False) -> torch.Tensor:
         y: torch.Tensor = self[0](x.to(torch.bfloat16 if "bf16" in self.words else torch.float32))
         if "tied" in self.words:
             y = y + self.twin(x)
-        for i, block in enumerate(self.blocks):
-            if not ("skipping" in self.words and is_odd and i == 1):
-                y = block(y, is_odd)
+        blocks = self.blocks[::-1] if "turning" in self.words and is_fourth else self.blocks
+        for i, block in enumerate(blocks):
+            if not ("skipping" in self.words and is_fourth and i == 1):
+                y = block(y, is_fourth)
         return self[3](y).float()  # type: ignore[no-any-return]

@@ -40,23 +40,22 @@ def make(tmp_path: Path, zygote: Zygote) -> Iterator[Callable[..., SplitJob]]:
 
 
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory, zygote: Zygote) -> Callable[[str], tuple[list[float], Whole]]:
-    """Losses and state after 20 steps of one process that has all of the model, by optimizer."""
-    found: dict[str, tuple[list[float], Whole]] = {}
+def alone(tmp_path_factory: pytest.TempPathFactory, zygote: Zygote) -> Callable[..., tuple[list[float], Whole]]:
+    """Losses and state after 20 steps of one process that has all of the model, by optimizer and by what is odd about the model."""
+    found: dict[tuple[str, str], tuple[list[float], Whole]] = {}
 
-    def run(optimizer: str) -> tuple[list[float], Whole]:
-        if optimizer not in found:
-            job = SplitJob(
-                tmp_path_factory.mktemp("alone"), zygote, "", TEST_STEPS=STEPS, TEST_OPTIMIZER=optimizer, TEST_PACE="0"
-            )
+    def run(optimizer: str, words: str = "") -> tuple[list[float], Whole]:
+        if (optimizer, words) not in found:
+            values = {"TEST_STEPS": STEPS, "TEST_OPTIMIZER": optimizer, "TEST_MODEL": words, "TEST_PACE": "0"}
+            job = SplitJob(tmp_path_factory.mktemp("alone"), zygote, "", **values)
             try:
                 job.start([0])
                 job.agents.announce([0])
                 ends, whole = job.finish([0])
             finally:
                 job.close()
-            found[optimizer] = list(ends[0]["losses"].values()), whole
-        return found[optimizer]
+            found[optimizer, words] = list(ends[0]["losses"].values()), whole
+        return found[optimizer, words]
 
     return run
 
@@ -98,6 +97,50 @@ def test_a_split_model_learns_what_one_process_does(
         assert list(end["losses"].values()) == pytest.approx(losses, abs=1e-6)
         assert end["losses"] == ends[0]["losses"]
     assert_close(whole, reference)
+
+
+@pytest.mark.parametrize(
+    ("mesh", "ranks", "words"),
+    [
+        ("shard=2", 4, "unused uneven two checkpointed"),
+        ("shard=3", 3, "unused uneven tied compiled"),
+        ("shard=2 tensor=2", 4, "unused"),
+    ],
+)
+def test_an_odd_model_learns_what_one_process_does(
+    make: Callable[..., SplitJob],
+    alone: Callable[..., tuple[list[float], Whole]],
+    mesh: str,
+    ranks: int,
+    words: str,
+) -> None:
+    losses, reference = alone("adamw", words)
+    job = make(mesh, TEST_MODEL=words, TEST_PACE="0")
+    job.start(range(ranks))
+    job.agents.announce(range(ranks))
+    ends, whole = job.finish(range(ranks))
+    assert list(ends[0]["losses"].values()) == pytest.approx(losses, abs=1e-6)
+    assert whole.keys() == reference.keys()
+    assert_close(whole, reference)
+
+
+def test_ranks_that_run_other_modules_are_told_so(make: Callable[..., SplitJob]) -> None:
+    """They gather their parameters together: each would compute with those of the other's module, which have the same size."""
+    job = make("shard=2", TEST_MODEL="turning", TEST_PACE="0")
+    job.start(range(2))
+    job.agents.announce(range(2))
+    job.agents.wait_exit(0, 1)
+    for slot in range(2):
+        assert "rank 1 ran other split modules" in job.agents.workers[slot].log
+
+
+def test_processes_that_build_different_models_are_told_so(make: Callable[..., SplitJob]) -> None:
+    job = make("shard=2", TEST_SEEDLESS="1", TEST_PACE="0")
+    job.start(range(2))
+    job.agents.announce(range(2))
+    job.agents.wait_exit(0, 1)
+    for slot in range(2):
+        assert "Rank 0 and rank 1 have built the model from different seeds" in job.agents.workers[slot].log
 
 
 def test_layers_that_are_left_whole_are_summed_over_all_ranks(

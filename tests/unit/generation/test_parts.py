@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from regroup.generation.adoption import Arrival, Refuse
-from regroup.generation.parts import CopyParts, Decision, FallbackParts, beginners, decide, rolls
+from regroup.generation.parts import CopyParts, Decision, FallbackParts, beginners, decide, odd_seed, rolls
 from regroup.protocol.document import Document
 from regroup.protocol.state import StatePair
 from tests.unit.generation.test_adoption import document, empty, holds, seal
@@ -168,3 +168,11 @@ def test_a_job_begins_with_parts_that_nobody_has_trained() -> None:
     assert beginners([fresh()] * 4, 2) == (0, 1)
     assert beginners([torn, fresh(), fresh(), fresh()], 2) == (2, 1)
     assert beginners([part(1, 6), fresh(), part(1, 6), fresh()], 2) is None
+
+
+@pytest.mark.parametrize(
+    ("seeds", "first", "want"),
+    [([3, 3], (0, 1), None), ([3, 4], (0, 1), 1), ([5, 4, 3, 4], (2, 3), 3), ([5, 4, 4], (2, 1), None)],
+)
+def test_parts_of_different_models_do_not_make_one(seeds: list[int], first: tuple[int, int], want: int | None) -> None:
+    assert odd_seed([replace(fresh(), seed=one) for one in seeds], first) == want

@@ -24,11 +24,21 @@ def row(step: int = 4, **values: Any) -> Row:
         row(sample_hash=2**64 - 1, word=Word(2**63 - 1, 2**33 - 1, 2**33)),
         row(loss_sum=-0.1, weight=1e300, knows_newer=True, word=Word(changed=True)),
         row(word=Word(late=True)),
+        row(word=Word(norm_squared=0.5, order=2**63 - 1)),
         row(loss_sum=math.inf),
         row(snapshotted=-1, wants_snapshot=True),
         row(snapshotted=12),
     ],
-    ids=["plain", "largest hashes", "newer and changed", "late", "infinite loss", "snapshot is due", "snapshot"],
+    ids=[
+        "plain",
+        "largest hashes",
+        "newer and changed",
+        "late",
+        "model group",
+        "infinite loss",
+        "snapshot is due",
+        "snapshot",
+    ],
 )
 def test_row_survives_packing_into_int64(value: Row) -> None:
     packed = value.pack()
@@ -93,3 +103,13 @@ def test_all_take_a_snapshot_once_it_is_due_for_the_slowest() -> None:
 def test_disagreement_is_a_sentence(rows: tuple[Row, ...], word: str | None) -> None:
     got = Header(rows).disagreement()
     assert (got is None) if word is None else (got is not None and re.search(word, got) is not None)
+
+
+@pytest.mark.parametrize(
+    ("orders", "odd"),
+    [((3, 3, 7, 7), None), ((3, 5, 7, 7), "rank 1 "), ((3, 3, 3, 0), "rank 3 ")],
+    ids=["groups may differ", "the first group", "the second group"],
+)
+def test_ranks_of_a_model_group_run_the_same_modules(orders: tuple[int, ...], odd: str | None) -> None:
+    got = Header(tuple(row(word=Word(order=order)) for order in orders), 2).disagreement()
+    assert (got is None) if odd is None else (got is not None and f"{odd}ran other split modules" in got)

@@ -55,6 +55,8 @@ class Arrival:
     """(generation, base): gradients that were reduced there, and would make the next step of that state (rule KEEP)."""
     record: list[Any] | None = None
     """What the commit that made its state came to (`CommitRecord.to_json`; rule ROWS)."""
+    seed: int = 0
+    """Torch's, when its script had built the model."""
 
     def to_json(self) -> list[Any]:
         """Return the form in which it is gathered."""
@@ -71,6 +73,7 @@ class Arrival:
             self.group_size,
             self.pending,
             self.record,
+            self.seed,
         ]
 
     @classmethod
@@ -87,6 +90,7 @@ class Arrival:
             group_size,
             pending,
             record,
+            seed,
         ) = data
         return cls(
             None if state is None else StatePair(*state),
@@ -100,6 +104,7 @@ class Arrival:
             group_size,
             tuple((generation, StatePair(*base)) for generation, base in pending),
             record,
+            seed,
         )
 
 

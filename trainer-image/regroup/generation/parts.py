@@ -86,6 +86,14 @@ def beginners(arrivals: Sequence[Arrival], size: int) -> tuple[int, ...] | None:
     return None if None in found else tuple(rank for rank in found if rank is not None)
 
 
+def odd_seed(arrivals: Sequence[Arrival], first: Sequence[int]) -> int | None:
+    """Return a rank of `first` (`beginners`) that has built its model from another seed than the first of them; None: none has.
+
+    Each keeps its part of its own model, and parts of different models make one that no seed gives.
+    """
+    return next((rank for rank in first if arrivals[rank].seed != arrivals[first[0]].seed), None)
+
+
 def _sources(arrivals: Sequence[Arrival], size: int, wanted: StatePair | None) -> tuple[int, ...] | None:
     """Return by inner index the lowest rank that holds the state, or else that can roll forward to it. None: it is not whole."""
     assert wanted is not None

@@ -13,7 +13,7 @@ import torch
 
 from regroup.checkpoint import CheckpointInfo
 from regroup.data import SamplePlan
-from regroup.errors import BackendError, GenerationChanged, GroupBroken, Refused, StateError
+from regroup.errors import BackendError, GenerationChanged, GroupBroken, Refused, StateError, UsageError
 from regroup.protocol import env
 from regroup.protocol.document import Document
 from regroup.protocol.local import (
@@ -58,6 +58,7 @@ class Regrouper:
         durable: Durable,
         memory: Memory,
     ) -> None:
+        self._seed = torch.initial_seed()  # the script has built its model
         self.groups: Groups | None = None
         self.gathering: Gathering | None = None
         self.origin = Origin(0, "", 0, 0)
@@ -250,6 +251,7 @@ class Regrouper:
                 group_size=self._plan.layout.size,
                 pending=self.keeper.kept(),
                 record=record,
+                seed=self._seed,
             )
         if kept is None:
             return Arrival(state.pair, state.adopted, agent_adopted, self.block, self.ended, torn=state.torn)
@@ -299,6 +301,13 @@ class Regrouper:
                 raise StateError(
                     "There is no state to continue from that all ranks of a model group hold. The processes have to start again; "
                     "they do so by themselves."
+                )
+            odd = parts.odd_seed(arrivals, first)
+            if odd is not None:
+                raise UsageError(
+                    f"Rank {first[0]} and rank {odd} have built the model from different seeds (torch.initial_seed()), and each "
+                    "holds a part of its own. Call torch.manual_seed() with one number in all processes before the model is built, "
+                    "and with no other before regroup.session()."
                 )
             pair = StatePair(groups.generation, 0)
             self._move(among, among.ranks.index(first[inner]), pair, keep=True)

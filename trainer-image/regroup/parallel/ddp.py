@@ -70,6 +70,7 @@ class DataParallel:
         self._equal = Equal(model, optimizer, self._buffers, places if self._layout.size > 1 else None)
         self._model, self._plan = model, plan
         fsdp.sum_gradients(model)
+        self._order = fsdp.Order(model)
         self._groups: Groups | None = None
         """None where there is nobody else."""
         self._among: dict[frozenset[str], Groups | Part] = {}
@@ -137,6 +138,7 @@ class DataParallel:
             # A forward without a backward (an evaluation) leaves parameters gathered. On some ranks of a group only, where others
             # are new or have been asked for their state since: a rank would skip a gather that the others begin.
             fsdp.begin_anew(self._model)
+        self._order.hash = 0
         self._buffers.keep()
 
     def backward(self, v: int, loss: torch.Tensor, gradient: torch.Tensor, *, last: bool) -> None:  # noqa: ARG002
@@ -149,6 +151,7 @@ class DataParallel:
                 {index for index in bucket.indices if self._idle[index] < IDLE_STEPS}
                 for bucket in self._gradients.buckets
             ]
+        self._gradients.watch()
         loss.backward(gradient)  # type: ignore[no-untyped-call]
 
     def skip(self, v: int) -> None:
@@ -229,7 +232,11 @@ class DataParallel:
             unused, norm_squared, values = 0, float_of(values[0]), values[1:]
         changed, equal = self._buffers.split(values)
         return self._equal.word(equal)._replace(
-            unused=unused, late=bool(self._late), changed=any(changed), norm_squared=norm_squared
+            unused=unused,
+            late=bool(self._late),
+            changed=any(changed),
+            norm_squared=norm_squared,
+            order=self._order.hash,
         )
 
     def settle(self, words: Sequence[Word]) -> bool:
@@ -317,6 +324,7 @@ class DataParallel:
 
     def close(self) -> None:
         """See Strategy."""
+        self._order.close()
         self._gradients.close()
 
     def _drop_sums(self) -> None:

@@ -5,7 +5,7 @@ the batch; and a forward or backward that was cut off leaves parameters gathered
 """
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -19,10 +19,55 @@ def modules_of(model: torch.nn.Module) -> Iterator[Any]:
 
 
 def sum_gradients(model: torch.nn.Module) -> None:
-    """Make reductions inside the model group sums instead of averages."""
+    """Make reductions inside the model group sums instead of averages, of all parameters that were gathered.
+
+    What a rank has not used counts as zero. Else ranks that have used different ones would sum tensors of different sizes, and
+    gloo ends the process."""
     for module in modules_of(model):
         module.set_gradient_divide_factor(1.0)
         module.set_force_sum_reduction_for_comms(True)
+        module.set_reduce_scatter_unused_params(True)
+
+
+class Uses:
+    """Which split parameters got a gradient on this rank: what FSDP2 hands over is the sum, which all ranks of the group get."""
+
+    def __init__(self, model: torch.nn.Module, on_use: Callable[[torch.Tensor], None]) -> None:
+        """`on_use(split parameter)` is called from autograd for each, before its sum begins."""
+        self._parameters = [
+            parameter
+            for module in modules_of(model)
+            for group in module._get_fsdp_state()._fsdp_param_groups
+            for parameter in group.fsdp_params
+        ]
+        self._on_use = on_use
+        self._watched: dict[int, tuple[torch.Tensor, Any]] = {}
+        """By place in `_parameters`: the gathered parameter, which torch makes when it is first used, and the hook's handle."""
+
+    @property
+    def parameters(self) -> Sequence[torch.Tensor]:
+        """The split ones."""
+        return [parameter.sharded_param for parameter in self._parameters]
+
+    def watch(self) -> None:
+        """A backward begins: look at what its forward has gathered for the first time."""
+        for at, parameter in enumerate(self._parameters):
+            gathered = getattr(parameter, "_unsharded_param", None)
+            known = self._watched.get(at)
+            if gathered is None or not gathered.requires_grad or (known is not None and known[0] is gathered):
+                continue
+            if known is not None:
+                known[1].remove()
+            self._watched[at] = gathered, gathered.register_post_accumulate_grad_hook(self._hook(parameter))
+
+    def close(self) -> None:
+        """Take the hooks off."""
+        for _, handle in self._watched.values():
+            handle.remove()
+        self._watched = {}
+
+    def _hook(self, parameter: Any) -> Callable[[torch.Tensor], None]:
+        return lambda _gathered: self._on_use(parameter.sharded_param)
 
 
 def begin_anew(model: torch.nn.Module) -> None:
@@ -43,3 +88,25 @@ def begin_anew(model: torch.nn.Module) -> None:
     for module in modules_of(model):
         if module._get_fsdp_state()._is_root:  # only a root may be asked; before its first forward there is none
             module.reset_iter_state()
+
+
+class Order:
+    """In which order this rank has run the modules of a step, as a hash: ranks of a group gather their parameters together, so one
+    that runs other modules would compute with those of another one, if they have the same size."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self.hash = 0
+        self._handles = [
+            module.register_forward_pre_hook(self._hook(number)) for number, module in enumerate(modules_of(model), 1)
+        ]
+
+    def close(self) -> None:
+        """Take the hooks off."""
+        for handle in self._handles:
+            handle.remove()
+
+    def _hook(self, number: int) -> Callable[..., None]:
+        def ran(*_: object) -> None:
+            self.hash = (self.hash * 1_000_003 + number) & ((1 << 63) - 1)
+
+        return ran

@@ -13,6 +13,7 @@ import torch
 from regroup.checkpoint.shards import is_split, local_of
 from regroup.errors import UsageError
 
+from .fsdp import Uses
 from .placement import Place
 
 BUCKET_BYTES = 25 << 20
@@ -85,6 +86,11 @@ class Gradients:
         if not self.buckets:
             raise UsageError("The model has no parameter that requires a gradient, so there is nothing to train.")
         self._used = bytearray(len(self.parameters))
+        self._uses = Uses(model, self._used_here)
+        at = {id(parameter): index for index, parameter in enumerate(self.parameters)}
+        self._places = {id(one): at[id(one)] for one in self._uses.parameters if id(one) in at}
+        """By id: places of those whose gradient comes as the sum of a model group."""
+        self._summed = frozenset(self._places.values())
         self._handles = [
             cast(Any, parameter).register_post_accumulate_grad_hook(self._hook(bucket, index, on_gradient))
             for bucket in self.buckets
@@ -95,6 +101,7 @@ class Gradients:
         """Take the hooks off the parameters."""
         for handle in self._handles:
             handle.remove()
+        self._uses.close()
 
     def begin(self) -> None:
         """Zero the gradients. Raises UsageError where a parameter was frozen or unfrozen since the session began."""
@@ -107,6 +114,10 @@ class Gradients:
         self._used = bytearray(len(self.parameters))
         for bucket in self.buckets:
             bucket.clear()
+
+    def watch(self) -> None:
+        """A backward begins."""
+        self._uses.watch()
 
     @property
     def used(self) -> bytes:
@@ -140,7 +151,8 @@ class Gradients:
                 view.zero_()
             elif (gradient := dense(parameter.grad)).data_ptr() != view.data_ptr():
                 view.copy_(gradient)
-                self._used[index] = 1
+                if index not in self._summed:
+                    self._used[index] = 1
             bucket.attach_one(i)
         if bucket.flags.numel():
             bucket.flags.copy_(torch.tensor([self._used[index] for index in bucket.indices], dtype=bucket.flags.dtype))
@@ -169,9 +181,13 @@ class Gradients:
         """Clip the norm over all parameters to `max_norm`; return what it was."""
         return torch.nn.utils.clip_grad_norm_(self.parameters, max_norm)
 
+    def _used_here(self, split: torch.Tensor) -> None:
+        self._used[self._places[id(split)]] = 1
+
     def _hook(self, bucket: Bucket, index: int, on_gradient: Callable[[Bucket, int], None] | None) -> Any:
         def accumulated(_parameter: torch.Tensor) -> None:
-            self._used[index] = 1
+            if index not in self._summed:
+                self._used[index] = 1
             if on_gradient is not None:
                 on_gradient(bucket, index)
 

@@ -69,6 +69,8 @@ class Word(NamedTuple):
     """Hash of what all ranks of a model group hold alike, a part in each step. 0: not compared."""
     norm_squared: float = 0.0
     """Of this rank's summed gradients, before they are divided by the weight; what a group holds several times counts once."""
+    order: int = 0
+    """Hash of the split modules that this rank has run in the step, in their order. 0: none."""
 
 
 NO_WORD = Word()

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from regroup.parallel.strategy import NO_WORD, Word
 
-WIDTH = 13
+WIDTH = 14
 _NO_SNAPSHOTS = -2
 _MASK = (1 << 64) - 1
 
@@ -63,6 +63,7 @@ class Row(NamedTuple):
             _signed(word.repeated),
             _float_bits(word.norm_squared),
             self.busy_ns,
+            word.order,
         ]
 
     @classmethod
@@ -87,6 +88,7 @@ class Row(NamedTuple):
                 late=bool(flags & 4),
                 repeated=values[10] & _MASK,
                 norm_squared=_float(values[11]),
+                order=values[13],
             ),
         )
 
@@ -171,6 +173,13 @@ class Header:
                 "change parameters in a hook of step.commit() only."
             )
         m = self.group_size
+        odd = [rank for rank, row in enumerate(self.rows) if row.word.order != self.rows[rank - rank % m].word.order]
+        if odd and m > 1:
+            return (
+                f"In step {self.rows[0].step}, rank {_listed(odd)} ran other split modules than the first rank of the same model "
+                "group, or ran them in another order, so it computed with the wrong parameters. Run the same modules for every "
+                "microbatch: choose them by step.index, not by the data."
+            )
         odd = [rank for rank, row in enumerate(self.rows) if row.word.parameters != self.rows[rank % m].word.parameters]
         if odd:
             with_ = "0" if m == 1 else _listed(sorted({rank % m for rank in odd}))
