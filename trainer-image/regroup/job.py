@@ -230,6 +230,11 @@ class Job:
             raise UsageError(
                 f"batch_per_rank does not work with strategy {type(strategy).__name__} so far. Pass global_batch."
             )
+        if batch_per_rank is not None and isinstance(strategy, strategies.DataParallel) and strategy.uneven:
+            raise UsageError(
+                "batch_per_rank is set, which gives each process the same work, and strategy is DataParallel(uneven=True). Pass "
+                "global_batch, or leave out uneven."
+            )
         self._batch_per_rank, self._max_world_size = batch_per_rank, max_world_size
         largest = max_world_size * batch_per_rank if batch_per_rank is not None else global_batch
         assert largest is not None
@@ -287,6 +292,7 @@ class Job:
             self._committed,
             self._durable.wants,
             self._rates,
+            uneven=isinstance(described, strategies.DataParallel) and described.uneven,
         )
         self._membership.keeper = self._committer
         self._blocks = Blocks(self._membership, self._committer, self.state, self._follow)
@@ -337,6 +343,11 @@ class Job:
     def global_batch(self) -> int:
         """Samples in a step, over all ranks. With `batch_per_rank` it changes with the generation."""
         return self.plan.batch
+
+    @property
+    def shares(self) -> tuple[int, ...]:
+        """Microbatches of each process in the next step, in the order of ranks. With `uneven` they change between steps."""
+        return tuple(len(share) for share in self._committer.quotas.shares)
 
     @property
     def step(self) -> int:

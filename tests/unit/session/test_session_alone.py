@@ -271,6 +271,11 @@ REFUSED = [
         ),
         "PowerSGD hook, and scaler is set",
     ),
+    (lambda: strategies.DataParallel(uneven=1), r"DataParallel\.uneven is 1; it must be True or False"),  # type: ignore[arg-type]
+    (
+        lambda: make_job(reduction="exact", strategy=strategies.DataParallel(uneven=True)),
+        r"uneven=True.*without options",
+    ),
 ]
 
 
@@ -286,6 +291,10 @@ BATCHES: list[tuple[dict[str, Any], str]] = [
     ({"global_batch": None, "batch_per_rank": 6}, r"batch_per_rank \(6\) is not a multiple of microbatch \(4\)"),
     ({"global_batch": None, "batch_per_rank": 0}, r"batch_per_rank is 0; it must be a whole number"),
     ({"global_batch": None, "batch_per_rank": 8, "reduction": "exact"}, r"have no equal bits"),
+    (
+        {"global_batch": None, "batch_per_rank": 8, "strategy": strategies.DataParallel(uneven=True)},
+        r"batch_per_rank is set, which gives each process the same work",
+    ),
     ({"rate_scaling": strategies.RateScaling(16)}, r"rate_scaling is set, and global_batch never changes"),
 ]
 

@@ -27,8 +27,18 @@ def row(step: int = 4, **values: Any) -> Row:
         row(loss_sum=math.inf),
         row(snapshotted=-1, wants_snapshot=True),
         row(snapshotted=12),
+        row(busy_ns=2**62, work_ns=2**61),
     ],
-    ids=["plain", "largest hashes", "newer and changed", "late", "infinite loss", "snapshot is due", "snapshot"],
+    ids=[
+        "plain",
+        "largest hashes",
+        "newer and changed",
+        "late",
+        "infinite loss",
+        "snapshot is due",
+        "snapshot",
+        "times",
+    ],
 )
 def test_row_survives_packing_into_int64(value: Row) -> None:
     packed = value.pack()

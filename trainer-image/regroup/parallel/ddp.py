@@ -56,13 +56,13 @@ class DataParallel:
         inner: int = 0,
     ) -> None:
         """`inner`: this process's index in its model group. Raises UsageError for a model without anything to train, and for a hook
-        in a model group."""
+        or uneven shares in a model group."""
         self._layout = plan.layout
         self.guarantees = Guarantees(same_bits_at_any_size=False, survivor_has_all=self._layout.size == 1)
         places = {name: place_of(name, one, self._layout, inner) for name, one in model.named_parameters()}
         self._gradients = Gradients(model, self._filled, places if self._layout.size > 1 else None)
         self._hook = make_hook(described)
-        if self._layout.size > 1 and type(self._hook) is not Plain:
+        if self._layout.size > 1 and (type(self._hook) is not Plain or described.uneven):
             raise UsageError(f"{described} does not work with regroup.mesh() so far. Leave one of them out.")
         if isinstance(self._hook, LowRank):
             self.guarantees = replace(self.guarantees, lost_with_a_rank="what its gradients still owe (error feedback)")

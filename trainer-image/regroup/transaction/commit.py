@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from regroup.data import SamplePlan
+from regroup.data import Quotas, SamplePlan
 from regroup.errors import BackendError, DivergedError, GenerationChanged, GroupBroken, SampleError, UsageError
 from regroup.generation.groups import Groups
 from regroup.generation.membership import Membership
@@ -48,9 +48,12 @@ class Committer:
         on_commit: Callable[[CommitRecord, Header, bool], None],
         wants_checkpoint: Callable[[], bool] = lambda: False,
         rates: ScaledRates | None = None,
+        *,
+        uneven: bool = False,
     ) -> None:
         """`on_commit(record, header, empty)` is what `announce` calls. `empty`: this rank's share was. `wants_checkpoint`: it is
-        time for one, asked where a model group writes it. `rates`: what multiplies the learning rates while a step is applied."""
+        time for one, asked where a model group writes it. `rates`: what multiplies the learning rates while a step is applied.
+        `uneven`: shares follow how long ranks take for theirs."""
         self.num_committed = 0
         self.total = 0
         """Number of steps that the script asks for."""
@@ -60,6 +63,7 @@ class Committer:
         self._hooks = Hooks(state)
         self._shelf = Shelf()
         self.laps = Laps()
+        self.quotas = Quotas(plan, uneven=uneven)
         self._is_open = False
         self._announced: tuple[CommitRecord, Header, bool] | None = None
 
@@ -74,6 +78,7 @@ class Committer:
         if not self.membership.kept_own_state:
             self.strategy.forget()
         self.laps.begin_generation()
+        self.quotas.begin_generation(self.membership.world_size)
         self.strategy.begin_generation(self.membership.groups)
 
     def begin(self) -> None:
@@ -88,7 +93,7 @@ class Committer:
 
     def share(self) -> range:
         """Return the virtual workers of this rank."""
-        return self.plan.share(self.membership.rank, self.membership.world_size)
+        return self.quotas.shares[self.membership.rank]
 
     def check(self) -> None:
         """Raise GenerationChanged once the groups must be left."""
@@ -172,6 +177,7 @@ class Committer:
         self.laps.met(self.membership.rank, [row.busy_ns for row in header.rows])
         record = self._apply(pair, share.loss, weight, before, after, max_norm)
         self.laps.committed()
+        self.quotas.committed([row.work_ns for row in header.rows])
         self.num_committed += 1
         self._is_open = False
         self._announced = record, header, not share.weights
@@ -257,6 +263,7 @@ class Committer:
             wants_checkpoint=self.plan.layout.size > 1 and self.membership.rank == 0 and self._wants_checkpoint(),
             total=self.total,
             busy_ns=self.laps.busy_ns(),
+            work_ns=self.laps.work_ns(),
             word=self.strategy.word(values[len(losses) :]),
         )
 
