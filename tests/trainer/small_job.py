@@ -16,6 +16,7 @@ TEST_HOOK       how gradients are compressed: fp16, bf16, powersgd; or ring: the
 TEST_UNEVEN     deal microbatches by how long ranks take for theirs
 TEST_SLOW       seconds that a microbatch takes on this worker until TEST_GO is there
 TEST_IDS        file for this worker's part of each step: a line for each microbatch, and one for each commit
+TEST_NOISE      measure the gradient noise scale
 TEST_SECOND     session or block: what may come only once, or not after the loop
 
 Its last line is JSON: hash of the parameters, losses by step, identity of the model, what the evaluations gave.
@@ -92,6 +93,7 @@ optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
 schedule = torch.optim.lr_scheduler.StepLR(optimizer, step_size=50, gamma=0.5)
 mine = id(model), [id(p) for p in model.parameters()]
 losses = {}
+noise = {}
 evaluations = []
 before = []
 if os.environ.get("TEST_FAULT"):
@@ -118,6 +120,8 @@ settings: dict[str, Any] = {
     ),
     "rehearse": False if os.environ.get("TEST_REHEARSE") == "0" else None,
 }
+if os.environ.get("TEST_NOISE"):
+    settings["noise_scale"] = True
 if os.environ.get("TEST_PER_RANK"):
     settings |= {"global_batch": None, "batch_per_rank": int(number("TEST_PER_RANK", 0))}
     settings |= {"rate_scaling": regroup.strategies.RateScaling(24, "sqrt", 5)}
@@ -144,6 +148,7 @@ with regroup.session(**settings) as job:
                 time.sleep(0.01)
             step.commit(after=[schedule.step], max_norm=1.0)
             losses[step.index] = step.loss
+            noise[step.index] = step.noise_scale
             note("commit", step.index)
         if os.environ.get("TEST_FORK") and step.index == 2 and os.fork() == 0:
             time.sleep(12)  # a data loader's worker that outlives its parent; longer than the test's bound
@@ -174,6 +179,7 @@ print(
             "hash": hashlib.sha256(b"".join(t.numpy().tobytes() for t in tensors)).hexdigest(),
             "same_model": same,
             "losses": losses,
+            "noise": noise,
             "evaluations": evaluations,
             "before": before,
             "rank": job.rank,

@@ -271,6 +271,16 @@ REFUSED = [
         ),
         "PowerSGD hook, and scaler is set",
     ),
+    *(
+        (lambda fields=fields: make_job(noise_scale=True, **fields), f"noise_scale=True does not work with {what}")
+        for what, fields in (
+            ('reduction="exact"', {"reduction": "exact"}),
+            ("strategy LocalSGD", {"strategy": strategies.LocalSGD(inner_steps=2)}),
+            ("a PowerSGD hook", {"strategy": strategies.DataParallel(hook=strategies.PowerSGD())}),
+            ("scaler", {"scaler": torch.amp.GradScaler("cpu")}),
+        )
+    ),
+    (lambda: make_job(noise_scale="yes"), "noise_scale is 'yes'; it must be True or False"),
     (lambda: strategies.DataParallel(uneven=1), r"DataParallel\.uneven is 1; it must be True or False"),  # type: ignore[arg-type]
     (
         lambda: make_job(reduction="exact", strategy=strategies.DataParallel(uneven=True)),
@@ -378,6 +388,28 @@ def test_plain_python_continues_from_its_checkpoint_directory(tmp_path: Path, mo
     assert len(losses) == 3
     for a, b in zip(straight.model.parameters(), second.model.parameters()):
         assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("first_measures", [False, True])
+def test_checkpoint_is_continued_with_and_without_the_noise_scale(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first_measures: bool
+) -> None:
+    monkeypatch.setenv(env.CHECKPOINT_DIR, str(tmp_path))
+    with make_job(noise_scale=first_measures) as first:
+        train(first, 2)
+    with make_job(noise_scale=not first_measures) as second:
+        assert len(train(second, 5)) == 3
+
+
+def test_noise_scale_is_not_known_with_one_process() -> None:
+    with make_job(noise_scale=True) as job:
+        for step in job.steps(2):
+            with step:
+                assert step.noise_scale is None
+                for batch in step.microbatches():
+                    step.backward(mean=torch.nn.functional.cross_entropy(job.model(batch.x), batch.y), weight=4)
+                step.commit()
+            assert step.noise_scale is None
 
 
 def one_step(job: Job, backward: Callable[[Any, Any], None], **commit: Any) -> Any:

@@ -19,6 +19,7 @@ from regroup.errors import BackendError, DivergedError, GenerationChanged, Group
 from regroup.generation.groups import Groups
 from regroup.generation.membership import Membership
 from regroup.parallel.host import bits_of, float_of, to_host
+from regroup.parallel.noise import NoiseScale, Part
 from regroup.parallel.strategy import Share, Strategy
 from regroup.protocol.state import StatePair
 from regroup.state.memory import Memory
@@ -50,16 +51,18 @@ class Committer:
         rates: ScaledRates | None = None,
         *,
         uneven: bool = False,
+        noise: NoiseScale | None = None,
     ) -> None:
         """`on_commit(record, header, empty)` is what `announce` calls. `empty`: this rank's share was. `wants_checkpoint`: it is
         time for one, asked where a model group writes it. `rates`: what multiplies the learning rates while a step is applied.
-        `uneven`: shares follow how long ranks take for theirs."""
+        `uneven`: shares follow how long ranks take for theirs. `noise`: what each applied step is told to."""
         self.num_committed = 0
         self.total = 0
         """Number of steps that the script asks for."""
         self.membership, self.strategy, self.plan = membership, strategy, plan
         self._state, self._memory = state, memory
         self._on_commit, self._wants_checkpoint, self._rates = on_commit, wants_checkpoint, rates
+        self._noise = noise
         self._hooks = Hooks(state)
         self._shelf = Shelf()
         self.laps = Laps()
@@ -175,7 +178,7 @@ class Committer:
         share.loss = loss_sum / weight
         pair = StatePair(self.membership.generation, share.index + 1)
         self.laps.met(self.membership.rank, [row.busy_ns for row in header.rows])
-        record = self._apply(pair, share.loss, weight, before, after, max_norm)
+        record = self._apply(pair, share.loss, weight, before, after, max_norm, header.rows)
         self.laps.committed()
         self.quotas.committed([row.work_ns for row in header.rows])
         self.num_committed += 1
@@ -203,6 +206,10 @@ class Committer:
         base = self._state.pair
         if base is not None:
             self._shelf.add(Kept(self.membership.generation, base, self.strategy.take(), before, after, max_norm))
+
+    def noise_scale(self) -> float | None:
+        """Return the noise scale after the last commit; None: it is not measured, or not known yet. Waits for the device."""
+        return self._noise.now() if self._noise is not None else None
 
     def announce(self) -> None:
         """The step knows that it is committed: tell the rest of the session."""
@@ -245,7 +252,10 @@ class Committer:
     def _row(self, share: Share) -> Row:
         # The one place where the host waits for backward: what the row needs of the device comes together.
         losses = [bits_of(loss) for _, loss, _ in share.pending]
-        values = to_host([*losses, *self.strategy.ask()])
+        unread = self._noise.ask() if self._noise is not None else []
+        values = to_host([*losses, *unread, *self.strategy.ask()])
+        if self._noise is not None:
+            self._noise.tell(values[len(losses) : len(losses) + len(unread)])
         for (v, _, factor), bits in zip(share.pending, values):
             share.loss_sums[v] = float_of(bits) * factor
         if share.pending:
@@ -264,7 +274,7 @@ class Committer:
             total=self.total,
             busy_ns=self.laps.busy_ns(),
             work_ns=self.laps.work_ns(),
-            word=self.strategy.word(values[len(losses) :]),
+            word=self.strategy.word(values[len(losses) + len(unread) :]),
         )
 
     def _verify(self, share: Share, header: Header) -> None:
@@ -288,14 +298,19 @@ class Committer:
         before: Sequence[Callable[[], Any]],
         after: Sequence[Callable[[], Any]],
         max_norm: float | None,
+        rows: Sequence[Row] = (),
     ) -> CommitRecord:
-        """Everything that changes the state, which is called `pair` then. An exception in here leaves it without a name: nobody
-        copies it."""
+        """Everything that changes the state, which is called `pair` then. `rows`: of the step, where this rank has them.
+
+        An exception in here leaves it without a name: nobody copies it."""
         state, scaler, prescale = self._state, self._state.scaler, self.prescale
         optimizers = parts_of(state.optimizer if self.strategy.outer is None else self.strategy.outer)
         norm: torch.Tensor | None = None
         skipped = False
         with state.changing(), refuse_collectives(self.membership.groups, watch=self.num_committed == 0):
+            if self._noise is not None:
+                parts = [Part(row.weight, row.word.own_norm_squared) for row in rows]
+                self._noise.add(parts, self.strategy.norm_squared(), prescale)
             self.strategy.scale(weight * prescale)
             if scaler is not None:
                 skipped = _unscale(scaler, optimizers)

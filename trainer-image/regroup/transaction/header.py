@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from regroup.parallel.strategy import NO_WORD, Word
 
-WIDTH = 14
+WIDTH = 15
 _NO_SNAPSHOTS = -2
 _MASK = (1 << 64) - 1
 
@@ -66,6 +66,7 @@ class Row:
             _float_bits(word.norm_squared),
             self.busy_ns,
             self.work_ns,
+            _float_bits(word.own_norm_squared),
         ]
 
     @classmethod
@@ -91,6 +92,7 @@ class Row:
                 late=bool(flags & 4),
                 repeated=values[10] & _MASK,
                 norm_squared=_float(values[11]),
+                own_norm_squared=_float(values[14]),
             ),
         )
 
