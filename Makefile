@@ -89,6 +89,10 @@ bench-strategies: venv ## What each strategy costs beside torch alone, at a fail
 bench-tiers: venv ## What memory snapshots and checkpoints cost: a table and bench/out/tiers.json
 	$(PY) -m bench.tiers
 
+.PHONY: bench-quotas
+bench-quotas: venv ## Equal shares and shares by speed, one of four ranks slowed twofold: a table and bench/out/quotas.json
+	$(PY) -m bench.quotas
+
 .PHONY: cluster-up
 cluster-up: venv ## Start the one-machine Kubernetes and leave it running (root)
 	$(PY) -m cluster up

@@ -1,9 +1,10 @@
 """`make bench-overhead`: what a step of the session costs beside the same step without it, in one run, alternating.
 
 `tiny` and `gpt`: two ranks, beside torch's DistributedDataParallel in the same two processes. `alone`: the tiny model in plain
-`python`, beside the training loop without anything. Everything that the session does in a step is on: comparison of
-parameters, progress, the digest of samples. Writes bench/out/overhead.json: `tiny` and `gpt` (each `ours_ms`, `ddp_ms`) and
-`alone` (`ours_ms`, `plain_ms`), medians over blocks, the ratio of each pair of neighbouring blocks, CPU time, and the setup.
+`python`, beside the training loop without anything. `noise`: the tiny model at two ranks, beside the same session that does not
+measure the gradient noise scale. Everything that the session does in a step is on: comparison of parameters, progress, the digest
+of samples. Writes bench/out/overhead.json: `tiny` and `gpt` (each `ours_ms`, `ddp_ms`), `alone` (`ours_ms`, `plain_ms`) and `noise`
+(`ours_ms`, `without_ms`), medians over blocks, the ratio of each pair of neighbouring blocks, CPU time, and the setup.
 """
 
 from __future__ import annotations
@@ -49,6 +50,7 @@ CASES = (
     Case("tiny", "tiny", 2, 200, "ddp"),
     Case("gpt", "gpt", 2, 5, "ddp"),
     Case("alone", "tiny", 1, 1000, "plain"),
+    Case("noise", "noise", 2, 200, "without"),
 )
 
 
@@ -134,6 +136,7 @@ def table(found: dict[str, Any]) -> Table:
         "tiny": "tiny model, 2 ranks, beside DDP",
         "gpt": "small GPT, 2 ranks, beside DDP",
         "alone": "tiny model, plain python",
+        "noise": "tiny model, 2 ranks, with the noise scale",
     }
     for case in CASES:
         if case.name not in found:

@@ -1,8 +1,9 @@
 """What `bench.overhead` runs: steps of a session and steps of a plain loop, in turn, in the same processes.
 
 Under `regroup run` the plain loop is DistributedDataParallel over a gloo group of torch's own; in plain `python` it is the
-training loop without anything. Both have the same model, data, batch and optimizer. Blocks alternate, so that whatever else
-the machine does meets both. Rank 0 writes one line of JSON a block to BENCH_OUT.
+training loop without anything. With the model `noise` it is the session itself, which leaves the noise scale out. All have the same
+model, data, batch and optimizer. Blocks alternate, so that whatever else the machine does meets both. Rank 0 writes one line of
+JSON a block to BENCH_OUT.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -85,12 +87,21 @@ def note(kind: str, began_s: float, cpu_s: float) -> None:
             file.write(json.dumps(line) + "\n")
 
 
+measures = name == "noise"
 with regroup.session(
-    model=model, optimizer=optimizer, data=data, global_batch=microbatch * world_size, microbatch=microbatch
+    model=model,
+    optimizer=optimizer,
+    data=data,
+    global_batch=microbatch * world_size,
+    microbatch=microbatch,
+    noise_scale=measures,
 ) as job:
+    session: Any = job
+    run_by_session = "ours"
+    kinds = 2 if measures else 1
     run_plain: Callable[[int], None] | None = None
     began_s, cpu_s = 0.0, 0.0
-    for step in job.steps(WARM + pairs * steps):
+    for step in job.steps(WARM + kinds * pairs * steps):
         with step:
             for batch in step.microbatches():
                 loss = loss_of(model, batch.x, batch.y)
@@ -100,7 +111,13 @@ with regroup.session(
         if done < 0 or done % steps:
             continue
         if done:
-            note("ours", began_s, cpu_s)
+            note(run_by_session, began_s, cpu_s)
+        if measures:  # nothing but the session runs: it measures in every other block
+            session._strategy.measures = done // steps % 2 == 1
+            session._committer._noise = session._noise if session._strategy.measures else None
+            run_by_session = "ours" if session._strategy.measures else "plain"
+            began_s, cpu_s = time.perf_counter(), time.process_time()
+            continue
         if run_plain is None:
             run_plain = plain_loop()
             run_plain(0)

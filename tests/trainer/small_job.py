@@ -13,6 +13,10 @@ TEST_REHEARSE   0: do not run a step before joining, though the model is compile
 TEST_ZERO_GRAD  throw the gradients away at the beginning of a step, as many scripts do
 TEST_PER_RANK   samples in a step for each rank, instead of 48 in all; the rate is scaled by the square root
 TEST_HOOK       how gradients are compressed: fp16, bf16, powersgd; or ring: they are not, and go by that
+TEST_UNEVEN     deal microbatches by how long ranks take for theirs
+TEST_SLOW       seconds that a microbatch takes on this worker until TEST_GO is there
+TEST_IDS        file for this worker's part of each step: a line for each microbatch, and one for each commit
+TEST_NOISE      measure the gradient noise scale
 TEST_SECOND     session or block: what may come only once, or not after the loop
 
 Its last line is JSON: hash of the parameters, losses by step, identity of the model, what the evaluations gave.
@@ -37,6 +41,13 @@ def number(name: str, default: float) -> float:
 
 def waits(name: str, index: int) -> bool:
     return os.environ.get(name) == f"{job.generation}:{index}"
+
+
+def note(event: str, step: int, **values: Any) -> None:
+    if os.environ.get("TEST_IDS"):
+        line = {"event": event, "generation": job.generation, "step": step, "rank": job.rank, **values}
+        with open(os.environ["TEST_IDS"], "a") as file:
+            file.write(json.dumps(line) + "\n")
 
 
 torch.manual_seed(int(number("TEST_INIT", 3)))
@@ -82,6 +93,7 @@ optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
 schedule = torch.optim.lr_scheduler.StepLR(optimizer, step_size=50, gamma=0.5)
 mine = id(model), [id(p) for p in model.parameters()]
 losses = {}
+noise = {}
 evaluations = []
 before = []
 if os.environ.get("TEST_FAULT"):
@@ -103,9 +115,13 @@ settings: dict[str, Any] = {
     "microbatch": microbatch,
     "state": {"schedule": schedule},
     "reduction": os.environ.get("TEST_REDUCTION", "fast"),
-    "strategy": regroup.strategies.DataParallel(hooks.get(how), "ring" if how == "ring" else "library"),
+    "strategy": regroup.strategies.DataParallel(
+        hooks.get(how), "ring" if how == "ring" else "library", uneven=bool(os.environ.get("TEST_UNEVEN"))
+    ),
     "rehearse": False if os.environ.get("TEST_REHEARSE") == "0" else None,
 }
+if os.environ.get("TEST_NOISE"):
+    settings["noise_scale"] = True
 if os.environ.get("TEST_PER_RANK"):
     settings |= {"global_batch": None, "batch_per_rank": int(number("TEST_PER_RANK", 0))}
     settings |= {"rate_scaling": regroup.strategies.RateScaling(24, "sqrt", 5)}
@@ -123,12 +139,17 @@ with regroup.session(**settings) as job:
             if os.environ.get("TEST_ZERO_GRAD"):
                 optimizer.zero_grad()
             for inputs, targets in step.microbatches():
+                if not Path(os.environ.get("TEST_GO", "/")).exists():
+                    time.sleep(number("TEST_SLOW", 0))
+                note("microbatch", step.index, v=step.virtual_worker, ids=step.ids.tolist())
                 loss = torch.nn.functional.cross_entropy(model(inputs), targets)
                 step.backward(mean=loss, weight=len(targets))
             while waits("TEST_STEP_WAIT", step.index) and not job.knows_newer():
                 time.sleep(0.01)
             step.commit(after=[schedule.step], max_norm=1.0)
             losses[step.index] = step.loss
+            noise[step.index] = step.noise_scale
+            note("commit", step.index)
         if os.environ.get("TEST_FORK") and step.index == 2 and os.fork() == 0:
             time.sleep(12)  # a data loader's worker that outlives its parent; longer than the test's bound
             os._exit(0)
@@ -158,6 +179,7 @@ print(
             "hash": hashlib.sha256(b"".join(t.numpy().tobytes() for t in tensors)).hexdigest(),
             "same_model": same,
             "losses": losses,
+            "noise": noise,
             "evaluations": evaluations,
             "before": before,
             "rank": job.rank,

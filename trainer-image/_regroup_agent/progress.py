@@ -70,6 +70,7 @@ class Progress:
             snapshot_step=_first(message.snapshot_step, old.snapshot_step if old else None),
             snapshot_problem=_first(message.snapshot_problem, old.snapshot_problem if old else None),
             times=message.times,
+            noise_scale=message.noise_scale,
         )
         if first or message.first_step_ms is not None:
             self.due_s = now_s

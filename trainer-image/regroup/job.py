@@ -24,6 +24,8 @@ from .generation.watcher import Watcher
 from .parallel.ddp import DataParallel
 from .parallel.exact import Exact
 from .parallel.local_steps import LocalSteps
+from .parallel.noise import NAME as NOISE
+from .parallel.noise import NoiseScale
 from .parallel.strategy import Guarantees, Strategy
 from .progress.busy import BusyStack
 from .progress.reporter import Reporter
@@ -45,9 +47,16 @@ REDUCTIONS = ("fast", "exact")
 
 
 def make_strategy(
-    described: strategies.Description, reduction: str, model: torch.nn.Module, state: TrainingState, plan: SamplePlan
+    described: strategies.Description,
+    reduction: str,
+    model: torch.nn.Module,
+    state: TrainingState,
+    plan: SamplePlan,
+    *,
+    measures: bool = False,
 ) -> Strategy:
-    """Return what does the work of a description. Raises UsageError for one that fits neither `reduction` nor the model."""
+    """Return what does the work of a description. `measures`: norms of gradients, too. Raises UsageError for one that fits neither
+    `reduction` nor the model."""
     if not isinstance(described, strategies.Description):
         raise UsageError(
             f"strategy is a {type(described).__name__}; it must be one of regroup.strategies, such as "
@@ -67,7 +76,7 @@ def make_strategy(
             "strategy has a PowerSGD hook, and scaler is set: what one step leaves for the next would be of another scale. "
             "Train in bfloat16, which needs no scaler, or use another hook."
         )
-    return DataParallel(model, state.optimizer, plan, described, model_group.inner())
+    return DataParallel(model, state.optimizer, plan, described, model_group.inner(), measures=measures)
 
 
 def _check_batch(
@@ -117,6 +126,7 @@ def session(
     strategy: strategies.Description | None = None,
     batch_per_rank: int | None = None,
     rate_scaling: strategies.RateScaling | None = None,
+    noise_scale: bool = False,
 ) -> "Job":
     """Return the job that this process trains, as a context manager. Call it once everything is built.
 
@@ -129,8 +139,8 @@ def session(
     keep nothing of it, so that nobody waits for what it compiles; None: where the model is compiled. strategy: how the work is
     split over ranks, one of `regroup.strategies`; None: DataParallel(). batch_per_rank: instead of
     global_batch: samples per step and rank, so that a step's batch follows the number of ranks, from one generation to the next.
-    rate_scaling: how learning rates follow it; None: not at all. Raises UsageError, StateError or DataError, one sentence
-    each.
+    rate_scaling: how learning rates follow it; None: not at all. noise_scale: measure the gradient noise scale.
+    Raises UsageError, StateError or DataError, one sentence each.
     """
     return Job(
         model,
@@ -146,6 +156,7 @@ def session(
         strategy,
         batch_per_rank,
         rate_scaling,
+        noise_scale,
     )
 
 
@@ -196,6 +207,7 @@ class Job:
         strategy: strategies.Description | None = None,
         batch_per_rank: int | None = None,
         rate_scaling: strategies.RateScaling | None = None,
+        noise_scale: bool = False,
     ) -> None:
         path = os.environ.get(env.SOCKET)
         if path and Job._attached:
@@ -211,12 +223,6 @@ class Job:
             )
         if not isinstance(model, torch.nn.Module):
             raise UsageError(f"model is a {type(model).__name__}; it must be a torch.nn.Module.")
-        empty = next((name for name, one in (*model.named_parameters(), *model.named_buffers()) if one.is_meta), None)
-        if empty is not None:
-            raise UsageError(
-                f"{empty} of the model is on the meta device, so it has no values. Call model.to_empty(device=...) and initialise "
-                "the model before regroup.session()."
-            )
         if not isinstance(state, Mapping):
             raise UsageError(f'state is a {type(state).__name__}; it must be a dict: state={{"schedule": schedule}}.')
         if not isinstance(seed, int) or isinstance(seed, bool):
@@ -225,6 +231,8 @@ class Job:
             raise UsageError(f'reduction is {reduction!r}; it must be "fast" or "exact".')
         if rehearse not in (None, True, False):
             raise UsageError(f"rehearse is {rehearse!r}; it must be True, False, or None: where the model is compiled.")
+        if noise_scale not in (True, False):
+            raise UsageError(f"noise_scale is {noise_scale!r}; it must be True or False.")
         self.model, self.optimizer = model, optimizer
         self.source = as_source(data, microbatch)
         max_world_size = int(os.environ.get(env.MAX_WORLD_SIZE) or 1)
@@ -235,6 +243,11 @@ class Job:
         if batch_per_rank is not None and isinstance(strategy, (strategies.LocalSGD, strategies.DiLoCo)):
             raise UsageError(
                 f"batch_per_rank does not work with strategy {type(strategy).__name__} so far. Pass global_batch."
+            )
+        if batch_per_rank is not None and isinstance(strategy, strategies.DataParallel) and strategy.uneven:
+            raise UsageError(
+                "batch_per_rank is set, which gives each process the same work, and strategy is DataParallel(uneven=True). Pass "
+                "global_batch, or leave out uneven."
             )
         self._batch_per_rank, self._max_world_size = batch_per_rank, max_world_size
         largest = max_world_size * batch_per_rank if batch_per_rank is not None else global_batch
@@ -259,7 +272,12 @@ class Job:
         self._device = next(model.parameters(), torch.empty(0)).device
         make_current(self._device)
         described = strategies.DataParallel() if strategy is None else strategy
-        self._strategy = make_strategy(described, reduction, model, self.state, self.plan)
+        self._noise: NoiseScale | None = None
+        if noise_scale:
+            _refuse_to_measure(described, reduction, scaler, layout.size)
+            self._noise = NoiseScale()
+            self.state.add(NOISE, self._noise)
+        self._strategy = make_strategy(described, reduction, model, self.state, self.plan, measures=noise_scale)
         if self._strategy.outer is not None and self.state.extra.setdefault("outer", self._strategy.outer) is not (
             self._strategy.outer
         ):
@@ -293,6 +311,8 @@ class Job:
             self._committed,
             self._durable.wants,
             self._rates,
+            uneven=isinstance(described, strategies.DataParallel) and described.uneven,
+            noise=self._noise,
         )
         self._membership.keeper = self._committer
         self._blocks = Blocks(self._membership, self._committer, self.state, self._follow)
@@ -343,6 +363,11 @@ class Job:
     def global_batch(self) -> int:
         """Samples in a step, over all ranks. With `batch_per_rank` it changes with the generation."""
         return self.plan.batch
+
+    @property
+    def shares(self) -> tuple[int, ...]:
+        """Microbatches of each process in the next step, in the order of ranks. With `uneven` they change between steps."""
+        return tuple(len(share) for share in self._committer.quotas.shares)
 
     @property
     def step(self) -> int:
@@ -555,6 +580,7 @@ class Job:
             empty=empty,
             snapshot_step=header.snapshot_step,
             times=self._committer.laps.sums,
+            noise_scale=self._noise.known if self._noise is not None else None,
         )
         if self._saves and self.plan.layout.size > 1 and header.takes_checkpoint:
             self._durable.save_part(membership.origin)
@@ -574,3 +600,16 @@ def _refuse_in_group(reduction: str, scaler: Any, batch_per_rank: int | None) ->
     ):
         if is_asked:
             raise UsageError(f"{what} does not work with regroup.mesh() so far. Leave one of them out.")
+
+
+def _refuse_to_measure(described: Any, reduction: str, scaler: Any, group_size: int) -> None:
+    """Raise UsageError where no rank has the gradient of its own share, or its norm is not to be compared with the sum's."""
+    for what, is_asked in (
+        ('reduction="exact"', reduction == "exact"),
+        (f"strategy {type(described).__name__}", isinstance(described, (strategies.LocalSGD, strategies.DiLoCo))),
+        ("a PowerSGD hook", isinstance(getattr(described, "hook", None), strategies.PowerSGD)),
+        ("scaler", scaler is not None),
+        ("regroup.mesh()", group_size > 1),
+    ):
+        if is_asked:
+            raise UsageError(f"noise_scale=True does not work with {what}. Leave one of them out.")

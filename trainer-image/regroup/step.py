@@ -67,6 +67,10 @@ class Transaction(Protocol):
         """Commit on this rank. Raises GenerationChanged or BackendError: nothing was applied."""
         ...
 
+    def noise_scale(self) -> float | None:
+        """Return the noise scale after the last commit; None: there is none."""
+        ...
+
     def announce(self) -> None:
         """The step knows that it is committed."""
         ...
@@ -118,6 +122,12 @@ class Step:
     def skipped(self) -> bool:
         """True once the step is committed and its gradient was no number (fp16, with a scaler): nothing was applied."""
         return self._record is not None and self._record.skipped
+
+    @property
+    def noise_scale(self) -> float | None:
+        """The gradient noise scale, an average over about the last hundred steps, once the step is committed; in the unit of
+        `weight`. None without `noise_scale=True`, and until it is known. Waits for the device."""
+        return self._transaction.noise_scale() if self.committed else None
 
     @property
     def times(self) -> StepTimes | None:

@@ -46,8 +46,12 @@ class DataParallel:
     algorithm: str = "library"
     """What sums them: "library", the all-reduce of gloo or NCCL; or "ring", the one written out in regroup/parallel/ring.py, to
     read and to compare with."""
+    uneven: bool = False
+    """Ranks that take longer for a microbatch get fewer of them. False: all get equally many."""
 
     def __post_init__(self) -> None:
+        if not isinstance(self.uneven, bool):
+            raise UsageError(f"DataParallel.uneven is {self.uneven!r}; it must be True or False.")
         if self.hook is not None and self.hook not in HOOKS and not isinstance(self.hook, PowerSGD):
             raise UsageError(
                 f'DataParallel.hook is {self.hook!r}; it must be "fp16", "bf16", a regroup.strategies.PowerSGD, or None.'

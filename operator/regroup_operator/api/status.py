@@ -109,6 +109,10 @@ class Progress(WrittenModel):
     samples_per_second: float | None = None
     """Committed samples per second."""
 
+    noise_scale: float | None = None
+    """Gradient noise scale, an average over about the last 100 steps, in the unit of the weights that the script passes to
+    step.backward() (samples or tokens). Absent unless the script passes noise_scale=True to regroup.session()."""
+
     step_time: str | None = None
     """Duration of a step and the parts that dominate it, as a mean over workers and their last steps, for example
     "0.84 s: backward 61 %, waits 22 % (worker 3 is slowest: fetching data 0.3 s)". The page on the library explains the parts.

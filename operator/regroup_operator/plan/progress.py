@@ -29,6 +29,8 @@ def progress_status(
         "loss": loss,
         "samplesPerSecond": report.samples_per_second,
     }
+    if report.noise_scale is not None:
+        progress["noiseScale"] = report.noise_scale
     same = known.get("at") is not None and all(known.get(key) == value for key, value in progress.items())
     progress["stepTime"] = step_time
     progress["at"] = known["at"] if same else clock.stamp(newest.at_s)

@@ -420,6 +420,11 @@ def test_step_times_are_those_of_the_process_for_which_others_wait(slow_rank: in
     assert (progress.step, progress.times) == (8, Times(0.5, 0.1, 0.1, 0.0, 0.0, 0.0, 0.0, 0.0))
 
 
+def test_noise_scale_is_passed_on() -> None:
+    drive = Drive().session().trains(1).says(committed(1, 1, noise_scale=512.0))
+    assert [body.noise_scale for body in drive.bodies(wire.Progress)] == [512.0]
+
+
 def test_first_commit_is_told_at_once_and_then_one_a_second() -> None:
     drive = Drive().session().trains(1)
     drive.says(committed(1, 1, first_step_ms=3.5, steps_redone=1))

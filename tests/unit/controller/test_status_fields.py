@@ -18,6 +18,7 @@ ELSEWHERE = {
     "status.incidents.stepsRedone",
     "status.memorySnapshot",
     "status.memorySnapshot.step",
+    "status.progress.noiseScale",
     "status.progress.samplesPerSecond",
     "status.progress.stepTime",
 }

@@ -10,8 +10,11 @@ import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
+from regroup import strategies
 from regroup.data import SamplePlan
+from regroup.errors import UsageError
 from regroup.generation.groups import Groups
+from regroup.layout import Layout
 from regroup.parallel import ddp, gradients
 from regroup.parallel.ddp import DataParallel
 from regroup.parallel.exact import Exact
@@ -271,3 +274,10 @@ def test_gradients_of_a_step_that_was_cut_off_get_new_memory() -> None:
     for first, second, third in Ranks(2).run(one):
         assert set(first).isdisjoint(second)
         assert second == third, "a step that was waited for leaves its memory"
+
+
+def test_uneven_shares_in_a_model_group_are_refused() -> None:
+    model = torch.nn.Linear(2, 2)
+    plan = SamplePlan(0, 64, 8, 2, layout=Layout.of({"shard": 2}))
+    with pytest.raises(UsageError, match=r"uneven=True\) does not work with regroup\.mesh\(\)"):
+        DataParallel(model, torch.optim.SGD(model.parameters(), lr=0.1), plan, strategies.DataParallel(uneven=True))

@@ -32,6 +32,11 @@ def test_loss(newest: Reported, known: dict[str, Any], want: float | None) -> No
     assert progress_status(newest, known, CLOCK).get("loss") == want
 
 
+def test_noise_scale_is_there_where_it_was_measured() -> None:
+    assert progress_status(reported(noise_scale=512.0), {}, CLOCK)["noiseScale"] == 512.0
+    assert "noiseScale" not in progress_status(reported(), {"noiseScale": 512.0}, CLOCK)
+
+
 def test_time_of_a_step_may_change_without_a_new_report() -> None:
     """Another member has reported: the newest step and its time stay."""
     known = progress_status(reported(), {}, CLOCK, "1 s: forward 100 %")

@@ -117,12 +117,6 @@ class Unsaveable:
             {"global_batch": 18}, Exception, ["global_batch (18)", "microbatch (4)"], id="uneven microbatches"
         ),
         pytest.param({"data": 3}, Exception, ["data is int"], id="data without samples"),
-        pytest.param(
-            {"model": torch.nn.Linear(4, 2, device="meta")},
-            UsageError,
-            ["weight", "meta device", "to_empty"],
-            id="no values",
-        ),
     ],
 )
 def test_what_cannot_work_is_refused_by_name(changes: dict[str, Any], error: type[Exception], words: list[str]) -> None:
@@ -277,6 +271,21 @@ REFUSED = [
         ),
         "PowerSGD hook, and scaler is set",
     ),
+    *(
+        (lambda fields=fields: make_job(noise_scale=True, **fields), f"noise_scale=True does not work with {what}")
+        for what, fields in (
+            ('reduction="exact"', {"reduction": "exact"}),
+            ("strategy LocalSGD", {"strategy": strategies.LocalSGD(inner_steps=2)}),
+            ("a PowerSGD hook", {"strategy": strategies.DataParallel(hook=strategies.PowerSGD())}),
+            ("scaler", {"scaler": torch.amp.GradScaler("cpu")}),
+        )
+    ),
+    (lambda: make_job(noise_scale="yes"), "noise_scale is 'yes'; it must be True or False"),
+    (lambda: strategies.DataParallel(uneven=1), r"DataParallel\.uneven is 1; it must be True or False"),  # type: ignore[arg-type]
+    (
+        lambda: make_job(reduction="exact", strategy=strategies.DataParallel(uneven=True)),
+        r"uneven=True.*without options",
+    ),
 ]
 
 
@@ -292,6 +301,10 @@ BATCHES: list[tuple[dict[str, Any], str]] = [
     ({"global_batch": None, "batch_per_rank": 6}, r"batch_per_rank \(6\) is not a multiple of microbatch \(4\)"),
     ({"global_batch": None, "batch_per_rank": 0}, r"batch_per_rank is 0; it must be a whole number"),
     ({"global_batch": None, "batch_per_rank": 8, "reduction": "exact"}, r"have no equal bits"),
+    (
+        {"global_batch": None, "batch_per_rank": 8, "strategy": strategies.DataParallel(uneven=True)},
+        r"batch_per_rank is set, which gives each process the same work",
+    ),
     ({"rate_scaling": strategies.RateScaling(16)}, r"rate_scaling is set, and global_batch never changes"),
 ]
 
@@ -375,6 +388,28 @@ def test_plain_python_continues_from_its_checkpoint_directory(tmp_path: Path, mo
     assert len(losses) == 3
     for a, b in zip(straight.model.parameters(), second.model.parameters()):
         assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("first_measures", [False, True])
+def test_checkpoint_is_continued_with_and_without_the_noise_scale(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first_measures: bool
+) -> None:
+    monkeypatch.setenv(env.CHECKPOINT_DIR, str(tmp_path))
+    with make_job(noise_scale=first_measures) as first:
+        train(first, 2)
+    with make_job(noise_scale=not first_measures) as second:
+        assert len(train(second, 5)) == 3
+
+
+def test_noise_scale_is_not_known_with_one_process() -> None:
+    with make_job(noise_scale=True) as job:
+        for step in job.steps(2):
+            with step:
+                assert step.noise_scale is None
+                for batch in step.microbatches():
+                    step.backward(mean=torch.nn.functional.cross_entropy(job.model(batch.x), batch.y), weight=4)
+                step.commit()
+            assert step.noise_scale is None
 
 
 def one_step(job: Job, backward: Callable[[Any, Any], None], **commit: Any) -> Any:

@@ -86,6 +86,11 @@ SMALL: dict[str, Any] = {"task": "digits", "steps": 100, "global_batch": 80, "mi
             id="an exact sum of steps of one's own",
         ),
         pytest.param(
+            {"noise_scale": True, "strategy": "diloco"},
+            "noise_scale cannot be measured with strategy diloco. Leave one of them out.",
+            id="the noise of gradients that nobody sums",
+        ),
+        pytest.param(
             {"profile_at": 5},
             "profile_at (5) needs tensorboard. Add tensorboard: DIRECTORY, or remove profile_at.",
             id="a trace without a directory",

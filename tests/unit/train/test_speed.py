@@ -71,7 +71,7 @@ def test_language_model_counts_all_but_its_positions() -> None:
 
 def test_points_of_a_step() -> None:
     class Committed:
-        loss, learning_rates, norm, times = 0.5, (0.1, 0.2), 2.0, TIMES
+        loss, learning_rates, norm, noise_scale, times = 0.5, (0.1, 0.2), 2.0, 96.0, TIMES
 
     step: Any = Committed()
     points = curves(step, Speed(2.0, 640.0, "tokens", 0.32), CPU)
@@ -80,7 +80,8 @@ def test_points_of_a_step() -> None:
         f"step seconds/{part}" for part in StepTimes._fields if part != "between"
     }
     assert {name: value for name, value in points.items() if "seconds/" not in name} == {
-        "loss": 0.5, "learning rate": 0.1, "gradient norm": 2.0, "speed/tokens per second": 640.0, "speed/MFU": 0.32
+        "loss": 0.5, "learning rate": 0.1, "gradient norm": 2.0, "noise scale": 96.0, "speed/tokens per second": 640.0,
+        "speed/MFU": 0.32,
     }  # fmt: skip
 
 

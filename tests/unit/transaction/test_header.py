@@ -28,6 +28,8 @@ def row(step: int = 4, **values: Any) -> Row:
         row(loss_sum=math.inf),
         row(snapshotted=-1, wants_snapshot=True),
         row(snapshotted=12),
+        row(busy_ns=2**62, work_ns=2**61),
+        row(word=Word(own_norm_squared=1e-300)),
     ],
     ids=[
         "plain",
@@ -38,6 +40,8 @@ def row(step: int = 4, **values: Any) -> Row:
         "infinite loss",
         "snapshot is due",
         "snapshot",
+        "times",
+        "noise",
     ],
 )
 def test_row_survives_packing_into_int64(value: Row) -> None:

@@ -28,6 +28,7 @@ def test_parts_add_up_to_the_time_between_two_commits(clock: Clock) -> None:
         clock.now_s += seconds
         laps.lap(part)
     assert laps.busy_ns() == 15_500_000_000
+    assert laps.work_ns() == 15_000_000_000, "without what was before the block"
     clock.now_s += 16.0
     laps.met(0, [laps.busy_ns(), 25_500_000_000])
     clock.now_s += 32.0

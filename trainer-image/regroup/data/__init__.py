@@ -4,15 +4,17 @@ Belongs here: pure functions of (seed, step, virtual worker) and adapters that t
 Does not: generations, groups, the decision to commit (`regroup.transaction`), files of a checkpoint (`regroup.checkpoint`).
 
 The unit is the *virtual worker*: one microbatch of every step. A job has `global_batch / microbatch` of them for life;
-a rank of a generation plays a contiguous share of them. `ids` which samples a virtual worker reads; `sources` how they
-are read, `feed` by whom; `rng` its random numbers; `tree` and `exact` the sum over virtual workers that is bitwise equal
-at any world size. So there is neither loader state nor random-number state to save: the step says everything.
+a rank of a generation plays a contiguous share of them. `ids` which samples a virtual worker reads; `quotas` how many virtual
+workers a rank plays; `sources` how samples are read, `feed` by whom; `rng` random numbers; `tree` and `exact` the sum over
+virtual workers that is bitwise equal at any world size. So there is neither loader state nor random-number state to save: the
+step says everything.
 """
 
 from .errors import DataError
 from .exact import ExactSum, Exchange, GroupExchange
 from .feed import Feed, Key, make_feed
 from .ids import SamplePlan, share_of, shares_of
+from .quotas import Quotas
 from .rng import microbatch_rng
 from .sources import Batch, Source, as_source
 
@@ -24,6 +26,7 @@ __all__ = [
     "Feed",
     "GroupExchange",
     "Key",
+    "Quotas",
     "SamplePlan",
     "Source",
     "as_source",

@@ -54,15 +54,17 @@ class DataParallel:
         plan: SamplePlan,
         described: strategies.DataParallel = _DEFAULT,
         inner: int = 0,
+        *,
+        measures: bool = False,
     ) -> None:
-        """`inner`: this process's index in its model group. Raises UsageError for a model without anything to train, and for a hook
-        in a model group."""
+        """`inner`: this process's index in its model group. `measures`: squared norms of gradients, before and after the sum.
+        Raises UsageError for a model without anything to train, and for a hook or uneven shares in a model group."""
         self._layout = plan.layout
         self.guarantees = Guarantees(same_bits_at_any_size=False, survivor_has_all=self._layout.size == 1)
         places = {name: place_of(name, one, self._layout, inner) for name, one in model.named_parameters()}
         self._gradients = Gradients(model, self._filled, places if self._layout.size > 1 else None)
         self._hook = make_hook(described)
-        if self._layout.size > 1 and type(self._hook) is not Plain:
+        if self._layout.size > 1 and (type(self._hook) is not Plain or described.uneven):
             raise UsageError(f"{described} does not work with regroup.mesh() so far. Leave one of them out.")
         if isinstance(self._hook, LowRank):
             self.guarantees = replace(self.guarantees, lost_with_a_rank="what its gradients still owe (error feedback)")
@@ -98,6 +100,11 @@ class DataParallel:
         """Gradients that came after their bucket was sent, by parameter."""
         self._agreed: bytes | None = None
         """Parameters that got a gradient on any rank, once that is known for this step."""
+        self.measures = measures
+        self._own: list[torch.Tensor] = []
+        """Squared norm of each bucket that is on its way, before the sum."""
+        self._is_measured = True
+        """No rank's gradients came late: those are in no bucket."""
 
     @property
     def gradients(self) -> Gradients:
@@ -132,6 +139,7 @@ class DataParallel:
         if self._works:
             self._drop_sums()
         self._armed, self._num_sent, self._late, self._agreed = False, 0, {}, None
+        self._own, self._is_measured = [], True
         self._gradients.begin()
         self._hook.begin_step()
         if self._layout.size > 1:
@@ -169,6 +177,7 @@ class DataParallel:
         if self._groups is None or self._in_parcel:
             for bucket in buckets:
                 self._gradients.collect(bucket)
+                self._measure(bucket)
                 self._hook.alone(bucket)
             self._buffers.launch()
             return
@@ -219,7 +228,8 @@ class DataParallel:
         if self._groups is None:
             self._buffers.check_shapes()
             return []
-        asked = [*self._buffers.ask(), *self._equal.ask(self._step)]
+        own = [bits_of(_sum(self._own))] if self.measures else []
+        asked = [*own, *self._buffers.ask(), *self._equal.ask(self._step)]
         return asked if self._layout.size == 1 else [self._ask_norm(), *asked]
 
     def word(self, values: Sequence[int]) -> Word:
@@ -227,7 +237,9 @@ class DataParallel:
         if self._groups is None:
             return Word()
         used = self._gradients.used if self._agreed is None else self._agreed
-        unused, norm_squared = hash_of(used), 0.0
+        unused, norm_squared, own = hash_of(used), 0.0, -1.0
+        if self.measures:
+            own, values = float_of(values[0]), values[1:]
         if self._layout.size > 1:
             unused, norm_squared, values = 0, float_of(values[0]), values[1:]
         changed, equal = self._buffers.split(values)
@@ -236,6 +248,7 @@ class DataParallel:
             late=bool(self._late),
             changed=any(changed),
             norm_squared=norm_squared,
+            own_norm_squared=own,
             order=self._order.hash,
         )
 
@@ -254,6 +267,7 @@ class DataParallel:
                     "batch."
                 )
             self._sum_late(self._groups)
+            self._is_measured = False
             exchanged = True
         if any(word.changed for word in words):
             self._buffers.average_changed(self._ran())
@@ -272,6 +286,12 @@ class DataParallel:
     def totals(self) -> tuple[float, float] | None:
         """See Strategy."""
         return None
+
+    def norm_squared(self) -> Scalar | None:
+        """See Strategy."""
+        if not self.measures or self._groups is None or not self._is_measured:
+            return None
+        return bits_of(_sum([squared_norm(bucket.flat) for bucket in self._gradients.buckets]))
 
     def scale(self, weight: float) -> None:
         """See Strategy."""
@@ -370,6 +390,7 @@ class DataParallel:
     def _send(self, bucket: Bucket) -> None:
         assert self._groups is not None
         self._gradients.collect(bucket)
+        self._measure(bucket)
         for parameter in bucket.parameters:
             parameter.grad = None
         among = self._among[bucket.place.along]
@@ -377,6 +398,10 @@ class DataParallel:
             step = self._step if self._upcoming is None else self._upcoming
             self._works.append(self._hook.send(among, bucket, step))
         self._num_sent += 1
+
+    def _measure(self, bucket: Bucket) -> None:
+        if self.measures and self._groups is not None:
+            self._own.append(squared_norm(bucket.flat))
 
     def _sum_late(self, groups: Groups) -> None:
         """Sum what came late on any rank, a bucket's together."""
@@ -405,6 +430,19 @@ def make_hook(described: strategies.DataParallel) -> Hook:
     if isinstance(described.hook, strategies.PowerSGD):
         return LowRank(described.hook)
     return Rounded({"fp16": torch.float16, "bf16": torch.bfloat16}[described.hook])
+
+
+def squared_norm(flat: torch.Tensor) -> torch.Tensor:
+    """Return the sum of squares of a flat tensor, a scalar on its device."""
+    if flat.dtype in (torch.float32, torch.float64):
+        return flat @ flat
+    norm: torch.Tensor = torch.linalg.vector_norm(flat, dtype=torch.float32)
+    return norm.square()
+
+
+def _sum(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Return the sum of scalars, in float64: in one order, so with the same bits wherever they are the same."""
+    return parts[0] if len(parts) == 1 else torch.stack([part.double() for part in parts]).sum()
 
 
 def _padded(flat: torch.Tensor) -> torch.Tensor:

@@ -139,6 +139,10 @@ class Exact:
         """See Strategy."""
         return self._totals
 
+    def norm_squared(self) -> Scalar | None:
+        """See Strategy: it measures none."""
+        return None
+
     def scale(self, weight: float) -> None:
         """See Strategy."""
         assert self._agreed is not None

@@ -154,6 +154,10 @@ class LocalSteps:
         """See Strategy."""
         return self._sum.totals()
 
+    def norm_squared(self) -> Scalar | None:
+        """See Strategy: it measures none."""
+        return None
+
     def scale(self, weight: float) -> None:
         """See Strategy."""
         self._sum.scale(weight)

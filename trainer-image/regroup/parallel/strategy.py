@@ -71,6 +71,8 @@ class Word(NamedTuple):
     """Of this rank's summed gradients, before they are divided by the weight; what a group holds several times counts once."""
     order: int = 0
     """Hash of the split modules that this rank has run in the step, in their order. 0: none."""
+    own_norm_squared: float = -1.0
+    """Of this rank's own gradients, before the sum over ranks. Below 0: not measured."""
 
 
 NO_WORD = Word()
@@ -143,6 +145,11 @@ class Strategy(Protocol):
 
     def totals(self) -> tuple[float, float] | None:
         """Return the step's (loss sum, weight) over all ranks; None: they are the sums over the rows."""
+        ...
+
+    def norm_squared(self) -> Scalar | None:
+        """Return the squared norm of the summed gradients, as its bits (`host.bits_of`), where `word` has that of this rank's own.
+        None: not measured in this step, on any rank. Comes before `scale`."""
         ...
 
     def scale(self, weight: float) -> None:

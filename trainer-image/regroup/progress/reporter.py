@@ -49,6 +49,7 @@ class Reporter:
         self._smoothed = Smoothed()
         self._attempts = Attempts()
         self._generation = 0
+        self._noise_scale: float | None = None
 
     def begin_generation(self, generation: int, adopted_s: float) -> None:
         """Adoption was complete at `adopted_s`, monotonic seconds."""
@@ -75,12 +76,15 @@ class Reporter:
         empty: bool = False,
         snapshot_step: int | None = None,
         times: Sequence[float] = (),
+        noise_scale: float | None = None,
     ) -> None:
         """A step was committed; all ranks are certain to hold `reportable` steps (rule ACK). `total`: the script asks for.
         `waited_s`: seconds that were waited for other ranks in this generation, in all. `empty`: the share was.
-        `snapshot_step`: every worker has it in its memory snapshot. `times`: `Laps.sums` of the step."""
+        `snapshot_step`: every worker has it in its memory snapshot. `times`: `Laps.sums` of the step.
+        `noise_scale`: as far as it is known."""
         if self._watcher is None:
             return
+        self._noise_scale = noise_scale
         if times:
             self._smoothed.add(times)
         first_step_ms = self._pace.committed(time.monotonic(), waited_s)
@@ -141,6 +145,7 @@ class Reporter:
                 snapshot_step=snapshot_step,
                 snapshot_problem=self._memory.problem,
                 times=self._smoothed.times(),
+                noise_scale=self._noise_scale,
             )
         )
 

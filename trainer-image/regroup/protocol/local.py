@@ -93,6 +93,8 @@ class Committed:
     """What keeps this worker from taking memory snapshots, one sentence; empty: nothing does. None: it takes none."""
     times: Optional[Times] = None
     """None before the second step of a generation."""
+    noise_scale: Optional[float] = None
+    """The gradient noise scale, in the unit of weights; None: it is not measured, or not known yet."""
 
 
 @dataclass(frozen=True)

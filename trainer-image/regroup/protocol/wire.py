@@ -81,6 +81,8 @@ class Progress:
     """What keeps this worker from taking memory snapshots, one sentence; empty: nothing does. None: it takes none."""
     times: Optional[Times] = None
     """Of its process that waits least for others; None before the second step of a generation."""
+    noise_scale: Optional[float] = None
+    """The gradient noise scale, in the unit of weights; None: it is not measured, or not known yet."""
 
 
 @dataclass(frozen=True)

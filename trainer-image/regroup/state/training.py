@@ -18,6 +18,9 @@ from regroup.protocol.state import StatePair
 
 from .optimizers import as_optimizer, parts_of
 
+MEASURES = frozenset({"regroup.noise_scale"})
+"""Parts of the state that training does not depend on: a state with one fits a script without it, and the other way round."""
+
 
 class CommitRecord(NamedTuple):
     """What a commit came to. It stays with the state that it made, and goes with it to whoever gets a copy."""
@@ -142,7 +145,7 @@ class TrainingState:
         """Return a sentence on how a tree does not fit the script's objects; None: it fits, as far as that can be seen."""
         tree = shards.joined(tree)
         misfit = trees.differences(tree, self.model.state_dict())
-        if misfit is None and set(tree["state"]) != set(self.extra):
+        if misfit is None and set(tree["state"]) - MEASURES != set(self.extra) - MEASURES:
             misfit = f"It has state entries {sorted(tree['state'])}, the script has {sorted(self.extra)}."
         return misfit
 
@@ -162,7 +165,8 @@ class TrainingState:
             self.model.load_state_dict(tree["model"])
             self.optimizer.load_state_dict(tree["optimizer"])
             for name, part in self.extra.items():
-                part.load_state_dict(tree["state"][name])
+                if name in tree["state"] or name not in MEASURES:
+                    part.load_state_dict(tree["state"][name])
         except Exception as error:
             raise StateError(f"The state to continue from cannot be loaded: {error}") from error
         self.torn = False

@@ -25,6 +25,8 @@ def curves(step: Step, speed: Speed, device: torch.device) -> dict[str, float]:
     points = {"loss": step.loss, "learning rate": step.learning_rates[0]}
     if step.norm is not None:
         points["gradient norm"] = step.norm
+    if step.noise_scale is not None:
+        points["noise scale"] = step.noise_scale
     points[f"speed/{speed.unit} per second"] = speed.per_second
     if speed.mfu is not None:
         points["speed/MFU"] = speed.mfu

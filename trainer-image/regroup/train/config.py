@@ -170,6 +170,8 @@ class Config(Section):
     """data_parallel, local_sgd or diloco: how the processes share the work of a step."""
     max_norm: float | None = Field(default=None, gt=0)
     """The gradient's norm is clipped to it. Absent: no clipping."""
+    noise_scale: bool = False
+    """Measure the gradient noise scale, and print it with the loss."""
     evaluate_every: int | None = Field(default=None, ge=1)
     """Evaluate on held-out data after so many steps, and after the last one. Absent: after the last one only."""
     print_every: int = Field(default=100, ge=1)
@@ -209,6 +211,14 @@ class Config(Section):
                     raise ValueError(
                         f"{field} ({choice}) cannot be used with strategy {strategy.name}. Choose another {field}."
                     )
+        if self.noise_scale:
+            for name, is_asked in (
+                (f"strategy {strategy.name}", not isinstance(strategy, DataParallel)),
+                ("reduction exact", self.reduction == "exact"),
+                ("precision float16", self.precision == "float16"),
+            ):
+                if is_asked:
+                    raise ValueError(f"noise_scale cannot be measured with {name}. Leave one of them out.")
         for field in ("histograms_every", "profile_at"):
             if getattr(self, field) is not None and self.tensorboard is None:
                 raise ValueError(

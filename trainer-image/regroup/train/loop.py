@@ -74,6 +74,7 @@ def train(config: Config) -> None:
         reduction=config.reduction,
         scaler=scaler,
         strategy=build.strategy_of(config),
+        noise_scale=config.noise_scale,
     ) as job:
         max_norm = config.max_norm if job.guarantees.whole_gradient else None  # else the strategy clips its own
         for step in job.steps(config.steps):
@@ -117,11 +118,12 @@ def _evaluating(model: torch.nn.Module, is_compiled: bool) -> Iterator[None]:
 
 def _line(step: Step, job: regroup.Job, speed: Speed) -> str:
     norm = "" if step.norm is None else f"  norm {step.norm:.3g}"
+    noise = "" if step.noise_scale is None else f"  noise scale {step.noise_scale:.3g}"
     skipped = "  skipped" if step.skipped else ""
     tokens = f"  {speed.per_second:,.0f} tokens/s" if speed.unit == "tokens" else ""
     mfu = "" if speed.mfu is None else f"  MFU {100 * speed.mfu:.1f} %"
     return (
-        f"step {step.index + 1}  loss {step.loss:.4f}{norm}  rate {step.learning_rates[0]:.3g}{tokens}{mfu}{skipped}"
+        f"step {step.index + 1}  loss {step.loss:.4f}{norm}{noise}  rate {step.learning_rates[0]:.3g}{tokens}{mfu}{skipped}"
         f"  generation {job.generation}  ranks {job.world_size}"
     )
 

@@ -14,11 +14,12 @@ from typing import Any
 
 import torch
 
-from regroup.data import SamplePlan
+from regroup.data import Quotas, SamplePlan
 from regroup.errors import BackendError, DivergedError, GenerationChanged, GroupBroken, SampleError, UsageError
 from regroup.generation.groups import Groups
 from regroup.generation.membership import Membership
 from regroup.parallel.host import bits_of, float_of, to_host
+from regroup.parallel.noise import NoiseScale, Part
 from regroup.parallel.strategy import Share, Strategy
 from regroup.protocol.state import StatePair
 from regroup.state.memory import Memory
@@ -48,21 +49,27 @@ class Committer:
         on_commit: Callable[[CommitRecord, Header, bool], None],
         wants_checkpoint: Callable[[], bool] = lambda: False,
         rates: ScaledRates | None = None,
+        *,
+        uneven: bool = False,
+        noise: NoiseScale | None = None,
     ) -> None:
         """`on_commit(record, header, empty)` is what `announce` calls. `empty`: this rank's share was. `wants_checkpoint`: it is
-        time for one, asked where a model group writes it. `rates`: what multiplies the learning rates while a step is applied."""
+        time for one, asked where a model group writes it. `rates`: what multiplies the learning rates while a step is applied.
+        `uneven`: shares follow how long ranks take for theirs. `noise`: what each applied step is told to."""
         self.num_committed = 0
         self.total = 0
         """Number of steps that the script asks for."""
         self.membership, self.strategy, self.plan = membership, strategy, plan
         self._state, self._memory = state, memory
         self._on_commit, self._wants_checkpoint, self._rates = on_commit, wants_checkpoint, rates
+        self._noise = noise
         self._hooks = Hooks(state)
         self._shelf = Shelf()
         self.laps = Laps()
         self.prescale = 2.0 ** -round(math.log2(plan.global_batch))
         """What each gradient is multiplied by while it is summed: a power of two, so no bit is lost, that keeps the sum at
         about the size of a mean, where weights count samples. The same on all ranks for the job's life."""
+        self.quotas = Quotas(plan, uneven=uneven)
         self._is_open = False
         self._announced: tuple[CommitRecord, Header, bool] | None = None
 
@@ -77,6 +84,7 @@ class Committer:
         if not self.membership.kept_own_state:
             self.strategy.forget()
         self.laps.begin_generation()
+        self.quotas.begin_generation(self.membership.world_size)
         self.strategy.begin_generation(self.membership.groups)
 
     def begin(self) -> None:
@@ -91,7 +99,7 @@ class Committer:
 
     def share(self) -> range:
         """Return the virtual workers of this rank."""
-        return self.plan.share(self.membership.rank, self.membership.world_size)
+        return self.quotas.shares[self.membership.rank]
 
     def check(self) -> None:
         """Raise GenerationChanged once the groups must be left."""
@@ -167,8 +175,9 @@ class Committer:
         share.loss = loss_sum / weight
         pair = StatePair(self.membership.generation, share.index + 1)
         self.laps.met(self.membership.rank, [row.busy_ns for row in header.rows])
-        record = self._apply(pair, share.loss, weight, before, after, max_norm)
+        record = self._apply(pair, share.loss, weight, before, after, max_norm, header.rows)
         self.laps.committed()
+        self.quotas.committed([row.work_ns for row in header.rows])
         self.num_committed += 1
         self._is_open = False
         self._announced = record, header, not share.weights
@@ -194,6 +203,10 @@ class Committer:
         base = self._state.pair
         if base is not None:
             self._shelf.add(Kept(self.membership.generation, base, self.strategy.take(), before, after, max_norm))
+
+    def noise_scale(self) -> float | None:
+        """Return the noise scale after the last commit; None: it is not measured, or not known yet. Waits for the device."""
+        return self._noise.now() if self._noise is not None else None
 
     def announce(self) -> None:
         """The step knows that it is committed: tell the rest of the session."""
@@ -236,7 +249,10 @@ class Committer:
     def _row(self, share: Share) -> Row:
         # The one place where the host waits for backward: what the row needs of the device comes together.
         losses = [bits_of(loss) for _, loss, _ in share.pending]
-        values = to_host([*losses, *self.strategy.ask()])
+        unread = self._noise.ask() if self._noise is not None else []
+        values = to_host([*losses, *unread, *self.strategy.ask()])
+        if self._noise is not None:
+            self._noise.tell(values[len(losses) : len(losses) + len(unread)])
         for (v, _, factor), bits in zip(share.pending, values):
             share.loss_sums[v] = float_of(bits) * factor
         if share.pending:
@@ -254,7 +270,8 @@ class Committer:
             wants_checkpoint=self.plan.layout.size > 1 and self.membership.rank == 0 and self._wants_checkpoint(),
             total=self.total,
             busy_ns=self.laps.busy_ns(),
-            word=self.strategy.word(values[len(losses) :]),
+            work_ns=self.laps.work_ns(),
+            word=self.strategy.word(values[len(losses) + len(unread) :]),
         )
 
     def _verify(self, share: Share, header: Header) -> None:
@@ -278,15 +295,20 @@ class Committer:
         before: Sequence[Callable[[], Any]],
         after: Sequence[Callable[[], Any]],
         max_norm: float | None,
+        rows: Sequence[Row] = (),
     ) -> CommitRecord:
-        """Everything that changes the state, which is called `pair` then. An exception in here leaves it without a name: nobody
-        copies it."""
+        """Everything that changes the state, which is called `pair` then. `rows`: of the step, where this rank has them.
+
+        An exception in here leaves it without a name: nobody copies it."""
         state, scaler, prescale = self._state, self._state.scaler, self.prescale
         optimizers = parts_of(state.optimizer if self.strategy.outer is None else self.strategy.outer)
         norm: torch.Tensor | None = None
         skipped = False
         state.begin_change()
         with refuse_collectives(self.membership.groups, watch=self.num_committed == 0):
+            if self._noise is not None:
+                parts = [Part(row.weight, row.word.own_norm_squared) for row in rows]
+                self._noise.add(parts, self.strategy.norm_squared(), prescale)
             self.strategy.scale(weight * prescale)
             if scaler is not None:
                 skipped = _unscale(scaler, optimizers)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from regroup.parallel.strategy import NO_WORD, Word
 
-WIDTH = 14
+WIDTH = 16
 _NO_SNAPSHOTS = -2
 _MASK = (1 << 64) - 1
 
@@ -38,6 +38,8 @@ class Row(NamedTuple):
     """It is time for a checkpoint, after this step: in a model group several processes write it, and the first one says when."""
     busy_ns: int = 0
     """For how long it did not wait for others, since ranks met last (`laps`)."""
+    work_ns: int = 0
+    """For how long it worked on its share of the step."""
 
     def pack(self) -> list[int]:
         """Return WIDTH signed 64-bit integers."""
@@ -63,6 +65,8 @@ class Row(NamedTuple):
             _signed(word.repeated),
             _float_bits(word.norm_squared),
             self.busy_ns,
+            self.work_ns,
+            _float_bits(word.own_norm_squared),
             word.order,
         ]
 
@@ -79,6 +83,7 @@ class Row(NamedTuple):
             wants_checkpoint=bool(flags & 16),
             total=values[7],
             busy_ns=values[12],
+            work_ns=values[13],
             knows_newer=bool(flags & 1),
             word=Word(
                 parameters=values[5] & _MASK,
@@ -88,7 +93,8 @@ class Row(NamedTuple):
                 late=bool(flags & 4),
                 repeated=values[10] & _MASK,
                 norm_squared=_float(values[11]),
-                order=values[13],
+                own_norm_squared=_float(values[14]),
+                order=values[15],
             ),
         )
 

@@ -63,6 +63,10 @@ class Laps:
         """Return for how long this rank did not wait for others: nanoseconds since ranks met last, up to the last lap."""
         return int((self._last_s - self._met_s) * 1e9)
 
+    def work_ns(self) -> int:
+        """Return for how long this rank has worked on its share of the step: nanoseconds, up to the last lap."""
+        return int((self.sums[DATA] + self.sums[FORWARD] + self.sums[BACKWARD] + self.sums[DEVICE]) * 1e9)
+
     def met(self, rank: int, busy_ns: Sequence[int]) -> None:
         """All ranks have met: count the time since the last lap for the exchange, and take what it waited out of it.
 

@@ -97,6 +97,9 @@ class Rehearsal:
         self._strategy.ask()
         raise GenerationChanged(f"the rehearsal of step {share.index} is over")
 
+    def noise_scale(self) -> None:
+        """See Transaction."""
+
     def announce(self) -> None:
         """See Transaction."""
         raise AssertionError("a rehearsal was committed")
