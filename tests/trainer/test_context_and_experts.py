@@ -1,0 +1,169 @@
+"""Sequences and experts that are split over several ranks, with real processes over gloo: equal to one process, through kills and
+resizes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from harness.polling import until
+from regroup.protocol import env
+from tests.trainer.elastic_kit import Plain
+from tests.trainer.split_kit import SplitJob
+from tests.trainer.test_model_groups import STEPS, Whole, assert_close
+from tests.trainer.zygote import Zygote
+
+SCRIPT = Path(__file__).parent / "sequence_job.py"
+Alone = Callable[..., "tuple[dict[str, dict[str, float]], Whole]"]
+Make = Callable[..., SplitJob]
+
+
+@pytest.fixture
+def make(tmp_path: Path, zygote: Zygote) -> Iterator[Make]:
+    """Make a job by its mesh. It is ended after the test."""
+    jobs: list[SplitJob] = []
+
+    def made(mesh: str, **environment: str) -> SplitJob:
+        values = {"TEST_STEPS": STEPS, **environment}
+        jobs.append(SplitJob(tmp_path / str(len(jobs)), zygote, mesh, SCRIPT, **values))
+        return jobs[-1]
+
+    yield made
+    for one in jobs:
+        one.close()
+
+
+def undisturbed(
+    directory: Path, zygote: Zygote, mesh: str, ranks: int, **environment: str
+) -> tuple[dict[str, dict[str, float]], Whole]:
+    """Return the last line of rank 0, and the state, after 20 steps that nothing happens in."""
+    job = SplitJob(directory, zygote, mesh, SCRIPT, TEST_STEPS=STEPS, TEST_PACE="0", **environment)
+    try:
+        job.start(range(ranks))
+        job.agents.announce(range(ranks))
+        ends, whole = job.finish(range(ranks))
+    finally:
+        job.close()
+    return ends[0], whole
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory, zygote: Zygote) -> Alone:
+    """`undisturbed` of one process that has all of the model, by what its script is asked for."""
+    found: dict[str, tuple[dict[str, dict[str, float]], Whole]] = {}
+
+    def run(**environment: str) -> tuple[dict[str, dict[str, float]], Whole]:
+        key = str(sorted(environment.items()))
+        if key not in found:
+            found[key] = undisturbed(tmp_path_factory.mktemp("alone"), zygote, "", 1, **environment)
+        return found[key]
+
+    return run
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+@pytest.mark.parametrize(
+    ("mesh", "ranks"),
+    [
+        ("context=2", 2),
+        ("context=2", 4),
+        ("context=4", 4),
+        ("shard=2 context=2", 4),
+        ("context=2 tensor=2", 4),
+    ],
+)
+def test_split_sequences_teach_what_whole_ones_do(
+    make: Make, alone: Alone, mesh: str, ranks: int, optimizer: str
+) -> None:
+    learns_as_alone(make(mesh, TEST_OPTIMIZER=optimizer, TEST_PACE="0"), ranks, *alone(TEST_OPTIMIZER=optimizer))
+
+
+def learns_as_alone(job: SplitJob, ranks: int, alone: dict[str, dict[str, float]], reference: Whole) -> None:
+    job.start(range(ranks))
+    job.agents.announce(range(ranks))
+    ends, whole = job.finish(range(ranks))
+    for end in ends:
+        assert end["same_model"]
+        assert list(end["losses"].values()) == pytest.approx(list(alone["losses"].values()), abs=1e-5)
+        assert list(end["norms"].values()) == pytest.approx(list(alone["norms"].values()), rel=1e-4)
+        assert end["losses"] == ends[0]["losses"]
+    assert_close(whole, reference)
+
+
+def test_parts_of_a_sequence_draw_numbers_of_their_own(make: Make) -> None:
+    """Dropout would else drop the same tokens of each part. Ranks that compute the same tokens draw the same."""
+    job = make("context=2 tensor=2", TEST_STEPS="1", TEST_PACE="0")
+    job.start(range(4))
+    job.agents.announce(range(4))
+    ends, _ = job.finish(range(4))
+    drawn = {end["rank"]: end["drawn"][0] for end in ends}
+    assert drawn[0] == drawn[1] != drawn[2] == drawn[3]
+
+
+def test_a_mean_over_nothing_is_refused_where_others_wait(make: Make) -> None:
+    job = make("context=2", TEST_MEAN="1", TEST_PACE="0")
+    job.start(range(2))
+    job.agents.announce(range(2))
+    said = "mean= and weight=0, and the ranks of regroup.mesh(context=2) make their backward passes together"
+    until(lambda: said in job.agents.workers[1].log, "the refusal", details=lambda: job.agents.workers[1].log)
+
+
+BEGIN = """
+import torch, regroup
+mesh = regroup.mesh({mesh})
+model = torch.nn.Linear(4, 4)
+"""
+TRAIN = """
+data = torch.randn(8, 4)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+with regroup.session(model=model, optimizer=optimizer, data=(data, data), global_batch=4, microbatch=2) as job:
+    for step in job.steps(1):
+        with step:
+            step.commit()
+"""
+
+
+@pytest.mark.parametrize(
+    ("mesh", "script", "said"),
+    [
+        pytest.param(
+            "context=2",
+            """
+from torch.distributed.tensor import Replicate, distribute_tensor
+model.weight = torch.nn.Parameter(distribute_tensor(model.weight.detach(), mesh["context"], [Replicate()]))
+"""
+            + TRAIN,
+            "Parameter weight is a DTensor over a mesh with the dimension context, whose ranks have parts of a sequence",
+            id="parameter over context",
+        ),
+        pytest.param(
+            "context=2",
+            "regroup.split_sequence(torch.zeros(2, 5), mesh['context'])",
+            "A sequence of 5 tokens cannot be split evenly over context=2. Pad it to 6 tokens",
+            id="odd length",
+        ),
+        pytest.param(
+            "context=2",
+            "regroup.attention(*[torch.zeros(1, 3, 4, 8)] * 3, mesh['context'], causal=True)",
+            "query of regroup.attention() has shape [1, 3, 4, 8]; it must be [batch, heads, tokens, size], with a ",
+            id="odd heads",
+        ),
+        pytest.param(
+            "context=2",
+            "regroup.attention(*[torch.zeros(1, 4, 4, 8)] * 3, mesh['context'], causal=True, algorithm='ring')",
+            'algorithm="ring" of regroup.attention() needs a GPU',
+            id="ring",
+        ),
+    ],
+)
+def test_what_does_not_work_is_refused_in_one_sentence(
+    tmp_path: Path, zygote: Zygote, mesh: str, script: str, said: str
+) -> None:
+    path = tmp_path / "script.py"
+    path.write_text(BEGIN.format(mesh=mesh) + script)
+    written = Plain(zygote, tmp_path / "log", path, **{env.LOCAL_WORLD_SIZE: "2"}).wait()
+    last = written.strip().splitlines()[-1]
+    assert last.startswith("regroup.errors.UsageError: "), written
+    assert said in last
