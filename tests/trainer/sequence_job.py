@@ -6,6 +6,7 @@ TEST_TOP_K      experts of each token (default 1)
 TEST_MEAN       pass the loss of a microbatch as a mean
 TEST_OPTIMIZER  adamw (default) or sgd
 TEST_PACE       seconds that a step takes until the file TEST_GO is there
+TEST_RESIZE_AT  the first generation ends with this step: ranks wait in it until they know of the next one
 TEST_FAULT      see faults.py
 TEST_PARTS      directory in which each process leaves its part of the parameters and of the optimizer's state at the end
 
@@ -119,6 +120,8 @@ with regroup.session(
         with step:
             if not Path(os.environ.get("TEST_GO", "/")).exists():
                 time.sleep(float(os.environ.get("TEST_PACE", "0.03")))
+            while os.environ.get("TEST_RESIZE_AT") == str(step.index) and job.generation == 1 and not job.knows_newer():
+                time.sleep(0.005)
             for batch in step.microbatches():
                 (tokens, targets), positions = regroup.split_sequence(batch, context)
                 drawn = drawn or [float(torch.rand(()))]

@@ -3,21 +3,26 @@ resizes."""
 
 from __future__ import annotations
 
+import random
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from harness.polling import until
-from regroup.protocol import env
-from tests.trainer.elastic_kit import Plain
+from regroup.protocol import env, local
+from regroup.protocol.document import PLANNED
+from tests.trainer.elastic_kit import LONG, Plain
 from tests.trainer.split_kit import SplitJob
-from tests.trainer.test_model_groups import STEPS, Whole, assert_close
+from tests.trainer.test_model_groups import STEPS, Whole, assert_close, assert_equal
 from tests.trainer.zygote import Zygote
 
 SCRIPT = Path(__file__).parent / "sequence_job.py"
 Alone = Callable[..., "tuple[dict[str, dict[str, float]], Whole]"]
 Make = Callable[..., SplitJob]
+OF: dict[str, dict[str, str]] = {"context=2": {}}
+"""What the script is asked for, by the mesh of the tests with faults."""
 
 
 @pytest.fixture
@@ -39,7 +44,8 @@ def undisturbed(
     directory: Path, zygote: Zygote, mesh: str, ranks: int, **environment: str
 ) -> tuple[dict[str, dict[str, float]], Whole]:
     """Return the last line of rank 0, and the state, after 20 steps that nothing happens in."""
-    job = SplitJob(directory, zygote, mesh, SCRIPT, TEST_STEPS=STEPS, TEST_PACE="0", **environment)
+    values = {"TEST_STEPS": STEPS, "TEST_PACE": "0", **environment}
+    job = SplitJob(directory, zygote, mesh, SCRIPT, **values)
     try:
         job.start(range(ranks))
         job.agents.announce(range(ranks))
@@ -100,6 +106,93 @@ def test_parts_of_a_sequence_draw_numbers_of_their_own(make: Make) -> None:
     ends, _ = job.finish(range(4))
     drawn = {end["rank"]: end["drawn"][0] for end in ends}
     assert drawn[0] == drawn[1] != drawn[2] == drawn[3]
+
+
+@pytest.fixture(scope="module")
+def two_groups(tmp_path_factory: pytest.TempPathFactory, zygote: Zygote) -> Alone:
+    """`undisturbed` of four ranks, by mesh."""
+    found: dict[str, tuple[dict[str, dict[str, float]], Whole]] = {}
+
+    def run(mesh: str) -> tuple[dict[str, dict[str, float]], Whole]:
+        if mesh not in found:
+            found[mesh] = undisturbed(tmp_path_factory.mktemp("two"), zygote, mesh, 4, **OF[mesh])
+        return found[mesh]
+
+    return run
+
+
+@pytest.mark.parametrize("phase", ["forward", "backward", "sum"])
+@pytest.mark.parametrize("victim", [0, 3], ids=["A0", "B1"])
+@pytest.mark.parametrize("mesh", OF)
+def test_a_killed_rank_is_replaced_and_no_bit_differs(
+    make: Make, two_groups: Alone, mesh: str, victim: int, phase: str
+) -> None:
+    job = make(mesh, TEST_PACE="0", **OF[mesh])
+    agents = job.agents
+    survivors = [slot for slot in range(4) if slot != victim]
+    job.start(survivors)
+    job.start([victim], TEST_FAULT=f"dies-in-{phase}:4")
+    agents.announce(range(4))
+    for slot in survivors:
+        agents.wait_left(slot)
+    job.restart(victim)
+    agents.announce(range(4))
+    agents.wait_step(2, 0, range(4))
+    for slot in range(4):
+        (adopted,) = agents.workers[slot].messages(local.AdoptedLocally, 2)
+        assert adopted.start_step == 4
+        assert (adopted.source == "self") == (slot != victim)
+    ends, whole = job.finish(range(4))
+    assert all(end["same_model"] for end in ends)
+    assert_equal(whole, two_groups(mesh)[1])
+
+
+@pytest.mark.parametrize("lose", [[2], [1, 2], [1, 2, 3]], ids=str)
+@pytest.mark.parametrize("mesh", OF)
+def test_ranks_without_the_rows_follow_with_what_they_have_reduced(
+    make: Make, two_groups: Alone, mesh: str, lose: list[int]
+) -> None:
+    job = make(mesh, **OF[mesh])
+    agents = job.agents
+    job.start([slot for slot in range(4) if slot not in lose])
+    job.start(lose, TEST_FAULT="rows-lost:4")
+    agents.announce(range(4))
+    for slot in range(4):
+        agents.wait_left(slot)
+    agents.kill(0)
+    job.restart(0)
+    agents.announce(range(4))
+    agents.wait_step(2, 0, range(4))
+    (adopted,) = agents.workers[lose[-1]].messages(local.AdoptedLocally, 2)
+    assert (adopted.state.step, adopted.source) == (5 if len(lose) < 3 else 4, "self")
+    _, whole = job.finish(range(4))
+    assert_equal(whole, two_groups(mesh)[1])
+
+
+@pytest.mark.parametrize("mesh", OF)
+def test_a_job_that_grows_learns_the_same_with_a_kill_and_without(make: Make, alone: Alone, mesh: str) -> None:
+    """From one group to two after step 6. Sums over other groups have other bits, so the run to compare with grows, too."""
+    wholes = []
+    for victim in (None, 1, 2):
+        job = make(mesh, TEST_RESIZE_AT="5", TEST_PACE="0.03", **OF[mesh])
+        agents = job.agents
+        job.start(range(4))
+        agents.announce([0, 1])
+        agents.wait_step(1, 5, [0, 1])
+        agents.announce(range(4), PLANNED)
+        agents.wait_step(2, 8, range(4))
+        for slot in range(4):
+            (adopted,) = agents.workers[slot].messages(local.AdoptedLocally, 2)
+            assert (adopted.start_step, adopted.source == "self") == (6, slot < 2)
+        if victim is not None:
+            agents.kill(victim)
+            job.restart(victim)
+            agents.announce(range(4))
+            agents.wait_step(3, 0, range(4))
+        wholes.append(job.finish(range(4))[1])
+    assert_close(wholes[0], alone(**OF[mesh])[1])
+    for whole in wholes[1:]:
+        assert_equal(whole, wholes[0])
 
 
 def test_a_mean_over_nothing_is_refused_where_others_wait(make: Make) -> None:
@@ -167,3 +260,29 @@ def test_what_does_not_work_is_refused_in_one_sentence(
     last = written.strip().splitlines()[-1]
     assert last.startswith("regroup.errors.UsageError: "), written
     assert said in last
+
+
+@pytest.mark.parametrize("mesh", OF)
+def test_kills_at_random_moments_change_no_bit(
+    make: Make, tmp_path: Path, zygote: Zygote, mesh: str, record_property: Callable[[str, object], None]
+) -> None:
+    kills, steps = (30, "300") if LONG else (4, "60")
+    job = make(mesh, TEST_STEPS=steps, TEST_PACE="0.02", **OF[mesh])
+    agents = job.agents
+    job.start(range(4))
+    agents.announce(range(4))
+    draw = random.Random(mesh)
+    for generation in range(1, kills + 1):
+        agents.wait_step(generation, 0, range(4))
+        time.sleep(draw.uniform(0, 0.3))  # the moment, in steps of about 0.06 s
+        victim = draw.randrange(4)
+        agents.kill(victim)
+        job.restart(victim)
+        agents.announce(range(4))
+    agents.wait_step(kills + 1, 0, range(4))
+    starts = [adopted.start_step for adopted in agents.workers[0].messages(local.AdoptedLocally)]
+    record_property("start_steps", starts)
+    assert starts == sorted(starts), "a step was lost"
+    _, whole = job.finish(range(4))
+    _, reference = undisturbed(tmp_path / "undisturbed", zygote, mesh, 4, **{"TEST_STEPS": steps, **OF[mesh]})
+    assert_equal(whole, reference)
