@@ -3,6 +3,7 @@
 TEST_MESH       the mesh, such as "context=2" (default: none, each process has all of the model)
 TEST_EXPERTS    number of experts of each block (default 0: one feed-forward layer)
 TEST_TOP_K      experts of each token (default 1)
+TEST_PARTLY     what FSDP2 splits where there is a dimension shard: blocks or head (default: everything)
 TEST_MEAN       pass the loss of a microbatch as a mean
 TEST_OPTIMIZER  adamw (default) or sgd
 TEST_PACE       seconds that a step takes until the file TEST_GO is there
@@ -25,7 +26,7 @@ import regroup
 from regroup.checkpoint.shards import is_split, local_of
 
 WIDTH, HEADS, VOCABULARY, LENGTH = 16, 4, 12, 16
-EXPERTS = int(os.environ.get("TEST_EXPERTS", "0"))
+EXPERTS, TOP_K = int(os.environ.get("TEST_EXPERTS", "0")), int(os.environ.get("TEST_TOP_K", "1"))
 sizes = {name: int(size) for name, _, size in (one.partition("=") for one in os.environ.get("TEST_MESH", "").split())}
 mesh = regroup.mesh(**sizes) if sizes else None
 context = mesh["context"] if mesh is not None and "context" in sizes else None
@@ -48,6 +49,8 @@ class Block(torch.nn.Module):
         # Without biases: that of the keys has no gradient but rounding, which Adam would scale up.
         self.query, self.key, self.value, self.out = (torch.nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(4))
         self.then: torch.nn.Module = FeedForward()
+        if EXPERTS:
+            self.then = regroup.MixtureOfExperts(WIDTH, 2 * WIDTH, EXPERTS, expert, top_k=TOP_K)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         h = self.before(x)
@@ -90,10 +93,9 @@ if "tensor" in sizes and mesh is not None:
 if "shard" in sizes and mesh is not None:
     from torch.distributed.fsdp import fully_shard
 
-    for block in blocks:
-        fully_shard(block, mesh=mesh["shard"])
-    if not os.environ.get("TEST_PARTLY"):  # else embeddings and head are whole on every rank
-        fully_shard(model, mesh=mesh["shard"])
+    # What it does not split is whole on every rank, but for the experts, which are split anyhow.
+    for layer in {"blocks": blocks, "head": [model.head]}.get(os.environ.get("TEST_PARTLY", ""), [*blocks, model]):
+        fully_shard(layer, mesh=mesh["shard"])
 optimizer: torch.optim.Optimizer = (
     torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.9)
     if os.environ.get("TEST_OPTIMIZER") == "sgd"

@@ -21,7 +21,7 @@ from tests.trainer.zygote import Zygote
 SCRIPT = Path(__file__).parent / "sequence_job.py"
 Alone = Callable[..., "tuple[dict[str, dict[str, float]], Whole]"]
 Make = Callable[..., SplitJob]
-OF: dict[str, dict[str, str]] = {"context=2": {}}
+OF: dict[str, dict[str, str]] = {"context=2": {}, "expert=2": {"TEST_EXPERTS": "4"}}
 """What the script is asked for, by the mesh of the tests with faults."""
 
 
@@ -86,6 +86,26 @@ def test_split_sequences_teach_what_whole_ones_do(
     learns_as_alone(make(mesh, TEST_OPTIMIZER=optimizer, TEST_PACE="0"), ranks, *alone(TEST_OPTIMIZER=optimizer))
 
 
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+@pytest.mark.parametrize(
+    ("mesh", "ranks", "asked"),
+    [
+        ("expert=2", 2, {"TEST_EXPERTS": "4", "TEST_TOP_K": "2"}),
+        ("expert=2", 4, {"TEST_EXPERTS": "4"}),
+        ("expert=4", 4, {"TEST_EXPERTS": "4"}),
+        ("shard=2 expert=2", 4, {"TEST_EXPERTS": "4"}),
+        ("shard=2 expert=2", 4, {"TEST_EXPERTS": "4", "TEST_PARTLY": "blocks"}),
+        ("shard=2 expert=2", 4, {"TEST_EXPERTS": "4", "TEST_PARTLY": "head"}),
+    ],
+)
+def test_split_experts_learn_what_whole_ones_do(
+    make: Make, alone: Alone, mesh: str, ranks: int, asked: dict[str, str], optimizer: str
+) -> None:
+    asked = {**asked, "TEST_OPTIMIZER": optimizer}
+    reference = alone(**{key: value for key, value in asked.items() if key != "TEST_PARTLY"})
+    learns_as_alone(make(mesh, TEST_PACE="0", **asked), ranks, *reference)
+
+
 def learns_as_alone(job: SplitJob, ranks: int, alone: dict[str, dict[str, float]], reference: Whole) -> None:
     job.start(range(ranks))
     job.agents.announce(range(ranks))
@@ -106,6 +126,72 @@ def test_parts_of_a_sequence_draw_numbers_of_their_own(make: Make) -> None:
     ends, _ = job.finish(range(4))
     drawn = {end["rank"]: end["drawn"][0] for end in ends}
     assert drawn[0] == drawn[1] != drawn[2] == drawn[3]
+
+
+EXCHANGES = """
+import os, torch, regroup
+from torch.distributed.tensor import Shard, distribute_tensor
+
+mesh = regroup.mesh(expert=2)["expert"]
+torch.manual_seed(0)
+model = torch.nn.Module()
+whole = torch.randn(4, 3, 5)
+model.experts = torch.nn.Parameter(distribute_tensor(whole, mesh, [Shard(0)]))
+draw = torch.Generator().manual_seed(1)
+both = torch.randn(2, 6, 3, generator=draw)
+CASES = {
+    "random": torch.randint(4, (2, 6, 2), generator=draw),
+    "all to the first": torch.zeros(2, 6, 1, dtype=torch.int64),
+    "all to the last": torch.full((2, 6, 1), 3),
+    "each to the other rank": torch.tensor([3, 0]).view(2, 1, 1).expand(2, 6, 1),
+    "the second rank has none": torch.randint(4, (2, 6, 1), generator=draw),
+    "nobody has any": torch.zeros(2, 0, 1, dtype=torch.int64),
+}
+
+def compute(rows, counts):
+    parts = zip(torch.split(rows, counts), model.experts.to_local())
+    return torch.cat([some @ one for some, one in parts])
+
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+with regroup.session(model=model, optimizer=optimizer, data=torch.zeros(4, 1), global_batch=2, microbatch=1) as job:
+    for step in job.steps(1):
+        with step:
+            for _ in step.microbatches():
+                for name, chosen in CASES.items():
+                    counts = (0, 0) if name == "nobody has any" else (6, 0) if name == "the second rank has none" else (6, 6)
+                    tokens = [both[rank, :count].clone().requires_grad_() for rank, count in enumerate(counts)]
+                    wanted = [chosen[rank, :count] for rank, count in enumerate(counts)]
+                    leaf = whole.clone().requires_grad_()
+                    want = [torch.einsum("tw,tkwh->tkh", one, leaf[some]) for one, some in zip(tokens, wanted)]
+                    sum(one.pow(2).sum() for one in want).backward()
+                    at = job.rank
+                    mine = tokens[at].detach().clone().requires_grad_()
+                    got = regroup.through_experts(mine, wanted[at], 4, compute, mesh)
+                    gradients = torch.autograd.grad(got.pow(2).sum(), [mine, model.experts])
+                    torch.testing.assert_close(got, want[at])
+                    torch.testing.assert_close(gradients[0], tokens[at].grad)
+                    torch.testing.assert_close(gradients[1].to_local(), leaf.grad[2 * at : 2 * at + 2])
+                    print(name, flush=True)
+                step.backward(sum=model.experts.to_local().sum(), weight=1)
+            step.commit()
+print("all are equal", flush=True)
+"""
+
+
+def test_tokens_reach_their_experts_however_they_are_spread(tmp_path: Path, zygote: Zygote) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(EXCHANGES)
+    job = SplitJob(tmp_path / "job", zygote, "expert=2", script)
+    try:
+        job.start([0, 1])
+        job.agents.announce([0, 1])
+        job.agents.wait_finished(0, 1)
+        job.agents.stop()
+        job.agents.wait_exit(0, 1)
+        for slot in (0, 1):
+            assert job.agents.workers[slot].log.strip().endswith("all are equal")
+    finally:
+        job.close()
 
 
 @pytest.fixture(scope="module")
@@ -263,9 +349,7 @@ def test_what_does_not_work_is_refused_in_one_sentence(
 
 
 @pytest.mark.parametrize("mesh", OF)
-def test_kills_at_random_moments_change_no_bit(
-    make: Make, tmp_path: Path, zygote: Zygote, mesh: str, record_property: Callable[[str, object], None]
-) -> None:
+def test_kills_at_random_moments_change_no_bit(make: Make, tmp_path: Path, zygote: Zygote, mesh: str) -> None:
     kills, steps = (30, "300") if LONG else (4, "60")
     job = make(mesh, TEST_STEPS=steps, TEST_PACE="0.02", **OF[mesh])
     agents = job.agents
@@ -281,7 +365,7 @@ def test_kills_at_random_moments_change_no_bit(
         agents.announce(range(4))
     agents.wait_step(kills + 1, 0, range(4))
     starts = [adopted.start_step for adopted in agents.workers[0].messages(local.AdoptedLocally)]
-    record_property("start_steps", starts)
+    print(f"{mesh}: {kills} kills, generations began at steps {starts}")
     assert starts == sorted(starts), "a step was lost"
     _, whole = job.finish(range(4))
     _, reference = undisturbed(tmp_path / "undisturbed", zygote, mesh, 4, **{"TEST_STEPS": steps, **OF[mesh]})

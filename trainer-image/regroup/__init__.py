@@ -12,6 +12,7 @@ if TYPE_CHECKING:  # what a type checker sees of the lazy names below
     from regroup.errors import GenerationChanged, RegroupError
     from regroup.job import Job, session
     from regroup.model_group import mesh
+    from regroup.parallel.experts import MixtureOfExperts, through_experts
     from regroup.parallel.ulysses import attention, split_sequence
 
 _EXPORTS = {
@@ -19,6 +20,8 @@ _EXPORTS = {
     "mesh": "regroup.model_group",
     "attention": "regroup.parallel.ulysses",
     "split_sequence": "regroup.parallel.ulysses",
+    "MixtureOfExperts": "regroup.parallel.experts",
+    "through_experts": "regroup.parallel.experts",
     "session": "regroup.job",
     "Job": "regroup.job",
     "GenerationChanged": "regroup.errors",
@@ -29,6 +32,7 @@ _EXPORTS = {
 __all__ = [
     "GenerationChanged",
     "Job",
+    "MixtureOfExperts",
     "RegroupError",
     "attention",
     "device",
@@ -36,6 +40,7 @@ __all__ = [
     "session",
     "split_sequence",
     "strategies",
+    "through_experts",
 ]
 
 
