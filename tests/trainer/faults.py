@@ -5,14 +5,17 @@ import signal
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from regroup.errors import GroupBroken
 from regroup.generation import transfer
 from regroup.generation.groups import Groups, Part
+from regroup.parallel.all_to_all import _AllToAll
 from regroup.parallel.ddp import DataParallel
-from regroup.parallel.strategy import Word
+from regroup.parallel.gradients import Bucket
+from regroup.parallel.strategy import Share, Word
 from regroup.transaction import commit
 from regroup.transaction.header import Header, Row
 
@@ -26,6 +29,9 @@ def install(name: str) -> None:
     breaks-before-apply:N       the same moment, but the group breaks and the process lives on
     dies-in-eval:N              SIGKILL in the first block of the model's evaluation number N, counted from 0
     breaks-in-eval:N            the same moment, but the group breaks and the process lives on
+    dies-in-forward:N           SIGKILL in the second all-to-all of forward in step N
+    dies-in-backward:N          the same in backward
+    dies-in-sum:N               SIGKILL when the first gradients of step N are on their way to the other groups
     rows-lost:N                 step N is reduced everywhere, this process has sent its row, and those of the others do not come
     """
     kind, _, number = name.partition(":")
@@ -35,6 +41,8 @@ def install(name: str) -> None:
         _ends_in_eval(int(number), dies=kind.startswith("dies"))
     elif kind == "rows-lost":
         _rows_lost(int(number))
+    elif kind in ("dies-in-forward", "dies-in-backward", "dies-in-sum"):
+        _dies_in(kind.rpartition("-")[2], int(number))
     else:
         assert kind in ("dies-before-apply", "breaks-before-apply"), name
         _ends_before_apply(int(number), dies=kind.startswith("dies"))
@@ -53,6 +61,39 @@ def _source_dies(generation: int) -> None:
         broadcast(groups, tensor, source)
 
     transfer._broadcast = dying
+
+
+def _dies_in(phase: str, index: int) -> None:
+    launch, send = DataParallel.launch, DataParallel._send
+    step, calls = 0, 0
+
+    def launched(strategy: DataParallel, share: Share) -> None:
+        nonlocal step
+        launch(strategy, share)
+        step = share.index + 1
+
+    def reached(number: int) -> None:
+        nonlocal calls
+        calls += step == index
+        if calls == number:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def sent(strategy: DataParallel, bucket: Bucket) -> None:
+        send(strategy, bucket)
+        reached(1)
+
+    def exchanging(original: Any) -> Any:
+        def exchange(*arguments: Any) -> Any:
+            reached(2)
+            return original(*arguments)
+
+        return staticmethod(exchange)
+
+    DataParallel.launch = launched  # type: ignore[method-assign, assignment]
+    if phase == "sum":
+        DataParallel._send = sent  # type: ignore[method-assign, assignment]
+    else:
+        setattr(_AllToAll, phase, exchanging(getattr(_AllToAll, phase)))
 
 
 def _ends_before_apply(index: int, *, dies: bool) -> None:

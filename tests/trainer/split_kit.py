@@ -20,12 +20,14 @@ SCRIPT = Path(__file__).parent / "split_job.py"
 class SplitJob:
     """Workers of one process each, `size` of them to a model group: slot mod `size` is the inner index."""
 
-    def __init__(self, directory: Path, zygote: Zygote, mesh: str, **environment: str) -> None:
+    def __init__(
+        self, directory: Path, zygote: Zygote, mesh: str, script: Path = SCRIPT, /, **environment: str
+    ) -> None:
         self.split(mesh)
         self.parts = directory / "parts"
         self.parts.mkdir(parents=True)
         values = {"TEST_MESH": mesh, "TEST_PARTS": str(self.parts), **environment}
-        self.agents = AgentDouble(directory, zygote, SCRIPT, values)
+        self.agents = AgentDouble(directory, zygote, script, values)
 
     def split(self, mesh: str) -> None:
         """Workers that are started from here on split the model so."""

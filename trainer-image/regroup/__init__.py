@@ -12,10 +12,16 @@ if TYPE_CHECKING:  # what a type checker sees of the lazy names below
     from regroup.errors import GenerationChanged, RegroupError
     from regroup.job import Job, session
     from regroup.model_group import mesh
+    from regroup.parallel.experts import MixtureOfExperts, through_experts
+    from regroup.parallel.ulysses import attention, split_sequence
 
 _EXPORTS = {
     "device": "regroup.accelerator",
     "mesh": "regroup.model_group",
+    "attention": "regroup.parallel.ulysses",
+    "split_sequence": "regroup.parallel.ulysses",
+    "MixtureOfExperts": "regroup.parallel.experts",
+    "through_experts": "regroup.parallel.experts",
     "session": "regroup.job",
     "Job": "regroup.job",
     "GenerationChanged": "regroup.errors",
@@ -23,7 +29,19 @@ _EXPORTS = {
     "strategies": "regroup",
 }
 
-__all__ = ["GenerationChanged", "Job", "RegroupError", "device", "mesh", "session", "strategies"]
+__all__ = [
+    "GenerationChanged",
+    "Job",
+    "MixtureOfExperts",
+    "RegroupError",
+    "attention",
+    "device",
+    "mesh",
+    "session",
+    "split_sequence",
+    "strategies",
+    "through_experts",
+]
 
 
 def __getattr__(name: str) -> object:

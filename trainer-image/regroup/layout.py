@@ -6,16 +6,21 @@ script asked for, so it says which part of the model the rank holds and which pa
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import combinations
 
 from .errors import UsageError
 
-SHARD, TENSOR = "shard", "tensor"
-DATA_DIMS = (SHARD,)
+SHARD, TENSOR, CONTEXT, EXPERT = "shard", "tensor", "context", "expert"
+DATA_DIMS = (SHARD, EXPERT)
 """Along these each rank computes its own samples; along the others the same ones."""
-KNOWN_DIMS = (SHARD, TENSOR)
+SUMMED_DIMS = (*DATA_DIMS, CONTEXT)
+"""Along these each rank has its own part of the loss; along the others the same one."""
+KNOWN_DIMS = (SHARD, TENSOR, CONTEXT, EXPERT)
+PRODUCTS = ({SHARD, TENSOR}, {SHARD, CONTEXT}, {TENSOR, CONTEXT}, {SHARD, EXPERT})
+"""Dimensions that may be above 1 together: those that a test has trained with."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +41,13 @@ class Layout:
                 raise UsageError(f"{name} of regroup.mesh() is {size!r}; it must be a whole number of at least 1.")
         if not sizes:
             raise UsageError("regroup.mesh() was called without a dimension. Pass one at least, such as shard=2.")
+        split = {name for name, size in sizes.items() if size > 1}
+        if len(split) > 1 and split not in PRODUCTS:
+            known = ", ".join(" with ".join(name for name in KNOWN_DIMS if name in one) for one in PRODUCTS)
+            raise UsageError(
+                f"regroup.mesh({cls(tuple(sizes.items()))}) has dimensions that do not work together so far; choose one dimension, "
+                f"or {known}."
+            )
         return cls(tuple(sizes.items()))
 
     @cached_property
@@ -49,9 +61,9 @@ class Layout:
         return math.prod(size for name, size in self.dims if name in DATA_DIMS)
 
     @property
-    def data_dims(self) -> frozenset[str]:
-        """The dimensions along which each rank computes its own samples, where there is more than one rank."""
-        return frozenset(name for name, size in self.dims if size > 1 and name in DATA_DIMS)
+    def summed_dims(self) -> frozenset[str]:
+        """The dimensions along which each rank has its own part of the loss, where there is more than one rank."""
+        return frozenset(name for name, size in self.dims if size > 1 and name in SUMMED_DIMS)
 
     def coordinates(self, inner: int) -> dict[str, int]:
         """Return the place of an inner index in each dimension."""
@@ -70,9 +82,18 @@ class Layout:
         return index
 
     def speaks(self, rank: int) -> bool:
-        """Return whether a rank's loss, weight and samples count: others compute the same ones, for their part of the model."""
+        """Return whether a rank's samples count: others compute the same ones."""
         coordinates = self.coordinates(rank % self.size)
         return all(coordinates[name] == 0 for name, _ in self.dims if name not in DATA_DIMS)
+
+    def adds_loss(self, rank: int) -> bool:
+        """Return whether a rank's loss and weight count: others compute the same ones, for their part of the model."""
+        coordinates = self.coordinates(rank % self.size)
+        return all(coordinates[name] == 0 for name, _ in self.dims if name not in SUMMED_DIMS)
+
+    def sequence_part(self, rank: int) -> int:
+        """Return which part of its sequences a rank computes."""
+        return self.coordinates(rank % self.size).get(CONTEXT, 0)
 
     def across(self, rank: int, world_size: int, along: frozenset[str] = frozenset()) -> tuple[int, ...]:
         """Return the ranks, this one among them, that have its coordinates in all dimensions but those of `along`, of all groups.
@@ -91,9 +112,15 @@ class Layout:
         """Return the parts of a generation that a rank is in because of the layout, by name. In one order on all ranks."""
         if self.size == 1:
             return {}
-        return {
-            self.part_name(along): self.across(rank, world_size, along) for along in (frozenset[str](), self.data_dims)
-        }
+        return {self.part_name(along): self.across(rank, world_size, along) for along in self._alongs()}
+
+    def _alongs(self) -> Sequence[frozenset[str]]:
+        """Return what `across` may be asked for. Who holds the same part is one. And a parameter may be split over any of the data
+        dimensions, never over the others of `summed_dims`."""
+        data = sorted(self.summed_dims & set(DATA_DIMS))
+        always = self.summed_dims - set(DATA_DIMS)
+        chosen = (some for count in range(len(data) + 1) for some in combinations(data, count))
+        return list(dict.fromkeys([frozenset[str](), *(always.union(some) for some in chosen)]))
 
     def _place(self, inner: int, along: frozenset[str]) -> tuple[int, ...]:
         return tuple(at for name, at in self.coordinates(inner).items() if name not in along)

@@ -45,6 +45,10 @@ class Transaction(Protocol):
         """Add the gradients of virtual worker `v`: of `loss` times `factor`. `last`: of this rank's in this step."""
         ...
 
+    def stream(self, v: int) -> int:
+        """Return the number of what forward draws for virtual worker `v`: it is another one for each part of a sequence."""
+        ...
+
     def skip(self, v: int) -> None:
         """Virtual worker `v` adds nothing."""
         ...
@@ -169,7 +173,8 @@ class Step:
                 if self._feed.draws:
                     seed_for(plan.seed, self.index, v)
                 batch = self._feed.take(Key(self.index, v), share)
-                seed_for(plan.seed, self.index, v)  # forward draws the same, whoever has read the batch
+                # Forward draws the same, whoever has read the batch.
+                seed_for(plan.seed, self.index, self._transaction.stream(v))
                 laps.lap(DATA)
                 self.virtual_worker, self._last = v, v == share[-1]
                 yield batch

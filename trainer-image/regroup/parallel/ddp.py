@@ -115,7 +115,7 @@ class DataParallel:
         """See Strategy."""
         self._groups = groups if groups is not None and groups.world_size > 1 else None
         if self._groups is not None:
-            alongs = {self._layout.data_dims, *(bucket.place.along for bucket in self._gradients.buckets)}
+            alongs = {self._layout.summed_dims, *(bucket.place.along for bucket in self._gradients.buckets)}
             self._among = {along: self._part(self._groups, along) for along in alongs}
         self._hook.begin_generation(self._groups)
         self._upcoming = None
@@ -356,8 +356,8 @@ class DataParallel:
 
     @property
     def _alike(self) -> Groups | Part:
-        """The ranks with the same parameters, or the same part of them, that compute different samples."""
-        return self._among[self._layout.data_dims]
+        """The ranks with the same parameters, or the same part of them, that compute different samples or tokens."""
+        return self._among[self._layout.summed_dims]
 
     def _part(self, groups: Groups, along: frozenset[str]) -> Groups | Part:
         return groups if self._layout.size == 1 else groups.part(self._layout.part_name(along))

@@ -6,7 +6,7 @@ import torch
 
 from regroup.checkpoint.shards import is_split
 from regroup.errors import UsageError
-from regroup.layout import Layout
+from regroup.layout import CONTEXT, DATA_DIMS, Layout
 
 
 class Place(NamedTuple):
@@ -14,7 +14,7 @@ class Place(NamedTuple):
 
     along: frozenset[str] = frozenset()
     """Dimensions of the mesh along which the gradient has to be summed, beside the sum over model groups: ranks along them have
-    other samples, and torch has not summed it there."""
+    other samples or other tokens, and torch has not summed it there."""
     counts: bool = True
     """This rank's part counts in the norm; else another rank of its group has the same."""
     is_repeated: bool = False
@@ -35,9 +35,14 @@ def place_of(name: str, parameter: torch.Tensor, layout: Layout, inner: int) -> 
             raise UsageError(
                 f"Parameter {name} is split over a mesh that is no part of regroup.mesh({layout}). Build the model with that mesh."
             )
+        if own.keys() & layout.summed_dims - set(DATA_DIMS):
+            raise UsageError(
+                f"Parameter {name} is a DTensor over a mesh with the dimension {CONTEXT}, whose ranks have parts of a sequence and "
+                "equal parameters. Leave it out of the mesh that the parameter is split over, or leave the parameter whole."
+            )
     at = layout.coordinates(inner)
     return Place(
-        along=frozenset(layout.data_dims - own.keys()),
+        along=frozenset(layout.summed_dims - own.keys()),
         counts=all(at[dim] == 0 for dim, _ in layout.dims if not own.get(dim)),
         is_repeated=not any(own.values()),
     )

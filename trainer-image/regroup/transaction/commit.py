@@ -105,8 +105,17 @@ class Committer:
         """Raise GenerationChanged once the groups must be left."""
         self.membership.check()
 
+    def stream(self, v: int) -> int:
+        """See regroup.step.Transaction."""
+        return v + self.plan.num_virtual * self.plan.layout.sequence_part(self.membership.rank)
+
     def skip(self, v: int) -> None:
-        """Virtual worker `v` adds nothing."""
+        """Virtual worker `v` adds nothing. Raises UsageError where other ranks would wait for its backward."""
+        if self.plan.layout.summed_dims:
+            raise UsageError(
+                f"step.backward() was called with mean= and weight=0, and the ranks of regroup.mesh({self.plan.layout}) make their "
+                "backward passes together: a mean over nothing has none. Pass a sum: step.backward(sum=loss, weight=n)."
+            )
         self.strategy.skip(v)
 
     def added(self, v: int, weight: float) -> None:
@@ -258,13 +267,14 @@ class Committer:
         if share.pending:
             self.laps.lap(DEVICE)
         share.pending = []
-        speaks = self.plan.layout.size == 1 or self.plan.layout.speaks(self.membership.rank)
+        layout, rank = self.plan.layout, self.membership.rank
+        adds_loss = layout.size == 1 or layout.adds_loss(rank)
         return Row(
             step=share.index,
-            loss_sum=sum(share.loss_sums.values()) if speaks else 0.0,
-            weight=sum(share.weights.values()) if speaks else 0.0,
+            loss_sum=sum(share.loss_sums.values()) if adds_loss else 0.0,
+            weight=sum(share.weights.values()) if adds_loss else 0.0,
             knows_newer=self.membership.knows_newer(),
-            sample_hash=share.sample_hash if speaks else 0,
+            sample_hash=share.sample_hash if layout.size == 1 or layout.speaks(rank) else 0,
             snapshotted=self._memory.step,
             wants_snapshot=self._memory.due(time.monotonic()),
             wants_checkpoint=self.plan.layout.size > 1 and self.membership.rank == 0 and self._wants_checkpoint(),

@@ -1,0 +1,52 @@
+"""All-to-all among the ranks of one dimension of `regroup.mesh()`, for forward and backward.
+
+Each rank sends a piece of its rows to each other rank. The gradient of what was sent comes back the same way, so backward is the
+same call with the two lists of sizes exchanged. A wait for it ends with the generation, as every wait of a living group does.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+Sizes = Sequence[int]
+
+
+def ranks_of(mesh: Any) -> int:
+    """Return the number of ranks of a one-dimensional mesh. None: the script has no mesh, and there is one."""
+    return 1 if mesh is None else int(mesh.size())
+
+
+def all_to_all(rows: torch.Tensor, mesh: Any, sent: Sizes | None = None, received: Sizes | None = None) -> torch.Tensor:
+    """Return the rows that came, in rank order. `rows`: [rows, ...], those for the first rank first.
+
+    mesh: one dimension, such as mesh["expert"]; all its ranks call this, in forward and in backward. sent, received: number of rows
+    for and from each rank. None: equally many for each.
+    """
+    moved: torch.Tensor = _AllToAll.apply(rows, mesh.get_group(), sent, received)  # type: ignore[no-untyped-call]
+    return moved
+
+
+class _AllToAll(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, rows: torch.Tensor, group: Any, sent: Sizes | None, received: Sizes | None) -> torch.Tensor:
+        ctx.group, ctx.sent, ctx.received = group, sent, received
+        return _exchange(rows, group, sent, received)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        return _exchange(gradients[0], ctx.group, ctx.received, ctx.sent), None, None, None
+
+
+def _exchange(rows: torch.Tensor, group: Any, sent: Sizes | None, received: Sizes | None) -> torch.Tensor:
+    count = len(rows) if received is None else sum(received)
+    came = rows.new_empty((count, *rows.shape[1:]))
+    dist.all_to_all_single(
+        came,
+        rows.contiguous(),
+        None if received is None else list(received),
+        None if sent is None else list(sent),
+        group=group,
+    )
+    return came
