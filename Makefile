@@ -82,8 +82,8 @@ bench-overhead: venv ## Time of a step in a session and under plain DDP: a table
 	$(PY) -m bench.overhead
 
 .PHONY: bench-strategies
-bench-strategies: venv ## What each strategy costs beside torch alone, at a failure and at a resize: a table, bench/out/strategies.json, docs/strategies.svg (PAIRS=10, TRIALS=3)
-	$(PY) -m bench.strategies $(if $(PAIRS),--pairs $(PAIRS)) $(if $(TRIALS),--trials $(TRIALS)) --figure docs/strategies.svg
+bench-strategies: venv ## What each strategy costs beside torch alone, at a failure and at a resize: a table in docs/which-strategy.md (PAIRS=10, TRIALS=3)
+	$(PY) -m bench.strategies $(if $(PAIRS),--pairs $(PAIRS)) $(if $(TRIALS),--trials $(TRIALS)) --figure docs/strategies.svg --page docs/which-strategy.md
 
 .PHONY: bench-tiers
 bench-tiers: venv ## What memory snapshots and checkpoints cost: a table and bench/out/tiers.json

@@ -11,7 +11,7 @@ Writes bench/out/strategies.json, a list; for each strategy `strategy`, `title`,
 (medians over blocks; null: torch has no counterpart), `ratio` (median of session / plain, time for one step, over pairs) with
 `ratio_middle_half`, `step_ms`, `cpu_ms` and `plain_cpu_ms` (CPU time of rank 0 in a step), `sent_mb` and `plain_sent_mb` (by all
 ranks in a step; null without namespaces), `peak_mb` and `plain_peak_mb` (of rank 0, the interpreter and torch included),
-`recovery_s` and `resize_s` (medians), their trials, and `setup`. With `--figure PATH` also draws it.
+`recovery_s` and `resize_s` (medians), their trials, and `setup`. `--figure` also draws it, `--page` writes the table into a page.
 """
 
 from __future__ import annotations
@@ -37,6 +37,8 @@ from bench.overhead import OUT, REPOSITORY, setup
 from bench.trials import BenchError, Trial, measure, measure_resize
 from harness.polling import until
 
+BEGIN = "<!-- bench.strategies: this part is written by the benchmark -->"
+END = "<!-- end -->"
 STEPS = 5
 """In a block: about a second of work."""
 TIMEOUT_S = 300.0
@@ -312,6 +314,39 @@ def table(found: list[dict[str, Any]]) -> Table:
     return out
 
 
+def with_table(page: str, found: list[dict[str, Any]]) -> str:
+    """Return a page with the figures in place of what is between its two marks. Pure."""
+    before, _, rest = page.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    lines = [
+        "| strategy | processes | tokens/s | torch alone | time | middle half | sent a step | recovery | resize |",
+        "| --- | --: | --: | --: | --: | --: | --: | --: | --: |",
+    ]
+    for one in found:
+        middle = one["ratio_middle_half"]
+        cells = (
+            one["title"],
+            one["ranks"],
+            f"{one['tokens_per_s']:,.0f}",
+            "" if one["plain_tokens_per_s"] is None else f"{one['plain_tokens_per_s']:,.0f}",
+            "" if one["ratio"] is None else f"{one['ratio']:.3f}",
+            "" if middle is None else f"{middle[0]:.3f} to {middle[1]:.3f}",
+            "" if one["sent_mb"] is None else f"{one['sent_mb']:.1f} MB",
+            *("" if one[name] is None else f"{one[name]:.2f} s" for name in ("recovery_s", "resize_s")),
+        )
+        lines.append("| " + " | ".join(map(str, cells)) + " |")
+    if found:
+        load = statistics.median(one["setup"]["load_before"] for one in found)
+        blocks, trials = found[0]["blocks"], len(found[0]["recovery_trials_s"])
+        made = found[0]["setup"]
+        lines += [
+            "",
+            f"{blocks} pairs of blocks of {STEPS} steps, {trials} kills and resizes; {made['date'][:10]}, {made['cpus']} cores, "
+            f"torch {made['torch']}, load of the machine {load:.1f} before a strategy's turn.",
+        ]
+    return f"{before}{BEGIN}\n" + "\n".join(lines) + f"\n{END}{after}"
+
+
 def main() -> int:
     """Measure the strategies, print the table, write the JSON file; 1 and one sentence when one cannot be measured."""
     parser = argparse.ArgumentParser(prog="python -m bench.strategies", description=(__doc__ or "").split("\n")[0])
@@ -324,6 +359,9 @@ def main() -> int:
     )
     parser.add_argument("--ranks", type=int, choices=(2, 4), default=2, help="ranks of the throughput (default 2)")
     parser.add_argument("--figure", metavar="PATH", type=Path, help="draw the file's figures into this SVG")
+    parser.add_argument(
+        "--page", metavar="PATH", type=Path, help="write the table into this page, between its two marks"
+    )
     parser.add_argument("--draw-only", action="store_true", help="measure nothing; print and draw what the file has")
     args = parser.parse_args()
     if args.pairs < 2 or args.trials < 0:
@@ -356,6 +394,9 @@ def main() -> int:
 
         draw([one for one in known if one["ranks"] == 2], args.figure)
         console.print(f"Drawn into {args.figure}.")
+    if args.page is not None:
+        args.page.write_text(with_table(args.page.read_text(), known))
+        console.print(f"Table written into {args.page}.")
     return 0
 
 

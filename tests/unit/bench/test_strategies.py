@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from bench import gpt
-from bench.strategies import CASES, Case, commands, summary
+from bench.strategies import BEGIN, CASES, END, Case, commands, summary, with_table
 from bench.strategies_figure import draw
 from bench.strategies_model import MICROBATCH
 
@@ -82,3 +82,16 @@ def test_figure_names_each_strategy_and_is_the_same_each_time(tmp_path: Path) ->
     assert text.replace("one.svg", "two.svg") == (tmp_path / "two.svg").read_text()
     assert "python -m bench.strategies" in text
     assert "torch has no counterpart" in text
+
+
+def test_page_has_the_figures_between_its_marks_and_nothing_else_changes() -> None:
+    setup = {"date": "2026-11-23T12:00:00Z", "cpus": 2, "torch": "2.13.0", "load_before": 0.4}
+    more = {"recovery_s": 0.213, "resize_s": None, "recovery_trials_s": [0.2], "setup": setup}
+    found = [summary(DDP, 2, {"ours": [block(200.0)] * 2, "plain": [block(160.0)] * 2}, apart=True) | more]
+    page = with_table(f"Before.\n{BEGIN}\nold figures\n{END}\nAfter.\n", found)
+    assert page.startswith(f"Before.\n{BEGIN}\n| strategy ")
+    assert page.endswith(f"{END}\nAfter.\n")
+    assert "old figures" not in page
+    assert "| data parallel | 2 | 5,120 | 6,400 | 1.250 | 1.250 to 1.250 | 2.0 MB | 0.21 s |  |" in page
+    assert "load of the machine 0.4" in page
+    assert with_table(page, found) == page

@@ -10,6 +10,7 @@ import pytest
 
 from regroup.data import Quotas, SamplePlan, shares_of
 from regroup.data.quotas import MOST_STAYS, STAYS, WINDOW, bounded, counts_for, ranges_of
+from regroup.layout import Layout
 
 FOREVER = 10**18
 FIRST = 1 + WINDOW + STAYS - 1
@@ -182,3 +183,9 @@ def test_shares_stay_equal_where_they_must(num_virtual: int, world_size: int, un
     for _ in range(50):
         quotas.committed([int(cost * len(share)) for cost, share in zip(costs, quotas.shares)])
         assert quotas.shares == shares_of(num_virtual, world_size)
+
+
+def test_deal_before_the_first_generation_is_that_of_one_model_group() -> None:
+    """A session of a model that is split over two ranks could not be made."""
+    plan = SamplePlan(0, 100, 16, 4, 4, Layout((("shard", 2),)))
+    assert Quotas(plan).shares == plan.shares(2) == (range(2), range(2, 4))
