@@ -31,6 +31,7 @@ def install(name: str) -> None:
     breaks-in-eval:N            the same moment, but the group breaks and the process lives on
     dies-in-forward:N           SIGKILL in the second all-to-all of forward in step N
     dies-in-backward:N          the same in backward
+    hangs-in-backward:N         SIGSTOP there
     dies-in-sum:N               SIGKILL when the first gradients of step N are on their way to the other groups
     rows-lost:N                 step N is reduced everywhere, this process has sent its row, and those of the others do not come
     """
@@ -41,8 +42,8 @@ def install(name: str) -> None:
         _ends_in_eval(int(number), dies=kind.startswith("dies"))
     elif kind == "rows-lost":
         _rows_lost(int(number))
-    elif kind in ("dies-in-forward", "dies-in-backward", "dies-in-sum"):
-        _dies_in(kind.rpartition("-")[2], int(number))
+    elif kind in ("dies-in-forward", "dies-in-backward", "dies-in-sum", "hangs-in-backward"):
+        _ends_in(kind.rpartition("-")[2], int(number), signal.SIGKILL if kind.startswith("dies") else signal.SIGSTOP)
     else:
         assert kind in ("dies-before-apply", "breaks-before-apply"), name
         _ends_before_apply(int(number), dies=kind.startswith("dies"))
@@ -63,7 +64,7 @@ def _source_dies(generation: int) -> None:
     transfer._broadcast = dying
 
 
-def _dies_in(phase: str, index: int) -> None:
+def _ends_in(phase: str, index: int, by: signal.Signals) -> None:
     launch, send = DataParallel.launch, DataParallel._send
     step, calls = 0, 0
 
@@ -76,7 +77,7 @@ def _dies_in(phase: str, index: int) -> None:
         nonlocal calls
         calls += step == index
         if calls == number:
-            os.kill(os.getpid(), signal.SIGKILL)
+            os.kill(os.getpid(), by)
 
     def sent(strategy: DataParallel, bucket: Bucket) -> None:
         send(strategy, bucket)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -231,6 +232,32 @@ def test_a_killed_rank_is_replaced_and_no_bit_differs(
     ends, whole = job.finish(range(4))
     assert all(end["same_model"] for end in ends)
     assert_equal(whole, two_groups(mesh)[1])
+
+
+@pytest.mark.parametrize("mesh", OF)
+def test_a_rank_that_hangs_in_an_exchange_holds_nobody(make: Make, two_groups: Alone, mesh: str) -> None:
+    """No connection ends, so only the next generation can end the others' waits."""
+    job = make(mesh, TEST_PACE="0", **OF[mesh])
+    agents = job.agents
+    job.start(range(3))
+    job.start([3], TEST_FAULT="hangs-in-backward:4")
+    agents.announce(range(4))
+    agents.wait_step(1, 4, range(4))
+    agents.wait(lambda: stopped(agents.workers[3].pid), "the hang")
+    agents.announce(range(4))
+    for slot in range(3):
+        agents.wait(
+            partial(agents.workers[slot].messages, local.Entering, 2), f"slot {slot} enters the next generation"
+        )
+    agents.kill(3)
+    job.restart(3)
+    agents.announce(range(4), older=[1, 2])
+    _, whole = job.finish(range(4))
+    assert_equal(whole, two_groups(mesh)[1])
+
+
+def stopped(pid: int) -> bool:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
 
 
 @pytest.mark.parametrize("lose", [[2], [1, 2], [1, 2, 3]], ids=str)

@@ -32,9 +32,11 @@ def mesh(**sizes: int) -> Any:
     """Return the DeviceMesh of this process's model group: `mesh = regroup.mesh(shard=2, tensor=2)`, outermost dimension first.
 
     Call it once, before the model is built. shard: ranks that compute different samples and split the parameters (FSDP2); tensor:
-    ranks that compute the same samples, each its part of a layer. The other ranks of the job hold further copies of the model.
-    Torch's world (`torch.distributed.get_rank()`) is the model group from then on. Until the loop begins there is nobody to
-    communicate with: every process builds the model from the same seed. Raises UsageError for a mesh that does not fit the workers.
+    ranks that compute the same samples, each its part of a layer; context: each its part of every sequence (`regroup.attention`);
+    expert: ranks that compute different samples and split a layer's experts (`regroup.MixtureOfExperts`). The other ranks of
+    the job hold further copies of the model. Torch's world (`torch.distributed.get_rank()`) is the model group from then on. Until
+    the loop begins there is nobody to communicate with: every process builds the model from the same seed. Raises UsageError for a
+    mesh that does not fit the workers, and for dimensions that do not work together.
     """
     global _layout, _inner
     if _layout is not WHOLE:
