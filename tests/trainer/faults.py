@@ -3,7 +3,7 @@
 import os
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +21,10 @@ from regroup.transaction.header import Header, Row
 
 
 def install(name: str) -> None:
-    """Arrange for a fault:
+    """Arrange for a fault, or several with commas in between:
 
     source-dies-in-transfer:G   SIGKILL to the source in mid-copy of generation G
+    small-chunks                a state is copied in chunks of 4096 bytes; on all ranks, or they do not fit together
     dies-before-apply:N         step N is reduced everywhere and committed by the others (the file TEST_FAULT_GO says so);
                                 then SIGKILL, before this process applies it
     breaks-before-apply:N       the same moment, but the group breaks and the process lives on
@@ -34,14 +35,24 @@ def install(name: str) -> None:
     hangs-in-backward:N         SIGSTOP there
     dies-in-sum:N               SIGKILL when the first gradients of step N are on their way to the other groups
     rows-lost:N                 step N is reduced everywhere, this process has sent its row, and those of the others do not come
+    rows-lost-first:G           the same, in the first step of generation G
     """
+    for one in name.split(","):
+        _install(one)
+
+
+def _install(name: str) -> None:
     kind, _, number = name.partition(":")
     if kind == "source-dies-in-transfer":
         _source_dies(int(number))
     elif kind in ("dies-in-eval", "breaks-in-eval"):
         _ends_in_eval(int(number), dies=kind.startswith("dies"))
+    elif kind == "small-chunks":
+        transfer.CHUNK_BYTES = 4096
     elif kind == "rows-lost":
-        _rows_lost(int(number))
+        _rows_lost(lambda generation, step: (generation, step) == (1, int(number)))
+    elif kind == "rows-lost-first":
+        _rows_lost(lambda generation, _: generation == int(number))
     elif kind in ("dies-in-forward", "dies-in-backward", "dies-in-sum", "hangs-in-backward"):
         _ends_in(kind.rpartition("-")[2], int(number), signal.SIGKILL if kind.startswith("dies") else signal.SIGSTOP)
     else:
@@ -55,7 +66,8 @@ def _source_dies(generation: int) -> None:
 
     def dying(groups: Groups | Part, tensor: torch.Tensor, source: int) -> None:
         nonlocal chunks
-        if isinstance(groups, Groups) and groups.generation == generation and groups.rank == source:
+        of = groups if isinstance(groups, Groups) else groups.groups
+        if of.generation == generation and groups.rank == source:
             chunks += 1
             if chunks == 6:  # length, text, three chunks, and no more
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -131,12 +143,12 @@ def _ends_in_eval(number: int, *, dies: bool) -> None:
     torch.nn.modules.module.register_module_forward_pre_hook(ending)
 
 
-def _rows_lost(index: int) -> None:
+def _rows_lost(is_it: Callable[[int, int], bool]) -> None:
     exchange = commit.exchange
 
     def losing(groups: Groups | None, row: Row, group_size: int = 1) -> Header:
         header = exchange(groups, row, group_size)
-        if row.step == index and groups is not None and groups.generation == 1:
+        if groups is not None and is_it(groups.generation, row.step):
             raise GroupBroken("TEST_FAULT")
         return header
 

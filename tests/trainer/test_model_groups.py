@@ -226,6 +226,74 @@ def test_ranks_without_the_rows_follow_with_what_they_have_reduced(
     assert_equal(whole, undisturbed)
 
 
+@pytest.mark.parametrize("lose", [[], [2, 3, 4, 5]], ids=["all hold the state", "B and C roll forward first"])
+def test_the_source_of_a_part_dies_in_the_copy(
+    make: Callable[..., SplitJob], alone: Callable[..., tuple[list[float], Whole]], lose: list[int]
+) -> None:
+    """A1 died, and B1 dies while it serves A1 the part of inner index 1: C1 still has it. Nothing is lost."""
+    job = make("shard=2", TEST_FAULT="small-chunks")
+    agents = job.agents
+    for slot in range(6):
+        faults = ["rows-lost:4"] * (slot in lose) + ["source-dies-in-transfer:2"] * (slot == 3)
+        job.start([slot], TEST_FAULT=",".join(["small-chunks", *faults]))
+    agents.announce(range(6))
+    if lose:
+        for slot in range(6):
+            agents.wait_left(slot)
+    else:
+        agents.wait_step(1, 4, range(6))
+    agents.kill(1)
+    job.restart(1)
+    agents.announce(range(6))
+    agents.wait_exit(3)
+    agents.wait_left(1, cause=True)
+    job.restart(3)
+    agents.announce(range(6), older=[1, 2])
+    agents.wait_step(3, 0, range(6))
+    adopted = {slot: agents.workers[slot].messages(local.AdoptedLocally, 3)[0] for slot in range(6)}
+    assert {slot for slot, one in adopted.items() if one.source != "self"} == {1, 3}
+    assert (
+        {one.state.step for one in adopted.values()} == {5}
+        if lose
+        else {one.rolled_back for one in adopted.values()} == {False}
+    )
+    _, whole = job.finish(range(6))
+    assert_close(whole, alone("adamw")[1])
+
+
+@pytest.mark.parametrize("victim", [None, 0, 1], ids=["nobody", "A0", "A1"])
+def test_generations_that_break_in_their_first_step(
+    make: Callable[..., SplitJob], undisturbed: Whole, victim: int | None
+) -> None:
+    """Rules KEEP and EXACT: nobody applies step 4 in generations 1 and 2, only A0 and A1 do in generation 3; what the others follow
+    with is what generation 3 has reduced."""
+    job = make("shard=2")
+    agents = job.agents
+    lost = "rows-lost:4,rows-lost-first:2"
+    job.start([0, 1], TEST_FAULT=lost)
+    job.start([2, 3], TEST_FAULT=f"{lost},rows-lost-first:3")
+    for generation in (1, 2, 3):
+        agents.announce(range(4), older=range(1, generation))
+        for slot in range(4):
+            agents.wait(partial(has_left, agents.workers[slot], generation), f"slot {slot} leaves {generation}")
+    if victim is not None:
+        agents.kill(victim)
+        job.restart(victim)
+    agents.announce(range(4), older=[1, 2, 3])
+    agents.wait_step(4, 0, range(4))
+    for slot in range(4):
+        (adopted,) = agents.workers[slot].messages(local.AdoptedLocally, 4)
+        assert adopted.state == StatePair(3, 5)
+        assert (adopted.source == "self") == (slot != victim)
+    _, whole = job.finish(range(4))
+    assert_equal(whole, undisturbed)
+
+
+def has_left(worker: Worker, generation: int) -> bool:
+    """Return whether a worker's trainer has left a generation because something broke in it."""
+    return any(left.left_up_to == generation and left.cause for left in worker.messages(local.Left))
+
+
 @pytest.fixture(scope="module")
 def evaluated(tmp_path_factory: pytest.TempPathFactory, zygote: Zygote) -> tuple[dict[str, int], Whole]:
     """Right answers by step, and the state, of two model groups that are evaluated after each step and that nothing happens to."""
