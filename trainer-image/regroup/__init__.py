@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:  # what a type checker sees of the lazy names below
     from regroup import strategies
     from regroup.accelerator import device
+    from regroup.data import cached
     from regroup.errors import GenerationChanged, RegroupError
     from regroup.job import Job, session
     from regroup.model_group import mesh
 
 _EXPORTS = {
+    "cached": "regroup.data",
     "device": "regroup.accelerator",
     "mesh": "regroup.model_group",
     "session": "regroup.job",
@@ -23,7 +25,7 @@ _EXPORTS = {
     "strategies": "regroup",
 }
 
-__all__ = ["GenerationChanged", "Job", "RegroupError", "device", "mesh", "session", "strategies"]
+__all__ = ["GenerationChanged", "Job", "RegroupError", "cached", "device", "mesh", "session", "strategies"]
 
 
 def __getattr__(name: str) -> object:
