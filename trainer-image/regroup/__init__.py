@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:  # what a type checker sees of the lazy names below
     from regroup import strategies
     from regroup.accelerator import device
+    from regroup.data import cached
     from regroup.errors import GenerationChanged, RegroupError
     from regroup.job import Job, session
     from regroup.model_group import mesh
@@ -16,6 +17,7 @@ if TYPE_CHECKING:  # what a type checker sees of the lazy names below
     from regroup.parallel.ulysses import attention, split_sequence
 
 _EXPORTS = {
+    "cached": "regroup.data",
     "device": "regroup.accelerator",
     "mesh": "regroup.model_group",
     "attention": "regroup.parallel.ulysses",
@@ -35,6 +37,7 @@ __all__ = [
     "MixtureOfExperts",
     "RegroupError",
     "attention",
+    "cached",
     "device",
     "mesh",
     "session",

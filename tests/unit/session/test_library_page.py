@@ -47,6 +47,7 @@ def test_page_names_every_argument() -> None:
     for call, function in (
         ("## regroup.session", regroup.session),
         ("### step.backward", Step.backward),
+        ("## regroup.cached", regroup.cached),
         ("### step.commit", Step.commit),
     ):
         section = re.split(r"^##+ ", PAGE.split(f"\n{call}\n")[1], maxsplit=1, flags=re.MULTILINE)[0]

@@ -5,11 +5,12 @@ Does not: generations, groups, the decision to commit (`regroup.transaction`), f
 
 The unit is the *virtual worker*: one microbatch of every step. A job has `global_batch / microbatch` of them for life;
 a rank of a generation plays a contiguous share of them. `ids` which samples a virtual worker reads; `quotas` how many virtual
-workers a rank plays; `sources` how samples are read, `feed` by whom; `rng` random numbers; `tree` and `exact` the sum over
-virtual workers that is bitwise equal at any world size. So there is neither loader state nor random-number state to save: the
-step says everything.
+workers a rank plays; `sources` how samples are read, `feed` by whom, `cache` from where; `rng` random numbers; `tree` and `exact`
+the sum over virtual workers that is bitwise equal at any world size. So there is neither loader state nor random-number state to
+save: the step says everything.
 """
 
+from .cache import cached
 from .errors import DataError
 from .exact import ExactSum, Exchange, GroupExchange
 from .feed import Feed, Key, make_feed
@@ -30,6 +31,7 @@ __all__ = [
     "SamplePlan",
     "Source",
     "as_source",
+    "cached",
     "make_feed",
     "microbatch_rng",
     "share_of",
