@@ -11,11 +11,12 @@ if TYPE_CHECKING:  # what a type checker sees of the lazy names below
     from regroup.accelerator import device
     from regroup.errors import GenerationChanged, RegroupError
     from regroup.job import Job, session
-    from regroup.model_group import mesh
+    from regroup.model_group import mesh, pipeline
 
 _EXPORTS = {
     "device": "regroup.accelerator",
     "mesh": "regroup.model_group",
+    "pipeline": "regroup.model_group",
     "session": "regroup.job",
     "Job": "regroup.job",
     "GenerationChanged": "regroup.errors",
@@ -23,7 +24,7 @@ _EXPORTS = {
     "strategies": "regroup",
 }
 
-__all__ = ["GenerationChanged", "Job", "RegroupError", "device", "mesh", "session", "strategies"]
+__all__ = ["GenerationChanged", "Job", "RegroupError", "device", "mesh", "pipeline", "session", "strategies"]
 
 
 def __getattr__(name: str) -> object:

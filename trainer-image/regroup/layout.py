@@ -12,10 +12,10 @@ from functools import cached_property
 
 from .errors import UsageError
 
-SHARD, TENSOR = "shard", "tensor"
+SHARD, TENSOR, PIPELINE = "shard", "tensor", "pipeline"
 DATA_DIMS = (SHARD,)
 """Along these each rank computes its own samples; along the others the same ones."""
-KNOWN_DIMS = (SHARD, TENSOR)
+KNOWN_DIMS = (SHARD, TENSOR, PIPELINE)
 
 
 @dataclass(frozen=True)
@@ -70,9 +70,24 @@ class Layout:
         return index
 
     def speaks(self, rank: int) -> bool:
-        """Return whether a rank's loss, weight and samples count: others compute the same ones, for their part of the model."""
+        """Return whether a rank's loss, weight and samples count: others compute the same ones, for their part of the model. Of a
+        pipeline only the last process has a loss."""
         coordinates = self.coordinates(rank % self.size)
-        return all(coordinates[name] == 0 for name, _ in self.dims if name not in DATA_DIMS)
+        return all(
+            coordinates[name] == (size - 1 if name == PIPELINE else 0)
+            for name, size in self.dims
+            if name not in DATA_DIMS
+        )
+
+    def line(self, rank: int, name: str) -> tuple[int, ...]:
+        """Return the ranks of a rank's model group that differ from it in one dimension only, in that dimension's order."""
+        inside = 1
+        for dim, size in reversed(self.dims):
+            if dim == name:
+                first = rank - rank // inside % size * inside
+                return tuple(first + at * inside for at in range(size))
+            inside *= size
+        return (rank,)
 
     def across(self, rank: int, world_size: int, along: frozenset[str] = frozenset()) -> tuple[int, ...]:
         """Return the ranks, this one among them, that have its coordinates in all dimensions but those of `along`, of all groups.

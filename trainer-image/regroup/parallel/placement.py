@@ -6,7 +6,7 @@ import torch
 
 from regroup.checkpoint.shards import is_split
 from regroup.errors import UsageError
-from regroup.layout import Layout
+from regroup.layout import PIPELINE, Layout
 
 
 class Place(NamedTuple):
@@ -35,6 +35,8 @@ def place_of(name: str, parameter: torch.Tensor, layout: Layout, inner: int) -> 
             raise UsageError(
                 f"Parameter {name} is split over a mesh that is no part of regroup.mesh({layout}). Build the model with that mesh."
             )
+    if PIPELINE in dict(layout.dims):
+        own[PIPELINE] = dict(layout.dims)[PIPELINE] > 1  # a layer is in one stage
     at = layout.coordinates(inner)
     return Place(
         along=frozenset(layout.data_dims - own.keys()),

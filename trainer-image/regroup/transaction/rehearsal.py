@@ -97,6 +97,10 @@ class Rehearsal:
         self._strategy.ask()
         raise GenerationChanged(f"the rehearsal of step {share.index} is over")
 
+    def run(self, work: Any) -> None:
+        """See Transaction: there are no rehearsals in a model group."""
+        raise AssertionError(f"a rehearsal of a pipeline: {work}")
+
     def announce(self) -> None:
         """See Transaction."""
         raise AssertionError("a rehearsal was committed")
