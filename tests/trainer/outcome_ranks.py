@@ -7,6 +7,8 @@ Usage: python -m tests.trainer.outcome_ranks WORLD_SIZE WHAT
   aborted   every rank ends its own groups while it waits for rank 1, which does not come
   ring-killed, ring-closed, ring-aborted
             the same in the middle of an all-reduce by the ring: rank 1 takes part in its first two turns
+  edge-killed, edge-closed, edge-aborted
+            the same in a pipeline: rank 0 sends rank 1 what it does not take, and rank 2 waits for something from it
   unformed  rank 1 is killed when all have arrived at the store, before it connects to the others
 """
 
@@ -22,16 +24,21 @@ from typing import NoReturn
 
 import torch
 
+from regroup.generation import edges
 from regroup.generation import groups as groups_module
 from regroup.generation.adoption import Arrival
 from regroup.generation.groups import Groups
+from regroup.layout import Layout
 from regroup.parallel.ring import ring_sum
 from tests.builders.generations import make_assignment, make_document
 
 
 def main(rank: int, world_size: int, listener: socket.socket, what: str, said: int, end: int) -> None:
     part = make_assignment(make_document(listener.getsockname()[1], world_size), rank)
-    groups = Groups(part, "127.0.0.1", torch.device("cpu"))
+    layout = Layout.of({"pipeline": world_size})
+    edges.plan(world_size)
+    among = edges.parts(layout, rank) if what.startswith("edge-") else {}
+    groups = Groups(part, "127.0.0.1", torch.device("cpu"), among)
     try:
         if what == "unformed":
             groups_module._CONNECT = timedelta(seconds=2)
@@ -48,7 +55,7 @@ def main(rank: int, world_size: int, listener: socket.socket, what: str, said: i
                     groups.wait([pending])
                     if turn == 1:
                         break
-                what = what.removeprefix("ring-")
+            what = what.removeprefix("ring-").removeprefix("edge-")
             if what == "killed":
                 _die()
             elif what == "closed":
@@ -60,6 +67,15 @@ def main(rank: int, world_size: int, listener: socket.socket, what: str, said: i
         if what.startswith("ring-"):
             for pending in ring_sum(groups, tensor):
                 groups.wait([pending])
+        if what.startswith("edge-"):
+            ends = edges.Edges(groups)
+            if rank == 0:
+                for _ in range(4):
+                    ends.send(0, [torch.ones(1 << 20)])
+                ends.finish()
+            else:
+                ends.expect(1)
+                ends.receive(1)
         groups.wait([groups.launch("allreduce", [tensor])])
     except Exception as error:
         line = {

@@ -1,6 +1,7 @@
 """A small training script whose model is split over a model group. What it does beyond training is read from TEST_* variables.
 
 TEST_MESH       the mesh, such as "shard=2" (default: none, each process has all of the model)
+TEST_SCHEDULE   of the pipeline (default: 1f1b); with one, or with TEST_RUN, the loop calls step.run()
 TEST_OPTIMIZER  adamw (default) or sgd
 TEST_PACE       seconds that a step takes until the file TEST_GO is there
 TEST_FAULT      see faults.py
@@ -35,8 +36,9 @@ else:
     torch.manual_seed(3)
 x = torch.randn(1000, 16, generator=torch.Generator().manual_seed(1))
 y = (x @ torch.randn(16, 4, generator=torch.Generator().manual_seed(2))).argmax(1)
-model = Model(words)
-blocks = model.blocks
+whole_model = Model(words)
+model: torch.nn.Module = whole_model
+blocks = whole_model.blocks
 if "tensor" in sizes and mesh is not None:
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
@@ -49,8 +51,13 @@ if "shard" in sizes and mesh is not None:
 
     for block in blocks:
         fully_shard(block, mesh=mesh["shard"])
-    if not os.environ.get("TEST_PARTLY"):  # else the first and the last layer are whole on every rank
+    if (
+        not os.environ.get("TEST_PARTLY") and "pipeline" not in sizes
+    ):  # else the first and the last layer are whole on every rank
         fully_shard(model, mesh=mesh["shard"])
+runs = "pipeline" in sizes or bool(os.environ.get("TEST_RUN"))
+if runs:
+    model = regroup.pipeline(model, schedule=os.environ.get("TEST_SCHEDULE", "1f1b"))
 optimizer: torch.optim.Optimizer = (
     torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     if os.environ.get("TEST_OPTIMIZER") == "sgd"
@@ -60,11 +67,17 @@ optimizers = [optimizer]
 if "two" in words:
     optimizers = [
         torch.optim.SGD(blocks.pop().parameters(), lr=0.05, momentum=0.9),
-        torch.optim.AdamW([*model[0].parameters(), *model[1].parameters(), *model[3].parameters()], lr=0.01),
+        torch.optim.AdamW([one for number in (0, 1, 3) for one in whole_model[number].parameters()], lr=0.01),
     ]
 schedule = torch.optim.lr_scheduler.StepLR(optimizers[-1], step_size=7, gamma=0.5)
 mine = [id(p) for p in model.parameters()]
 losses, rights = {}, {}
+
+
+def summed(output: torch.Tensor, batch: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, int]:
+    return torch.nn.functional.cross_entropy(output, batch[1], reduction="sum"), len(batch[1])
+
+
 if os.environ.get("TEST_FAULT"):
     import faults  # type: ignore[import-not-found]  # it lies beside this script
 
@@ -82,9 +95,12 @@ with regroup.session(
         with step:
             if not Path(os.environ.get("TEST_GO", "/")).exists():
                 time.sleep(float(os.environ.get("TEST_PACE", "0.03")))
-            for inputs, targets in step.microbatches():
-                loss = torch.nn.functional.cross_entropy(model(inputs, step.virtual_worker % 4 == 1), targets)
-                step.backward(mean=loss, weight=len(targets))
+            if runs:
+                step.run(summed)
+            else:
+                for inputs, targets in step.microbatches():
+                    loss = torch.nn.functional.cross_entropy(model(inputs, step.virtual_worker % 4 == 1), targets)
+                    step.backward(mean=loss, weight=len(targets))
             step.commit(after=[schedule.step], max_norm=0.5)
             losses[step.index] = step.loss
         if os.environ.get("TEST_EVAL") and step.committed:
@@ -100,6 +116,7 @@ with regroup.session(
 
 if os.environ.get("TEST_PARTS"):
     parts: dict[str, Any] = {}
+    parameter: Any  # perhaps a DTensor
     for name, parameter in model.named_parameters():
         split = [str(placement) for placement in parameter.placements] if is_split(parameter) else []
         dims = list(parameter.device_mesh.mesh_dim_names or ()) if is_split(parameter) else []

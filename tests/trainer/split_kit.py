@@ -63,14 +63,18 @@ class SplitJob:
                 for key, held in one["local"].items():
                     assert torch.equal(held, first[name]["local"][key]), (rank, name, key)
         return ends, {
-            name: {key: self._whole(parts, name, key) for key in one["local"]} for name, one in parts[0].items()
+            name: {key: self._whole(parts, name, key) for key in one["local"]}
+            for part in parts
+            for name, one in part.items()
         }
 
     def _whole(self, parts: Sequence[Any], name: str, key: str) -> torch.Tensor:
-        """Put a tensor together. FSDP2 splits last, so it is undone first; the ranks of a mesh count its last dimension first."""
-        pieces = [parts[inner][name]["local"][key] for inner in range(self.size)]
-        one = parts[0][name]
-        sizes = list(self.sizes.items())
+        """Put a tensor together. FSDP2 splits last, so it is undone first; the ranks of a mesh count its last dimension first.
+        Of a pipeline one process has it."""
+        holders = [inner for inner in range(self.size) if name in parts[inner]]
+        pieces = [parts[inner][name]["local"][key] for inner in holders]
+        one = parts[holders[0]][name]
+        sizes = [(dim, size) for dim, size in self.sizes.items() if dim != "pipeline"]
         for at, (dim, size) in enumerate(sizes):
             inside = 1
             for _, further in sizes[at + 1 :]:

@@ -79,6 +79,9 @@ def test_interrupted_form_leaves_no_thread_and_no_socket(moment: str) -> None:
         pytest.param("ring-killed", "PeerLost", 1, id="a rank is killed in a ring"),
         pytest.param("ring-closed", "PeerLost", 1, id="a rank leaves its groups in a ring"),
         pytest.param("ring-aborted", "Aborted", None, id="the groups are ended here, in a ring"),
+        pytest.param("edge-killed", "PeerLost", 1, id="a rank is killed in a pipeline"),
+        pytest.param("edge-closed", "PeerLost", 1, id="a rank leaves its groups in a pipeline"),
+        pytest.param("edge-aborted", "Aborted", None, id="the groups are ended here, in a pipeline"),
         pytest.param("unformed", "PeerLost", 1, id="a rank is killed before it connects"),
     ],
 )

@@ -12,7 +12,7 @@ if TYPE_CHECKING:  # what a type checker sees of the lazy names below
     from regroup.data import cached
     from regroup.errors import GenerationChanged, RegroupError
     from regroup.job import Job, session
-    from regroup.model_group import mesh
+    from regroup.model_group import mesh, pipeline
     from regroup.parallel.experts import MixtureOfExperts, through_experts
     from regroup.parallel.ulysses import attention, split_sequence
 
@@ -24,6 +24,7 @@ _EXPORTS = {
     "split_sequence": "regroup.parallel.ulysses",
     "MixtureOfExperts": "regroup.parallel.experts",
     "through_experts": "regroup.parallel.experts",
+    "pipeline": "regroup.model_group",
     "session": "regroup.job",
     "Job": "regroup.job",
     "GenerationChanged": "regroup.errors",
@@ -40,6 +41,7 @@ __all__ = [
     "cached",
     "device",
     "mesh",
+    "pipeline",
     "session",
     "split_sequence",
     "strategies",

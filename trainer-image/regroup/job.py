@@ -26,6 +26,7 @@ from .parallel.exact import Exact
 from .parallel.local_steps import LocalSteps
 from .parallel.noise import NAME as NOISE
 from .parallel.noise import NoiseScale
+from .parallel.pipeline import check_model
 from .parallel.strategy import Guarantees, Strategy
 from .progress.busy import BusyStack
 from .progress.reporter import Reporter
@@ -240,6 +241,7 @@ class Job:
         layout = model_group.layout()
         if layout.size > 1:
             _refuse_in_group(reduction, scaler, batch_per_rank)
+            check_model(model, layout)
         if batch_per_rank is not None and isinstance(strategy, (strategies.LocalSGD, strategies.DiLoCo)):
             raise UsageError(
                 f"batch_per_rank does not work with strategy {type(strategy).__name__} so far. Pass global_batch."
@@ -408,7 +410,7 @@ class Job:
             if self.state.step >= total or self._ended:
                 self._finish()
                 continue
-            step = Step(self.state.step, self._committer, self._feed)
+            step = Step(self.state.step, self._committer, self._feed, self.model)
             self._reporter.begin_step(step.index)
             yield step
             if not step.committed and not step.interrupted:
@@ -420,7 +422,7 @@ class Job:
         rehearsal = Rehearsal(self._strategy, self.state, self.plan)
         try:
             with rehearsal.keep_nothing():
-                yield Step(0, rehearsal, self._feed, rehearsal=True)
+                yield Step(0, rehearsal, self._feed, self.model, rehearsal=True)
         finally:
             self._blocks.rehearses = False
 

@@ -13,12 +13,12 @@ from itertools import combinations
 
 from .errors import UsageError
 
-SHARD, TENSOR, CONTEXT, EXPERT = "shard", "tensor", "context", "expert"
+SHARD, TENSOR, CONTEXT, EXPERT, PIPELINE = "shard", "tensor", "context", "expert", "pipeline"
 DATA_DIMS = (SHARD, EXPERT)
 """Along these each rank computes its own samples; along the others the same ones."""
 SUMMED_DIMS = (*DATA_DIMS, CONTEXT)
 """Along these each rank has its own part of the loss; along the others the same one."""
-KNOWN_DIMS = (SHARD, TENSOR, CONTEXT, EXPERT)
+KNOWN_DIMS = (SHARD, TENSOR, CONTEXT, EXPERT, PIPELINE)
 PRODUCTS = ({SHARD, TENSOR}, {SHARD, CONTEXT}, {TENSOR, CONTEXT}, {SHARD, EXPERT})
 """Dimensions that may be above 1 together: those that a test has trained with."""
 
@@ -83,13 +83,21 @@ class Layout:
 
     def speaks(self, rank: int) -> bool:
         """Return whether a rank's samples count: others compute the same ones."""
-        coordinates = self.coordinates(rank % self.size)
-        return all(coordinates[name] == 0 for name, _ in self.dims if name not in DATA_DIMS)
+        return self._comes_first(rank, DATA_DIMS)
+
+    def line(self, rank: int, name: str) -> tuple[int, ...]:
+        """Return the ranks of a rank's model group that differ from it in one dimension only, in that dimension's order."""
+        inside = 1
+        for dim, size in reversed(self.dims):
+            if dim == name:
+                first = rank - rank // inside % size * inside
+                return tuple(first + at * inside for at in range(size))
+            inside *= size
+        return (rank,)
 
     def adds_loss(self, rank: int) -> bool:
         """Return whether a rank's loss and weight count: others compute the same ones, for their part of the model."""
-        coordinates = self.coordinates(rank % self.size)
-        return all(coordinates[name] == 0 for name, _ in self.dims if name not in SUMMED_DIMS)
+        return self._comes_first(rank, SUMMED_DIMS)
 
     def sequence_part(self, rank: int) -> int:
         """Return which part of its sequences a rank computes."""
@@ -121,6 +129,14 @@ class Layout:
         always = self.summed_dims - set(DATA_DIMS)
         chosen = (some for count in range(len(data) + 1) for some in combinations(data, count))
         return list(dict.fromkeys([frozenset[str](), *(always.union(some) for some in chosen)]))
+
+    def _comes_first(self, rank: int, own: Sequence[str]) -> bool:
+        """Return whether a rank stands for those that differ from it in other dimensions than `own` only. Of a pipeline it is the
+        last one: only there is a loss."""
+        coordinates = self.coordinates(rank % self.size)
+        return all(
+            coordinates[name] == (size - 1 if name == PIPELINE else 0) for name, size in self.dims if name not in own
+        )
 
     def _place(self, inner: int, along: frozenset[str]) -> tuple[int, ...]:
         return tuple(at for name, at in self.coordinates(inner).items() if name not in along)

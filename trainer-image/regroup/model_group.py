@@ -4,15 +4,19 @@ A script calls it before it builds the model, and splits the model over it with 
 """
 
 import os
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from .checkpoint import shards
 from .errors import UsageError
-from .generation import living
-from .layout import WHOLE, Layout, inner_index
+from .generation import edges, living
+from .layout import PIPELINE, WHOLE, Layout, inner_index
 from .protocol import env
+
+if TYPE_CHECKING:
+    from .parallel.pipeline import Pipeline
 
 _layout = WHOLE
 _inner = 0
@@ -33,10 +37,11 @@ def mesh(**sizes: int) -> Any:
 
     Call it once, before the model is built. shard: ranks that compute different samples and split the parameters (FSDP2); tensor:
     ranks that compute the same samples, each its part of a layer; context: each its part of every sequence (`regroup.attention`);
-    expert: ranks that compute different samples and split a layer's experts (`regroup.MixtureOfExperts`). The other ranks of
-    the job hold further copies of the model. Torch's world (`torch.distributed.get_rank()`) is the model group from then on. Until
-    the loop begins there is nobody to communicate with: every process builds the model from the same seed. Raises UsageError for a
-    mesh that does not fit the workers, and for dimensions that do not work together.
+    expert: ranks that compute different samples and split a layer's experts (`regroup.MixtureOfExperts`); pipeline: ranks that
+    compute the same samples, each some of the layers (`regroup.pipeline`). The other ranks of the job hold further copies of the
+    model. Torch's world (`torch.distributed.get_rank()`) is the model group from then on. Until the loop begins there is nobody to
+    communicate with: every process builds the model from the same seed. Raises UsageError for a mesh that does not fit the
+    workers, and for dimensions that do not work together.
     """
     global _layout, _inner
     if _layout is not WHOLE:
@@ -59,6 +64,26 @@ def mesh(**sizes: int) -> Any:
     if not os.environ.get(env.SOCKET):
         living.bind_alone()
     return shards.mesh
+
+
+def pipeline(
+    modules: Any, *, schedule: str = "1f1b", boundaries: Sequence[int] | None = None, stages: int | None = None
+) -> "Pipeline":
+    """Return the model that this process trains: those of `modules` that are in its stages of the mesh's `pipeline` dimension.
+
+    modules: a torch.nn.Sequential or a list, the whole model, each called with what the one before returns (a tuple as several
+    arguments). They keep their names, so a checkpoint is that of torch.nn.Sequential(*modules). Without a pipeline in the mesh the
+    process has them all, and the same script trains. schedule: "gpipe", "1f1b", "interleaved" or "zero_bubble". boundaries: the
+    number of the module with which each stage but the first begins; None: so that the parameters are spread evenly. stages: on each
+    process; None: 2 for "interleaved", else 1. Call it after `mesh`, and step.run() in each step. Raises UsageError.
+    """
+    from .parallel.pipeline import make
+
+    num_ranks = dict(_layout.dims).get(PIPELINE, 1)
+    rank = _layout.coordinates(_inner).get(PIPELINE, 0)
+    model = make(modules, schedule, boundaries, stages, rank, num_ranks)
+    edges.plan(model.num_stages)
+    return model
 
 
 def _number(name: str, default: int) -> int:

@@ -12,7 +12,10 @@ from typing import Any, Protocol
 import torch
 
 from .data import Feed, Key, SamplePlan, microbatch_rng
+from .data.mix import mix
 from .errors import BackendError, SampleError, UsageError
+from .parallel.pipeline import Pipeline, Work
+from .parallel.schedules import FORWARD as FORWARD_PASS
 from .parallel.strategy import Share
 from .state.training import CommitRecord
 from .transaction.laps import BACKWARD, DATA, FORWARD, Laps, StepTimes
@@ -79,12 +82,19 @@ class Transaction(Protocol):
         """The step knows that it is committed."""
         ...
 
+    def run(self, work: Work) -> None:
+        """Run this rank's microbatches through the stages of a pipeline. Raises GenerationChanged or BackendError."""
+        ...
+
 
 class Step:
     """A step in progress. `index` counts from 0."""
 
-    def __init__(self, index: int, transaction: Transaction, feed: Feed, *, rehearsal: bool = False) -> None:
+    def __init__(
+        self, index: int, transaction: Transaction, feed: Feed, model: torch.nn.Module, *, rehearsal: bool = False
+    ) -> None:
         self.index = index
+        self._model = model
         self.rehearsal = rehearsal
         """The block runs only for what it compiles, before this process is ready: it ends at its commit, as if interrupted."""
         self.committed = False
@@ -164,6 +174,7 @@ class Step:
         no share, and get nothing: commit all the same, and read the loss from `step.loss`.
         """
         self._check_inside("microbatches")
+        self._check_whole("microbatches")
         plan, laps = self._transaction.plan, self._transaction.laps
         share = self._transaction.share()
         with microbatch_rng() as seed_for:
@@ -204,6 +215,7 @@ class Step:
                 "the number of samples: the session scales sums and means differently."
             )
         self._check_inside("backward")
+        self._check_whole("backward")
         share, v = self._share, self.virtual_worker
         if v < 0 or v in share.weights:
             raise UsageError("step.backward() goes inside `for batch in step.microbatches():`, once for each batch.")
@@ -226,6 +238,42 @@ class Step:
             share.loss_sums[v] = 0.0
         share.sample_hash += self._transaction.plan.hash_of(self.index, v)
         self._transaction.added(v, number)
+
+    def run(
+        self, loss: Callable[[Any, Any], tuple[torch.Tensor, float]], *, inputs: Callable[[Any], Any] | None = None
+    ) -> None:
+        """Run this rank's microbatches forward and backward, in place of a loop over them. All ranks call it, once a step.
+
+        `loss(output, batch)` returns the loss summed over samples, a scalar, and its weight: their number, or whatever it is a sum
+        over. Of a pipeline (`regroup.pipeline`) it is called where the last stage is. inputs: returns the model's arguments of a
+        batch; None: the batch itself, or the first element of one that is a tuple or a list.
+        """
+        self._check_inside("run")
+        if not callable(loss) or not (inputs is None or callable(inputs)):
+            raise UsageError(
+                "step.run() takes functions: loss(output, batch), which returns the loss summed over samples and its weight, and "
+                "inputs(batch), which returns what the model is called with, or None."
+            )
+        if self._share.weights:
+            raise UsageError(
+                f"step.run() was called twice in step {self.index}. Call it once: it runs all microbatches."
+            )
+        if not isinstance(self._model, Pipeline) or not self._model.is_split:
+            for batch in self.microbatches():
+                total, weight = _pair(loss(self._model(*_arguments(batch, inputs)), batch))
+                self.backward(sum=total, weight=weight)
+            return
+        share = self._transaction.share()
+        with microbatch_rng() as seed_for:
+            try:
+                self._transaction.run(_Microbatches(self, share, loss, inputs, seed_for))
+            except BackendError as error:
+                raise error.with_traceback(None) from None
+        for v in share:
+            weight = self._share.weights.setdefault(v, 0.0)  # where the last stage is not, nobody asks
+            self._share.sample_hash += self._transaction.plan.hash_of(self.index, v)
+            self._transaction.added(v, weight)
+        self.virtual_worker = -1
 
     def commit(
         self,
@@ -259,9 +307,86 @@ class Step:
         self._times = self._transaction.laps.sums
         self._transaction.announce()
 
+    def _check_whole(self, what: str) -> None:
+        if isinstance(self._model, Pipeline) and self._model.is_split:
+            raise UsageError(
+                f"step.{what}() was called, and the model is a pipeline: its schedule says when a batch goes forward and "
+                "backward. Call "
+                "step.run(loss) in place of the loop over step.microbatches()."
+            )
+
     def _check_inside(self, what: str) -> None:
         if not self._inside:
             raise UsageError(f"step.{what}() of step {self.index} is outside its block. Write `with step:` around it.")
+
+
+class _Microbatches:
+    """A step's microbatches as a pipeline takes them: see `Work`."""
+
+    def __init__(
+        self,
+        step: Step,
+        share: range,
+        loss: Callable[[Any, Any], tuple[torch.Tensor, float]],
+        inputs: Callable[[Any], Any] | None,
+        seed_for: Callable[[int, int, int], None],
+    ) -> None:
+        self._step, self._share, self._loss, self._inputs, self._seed_for = step, share, loss, inputs, seed_for
+
+    def __len__(self) -> int:
+        return len(self._share)
+
+    def inputs(self, microbatch: int) -> tuple[Any, ...]:
+        return _arguments(self._batch(microbatch), self._inputs)
+
+    def loss(self, microbatch: int, output: Any) -> torch.Tensor:
+        step, v = self._step, self._share[microbatch]
+        total, weight = _pair(self._loss(output, self._batch(microbatch)))
+        number = _checked(total, weight)
+        step._share.weights[v] = number
+        step._share.pending.append((v, total.detach(), 1.0))
+        # The factor of the batch must not be rounded.
+        found: torch.Tensor = total.float() if total.dtype in (torch.float16, torch.bfloat16) else total
+        return found
+
+    def seed(self, microbatch: int, stage: int) -> None:
+        # Each stage draws numbers of its own: one dropout mask is not that of the next stage, too.
+        seed = self._step._transaction.plan.seed
+        self._seed_for(mix(seed, stage) if stage else seed, self._step.index, self._share[microbatch])
+
+    def check(self) -> None:
+        self._step._transaction.check()
+
+    def did(self, kind: str) -> None:
+        self._step._transaction.laps.lap(FORWARD if kind == FORWARD_PASS else BACKWARD)
+
+    def _batch(self, microbatch: int) -> Any:
+        step, v = self._step, self._share[microbatch]
+        laps = step._transaction.laps
+        laps.lap(FORWARD)
+        if step._feed.draws:
+            self._seed_for(step._transaction.plan.seed, step.index, v)
+        batch = step._feed.take(Key(step.index, v), self._share)
+        laps.lap(DATA)
+        step.virtual_worker = v
+        return batch
+
+
+def _arguments(batch: Any, inputs: Callable[[Any], Any] | None) -> tuple[Any, ...]:
+    """Return what the model is called with."""
+    value = inputs(batch) if inputs is not None else batch[0] if isinstance(batch, (tuple, list)) else batch
+    return value if isinstance(value, tuple) else (value,)
+
+
+def _pair(found: Any) -> tuple[Any, Any]:
+    """Return what the script's loss function returned. Raises UsageError for anything but a pair."""
+    if not isinstance(found, tuple) or len(found) != 2:
+        raise UsageError(
+            f"The loss function of step.run() returned a {type(found).__name__}; it must return the loss summed over samples and "
+            "its "
+            "weight: return cross_entropy(output, targets, reduction='sum'), len(targets), for example."
+        )
+    return found
 
 
 def _checked(loss: Any, weight: Any) -> float:

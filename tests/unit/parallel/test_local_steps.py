@@ -70,7 +70,7 @@ def train(
     feed = make_feed(source, plan)
     losses = []
     for index in range(rounds):
-        step = Step(index, committer, feed)
+        step = Step(index, committer, feed, model)
         with step:
             for x, y in step.microbatches():
                 step.backward(mean=torch.nn.functional.cross_entropy(model(x), y), weight=len(y))

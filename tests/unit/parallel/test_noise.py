@@ -120,7 +120,7 @@ def measure(world_size: int, *, num_virtual: int, steps: int, monkeypatch: pytes
         committer.begin_generation()
         feed = make_feed(source, plan)
         for index in range(steps):
-            step = Step(index, committer, feed)
+            step = Step(index, committer, feed, model)
             with step:
                 for batch in step.microbatches():
                     x = batch.x

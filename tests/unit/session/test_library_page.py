@@ -46,14 +46,16 @@ def test_page_names_every_attribute(name: str, cls: type[Any]) -> None:
 def test_page_names_every_argument() -> None:
     for call, function in (
         ("## regroup.session", regroup.session),
+        ("## regroup.pipeline", regroup.pipeline),
         ("### step.backward", Step.backward),
         ("## regroup.cached", regroup.cached),
+        ("### step.run", Step.run),
         ("### step.commit", Step.commit),
     ):
         section = re.split(r"^##+ ", PAGE.split(f"\n{call}\n")[1], maxsplit=1, flags=re.MULTILINE)[0]
         rows = set(re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE))
         assert rows == set(inspect.signature(function).parameters) - {"self", "positional"}, call
-    for method in (Step.backward, Step.commit, Job.steps, Job.collective, Job.pause):
+    for method in (Step.backward, Step.run, Step.commit, Job.steps, Job.collective, Job.pause):
         for argument in list(inspect.signature(method).parameters)[1:]:
             assert argument == "positional" or re.search(rf"`(step|job)\.{method.__name__}\([^`]*\b{argument}\b", PAGE)
     assert set(re.findall(r"`team\.(\w+)", PAGE)) == public(Collective)

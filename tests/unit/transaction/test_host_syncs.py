@@ -158,7 +158,7 @@ def test_two_ranks_wait_for_their_row_and_their_reductions(
             for index in range(LAST + 1):
                 device.take()
                 waits = ranks.waits
-                step = Step(index, committer, feed)
+                step = Step(index, committer, feed, model)
                 run(step, model, **commit)
             return device.take(), ranks.waits - waits, step.loss
 

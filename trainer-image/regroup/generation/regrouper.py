@@ -31,7 +31,7 @@ from regroup.state.durable import Durable, Origin
 from regroup.state.memory import Memory
 from regroup.state.training import CommitRecord, TrainingState
 
-from . import living, parts, transfer
+from . import edges, living, parts, transfer
 from .adoption import Arrival, Block, Copy, Fallback, Refuse, beginner, decide
 from .backends import wait_aborted
 from .groups import Gathering, Groups, Part
@@ -205,6 +205,7 @@ class Regrouper:
             return
         layout = self._plan.layout
         among = layout.parts(assignment.rank, assignment.world_size) | living.parts(assignment.rank, layout.size)
+        among |= edges.parts(layout, assignment.rank)
         groups = Groups(assignment, self._host, self._device, among)
         self._watcher.watch(number, groups, settled=False)
         try:

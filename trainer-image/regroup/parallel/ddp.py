@@ -9,7 +9,7 @@ parameter that got no gradient for some steps in a row is not waited for.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -151,6 +151,18 @@ class DataParallel:
 
     def backward(self, v: int, loss: torch.Tensor, gradient: torch.Tensor, *, last: bool) -> None:  # noqa: ARG002
         """See Strategy."""
+        self._before_backward(last=last)
+        loss.backward(gradient)  # type: ignore[no-untyped-call]
+
+    def run_backward(
+        self, run: Callable[[], Any], parameters: Sequence[torch.nn.Parameter] = (), *, last: bool = False
+    ) -> None:
+        """See Strategy."""
+        self._before_backward(last=last)
+        run()
+        self._gradients.mark_parameters(parameters)
+
+    def _before_backward(self, *, last: bool) -> None:
         self._gradients.check_kept(self._gradients.buckets)
         knows = self._upcoming is not None or not self._hook.needs_step
         if last and self._groups is not None and not self._in_parcel and knows:
@@ -160,7 +172,6 @@ class DataParallel:
                 for bucket in self._gradients.buckets
             ]
         self._gradients.watch()
-        loss.backward(gradient)  # type: ignore[no-untyped-call]
 
     def skip(self, v: int) -> None:
         """See Strategy."""

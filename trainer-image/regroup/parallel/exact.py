@@ -152,6 +152,10 @@ class Exact:
         """See Strategy."""
         return self._gradients.clip(max_norm)
 
+    def run_backward(self, run: Any, parameters: Any = (), *, last: bool = False) -> None:
+        """See Strategy: it knows no model groups."""
+        raise NotImplementedError
+
     def take(self) -> Any:
         """See Strategy: it knows no model groups."""
         raise NotImplementedError

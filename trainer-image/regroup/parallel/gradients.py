@@ -161,6 +161,13 @@ class Gradients:
         """A parameter got a gradient that autograd does not know of."""
         self._used[index] = 1
 
+    def mark_parameters(self, parameters: Iterable[torch.nn.Parameter]) -> None:
+        """Parameters got a gradient that autograd does not know of."""
+        wanted = {id(one) for one in parameters}
+        for index, parameter in enumerate(self.parameters if wanted else ()):
+            if id(parameter) in wanted:
+                self._used[index] = 1
+
     def scale(self, weight: float, used: bytes) -> None:
         """Divide all by `weight`. A parameter that is not `used`, on any rank, has no gradient: the optimizer leaves it alone."""
         # It is 1 where samples are counted and the batch is a power of two: the prescale has done it.

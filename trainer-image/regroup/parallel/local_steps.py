@@ -166,6 +166,10 @@ class LocalSteps:
         """See Strategy."""
         raise AssertionError(f"a commit without a gradient of the whole batch was to be clipped to {max_norm}")
 
+    def run_backward(self, run: Any, parameters: Any = (), *, last: bool = False) -> None:
+        """See Strategy: it knows no model groups."""
+        raise NotImplementedError
+
     def take(self) -> Any:
         """See Strategy: it knows no model groups."""
         raise NotImplementedError

@@ -6,7 +6,7 @@ import torch
 
 from regroup.checkpoint.shards import is_split
 from regroup.errors import UsageError
-from regroup.layout import CONTEXT, DATA_DIMS, Layout
+from regroup.layout import CONTEXT, DATA_DIMS, PIPELINE, Layout
 
 
 class Place(NamedTuple):
@@ -40,6 +40,8 @@ def place_of(name: str, parameter: torch.Tensor, layout: Layout, inner: int) -> 
                 f"Parameter {name} is a DTensor over a mesh with the dimension {CONTEXT}, whose ranks have parts of a sequence and "
                 "equal parameters. Leave it out of the mesh that the parameter is split over, or leave the parameter whole."
             )
+    if PIPELINE in dict(layout.dims):
+        own[PIPELINE] = dict(layout.dims)[PIPELINE] > 1  # a layer is in one stage
     at = layout.coordinates(inner)
     return Place(
         along=frozenset(layout.summed_dims - own.keys()),

@@ -6,7 +6,7 @@ compared, and which of the session's promises hold (`Guarantees`). One file for 
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -104,6 +104,13 @@ class Strategy(Protocol):
 
     def backward(self, v: int, loss: torch.Tensor, gradient: torch.Tensor, *, last: bool) -> None:
         """Add the gradients of virtual worker `v`: of `loss`, a scalar, times `gradient`. `last`: of this rank's in this step."""
+        ...
+
+    def run_backward(
+        self, run: Callable[[], Any], parameters: Sequence[torch.nn.Parameter] = (), *, last: bool = False
+    ) -> None:
+        """Call `run`, a piece of the backward pass of a pipeline's stage. parameters: those whose gradients have got more by
+        it, where autograd did not add it. `last`: of this rank's in this step. Called in a model group only."""
         ...
 
     def skip(self, v: int) -> None:

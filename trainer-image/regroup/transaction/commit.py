@@ -16,10 +16,12 @@ import torch
 
 from regroup.data import Quotas, SamplePlan
 from regroup.errors import BackendError, DivergedError, GenerationChanged, GroupBroken, SampleError, UsageError
+from regroup.generation.edges import Edges
 from regroup.generation.groups import Groups
 from regroup.generation.membership import Membership
 from regroup.parallel.host import bits_of, float_of, to_host
 from regroup.parallel.noise import NoiseScale, Part
+from regroup.parallel.pipeline import Pipeline, Work, run
 from regroup.parallel.strategy import Share, Strategy
 from regroup.protocol.state import StatePair
 from regroup.state.memory import Memory
@@ -155,6 +157,17 @@ class Committer:
             loss = self._state.scaler.scale(loss)
         try:
             self.strategy.backward(v, loss, torch.full_like(loss, factor * self.prescale), last=last)
+        except GroupBroken as error:
+            self.membership.leave(error)
+            raise GenerationChanged(str(error)) from error
+
+    def run(self, work: Work) -> None:
+        """Run this rank's microbatches through the stages of a pipeline. Raises GenerationChanged or BackendError."""
+        model, groups = self._state.model, self.membership.groups
+        assert isinstance(model, Pipeline)
+        assert groups is not None
+        try:
+            run(model, work, Edges(groups), self.strategy.run_backward, self.prescale)
         except GroupBroken as error:
             self.membership.leave(error)
             raise GenerationChanged(str(error)) from error

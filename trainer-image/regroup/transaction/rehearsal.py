@@ -104,6 +104,10 @@ class Rehearsal:
     def noise_scale(self) -> None:
         """See Transaction."""
 
+    def run(self, work: Any) -> None:
+        """See Transaction: there are no rehearsals in a model group."""
+        raise AssertionError(f"a rehearsal of a pipeline: {work}")
+
     def announce(self) -> None:
         """See Transaction."""
         raise AssertionError("a rehearsal was committed")

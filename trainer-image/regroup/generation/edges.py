@@ -1,0 +1,162 @@
+"""The edges of a pipeline in one generation: tensors from one stage to the next, and their gradients back.
+
+An edge is two parts of the generation with two ranks each, one for each direction. A tensor goes over it by a broadcast: a wait for
+gloo's send can neither be cut into slices nor be relied on to end once the peer is gone (docs/design/adr/0038-pipelines.md). What
+one rank puts in comes out at the other in the same order, so nothing says which microbatch it is. Sending never waits.
+
+Every wait is one of `Groups`: it ends with the generation, or when the peer's connection does.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from regroup.errors import UsageError
+from regroup.layout import PIPELINE, Layout
+
+from .groups import Groups, Part, Pending
+
+ACTIVATIONS, GRADIENTS = "activations", "gradients"
+HEADER = 64
+"""Numbers in front of the activations of a microbatch: how many tensors, and for each its type, whether it needs a gradient, and
+its
+shape."""
+_TYPES = (
+    torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8,
+    torch.bool, torch.complex64, torch.complex128,
+)  # fmt: skip
+_num_stages = 1
+"""Of this process's model. Set before the first generation (`regroup.pipeline`)."""
+
+
+def plan(num_stages: int) -> None:
+    """From the next generation on open the edges between so many stages."""
+    global _num_stages
+    _num_stages = num_stages
+
+
+def parts(layout: Layout, rank: int) -> dict[str, tuple[int, ...]]:
+    """Return the two ranks of each edge of this rank's stages, by name. In one order on all ranks."""
+    line = layout.line(rank, PIPELINE)
+    if len(line) == 1:
+        return {}
+    found: dict[str, tuple[int, ...]] = {}
+    for low in range(_num_stages - 1):
+        both = line[low % len(line)], line[(low + 1) % len(line)]
+        if rank in both:
+            found |= {_name(low, way): both for way in (ACTIVATIONS, GRADIENTS)}
+    return found
+
+
+def _name(low: int, way: str) -> str:
+    return f"{way} of stages {low} and {low + 1}"
+
+
+class Edges:
+    """This rank's ends of the edges, for one step. `low` is the number of the edge's first stage."""
+
+    def __init__(self, groups: Groups) -> None:
+        self._groups = groups
+        self._sent: list[tuple[Pending, torch.Tensor]] = []
+        """Messages on their way, and what they read from."""
+        self._headers: dict[int, tuple[Pending, torch.Tensor]] = {}
+        """Of activations that are received next, by edge: asked for before they are needed, so that they come meanwhile."""
+
+    def send(self, low: int, tensors: Sequence[torch.Tensor]) -> None:
+        """Send the activations of one microbatch to the next stage. Raises UsageError for what cannot be sent."""
+        part = self._part(low, ACTIVATIONS)
+        self._put(part, header_of(tensors))
+        for tensor in tensors:
+            self._put(part, tensor)
+
+    def expect(self, low: int) -> None:
+        """The next activations of an edge will be received: let them come."""
+        header = torch.empty(HEADER, dtype=torch.int64)
+        self._headers[low] = self._get(self._part(low, ACTIVATIONS), header), header
+
+    def receive(self, low: int) -> list[torch.Tensor]:
+        """Return the activations that `expect` was called for: leaves that need a gradient where the sender's do. Blocks."""
+        part = self._part(low, ACTIVATIONS)
+        pending, header = self._headers.pop(low)
+        part.wait([pending])
+        tensors = empty_like(header.tolist())
+        part.wait([self._get(part, one.detach()) for one in tensors if one.numel()])
+        return tensors
+
+    def send_gradients(self, low: int, gradients: Sequence[torch.Tensor]) -> None:
+        """Send the gradients of those activations of one microbatch that need one, to the stage that they came from."""
+        for gradient in gradients:
+            self._put(self._part(low, GRADIENTS), gradient)
+
+    def expect_gradients(self, low: int, outputs: Sequence[torch.Tensor]) -> "Coming":
+        """Let the gradients of these activations come. In the order in which they were sent."""
+        part = self._part(low, GRADIENTS)
+        gradients = [torch.empty(one.shape, dtype=one.dtype) for one in outputs]
+        return Coming(part, [self._get(part, one) for one in gradients if one.numel()], gradients)
+
+    def finish(self) -> None:
+        """Wait until everything has been sent. Raises what `Groups.wait` does."""
+        self._groups.wait([pending for pending, _ in self._sent])
+        self._sent = []
+
+    def _part(self, low: int, way: str) -> Part:
+        return self._groups.part(_name(low, way))
+
+    def _put(self, part: Part, tensor: torch.Tensor) -> None:
+        self._sent = [one for one in self._sent if not one[0].work.is_completed()]
+        if tensor.numel():
+            tensor = tensor.detach().contiguous()
+            self._sent.append((part.launch("broadcast", [tensor], _from(part.rank)), tensor))
+
+    def _get(self, part: Part, tensor: torch.Tensor) -> Pending:
+        return part.launch("broadcast", [tensor], _from(1 - part.rank))
+
+
+class Coming:
+    """Gradients that are on their way."""
+
+    def __init__(self, part: Part, pending: Sequence[Pending], gradients: list[torch.Tensor]) -> None:
+        self._part, self._pending, self._gradients = part, pending, gradients
+
+    def wait(self) -> list[torch.Tensor]:
+        """Return them. Blocks. Raises what `Groups.wait` does."""
+        self._part.wait(self._pending)
+        return self._gradients
+
+
+def header_of(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Return what a receiver has to know of tensors. Raises UsageError for those that no header describes."""
+    numbers = [len(tensors)]
+    for tensor in tensors:
+        if tensor.dtype not in _TYPES or tensor.device.type != "cpu" or tensor.layout != torch.strided:
+            raise UsageError(
+                f"A stage of the pipeline returns a {tensor.layout} tensor of {tensor.dtype} on {tensor.device}; only dense "
+                "tensors of "
+                "numbers in host memory can be sent to the next stage. Convert it there."
+            )
+        numbers += [_TYPES.index(tensor.dtype), int(tensor.requires_grad), tensor.ndim, *tensor.shape]
+    if len(numbers) > HEADER:
+        raise UsageError(
+            f"A stage of the pipeline returns {len(tensors)} tensors, which take {len(numbers)} numbers to describe; {HEADER} are "
+            "the "
+            "most. Cut the model where fewer tensors go from one module to the next (boundaries of regroup.pipeline())."
+        )
+    return torch.tensor(numbers + [0] * (HEADER - len(numbers)), dtype=torch.int64)
+
+
+def empty_like(header: Sequence[int]) -> list[torch.Tensor]:
+    """Return tensors without values as a header describes them."""
+    tensors, at = [], 1
+    for _ in range(header[0]):
+        kind, needs_gradient, ndim = header[at : at + 3]
+        shape = tuple(header[at + 3 : at + 3 + ndim])
+        tensors.append(torch.empty(shape, dtype=_TYPES[kind]).requires_grad_(bool(needs_gradient)))
+        at += 3 + ndim
+    return tensors
+
+
+def _from(root: int) -> Any:
+    options = torch._C._distributed_c10d.BroadcastOptions()
+    options.rootRank, options.rootTensor = root, 0
+    return options
