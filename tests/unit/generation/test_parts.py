@@ -11,7 +11,7 @@ import pytest
 
 from regroup.generation.adoption import Arrival, Refuse
 from regroup.generation.parts import CopyParts, Decision, FallbackParts, beginners, decide, odd_seed, rolls
-from regroup.protocol.document import Document
+from regroup.protocol.document import Document, LineageEntry
 from regroup.protocol.state import StatePair
 from tests.unit.generation.test_adoption import document, empty, holds, seal
 
@@ -130,6 +130,60 @@ KEPT = part(1, 5, (1, (1, 5)))
             Refuse,
             id="COPIES: b and B may have copied the state before they were cut off",
         ),
+        pytest.param(
+            document(3, "aX", {1: "aA", 2: "aAbB"}, lost="A"),
+            [fresh(agent=1), fresh()],
+            Refuse,
+            id="COPIES: the same where g2 has never trained, as a did not adopt it",
+        ),
+        pytest.param(
+            document(3, "aAbB", {1: "aAbB", 2: "aAcC"}, lost="C"),
+            [part(2, 9, adopted=2), part(2, 8, adopted=2), part(1, 5, agent=1), part(1, 5, agent=1)],
+            Refuse,
+            id="who holds step 9 is no witness of step 8, which c may hold and A1 does",
+        ),
+        pytest.param(
+            document(3, "bB", {1: "aAbB", 2: "aA"}, seals=(seal("a", 2, (1, 5), 1),)),
+            [BEHIND, BEHIND],
+            copy(1, 5, 0, 1),
+            id="g2 has never trained: a is connected and did not adopt it",
+        ),
+        pytest.param(
+            document(3, "axbB", {1: "aAbB", 2: "aA"}),
+            [BEHIND, fresh(), BEHIND, BEHIND],
+            copy(1, 5, 0, 3),
+            id="g2 has never trained: a is a member and did not adopt it",
+        ),
+        pytest.param(
+            document(2, "aX", {1: "aA"}, seals=(seal("A", 1, None, 1),)),
+            [AHEAD, fresh()],
+            FallbackParts(True),
+            id="a worker that is connected and holds nothing is not waited for",
+        ),
+        pytest.param(
+            document(2, "aCcX", {1: "aAbBcC"}, seals=(seal("B", 1, (1, 5), 1),), lost="Ab"),
+            [AHEAD, BEHIND, BEHIND, fresh()],
+            Refuse,
+            id="BEST: B is connected, and may have kept what leads to the state that C lacks",
+        ),
+        pytest.param(
+            replace(document(2, "aAbB", {1: "aAbB"}), silent=("c",)),
+            [AHEAD] * 4,
+            copy(1, 6, 0, 1),
+            id="a worker that has not said what it holds is not waited for where the newest state is whole",
+        ),
+        pytest.param(
+            document(3, "aXbC", {1: "aAbBcC", 2: "aAbB"}),
+            [part(2, 6, adopted=2), fresh(), part(1, 5, adopted=2), BEHIND],
+            Refuse,
+            id="INNER: b, which has not trained in g2, is no witness for the inner index of A, which is cut off",
+        ),
+        pytest.param(
+            replace(document(3, "xX"), lineage=(LineageEntry(1, 0),)),
+            [fresh(), fresh()],
+            FallbackParts(True),
+            id="all workers are new, and the job has trained before",
+        ),
     ],
 )
 def test_decision(doc: Document, arrivals: list[Arrival], want: Decision | type[Refuse]) -> None:
@@ -139,6 +193,16 @@ def test_decision(doc: Document, arrivals: list[Arrival], want: Decision | type[
         assert got.reason
     else:
         assert got == want
+
+
+def test_the_place_of_a_worker_says_which_parts_it_may_hold() -> None:
+    """Two workers of two processes hold one copy: a is lost, A is cut off, and has the last two parts."""
+    doc = document(2, "xX", {1: "aA"}, lost="a", processes=2)
+    doc = replace(doc, older=(replace(doc.older[0], positions=(0, 1)),))
+    got = decide(doc, [replace(fresh(), group_size=4)] * 4, 4)
+    assert isinstance(got, Refuse)
+    assert "inner index 2" in got.reason
+    assert "(pod UIDs A)" in got.reason
 
 
 def test_workers_that_split_the_model_differently_are_refused() -> None:
