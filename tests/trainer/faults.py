@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from regroup import step
 from regroup.errors import GroupBroken
 from regroup.generation import transfer
 from regroup.generation.groups import Groups, Part
@@ -25,10 +26,13 @@ def install(name: str) -> None:
                                 then SIGKILL, before this process applies it
     breaks-before-apply:N       the same moment, but the group breaks and the process lives on
     rows-lost:N                 step N is reduced everywhere, this process has sent its row, and those of the others do not come
+    dies-in-schedule:N:K        SIGKILL to this process in step N, once it has done K actions of its pipeline's schedule
     """
     kind, _, number = name.partition(":")
     if kind == "source-dies-in-transfer":
         _source_dies(int(number))
+    elif kind == "dies-in-schedule":
+        _dies_in_schedule(*map(int, number.split(":")))
     elif kind == "rows-lost":
         _rows_lost(int(number))
     else:
@@ -49,6 +53,21 @@ def _source_dies(generation: int) -> None:
         broadcast(groups, tensor, source)
 
     transfer._broadcast = dying
+
+
+def _dies_in_schedule(index: int, actions: int) -> None:
+    done = 0
+    check = step._Microbatches.check  # what a schedule asks before each action
+
+    def dying(work: step._Microbatches) -> None:
+        nonlocal done
+        if work._step.index == index:
+            if done == actions:
+                os.kill(os.getpid(), signal.SIGKILL)
+            done += 1
+        check(work)
+
+    step._Microbatches.check = dying  # type: ignore[method-assign]
 
 
 def _ends_before_apply(index: int, *, dies: bool) -> None:
