@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from regroup import step
 from regroup.errors import GroupBroken
 from regroup.generation import transfer
 from regroup.generation.groups import Groups, Part
@@ -36,6 +37,7 @@ def install(name: str) -> None:
     dies-in-sum:N               SIGKILL when the first gradients of step N are on their way to the other groups
     rows-lost:N                 step N is reduced everywhere, this process has sent its row, and those of the others do not come
     rows-lost-first:G           the same, in the first step of generation G
+    dies-in-schedule:N:K        SIGKILL to this process in step N, once it has done K actions of its pipeline's schedule
     """
     for one in name.split(","):
         _install(one)
@@ -49,6 +51,8 @@ def _install(name: str) -> None:
         _ends_in_eval(int(number), dies=kind.startswith("dies"))
     elif kind == "small-chunks":
         transfer.CHUNK_BYTES = 4096
+    elif kind == "dies-in-schedule":
+        _dies_in_schedule(*map(int, number.split(":")))
     elif kind == "rows-lost":
         _rows_lost(lambda generation, step: (generation, step) == (1, int(number)))
     elif kind == "rows-lost-first":
@@ -107,6 +111,21 @@ def _ends_in(phase: str, index: int, by: signal.Signals) -> None:
         DataParallel._send = sent  # type: ignore[method-assign, assignment]
     else:
         setattr(_AllToAll, phase, exchanging(getattr(_AllToAll, phase)))
+
+
+def _dies_in_schedule(index: int, actions: int) -> None:
+    done = 0
+    check = step._Microbatches.check  # what a schedule asks before each action
+
+    def dying(work: step._Microbatches) -> None:
+        nonlocal done
+        if work._step.index == index:
+            if done == actions:
+                os.kill(os.getpid(), signal.SIGKILL)
+            done += 1
+        check(work)
+
+    step._Microbatches.check = dying  # type: ignore[method-assign]
 
 
 def _ends_before_apply(index: int, *, dies: bool) -> None:

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import random
+import time
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
 
+from harness.polling import until
+from regroup.protocol import local
+from tests.trainer.elastic_kit import LONG
 from tests.trainer.split_kit import SplitJob
-from tests.trainer.test_model_groups import STEPS, Whole, alone, assert_close
+from tests.trainer.test_model_groups import STEPS, Whole, alone, assert_close, assert_equal
 from tests.trainer.zygote import Zygote
 
 __all__ = ["alone"]
+KILLS = 40 if LONG else 3
+WALK_STEPS = str(40 * KILLS)
 SCHEDULES = ["gpipe", "1f1b", "interleaved", "zero_bubble"]
 
 
@@ -51,3 +59,127 @@ def test_a_pipeline_learns_what_one_process_does(
         assert end["losses"] == ends[0]["losses"]
     assert whole.keys() == reference.keys()
     assert_close(whole, reference)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory, zygote: Zygote) -> Callable[..., Whole]:
+    """The state after 20 steps of two model groups that nothing happens to, by schedule."""
+
+    @cache
+    def run(schedule: str, steps: str = STEPS) -> Whole:
+        values = {"TEST_STEPS": steps, "TEST_SCHEDULE": schedule, "TEST_PACE": "0"}
+        job = SplitJob(tmp_path_factory.mktemp("undisturbed"), zygote, "pipeline=2", **values)
+        try:
+            job.start(range(4))
+            job.agents.announce(range(4))
+            return job.finish(range(4))[1]
+        finally:
+            job.close()
+
+    return run
+
+
+def assert_nothing_is_lost(job: SplitJob, generation: int, survivors: list[int]) -> None:
+    for slot in survivors:
+        (adopted,) = job.agents.workers[slot].messages(local.AdoptedLocally, generation)
+        assert not adopted.rolled_back
+
+
+@pytest.mark.parametrize(
+    ("schedule", "victim", "actions"),
+    [
+        pytest.param("1f1b", 0, 0, id="1f1b, A0 before its first action"),
+        pytest.param("1f1b", 0, 2, id="1f1b, A0 in the middle"),
+        pytest.param("1f1b", 1, 1, id="1f1b, A1 after its first forward"),
+        pytest.param("1f1b", 2, 11, id="1f1b, B0 before its last action"),
+        pytest.param("1f1b", 3, 11, id="1f1b, B1 before its last action"),
+        pytest.param("gpipe", 3, 7, id="gpipe, B1 in the middle of backward"),
+        pytest.param("gpipe", 0, 5, id="gpipe, A0 before its last forward"),
+        pytest.param("interleaved", 1, 9, id="interleaved, A1"),
+        pytest.param("interleaved", 2, 14, id="interleaved, B0"),
+        pytest.param("zero_bubble", 0, 8, id="zero bubble, A0"),
+        pytest.param("zero_bubble", 3, 16, id="zero bubble, B1"),
+    ],
+)
+def test_a_process_that_dies_in_a_schedule_is_replaced_and_nothing_changes(
+    make: Callable[..., SplitJob], undisturbed: Callable[..., Whole], schedule: str, victim: int, actions: int
+) -> None:
+    job = make("pipeline=2", schedule)
+    agents = job.agents
+    survivors = [slot for slot in range(4) if slot != victim]
+    job.start(survivors)
+    job.start([victim], TEST_FAULT=f"dies-in-schedule:5:{actions}")
+    agents.announce(range(4))
+    agents.wait_exit(victim)
+    for slot in survivors:  # all waits have ended, those of the other group, too
+        agents.wait_left(slot)
+    job.restart(victim)
+    agents.announce(range(4))
+    agents.wait_step(2, 0, range(4))
+    assert_nothing_is_lost(job, 2, survivors)
+    ends, whole = job.finish(range(4))
+    assert all(end["same_model"] for end in ends)
+    assert_equal(whole, undisturbed(schedule))
+
+
+@pytest.mark.parametrize("lose", [[2], [1, 2], [1, 2, 3]], ids=str)
+def test_stages_without_the_rows_follow_with_what_they_have_reduced(
+    make: Callable[..., SplitJob], undisturbed: Callable[..., Whole], lose: list[int]
+) -> None:
+    job = make("pipeline=2", "1f1b")
+    agents = job.agents
+    job.start([slot for slot in range(4) if slot not in lose])
+    job.start(lose, TEST_FAULT="rows-lost:4")
+    agents.announce(range(4))
+    for slot in range(4):
+        agents.wait_left(slot)
+    agents.announce(range(4))
+    agents.wait_step(2, 0, range(4))
+    for slot in range(4):
+        (adopted,) = agents.workers[slot].messages(local.AdoptedLocally, 2)
+        assert (adopted.state.step, adopted.source) == (5, "self")
+    _, whole = job.finish(range(4))
+    assert_equal(whole, undisturbed("1f1b"))
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "interleaved"])
+def test_a_pipeline_shrinks_and_grows_by_whole_groups(
+    make: Callable[..., SplitJob], alone: Callable[[str], tuple[list[float], Whole]], schedule: str
+) -> None:
+    """Other numbers of groups add up in another order, so the state is equal but for rounding."""
+    job = make("pipeline=2", schedule)
+    agents = job.agents
+    job.start(range(4))
+    agents.announce(range(4))
+    agents.wait_step(1, 4, range(4))
+    agents.announce([2, 3])
+    agents.wait_step(2, 0, [2, 3])
+    agents.announce(range(4))
+    agents.wait_step(3, 0, range(4))
+    assert_nothing_is_lost(job, 3, [2, 3])
+    _, whole = job.finish(range(4))
+    assert_close(whole, alone("adamw")[1])
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES if LONG else ["1f1b"])
+def test_kills_at_any_moment_change_nothing(
+    make: Callable[..., SplitJob], undisturbed: Callable[..., Whole], schedule: str
+) -> None:
+    job = make("pipeline=2", schedule, TEST_STEPS=WALK_STEPS, TEST_PACE="0.02")
+    agents, chance = job.agents, random.Random(7)
+    job.start(range(4))
+    agents.announce(range(4))
+    for generation in range(1, KILLS + 1):
+        agents.wait_step(generation, 0, range(4))
+        passed = chance.random() * 0.06
+        began_s = agents.first_commit(generation, range(4))
+        until(lambda began_s=began_s, passed=passed: time.monotonic() - began_s > passed, "a moment in a step")
+        victim = chance.randrange(4)
+        agents.kill(victim)
+        agents.wait_exit(victim)
+        job.restart(victim)
+        agents.announce(range(4))
+        agents.wait_step(generation + 1, 0, range(4))
+        assert_nothing_is_lost(job, generation + 1, [slot for slot in range(4) if slot != victim])
+    _, whole = job.finish(range(4))
+    assert_equal(whole, undisturbed(schedule, WALK_STEPS))
