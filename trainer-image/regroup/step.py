@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import torch
 
-from .data import Feed, Key, SamplePlan, microbatch_rng
+from .data import EndOfStream, Feed, Key, SamplePlan, microbatch_rng
 from .errors import BackendError, SampleError, UsageError
 from .parallel.strategy import Share
 from .state.training import CommitRecord
@@ -168,7 +168,11 @@ class Step:
                 laps.lap(FORWARD)
                 if self._feed.draws:
                     seed_for(plan.seed, self.index, v)
-                batch = self._feed.take(Key(self.index, v), share)
+                try:
+                    batch = self._feed.take(Key(self.index, v), share)
+                except EndOfStream:
+                    self._end_of_data(share)
+                    return
                 seed_for(plan.seed, self.index, v)  # forward draws the same, whoever has read the batch
                 laps.lap(DATA)
                 self.virtual_worker, self._last = v, v == share[-1]
@@ -253,6 +257,18 @@ class Step:
         self._record, self.committed = record, True
         self._times = self._transaction.laps.sums
         self._transaction.announce()
+
+    def _end_of_data(self, share: range) -> None:
+        """This rank's share cannot be whole: take part in the commit, which raises on every rank."""
+        self._share.ended = True
+        for v in share:
+            if v not in self._share.weights:
+                self._transaction.skip(v)
+                self._share.weights[v] = self._share.loss_sums[v] = 0.0
+        try:
+            self._transaction.commit(self._share, (), (), None)
+        except BackendError as error:
+            raise error.with_traceback(None) from None
 
     def _check_inside(self, what: str) -> None:
         if not self._inside:
