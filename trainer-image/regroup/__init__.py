@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:  # what a type checker sees of the lazy names below
     from regroup import strategies
     from regroup.accelerator import device
-    from regroup.data import cached
+    from regroup.data import cached, stream
     from regroup.errors import GenerationChanged, RegroupError
     from regroup.job import Job, session
     from regroup.model_group import mesh, pipeline
@@ -27,6 +27,7 @@ _EXPORTS = {
     "pipeline": "regroup.model_group",
     "session": "regroup.job",
     "Job": "regroup.job",
+    "stream": "regroup.data",
     "GenerationChanged": "regroup.errors",
     "RegroupError": "regroup.errors",
     "strategies": "regroup",
@@ -45,6 +46,7 @@ __all__ = [
     "session",
     "split_sequence",
     "strategies",
+    "stream",
     "through_experts",
 ]
 

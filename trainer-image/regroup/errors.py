@@ -43,6 +43,10 @@ class GenerationChanged(Exception):
     """
 
 
+class DataEnded(GenerationChanged):
+    """A stream ended before the step was whole, on some rank: it is committed nowhere, and the job ends before it."""
+
+
 class BackendError(RegroupError):
     """A collective failed in torch's backend, with the backend's own text; no rank was lost."""
 

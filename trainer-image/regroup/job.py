@@ -8,14 +8,14 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from types import TracebackType
-from typing import Any
+from typing import Any, cast
 
 import torch
 
 from . import model_group, strategies
 from .accelerator import make_current
 from .collective import Blocks, Collective
-from .data import SamplePlan, as_source, make_feed
+from .data import UNKNOWN, SamplePlan, as_source, as_stream, make_feed
 from .errors import BackendError, DivergedError, GroupBroken, UsageError
 from .generation.groups import Groups
 from .generation.membership import Alone, Membership, Stopped
@@ -132,7 +132,8 @@ def session(
     """Return the job that this process trains, as a context manager. Call it once everything is built.
 
     model, optimizer: yours, used in place and never wrapped; several optimizers as a list. data: tensors (x, y), a map-style
-    dataset, a DataLoader of one (for its collate function, workers and pinning), or an object with `__len__` and `fetch(ids)`.
+    dataset, a DataLoader of one (for its collate function, workers and pinning), an object with `__len__` and `fetch(ids)`, or, for
+    what can only be read in order, a `regroup.stream` or an IterableDataset.
     global_batch: samples per step, fixed for the job's life; it is cut into microbatches that are dealt to the ranks. state:
     further objects with state_dict and load_state_dict, by name. reduction: "fast", or "exact" for results that are bitwise
     equal at any world size (slower; deterministic algorithms only). scaler: a torch.amp.GradScaler, for fp16: the session
@@ -235,7 +236,9 @@ class Job:
         if noise_scale not in (True, False):
             raise UsageError(f"noise_scale is {noise_scale!r}; it must be True or False.")
         self.model, self.optimizer = model, optimizer
-        self.source = as_source(data, microbatch)
+        stream = as_stream(data)
+        mapped = as_source(data, microbatch) if stream is None else None
+        self.source = cast(Any, stream or mapped)
         max_world_size = int(os.environ.get(env.MAX_WORLD_SIZE) or 1)
         _check_batch(global_batch, batch_per_rank, microbatch, reduction, rate_scaling)
         layout = model_group.layout()
@@ -254,7 +257,14 @@ class Job:
         self._batch_per_rank, self._max_world_size = batch_per_rank, max_world_size
         largest = max_world_size * batch_per_rank if batch_per_rank is not None else global_batch
         assert largest is not None
-        self.plan = SamplePlan(seed, len(self.source), largest, microbatch, max_world_size, layout)
+        if stream is not None and layout.size > 1:
+            raise UsageError(
+                "data is a stream, which does not work with regroup.mesh() so far. Pass a map-style dataset."
+            )
+        num_samples = UNKNOWN if mapped is None else len(mapped)
+        self.plan = SamplePlan(
+            seed, num_samples, largest, microbatch, max_world_size, layout, in_order=stream is not None
+        )
         self.state = TrainingState(model, optimizer, state, scaler)
         self._rates = ScaledRates(rate_scaling, self.state.optimizer) if rate_scaling is not None else None
         if batch_per_rank is not None:
@@ -413,6 +423,8 @@ class Job:
             step = Step(self.state.step, self._committer, self._feed, self.model)
             self._reporter.begin_step(step.index)
             yield step
+            if self._committer.data_ended:
+                self._membership.ended = True
             if not step.committed and not step.interrupted:
                 raise UsageError(f"Step {step.index} was not entered. Write `with step:` in the loop over job.steps().")
 

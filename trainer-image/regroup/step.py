@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import torch
 
-from .data import Feed, Key, SamplePlan, microbatch_rng
+from .data import EndOfStream, Feed, Key, SamplePlan, microbatch_rng
 from .data.mix import mix
 from .errors import BackendError, SampleError, UsageError
 from .parallel.pipeline import Pipeline, Work
@@ -183,7 +183,11 @@ class Step:
                 laps.lap(FORWARD)
                 if self._feed.draws:
                     seed_for(plan.seed, self.index, v)
-                batch = self._feed.take(Key(self.index, v), share)
+                try:
+                    batch = self._feed.take(Key(self.index, v), share)
+                except EndOfStream:
+                    self._end_of_data(share)
+                    return
                 # Forward draws the same, whoever has read the batch.
                 seed_for(plan.seed, self.index, self._transaction.stream(v))
                 laps.lap(DATA)
@@ -311,9 +315,20 @@ class Step:
         if isinstance(self._model, Pipeline) and self._model.is_split:
             raise UsageError(
                 f"step.{what}() was called, and the model is a pipeline: its schedule says when a batch goes forward and "
-                "backward. Call "
-                "step.run(loss) in place of the loop over step.microbatches()."
+                "backward. Call step.run(loss) in place of the loop over step.microbatches()."
             )
+
+    def _end_of_data(self, share: range) -> None:
+        """This rank's share cannot be whole: take part in the commit, which raises on every rank."""
+        self._share.ended = True
+        for v in share:
+            if v not in self._share.weights:
+                self._transaction.skip(v)
+                self._share.weights[v] = self._share.loss_sums[v] = 0.0
+        try:
+            self._transaction.commit(self._share, (), (), None)
+        except BackendError as error:
+            raise error.with_traceback(None) from None
 
     def _check_inside(self, what: str) -> None:
         if not self._inside:

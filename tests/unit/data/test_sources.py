@@ -61,7 +61,10 @@ def test_source_fetches_the_samples_in_the_order_of_the_ids(data: Any) -> None:
             id="several datasets",
         ),
         pytest.param("digits.csv", "data is str", id="a file name"),
-        pytest.param(iter([1]), "no samples to look up by number", id="an iterator"),
+        pytest.param(iter([1]), "data is a list_iterator, which no other process can continue", id="an iterator"),
+        pytest.param((i for i in X), r"data is a generator, .*Pass regroup.stream\(open_at\)", id="a generator"),
+        pytest.param(sorted, "data is a builtin_function_or_method. Pass regroup.stream", id="a function"),
+        pytest.param(object(), "no samples to look up by number", id="anything else"),
         pytest.param(type("F", (), {"fetch": print})(), "has fetch but no __len__", id="fetch without length"),
     ],
 )

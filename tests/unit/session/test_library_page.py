@@ -50,6 +50,7 @@ def test_page_names_every_argument() -> None:
         ("### step.backward", Step.backward),
         ("## regroup.cached", regroup.cached),
         ("### step.run", Step.run),
+        ("## regroup.stream", regroup.stream),
         ("### step.commit", Step.commit),
     ):
         section = re.split(r"^##+ ", PAGE.split(f"\n{call}\n")[1], maxsplit=1, flags=re.MULTILINE)[0]

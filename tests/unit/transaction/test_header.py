@@ -30,6 +30,7 @@ def row(step: int = 4, **values: Any) -> Row:
         row(snapshotted=12),
         row(busy_ns=2**62, work_ns=2**61),
         row(word=Word(own_norm_squared=1e-300)),
+        row(ended=True, wants_checkpoint=True),
     ],
     ids=[
         "plain",
@@ -42,6 +43,7 @@ def row(step: int = 4, **values: Any) -> Row:
         "snapshot",
         "times",
         "noise",
+        "data ended",
     ],
 )
 def test_row_survives_packing_into_int64(value: Row) -> None:

@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from .ids import SamplePlan
 from .rng import microbatch_rng
 from .sources import LoaderSource, Source, TensorSource, items_of
+from .streams import Stream, StreamFeed
 
 
 class Key(NamedTuple):
@@ -100,8 +101,10 @@ class Ahead:
         self._loader._iterator = None
 
 
-def make_feed(source: Source, plan: SamplePlan) -> Feed:
+def make_feed(source: Source | Stream, plan: SamplePlan) -> Feed:
     """Return what reads from `source`."""
+    if isinstance(source, Stream):
+        return StreamFeed(source, plan)
     return Ahead(source, plan) if isinstance(source, LoaderSource) else Direct(source, plan)
 
 

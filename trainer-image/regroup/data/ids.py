@@ -34,6 +34,8 @@ _SHARES_KEPT = 1024
 _CHUNK = 1 << 20
 """Longest array while a digest is computed from scratch: bounds its memory to some tens of MB."""
 _ANCHORS = 4
+UNKNOWN = (1 << 62) - 1
+"""Number of samples of a stream: more than will ever be used."""
 
 
 def permute(positions: Words, epochs: Words, seed: int, num_samples: int) -> Words:
@@ -121,6 +123,8 @@ class SamplePlan:
     layout: Layout = WHOLE
     """How the model is split over the ranks of a model group. The ranks of one that compute different samples get equally many,
     because each forward of one is a forward of all."""
+    in_order: bool = False
+    """Samples come in the order of their numbers, without end: a stream's. `num_samples` is UNKNOWN then."""
     _blocks: dict[int, "_Block"] = field(default_factory=dict, init=False, repr=False, compare=False)
     _rows: dict[int, tuple["_Block", int]] = field(default_factory=dict, init=False, repr=False, compare=False)
     """By step: its block, and its row there."""
@@ -300,7 +304,9 @@ class SamplePlan:
             raise DataError(
                 f"position {first + count} of the sample sequence is past 2**63. Lower the number of steps."
             )
-        positions = word(first) + np.arange(count, dtype=np.uint64)
+        positions: Words = word(first) + np.arange(count, dtype=np.uint64)
+        if self.in_order:
+            return positions
         epochs, offsets = np.divmod(positions, word(self.num_samples))
         return permute(offsets, epochs, self.seed, self.num_samples)
 

@@ -4,6 +4,7 @@ A source is a function of the ids: no position, no shuffling, no share. So a mem
 what its `fetch`, or the dataset's collate function, returned. Who reads ahead of the training loop is `feed`.
 """
 
+import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, cast, runtime_checkable
@@ -88,8 +89,8 @@ class LoaderSource(DatasetSource):
         own = loader.batch_sampler if loader.batch_size is None else loader.sampler
         if isinstance(loader.dataset, IterableDataset):
             raise DataError(
-                "data is a DataLoader of an IterableDataset, which has no samples to look up by number. Pass one of a map-style "
-                "dataset: with __getitem__ and __len__."
+                "data is a DataLoader of an IterableDataset, which has no samples to look up by number. Pass the dataset itself, "
+                "or regroup.stream(open_at, collate=...): both are read in this process."
             )
         if own is None:
             raise DataError(
@@ -126,8 +127,8 @@ def as_source(data: Any, microbatch: int = 1) -> Source:
     """Return a Source for what a user passed as `data=`.
 
     Taken: an object with `fetch` and `__len__` (returned as it is); a tuple of tensors, or a TensorDataset; a DataLoader,
-    for its dataset, collate function, workers and pinning; any map-style dataset. Raises DataError, one sentence, for
-    anything else.
+    for its dataset, collate function, workers and pinning; any map-style dataset. (What can only be read in order is in `streams`.)
+    Raises DataError, one sentence, for anything else.
     """
     if callable(getattr(data, "fetch", None)):
         if not hasattr(data, "__len__"):
@@ -137,6 +138,12 @@ def as_source(data: Any, microbatch: int = 1) -> Source:
         return _not_empty(cast(Source, data))
     if isinstance(data, DataLoader):
         return _not_empty(LoaderSource(data, microbatch))
+    if callable(getattr(data, "__next__", None)) or inspect.isroutine(data):
+        why = "" if inspect.isroutine(data) else ", which no other process can continue after a membership change"
+        raise DataError(
+            f"data is a {type(data).__name__}{why}. Pass regroup.stream(open_at), where open_at(position) returns an iterator over "
+            "the samples from that position on."
+        )
     # A subclass may do anything to a sample; a list of tensors is a list of samples, but for two of them.
     tensors = data.tensors if type(data) is TensorDataset else data
     if isinstance(tensors, tuple) or (isinstance(tensors, list) and len(tensors) == 2):

@@ -48,6 +48,8 @@ class Share:
     weights: dict[int, float] = field(default_factory=dict)
     sample_hash: int = 0
     """Sum of the samples' hashes modulo 2^64."""
+    ended: bool = False
+    """The data ended before it was whole."""
     loss: float = math.nan
     """Mean over the whole batch, once that is known."""
 

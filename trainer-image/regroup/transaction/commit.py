@@ -14,8 +14,16 @@ from typing import Any
 
 import torch
 
-from regroup.data import Quotas, SamplePlan
-from regroup.errors import BackendError, DivergedError, GenerationChanged, GroupBroken, SampleError, UsageError
+from regroup.data import DataError, Quotas, SamplePlan
+from regroup.errors import (
+    BackendError,
+    DataEnded,
+    DivergedError,
+    GenerationChanged,
+    GroupBroken,
+    SampleError,
+    UsageError,
+)
 from regroup.generation.edges import Edges
 from regroup.generation.groups import Groups
 from regroup.generation.membership import Membership
@@ -72,6 +80,8 @@ class Committer:
         """What each gradient is multiplied by while it is summed: a power of two, so no bit is lost, that keeps the sum at
         about the size of a mean, where weights count samples. The same on all ranks for the job's life."""
         self.quotas = Quotas(plan, uneven=uneven)
+        self.data_ended = False
+        """The step that was tried last lacks samples, on some rank: all ranks know it."""
         self._is_open = False
         self._announced: tuple[CommitRecord, Header, bool] | None = None
 
@@ -129,7 +139,7 @@ class Committer:
 
         Whatever the error is, the state is that of the last commit afterwards.
         """
-        is_explained = self.membership.explains(error)
+        is_explained = isinstance(error, DataEnded) or self.membership.explains(error)
         if not committed:
             # Where the device is what has failed, the script's own error must be seen.
             with contextlib.nullcontext() if is_explained else contextlib.suppress(RuntimeError):
@@ -241,12 +251,24 @@ class Committer:
         strategy = self.strategy
         strategy.launch(share)
         header = self._first_rows(share, keep)
+        if header.any_ended:
+            self._end_of_data(share)
         for _ in range(_MAX_ROUNDS):
             self._verify(share, header)
             if not strategy.settle(header.words):
                 return header
             header = self._rows(share, keep)
         raise AssertionError(f"step {share.index}: the ranks' words never settle: {header.words}")
+
+    def _end_of_data(self, share: Share) -> None:
+        """The step cannot be whole. The same on all ranks."""
+        if share.index == 0:
+            raise DataError(
+                f"data ended in step 0: the stream has fewer samples than a step needs ({self.plan.batch}). Lower global_batch, or "
+                "pass more data."
+            )
+        self.data_ended = True
+        raise DataEnded(f"the data ended in step {share.index}")
 
     def _first_rows(self, share: Share, keep: Callable[[], None]) -> Header:
         strategy = self.strategy
@@ -292,6 +314,7 @@ class Committer:
             wants_snapshot=self._memory.due(time.monotonic()),
             wants_checkpoint=self.plan.layout.size > 1 and self.membership.rank == 0 and self._wants_checkpoint(),
             total=self.total,
+            ended=share.ended,
             busy_ns=self.laps.busy_ns(),
             work_ns=self.laps.work_ns(),
             word=self.strategy.word(values[len(losses) + len(unread) :]),

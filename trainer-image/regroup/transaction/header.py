@@ -36,6 +36,8 @@ class Row(NamedTuple):
     """It is time for a memory snapshot, after this step."""
     wants_checkpoint: bool = False
     """It is time for a checkpoint, after this step: in a model group several processes write it, and the first one says when."""
+    ended: bool = False
+    """Its data ended before its share of the step was whole."""
     busy_ns: int = 0
     """For how long it did not wait for others, since ranks met last (`laps`)."""
     work_ns: int = 0
@@ -50,6 +52,7 @@ class Row(NamedTuple):
             | word.late << 2
             | self.wants_snapshot << 3
             | self.wants_checkpoint << 4
+            | self.ended << 5
         )
         return [
             self.step,
@@ -81,6 +84,7 @@ class Row(NamedTuple):
             snapshotted=None if values[4] == _NO_SNAPSHOTS else values[4],
             wants_snapshot=bool(flags & 8),
             wants_checkpoint=bool(flags & 16),
+            ended=bool(flags & 32),
             total=values[7],
             busy_ns=values[12],
             work_ns=values[13],
@@ -145,6 +149,11 @@ class Header:
     def takes_checkpoint(self) -> bool:
         """The first model group writes a checkpoint after this step."""
         return self.rows[0].wants_checkpoint
+
+    @property
+    def any_ended(self) -> bool:
+        """The data of a rank ended: the step is committed nowhere, and the job ends."""
+        return any(row.ended for row in self.rows)
 
     @property
     def words(self) -> tuple[Word, ...]:
