@@ -27,6 +27,7 @@ def install(name: str) -> None:
     breaks-before-apply:N       the same moment, but the group breaks and the process lives on
     dies-in-eval:N              SIGKILL in the first block of the model's evaluation number N, counted from 0
     breaks-in-eval:N            the same moment, but the group breaks and the process lives on
+    breaks-in-backward:N        the group breaks in backward number N, counted from 0, in its second block of two
     rows-lost:N                 step N is reduced everywhere, this process has sent its row, and those of the others do not come
     rows-lost-first:G           the same, in the first step of generation G
     """
@@ -40,6 +41,8 @@ def _install(name: str) -> None:
         _source_dies(int(number))
     elif kind in ("dies-in-eval", "breaks-in-eval"):
         _ends_in_eval(int(number), dies=kind.startswith("dies"))
+    elif kind == "breaks-in-backward":
+        _breaks_in_backward(int(number))
     elif kind == "small-chunks":
         transfer.CHUNK_BYTES = 4096
     elif kind == "rows-lost":
@@ -99,6 +102,22 @@ def _ends_in_eval(number: int, *, dies: bool) -> None:
             raise GroupBroken("TEST_FAULT")
 
     torch.nn.modules.module.register_module_forward_pre_hook(ending)
+
+
+def _breaks_in_backward(number: int) -> None:
+    seen = 0
+
+    def ended(module: torch.nn.Module, _arguments: object, output: torch.Tensor) -> None:
+        if isinstance(module, torch.nn.LayerNorm) and output.requires_grad:
+            output.register_hook(breaking)
+
+    def breaking(_gradient: torch.Tensor) -> None:
+        nonlocal seen
+        seen += 1
+        if seen == 2 * number + 1:  # the model has two blocks, and backward comes to the second one first
+            raise GroupBroken("TEST_FAULT")
+
+    torch.nn.modules.module.register_module_forward_hook(ended)
 
 
 def _rows_lost(is_it: Callable[[int, int], bool]) -> None:
