@@ -109,7 +109,7 @@ def _breaks_in_backward(number: int) -> None:
 
     def ended(module: torch.nn.Module, _arguments: object, output: torch.Tensor) -> None:
         if isinstance(module, torch.nn.LayerNorm) and output.requires_grad:
-            output.register_hook(breaking)
+            output.register_hook(breaking)  # type: ignore[no-untyped-call]
 
     def breaking(_gradient: torch.Tensor) -> None:
         nonlocal seen

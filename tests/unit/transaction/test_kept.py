@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import pytest
 import torch
 
 from regroup.data import SamplePlan
+from regroup.generation.groups import Groups
 from regroup.parallel.ddp import DataParallel
 from regroup.parallel.strategy import Share
 from regroup.protocol.state import StatePair
+from regroup.state.memory import Memory
+from regroup.state.training import CommitRecord, TrainingState
 from regroup.transaction import kept as shelves
+from regroup.transaction.commit import Committer
+from tests.unit.parallel.ranks import Ranks
+from tests.unit.transaction.test_host_syncs import member
 
 
 class Kept:
@@ -85,3 +94,28 @@ def test_nothing_is_kept_after_a_step_was_applied_or_the_state_was_lost() -> Non
     shelf.add(on_shelf(1, (1, 5)))
     assert shelf.names(None) == ()
     assert shelf.names(StatePair(1, 5)) == ()
+
+
+def test_a_step_that_was_applied_frees_what_was_kept() -> None:
+    """It is as large as the model."""
+    kept = Kept()
+    base, wanted = StatePair(1, 5), StatePair(1, 6)
+    state = TrainingState(kept.model, kept.optimizer, {})
+    state.named(base, 1)
+    plan = SamplePlan(0, 64, 8, 2, 4)
+
+    def follow(groups: Groups) -> None:
+        committer = Committer(member(groups), kept.strategy, state, plan, Memory(state, plan, None, 0), lambda *_: None)
+        shelf = committer._shelf
+        (flat,), *_ = kept.taken
+        shelf.add(shelves.Kept(1, base, kept.taken, (), (), None))
+        kept.taken = None
+        assert committer.kept() == ((1, base),)
+        assert committer.roll_forward(wanted, CommitRecord(wanted, 0.5, 1.0))
+        assert state.pair == wanted
+        found = weakref.ref(flat)
+        del flat
+        gc.collect()
+        assert found() is None
+
+    Ranks(1).run(follow)
