@@ -35,6 +35,7 @@ def install(name: str) -> None:
     dies-in-backward:N          the same in backward
     hangs-in-backward:N         SIGSTOP there
     dies-in-sum:N               SIGKILL when the first gradients of step N are on their way to the other groups
+    breaks-in-backward:N        the group breaks in backward number N, counted from 0, in its second block of two
     rows-lost:N                 step N is reduced everywhere, this process has sent its row, and those of the others do not come
     rows-lost-first:G           the same, in the first step of generation G
     dies-in-schedule:N:K        SIGKILL to this process in step N, once it has done K actions of its pipeline's schedule
@@ -49,6 +50,8 @@ def _install(name: str) -> None:
         _source_dies(int(number))
     elif kind in ("dies-in-eval", "breaks-in-eval"):
         _ends_in_eval(int(number), dies=kind.startswith("dies"))
+    elif kind == "breaks-in-backward":
+        _breaks_in_backward(int(number))
     elif kind == "small-chunks":
         transfer.CHUNK_BYTES = 4096
     elif kind == "dies-in-schedule":
@@ -160,6 +163,22 @@ def _ends_in_eval(number: int, *, dies: bool) -> None:
             raise GroupBroken("TEST_FAULT")
 
     torch.nn.modules.module.register_module_forward_pre_hook(ending)
+
+
+def _breaks_in_backward(number: int) -> None:
+    seen = 0
+
+    def ended(module: torch.nn.Module, _arguments: object, output: torch.Tensor) -> None:
+        if isinstance(module, torch.nn.LayerNorm) and output.requires_grad:
+            output.register_hook(breaking)  # type: ignore[no-untyped-call]
+
+    def breaking(_gradient: torch.Tensor) -> None:
+        nonlocal seen
+        seen += 1
+        if seen == 2 * number + 1:  # the model has two blocks, and backward comes to the second one first
+            raise GroupBroken("TEST_FAULT")
+
+    torch.nn.modules.module.register_module_forward_hook(ended)
 
 
 def _rows_lost(is_it: Callable[[int, int], bool]) -> None:

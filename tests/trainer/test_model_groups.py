@@ -289,6 +289,24 @@ def test_generations_that_break_in_their_first_step(
     assert_equal(whole, undisturbed)
 
 
+@pytest.mark.parametrize("mesh", ["shard=2", "tensor=2"])
+@pytest.mark.parametrize("number", [3, 4])
+def test_a_backward_that_is_cut_off_leaves_nothing_behind(
+    make: Callable[..., SplitJob], alone: Callable[..., tuple[list[float], Whole]], mesh: str, number: int
+) -> None:
+    """Gradients of the last layer are there, and their sum has not begun: they must not be added to those of the redone step."""
+    job = make(mesh)
+    job.start([0, 1, 2])
+    job.start([3], TEST_FAULT=f"breaks-in-backward:{number}")
+    job.agents.announce(range(4))
+    for slot in range(4):
+        job.agents.wait_left(slot)
+    job.agents.announce(range(4))
+    ends, whole = job.finish(range(4))
+    assert all(end["same_model"] for end in ends)
+    assert_close(whole, alone("adamw")[1])
+
+
 def has_left(worker: Worker, generation: int) -> bool:
     """Return whether a worker's trainer has left a generation because something broke in it."""
     return any(left.left_up_to == generation and left.cause for left in worker.messages(local.Left))

@@ -34,13 +34,13 @@ def alone(tmp_path_factory: pytest.TempPathFactory, zygote: Zygote) -> Whole:
 
 
 @pytest.fixture
-def make(tmp_path: Path, zygote: Zygote) -> Iterator[Callable[[str], SplitJob]]:
+def make(tmp_path: Path, zygote: Zygote) -> Iterator[Callable[..., SplitJob]]:
     """Make a job by its mesh that saves as often as it can. It is ended after the test."""
     jobs: list[SplitJob] = []
 
-    def made(mesh: str) -> SplitJob:
+    def made(mesh: str, **environment: str) -> SplitJob:
         saved = {env.CHECKPOINT_DIR: str(tmp_path / "saved"), env.CHECKPOINT_EVERY_SECONDS: "0"}
-        jobs.append(SplitJob(tmp_path, zygote, mesh, TEST_STEPS=STEPS, TEST_PACE="0.1", **saved))
+        jobs.append(SplitJob(tmp_path, zygote, mesh, TEST_STEPS=STEPS, TEST_PACE="0.1", **saved, **environment))
         return jobs[-1]
 
     yield made
@@ -104,6 +104,31 @@ def test_a_checkpoint_is_read_at_any_split(
         assert adopted.start_step >= newest.step
     _, whole = job.finish(range(then_ranks))
     assert_close(whole, alone)
+
+
+def test_uneven_and_empty_parts_of_two_optimizers_are_read_at_another_split(
+    make: Callable[..., SplitJob], tmp_path: Path, zygote: Zygote
+) -> None:
+    words = {"TEST_MODEL": "uneven two"}
+    whole_job = SplitJob(tmp_path / "alone", zygote, "", TEST_STEPS=STEPS, TEST_PACE="0", **words)
+    try:
+        whole_job.start([0])
+        whole_job.agents.announce([0])
+        reference = whole_job.finish([0])[1]
+    finally:
+        whole_job.close()
+    job = make("shard=3", **words)
+    job.start(range(3))
+    job.agents.announce(range(3))
+    newest = saved(job, [0], 3)
+    begin_again(job, 2, "shard=2", newest)
+    job.agents.wait_step(2, 0, range(2))
+    for slot in range(2):
+        (adopted,) = job.agents.workers[slot].messages(local.AdoptedLocally, 2)
+        assert adopted.source == "disk"
+    _, whole = job.finish(range(2))
+    assert whole.keys() == reference.keys()
+    assert_close(whole, reference)
 
 
 def test_one_group_that_loses_a_process_goes_back_to_the_checkpoint(

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import pytest
 import torch
 
 from regroup.data import SamplePlan
+from regroup.generation.groups import Groups
 from regroup.parallel.ddp import DataParallel
 from regroup.parallel.strategy import Share
+from regroup.protocol.state import StatePair
+from regroup.state.memory import Memory
+from regroup.state.training import CommitRecord, TrainingState
+from regroup.transaction import kept as shelves
+from regroup.transaction.commit import Committer
+from tests.unit.parallel.ranks import Ranks
+from tests.unit.transaction.test_host_syncs import member
 
 
 class Kept:
@@ -55,3 +66,56 @@ def test_a_cut_off_sum_of_a_later_generation_still_writes_into_its_bucket() -> N
     kept.assert_back()
     kept.strategy.scale(2.0)
     assert all(torch.equal(2 * one, was) for one, was in zip(kept.gradients, kept.reduced))
+
+
+def on_shelf(generation: int, base: tuple[int, int]) -> shelves.Kept:
+    return shelves.Kept(generation, StatePair(*base), None, (), (), None)
+
+
+def test_only_what_fits_the_held_state_is_named_and_kept() -> None:
+    shelf = shelves.Shelf()
+    first, second, other = on_shelf(1, (1, 5)), on_shelf(2, (1, 5)), on_shelf(2, (2, 5))
+    for one in (first, second, other):
+        shelf.add(one)
+    held, copied = StatePair(1, 5), StatePair(2, 5)
+    assert shelf.find(held, StatePair(1, 6)) is first
+    assert shelf.find(held, StatePair(2, 6)) is second, "the generation decides, not the step alone"
+    assert shelf.find(held, StatePair(2, 7)) is None
+    assert shelf.find(copied, StatePair(2, 6)) is other, "another state was reduced on"
+    assert shelf.names(held) == ((1, held), (2, held))
+    assert shelf.find(copied, StatePair(2, 6)) is None, "forgotten: the process holds another state"
+
+
+def test_nothing_is_kept_after_a_step_was_applied_or_the_state_was_lost() -> None:
+    shelf = shelves.Shelf()
+    shelf.add(on_shelf(1, (1, 5)))
+    shelf.clear()
+    assert shelf.names(StatePair(1, 5)) == ()
+    shelf.add(on_shelf(1, (1, 5)))
+    assert shelf.names(None) == ()
+    assert shelf.names(StatePair(1, 5)) == ()
+
+
+def test_a_step_that_was_applied_frees_what_was_kept() -> None:
+    """It is as large as the model."""
+    kept = Kept()
+    base, wanted = StatePair(1, 5), StatePair(1, 6)
+    state = TrainingState(kept.model, kept.optimizer, {})
+    state.named(base, 1)
+    plan = SamplePlan(0, 64, 8, 2, 4)
+
+    def follow(groups: Groups) -> None:
+        committer = Committer(member(groups), kept.strategy, state, plan, Memory(state, plan, None, 0), lambda *_: None)
+        shelf = committer._shelf
+        (flat,), *_ = kept.taken
+        shelf.add(shelves.Kept(1, base, kept.taken, (), (), None))
+        kept.taken = None
+        assert committer.kept() == ((1, base),)
+        assert committer.roll_forward(wanted, CommitRecord(wanted, 0.5, 1.0))
+        assert state.pair == wanted
+        found = weakref.ref(flat)
+        del flat
+        gc.collect()
+        assert found() is None
+
+    Ranks(1).run(follow)
