@@ -3,6 +3,7 @@ resizes."""
 
 from __future__ import annotations
 
+import math
 import random
 import time
 from collections.abc import Callable, Iterator
@@ -24,6 +25,9 @@ Alone = Callable[..., "tuple[dict[str, dict[str, float]], Whole]"]
 Make = Callable[..., SplitJob]
 OF: dict[str, dict[str, str]] = {"context=2": {}, "expert=2": {"TEST_EXPERTS": "4"}}
 """What the script is asked for, by the mesh of the tests with faults."""
+PAIRS: dict[str, dict[str, str]] = {"shard=2 context=2": {}, "shard=2 expert=2": {"TEST_EXPERTS": "4"}}
+"""As OF: two groups are eight processes."""
+ALL = OF | PAIRS
 
 
 @pytest.fixture
@@ -197,39 +201,46 @@ def test_tokens_reach_their_experts_however_they_are_spread(tmp_path: Path, zygo
 
 @pytest.fixture(scope="module")
 def two_groups(tmp_path_factory: pytest.TempPathFactory, zygote: Zygote) -> Alone:
-    """`undisturbed` of four ranks, by mesh."""
+    """`undisturbed` of two groups, by mesh."""
     found: dict[str, tuple[dict[str, dict[str, float]], Whole]] = {}
 
     def run(mesh: str) -> tuple[dict[str, dict[str, float]], Whole]:
         if mesh not in found:
-            found[mesh] = undisturbed(tmp_path_factory.mktemp("two"), zygote, mesh, 4, **OF[mesh])
+            found[mesh] = undisturbed(tmp_path_factory.mktemp("two"), zygote, mesh, in_two_groups(mesh), **ALL[mesh])
         return found[mesh]
 
     return run
 
 
+def in_two_groups(mesh: str) -> int:
+    """Return the number of processes of two model groups."""
+    return 2 * math.prod(int(one.partition("=")[2]) for one in mesh.split())
+
+
 @pytest.mark.parametrize("phase", ["forward", "backward", "sum"])
-@pytest.mark.parametrize("victim", [0, 3], ids=["A0", "B1"])
-@pytest.mark.parametrize("mesh", OF)
+@pytest.mark.parametrize("victim", [0, -1], ids=["first", "last"])
+@pytest.mark.parametrize("mesh", ALL if LONG else OF)
 def test_a_killed_rank_is_replaced_and_no_bit_differs(
     make: Make, two_groups: Alone, mesh: str, victim: int, phase: str
 ) -> None:
-    job = make(mesh, TEST_PACE="0", **OF[mesh])
+    job = make(mesh, TEST_PACE="0", **ALL[mesh])
     agents = job.agents
-    survivors = [slot for slot in range(4) if slot != victim]
+    slots = range(in_two_groups(mesh))
+    victim = slots[victim]
+    survivors = [slot for slot in slots if slot != victim]
     job.start(survivors)
     job.start([victim], TEST_FAULT=f"dies-in-{phase}:4")
-    agents.announce(range(4))
+    agents.announce(slots)
     for slot in survivors:
         agents.wait_left(slot)
     job.restart(victim)
-    agents.announce(range(4))
-    agents.wait_step(2, 0, range(4))
-    for slot in range(4):
+    agents.announce(slots)
+    agents.wait_step(2, 0, slots)
+    for slot in slots:
         (adopted,) = agents.workers[slot].messages(local.AdoptedLocally, 2)
         assert adopted.start_step == 4
         assert (adopted.source == "self") == (slot != victim)
-    ends, whole = job.finish(range(4))
+    ends, whole = job.finish(slots)
     assert all(end["same_model"] for end in ends)
     assert_equal(whole, two_groups(mesh)[1])
 

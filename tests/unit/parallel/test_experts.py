@@ -12,6 +12,8 @@ from regroup.errors import UsageError
 class Row:
     """What of a DeviceMesh of one dimension is asked for before anything is exchanged."""
 
+    mesh_dim_names = ("expert",)
+
     def size(self) -> int:
         return 2
 

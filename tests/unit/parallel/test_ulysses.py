@@ -16,6 +16,7 @@ class Row(NamedTuple):
 
     ranks: int
     at: int
+    mesh_dim_names: tuple[str, ...] = ("context",)
 
     def size(self) -> int:
         return self.ranks
@@ -65,6 +66,14 @@ def test_a_batch_keeps_its_form() -> None:
 def test_what_is_no_batch_of_sequences_is_refused(batch: object, said: str) -> None:
     with pytest.raises(UsageError, match=said):
         regroup.split_sequence(batch, Row(2, 0))
+
+
+@pytest.mark.parametrize(
+    ("names", "said"), [(("shard", "context"), "a mesh of shard, context"), (("expert",), "a mesh of expert")]
+)
+def test_another_dimension_is_refused(names: tuple[str, ...], said: str) -> None:
+    with pytest.raises(UsageError, match=said + r'; it takes one dimension, context\. Pass mesh\["context"\]\.'):
+        regroup.split_sequence(torch.zeros(2, 4), Row(2, 0, names))
 
 
 @pytest.mark.parametrize("kv_heads", [1, 2, 4])

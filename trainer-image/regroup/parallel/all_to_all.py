@@ -10,12 +10,23 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from regroup.errors import UsageError
+
 Sizes = Sequence[int]
 
 
-def ranks_of(mesh: Any) -> int:
-    """Return the number of ranks of a one-dimensional mesh. None: the script has no mesh, and there is one."""
-    return 1 if mesh is None else int(mesh.size())
+def ranks_of(mesh: Any, dimension: str, caller: str) -> int:
+    """Return the number of ranks of the dimension that a caller was given, such as mesh["expert"]. None: the script has no mesh,
+    and there is one. Raises UsageError for another mesh."""
+    if mesh is None:
+        return 1
+    names = mesh.mesh_dim_names
+    if names != (dimension,):
+        raise UsageError(
+            f"{caller}() was given a mesh of {', '.join(names or ('no named dimension',))}; it takes one dimension, "
+            f'{dimension}. Pass mesh["{dimension}"].'
+        )
+    return int(mesh.size())
 
 
 def all_to_all(rows: torch.Tensor, mesh: Any, sent: Sizes | None = None, received: Sizes | None = None) -> torch.Tensor:

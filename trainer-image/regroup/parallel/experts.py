@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from regroup.errors import UsageError
+from regroup.layout import EXPERT
 
 from .all_to_all import all_to_all, ranks_of
 
@@ -36,7 +37,7 @@ class MixtureOfExperts(torch.nn.Module):
                 f"top_k of regroup.MixtureOfExperts() is {top_k!r}; it must be at least 1 and at most the number of experts, "
                 f"{num_experts}."
             )
-        _check(num_experts, ranks_of(mesh))
+        _check(num_experts, ranks_of(mesh, EXPERT, "regroup.MixtureOfExperts"))
         self.top_k, self.num_experts, self.mesh = top_k, num_experts, mesh
         self.router = torch.nn.Linear(width, num_experts, bias=False)
         self.up = torch.nn.Parameter(_drawn(num_experts, width, hidden))
@@ -82,7 +83,7 @@ def through_experts(
     ranks call this as often; None: all experts are here. Raises UsageError for a number of experts that the ranks do not divide,
     and for one that does not exist.
     """
-    ranks, k = ranks_of(mesh), chosen.shape[1]
+    ranks, k = ranks_of(mesh, EXPERT, "regroup.through_experts"), chosen.shape[1]
     _check(num_experts, ranks)
     wanted = chosen.flatten()
     by_expert = wanted.argsort(stable=True)

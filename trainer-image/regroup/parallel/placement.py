@@ -19,6 +19,9 @@ class Place(NamedTuple):
     """This rank's part counts in the norm; else another rank of its group has the same."""
     is_repeated: bool = False
     """Every rank of the group holds all of it."""
+    split: frozenset[str] = frozenset()
+    """Dimensions along which it is split. Buckets are made by place, and `counts` differs between ranks: with this, ranks that sum
+    together have the same buckets."""
 
 
 def place_of(name: str, parameter: torch.Tensor, layout: Layout, inner: int) -> Place:
@@ -47,4 +50,5 @@ def place_of(name: str, parameter: torch.Tensor, layout: Layout, inner: int) -> 
         along=frozenset(layout.summed_dims - own.keys()),
         counts=all(at[dim] == 0 for dim, _ in layout.dims if not own.get(dim)),
         is_repeated=not any(own.values()),
+        split=frozenset(dim for dim, is_split_along in own.items() if is_split_along),
     )

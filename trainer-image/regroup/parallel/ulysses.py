@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 
 from regroup.errors import UsageError
+from regroup.layout import CONTEXT
 
 from .all_to_all import all_to_all, ranks_of
 
@@ -34,7 +35,7 @@ def split_sequence(batch: Any, mesh: Any, dim: int = 1) -> SequencePart:
     mesh["context"]; None: all of it. Local. Raises UsageError for a length that n does not divide, and for tensors without the
     dimension.
     """
-    num, at = ranks_of(mesh), 0 if mesh is None else mesh.get_local_rank()
+    num, at = ranks_of(mesh, CONTEXT, "regroup.split_sequence"), 0 if mesh is None else mesh.get_local_rank()
     tensors = list(_tensors(batch))
     lengths = {one.shape[dim] if -one.ndim <= dim < one.ndim else None for one in tensors}
     if len(lengths) != 1 or None in lengths:
@@ -61,7 +62,8 @@ def attention(
 
     query, key, value: [b, h, t, d], of the tokens that `split_sequence` gave this rank. key and value may have fewer heads than
     query, each for several of it. mesh: mesh["context"], all of whose ranks call this; None: plain attention. causal: a token sees
-    itself and the tokens before it. Raises UsageError for numbers of heads that the ranks do not divide.
+    itself and the tokens before it. Raises UsageError for numbers of heads that the ranks do not divide, and for
+    another dimension.
     """
     if algorithm not in ALGORITHMS:
         raise UsageError(f"algorithm of regroup.attention() is {algorithm!r}; choose from {', '.join(ALGORITHMS)}.")
@@ -70,7 +72,7 @@ def attention(
             'algorithm="ring" of regroup.attention() needs a GPU: torch has no kernel for ring attention on CPUs, and '
             'regroup.mesh() works on CPUs only so far. Leave it out, or pass algorithm="ulysses".'
         )
-    num = ranks_of(mesh)
+    num = ranks_of(mesh, CONTEXT, "regroup.attention")
     for name, one in (("query", query), ("key", key), ("value", value)):
         if one.ndim != 4 or one.shape[1] % num:
             raise UsageError(
