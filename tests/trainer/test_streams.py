@@ -80,16 +80,17 @@ def test_every_record_is_used_once_through_a_kill_and_a_growth(job: AgentDouble,
     assert min(opened) >= joined * BATCH, "nobody reads again from the start"
 
 
-def test_end_is_the_same_where_a_rank_dies_as_it_is_found(job: AgentDouble) -> None:
+@pytest.mark.parametrize("width", [2, 40_000], ids=["gradients go with the rows", "gradients go in buckets"])
+def test_end_is_the_same_where_a_rank_dies_as_it_is_found(job: AgentDouble, width: int) -> None:
     """The survivors know of it, or find it again; a rank that joins afterwards hears of it."""
     for slot in range(2):
-        start(job, slot, TEST_LENGTH=str(10 * BATCH + 5))
+        start(job, slot, TEST_LENGTH=str(10 * BATCH + 5), TEST_WIDTH=str(width))
     job.wait_attached(0, 1)
     job.announce(range(2))
     job.wait_finished(0, 1)
     job.kill(1)
     gone = job.workers[1].pod_uid
-    start(job, 1, TEST_LENGTH=str(10 * BATCH + 5))
+    start(job, 1, TEST_LENGTH=str(10 * BATCH + 5), TEST_WIDTH=str(width))
     job.wait_attached(1)
     job.announce(range(2), lost=[gone])
     ends = end(job, [0, 1])

@@ -16,6 +16,7 @@ from torch._dynamo.utils import counters
 from torch.nn.functional import cross_entropy
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from regroup import strategies
 from regroup.train import build, config
 from regroup.train.tasks.language_model import GPT, GPT2, TINY, Shape
 
@@ -172,3 +173,10 @@ def test_missing_compiler_is_one_sentence(
     for name in ("g++", "clang"):
         (tmp_path / name).touch(mode=0o755)
     build.check_compiler(torch.device(device))
+
+
+def test_uneven_shares_are_asked_for() -> None:
+    small = {"task": "digits", "steps": 100, "global_batch": 80, "microbatch": 8}
+    asked = config.parse({**small, "strategy": {"name": "data_parallel", "uneven": True}})
+    assert build.strategy_of(asked) == strategies.DataParallel(uneven=True)
+    assert build.strategy_of(config.parse(small)) == strategies.DataParallel()

@@ -86,6 +86,11 @@ SMALL: dict[str, Any] = {"task": "digits", "steps": 100, "global_batch": 80, "mi
             id="an exact sum of steps of one's own",
         ),
         pytest.param(
+            {"strategy": {"name": "data_parallel", "uneven": True}, "reduction": "exact"},
+            "strategy.uneven cannot be used with reduction exact, whose bits must not depend on times. Leave one of them out.",
+            id="exact shares that follow times",
+        ),
+        pytest.param(
             {"noise_scale": True, "strategy": "diloco"},
             "noise_scale cannot be measured with strategy diloco. Leave one of them out.",
             id="the noise of gradients that nobody sums",

@@ -164,20 +164,23 @@ class CachedRead:
 
     def _remove_oldest(self, most_bytes: int) -> int:
         """Remove entries until all files have at most `most_bytes`, and what crashes left; return the bytes that remain."""
-        entries, being_written = [], 0
+        entries: dict[str, Entry] = {}
+        being_written = 0
         for found in _files(self._directory):
+            path, is_part = found.path.removesuffix(_PART), found.name.endswith(_PART)
             try:
-                about = found.stat()
-                if not found.name.endswith(_PART):
-                    entries.append(Entry(about.st_mtime, about.st_size, found.path))
-                elif not _remove_if_left(Path(found.path)):
-                    being_written += about.st_size
+                if is_part and not _remove_if_left(Path(found.path)):
+                    being_written += found.stat().st_size
+                    continue
             except FileNotFoundError:
-                continue
-        going = to_remove(entries, most_bytes - being_written)
+                pass  # it has just become the entry, which may not be listed
+            with suppress(FileNotFoundError):
+                about = Path(path).stat()
+                entries[path] = Entry(about.st_mtime, about.st_size, path)
+        going = to_remove(list(entries.values()), most_bytes - being_written)
         for entry in going:
             Path(entry.path).unlink(missing_ok=True)
-        return being_written + sum(entry.size for entry in entries) - sum(entry.size for entry in going)
+        return being_written + sum(entry.size for entry in entries.values()) - sum(entry.size for entry in going)
 
     def _complain(self, error: OSError) -> None:
         """Say once that nothing is kept."""

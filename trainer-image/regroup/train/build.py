@@ -139,7 +139,7 @@ def strategy_of(settings: Config) -> strategies.DataParallel | strategies.LocalS
     """Return the session's strategy. Inner steps are what is clipped."""
     strategy, max_norm = settings.strategy, settings.max_norm
     if isinstance(strategy, config.DataParallel):
-        return strategies.DataParallel(hook=settings.hook)
+        return strategies.DataParallel(hook=settings.hook, uneven=strategy.uneven)
     if isinstance(strategy, config.LocalSgd):
         return strategies.LocalSGD(inner_steps=strategy.inner_steps, max_norm=max_norm)
     return strategies.DiLoCo(

@@ -111,6 +111,8 @@ class DataParallel(Section):
     """Each step applies the gradient of its whole batch, summed over the processes."""
 
     name: Literal["data_parallel"]
+    uneven: bool = False
+    """Processes that take longer for a microbatch get fewer of them."""
 
 
 class LocalSgd(Section):
@@ -196,7 +198,13 @@ class Config(Section):
                 f"Write global_batch: {fit}, or a microbatch that divides it."
             )
         strategy = self.strategy
-        if not isinstance(strategy, DataParallel):
+        if isinstance(strategy, DataParallel):
+            if strategy.uneven and self.reduction == "exact":
+                raise ValueError(
+                    "strategy.uneven cannot be used with reduction exact, whose bits must not depend on times. Leave one of them "
+                    "out."
+                )
+        else:
             if strategy.inner_steps * self.microbatch > self.global_batch:
                 raise ValueError(
                     f"strategy.inner_steps ({strategy.inner_steps}) is more than the microbatches of a step (global_batch / "
