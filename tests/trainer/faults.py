@@ -67,7 +67,7 @@ def _dies_in_schedule(index: int, actions: int) -> None:
             done += 1
         check(work)
 
-    step._Microbatches.check = dying  # type: ignore[method-assign]
+    step._Microbatches.check = dying  # type: ignore[method-assign, assignment]
 
 
 def _ends_before_apply(index: int, *, dies: bool) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Iterator
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import pytest
@@ -171,9 +171,8 @@ def test_kills_at_any_moment_change_nothing(
     agents.announce(range(4))
     for generation in range(1, KILLS + 1):
         agents.wait_step(generation, 0, range(4))
-        passed = chance.random() * 0.06
-        began_s = agents.first_commit(generation, range(4))
-        until(lambda began_s=began_s, passed=passed: time.monotonic() - began_s > passed, "a moment in a step")
+        moment_s = agents.first_commit(generation, range(4)) + chance.random() * 0.06
+        until(partial(past, moment_s), "a moment in a step")
         victim = chance.randrange(4)
         agents.kill(victim)
         agents.wait_exit(victim)
@@ -183,3 +182,7 @@ def test_kills_at_any_moment_change_nothing(
         assert_nothing_is_lost(job, generation + 1, [slot for slot in range(4) if slot != victim])
     _, whole = job.finish(range(4))
     assert_equal(whole, undisturbed(schedule, WALK_STEPS))
+
+
+def past(moment_s: float) -> bool:
+    return time.monotonic() > moment_s
