@@ -19,7 +19,7 @@ from tests.trainer.zygote import Zygote
 
 __all__ = ["alone"]
 KILLS = 40 if LONG else 3
-WALK_STEPS = str(40 * KILLS)
+WALK_STEPS = str(15 * KILLS)
 SCHEDULES = ["gpipe", "1f1b", "interleaved", "zero_bubble"]
 
 
