@@ -87,6 +87,11 @@ def assert_close(whole: Whole, reference: Whole) -> None:
         ("shard=2", 2, "tensor=2", 4),
         ("shard=2 tensor=2", 4, "shard=4", 4),
         ("shard=4", 4, "shard=2 tensor=2", 4),
+        ("pipeline=2", 4, "", 1),
+        ("", 1, "pipeline=2", 4),
+        ("pipeline=2", 2, "pipeline=4", 4),
+        ("pipeline=2", 2, "shard=2", 2),
+        ("shard=2", 2, "pipeline=2", 2),
     ],
 )
 def test_a_checkpoint_is_read_at_any_split(
@@ -167,6 +172,27 @@ def test_a_split_checkpoint_is_read_without_regroup(make: Callable[[str], SplitJ
     plain = torch.load(tmp_path / "plain.pt", weights_only=False)
     for name, held in whole.items():
         assert torch.equal(plain["model"][name], held["parameter"]), name
+
+
+def test_a_pipelines_checkpoint_is_read_without_regroup(make: Callable[[str], SplitJob], tmp_path: Path) -> None:
+    """It is that of one process with all layers: torch's own classes take it."""
+    job = make("pipeline=2")
+    job.start([0, 1])
+    job.agents.announce([0, 1])
+    _, whole = job.finish([0, 1])
+    (directory,) = (tmp_path / "saved").glob(f"step-{STEPS}.*")
+    dcp_to_torch_save(directory, tmp_path / "plain.pt")
+    plain = torch.load(tmp_path / "plain.pt", weights_only=False)
+    assert plain["parameters"] == [[list(whole)]]
+    parameters = {name: torch.nn.Parameter(torch.zeros_like(held["parameter"])) for name, held in whole.items()}
+    optimizer = torch.optim.AdamW(parameters.values())
+    optimizer.load_state_dict(plain["optimizer"])
+    assert optimizer.param_groups[0]["lr"] == 0.0025
+    assert plain["state"]["schedule"]["last_epoch"] == int(STEPS)
+    for name, held in whole.items():
+        assert torch.equal(plain["model"][name], held["parameter"]), name
+        for key, one in optimizer.state[parameters[name]].items():
+            assert torch.equal(one, held[key]), (name, key)
 
 
 def test_a_part_that_is_there_is_left_alone(tmp_path: Path) -> None:

@@ -199,13 +199,19 @@ class Checkpointer:
             raise CheckpointError(f"{directory} is not the name of a checkpoint.")
         return store.read_commit(self._directory, name, self._job_uid)
 
-    def load(self, info: CheckpointInfo, into: Mapping[str, Any] | None = None, like: store.Like | None = None) -> Tree:
+    def load(
+        self,
+        info: CheckpointInfo,
+        into: Mapping[str, Any] | None = None,
+        like: store.Like | None = None,
+        choose: store.Choose | None = None,
+    ) -> Tree:
         """Return the tree that was saved, tensors on the host, for the caller's load_state_dict.
 
-        into: the script's own tree; its "model" is compared by name and shape before anything is touched. like: see
+        into: the script's own tree; its "model" is compared by name and shape before anything is touched. like, choose: see
         `store.read_data`. Raises CheckpointError, one sentence.
         """
-        tree = store.read_data(Path(info.path), like)
+        tree = store.read_data(Path(info.path), like, choose)
         why = differences(tree, into["model"]) if into is not None else None
         if why is not None:
             raise CheckpointError(

@@ -12,10 +12,17 @@ import torch
 
 from regroup.checkpoint.tree import Part
 from regroup.errors import StateError
+from regroup.layout import PIPELINE
 
 SHARD, STRIDED, REPLICATE = "S", "SS", "R"
 mesh: Any = None
 """The DeviceMesh of this process's model group (`regroup.mesh`); None: it has none."""
+
+
+def is_pipelined() -> bool:
+    """Return whether other processes of the model group have other layers of the model."""
+    names = () if mesh is None else mesh.mesh_dim_names
+    return PIPELINE in names and mesh.size(names.index(PIPELINE)) > 1
 
 
 def is_split(value: Any) -> bool:
@@ -113,9 +120,9 @@ def writes(value: Any) -> bool:
     written by each process that holds another piece of it."""
     if mesh is None:
         return True
-    split = {}
+    split = {PIPELINE: True}  # another process of a pipeline has other layers
     if isinstance(value, Part):
-        split = {dim: kind != REPLICATE for dim, (kind, _, _) in zip(value.dims, value.placements)}
+        split |= {dim: kind != REPLICATE for dim, (kind, _, _) in zip(value.dims, value.placements)}
     at = dict(zip(mesh.mesh_dim_names, mesh.get_coordinate()))
     return all(split.get(dim) or place == 0 for dim, place in at.items())
 

@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from . import shards
+from . import shards, stages
 from . import tree as trees
 from .errors import CheckpointError
 from .selection import ASIDE, CheckpointInfo, Commit, FileMark, Name, parse_commit, parse_name
@@ -32,6 +32,9 @@ _JOB = ".job"
 _INDEX = ".metadata"
 _PART = "part-"
 """Of a model group's processes, in the directory that is written aside."""
+_OF_PART = "structure.json"
+"""In a part: how its tensors lie in its process's tree, where processes have different layers."""
+Choose = Callable[[trees.Tree], trees.Tree]
 Like = Callable[[str, tuple[int, ...]], "torch.Tensor | None"]
 _STRUCTURE = "regroup.structure"
 """DCP entry, uint8: the JSON of `tree.pack`."""
@@ -114,11 +117,13 @@ def write_part(
     (part / _JOB).rename(aside / _JOB)
     tree = trees.unpack(structure, tensors)
     mine: Any = {key: one for key, one in shards.parts_in(tree).items() if shards.writes(one)}
-    state = (
-        _with_structure(_for_dcp(tree), structure)
-        if inner == 0
-        else {key: shards.whole(one) for key, one in mine.items()}
-    )
+    state = {key: shards.whole(one) for key, one in mine.items()}
+    if shards.is_pipelined():  # numbers of an optimizer's parameters are this process's own until the parts are joined
+        _write_durably(part / _OF_PART, structure.encode())
+        if shards.writes(None):
+            state |= {key: tensor for key, tensor in tensors.items() if key not in shards.parts_in(tree)}
+    elif inner == 0:
+        state = _with_structure(_for_dcp(tree), structure)
     save(
         state,
         storage_writer=FileSystemWriter(part, single_file_per_rank=True, sync_files=True),
@@ -143,26 +148,69 @@ def join_parts(directory: Path, name: Name, count: int) -> Path:
     if path.is_dir():  # an earlier attempt at this very checkpoint came so far, and was not committed
         return path
     joined: Any = None
-    for inner in range(count):
+    renamed, nested = _write_rest(aside, count)
+    for inner in range(count + (nested is not None)):
         part = aside / f"{_PART}{inner}"
-        index = _reader(part).read_metadata()
+        index = _renamed(_reader(part).read_metadata(), renamed[inner])
         files = {file.name: f"__{inner}_{i}.distcp" for i, file in enumerate(sorted(part.glob("*.distcp")))}
         for at, info in index.storage_data.items():
             index.storage_data[at] = dataclasses.replace(info, relative_path=files[info.relative_path])
         for old, new in files.items():
             (part / old).rename(aside / new)
         joined = index if joined is None else _joined(joined, index)
+    if nested is not None:
+        joined.planner_data = nested
     with open(aside / _INDEX, "wb") as stream:
         pickle.dump(joined, stream)
         stream.flush()
         os.fsync(stream.fileno())
     _fsync(aside)
     aside.rename(path)  # the parts go with it: a process that looks for its own finds it here or there
-    for inner in range(count):
-        shutil.rmtree(path / f"{_PART}{inner}")
+    for part in path.glob(f"{_PART}*"):
+        shutil.rmtree(part)
     _fsync(path)
     _fsync(directory)
     return path
+
+
+def _write_rest(aside: Path, count: int) -> tuple[list[dict[str, str]], Any]:
+    """Where the parts are of different layers, write one more part, of what is in the state beside tensors, for the whole model.
+
+    Return the keys that each part's tensors have in it, by their own, and how DCP nests them; None: there is nothing to do.
+    """
+    from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+    from torch.distributed.checkpoint.filesystem import FileSystemWriter
+    from torch.distributed.checkpoint.state_dict_saver import save
+
+    files = [aside / f"{_PART}{inner}" / _OF_PART for inner in range(count)]
+    if not files[0].exists():
+        return [{} for _ in files], None
+    whole, renamed = stages.merged([trees.unpack(file.read_text(), stages.Keys(), are_whole=True) for file in files])
+    keys = {path: torch.empty(0) for path, _ in stages.stored(whole)}
+    whole = stages.with_tensors(whole, {one.key: torch.empty(0) for _, one in stages.stored(whole)})
+    structure, tensors = trees.pack(whole)
+    assert tensors.keys() == keys.keys()
+    planner = DefaultSavePlanner()
+    planner.set_up_planner(_with_structure(_for_dcp(whole), structure), is_coordinator=True)
+    rest = {key: one for key, one in planner.state_dict.items() if key not in keys}
+    part = aside / f"{_PART}{count}"
+    part.mkdir()
+    save(
+        rest,
+        storage_writer=FileSystemWriter(part, single_file_per_rank=True, sync_files=True),
+        planner=_piece_planner(),
+        no_dist=True,
+    )
+    return [*renamed, {}], planner.mappings
+
+
+def _renamed(index: Any, keys: Mapping[str, str]) -> Any:
+    """Return an index with other keys. Those are in the index alone."""
+    index.state_dict_metadata = {keys.get(key, key): entry for key, entry in index.state_dict_metadata.items()}
+    index.storage_data = {
+        dataclasses.replace(at, fqn=keys.get(at.fqn, at.fqn)): info for at, info in index.storage_data.items()
+    }
+    return index
 
 
 def _joined(index: Any, more: Any) -> Any:
@@ -249,27 +297,40 @@ def verify(info: CheckpointInfo) -> None:
             raise CheckpointError(f"Skipped {info.name.directory}: {file} cannot be read ({error}).") from error
 
 
-def read_data(path: Path, like: Like | None = None) -> trees.Tree:
+def read_data(path: Path, like: Like | None = None, choose: Choose | None = None) -> trees.Tree:
     """Return the state, its tensors on the host. `like(key, shape)`: a DTensor that says how this process splits a tensor; of
-    those only its own part is read. Raises CheckpointError."""
+    those only its own part is read. `choose`: returns what this process needs of a tree of what is stored. Raises
+    CheckpointError."""
     from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
-    from torch.distributed.checkpoint.metadata import TensorStorageMetadata
     from torch.distributed.checkpoint.state_dict_loader import load
 
     reader = _reader(path)
     try:
         index = reader.read_metadata().state_dict_metadata
+        said = {_STRUCTURE: torch.empty(index[_STRUCTURE].size, dtype=torch.uint8)}
+        load(said, storage_reader=reader, planner=DefaultLoadPlanner(flatten_state_dict=False), no_dist=True)
+        tree = trees.unpack(bytes(said[_STRUCTURE].numpy()).decode(), stages.Keys(), are_whole=True)
+        if choose is not None:
+            tree = _chosen(path, tree, choose)
         state = {
-            key: _target(entry, like(key, tuple(entry.size)) if like is not None else None)
-            for key, entry in index.items()
-            if isinstance(entry, TensorStorageMetadata)
+            one.key: _target(index[one.key], like(key, tuple(index[one.key].size)) if like is not None else None)
+            for key, one in stages.stored(tree)
         }
         load(state, storage_reader=reader, planner=DefaultLoadPlanner(flatten_state_dict=False), no_dist=True)
-        structure = bytes(state.pop(_STRUCTURE).numpy()).decode()
+    except CheckpointError:
+        raise
     except (Exception, CheckpointException) as error:  # DCP raises whatever it meets; the user gets one sentence
         raise CheckpointError(f"Checkpoint {path.name} cannot be read ({first_line(error)}).") from error
-    return trees.unpack(structure, state, are_whole=True)
+    whole: trees.Tree = stages.with_tensors(tree, state)
+    return whole
+
+
+def _chosen(path: Path, tree: trees.Tree, choose: Choose) -> trees.Tree:
+    try:
+        return choose(tree)
+    except CheckpointError as error:
+        raise CheckpointError(f"Checkpoint {path.name} does not fit the script. {error}") from error
 
 
 def _target(entry: Any, like: torch.Tensor | None) -> torch.Tensor:

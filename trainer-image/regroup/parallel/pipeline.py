@@ -36,6 +36,13 @@ class Pipeline(torch.nn.Module):
         self._num_stages = len(stages)
         self._names = {stage: list(modules) for stage, modules in enumerate(stages) if stage % num_ranks == rank}
         """Of the modules of this rank's stages."""
+        self.parameter_order = tuple(
+            f"{name}.{inner}"
+            for modules in stages
+            for name, module in modules.items()
+            for inner, _ in module.named_parameters()
+        )
+        """Names of all parameters of the whole model, in its order."""
         for stage in self._names:
             for name, module in stages[stage].items():
                 self.add_module(name, module)

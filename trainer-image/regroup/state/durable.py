@@ -91,7 +91,8 @@ class Durable:
     def load(self, info: CheckpointInfo) -> None:
         """Put a checkpoint into the script's objects; of what this process holds a part of, that part. Raises CheckpointError."""
         assert self.checkpointer is not None
-        self._state.load(self.checkpointer.load(info, into=self._state.tree(), like=self._state.like))
+        tree = self.checkpointer.load(info, into=self._state.tree(), like=self._state.like, choose=self._state.chosen)
+        self._state.load(tree)
         if info.commit.digest:
             self._plan.digest(info.pair.step, known=(info.pair.step, info.commit.digest))
 
@@ -171,7 +172,7 @@ class Durable:
         if pair is None:
             return
         self.checkpointer.save(
-            apart(self._state.tree()),
+            apart(self._state.saved_tree()),
             pair=pair,
             generation=origin.generation,
             uid=origin.uid,

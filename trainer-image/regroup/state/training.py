@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from regroup.checkpoint import shards
+from regroup.checkpoint import shards, stages
 from regroup.checkpoint import tree as trees
 from regroup.checkpoint.errors import CheckpointError
 from regroup.errors import StateError, UsageError
@@ -116,6 +116,41 @@ class TrainingState:
             "optimizer": self.optimizer.state_dict(),
             "state": {name: part.state_dict() for name, part in self.extra.items()},
         }
+
+    def saved_tree(self) -> trees.Tree:
+        """Return the tree as a checkpoint has it: with the names of the optimizer's parameters."""
+        tree = {**self.tree(), stages.NAMES: self._names()}
+        order = getattr(self.model, "parameter_order", None)  # of a pipeline
+        return tree if order is None else {**tree, stages.ORDER: list(order)}
+
+    def chosen(self, tree: trees.Tree) -> trees.Tree:
+        """Return what this process needs of a checkpoint's tree: of a pipeline its layers, and the optimizer's parameters under its
+        own numbers. Raises CheckpointError."""
+        names, own = tree.pop(stages.NAMES, None), self._names()
+        if names is not None and {name for one in own for group in one for name in group} <= set(tree["model"]):
+            tree["optimizer"] = stages.chosen(
+                tree["optimizer"], names, own
+            )  # else the model does not fit, which is said
+        if not shards.is_pipelined():
+            return tree
+        if names is None:
+            raise CheckpointError(
+                "It does not say which parameters its optimizer has, so it cannot be cut into the stages of a pipeline: an older "
+                "release wrote it. Continue it once without a pipeline, and let it save."
+            )
+        parts = {"model": self.model, **self.extra}
+        for name, held in (("model", tree), *((name, tree["state"]) for name in self.extra)):
+            if isinstance(parts[name], torch.nn.Module) and isinstance(held.get(name), dict):
+                own = parts[name].state_dict()
+                held[name] = {key: one for key, one in held[name].items() if key in own}
+        return tree
+
+    def _names(self) -> list[list[list[str]]]:
+        called = {id(one): name for name, one in self.model.named_parameters()}
+        return [
+            [[called[id(one)] for one in group["params"]] for group in getattr(optimizer, "param_groups", ())]
+            for optimizer in parts_of(self.optimizer)
+        ]
 
     def packed(self) -> tuple[str, dict[str, torch.Tensor]]:
         """Return the tree as JSON text and tensors by name. Raises StateError that names what cannot be saved."""

@@ -1,0 +1,152 @@
+"""Trees of processes that hold different layers of one model: made one tree, and cut for one process again. Pure.
+
+An optimizer's state_dict knows its parameters by number, and each process of a pipeline counts its own. So a saved tree says which
+names they have (`NAMES`), by optimizer and param group. Trees here have a `Stored` in place of each tensor.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from .errors import CheckpointError
+
+NAMES = "parameters"
+"""Section of a saved tree: names of the optimizers' parameters, [optimizer][param group][parameter]."""
+ORDER = "order"
+"""Section of a part: names of all of the model's parameters, in the model's order."""
+Names = Sequence[Sequence[Sequence[str]]]
+_OPTIMIZER = "optimizer"
+
+
+class Stored(NamedTuple):
+    """Stands for a tensor: the key that it is stored by."""
+
+    key: str
+
+
+class Keys(dict[str, Any]):
+    """Tensors by key, for `tree.unpack`, where there are none yet."""
+
+    def __missing__(self, key: str) -> Stored:
+        return Stored(key)
+
+
+def stored(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Stored]]:
+    """Yield what is stored in a tree, each with its dotted path."""
+    if isinstance(value, Stored):
+        yield ".".join(path), value
+    elif isinstance(value, dict):
+        for key, one in value.items():
+            yield from stored(one, (*path, str(key)))
+    elif isinstance(value, (list, tuple)):
+        for i, one in enumerate(value):
+            yield from stored(one, (*path, str(i)))
+
+
+def with_tensors(value: Any, tensors: Mapping[str, Any]) -> Any:
+    """Return the tree with what is stored put in, by key."""
+    if isinstance(value, Stored):
+        return tensors[value.key]
+    if isinstance(value, dict):
+        return {key: with_tensors(one, tensors) for key, one in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(with_tensors(one, tensors) for one in value)
+    return value
+
+
+def merged(parts: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any], list[dict[str, str]]]:
+    """Return the tree of the whole model, and for each part the keys that its tensors have there, by those that they had.
+
+    Of what several parts have, the first one's counts. Parameters are numbered in the model's order, group after group, as in an
+    optimizer of the whole model.
+    """
+    place = {name: i for i, name in enumerate(parts[0][ORDER])}
+    groups: list[list[list[str]]] = []
+    for optimizers in zip(*(part[NAMES] for part in parts), strict=True):
+        together = [
+            list(dict.fromkeys(name for names in same for name in names)) for same in zip(*optimizers, strict=True)
+        ]
+        groups.append([sorted(names, key=place.__getitem__) for names in together])
+    whole: dict[str, Any] = {}
+    renamed = []
+    for part in parts:
+        tree = {key: one for key, one in part.items() if key not in (NAMES, ORDER)}
+        tree[_OPTIMIZER] = renumbered(part[_OPTIMIZER], part[NAMES], groups)
+        renamed.append({one.key: path for path, one in stored(tree)})
+        whole = _union(whole, tree)
+    whole[_OPTIMIZER] = _grouped(
+        whole[_OPTIMIZER], [part[_OPTIMIZER] for part in parts], [part[NAMES] for part in parts], groups
+    )
+    return {**whole, NAMES: groups}, renamed
+
+
+def chosen(optimizer: Any, names: Names, own: Names) -> Any:
+    """Return what a process with its own parameters needs of an optimizer's state_dict. Raises CheckpointError."""
+    if [[list(group) for group in one] for one in names] == [[list(group) for group in one] for one in own]:
+        return optimizer
+    known = {name for one in names for group in one for name in group}
+    lacking = [name for one in own for group in one for name in group if name not in known]
+    if lacking or [len(one) for one in names] != [len(one) for one in own]:
+        what = f"no parameter {lacking[0]}" if lacking else "other param groups"
+        raise CheckpointError(f"Its optimizer has {what}. Build the optimizer as the script that wrote it did.")
+    return _grouped(renumbered(optimizer, names, own), [optimizer], [names], own)
+
+
+def renumbered(optimizer: Any, names: Names, others: Names) -> Any:
+    """Return an optimizer's state_dict with the state of each parameter under the number that it has among `others`; what is not
+    among them is left out."""
+    out = []
+    for one, before, after in zip(_parts_of(optimizer, len(names)), names, others, strict=True):
+        if not _is_plain(one):
+            out.append(one)
+            continue
+        number = {name: i for i, name in enumerate(name for group in after for name in group)}
+        flat = [name for group in before for name in group]
+        state = {number[flat[i]]: held for i, held in one["state"].items() if flat[i] in number}
+        out.append({**one, "state": state})
+    return _together(optimizer, out)
+
+
+def _grouped(optimizer: Any, sources: Sequence[Any], names: Sequence[Names], groups: Names) -> Any:
+    """Return an optimizer's state_dict with these parameters in its groups. Settings are those of the first source."""
+    out = []
+    for number, one in enumerate(_parts_of(optimizer, len(groups))):
+        if not _is_plain(one):
+            out.append(one)
+            continue
+        given: dict[str, str] = {}
+        for source, own in zip(sources, names):
+            for group, mine in zip(_parts_of(source, len(groups))[number]["param_groups"], own[number]):
+                given |= dict(zip(mine, group.get("param_names", ())))
+        low, described = 0, []
+        for group, mine in zip(one["param_groups"], groups[number]):
+            new = {**group, "params": list(range(low, low + len(mine)))}
+            if "param_names" in group:
+                new["param_names"] = [given[name] for name in mine]
+            described.append(new)
+            low += len(mine)
+        out.append({**one, "param_groups": described})
+    return _together(optimizer, out)
+
+
+def _is_plain(optimizer: Any) -> bool:
+    return isinstance(optimizer, dict) and {"state", "param_groups"} <= set(optimizer)
+
+
+def _parts_of(optimizer: Any, count: int) -> list[Any]:
+    """Return the state_dict of each optimizer: several are numbered."""
+    return [optimizer[str(i)] for i in range(count)] if _is_numbered(optimizer, count) else [optimizer]
+
+
+def _together(like: Any, parts: Sequence[Any]) -> Any:
+    return {str(i): one for i, one in enumerate(parts)} if _is_numbered(like, len(parts)) else parts[0]
+
+
+def _is_numbered(optimizer: Any, count: int) -> bool:
+    return isinstance(optimizer, dict) and set(optimizer) == {str(i) for i in range(count)}
+
+
+def _union(one: Any, other: Any) -> Any:
+    if isinstance(one, dict) and isinstance(other, dict):
+        both = {key: _union(held, other[key]) if key in other else held for key, held in one.items()}
+        return {**both, **{key: held for key, held in other.items() if key not in one}}
+    return one
