@@ -62,16 +62,17 @@ test-chaos: venv ## 40 random faults in four local jobs with fixed seeds: every 
 
 .PHONY: test-all
 test-all: export REGROUP_LONG := 1  # tests repeat what they break as often as their `trials` says
-test-all: test ## test, then wider searches of the model, 650 more faults and 20,000 walks; skips jobs that passed before (root)
+test-all: test ## test, then wider searches of the model, 730 more faults and 20,000 walks; skips jobs that passed before (root)
 	$(PY) -m tests.model
 	$(PY) -m chaos --seed 1000 --faults 600 --resume
+	$(PY) -m chaos --seed 1000 --faults 80 --per-job 20 --model split --resume
 	$(PY) -m chaos --seed 1000 --faults 50 --where cluster --resume
 	$(PY) -m tests.simulator --first 10000 --walks 20000 --jobs 2
 
 .PHONY: chaos
-chaos: venv ## Random faults in real jobs, and a verdict: SEED=7 replays, FAULTS=1000, PER_JOB=100, CHAOS=cluster (root), RESUME=1
+chaos: venv ## Random faults in real jobs, and a verdict: SEED=7 replays, FAULTS=1000, PER_JOB=100, CHAOS=cluster (root), MODEL=split, RESUME=1
 	@$(PY) -m chaos $(if $(SEED),--seed $(SEED)) $(if $(FAULTS),--faults $(FAULTS)) $(if $(CHAOS),--where $(CHAOS)) \
-	  $(if $(PER_JOB),--per-job $(PER_JOB)) $(if $(RESUME),--resume)
+	  $(if $(PER_JOB),--per-job $(PER_JOB)) $(if $(MODEL),--model $(MODEL)) $(if $(RESUME),--resume)
 
 .PHONY: bench-recovery
 bench-recovery: venv ## SIGKILL -> next step, Regroup beside torchft and torchrun: tables and bench/out/recovery.json (TRIALS=5, WITHOUT=torchft)

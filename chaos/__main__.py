@@ -13,7 +13,7 @@ from typing import Any
 from rich.console import Console
 
 from chaos import plan, totals
-from chaos.campaign import FAULTS_PER_JOB, OUT, MakeJob, in_cluster, local, run_one
+from chaos.campaign import FAULTS_PER_JOB, OUT, MakeJob, in_cluster, local, place_of, run_one
 from chaos.job import JobError
 from chaos.local import REPOSITORY
 from chaos.reference import SOURCES, digest_of
@@ -37,6 +37,13 @@ def parser() -> argparse.ArgumentParser:
         default="local",
         help="local: under `regroup run` (default); cluster: in the one-machine cluster, as root",
     )
+    out.add_argument(
+        "--model",
+        choices=[plan.WHOLE, plan.SPLIT],
+        default=plan.WHOLE,
+        help="split: jobs whose model is split over several processes, with FSDP2 and tensor parallel; --where local only. "
+        "A seed is another job in each (default: whole)",
+    )
     out.add_argument("--per-job", type=int, metavar="N", help="faults per job (default: local 40, cluster 10)")
     out.add_argument(
         "--resume",
@@ -57,7 +64,10 @@ def main(argv: list[str] | None = None) -> int:
     """Run the jobs, print the verdict, and write it; 1 if a promise did not hold, 2 for what is no verdict."""
     args = parser().parse_args(argv)
     console = Console(width=None if sys.stdout.isatty() else 160, highlight=False)
-    journal = Journal(OUT / f"chaos-{args.where}.jsonl")
+    if args.where == "cluster" and args.model == plan.SPLIT:
+        console.print("chaos: --model split runs with --where local only. Leave out --where cluster.", markup=False)
+        return 2
+    journal = Journal(OUT / f"chaos-{place_of(args.where, args.model)}.jsonl")
     if args.totals:
         return _show_totals(console, journal)
     per_job = args.per_job or FAULTS_PER_JOB[args.where]
@@ -66,7 +76,7 @@ def main(argv: list[str] | None = None) -> int:
         console.print(f"chaos: --faults ({total}) and --per-job ({per_job}) must be at least 1.", markup=False)
         return 2
     seed = args.seed if args.seed is not None else int.from_bytes(os.urandom(3), "big")
-    console.print(f"seed {seed}, {total} faults, {args.where}")
+    console.print(f"seed {seed}, {total} faults, {place_of(args.where, args.model)}")
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # or what the job has started would stay behind
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it for what runs in the background
     try:
@@ -97,20 +107,20 @@ def _campaign(
         count = min(left, per_job)
         result = known.get((seed, count))
         if result is None and args.plan:
-            _show_plan(console, seed, count, cluster=args.where == "cluster")
+            _show_plan(console, seed, count, cluster=args.where == "cluster", model=args.model)
         elif result is None:
-            result = run_one(console, make, seed, count, version, cluster=args.where == "cluster")
+            result = run_one(console, make, seed, count, version, cluster=args.where == "cluster", model=args.model)
             journal.add(result)
         if result is not None:
             results.append(result)
             if args.stop_at_failure and not result.verdict.passed:
                 break
         seed, left = seed + 1, left - count
-    return 0 if args.plan else _show(console, results, args.where)
+    return 0 if args.plan else _show(console, results, place_of(args.where, args.model))
 
 
-def _show_plan(console: Console, seed: int, count: int, *, cluster: bool) -> None:
-    scenario = plan.scenario(seed, cluster=cluster)
+def _show_plan(console: Console, seed: int, count: int, *, cluster: bool, model: str) -> None:
+    scenario = plan.scenario(seed, cluster=cluster, model=model)
     console.print(f"seed {seed}: {scenario}")
     for fault in plan.faults(seed, count, scenario, cluster=cluster):
         console.print(

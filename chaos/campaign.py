@@ -13,9 +13,8 @@ from rich.console import Console
 from chaos import plan, totals
 from chaos.drive import Drive
 from chaos.job import Job
-from chaos.kinds import SCRIPT
-from chaos.local import REPOSITORY, LocalJob
-from chaos.plan import Fault, Scenario
+from chaos.local import REPOSITORY, LocalJob, script_of
+from chaos.plan import SPLIT, WHOLE, Fault, Scenario
 from chaos.reference import expected
 from chaos.totals import Result
 from cluster.kubectl import Kubectl
@@ -39,9 +38,16 @@ def in_cluster(kubectl: Kubectl) -> MakeJob:
     return lambda scenario, directory, steps, faults: ClusterJob(kubectl, scenario, directory, steps)  # noqa: ARG005
 
 
-def run_one(console: Console, make: MakeJob, seed: int, count: int, version: str, *, cluster: bool) -> Result:
+def place_of(where: str, model: str) -> str:
+    """Return what tells apart the files of one sort of campaign, and its results: "local", "local-split", "cluster"."""
+    return where if model == WHOLE else f"{where}-{model}"
+
+
+def run_one(
+    console: Console, make: MakeJob, seed: int, count: int, version: str, *, cluster: bool, model: str = WHOLE
+) -> Result:
     """Run one job, say what came of it, and keep its files if it failed."""
-    scenario = plan.scenario(seed, cluster=cluster)
+    scenario = plan.scenario(seed, cluster=cluster, model=model)
     faults = plan.faults(seed, count, scenario, cluster=cluster)
     steps = plan.steps_for(count)
     console.print(f"\n[bold]seed {seed}[/]: {scenario}, {count} faults, {steps} steps")
@@ -50,17 +56,16 @@ def run_one(console: Console, make: MakeJob, seed: int, count: int, version: str
     began_s = time.monotonic()
     job = make(scenario, directory, steps, faults)
     drive = Drive(job, faults, lambda line: console.print(f"  {line}", markup=False))
-    script = "plain.py" if scenario.tier == SCRIPT else "session.py"
     try:
         try:
-            verdict = drive.run(lambda: expected(script, steps))
+            verdict = drive.run(lambda: expected(script_of(scenario), steps, scenario.evaluate_every))
         finally:
             job.close()
     except BaseException:
         shutil.rmtree(directory, ignore_errors=True)
         raise
     result = Result(
-        seed, count, "cluster" if cluster else "local", version, str(scenario), tuple(drive.injected), verdict,
+        seed, count, place_of("cluster" if cluster else "local", model), version, str(scenario), tuple(drive.injected), verdict,
         round(time.monotonic() - began_s, 1),
     )  # fmt: skip
     for line in drive.skipped:
@@ -84,6 +89,11 @@ def run_one(console: Console, make: MakeJob, seed: int, count: int, version: str
 
 
 def replay(seed: int, count: int, where: str) -> str:
-    """Return the command that runs this one job again. A job of other faults in number is another job: its last ones differ."""
-    per_job = f" PER_JOB={count}" if count > FAULTS_PER_JOB[where] else ""
-    return f"make chaos SEED={seed} FAULTS={count}{per_job}{' CHAOS=cluster' if where == 'cluster' else ''}"
+    """Return the command that runs this one job again. A job of other faults in number is another job: its last ones differ.
+
+    `where` is what `place_of` gives.
+    """
+    place, _, split = where.partition("-")
+    per_job = f" PER_JOB={count}" if count > FAULTS_PER_JOB[place] else ""
+    other = (" CHAOS=cluster" if place == "cluster" else "") + (f" MODEL={SPLIT}" if split else "")
+    return f"make chaos SEED={seed} FAULTS={count}{per_job}{other}"

@@ -71,7 +71,7 @@ class Drive:
         found = (
             verdict.script_roll_backs(trace)
             if self._job.scenario.tier == SCRIPT
-            else verdict.roll_backs(trace, self._job.alive_until_s)
+            else verdict.roll_backs(trace, self._job.alive_until_s, self._job.scenario.group_size)
         )
         self.verdict.rolled_back = [str(r) for r in found]
         if not self.verdict.passed:
@@ -81,7 +81,9 @@ class Drive:
     def _judge(self, expected: Expected) -> None:
         session = self._job.scenario.tier != SCRIPT
         samples = (self._job.status().get("samples") or {}).get("digest", "") if session else None
-        self.verdict.unequal = verdict.differences(self._job.reader.trace.done, expected, samples)
+        trace = self._job.reader.trace
+        self.verdict.unequal = verdict.differences(trace.done, expected, samples)
+        self.verdict.unequal += verdict.split_differences(trace, expected)
 
     # --- moments -----------------------------------------------------------------------------------------------------
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from chaos.job import JobError, NothingToHitError
 from chaos.kinds import SCRIPT
-from chaos.plan import MAX_WORKERS, Fault, Scenario
+from chaos.plan import Fault, Scenario
 from chaos.signals import Agent, SignalledJob, Trainer
 from harness.polling import within
 from harness.processes import alive, children, environment_of, name_of, start_of, state_of, waits_in
@@ -28,6 +28,13 @@ DISK_BYTES = 8 << 20
 PIPE_BYTES = 4096
 """A stalled reader is felt at once: the job's log pipe holds no more than this."""
 CHECKPOINT_EVERY_S = 1
+
+
+def script_of(job: Scenario) -> str:
+    """Return the name of what a job trains with, in SCRIPTS."""
+    if job.shape:
+        return "split.py"
+    return "plain.py" if job.tier == SCRIPT else "session.py"
 
 
 class LocalJob(SignalledJob):
@@ -70,19 +77,23 @@ class LocalJob(SignalledJob):
 
     def command(self) -> list[str]:
         """Return the command line of `regroup run`."""
-        job, script = self.scenario, "plain.py" if self.scenario.tier == SCRIPT else "session.py"
+        job = self.scenario
         out = [sys.executable, "-m", "regroup_cli", "run", "--workers", str(job.workers), "--name", "chaos"]
         out += ["--processes-per-worker", str(job.processes), "--state-dir", str(self.state)]
         out += ["--max-restarts", "1000000", "--disconnect-seconds", "2", "--join-quiet", "0.2"]
         if job.elastic:
-            out += ["--min", str(job.min_workers), "--max", str(MAX_WORKERS)]
+            out += ["--min", str(job.min_workers), "--max", str(job.max_workers)]
+        if job.workers_per_group > 1:
+            out += ["--workers-per-group", str(job.workers_per_group)]
         if job.tier != SCRIPT:
             out += ["--checkpoint", str(self.checkpoints), "--checkpoint-every", str(CHECKPOINT_EVERY_S)]
-        return [*out, str(SCRIPTS / script)]
+        return [*out, str(SCRIPTS / script_of(job))]
 
     def _environment(self) -> dict[str, str]:
         mine = {"CHAOS_TRACE": str(self.traces), "CHAOS_STEPS": str(self.steps), "OMP_NUM_THREADS": "1"}
-        return {**os.environ, **mine}
+        if self.scenario.shape:
+            mine["CHAOS_MESH"] = self.scenario.shape.mesh
+        return {**os.environ, **mine, "CHAOS_EVALUATE": str(self.scenario.evaluate_every)}
 
     def _read_log(self, fd: int) -> None:
         with (self.directory / "log").open("wb", buffering=0) as log:

@@ -20,9 +20,39 @@ RECOVERING = "recovering"
 """Never planned, but met instead of a planned moment: no commit since the fault before, and no change of members is seen."""
 MOMENTS = (SETTLED, RECOVERING, FORMING, ADOPTING, SCALING, CHECKPOINT, END, FINISHING)
 MAX_WORKERS = 5
+WHOLE, SPLIT = "whole", "split"
+"""Whether each process of a job has all of the model (`--model`). A seed stands for another job in each."""
 END_FAULTS = 3
 """So many of a job's faults come in its last steps, if it has at least three times as many."""
 END_STEPS = 10
+EVALUATE_EVERY = 10
+
+
+@dataclass(frozen=True)
+class Shape:
+    """How a model is split, and over which workers."""
+
+    mesh: str
+    """What `regroup.mesh()` is called with: "shard=2 tensor=2"."""
+    processes: int
+    """Of a worker."""
+    workers_per_group: int
+    most_groups: int
+    """So many copies of the model at most: a process takes memory and time of two cores."""
+
+    @property
+    def group_size(self) -> int:
+        """Processes that hold one copy of the model."""
+        return self.processes * self.workers_per_group
+
+
+SHAPES = (
+    Shape("shard=2", 2, 1, 3),
+    Shape("shard=2", 1, 2, 3),
+    Shape("tensor=2", 2, 1, 3),
+    Shape("shard=2 tensor=2", 4, 1, 2),
+)
+"""Seeds take them in turn, so that four jobs in a row have them all."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +64,25 @@ class Scenario:
     workers: int
     min_workers: int | None
     """None: fixed size."""
+    shape: Shape | None = None
+    """None: each process has all of the model."""
+    evaluate_every: int = 0
+    """Steps between two evaluations in job.collective(); 0: there are none."""
+
+    @property
+    def group_size(self) -> int:
+        """Processes that hold one copy of the model."""
+        return self.shape.group_size if self.shape else 1
+
+    @property
+    def workers_per_group(self) -> int:
+        """Workers join and leave in groups of so many."""
+        return self.shape.workers_per_group if self.shape else 1
+
+    @property
+    def max_workers(self) -> int:
+        """The largest size of an elastic job."""
+        return self.shape.most_groups * self.shape.workers_per_group if self.shape else MAX_WORKERS
 
     @property
     def elastic(self) -> bool:
@@ -41,8 +90,10 @@ class Scenario:
         return self.min_workers is not None
 
     def __str__(self) -> str:
-        size = f"{self.min_workers} to {MAX_WORKERS} workers" if self.elastic else "fixed size"
-        return f"{self.tier} tier, {self.workers} workers of {self.processes}, {size}"
+        size = f"{self.min_workers} to {self.max_workers} workers" if self.elastic else "fixed size"
+        split = f", {self.shape.mesh}, {self.workers_per_group} workers a group" if self.shape else ""
+        evaluated = f", evaluated every {self.evaluate_every} steps" if self.evaluate_every else ""
+        return f"{self.tier} tier, {self.workers} workers of {self.processes}, {size}{split}{evaluated}"
 
 
 @dataclass(frozen=True)
@@ -73,14 +124,33 @@ class Fault:
         return f"{self.kind}{lasts} ({self.moment})"
 
 
-def scenario(seed: int, *, cluster: bool = False) -> Scenario:
+def scenario(seed: int, *, cluster: bool = False, model: str = WHOLE) -> Scenario:
     """Return the job of a seed."""
+    if model == SPLIT:
+        return _split_scenario(seed)
     rng = random.Random(f"job {seed}")
     tier = SCRIPT if rng.random() < 0.25 else SESSION
     processes = 2 if rng.random() < 0.33 else 1
     workers = rng.choice([2, 3] if processes == 2 or cluster else [2, 3, 4])
     elastic = rng.random() < 0.75
     return Scenario(tier, processes, workers, rng.choice([1, 1, 2]) if elastic else None)
+
+
+def _split_scenario(seed: int) -> Scenario:
+    rng = random.Random(f"split job {seed}")
+    shape = SHAPES[seed % len(SHAPES)]
+    # One copy in one job of four: a part that is lost is read from a checkpoint there.
+    groups = rng.choice([1, 2, 2, shape.most_groups])
+    least = rng.choice([1, 1, min(2, groups)])
+    elastic = rng.random() < 0.75
+    return Scenario(
+        SESSION,
+        shape.processes,
+        groups * shape.workers_per_group,
+        least * shape.workers_per_group if elastic else None,
+        shape,
+        EVALUATE_EVERY if rng.random() < 0.5 else 0,
+    )
 
 
 def faults(seed: int, count: int, job: Scenario, *, cluster: bool = False) -> list[Fault]:

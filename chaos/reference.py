@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable
+from dataclasses import asdict
 from pathlib import Path
 
 from chaos.job import JobError
@@ -29,20 +30,26 @@ def digest_of(directories: Iterable[str]) -> str:
     return out.hexdigest()[:16]
 
 
-def expected(script: str, steps: int) -> Expected:
-    """Return how a run of `script` without faults ends after so many steps. Raises JobError."""
+def expected(script: str, steps: int, evaluate_every: int = 0) -> Expected:
+    """Return how a run of `script` without faults ends after so many steps, in one process that has all of the model.
+
+    Raises JobError.
+    """
     key = hashlib.sha256((SCRIPTS / script).read_bytes() + digest_of(LIBRARY).encode()).hexdigest()[:16]
-    kept = CACHE / f"{script}-{steps}-{key}.json"
+    kept = CACHE / f"{script}-{steps}-{evaluate_every}-{key}.json"
     if kept.exists():
-        return Expected(**json.loads(kept.read_text()))
+        raw = json.loads(kept.read_text())
+        return Expected(**{**raw, "evaluated": {int(step): value for step, value in raw["evaluated"].items()}})
     with tempfile.TemporaryDirectory(prefix="chaos-") as directory:
-        own = {"CHAOS_TRACE": directory, "CHAOS_STEPS": str(steps), "OMP_NUM_THREADS": "1"}
+        own = {"CHAOS_TRACE": directory, "CHAOS_STEPS": str(steps), "CHAOS_EVALUATE": str(evaluate_every)}
+        own |= {"CHAOS_MESH": "", "OMP_NUM_THREADS": "1"}
         command = [sys.executable, str(SCRIPTS / script)]
         done = subprocess.run(command, env={**os.environ, **own}, capture_output=True, text=True, check=False)
         trace = Reader(Path(directory)).poll()
     if done.returncode != 0 or not trace.done:
         raise JobError(f"The run without faults failed: {done.stderr.strip()[-500:]}")
-    found = Expected(trace.done[-1].parameters, trace.done[-1].samples)
+    last = trace.done[-1]
+    found = Expected(last.parameters, last.samples, last.elements, {e.step: e.value for e in trace.evaluated})
     kept.parent.mkdir(parents=True, exist_ok=True)
-    kept.write_text(json.dumps({"parameters": found.parameters, "samples": found.samples}))
+    kept.write_text(json.dumps(asdict(found)))
     return found

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from chaos.job import Job, NothingToHitError
-from chaos.plan import MAX_WORKERS, Fault
+from chaos.plan import Fault
 
 WRITES_S = 1.0
 """A checkpoint whose files have not changed for so long is not being written: its writer was killed."""
@@ -169,10 +169,13 @@ class SignalledJob(Job):
         return f"{trainer.pid} of {agent.worker}"
 
     def _scale(self, fault: Fault) -> str:
-        low = self.scenario.min_workers or 1
-        sizes = [n for n in range(low, MAX_WORKERS + 1) if n != self.wanted]
+        group = self.scenario.workers_per_group
+        low = self.scenario.min_workers or group
+        sizes = [n for n in range(low, self.scenario.max_workers + 1, group) if n != self.wanted]
+        if not sizes:
+            raise NothingToHitError("the job has one size only")
         # Small sizes twice as often: to one worker and from it is where most has gone wrong.
-        sizes = [n for n in sizes for _ in range(2 if n <= 2 else 1)]
+        sizes = [n for n in sizes for _ in range(2 if n <= 2 * group else 1)]
         wanted = sizes[fault.number % len(sizes)]
         self.scale(wanted)
         before, self.wanted = self.wanted, wanted

@@ -20,6 +20,8 @@ class Commit:
     generation: int
     """0 in the Script tier, whose processes do not know it."""
     step: int
+    part: int = 0
+    """Which part of the model it has: its index in its model group."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,19 @@ class Done:
     generation: int
     world_size: int
     parameters: str
+    """Their digest; empty where the model is split."""
     samples: str
+    elements: dict[str, str] = field(default_factory=dict)
+    """Where the model is split: value by name and position in the whole parameter, "head.bias[3]", of this process's part."""
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """A process has evaluated the model together with others, after so many steps."""
+
+    who: Who
+    step: int
+    value: float
 
 
 @dataclass
@@ -51,6 +65,7 @@ class Trace:
     commits: list[Commit] = field(default_factory=list)
     built: list[Built] = field(default_factory=list)
     done: list[Done] = field(default_factory=list)
+    evaluated: list[Evaluated] = field(default_factory=list)
     saved: list[tuple[float, int]] = field(default_factory=list)
     """Script tier: when a checkpoint of which step was complete."""
     step: int = -1
@@ -63,7 +78,7 @@ class Trace:
         who = (event["pod"], event["pid"], event["start"])
         match event["event"]:
             case "commit":
-                commit = Commit(event["t"], who, event["generation"], event["step"])
+                commit = Commit(event["t"], who, event["generation"], event["step"], event.get("part", 0))
                 self.commits.append(commit)
                 self.step, self.generation = max(self.step, commit.step), max(self.generation, commit.generation)
             case "built":
@@ -71,9 +86,17 @@ class Trace:
             case "done":
                 self.done.append(
                     Done(
-                        event["t"], who, event["generation"], event["world_size"], event["parameters"], event["samples"]
+                        event["t"],
+                        who,
+                        event["generation"],
+                        event["world_size"],
+                        event["parameters"],
+                        event["samples"],
+                        event.get("elements", {}),
                     )
                 )
+            case "evaluated":
+                self.evaluated.append(Evaluated(who, event["step"], event["value"]))
             case "saved":
                 self.saved.append((event["t"], event["step"]))
 

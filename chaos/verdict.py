@@ -60,6 +60,10 @@ class Expected:
 
     parameters: str
     samples: str
+    elements: dict[str, str] = field(default_factory=dict)
+    """Where the model is split: see Done.elements."""
+    evaluated: dict[int, float] = field(default_factory=dict)
+    """What its evaluations found, by the number of steps before."""
 
 
 @dataclass
@@ -121,11 +125,15 @@ def leaderless_s(injected: Sequence[Injected], now_s: float) -> float:
     return max(0.0, max(ends_s, default=now_s) - now_s)
 
 
-def roll_backs(trace: Trace, alive_until_s: Mapping[Who, float]) -> list[RollBack]:
+def roll_backs(trace: Trace, alive_until_s: Mapping[Who, float], group_size: int = 1) -> list[RollBack]:
     """Return the generations of a session that began with an older state than some process held that lived on afterwards.
 
     `alive_until_s` is when each process was last seen alive: one that was seen after the generation's first commit held its
     state all the while.
+
+    Of a model that is split, `group_size` processes hold one copy. A state of which one part is lost is no state: its holders
+    may go back, to a checkpoint. It is whole as long as each part has a living process that has made the step in that
+    generation, or the step before it: nobody applies a step that the others have not reduced, and they follow with what they kept.
     """
     commits = sorted(trace.commits, key=lambda c: c.t_s)
     newest: dict[Who, Commit] = {}
@@ -133,8 +141,10 @@ def roll_backs(trace: Trace, alive_until_s: Mapping[Who, float]) -> list[RollBac
     for commit in commits:
         if commit.generation > seen:
             seen = commit.generation
-            for who, held in newest.items():
-                if held.step >= commit.step and alive_until_s.get(who, 0.0) > commit.t_s:
+            living = {who: c for who, c in newest.items() if alive_until_s.get(who, 0.0) > commit.t_s}
+            for who, held in living.items():
+                parts = {c.part for c in living.values() if c.generation == held.generation and c.step >= held.step - 1}
+                if held.step >= commit.step and len(parts) == group_size:
                     found.append(RollBack(seen, commit.step, f"{who[0]}-{who[1]}", held.step))
         newest[commit.who] = commit
     return found
@@ -186,5 +196,32 @@ def differences(done: Sequence[Done], expected: Expected, samples_in_status: str
         f"The digest of the samples is {s}, without faults it is {expected.samples}."
         for s in digests
         if s != expected.samples
+    ]
+    return out
+
+
+def split_differences(trace: Trace, expected: Expected) -> list[str]:
+    """Return what differs between a model that was split and the same model in one process, without faults.
+
+    Each process that took the last step says what its part holds. All of it, and the value of each evaluation on the way, has to
+    be what one process has: its sums are exact, so neither the split nor the number of processes may change a bit.
+    """
+    out = []
+    last = max((d.generation for d in trace.done), default=0)
+    for done in trace.done:
+        wrong = [key for key, value in done.elements.items() if expected.elements.get(key) != value]
+        if wrong and done.generation == last:
+            out.append(
+                f"{done.who[0]}-{done.who[1]} ended with {len(wrong)} of {len(done.elements)} elements of its part other than "
+                f"without faults. The first is {wrong[0]}: {done.elements[wrong[0]]}, not {expected.elements.get(wrong[0])}."
+            )
+    missing = expected.elements.keys() - {key for done in trace.done for key in done.elements}
+    if trace.done and missing:
+        out.append(f"No process wrote {len(missing)} elements of the final parameters, such as {min(missing)}.")
+    out += [
+        f"{e.who[0]}-{e.who[1]} evaluated the model after {e.step} steps to {e.value}, without faults it is "
+        f"{expected.evaluated.get(e.step)}."
+        for e in trace.evaluated
+        if expected.evaluated.get(e.step) != e.value
     ]
     return out

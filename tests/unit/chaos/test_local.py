@@ -12,7 +12,7 @@ import pytest
 from chaos.job import JobError, NothingToHitError
 from chaos.kinds import SESSION
 from chaos.local import LocalJob
-from chaos.plan import Scenario
+from chaos.plan import SETTLED, SHAPES, Fault, Scenario
 
 
 @pytest.mark.parametrize(
@@ -25,6 +25,35 @@ def test_resize_of_a_job_that_has_ended(tmp_path: Path, phase: str | None, error
         (job.state / "job.json").write_text(json.dumps({"spec": {"replicas": 2}, "status": {"phase": phase}}))
     with pytest.raises(error, match=phase or "holds no job"):
         job.scale(1)
+
+
+class Resized(LocalJob):
+    """A job of which only the sizes are seen that it is asked for."""
+
+    def __init__(self, scenario: Scenario, directory: Path, steps: int, *, needs_disk: bool) -> None:
+        super().__init__(scenario, directory, steps, needs_disk=needs_disk)
+        self.sizes: list[int] = []
+
+    def scale(self, workers: int) -> None:
+        self.sizes.append(workers)
+
+
+@pytest.mark.parametrize(
+    ("number", "wanted", "size"),
+    [pytest.param(0, 4, 2), pytest.param(2, 4, 6), pytest.param(2, 6, 4)],
+)
+def test_resize_is_by_whole_groups(tmp_path: Path, number: int, wanted: int, size: int) -> None:
+    job = Resized(Scenario(SESSION, 1, 4, 2, SHAPES[1]), tmp_path, 10, needs_disk=False)
+    job.wanted = wanted
+    job.inject(Fault("scale", SETTLED, 0.0, 0.0, 0.0, number, False))
+    assert job.sizes == [size]
+
+
+def test_command_of_a_split_job(tmp_path: Path) -> None:
+    words = LocalJob(Scenario(SESSION, 1, 4, 2, SHAPES[1]), tmp_path, 10, needs_disk=False).command()
+    assert words[words.index("--workers-per-group") + 1] == "2"
+    assert words[words.index("--max") + 1] == "6"
+    assert words[-1].endswith("split.py")
 
 
 NEW, OLD = "step-12.g3-abcd1234", "step-9.g3-abcd1234"

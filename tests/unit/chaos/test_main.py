@@ -46,10 +46,23 @@ def planned(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> list[st
         pytest.param("local", 60, id="a longer job than --per-job has it"),
         pytest.param("cluster", 7, id="a short job in the cluster"),
         pytest.param("cluster", 25, id="a longer one there"),
+        pytest.param("local-split", 12, id="a job whose model is split"),
     ],
 )
 def test_printed_command_runs_the_same_job_again(where: str, count: int, capsys: pytest.CaptureFixture[str]) -> None:
-    several = ["--where", where, "--seed", "6", "--faults", str(2 * count), "--per-job", str(count)]
+    place, _, model = where.partition("-")
+    several = [
+        "--where",
+        place,
+        "--model",
+        model or "whole",
+        "--seed",
+        "6",
+        "--faults",
+        str(2 * count),
+        "--per-job",
+        str(count),
+    ]
     both = planned(several, capsys)
     second = both[next(i for i, line in enumerate(both) if line.startswith("seed 7:")) :]
     assert len(second) == 1 + count
@@ -64,7 +77,8 @@ def test_printed_command_runs_the_same_job_again(where: str, count: int, capsys:
 
 
 def test_run_in_the_cluster_leaves_the_verdict_of_the_local_one(monkeypatch: pytest.MonkeyPatch, out: Path) -> None:
-    def run_one(_: Any, __: Any, seed: int, *___: Any, cluster: bool) -> Result:
+    def run_one(_: Any, __: Any, seed: int, *___: Any, cluster: bool, model: str) -> Result:
+        assert model == "whole"
         return ran(seed, "cluster" if cluster else "local", stuck=not cluster)
 
     monkeypatch.setattr(command, "run_one", run_one)
@@ -75,6 +89,20 @@ def test_run_in_the_cluster_leaves_the_verdict_of_the_local_one(monkeypatch: pyt
     assert {name: (v["seed"], v["stuck"]) for name, v in kept.items()} == {
         "chaos.json": (2, 0), "chaos-local.json": (1, 1), "chaos-cluster.json": (2, 0),
     }  # fmt: skip
+
+
+def test_split_jobs_have_a_journal_of_their_own_and_none_in_the_cluster(
+    monkeypatch: pytest.MonkeyPatch, out: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run_one(_: Any, __: Any, seed: int, *___: Any, cluster: bool, model: str) -> Result:
+        assert not cluster
+        return ran(seed, f"local-{model}")
+
+    monkeypatch.setattr(command, "run_one", run_one)
+    assert command.main(["--seed", "1", "--faults", "1", "--model", "split"]) == 0
+    assert {path.name for path in out.iterdir()} == {"chaos.json", "chaos-local-split.json", "chaos-local-split.jsonl"}
+    assert command.main(["--seed", "1", "--model", "split", "--where", "cluster"]) == 2
+    assert "--model split runs with --where local only" in capsys.readouterr().out
 
 
 def test_totals_are_printed_as_the_document_has_them_and_no_verdict_is_written(

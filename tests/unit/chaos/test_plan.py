@@ -9,7 +9,7 @@ import pytest
 from chaos import plan
 from chaos.kinds import KINDS, SCRIPT, SESSION
 from chaos.local import REPOSITORY
-from chaos.plan import Scenario, faults, scenario, steps_for
+from chaos.plan import SHAPES, SPLIT, Scenario, faults, scenario, steps_for
 
 SEEDS = range(200)
 
@@ -97,6 +97,34 @@ def test_faults_of_make_test_are_of_every_kind_moment_and_sort_of_job() -> None:
     assert {j.elastic for j in jobs} == {True, False}
 
 
+def test_seed_of_a_whole_model_stands_for_what_it_stood_for() -> None:
+    assert str(scenario(1000)) == "Session tier, 4 workers of 1, 2 to 5 workers"
+    assert str(scenario(42193)) == "Script tier, 2 workers of 2, 1 to 5 workers"
+    assert {scenario(seed).shape for seed in SEEDS} == {None}
+
+
+def test_split_jobs_are_of_every_shape_size_and_kind_of_fault() -> None:
+    jobs = [scenario(seed, model=SPLIT) for seed in SEEDS]
+    assert [job.shape for job in jobs] == [SHAPES[seed % len(SHAPES)] for seed in SEEDS]
+    for shape in SHAPES:
+        sizes = {job.workers // shape.workers_per_group for job in jobs if job.shape == shape}
+        assert sizes == set(range(1, shape.most_groups + 1))
+    assert {(job.elastic, job.evaluate_every > 0) for job in jobs} == {
+        (a, b) for a in (True, False) for b in (True, False)
+    }
+    drawn = {f.kind for seed, job in enumerate(jobs) for f in faults(seed, 25, job)}
+    assert drawn == {k.name for k in KINDS.values() if k.local}
+
+
+def test_split_job_is_of_whole_groups() -> None:
+    for seed in SEEDS:
+        job = scenario(seed, model=SPLIT)
+        assert job.shape is not None
+        for workers in (job.workers, job.min_workers or job.workers, job.max_workers):
+            assert workers % job.workers_per_group == 0
+        assert (job.min_workers or 1) <= job.workers <= job.max_workers
+
+
 def test_a_few_faults_all_come_before_the_end() -> None:
     assert all(f.moment not in (plan.END, plan.FINISHING) for f in faults(1, 8, scenario(1)))
 
@@ -135,3 +163,8 @@ def test_steps_leave_room_for_faults_and_for_an_end() -> None:
 def test_job_is_described_in_words() -> None:
     assert str(Scenario(SCRIPT, 2, 3, None)) == "Script tier, 3 workers of 2, fixed size"
     assert str(Scenario(SCRIPT, 1, 3, 1)) == "Script tier, 3 workers of 1, 1 to 5 workers"
+    split = Scenario(SESSION, 1, 4, 2, SHAPES[1], 10)
+    assert (
+        str(split)
+        == "Session tier, 4 workers of 1, 2 to 6 workers, shard=2, 2 workers a group, evaluated every 10 steps"
+    )

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from chaos import verdict
-from chaos.trace import Built, Commit, Done, Trace, Who
+from chaos.trace import Built, Commit, Done, Evaluated, Trace, Who
 from chaos.verdict import Expected, Injected
 
 A, B, C = ("w-0", 10, 1), ("w-1", 11, 1), ("w-2", 12, 1)
@@ -106,6 +108,35 @@ def test_step_in_flight_of_a_living_process_may_not_be_done_again_either() -> No
     assert len(verdict.roll_backs(seen, {A: 9.0, B: 9.0})) == 1
 
 
+@pytest.mark.parametrize(
+    ("commits", "living", "found"),
+    [
+        pytest.param([Commit(1.0, A, 1, 10, 0), Commit(1.0, B, 1, 10, 1), Commit(3.0, C, 2, 4)], (A, B), 2, id="all parts live"),
+        pytest.param([Commit(1.0, A, 1, 10, 0), Commit(1.0, B, 1, 10, 1), Commit(3.0, C, 2, 4)], (A,), 0, id="one part is lost"),
+        pytest.param(
+            [Commit(1.0, A, 1, 10, 0), Commit(0.9, B, 1, 9, 1), Commit(3.0, C, 2, 10)], (A, B), 1,
+            id="the other part could have followed",
+        ),
+        pytest.param(
+            [Commit(1.0, A, 1, 10, 0), Commit(0.9, B, 1, 8, 1), Commit(3.0, C, 2, 9)], (A, B), 0,
+            id="the other part belongs to an older state",
+        ),
+        pytest.param(
+            [Commit(1.0, A, 2, 10, 0), Commit(0.9, B, 1, 10, 1), Commit(3.0, C, 3, 9)], (A, B), 0,
+            id="the other part is of another history",
+        ),
+        pytest.param(
+            [Commit(1.0, A, 1, 10, 0), Commit(1.0, A_AGAIN, 1, 10, 0), Commit(3.0, C, 2, 4)], (A, A_AGAIN), 0,
+            id="one part twice is no whole",
+        ),
+    ],
+)  # fmt: skip
+def test_state_of_a_split_model_is_held_as_long_as_each_part_is(
+    commits: list[Commit], living: tuple[Who, ...], found: int
+) -> None:
+    assert len(verdict.roll_backs(trace(*commits), dict.fromkeys((*living, C), 9.0), group_size=2)) == found
+
+
 def test_script_that_begins_with_less_than_its_newest_checkpoint_was_rolled_back() -> None:
     saved = [(1.0, 5), (2.0, 10), (6.0, 15)]
     good, bad = Built(5.0, A, 4.0, 10), Built(5.0, B, 4.0, 5)
@@ -148,6 +179,37 @@ EXPECTED = Expected("aa", "dd")
 )  # fmt: skip
 def test_end_is_compared_with_that_of_the_run_without_faults(done: list[Done], samples: str, sentences: int) -> None:
     assert len(verdict.differences(done, EXPECTED, samples)) == sentences
+
+
+WHOLE = Expected("", "dd", {"w[0]": "0x1p+0", "w[1]": "0x1p+1"}, {10: 2.5})
+FIRST = Done(1.0, A, 3, 2, "", "dd", {"w[0]": "0x1p+0"})
+SECOND = Done(1.0, B, 3, 2, "", "dd", {"w[1]": "0x1p+1"})
+
+
+@pytest.mark.parametrize(
+    ("seen", "sentences"),
+    [
+        pytest.param(Trace(done=[FIRST, SECOND], evaluated=[Evaluated(A, 10, 2.5)]), [], id="equal"),
+        pytest.param(Trace(done=[FIRST]), ["1 elements .* such as w.1."], id="nobody wrote a part"),
+        pytest.param(
+            Trace(done=[FIRST, Done(1.0, B, 3, 2, "", "dd", {"w[1]": "0x1p+0"})]),
+            ["w-1-11 ended with 1 of 1 .* w.1.: 0x1p.0, not 0x1p.1"], id="one part differs",
+        ),
+        pytest.param(
+            Trace(done=[Done(1.0, C, 2, 2, "", "dd", {"w[1]": "0x1p+0"}), FIRST, SECOND]), [], id="the last generation counts",
+        ),
+        pytest.param(
+            Trace(done=[FIRST, Done(1.0, B, 2, 2, "", "dd", {"w[1]": "0x1p+1"})]), [], id="a part written before a death",
+        ),
+        pytest.param(Trace(done=[FIRST, SECOND], evaluated=[Evaluated(A, 10, 2.0)]), ["after 10 steps to 2.0"], id="other"),
+        pytest.param(Trace(done=[FIRST, SECOND], evaluated=[Evaluated(A, 11, 2.5)]), ["after 11 steps"], id="too many"),
+    ],
+)  # fmt: skip
+def test_parts_of_a_split_model_are_compared_with_the_whole(seen: Trace, sentences: list[str]) -> None:
+    found = verdict.split_differences(seen, WHOLE)
+    assert len(found) == len(sentences), found
+    for sentence, pattern in zip(found, sentences, strict=True):
+        assert re.search(pattern, sentence), sentence
 
 
 def test_script_has_no_samples_to_compare() -> None:

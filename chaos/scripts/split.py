@@ -1,0 +1,193 @@
+"""What a job with a split model trains under chaos: a small model whose sums are exact. With plain `python`: the reference, whole.
+
+The factors of each product are multiples of a power of two and bounded: at most 22 bits for each sum, of a layer as of a batch. So
+float32 adds them without rounding, and the parameters do not depend on how the model is split, nor on the number of ranks. What
+follows a sum is computed element by element: rounding there is the same everywhere. Learning rate and momentum are powers of
+two, so that a fused multiply-add gives the same as two operations.
+
+Environment: CHAOS_TRACE, CHAOS_STEPS, CHAOS_MESH ("shard=2 tensor=2"; empty: not split), CHAOS_EVALUATE (evaluate after so many
+steps; 0: never). See tracing.py.
+"""
+
+import os
+import sys
+import time
+from typing import Any
+
+started = time.time()
+
+import torch
+from torch.nn.functional import linear
+from tracing import pause, trace
+
+import regroup
+
+STEPS, EVALUATE = int(os.environ["CHAOS_STEPS"]), int(os.environ.get("CHAOS_EVALUATE", "0"))
+SIZES = {name: int(size) for name, _, size in (one.partition("=") for one in os.environ.get("CHAOS_MESH", "").split())}
+WIDTH, HIDDEN, OUT, NUM_EVALUATED = 8, 16, 4, 96
+
+
+class Rounded(torch.autograd.Function):
+    """Values of a layer, and their gradients on the way back: multiples of 2^-4 up to 8, and of 2^-8 up to 4."""
+
+    @staticmethod
+    def forward(_: Any, x: torch.Tensor) -> torch.Tensor:
+        return torch.clamp(torch.round(x * 2**4) / 2**4, -8, 8)
+
+    @staticmethod
+    def backward(_: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return torch.clamp(torch.round(gradient * 2**8) / 2**8, -4, 4)
+
+
+class RoundedWeight(torch.autograd.Function):
+    """A parameter as it is multiplied: a multiple of 2^-7 up to 1. Its gradient is exact already."""
+
+    @staticmethod
+    def forward(_: Any, weight: torch.Tensor) -> torch.Tensor:
+        return torch.clamp(torch.round(weight * 2**7) / 2**7, -1, 1)
+
+    @staticmethod
+    def backward(_: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient
+
+
+class Linear(torch.nn.Linear):
+    """A layer of rounded parameters."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return linear(x, RoundedWeight.apply(self.weight), RoundedWeight.apply(self.bias))
+
+
+class Block(torch.nn.Module):
+    """Two layers and a residual."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = Linear(WIDTH, HIDDEN), Linear(HIDDEN, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = Rounded.apply(x)
+        hidden = Rounded.apply(torch.relu(self.up(x)))
+        out: torch.Tensor = x + Rounded.apply(self.down(hidden))
+        return out
+
+
+class Model(torch.nn.Module):
+    """Two blocks, which are split each on its own, and a head, which belongs to the root."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks, self.head = torch.nn.ModuleList([Block(), Block()]), Linear(WIDTH, OUT)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = block(x)
+        out: torch.Tensor = self.head(Rounded.apply(x))
+        return out
+
+
+def split(whole: Model) -> Model:
+    """Split a model over the mesh of this process, if it has one."""
+    if "tensor" in SIZES:
+        from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+        for block in whole.blocks:
+            parallelize_module(block, mesh["tensor"], {"up": ColwiseParallel(), "down": RowwiseParallel()})
+    if "shard" in SIZES:
+        from torch.distributed.fsdp import fully_shard
+
+        for block in whole.blocks:
+            fully_shard(block, mesh=mesh["shard"])
+        fully_shard(whole, mesh=mesh["shard"])
+    return whole
+
+
+def local(parameter: torch.Tensor) -> torch.Tensor:
+    """Return what this process has of a parameter."""
+    part: torch.Tensor = getattr(parameter, "_local_tensor", parameter)
+    return part.detach().flatten()
+
+
+mesh: Any = regroup.mesh(**SIZES) if SIZES else None
+torch.manual_seed(7)
+torch.use_deterministic_algorithms(True)
+generator = torch.Generator().manual_seed(0)
+x = torch.randint(-3, 4, (997, WIDTH), generator=generator).float()
+y = torch.randint(-3, 4, (997, OUT), generator=generator).float()
+model = split(Model())
+# A second model that is split in the same way: each element holds its own position in the whole parameter.
+numbered = Model()
+with torch.no_grad():
+    for parameter in numbered.parameters():
+        parameter.copy_(torch.arange(parameter.numel()).view(parameter.shape))
+positions = {name: local(p).long().tolist() for name, p in split(numbered).named_parameters()}
+optimizer = torch.optim.SGD(model.parameters(), lr=2**-6, momentum=0.5)
+group_size = 1
+for size in SIZES.values():
+    group_size *= size
+tensor = SIZES.get("tensor", 1)
+trace("built", started=started)
+
+
+def errors(inputs: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return what the model's output is beside its targets: multiples of 2^-6 up to 4."""
+    out = model(inputs)
+    return out, torch.clamp(torch.round((out - targets).detach() * 2**6) / 2**6, -4, 4)
+
+
+def evaluate(job: Any) -> None:
+    """Have the first samples evaluated by all processes together, and write down the sum of their errors."""
+    for attempt in job.collective("eval"):
+        with attempt as team, torch.no_grad():
+            found = torch.zeros(())
+            # The ranks along `tensor` compute the same samples; those along `shard` make equally many forward passes.
+            mine, of = team.rank // tensor, team.world_size // tensor
+            for first in range(0, NUM_EVALUATED, 4 * of):
+                rows = slice(first + 4 * mine, min(first + 4 * mine + 4, NUM_EVALUATED))
+                found = found + errors(x[rows], y[rows])[1].abs().sum()
+            team.all_reduce(found)
+            trace("evaluated", step=job.step, value=float(found / tensor))
+
+
+def finish(job: Any) -> None:
+    """Write down what this process has of the parameters, each element under its position in the whole parameter."""
+    elements = {
+        f"{name}[{at}]": value.hex()
+        for name, p in model.named_parameters()
+        for at, value in zip(positions[name], local(p).tolist(), strict=True)
+    }
+    trace(
+        "done",
+        generation=job.generation,
+        world_size=job.world_size,
+        parameters="",
+        elements=elements,
+        samples=job.plan.digest(job.step),
+    )
+
+
+with regroup.session(model=model, optimizer=optimizer, data=(x, y), global_batch=32, microbatch=4) as job:
+    finished = False
+    for step in job.steps(STEPS):
+        with step:
+            pause(step.index)
+            for batch in step.microbatches():
+                out, error = errors(batch.x, batch.y)
+                step.backward(sum=(out * error).sum(), weight=len(batch.y))
+            step.commit(
+                after=[
+                    lambda: trace(
+                        "commit", step=step.index, generation=job.generation, rank=job.rank, part=job.rank % group_size
+                    )
+                ]
+            )
+        if step.committed and job.is_main:
+            print(f"step {step.index}  loss {step.loss:.4f}  generation {job.generation}  ranks {job.world_size}")
+            print(f"step {step.index} to the agent's pipe", file=sys.stderr)
+        if step.committed and job.step == STEPS:
+            finish(job)  # here, not after the loop: see session.py
+            finished = True
+        if step.committed and EVALUATE and job.step % EVALUATE == 0:
+            evaluate(job)
+    if not finished:
+        finish(job)  # it has come after the last step, in place of one that may not have written its part
