@@ -96,26 +96,6 @@ SMALL: dict[str, Any] = {"task": "digits", "steps": 100, "global_batch": 80, "mi
             id="the noise of gradients that nobody sums",
         ),
         pytest.param(
-            {"tensor": 2, "task": "cnn"}, "tensor (2) splits no convolutions. Use shard, or another task.", id="split convolutions"
-        ),
-        *(
-            pytest.param(
-                {field: 2, **change},
-                f"{field} (2) does not work with {name} so far. Leave one of them out.",
-                id=f"{field} and {name}",
-            )
-            for field, name, change in (
-                ("shard", "strategy local_sgd", {"strategy": {"name": "local_sgd", "inner_steps": 2}}),
-                ("tensor", "hook", {"hook": "bf16"}),
-                ("shard", "reduction exact", {"reduction": "exact"}),
-                ("shard", "precision float16", {"precision": "float16"}),
-                ("tensor", "device cuda", {"device": "cuda"}),
-                ("shard", "noise_scale", {"noise_scale": True}),
-                ("shard", "histograms_every", {"tensorboard": "here", "histograms_every": 2}),
-                ("tensor", "compile", {"compile": True}),
-            )
-        ),
-        pytest.param(
             {"profile_at": 5},
             "profile_at (5) needs tensorboard. Add tensorboard: DIRECTORY, or remove profile_at.",
             id="a trace without a directory",

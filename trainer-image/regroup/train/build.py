@@ -13,9 +13,7 @@ from typing import Any
 import torch
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
-import regroup
 from regroup import accelerator, strategies
-from regroup.checkpoint.shards import is_split
 from regroup.errors import UsageError
 
 from . import config
@@ -90,39 +88,8 @@ def _policy(_context: Any, operation: Any, *_: Any, **__: Any) -> CheckpointPoli
     return CheckpointPolicy.MUST_SAVE if operation in SAVED else CheckpointPolicy.PREFER_RECOMPUTE
 
 
-def mesh_of(settings: Config) -> Any:
-    """Return the mesh over which a copy of the model is split, None: it is not. Before the model is built. Raises ConfigError."""
-    sizes = {name: size for name, size in (("shard", settings.shard), ("tensor", settings.tensor)) if size > 1}
-    if not sizes:
-        return None
-    try:
-        return regroup.mesh(**sizes)
-    except UsageError as error:  # it does not fit the worker's processes
-        raise ConfigError(str(error)) from None
-
-
-def split(model: Any, mesh: Any) -> None:
-    """Split a model over a mesh, in place: layers first, then what each process has of them."""
-    names = () if mesh is None else mesh.mesh_dim_names
-    if "tensor" in names:
-        from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
-
-        parallelize_module(
-            model,
-            mesh["tensor"],
-            {name: ColwiseParallel() for name in model.by_column} | {name: RowwiseParallel() for name in model.by_row},
-        )
-    if "shard" in names:
-        from torch.distributed.fsdp import fully_shard
-
-        for block in model.blocks:
-            fully_shard(block, mesh=mesh["shard"])
-        fully_shard(model, mesh=mesh["shard"])
-
-
 def optimizer_of(settings: config.Sgd | config.AdamW, model: torch.nn.Module) -> torch.optim.Optimizer:
-    """Return the optimizer; weight decay for parameters of two and more dimensions only. Fused where it can be: one kernel
-    for all of them."""
+    """Return the optimizer; weight decay for parameters of two and more dimensions only. Fused: one kernel for all of them."""
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     groups = [
         {"params": [p for p in parameters if p.dim() > 1], "weight_decay": settings.weight_decay},
@@ -131,8 +98,7 @@ def optimizer_of(settings: config.Sgd | config.AdamW, model: torch.nn.Module) ->
     if isinstance(settings, config.Sgd):
         return torch.optim.SGD(groups, lr=settings.learning_rate, momentum=settings.momentum)
     betas = (settings.beta1, settings.beta2)
-    fused = len({is_split(parameter) for parameter in parameters}) == 1  # torch's kernel takes no mix of both
-    return torch.optim.AdamW(groups, lr=settings.learning_rate, betas=betas, fused=fused)
+    return torch.optim.AdamW(groups, lr=settings.learning_rate, betas=betas, fused=True)
 
 
 def strategy_of(settings: Config) -> strategies.DataParallel | strategies.LocalSGD | strategies.DiLoCo:

@@ -170,10 +170,6 @@ class Config(Section):
         DataParallel(name="data_parallel")
     )
     """data_parallel, local_sgd or diloco: how the processes share the work of a step."""
-    shard: int = Field(default=1, ge=1)
-    """Processes that split the parameters (FSDP2). Each computes its own samples."""
-    tensor: int = Field(default=1, ge=1)
-    """Processes that split the large layers. All compute the same samples."""
     max_norm: float | None = Field(default=None, gt=0)
     """The gradient's norm is clipped to it. Absent: no clipping."""
     noise_scale: bool = False
@@ -231,7 +227,6 @@ class Config(Section):
             ):
                 if is_asked:
                     raise ValueError(f"noise_scale cannot be measured with {name}. Leave one of them out.")
-        self._check_split()
         for field in ("histograms_every", "profile_at"):
             if getattr(self, field) is not None and self.tensorboard is None:
                 raise ValueError(
@@ -245,26 +240,6 @@ class Config(Section):
                 "or raise steps."
             )
         return self
-
-    def _check_split(self) -> None:
-        """Raise ValueError for what a model that is split over processes cannot do."""
-        if self.tensor > 1 and isinstance(self.task, Cnn):
-            raise ValueError(f"tensor ({self.tensor}) splits no convolutions. Use shard, or another task.")
-        for field in (name for name in ("shard", "tensor") if getattr(self, name) > 1):
-            for name, is_asked in (
-                (f"strategy {self.strategy.name}", not isinstance(self.strategy, DataParallel)),
-                ("hook", self.hook is not None),
-                ("reduction exact", self.reduction == "exact"),
-                ("precision float16", self.precision == "float16"),
-                ("device cuda", self.device == "cuda"),
-                ("noise_scale", self.noise_scale),
-                ("histograms_every", self.histograms_every is not None),
-                ("compile", self.compile and field == "tensor"),
-            ):
-                if is_asked:
-                    raise ValueError(
-                        f"{field} ({getattr(self, field)}) does not work with {name} so far. Leave one of them out."
-                    )
 
 
 def load(path: str, changes: Sequence[str] = ()) -> Config:

@@ -5,7 +5,6 @@ and handles failures and resizes; checkpoints are the job's. What is put togethe
 """
 
 import hashlib
-import math
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 
@@ -28,12 +27,10 @@ def train(config: Config) -> None:
     device = build.device_of(config.device)
     if config.compile:
         build.check_compiler(device)
-    mesh = build.mesh_of(config)
     torch.manual_seed(config.seed)
     task = tasks.build(config.task)
     model = task.model.to(device)
     build.prepare_blocks(model.blocks, config.activation_checkpointing, config.compile)
-    build.split(model, mesh)
     optimizer = build.optimizer_of(config.optimizer, model)
     schedule = build.schedule_of(config, optimizer)
     dtype = build.DTYPES[config.precision]
@@ -49,20 +46,13 @@ def train(config: Config) -> None:
             return cross_entropy(scores, y.flatten()), scores
 
     def evaluate() -> tuple[float, float]:
-        """Return loss and accuracy on held-out data. Called by every rank between two steps; a membership change repeats it. No
-        number: part of the model is not here any more."""
+        """Return loss and accuracy on held-out data. Called by every rank between two steps; a membership change repeats it."""
         source, size = as_source(task.held_out), config.microbatch
-        sums = torch.zeros(3, dtype=torch.float64, device=device)  # of loss, right answers, targets
         for attempt in job.collective("evaluate"):
             with attempt as team, _evaluating(model, config.compile):
-                sums.zero_()
-                part, num_parts = team.rank // config.tensor, team.world_size // config.tensor
-                for first in range(0, len(source), num_parts * size):
-                    ids = torch.arange(first + part * size, min(first + (part + 1) * size, len(source)))
-                    if not len(ids):
-                        if config.shard > 1:  # all processes of a group compute together
-                            loss_of(*(one.to(device) for one in source.fetch(torch.zeros(1, dtype=torch.int64))))
-                        break
+                sums = torch.zeros(3, dtype=torch.float64, device=device)  # of loss, right answers, targets
+                for first in range(team.rank * size, len(source), team.world_size * size):
+                    ids = torch.arange(first, min(first + size, len(source)))
                     x, y = (part.to(device, non_blocking=True) for part in source.fetch(ids))
                     loss, scores = loss_of(x, y)
                     right = (scores.argmax(-1) == y.flatten()).sum()
@@ -71,7 +61,7 @@ def train(config: Config) -> None:
                     )
                 team.all_reduce(sums)
         loss_sum, num_right, num_targets = sums.tolist()
-        return loss_sum / (num_targets or math.nan), num_right / (num_targets or math.nan)
+        return loss_sum / num_targets, num_right / num_targets
 
     with regroup.session(
         model=model,
@@ -110,7 +100,7 @@ def train(config: Config) -> None:
                 if job.is_main:
                     print(f"step {done}  held-out loss {held_out_loss:.4f}  accuracy {accuracy:.4f}", flush=True)
         board.close()
-        if job.is_main and mesh is None:
+        if job.is_main:
             print(f"parameters sha256 {_hash(model)}", flush=True)
 
 

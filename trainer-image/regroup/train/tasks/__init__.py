@@ -1,8 +1,7 @@
 """Tasks: a model and its data, for a section `task` of the configuration. One file each.
 
 A model's expensive, repeated part is its `blocks`, a ModuleList or Sequential: what is compiled and what is computed again in
-backward, and what is split over processes as one (`regroup.train.build`), are these. `by_column` and `by_row` are the layers
-that tensor parallelism splits. It returns scores [..., classes] for integer targets [...].
+backward (`regroup.train.build`) are these. It returns scores [..., classes] for integer targets [...].
 """
 
 from regroup.train import config

@@ -16,9 +16,6 @@ TRAINED = 1437
 class Classifier(nn.Module):
     """Blocks, then a linear layer: [n, ...] -> scores [n, 10]."""
 
-    by_column, by_row = ("blocks.0.0",), ("blocks.1.0",)
-    """Layers of the perceptron that tensor parallelism splits."""
-
     def __init__(self, blocks: list[nn.Module], features: int) -> None:
         super().__init__()
         self.blocks = nn.Sequential(*blocks)

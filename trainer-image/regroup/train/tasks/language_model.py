@@ -60,9 +60,6 @@ class Block(nn.Module):
 class GPT(nn.Module):
     """Tokens [n, length], int64 -> scores of the next one [n, length, vocabulary]."""
 
-    by_column, by_row = ("blocks.*.mlp_in",), ("blocks.*.mlp_out",)
-    """Layers that tensor parallelism splits: only the perceptrons, since query, key and value are one layer."""
-
     def __init__(self, shape: Shape) -> None:
         super().__init__()
         self.tokens = nn.Embedding(shape.vocabulary, shape.width)
