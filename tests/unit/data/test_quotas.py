@@ -10,6 +10,7 @@ import pytest
 
 from regroup.data import Quotas, SamplePlan, shares_of
 from regroup.data.quotas import MOST_STAYS, STAYS, WINDOW, bounded, counts_for, ranges_of
+from regroup.layout import Layout
 
 FOREVER = 10**18
 FIRST = 1 + WINDOW + STAYS - 1
@@ -150,6 +151,15 @@ def test_new_generation_begins_with_equal_shares_and_knows_nothing() -> None:
     for _ in range(FIRST - 1):
         quotas.committed([100 * len(quotas.shares[0]), 900 * len(quotas.shares[1])])
         assert quotas.shares == shares_of(28, 2)
+
+
+def test_shares_in_a_model_group_are_those_of_the_plan() -> None:
+    """Before the first generation there are no ranks: not even one model group is whole."""
+    plan = SamplePlan(0, 1000, 8, 1, layout=Layout.of({"shard": 2}))
+    quotas = Quotas(plan)
+    assert quotas.shares == ()
+    quotas.begin_generation(4)
+    assert quotas.shares == plan.shares(4)
 
 
 def test_every_rank_comes_to_the_same_deal() -> None:
