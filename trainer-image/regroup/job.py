@@ -378,7 +378,8 @@ class Job:
 
     @property
     def shares(self) -> tuple[int, ...]:
-        """Microbatches of each process in the next step, in the order of ranks. With `uneven` they change between steps."""
+        """Microbatches of each process in the next step, in the order of ranks; empty before the first generation. With
+        `uneven` they change between steps."""
         return tuple(len(share) for share in self._committer.quotas.shares)
 
     @property

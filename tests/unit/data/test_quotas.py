@@ -153,6 +153,15 @@ def test_new_generation_begins_with_equal_shares_and_knows_nothing() -> None:
         assert quotas.shares == shares_of(28, 2)
 
 
+def test_shares_in_a_model_group_are_those_of_the_plan() -> None:
+    """Before the first generation there are no ranks: not even one model group is whole."""
+    plan = SamplePlan(0, 1000, 8, 1, layout=Layout.of({"shard": 2}))
+    quotas = Quotas(plan)
+    assert quotas.shares == ()
+    quotas.begin_generation(4)
+    assert quotas.shares == plan.shares(4)
+
+
 def test_every_rank_comes_to_the_same_deal() -> None:
     """Ranks hold objects of their own; the rows are all that they share."""
     speeds = noisy([100, 250, 90], 0.2)
@@ -183,9 +192,3 @@ def test_shares_stay_equal_where_they_must(num_virtual: int, world_size: int, un
     for _ in range(50):
         quotas.committed([int(cost * len(share)) for cost, share in zip(costs, quotas.shares)])
         assert quotas.shares == shares_of(num_virtual, world_size)
-
-
-def test_deal_before_the_first_generation_is_that_of_one_model_group() -> None:
-    """A session of a model that is split over two ranks could not be made."""
-    plan = SamplePlan(0, 100, 16, 4, 4, Layout((("shard", 2),)))
-    assert Quotas(plan).shares == plan.shares(2) == (range(2), range(2, 4))

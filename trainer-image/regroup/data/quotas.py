@@ -62,7 +62,8 @@ class Quotas:
 
     def __init__(self, plan: SamplePlan, *, uneven: bool = False) -> None:
         self._plan, self._uneven = plan, uneven
-        self.shares = plan.shares(plan.layout.size)
+        self.shares: tuple[range, ...] = ()
+        """Virtual workers of each rank in the next step. Empty before the first generation: there are no ranks."""
         self._adapts = False
         self._costs: deque[list[float]] = deque(maxlen=WINDOW)
         """Of the last steps with this deal: nanoseconds for a microbatch, by rank."""
