@@ -2,6 +2,7 @@
 
 TEST_MESH       the mesh, such as "shard=2" (default: none, each process has all of the model)
 TEST_SCHEDULE   of the pipeline (default: 1f1b); with one, or with TEST_RUN, the loop calls step.run()
+TEST_LOOP       the loop calls step.backward() whatever the model is
 TEST_OPTIMIZER  adamw (default) or sgd
 TEST_PACE       seconds that a step takes until the file TEST_GO is there
 TEST_FAULT      see faults.py
@@ -95,8 +96,8 @@ with regroup.session(
         with step:
             if not Path(os.environ.get("TEST_GO", "/")).exists():
                 time.sleep(float(os.environ.get("TEST_PACE", "0.03")))
-            if runs:
-                step.run(summed)
+            if runs and not os.environ.get("TEST_LOOP"):
+                step.run(summed if not os.environ.get("TEST_ONE_VALUE") else lambda *batch: summed(*batch)[0])  # type: ignore[arg-type]
             else:
                 for inputs, targets in step.microbatches():
                     loss = torch.nn.functional.cross_entropy(model(inputs, step.virtual_worker % 4 == 1), targets)

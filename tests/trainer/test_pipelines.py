@@ -61,18 +61,65 @@ def test_a_pipeline_learns_what_one_process_does(
     assert_close(whole, reference)
 
 
+@pytest.mark.parametrize(("mesh", "ranks"), [("", 2), ("pipeline=1", 2), ("shard=2", 2), ("tensor=2", 4)])
+def test_one_script_trains_without_a_pipeline(
+    make: Callable[..., SplitJob], alone: Callable[[str], tuple[list[float], Whole]], mesh: str, ranks: int
+) -> None:
+    job = make(mesh, "1f1b", TEST_RUN="1", TEST_PARTLY="1", TEST_PACE="0")
+    job.start(range(ranks))
+    job.agents.announce(range(ranks))
+    _, whole = job.finish(range(ranks))
+    assert_close(whole, alone("adamw")[1])
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "interleaved"])
+@pytest.mark.parametrize(
+    "mesh", ["pipeline=2 tensor=2", "tensor=2 pipeline=2", "pipeline=2 shard=2", "shard=2 pipeline=2"]
+)
+def test_a_pipeline_of_split_layers_learns_what_one_process_does(
+    make: Callable[..., SplitJob], alone: Callable[[str], tuple[list[float], Whole]], mesh: str, schedule: str
+) -> None:
+    losses, reference = alone("sgd")  # AdamW would hide a factor
+    job = make(mesh, schedule, TEST_OPTIMIZER="sgd", TEST_PACE="0")
+    job.start(range(4))
+    job.agents.announce(range(4))
+    ends, whole = job.finish(range(4))
+    assert list(ends[0]["losses"].values()) == pytest.approx(losses, abs=1e-6)
+    assert whole.keys() == reference.keys()
+    assert_close(whole, reference)
+
+
+def test_a_loop_over_microbatches_is_refused(make: Callable[..., SplitJob]) -> None:
+    assert "Call step.run(loss) in place of the loop over step.microbatches()." in first_words(make, TEST_LOOP="1")
+
+
+def test_a_loss_without_a_weight_is_refused_where_the_last_stage_is(make: Callable[..., SplitJob]) -> None:
+    said = first_words(make, TEST_ONE_VALUE="1")
+    assert "returned a Tensor; it must return the loss summed over samples and its weight" in said
+
+
+def first_words(make: Callable[..., SplitJob], **environment: str) -> str:
+    """Return what rank 1 of a pipeline writes before it ends by an error."""
+    job = make("pipeline=2", "1f1b", **environment)
+    job.start(range(2))
+    job.agents.announce(range(2))
+    job.agents.wait_exit(1)
+    return job.agents.workers[1].log
+
+
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory, zygote: Zygote) -> Callable[..., Whole]:
     """The state after 20 steps of two model groups that nothing happens to, by schedule."""
 
     @cache
-    def run(schedule: str, steps: str = STEPS) -> Whole:
+    def run(schedule: str, steps: str = STEPS, mesh: str = "pipeline=2") -> Whole:
         values = {"TEST_STEPS": steps, "TEST_SCHEDULE": schedule, "TEST_PACE": "0"}
-        job = SplitJob(tmp_path_factory.mktemp("undisturbed"), zygote, "pipeline=2", **values)
+        job = SplitJob(tmp_path_factory.mktemp("undisturbed"), zygote, mesh, **values)
+        ranks = range(2 * job.size)
         try:
-            job.start(range(4))
-            job.agents.announce(range(4))
-            return job.finish(range(4))[1]
+            job.start(ranks)
+            job.agents.announce(ranks)
+            return job.finish(ranks)[1]
         finally:
             job.close()
 
@@ -120,6 +167,26 @@ def test_a_process_that_dies_in_a_schedule_is_replaced_and_nothing_changes(
     ends, whole = job.finish(range(4))
     assert all(end["same_model"] for end in ends)
     assert_equal(whole, undisturbed(schedule))
+
+
+@pytest.mark.parametrize("mesh", ["pipeline=2 tensor=2", "pipeline=2 shard=2"])
+@pytest.mark.parametrize("victim", [1, 6])
+def test_a_process_of_split_layers_that_dies_in_a_schedule_is_replaced_and_nothing_changes(
+    make: Callable[..., SplitJob], undisturbed: Callable[..., Whole], mesh: str, victim: int
+) -> None:
+    job = make(mesh, "1f1b")
+    agents, slots = job.agents, list(range(8))
+    survivors = [slot for slot in slots if slot != victim]
+    job.start(survivors)
+    job.start([victim], TEST_FAULT="dies-in-schedule:5:4")
+    agents.announce(slots)
+    agents.wait_exit(victim)
+    job.restart(victim)
+    agents.announce(slots)
+    agents.wait_step(2, 0, slots)
+    assert_nothing_is_lost(job, 2, survivors)
+    _, whole = job.finish(slots)
+    assert_equal(whole, undisturbed("1f1b", STEPS, mesh))
 
 
 @pytest.mark.parametrize("lose", [[2], [1, 2], [1, 2, 3]], ids=str)

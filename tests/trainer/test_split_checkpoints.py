@@ -92,6 +92,8 @@ def assert_close(whole: Whole, reference: Whole) -> None:
         ("pipeline=2", 2, "pipeline=4", 4),
         ("pipeline=2", 2, "shard=2", 2),
         ("shard=2", 2, "pipeline=2", 2),
+        ("pipeline=2 shard=2", 4, "", 1),
+        ("tensor=2 pipeline=2", 4, "pipeline=2 shard=2", 4),
     ],
 )
 def test_a_checkpoint_is_read_at_any_split(
@@ -136,10 +138,11 @@ def test_uneven_and_empty_parts_of_two_optimizers_are_read_at_another_split(
     assert_close(whole, reference)
 
 
+@pytest.mark.parametrize("mesh", ["shard=2", "pipeline=2"])
 def test_one_group_that_loses_a_process_goes_back_to_the_checkpoint(
-    make: Callable[[str], SplitJob], alone: Whole
+    make: Callable[[str], SplitJob], alone: Whole, mesh: str
 ) -> None:
-    job = make("shard=2")
+    job = make(mesh)
     job.start([0, 1])
     job.agents.announce([0, 1])
     newest = saved(job, [0], 2)

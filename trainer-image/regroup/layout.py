@@ -19,7 +19,14 @@ DATA_DIMS = (SHARD, EXPERT)
 SUMMED_DIMS = (*DATA_DIMS, CONTEXT)
 """Along these each rank has its own part of the loss; along the others the same one."""
 KNOWN_DIMS = (SHARD, TENSOR, CONTEXT, EXPERT, PIPELINE)
-PRODUCTS = ({SHARD, TENSOR}, {SHARD, CONTEXT}, {TENSOR, CONTEXT}, {SHARD, EXPERT})
+PRODUCTS = (
+    {SHARD, TENSOR},
+    {SHARD, CONTEXT},
+    {TENSOR, CONTEXT},
+    {SHARD, EXPERT},
+    {SHARD, PIPELINE},
+    {TENSOR, PIPELINE},
+)
 """Dimensions that may be above 1 together: those that a test has trained with."""
 
 

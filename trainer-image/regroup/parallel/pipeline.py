@@ -128,6 +128,14 @@ def make(
 def _named(modules: Any) -> dict[str, torch.nn.Module]:
     """Return the modules by name. Raises UsageError for what is no row of modules."""
     if isinstance(modules, (torch.nn.Sequential, torch.nn.ModuleList)):
+        own = type(modules).forward is not torch.nn.Sequential.forward and isinstance(modules, torch.nn.Sequential)
+        if own or any(one is modules for one in fsdp.modules_of(modules)):
+            what = f"is a {type(modules).__name__} with a forward of its own" if own else "was given to fully_shard()"
+            raise UsageError(
+                f"modules of regroup.pipeline() {what}, and is never called as a whole. Pass a torch.nn.Sequential, or a list, "
+                "and apply "
+                "fully_shard() to the modules inside."
+            )
         return dict(modules.named_children())
     if isinstance(modules, (list, tuple)) and modules and all(isinstance(one, torch.nn.Module) for one in modules):
         return {str(i): one for i, one in enumerate(modules)}
