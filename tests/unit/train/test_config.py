@@ -12,7 +12,7 @@ import pytest
 from pydantic_core import PydanticUndefined
 
 from regroup.train import command
-from regroup.train.config import Config, ConfigError, as_yaml, load, parse, sections
+from regroup.train.config import Config, ConfigError, Mesh, as_yaml, load, parse, sections
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs" / "train.md").read_text()
@@ -96,6 +96,62 @@ SMALL: dict[str, Any] = {"task": "digits", "steps": 100, "global_batch": 80, "mi
             id="the noise of gradients that nobody sums",
         ),
         pytest.param(
+            {"mesh": {"shards": 2}},
+            "mesh.shards (2) is no field of the configuration of mesh. Did you mean shard?",
+            id="a dimension misspelt",
+        ),
+        pytest.param({"mesh": {"shard": 0}}, "mesh.shard (0) must be at least 1. Correct it.", id="a mesh of nobody"),
+        pytest.param({"mesh": 2}, "mesh (2) must be a mapping of fields, such as mesh: {shard: 2}. Correct it.", id="no mesh"),
+        pytest.param(
+            {"mesh": {"shard": 3}},
+            "mesh.shard (3) does not divide the microbatches of a step (global_batch / microbatch: 10). Change one of them.",
+            id="microbatches that a mesh does not share out",
+        ),
+        pytest.param(
+            {"task": "cnn", "mesh": {"tensor": 2}},
+            "mesh.tensor (2) cannot be used with task cnn, whose layers are not split. Use mesh.shard.",
+            id="convolutions are not split",
+        ),
+        pytest.param(
+            {"task": "language_model", "mesh": {"tensor": 3}},
+            "mesh.tensor (3) does not divide the attention heads (4) of task language_model. Choose a size that divides it.",
+            id="a part of a head",
+        ),
+        pytest.param(
+            {"mesh": {"tensor": 3}},
+            "mesh.tensor (3) does not divide task.width (128) of task digits. Choose a size that divides it.",
+            id="a part of a feature",
+        ),
+        *[
+            pytest.param(
+                {"mesh": {"shard": 2, "tensor": 2}, field.partition(".")[0]: given, "tensorboard": "runs"},
+                f"{field} ({said}) cannot be used with mesh (shard: 2, tensor: 2). Leave one of them out.",
+                id=f"a mesh and {field} {said}",
+            )
+            for field, given, said in (
+                ("strategy", "local_sgd", "local_sgd"),
+                ("strategy", "diloco", "diloco"),
+                ("strategy.algorithm", {"name": "data_parallel", "algorithm": "ring"}, "ring"),
+                ("hook", "fp16", "fp16"),
+                ("reduction", "exact", "exact"),
+                ("precision", "float16", "float16"),
+                ("histograms_every", 5, "5"),
+                ("noise_scale", True, "true"),
+                ("strategy.uneven", {"name": "data_parallel", "uneven": True}, "true"),
+                ("compile", True, "true"),
+            )
+        ],
+        pytest.param(
+            {"hook": "bf16", "strategy": {"name": "data_parallel", "algorithm": "ring"}},
+            "strategy.algorithm ('ring') cannot be used with hook (bf16). Leave one of them out.",
+            id="a ring of rounded gradients",
+        ),
+        pytest.param(
+            {"reduction": "exact", "strategy": {"name": "data_parallel", "algorithm": "ring"}},
+            "strategy.algorithm ('ring') cannot be used with reduction (exact). Leave one of them out.",
+            id="a ring whose bits depend on the ranks",
+        ),
+        pytest.param(
             {"profile_at": 5},
             "profile_at (5) needs tensorboard. Add tensorboard: DIRECTORY, or remove profile_at.",
             id="a trace without a directory",
@@ -106,6 +162,27 @@ def test_wrong_field_is_one_sentence(change: dict[str, Any], sentence: str) -> N
     with pytest.raises(ConfigError) as caught:
         parse({**SMALL, **change})
     assert str(caught.value) == sentence
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"mesh": {"shard": 2}, "compile": True, "activation_checkpointing": "full", "precision": "bfloat16"},
+        {"mesh": {"shard": 5, "tensor": 2}, "activation_checkpointing": "selective", "max_norm": 1.0},
+        {"mesh": {"shard": 1}, "reduction": "exact", "task": "cnn"},
+    ],
+    ids=["parameters split", "layers and parameters split", "nothing split"],
+)
+def test_what_goes_with_a_mesh_is_taken(change: dict[str, Any]) -> None:
+    parse({**SMALL, **change})
+
+
+def test_set_of_a_dimension_makes_the_mesh(tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text("{task: digits, steps: 100, global_batch: 80, microbatch: 8}")
+    changed = load(str(path), ["mesh.tensor=2", "mesh.shard=1"])
+    assert changed.mesh is not None
+    assert changed.mesh.sizes == {"tensor": 2}
 
 
 def test_each_of_several_mistakes_has_its_line() -> None:
@@ -183,6 +260,7 @@ def test_page_has_every_field_with_its_default() -> None:
     for section, name, model in sections():
         fields = {field: _default(info) for field, info in model.model_fields.items() if field != "name"}
         assert _rows(f"### {section}: {name}") == fields
+    assert _rows("### mesh") == {field: _default(info) for field, info in Mesh.model_fields.items()}
 
 
 def test_missing_package_is_one_sentence(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,11 +13,14 @@ from typing import Any
 import torch
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
+import regroup
 from regroup import accelerator, strategies
+from regroup.checkpoint.shards import is_split
 from regroup.errors import UsageError
 
 from . import config
 from .config import Config, ConfigError
+from .tasks.task import Task
 
 _aten = torch.ops.aten
 SAVED = frozenset(
@@ -61,6 +64,50 @@ def check_compiler(device: torch.device) -> None:
         raise ConfigError(f"compile (true) needs a {wanted}, and none is found. Install one, or write compile: false.")
 
 
+def mesh_of(settings: Config) -> Any:
+    """Return the DeviceMesh of this process's model group; None: it has all of the model. Called once, before the model is built.
+    Raises ConfigError for a mesh that does not fit the workers."""
+    sizes = settings.mesh.sizes if settings.mesh is not None else {}
+    if not sizes:
+        return None
+    try:
+        return regroup.mesh(**sizes)
+    except UsageError as error:
+        raise ConfigError(str(error)) from None
+
+
+def prepare(task: Task, settings: Config, mesh: Any) -> None:
+    """Set how a task's model runs and how it is split over `mesh`, in place. Names of parameters stay.
+
+    Each further dimension of the mesh is a line here. The order is torch's: what splits layers, then what a block does in
+    backward and in torch.compile, and last what splits parameters, because FSDP2 gathers them around the whole of a block.
+    """
+    dims = mesh.mesh_dim_names if mesh is not None else ()
+    if "tensor" in dims:
+        split_layers(task, mesh["tensor"])
+    prepare_blocks(task.model.blocks, settings.activation_checkpointing, settings.compile)
+    if "shard" in dims:
+        split_parameters(task.model, mesh["shard"])
+
+
+def split_layers(task: Task, mesh: Any) -> None:
+    """Split the layers of each block as the task's plan says: tensor parallel."""
+    from torch.distributed.tensor.parallel import parallelize_module
+
+    assert task.layers is not None, "config.py refuses tensor for this task"
+    for block, plan in zip(task.model.blocks, task.layers(), strict=True):  # type: ignore[arg-type]
+        parallelize_module(block, mesh, plan)
+
+
+def split_parameters(model: torch.nn.Module, mesh: Any) -> None:
+    """Split the parameters of each block on its own, so that one block is whole at a time, and then those outside: FSDP2."""
+    from torch.distributed.fsdp import fully_shard
+
+    for block in model.blocks:  # type: ignore[union-attr]
+        fully_shard(block, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+
+
 def prepare_blocks(blocks: Any, recompute: str, compiles: bool, backend: str = "inductor") -> None:
     """Set how each block of a model runs, in place: names of parameters stay. `recompute`: activation_checkpointing."""
     for block in blocks:
@@ -89,7 +136,10 @@ def _policy(_context: Any, operation: Any, *_: Any, **__: Any) -> CheckpointPoli
 
 
 def optimizer_of(settings: config.Sgd | config.AdamW, model: torch.nn.Module) -> torch.optim.Optimizer:
-    """Return the optimizer; weight decay for parameters of two and more dimensions only. Fused: one kernel for all of them."""
+    """Return the optimizer; weight decay for parameters of two and more dimensions only.
+
+    Fused (one kernel for all of them) where the model is whole: it does not take parameters of different meshes together.
+    """
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     groups = [
         {"params": [p for p in parameters if p.dim() > 1], "weight_decay": settings.weight_decay},
@@ -98,14 +148,15 @@ def optimizer_of(settings: config.Sgd | config.AdamW, model: torch.nn.Module) ->
     if isinstance(settings, config.Sgd):
         return torch.optim.SGD(groups, lr=settings.learning_rate, momentum=settings.momentum)
     betas = (settings.beta1, settings.beta2)
-    return torch.optim.AdamW(groups, lr=settings.learning_rate, betas=betas, fused=True)
+    is_whole = not any(is_split(parameter) for parameter in parameters)
+    return torch.optim.AdamW(groups, lr=settings.learning_rate, betas=betas, fused=is_whole or None)
 
 
 def strategy_of(settings: Config) -> strategies.DataParallel | strategies.LocalSGD | strategies.DiLoCo:
     """Return the session's strategy. Inner steps are what is clipped."""
     strategy, max_norm = settings.strategy, settings.max_norm
     if isinstance(strategy, config.DataParallel):
-        return strategies.DataParallel(hook=settings.hook, uneven=strategy.uneven)
+        return strategies.DataParallel(hook=settings.hook, algorithm=strategy.algorithm, uneven=strategy.uneven)
     if isinstance(strategy, config.LocalSgd):
         return strategies.LocalSGD(inner_steps=strategy.inner_steps, max_norm=max_norm)
     return strategies.DiLoCo(

@@ -48,6 +48,10 @@ class Cnn(Section):
     """Channels of the first layer; the others have twice and four times as many."""
 
 
+HEADS = {"tiny": 4, "gpt2": 12}
+"""Attention heads, by `task.size`: processes of `mesh.tensor` share them out."""
+
+
 class LanguageModel(Section):
     """GPT-2's architecture on tokens, predicting the next one."""
 
@@ -113,6 +117,22 @@ class DataParallel(Section):
     name: Literal["data_parallel"]
     uneven: bool = False
     """Processes that take longer for a microbatch get fewer of them."""
+    algorithm: Literal["library", "ring"] = "library"
+    """What sums gradients. library: the all-reduce of gloo or NCCL. ring: the library's own, to read and to compare with."""
+
+
+class Mesh(Section):
+    """How many processes hold one copy of the model together, by dimension of regroup.mesh(), outermost first. 1: not split."""
+
+    shard: int = Field(default=1, ge=1)
+    """Processes that compute different samples and split every parameter (FSDP2)."""
+    tensor: int = Field(default=1, ge=1)
+    """Processes that compute the same samples, each its part of a layer."""
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """The dimensions along which the model is split: what regroup.mesh() is called with, if there is one."""
+        return {name: size for name, size in self.model_dump().items() if size > 1}
 
 
 class LocalSgd(Section):
@@ -170,6 +190,8 @@ class Config(Section):
         DataParallel(name="data_parallel")
     )
     """data_parallel, local_sgd or diloco: how the processes share the work of a step."""
+    mesh: Mesh | None = None
+    """Processes that hold one copy of the model together. Absent: each process holds all of it."""
     max_norm: float | None = Field(default=None, gt=0)
     """The gradient's norm is clipped to it. Absent: no clipping."""
     noise_scale: bool = False
@@ -232,6 +254,15 @@ class Config(Section):
                 raise ValueError(
                     f"{field} ({getattr(self, field)}) needs tensorboard. Add tensorboard: DIRECTORY, or remove {field}."
                 )
+        if isinstance(strategy, DataParallel) and strategy.algorithm == "ring":
+            for field, is_asked in (("hook", self.hook is not None), ("reduction", self.reduction == "exact")):
+                if is_asked:
+                    raise ValueError(
+                        f"strategy.algorithm ('ring') cannot be used with {field} ({getattr(self, field)}). Leave one of them out."
+                    )
+        refused = _refused_with_mesh(self)
+        if refused is not None:
+            raise ValueError(refused)
         if self.hook is not None and self.reduction == "exact":
             raise ValueError(f"hook ({self.hook!r}) rounds gradients, and reduction is exact. Leave one of them out.")
         if self.schedule.warmup_steps >= self.steps:
@@ -240,6 +271,46 @@ class Config(Section):
                 "or raise steps."
             )
         return self
+
+
+def _refused_with_mesh(config: Config) -> str | None:
+    """Return a sentence about what does not go with the configuration's mesh, None if all does. A further dimension has its own
+    rules here."""
+    sizes = config.mesh.sizes if config.mesh is not None else {}
+    if not sizes:
+        return None
+    mesh = "mesh ({})".format(", ".join(f"{name}: {size}" for name, size in sizes.items()))
+    for field, value, is_refused in (
+        ("strategy", config.strategy.name, not isinstance(config.strategy, DataParallel)),
+        ("strategy.algorithm", "ring", getattr(config.strategy, "algorithm", "") == "ring"),
+        ("strategy.uneven", "true", getattr(config.strategy, "uneven", False)),
+        ("noise_scale", "true", config.noise_scale),
+        ("hook", config.hook, config.hook is not None),
+        ("reduction", "exact", config.reduction == "exact"),
+        ("precision", "float16", config.precision == "float16"),
+        ("histograms_every", config.histograms_every, config.histograms_every is not None),
+        ("compile", "true", config.compile and "tensor" in sizes),
+    ):
+        if is_refused:
+            return f"{field} ({value}) cannot be used with {mesh}. Leave one of them out."
+    num_microbatches, shard = config.global_batch // config.microbatch, sizes.get("shard", 1)
+    if num_microbatches % shard:
+        return (
+            f"mesh.shard ({shard}) does not divide the microbatches of a step (global_batch / microbatch: {num_microbatches}). "
+            "Change one of them."
+        )
+    return _refused_with_tensor(config.task, sizes.get("tensor", 1))
+
+
+def _refused_with_tensor(task: Digits | Cnn | LanguageModel, tensor: int) -> str | None:
+    if tensor == 1:
+        return None
+    if isinstance(task, Cnn):
+        return f"mesh.tensor ({tensor}) cannot be used with task cnn, whose layers are not split. Use mesh.shard."
+    whole, many = ("task.width", task.width) if isinstance(task, Digits) else ("the attention heads", HEADS[task.size])
+    if many % tensor:
+        return f"mesh.tensor ({tensor}) does not divide {whole} ({many}) of task {task.name}. Choose a size that divides it."
+    return None
 
 
 def load(path: str, changes: Sequence[str] = ()) -> Config:
@@ -330,6 +401,8 @@ _NUMBERS = {
     "int_from_float": "a whole number",
     "finite_number": "a finite number",
 }
+_NAMELESS: dict[str, type[Section]] = {"mesh": Mesh}
+"""Sections without choices, which have no name. Pydantic names the choice of the others in a location."""
 _KINDS = {
     **_NUMBERS,
     "bool_type": "true or false",
@@ -349,7 +422,10 @@ _BOUND_KEYS = {"greater_than": "gt", "greater_than_equal": "ge", "less_than": "l
 def _sentence(error: Any) -> str:
     """Return what pydantic found as a sentence for a user."""
     kind, value, context = error["type"], error["input"], error.get("ctx", {})
-    path = [str(part) for part in (*error["loc"][:1], *error["loc"][2:])]  # pydantic names a section's choice, too
+    nameless = error["loc"][0] in _NAMELESS if error["loc"] else True
+    path = [
+        str(part) for part in (error["loc"] if nameless else (*error["loc"][:1], *error["loc"][2:]))
+    ]  # without the choice
     field = ".".join(path)
     said = f"{field} ({value!r})" if not isinstance(value, (dict, Section)) else field
     if kind == "value_error":
@@ -372,6 +448,9 @@ def _sentence(error: Any) -> str:
         return f"{said} must be a multiple of {context['multiple_of']}. Correct it."
     if kind in _BOUNDS:
         return f"{said} must be {_BOUNDS[kind]} {context[_BOUND_KEYS[kind]]}. Correct it."
+    if kind in ("model_type", "model_attributes_type") and nameless:
+        first = next(iter(_NAMELESS[field].model_fields))
+        return f"{said} must be a mapping of fields, such as {field}: {{{first}: 2}}. Correct it."
     if kind in _KINDS:
         return f"{said} must be {_KINDS[kind]}. Correct it."
     return f"{said} cannot be used: {error['msg']}. Correct it."
@@ -397,6 +476,8 @@ for _field, _name, _ in sections():
 
 def _model_of(location: Sequence[Any]) -> type[Section]:
     """Return the model that has the field at a location: (field,), or (section, its name, field)."""
+    if len(location) == 2 and location[0] in _NAMELESS:
+        return _NAMELESS[location[0]]
     if len(location) < 3:
         return Config
     return next(model for field, name, model in sections() if (field, name) == tuple(location[:2]))
@@ -407,7 +488,9 @@ def _fields_of(location: Sequence[Any]) -> list[str]:
 
 
 def _of(location: Sequence[Any]) -> str:
-    return f" of {location[0]} {location[1]}" if len(location) > 2 else ""
+    return (
+        f" of {location[0]} {location[1]}" if len(location) > 2 else f" of {location[0]}" if len(location) > 1 else ""
+    )
 
 
 def _description(location: Sequence[Any]) -> str:

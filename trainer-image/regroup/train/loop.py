@@ -5,6 +5,7 @@ and handles failures and resizes; checkpoints are the job's. What is put togethe
 """
 
 import hashlib
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 
@@ -12,10 +13,11 @@ import torch
 from torch.nn.functional import cross_entropy
 
 import regroup
+from regroup.checkpoint.shards import is_split
 from regroup.data import as_source
 from regroup.step import Step
 
-from . import build, tasks
+from . import build, shares, tasks
 from .board import Board, curves
 from .config import Config
 from .flops import peak_flops
@@ -27,10 +29,11 @@ def train(config: Config) -> None:
     device = build.device_of(config.device)
     if config.compile:
         build.check_compiler(device)
-    torch.manual_seed(config.seed)
+    mesh = build.mesh_of(config)
+    torch.manual_seed(config.seed)  # every process of a mesh builds the same model, and keeps its part
     task = tasks.build(config.task)
     model = task.model.to(device)
-    build.prepare_blocks(model.blocks, config.activation_checkpointing, config.compile)
+    build.prepare(task, config, mesh)
     optimizer = build.optimizer_of(config.optimizer, model)
     schedule = build.schedule_of(config, optimizer)
     dtype = build.DTYPES[config.precision]
@@ -45,22 +48,28 @@ def train(config: Config) -> None:
             scores = model(x).flatten(0, -2)
             return cross_entropy(scores, y.flatten()), scores
 
-    def evaluate() -> tuple[float, float]:
-        """Return loss and accuracy on held-out data. Called by every rank between two steps; a membership change repeats it."""
-        source, size = as_source(task.held_out), config.microbatch
+    def evaluate() -> tuple[float, float] | None:
+        """Return loss and accuracy on held-out data. Called by every rank between two steps; a membership change repeats it. None:
+        a process that holds a part of this one's model died."""
+        source, whole = as_source(task.held_out), None
         for attempt in job.collective("evaluate"):
             with attempt as team, _evaluating(model, config.compile):
                 sums = torch.zeros(3, dtype=torch.float64, device=device)  # of loss, right answers, targets
-                for first in range(team.rank * size, len(source), team.world_size * size):
-                    ids = torch.arange(first, min(first + size, len(source)))
+                for first, counts in shares.held_out(team.rank, team.world_size, len(source), config.microbatch):
+                    ids = torch.arange(first, min(first + config.microbatch, len(source)))
                     x, y = (part.to(device, non_blocking=True) for part in source.fetch(ids))
                     loss, scores = loss_of(x, y)
+                    if not counts:
+                        continue
                     right = (scores.argmax(-1) == y.flatten()).sum()
                     sums += torch.stack(
                         [loss.double() * y.numel(), right.double(), right.new_tensor(y.numel()).double()]
                     )
                 team.all_reduce(sums)
-        loss_sum, num_right, num_targets = sums.tolist()
+                whole = sums
+        if whole is None:
+            return None
+        loss_sum, num_right, num_targets = whole.tolist()
         return loss_sum / num_targets, num_right / num_targets
 
     with regroup.session(
@@ -76,6 +85,7 @@ def train(config: Config) -> None:
         strategy=build.strategy_of(config),
         noise_scale=config.noise_scale,
     ) as job:
+        digest: str | None = None
         max_norm = config.max_norm if job.guarantees.whole_gradient else None  # else the strategy clips its own
         for step in job.steps(config.steps):
             board.begin(job, step)
@@ -96,12 +106,17 @@ def train(config: Config) -> None:
                     print(_line(step, job, speed), flush=True)
                     board.points(job, step, curves(step, speed, device))
             if is_last or (config.evaluate_every and done % config.evaluate_every == 0):
-                held_out_loss, accuracy = evaluate()
-                if job.is_main:
+                result = evaluate()
+                if job.is_main and result is not None:
+                    held_out_loss, accuracy = result
                     print(f"step {done}  held-out loss {held_out_loss:.4f}  accuracy {accuracy:.4f}", flush=True)
+            if is_last and mesh is not None:  # the parts come together, so all ranks take part, while they still meet
+                for attempt in job.collective("hash"):
+                    with attempt:
+                        digest = _hash(model)
         board.close()
-        if job.is_main:
-            print(f"parameters sha256 {_hash(model)}", flush=True)
+        if job.is_main and (mesh is None or digest is not None):
+            print(f"parameters sha256 {digest or _hash(model)}", flush=True)
 
 
 @contextmanager
@@ -130,6 +145,9 @@ def _line(step: Step, job: regroup.Job, speed: Speed) -> str:
 
 def _hash(model: torch.nn.Module) -> str:
     digest = hashlib.sha256()
+    # Torch warns that what is split twice is gathered in two parts.
+    logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
     for parameter in model.parameters():
-        digest.update(parameter.detach().cpu().view(torch.uint8).numpy().tobytes())
+        whole = parameter.full_tensor() if is_split(parameter) else parameter  # type: ignore[attr-defined]
+        digest.update(whole.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()

@@ -1,7 +1,8 @@
 """Tasks: a model and its data, for a section `task` of the configuration. One file each.
 
 A model's expensive, repeated part is its `blocks`, a ModuleList or Sequential: what is compiled and what is computed again in
-backward (`regroup.train.build`) are these. It returns scores [..., classes] for integer targets [...].
+backward, and what is split over processes
+(`regroup.train.build`), are these. It returns scores [..., classes] for integer targets [...].
 """
 
 from regroup.train import config

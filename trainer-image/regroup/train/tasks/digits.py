@@ -1,6 +1,7 @@
 """Handwritten digits that ship with scikit-learn: as they are for a perceptron, enlarged to MNIST's format for a CNN."""
 
 import itertools
+from typing import Any
 
 import torch
 from torch import nn
@@ -41,7 +42,14 @@ def digits(settings: config.Digits) -> Task:
     x, y = _digits()
     width = settings.width
     blocks: list[nn.Module] = [Block(nn.Linear(64, width), nn.ReLU()), Block(nn.Linear(width, width), nn.ReLU())]
-    return _task(Classifier(blocks, width), x.flatten(1), y)
+    return _task(Classifier(blocks, width), x.flatten(1), y, _plans)
+
+
+def _plans() -> list[dict[str, Any]]:
+    """The first hidden layer is split by its outputs, the second by its inputs: its outputs are whole again, for the last layer."""
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
+
+    return [{"0": ColwiseParallel()}, {"0": RowwiseParallel()}]
 
 
 def cnn(settings: config.Cnn) -> Task:
@@ -69,5 +77,5 @@ def _digits() -> tuple[torch.Tensor, torch.Tensor]:
     return torch.tensor(found.images, dtype=torch.float32)[order] / 16, torch.tensor(found.target)[order]
 
 
-def _task(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> Task:
-    return Task(model, (x[:TRAINED], y[:TRAINED]), (x[TRAINED:], y[TRAINED:]))
+def _task(model: nn.Module, x: torch.Tensor, y: torch.Tensor, layers: Any = None) -> Task:
+    return Task(model, (x[:TRAINED], y[:TRAINED]), (x[TRAINED:], y[TRAINED:]), layers=layers)

@@ -6,6 +6,7 @@ GELU in its tanh form, output weights shared with the embedding. No dropout, as 
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
@@ -32,8 +33,8 @@ class Shape:
     vocabulary: int
 
 
-TINY = Shape(layers=4, heads=4, width=128, length=128, vocabulary=tokens.BYTES)
-GPT2 = Shape(layers=12, heads=12, width=768, length=1024, vocabulary=50257)
+TINY = Shape(layers=4, heads=config.HEADS["tiny"], width=128, length=128, vocabulary=tokens.BYTES)
+GPT2 = Shape(layers=12, heads=config.HEADS["gpt2"], width=768, length=1024, vocabulary=50257)
 
 
 class Block(nn.Module):
@@ -42,18 +43,19 @@ class Block(nn.Module):
     def __init__(self, shape: Shape) -> None:
         super().__init__()
         width = shape.width
-        self.heads = shape.heads
+        self.head_width = width // shape.heads
         self.attention_norm, self.mlp_norm = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.qkv, self.attention_out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.qkv_by_head, self.attention_out = nn.Linear(width, 3 * width), nn.Linear(width, width)
         self.mlp_in, self.mlp_out = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """See the class."""
-        n, length, width = x.shape
-        split = self.qkv(self.attention_norm(x)).view(n, length, 3, self.heads, width // self.heads)
-        query, key, value = split.permute(2, 0, 3, 1, 4)
+        n, length, _ = x.shape
+        # Query, key and value of head 0, then of head 1: a part of the rows is whole heads, where `tensor` splits them.
+        split = self.qkv_by_head(self.attention_norm(x)).view(n, length, -1, 3, self.head_width)
+        query, key, value = split.permute(3, 0, 2, 1, 4)
         mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)  # flash attention where there is one
-        x = x + self.attention_out(mixed.transpose(1, 2).reshape(n, length, width))
+        x = x + self.attention_out(mixed.transpose(1, 2).reshape(n, length, -1))
         return x + torch.as_tensor(self.mlp_out(F.gelu(self.mlp_in(self.mlp_norm(x)), approximate="tanh")))
 
 
@@ -97,4 +99,17 @@ def language_model(settings: config.LanguageModel) -> Task:
     train, held_out = tokens.split(found, length, HELD_OUT, MOST_HELD_OUT)
     model = GPT(shape)
     in_products = sum(p.numel() for p in model.parameters()) - model.positions.weight.numel()
-    return Task(model, train, held_out, length, flops_per_token(in_products, shape.layers, shape.width, length))
+    flops = flops_per_token(in_products, shape.layers, shape.width, length)
+    return Task(model, train, held_out, tokens=length, layers=lambda: [_plan()] * shape.layers, flops_per_token=flops)
+
+
+def _plan() -> dict[str, Any]:
+    """Attention is split by heads, the perceptron by its inner width; what is added to a block's input is whole again."""
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
+
+    return {
+        "qkv_by_head": ColwiseParallel(),
+        "attention_out": RowwiseParallel(),
+        "mlp_in": ColwiseParallel(),
+        "mlp_out": RowwiseParallel(),
+    }

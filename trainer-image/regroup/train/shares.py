@@ -1,0 +1,28 @@
+"""Which held-out samples a process evaluates, whether or not its model is split over several. Pure but for the mesh's layout."""
+
+from collections.abc import Iterator
+
+from regroup import model_group
+from regroup.layout import Layout
+
+
+def held_out(
+    rank: int, world_size: int, num_samples: int, batch: int, layout: Layout | None = None
+) -> Iterator[tuple[int, bool]]:
+    """Yield the first sample of each batch that a rank evaluates, and whether its result counts.
+
+    Every sample counts on one rank. The ranks of a model group make as many forward passes as each other, because they
+    communicate in them: some repeat the first batch. Of ranks that compute the same samples one counts. `layout`: of
+    regroup.mesh(), which is the default.
+    """
+    layout = layout if layout is not None else model_group.layout()
+    group, inner = divmod(rank, layout.size)
+    num_shares = world_size // layout.size * layout.num_data
+    mine = group * layout.num_data + layout.data_index(inner)
+    num_batches = -(-num_samples // batch)
+    for first in range(0, num_batches, num_shares):
+        index = first + mine
+        if index < num_batches:
+            yield index * batch, layout.speaks(rank)
+        elif layout.size > 1:
+            yield 0, False
