@@ -23,12 +23,13 @@ STEPS = 4
 SMALLER = {
     # Shorter samples, so that a step takes moments on a CPU.
     "language-model": ["task.length=32", "global_batch=8"],
+    "compile": ["compile=false"],
     "activation-checkpointing": ["task.length=32", "global_batch=8", "task.text={text}"],
     "gpt2": ["task.length=16", "task.text={text}", "task.tokens={text}.tokens", "global_batch=2", "microbatch=1", "compile=false"],
 }  # fmt: skip
 """By sample: what a test changes in it besides its number of steps."""
-ELSEWHERE = {"compile", "fsdp", "tensor", "fsdp-tensor", "hook-fp16", "hook-bf16", "ring", "local-sgd"}
-"""Samples that test_train_samples.py runs: what they are for needs several processes, or a compiler."""
+ELSEWHERE = {"fsdp", "tensor", "fsdp-tensor", "hook-fp16", "hook-bf16", "ring", "local-sgd"}
+"""Samples that test_train_samples.py runs: what they are for needs several processes."""
 KILL_STEPS = 100
 
 

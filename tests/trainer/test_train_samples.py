@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,7 +11,7 @@ import pytest
 from regroup.protocol import env
 from regroup.train.config import load
 from tests.trainer.agent_double import AgentDouble
-from tests.trainer.elastic_kit import LONG, Plain
+from tests.trainer.elastic_kit import Plain
 from tests.trainer.zygote import Zygote
 
 SCRIPT = Path(__file__).parent / "train_job.py"
@@ -139,18 +138,3 @@ def test_killed_process_of_a_split_model_is_replaced_and_nothing_is_lost(
     assert "generation 2  ranks 4" in got, got
     final = [re.findall(r"^step 20  (?:held-out )?loss (\d+\.\d+)", one, re.MULTILINE) for one in (got, want)]
     assert [float(x) for x in final[0]] == pytest.approx([float(x) for x in final[1]], abs=2e-3), got
-
-
-@pytest.mark.skipif(not LONG, reason="compiles with a C++ compiler; make test-all")
-def test_compiled_sample_trains(tmp_path: Path, zygote: Zygote) -> None:
-    changes = [word for one in (f"steps={STEPS}", "print_every=1") for word in ("--set", one)]
-    sample, output = str(SAMPLES / "compile.yaml"), tmp_path / "output"
-    environment = {
-        "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache"),
-        "OMP_NUM_THREADS": "1",
-        "PATH": os.environ["PATH"],
-    }
-    compiled = Plain(zygote, output, SCRIPT, sample, *changes, **environment).wait()
-    eager = Plain(zygote, tmp_path / "eager", SCRIPT, sample, *changes, "--set", "compile=false").wait()
-    assert len(_losses(eager, 1)) == STEPS + 1, eager
-    assert _losses(compiled, 1) == pytest.approx(_losses(eager, 1), abs=2e-4)
