@@ -2,6 +2,7 @@
 
 TEST_MESH       the mesh, such as "shard=2" (default: none, each process has all of the model)
 TEST_SCHEDULE   of the pipeline (default: 1f1b); with one, or with TEST_RUN, the loop calls step.run()
+TEST_BATCH_NORM one more layer, which has running statistics
 TEST_LOOP       the loop calls step.backward() whatever the model is
 TEST_OPTIMIZER  adamw (default) or sgd
 TEST_PACE       seconds that a step takes until the file TEST_GO is there
@@ -43,7 +44,10 @@ torch.manual_seed(3)
 x = torch.randn(1000, 16, generator=torch.Generator().manual_seed(1))
 y = (x @ torch.randn(16, 4, generator=torch.Generator().manual_seed(2))).argmax(1)
 blocks = [Block(), Block()]
-model: torch.nn.Module = torch.nn.Sequential(torch.nn.Linear(16, WIDTH), *blocks, torch.nn.Linear(WIDTH, 4))
+first: list[torch.nn.Module] = [torch.nn.Linear(16, WIDTH)]
+if os.environ.get("TEST_BATCH_NORM"):
+    first.append(torch.nn.BatchNorm1d(WIDTH))
+model: torch.nn.Module = torch.nn.Sequential(*first, *blocks, torch.nn.Linear(WIDTH, 4))
 if "tensor" in sizes and mesh is not None:
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
