@@ -89,6 +89,22 @@ def test_a_pipeline_of_split_layers_learns_what_one_process_does(
     assert_close(whole, reference)
 
 
+@pytest.mark.parametrize("mesh", ["pipeline=2", "tensor=2"])
+@pytest.mark.parametrize("groups", [1, 2])
+def test_running_statistics_of_one_stage(make: Callable[..., SplitJob], mesh: str, groups: int) -> None:
+    values = {"TEST_OPTIMIZER": "sgd", "TEST_MODEL": "batchnorm", "TEST_PACE": "0"}
+    found = []
+    for one, ranks in (("", 1), (mesh, 2 * groups)):
+        job = make(one, "1f1b", **values)
+        job.start(range(ranks))
+        job.agents.announce(range(ranks))
+        found.append(job.finish(range(ranks))[1])
+    # One process goes through all microbatches in turn; of two groups the statistics are averaged.
+    wanted = {name: held for name, held in found[0].items() if groups == 1 or "buffer" not in held}
+    assert wanted
+    assert_close(found[1], wanted)
+
+
 def test_a_loop_over_microbatches_is_refused(make: Callable[..., SplitJob]) -> None:
     assert "Call step.run(loss) in place of the loop over step.microbatches()." in first_words(make, TEST_LOOP="1")
 

@@ -105,16 +105,22 @@ class Buffers:
 
     def average_changed(self, ran: Sequence[int]) -> None:
         """Average also what forward changed on any rank for the first time, now and in every further step of the
-        generation. Every rank calls it. Raises what `Groups.failed` says."""
-        assert self._groups is not None
+        generation. Every rank calls it. Raises what `Groups.failed` says.
+
+        In a model group there may be nobody to average with, and another stage of a pipeline may have none that changed."""
         names = sorted(set(self._at) - set(self._live))
-        mine = torch.zeros(len(names), dtype=torch.uint8)
         changed = set(self.changed())
+        if self._groups is None or not names:
+            self._live += [name for name in names if name in changed]
+            return
+        mine = torch.zeros(len(names), dtype=torch.uint8)
         for i, name in enumerate(names):
             mine[i] = name in changed
         theirs = torch.zeros(self._groups.world_size, len(names), dtype=torch.uint8)
         self._groups.wait([self._groups.launch("_allgather_base", theirs.view(-1), mine, control=True)])
         new = [name for name, any_ in zip(names, theirs.amax(0).tolist()) if any_]
+        if not new:
+            return
         pending, gathered = self._gather(new)
         self._groups.wait([pending])
         self._average(new, gathered, ran)

@@ -198,7 +198,7 @@ def check_model(model: torch.nn.Module, layout: Layout) -> None:
         raise UsageError(
             f"model is a {type(model).__name__}, and regroup.mesh() has pipeline={num_ranks}: each process must have its stages "
             "only. "
-            "Pass what regroup.pipeline(modules) returns."
+            "Call regroup.pipeline(modules) after it, and pass what that returns."
         )
     if any(one is model for one in fsdp.modules_of(model)):
         raise UsageError(
