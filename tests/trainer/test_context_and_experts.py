@@ -74,7 +74,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory, zygote: Zygote) -> Alone:
     return run
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd"] if LONG else ["sgd"])  # AdamW would hide a factor
 @pytest.mark.parametrize(
     ("mesh", "ranks"),
     [
@@ -91,7 +91,7 @@ def test_split_sequences_teach_what_whole_ones_do(
     learns_as_alone(make(mesh, TEST_OPTIMIZER=optimizer, TEST_PACE="0"), ranks, *alone(TEST_OPTIMIZER=optimizer))
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd"] if LONG else ["sgd"])  # AdamW would hide a factor
 @pytest.mark.parametrize(
     ("mesh", "ranks", "asked"),
     [
@@ -218,7 +218,7 @@ def in_two_groups(mesh: str) -> int:
 
 
 @pytest.mark.parametrize("phase", ["forward", "backward", "sum"])
-@pytest.mark.parametrize("victim", [0, -1], ids=["first", "last"])
+@pytest.mark.parametrize("victim", [0, -1] if LONG else [-1], ids=lambda slot: "last" if slot else "first")
 @pytest.mark.parametrize("mesh", ALL if LONG else OF)
 def test_a_killed_rank_is_replaced_and_no_bit_differs(
     make: Make, two_groups: Alone, mesh: str, victim: int, phase: str
@@ -271,7 +271,7 @@ def stopped(pid: int) -> bool:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
 
 
-@pytest.mark.parametrize("lose", [[2], [1, 2], [1, 2, 3]], ids=str)
+@pytest.mark.parametrize("lose", [[2], [1, 2], [1, 2, 3]] if LONG else [[1, 2]], ids=str)
 @pytest.mark.parametrize("mesh", OF)
 def test_ranks_without_the_rows_follow_with_what_they_have_reduced(
     make: Make, two_groups: Alone, mesh: str, lose: list[int]

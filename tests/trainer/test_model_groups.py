@@ -16,6 +16,7 @@ from regroup.protocol import local
 from regroup.protocol.document import PLANNED
 from regroup.protocol.state import StatePair
 from tests.trainer.agent_double import Worker, seal_of
+from tests.trainer.elastic_kit import LONG
 from tests.trainer.split_kit import SCRIPT, SplitJob
 from tests.trainer.zygote import Zygote
 
@@ -67,7 +68,7 @@ def assert_close(whole: Whole, reference: Whole) -> None:
             assert (whole[name][key] - one).abs().max() <= TOLERANCE, (name, key)
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd"] if LONG else ["sgd"])  # AdamW would hide a factor
 @pytest.mark.parametrize(
     ("mesh", "ranks"),
     [
@@ -198,7 +199,7 @@ def assert_equal(whole: Whole, reference: Whole) -> None:
 
 
 @pytest.mark.parametrize("victim", [None, 0, 1], ids=["nobody", "A0", "A1"])
-@pytest.mark.parametrize("lose", [[2], [1, 2], [2, 3], [1, 2, 3]], ids=str)
+@pytest.mark.parametrize("lose", [[2], [1, 2], [2, 3], [1, 2, 3]] if LONG else [[1, 2], [1, 2, 3]], ids=str)
 def test_ranks_without_the_rows_follow_with_what_they_have_reduced(
     make: Callable[..., SplitJob], undisturbed: Whole, lose: list[int], victim: int | None
 ) -> None:

@@ -38,7 +38,7 @@ def make(tmp_path: Path, zygote: Zygote) -> Iterator[Callable[..., SplitJob]]:
         one.close()
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd"] if LONG else ["sgd"])  # AdamW would hide a factor
 @pytest.mark.parametrize("ranks", [2, 4])
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_a_pipeline_learns_what_one_process_does(
@@ -72,7 +72,7 @@ def test_one_script_trains_without_a_pipeline(
     assert_close(whole, alone("adamw")[1])
 
 
-@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "interleaved"])
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "interleaved"] if LONG else ["1f1b"])
 @pytest.mark.parametrize(
     "mesh", ["pipeline=2 tensor=2", "tensor=2 pipeline=2", "pipeline=2 shard=2", "shard=2 pipeline=2"]
 )
