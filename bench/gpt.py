@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch.nn import functional as F
 
@@ -12,8 +14,18 @@ HEADS = 8
 LAYERS = 4
 
 
+Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+def causal(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    """query, key, value, and what is returned: [batch, heads, length, size]."""
+    return F.scaled_dot_product_attention(query, key, value, is_causal=True)
+
+
 class Block(torch.nn.Module):
     """Attention and a perceptron, each beside a path that leaves its input as it is."""
+
+    attend: Attend = staticmethod(causal)
 
     def __init__(self) -> None:
         super().__init__()
@@ -28,7 +40,7 @@ class Block(torch.nn.Module):
         batch, length, _ = x.shape
         heads = self.qkv(self.before_attention(x)).view(batch, length, 3, HEADS, WIDTH // HEADS)
         query, key, value = heads.permute(2, 0, 3, 1, 4)
-        mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+        mixed = self.attend(query, key, value)
         x = x + self.out(mixed.transpose(1, 2).reshape(batch, length, WIDTH))
         return x + torch.as_tensor(self.mlp(self.before_mlp(x)))
 
@@ -43,7 +55,27 @@ class GPT(torch.nn.Module):
         self.blocks = torch.nn.Sequential(*(Block() for _ in range(LAYERS)))
         self.last = torch.nn.LayerNorm(WIDTH)
 
+    def forward(self, tokens: torch.Tensor, positions: torch.Tensor | None = None) -> torch.Tensor:
+        """See the class. positions: [length], of the tokens in their sequence; None: from 0 on."""
+        if positions is None:
+            positions = torch.arange(tokens.shape[1], device=tokens.device)
+        x = self.tokens(tokens) + self.positions(positions)
+        return F.linear(self.last(self.blocks(x)), self.tokens.weight)
+
+
+class First(torch.nn.Module):
+    """Tokens [batch, length] -> [batch, length, width]: what comes before the blocks, where they are a row of modules."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens, self.positions = torch.nn.Embedding(VOCABULARY, WIDTH), torch.nn.Embedding(LENGTH, WIDTH)
+
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         """See the class."""
-        x = self.tokens(tokens) + self.positions(torch.arange(tokens.shape[1], device=tokens.device))
-        return F.linear(self.last(self.blocks(x)), self.tokens.weight)
+        return torch.as_tensor(self.tokens(tokens) + self.positions(torch.arange(tokens.shape[1])))
+
+
+def row() -> list[torch.nn.Module]:
+    """Return the same model as a row of modules. Its last matrix is its own, since a pipeline has the first one elsewhere."""
+    last = torch.nn.Sequential(torch.nn.LayerNorm(WIDTH), torch.nn.Linear(WIDTH, VOCABULARY, bias=False))
+    return [First(), *(Block() for _ in range(LAYERS)), last]

@@ -11,7 +11,9 @@ Writes bench/out/strategies.json, a list; for each strategy `strategy`, `title`,
 (medians over blocks; null: torch has no counterpart), `ratio` (median of session / plain, time for one step, over pairs) with
 `ratio_middle_half`, `step_ms`, `cpu_ms` and `plain_cpu_ms` (CPU time of rank 0 in a step), `sent_mb` and `plain_sent_mb` (by all
 ranks in a step; null without namespaces), `peak_mb` and `plain_peak_mb` (of rank 0, the interpreter and torch included),
-`recovery_s` and `resize_s` (medians), their trials, and `setup`. `--figure` also draws it, `--page` writes the table into a page.
+`recovery_s` and `resize_s` (medians), their trials, and `setup`; of data parallel also
+`recovery_of_four_s`, with as many processes as two copies of a split model have. `--figure` also draws it, `--page` writes the
+table into a page.
 """
 
 from __future__ import annotations
@@ -57,6 +59,8 @@ class Case:
     has_plain: bool = True
     optimizer_steps: int = 1
     """In one step of the session."""
+    cuts: int = 1
+    """How many microbatches there are where another strategy has one: a pipeline needs many."""
 
     @property
     def group_size(self) -> int:
@@ -79,7 +83,12 @@ CASES = (
     Case("diloco", "DiLoCo, 4 inner steps", has_plain=False, optimizer_steps=4),
     Case("fsdp", "FSDP2", (("shard", 2),)),
     Case("tensor", "tensor parallel", (("tensor", 2),)),
+    Case("pipeline", "pipeline, 1F1B", (("pipeline", 2),), cuts=2),
+    Case("context", "context parallel, Ulysses", (("context", 2),), has_plain=False),
+    Case("expert", "4 experts in each block", (("expert", 2),), has_plain=False),
 )
+AS_MANY = "data_parallel"
+"""Its recovery is measured with four processes, too: as many as those strategies have that split the model over two."""
 
 
 def environment(out: Path | None = None) -> dict[str, str]:
@@ -105,7 +114,7 @@ def commands(case: Case, ranks: int, pairs: int) -> dict[str, list[str]]:
     ours = [sys.executable, "-m", "regroup_cli", "run", *workers, str(REPOSITORY / "bench" / "strategies_script.py")]
     plain = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks)]
     found = {"ours": [*ours, *arguments]}
-    if case.has_plain and not (ranks > case.group_size and "tensor" in dict(case.mesh)):
+    if case.has_plain and not (ranks > case.group_size and {"tensor", "pipeline"} & set(dict(case.mesh))):
         found["plain"] = [*plain, str(REPOSITORY / "bench" / "strategies_plain.py"), *arguments]
     return found
 
@@ -215,28 +224,15 @@ def _median(blocks: list[dict[str, Any]], key: str) -> float:
     return float(statistics.median(block[key] for block in blocks))
 
 
-def elastic(case: Case, state: Path) -> list[str]:
-    """Return the command of a job of two model groups that may grow to three."""
-    run = [
-        sys.executable,
-        "-m",
-        "regroup_cli",
-        "run",
-        "--workers",
-        "2",
-        "--min",
-        "1",
-        "--max",
-        "3",
-        "--max-restarts",
-        "1000",
-    ]
-    processes = ["--processes-per-worker", str(case.group_size), "--state-dir", str(state), "--join-quiet", "0.1"]
-    script = [str(REPOSITORY / "bench" / "strategies_script.py"), case.key, str(2 * case.group_size)]
-    return [*run, *processes, *script, str(FOREVER), "0"]
+def elastic(case: Case, state: Path, groups: int = 2) -> list[str]:
+    """Return the command of a job of so many model groups that may grow by one."""
+    run = [sys.executable, "-m", "regroup_cli", "run", "--workers", str(groups), "--min", "1", "--max", str(groups + 1)]
+    more = ["--max-restarts", "1000", "--state-dir", str(state), "--join-quiet", "0.1"]
+    script = [str(REPOSITORY / "bench" / "strategies_script.py"), case.key, str(groups * case.group_size)]
+    return [*run, *more, "--processes-per-worker", str(case.group_size), *script, str(FOREVER), "0"]
 
 
-def recovery(case: Case, trials: int, show: Callable[[str], None]) -> list[float]:
+def recovery(case: Case, trials: int, show: Callable[[str], None], groups: int = 2) -> list[float]:
     """Return the seconds from each kill to the next commit. Raises BenchError."""
 
     def one(trial: Trial) -> None:
@@ -244,10 +240,10 @@ def recovery(case: Case, trials: int, show: Callable[[str], None]) -> list[float
 
     with tempfile.TemporaryDirectory(prefix="bench-") as directory:
         done = measure(
-            elastic(case, Path(directory) / "state"),
+            elastic(case, Path(directory) / "state", groups),
             environment(),
             output=OUT / f"strategies-{case.key}-recovery.log",
-            ranks=2 * case.group_size,
+            ranks=groups * case.group_size,
             trials=trials,
             steady_steps=STEADY_STEPS,
             seed=0,
@@ -339,6 +335,12 @@ def with_table(page: str, found: list[dict[str, Any]]) -> str:
         load = statistics.median(one["setup"]["load_before"] for one in found)
         blocks, trials = found[0]["blocks"], len(found[0]["recovery_trials_s"])
         made = found[0]["setup"]
+        of_four = next((one["recovery_of_four_s"] for one in found if "recovery_of_four_s" in one), None)
+        if of_four is not None:
+            lines += [
+                "",
+                f"Data parallel with four processes, as many as two copies of a split model have: recovery {of_four:.2f} s.",
+            ]
         lines += [
             "",
             f"{blocks} pairs of blocks of {STEPS} steps, {trials} kills and resizes; {made['date'][:10]}, {made['cpus']} cores, "
@@ -415,6 +417,8 @@ def measure_one(case: Case, ranks: int, pairs: int, trials: int, *, apart: bool,
         ):
             found[f"{name}_s"] = round(statistics.median(times), 3) if times else None
             found[f"{name}_trials_s"] = times
+        if case.key == AS_MANY and trials and ranks == 2:
+            found["recovery_of_four_s"] = round(statistics.median(recovery(case, trials, show, groups=4)), 3)
     return {**found, "setup": {**setup(), "load_before": round(load, 2)}}
 
 

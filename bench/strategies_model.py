@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
 
 from bench import gpt
 
-MICROBATCH = 4
+MICROBATCH = 6
 """Samples of one forward where steps are timed. A step has one for each rank."""
 FEW = 8
 """Samples of a step where recovery is timed, each a microbatch."""
 INNER_STEPS = 4
 """Optimizer steps in one step of a strategy that makes several."""
 POWER_RANK = 2
+EXPERTS = 4
+"""In each block; one for each token, so that a step computes as much as without."""
 
 
 def data() -> tuple[torch.Tensor, torch.Tensor]:
@@ -23,15 +26,26 @@ def data() -> tuple[torch.Tensor, torch.Tensor]:
     return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
 
 
-def build() -> gpt.GPT:
-    """Return the model, equal in every process."""
+def build(key: str = "") -> torch.nn.Module:
+    """Return the model that the strategy `key` trains, equal in every process. pipeline: a row of modules."""
     torch.manual_seed(0)
-    return gpt.GPT()
+    return torch.nn.Sequential(*gpt.row()) if key == "pipeline" else gpt.GPT()
 
 
-def split(model: gpt.GPT, mesh: Any) -> None:
-    """Split the model over the mesh, by its dimensions. tensor: the perceptrons only, since query, key and value are one matrix."""
+def split(model: Any, mesh: Any) -> None:
+    """Split the model over the mesh, by its dimensions. tensor: the perceptrons only, since query, key and value are one matrix.
+    context, expert: with a session only. A pipeline is cut by `regroup.pipeline`, or by torch's."""
     names = mesh.mesh_dim_names
+    if "context" in names:
+        import regroup
+
+        for block in model.blocks:
+            block.attend = functools.partial(regroup.attention, mesh=mesh["context"], causal=True)
+    if "expert" in names:
+        import regroup
+
+        for block in model.blocks:
+            block.mlp = regroup.MixtureOfExperts(gpt.WIDTH, 4 * gpt.WIDTH, EXPERTS, mesh["expert"])
     if "tensor" in names:
         from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
@@ -50,6 +64,11 @@ def optimizer_of(model: torch.nn.Module) -> torch.optim.Optimizer:
     return torch.optim.AdamW(model.parameters(), lr=3e-4)
 
 
-def loss_of(model: torch.nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """Return the mean over tokens."""
-    return torch.nn.functional.cross_entropy(model(x).flatten(0, -2), y.flatten())
+def loss_of(model: torch.nn.Module, x: torch.Tensor, y: torch.Tensor, *positions: torch.Tensor) -> torch.Tensor:
+    """Return the mean over tokens. positions: see gpt.GPT."""
+    return mean_of(model(x, *positions), y)
+
+
+def mean_of(output: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """Return the mean over tokens of what a model has returned for them."""
+    return torch.nn.functional.cross_entropy(output.flatten(0, -2), y.flatten())

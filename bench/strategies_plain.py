@@ -14,17 +14,24 @@ from torch.nn.parallel import DistributedDataParallel
 
 from bench.strategies import CASES
 from bench.strategies_meter import Meter
-from bench.strategies_model import INNER_STEPS, MICROBATCH, build, data, loss_of, optimizer_of, split
+from bench.strategies_model import INNER_STEPS, MICROBATCH, build, data, loss_of, mean_of, optimizer_of, split
 
 key, (ranks, total, in_block) = sys.argv[1], map(int, sys.argv[2:])
 case = next(case for case in CASES if case.key == key)
 dist.init_process_group("gloo")
 rank, world_size = dist.get_rank(), dist.get_world_size()
 torch.set_num_threads(1)
-model = build()
+model = build(key)
 runs: torch.nn.Module = model
 optimizer: Any = None
-if case.mesh:
+pipeline: Any = None
+if key == "pipeline":
+    from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+
+    half = len(model) // 2  # type: ignore[arg-type]
+    model = torch.nn.Sequential(*list(model.children())[rank * half : (rank + 1) * half])
+    pipeline = Schedule1F1B(PipelineStage(model, rank, 2, torch.device("cpu")), ranks * case.cuts, mean_of)
+elif case.mesh:
     from torch.distributed.device_mesh import init_device_mesh
 
     copies = world_size // case.group_size
@@ -57,11 +64,26 @@ x, y = data()
 same = dict(case.mesh).get("tensor", 1)  # ranks that compute the same samples
 data_rank, data_size, microbatches = rank // same, ranks // same, same
 meter = Meter(in_block, lambda: rank == 0)
+
+
+def through_pipeline(index: int) -> torch.Tensor:
+    """Compute all of a step. Returns the mean of the losses where the last stage is."""
+    ids = torch.arange(index * ranks * MICROBATCH, (index + 1) * ranks * MICROBATCH) % len(x)
+    losses: list[torch.Tensor] = []
+    if rank == 0:
+        pipeline.step(x[ids])
+    else:
+        pipeline.step(target=y[ids], losses=losses)
+    return torch.stack(losses).mean() if losses else torch.zeros(())
+
+
 for index in range(total):
     meter.before(index)
     for inner in range(case.optimizer_steps):
         optimizer.zero_grad()
-        for number in range(microbatches):
+        if pipeline is not None:
+            loss = through_pipeline(index)
+        for number in range(microbatches if pipeline is None else 0):
             first = ((index * case.optimizer_steps + inner) * microbatches + number) * data_size + data_rank
             ids = torch.arange(first * MICROBATCH, (first + 1) * MICROBATCH) % len(x)
             loss = loss_of(runs, x[ids], y[ids])

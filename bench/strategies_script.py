@@ -7,6 +7,9 @@ commit is logged (`bench.commits`).
 from __future__ import annotations
 
 import sys
+from typing import Any
+
+import torch
 
 import regroup
 from bench.commits import CommitLog
@@ -20,6 +23,7 @@ from bench.strategies_model import (
     build,
     data,
     loss_of,
+    mean_of,
     optimizer_of,
     split,
 )
@@ -38,17 +42,41 @@ DESCRIBED: dict[str, strategies.Description] = {
     "diloco": strategies.DiLoCo(inner_steps=INNER_STEPS),
 }
 mesh = regroup.mesh(**dict(case.mesh)) if case.mesh else None
-model = build()
+model = build(key)
 if mesh is not None:
     split(model, mesh)
+if key == "pipeline":
+    model = regroup.pipeline(model, schedule="1f1b")
+
+
+def summed(output: torch.Tensor, batch: Any) -> tuple[torch.Tensor, int]:
+    """For `step.run`."""
+    return mean_of(output, batch.y) * len(batch.y), len(batch.y)
+
+
+def train(step: Any) -> None:
+    """Compute this rank's share of the step."""
+    if key == "pipeline":
+        step.run(summed, inputs=lambda batch: batch.x)
+        return
+    for batch in step.microbatches():
+        parts: tuple[torch.Tensor, ...] = (batch.x, batch.y)
+        if key == "context":
+            assert mesh is not None
+            parts, positions = regroup.split_sequence(parts, mesh["context"])
+            parts = (*parts, positions)
+        step.backward(mean=loss_of(model, *parts), weight=len(batch.y))
+
+
 optimizer = optimizer_of(model)
+microbatch = MICROBATCH // case.cuts
 with regroup.session(
     model=model,
     optimizer=optimizer,
     data=data(),
     # Where recovery is measured, steps are short, and there are microbatches for every size that a resize leads to.
     global_batch=MICROBATCH * ranks * case.optimizer_steps if in_block else FEW * case.optimizer_steps,
-    microbatch=MICROBATCH if in_block else 1,
+    microbatch=microbatch if in_block else 1,
     reduction="exact" if key == "exact" else "fast",
     strategy=DESCRIBED.get(key),
 ) as job:
@@ -57,9 +85,7 @@ with regroup.session(
         if meter is not None:
             meter.before(step.index)
         with step:
-            for batch in step.microbatches():
-                loss = loss_of(model, batch.x, batch.y)
-                step.backward(mean=loss, weight=len(batch.y))
+            train(step)
             step.commit()
         if meter is not None:
             meter.after(step.index)

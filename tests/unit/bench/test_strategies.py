@@ -15,6 +15,7 @@ from bench.strategies_model import MICROBATCH
 DDP = next(case for case in CASES if case.key == "data_parallel")
 RING = next(case for case in CASES if case.key == "ring")
 TENSOR = next(case for case in CASES if case.key == "tensor")
+PIPELINE = next(case for case in CASES if case.key == "pipeline")
 
 
 def block(ms: float, sent: float = 2e6, peak_mb: float = 500.0) -> dict[str, Any]:
@@ -59,6 +60,8 @@ def test_strategy_of_several_optimizer_steps_counts_the_tokens_of_all() -> None:
         (DDP, 2, "2", "1", ["ours", "plain"]),
         (TENSOR, 2, "1", "2", ["ours", "plain"]),
         (TENSOR, 4, "2", "2", ["ours"]),
+        (PIPELINE, 2, "1", "2", ["ours", "plain"]),
+        (PIPELINE, 4, "2", "2", ["ours"]),
         (RING, 4, "4", "1", ["ours"]),
     ],
 )
@@ -86,12 +89,19 @@ def test_figure_names_each_strategy_and_is_the_same_each_time(tmp_path: Path) ->
 
 def test_page_has_the_figures_between_its_marks_and_nothing_else_changes() -> None:
     setup = {"date": "2026-11-23T12:00:00Z", "cpus": 2, "torch": "2.13.0", "load_before": 0.4}
-    more = {"recovery_s": 0.213, "resize_s": None, "recovery_trials_s": [0.2], "setup": setup}
+    more = {
+        "recovery_s": 0.213,
+        "resize_s": None,
+        "recovery_trials_s": [0.2],
+        "setup": setup,
+        "recovery_of_four_s": 0.5,
+    }
     found = [summary(DDP, 2, {"ours": [block(200.0)] * 2, "plain": [block(160.0)] * 2}, apart=True) | more]
     page = with_table(f"Before.\n{BEGIN}\nold figures\n{END}\nAfter.\n", found)
     assert page.startswith(f"Before.\n{BEGIN}\n| strategy ")
     assert page.endswith(f"{END}\nAfter.\n")
     assert "old figures" not in page
-    assert "| data parallel | 2 | 5,120 | 6,400 | 1.250 | 1.250 to 1.250 | 2.0 MB | 0.21 s |  |" in page
+    assert "| data parallel | 2 | 7,680 | 9,600 | 1.250 | 1.250 to 1.250 | 2.0 MB | 0.21 s |  |" in page
     assert "load of the machine 0.4" in page
+    assert "with four processes, as many as two copies of a split model have: recovery 0.50 s." in page
     assert with_table(page, found) == page
