@@ -39,7 +39,7 @@ class Agent:
             Identity(pod.job_uid, pod.uid, self.boot, world.processes),
             saved,
             session=world.known_session,
-            snapshot=memory,
+            snapshots={} if memory is None else {0: memory},
         )
         self.memory = memory
         """What lies in the pod's memory snapshot."""
@@ -203,7 +203,7 @@ class Agent:
                 trainer.take_last()
             trainer.die()
             if self.world.snapshot_every:
-                self.handle(ev.Held(self.memory))
+                self.handle(ev.Held(0, self.memory))
             self.handle(ev.Exited(trainer.local_rank, trainer.incarnation, code, last_line))
 
     def die(self) -> None:

@@ -9,6 +9,8 @@ TEST_FAULT      see faults.py
 TEST_MODEL      what is odd about the model, and how many optimizers it has: words of split_models.py
 TEST_SEEDLESS   torch is not seeded before the model is built
 TEST_EVAL       the model is evaluated in job.collective() after every step
+TEST_RAISE      G:N  all ranks raise in step N of generation G, after a backward, once all are there
+TEST_TRACE      a file to which each rank appends {generation, step, rank} for each commit
 TEST_BREAK      the loop is left after this step
 TEST_PARTS      directory in which each process leaves its part of the parameters and of the optimizer's state at the end
 
@@ -80,6 +82,16 @@ def summed(output: torch.Tensor, batch: tuple[torch.Tensor, torch.Tensor]) -> tu
     return torch.nn.functional.cross_entropy(output, batch[1], reduction="sum"), len(batch[1])
 
 
+def meet(rank: int, world_size: int) -> None:
+    """Return once all ranks have called it."""
+    there = [Path(os.environ["TEST_TRACE"]).with_suffix(f".{one}") for one in range(world_size)]
+    there[rank].touch()
+    ends_s = time.monotonic() + 60
+    while not all(one.exists() for one in there):
+        assert time.monotonic() < ends_s, "not all ranks came"
+        time.sleep(0.001)
+
+
 if os.environ.get("TEST_FAULT"):
     import faults  # type: ignore[import-not-found]  # it lies beside this script
 
@@ -103,8 +115,14 @@ with regroup.session(
                 for inputs, targets in step.microbatches():
                     loss = torch.nn.functional.cross_entropy(model(inputs, step.virtual_worker % 4 == 1), targets)
                     step.backward(mean=loss, weight=len(targets))
+            if os.environ.get("TEST_RAISE") == f"{job.generation}:{step.index}":
+                meet(job.rank, job.world_size)
+                raise OSError("the file server does not answer")
             step.commit(after=[schedule.step], max_norm=0.5)
             losses[step.index] = step.loss
+        if os.environ.get("TEST_TRACE") and step.committed:
+            with Path(os.environ["TEST_TRACE"]).open("a") as lines:
+                lines.write(json.dumps({"generation": job.generation, "step": step.index, "rank": job.rank}) + "\n")
         if os.environ.get("TEST_EVAL") and step.committed:
             for attempt in job.collective("eval"):
                 with attempt as team, torch.no_grad():

@@ -7,6 +7,7 @@ the whole of it). `session` and `script` are the two tiers; `worker` is the stat
 from __future__ import annotations
 
 import signal
+from collections.abc import Mapping
 from typing import Any
 
 from regroup.protocol import local, wire
@@ -41,9 +42,9 @@ class Core:
         *,
         session: bool = False,
         preloading: bool = False,
-        snapshot: SnapshotState | None = None,
+        snapshots: Mapping[int, SnapshotState] | None = None,
     ) -> None:
-        self._worker = Worker(identity, saved, snapshot)
+        self._worker = Worker(identity, saved, snapshots or {})
         self._worker.preloading = preloading
         if session:
             self._worker.session, self._worker.tier = True, SESSION
@@ -128,7 +129,7 @@ class Core:
         elif isinstance(event, ev.Preloaded):
             worker.preloading = False
         elif isinstance(event, ev.Held):
-            worker.snapshot = event.snapshot
+            worker.snapshotted(event.local_rank, event.snapshot)
 
     def _of_process(
         self, event: ev.FromTrainer | ev.Spawned | ev.Detached | ev.Exited | ev.Probed, now_s: float

@@ -58,8 +58,9 @@ class Spawned:
 
 @dataclass(frozen=True)
 class Held:
-    """What the memory snapshot's directory holds, read once a process has ended: its last message may have been lost."""
+    """What a process's memory snapshot holds, read once the process has ended: its last message may have been lost."""
 
+    local_rank: int
     snapshot: SnapshotState | None
 
 

@@ -76,7 +76,7 @@ class Agent:
             saved,
             session=_uses_library(python),
             preloading=has_zygote,
-            snapshot=_snapshot(environ),
+            snapshots=_snapshots(environ, identity.processes),
         )
         # A trainer's environment replaces the zygote's; until then it is what the image and the template say.
         base = trainer_env(
@@ -264,7 +264,7 @@ class Agent:
         memory = self._memory.newly_killed(time.monotonic()) if code != 0 else None
         if env.SNAPSHOT_DIR in self._environ:
             # What it said last of its snapshot may still be in the socket, or unsaid.
-            self._feed(ev.Held(_snapshot(self._environ)))
+            self._feed(ev.Held(local_rank, _snapshot(self._environ, local_rank)))
         self._feed(ev.Exited(local_rank, incarnation, code, words.line, words.tail, memory))
 
     def _look_at_memory(self) -> None:
@@ -314,10 +314,18 @@ def _uses_library(python: PythonCommand | None) -> bool:
         return False
 
 
-def _snapshot(environ: Mapping[str, str]) -> snapshot.Snapshot | None:
-    """Return what an earlier container of this pod has left in the memory snapshot."""
+def _snapshots(environ: Mapping[str, str], processes: int) -> dict[int, snapshot.Snapshot]:
+    """Return what an earlier container of this pod has left in the memory snapshots, by local rank."""
+    found = {local_rank: _snapshot(environ, local_rank) for local_rank in range(processes)}
+    return {local_rank: held for local_rank, held in found.items() if held is not None}
+
+
+def _snapshot(environ: Mapping[str, str], local_rank: int) -> snapshot.Snapshot | None:
     directory = environ.get(env.SNAPSHOT_DIR)
-    return next(iter(snapshot.held(Path(directory), environ[env.JOB_UID])), None) if directory else None
+    if not directory:
+        return None
+    held = snapshot.held(snapshot.directory_of(Path(directory), local_rank), environ[env.JOB_UID])
+    return next(iter(held), None)
 
 
 def _positive(environ: Mapping[str, str], name: str) -> int:

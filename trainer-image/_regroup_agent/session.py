@@ -46,7 +46,7 @@ class Session:
         elif isinstance(message, local.Left):
             self._left(process, message)
         elif isinstance(message, local.Snapshotted):
-            self._snapshotted(message)
+            self._snapshotted(process, message)
         elif isinstance(message, local.FinishedLocally):
             self._finished(process, message, now_s)
 
@@ -149,9 +149,10 @@ class Session:
             )
         worker.hand(process)
 
-    def _snapshotted(self, message: local.Snapshotted) -> None:
+    def _snapshotted(self, process: Process, message: local.Snapshotted) -> None:
         state = message.state
-        self._worker.snapshot = None if state is None else SnapshotState(state, message.adopted, message.is_last)
+        held = None if state is None else SnapshotState(state, message.adopted, message.is_last)
+        self._worker.snapshotted(process.local_rank, held)
 
     def _pod_of(self, rank: int | None, generation: int) -> str | None:
         document = self._worker.document

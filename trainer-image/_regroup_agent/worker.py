@@ -5,6 +5,7 @@ Pure: an act only appends an effect. Whose turn it is, is decided in `core` (com
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -35,10 +36,10 @@ class Identity:
 class Worker:
     """What one agent knows. Public fields are read and written by the deciding modules of this package, and nobody else."""
 
-    def __init__(self, identity: Identity, saved: Saved, snapshot: SnapshotState | None = None) -> None:
+    def __init__(self, identity: Identity, saved: Saved, snapshots: Mapping[int, SnapshotState]) -> None:
         self.identity = identity
-        self.snapshot = snapshot
-        """What the memory snapshot holds: of an earlier container of this pod, until a process says more."""
+        self._snapshots = dict(snapshots)
+        """What the memory snapshots hold, by local rank: of an earlier container of this pod, until a process says more."""
         # A process that was started with a generation's environment may have formed it: it counts as entered.
         self.saved = saved = replace(saved, entered=max(saved.entered, saved.started))
         self.processes = [Process(rank, floor=saved.entered) for rank in range(identity.processes)]
@@ -91,6 +92,19 @@ class Worker:
     @property
     def running(self) -> bool:
         return any(p.running for p in self.processes)
+
+    @property
+    def snapshot(self) -> SnapshotState | None:
+        """The newest of what the memory snapshots hold."""
+        held = sorted(self._snapshots.values(), key=lambda one: (one.state, one.adopted, one.is_last))
+        return held[-1] if held else None
+
+    def snapshotted(self, local_rank: int, held: SnapshotState | None) -> None:
+        """A process's memory snapshot holds this now."""
+        if held is None:
+            self._snapshots.pop(local_rank, None)
+        else:
+            self._snapshots[local_rank] = held
 
     def expects(self, local_rank: int, incarnation: int) -> bool:
         """Return whether a process of this local rank and incarnation is one that runs."""

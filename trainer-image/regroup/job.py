@@ -307,7 +307,7 @@ class Job:
             self._watcher = Watcher(path, attach)
             Job._attached = True
         send = self._watcher.send if self._watcher is not None else None
-        self._memory = Memory(self.state, self.plan, send, local_rank)
+        self._memory = Memory(self.state, self.plan, send, local_rank, model_group.inner())
         if self._watcher is not None:
             self._membership = Regrouper(
                 self._watcher, self.state, self.plan, self._device, self._durable, self._memory
@@ -584,6 +584,8 @@ class Job:
         self._cut = header.all_know_newer
         self._durable.known_by_all = header.reportable_step
         self._memory.committed()
+        if self._memory.step is not None:
+            self._memory.whole_step = header.whole_snapshot_step
         if header.takes_snapshot:
             self._memory.take()
         self._reporter.committed(
@@ -611,7 +613,6 @@ def _refuse_in_group(reduction: str, scaler: Any, batch_per_rank: int | None) ->
         ('reduction="exact"', reduction == "exact"),
         ("scaler", scaler is not None),
         ("batch_per_rank", batch_per_rank is not None),
-        ("A memory snapshot", bool(os.environ.get(env.SNAPSHOT_DIR))),
     ):
         if is_asked:
             raise UsageError(f"{what} does not work with regroup.mesh() so far. Leave one of them out.")

@@ -309,7 +309,8 @@ class MemorySnapshotPolicy(SpecModel):
 
     size_limit: str = Field(max_length=32)
     """How much memory the snapshot may take in each worker, for example 20Gi. It must hold the state (parameters,
-    optimizer, further objects) twice. It counts against the memory limit of the container trainer."""
+    optimizer, further objects) twice; where a model is split, twice what the worker's processes hold of it. It counts against
+    the memory limit of the container trainer."""
 
     every_seconds: int = Field(default=10, ge=1, le=604800)
     """Seconds between two snapshots. They are further apart where copying would take more than a twentieth of the time."""

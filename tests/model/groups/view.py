@@ -148,7 +148,8 @@ class View:
         """Whose state a generation that has met continues from.
 
         The newest state that somebody here has applied and of which every inner index has a holder here; kept gradients count as
-        held, but decide nothing. Then a snapshot, then the durable checkpoint. Each state that is newer must be certainly gone.
+        held, but decide nothing. A snapshot that is newer, of a generation that these have left behind, comes before it; then the
+        durable checkpoint. Each state that is newer must be certainly gone.
         """
         arrivals = state.generations[number - 1].arrivals
         here = [(inner(slot), a) for slot, a in enumerate(arrivals) if a is not None]
@@ -164,14 +165,20 @@ class View:
             if {index for index, a in here if self.has(a, wanted)} == set(INDEXES) and (
                 ROWS_UNTIL_ROW not in self.scenario.weaker or self._needs_no_rows(here, wanted)
             ):
-                return Verdict("live", wanted)
+                newer = self._newest_snapshot(here)
+                return Verdict("live", wanted) if newer is None or newer <= wanted else Verdict("backup", newer)
             if INNER_ONCE not in self.scenario.weaker:
                 below = wanted
+        newest = self._newest_snapshot(here)
+        return Verdict("checkpoint") if newest is None else Verdict("backup", newest)
+
+    def _newest_snapshot(self, here: list[tuple[int, Arrival]]) -> Name | None:
+        """The newest state of which every inner index has a snapshot here, or holds it."""
         copies = {name(backup) for _, a in here for backup in a.backups}
         for wanted in sorted(copies, reverse=True):
             if {index for index, a in here if self.has(a, wanted) or is_among(wanted, a.backups)} == set(INDEXES):
-                return Verdict("backup", wanted)
-        return Verdict("checkpoint")
+                return wanted
+        return None
 
     def _needs_no_rows(self, arrivals: list[tuple[int, Arrival]], wanted: Name) -> bool:
         holders = [(index, a) for index, a in arrivals if a.history is not None and name(a.history) == wanted]

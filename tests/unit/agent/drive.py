@@ -31,7 +31,9 @@ class Drive:
         snapshot: SnapshotState | None = None,
     ) -> None:
         identity = Identity(JOB, POD, "boot", processes, grace_s, saves)
-        self.core = Core(identity, saved, session=session, preloading=preloading, snapshot=snapshot)
+        self.core = Core(
+            identity, saved, session=session, preloading=preloading, snapshots={} if snapshot is None else {0: snapshot}
+        )
         self.processes, self.now_s = processes, 100.0
         self.effects: list[ev.Effect] = []
         self.all: list[ev.Effect] = []

@@ -353,7 +353,7 @@ def test_snapshot_is_what_the_worker_holds_once_its_processes_have_ended(way: st
         drive.says(local.Snapshotted(S7, 1, is_last))
     drive.exits(-9, 0).exits(-9, 1)
     if way == "read from the directory":
-        drive.feed(ev.Held(SnapshotState(S7, 1, is_last)))
+        drive.feed(ev.Held(0, SnapshotState(S7, 1, is_last)))
     seal = Seal(1, S7, 1, 1, is_backup=not is_last)
     assert (drive.report.seal, drive.report.condition.step) == (seal, 7)
     assert drive.wait(1).attach().report.seal == seal, "those that are started next have none of their own"
@@ -368,7 +368,7 @@ def test_snapshot_says_where_its_state_was_adopted() -> None:
 @pytest.mark.parametrize(
     "message",
     [
-        pytest.param(ev.Held(None), id="the directory is empty"),
+        pytest.param(ev.Held(0, None), id="the directory is empty"),
         pytest.param(local.Snapshotted(None), id="the process has discarded it"),
     ],
 )
@@ -385,7 +385,7 @@ def test_what_is_read_after_the_end_replaces_what_was_said() -> None:
     """The last message may be lost in the socket."""
     drive = Drive().session().trains(1, 9).says(local.Snapshotted(S7, 1)).exits(1)
     assert drive.report.seal == Seal(1, S7, 1, 1, is_backup=True)
-    assert drive.feed(ev.Held(SnapshotState(S9, 1, True))).report.seal == Seal(1, S9, 1, 1)
+    assert drive.feed(ev.Held(0, SnapshotState(S9, 1, True))).report.seal == Seal(1, S9, 1, 1)
 
 
 def test_report_says_what_was_said_of_snapshots_last_in_this_generation() -> None:

@@ -10,7 +10,16 @@ from dataclasses import replace
 import pytest
 
 from regroup.generation.adoption import Arrival, Refuse
-from regroup.generation.parts import CopyParts, Decision, FallbackParts, beginners, decide, odd_seed, rolls
+from regroup.generation.parts import (
+    CopyParts,
+    Decision,
+    FallbackParts,
+    RestoreParts,
+    beginners,
+    decide,
+    odd_seed,
+    rolls,
+)
 from regroup.protocol.document import Document, LineageEntry
 from regroup.protocol.state import StatePair
 from tests.unit.generation.test_adoption import document, empty, holds, seal
@@ -30,6 +39,20 @@ def part(
 def fresh(agent: int = 0) -> Arrival:
     """A rank without a state."""
     return replace(empty(agent), group_size=2)
+
+
+def kept(arrival: Arrival, *snapshots: tuple[int, int]) -> Arrival:
+    """The same, and snapshots of these states in its worker's memory."""
+    return replace(arrival, snapshots=tuple(StatePair(*pair) for pair in snapshots))
+
+
+def last(generation: int, step: int, *snapshots: tuple[int, int]) -> Arrival:
+    """A new process whose worker's earlier one copied its part as it ended."""
+    return kept(replace(part(generation, step), from_snapshot=True), (generation, step), *snapshots)
+
+
+def restore(generation: int, step: int, *sources: int) -> RestoreParts:
+    return RestoreParts(StatePair(generation, step), sources)
 
 
 def copy(generation: int, step: int, *sources: int) -> CopyParts:
@@ -183,6 +206,72 @@ KEPT = part(1, 5, (1, (1, 5)))
             [fresh(), fresh()],
             FallbackParts(True),
             id="all workers are new, and the job has trained before",
+        ),
+        pytest.param(
+            document(2, "aA", {1: "aA"}),
+            [kept(part(1, 6), (1, 4), (1, 2)), kept(fresh(agent=1), (1, 4), (1, 2))],
+            FallbackParts(True, restore(1, 4, 0, 1)),
+            id="BACKUP: a process was restarted; both have a snapshot of step 4",
+        ),
+        pytest.param(
+            document(2, "aA", {1: "aA"}),
+            [kept(fresh(agent=1), (1, 6), (1, 4)), kept(fresh(agent=1), (1, 4), (1, 2))],
+            FallbackParts(True, restore(1, 4, 0, 1)),
+            id="BACKUP: the newest snapshot is not whole, the one before it is",
+        ),
+        pytest.param(
+            document(2, "aA", {1: "aA"}),
+            [kept(part(1, 6), (1, 4)), kept(fresh(agent=1), (1, 6), (1, 4))],
+            FallbackParts(True, restore(1, 6, 0, 1)),
+            id="BACKUP: who holds the state itself needs no snapshot of it",
+        ),
+        pytest.param(
+            document(2, "aX", {1: "aA"}, lost="A"),
+            [kept(part(1, 6), (1, 4)), fresh()],
+            FallbackParts(True),
+            id="BACKUP: the snapshot went with the pod",
+        ),
+        pytest.param(
+            document(2, "aAbB", {1: "aAbB"}),
+            [kept(part(1, 6), (1, 4)), kept(fresh(agent=1)), part(1, 5), kept(fresh(agent=1), (1, 4))],
+            FallbackParts(True, restore(1, 4, 0, 3)),
+            id="BACKUP: all copies of inner index 1 died; one of their workers has a snapshot",
+        ),
+        pytest.param(
+            document(2, "aAbB", {1: "aAbB"}),
+            [kept(part(1, 6), (1, 4)), kept(fresh(agent=1), (1, 4)), part(1, 5), part(1, 5)],
+            copy(1, 5, 2, 3),
+            id="BACKUP: a state that is whole in processes comes before an older snapshot",
+        ),
+        pytest.param(
+            document(3, "aAbB", {1: "aAbB", 2: "aA"}),
+            [kept(fresh(agent=2), (2, 9)), kept(fresh(agent=2), (2, 9)), BEHIND, BEHIND],
+            restore(2, 9, 0, 1),
+            id="BACKUP: a snapshot of a generation that those with a whole state were not in",
+        ),
+        pytest.param(
+            document(2, "aA", {1: "aA"}),
+            [last(1, 6, (1, 4)), last(1, 6, (1, 4))],
+            copy(1, 6, 0, 1),
+            id="BACKUP: both processes copied their parts as they ended, which is what they held",
+        ),
+        pytest.param(
+            document(2, "aA", {1: "aA"}),
+            [last(1, 6, (1, 4)), last(1, 5, (1, 4))],
+            FallbackParts(True, restore(1, 4, 0, 1)),
+            id="BACKUP: they had ended a step apart",
+        ),
+        pytest.param(
+            document(2, "bB", {1: "aAbB"}, seals=(seal("a", 1, (1, 6), 1, is_backup=True),), lost="A"),
+            [BEHIND, BEHIND],
+            copy(1, 5, 0, 1),
+            id="BACKUP: the snapshot of a worker that is no member decides nothing",
+        ),
+        pytest.param(
+            document(2, "aX", {1: "aA"}, seals=(seal("A", 1, (1, 4), 1, is_backup=True),)),
+            [AHEAD, fresh()],
+            FallbackParts(True),
+            id="BACKUP: nor is it waited for",
         ),
     ],
 )

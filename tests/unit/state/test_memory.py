@@ -12,6 +12,7 @@ import torch
 
 from regroup.data import SamplePlan
 from regroup.errors import StateError
+from regroup.layout import Layout
 from regroup.protocol import env, local, snapshot
 from regroup.protocol.state import StatePair
 from regroup.state import memory as tier
@@ -19,18 +20,21 @@ from regroup.state.memory import Memory
 from regroup.state.training import CommitRecord, TrainingState
 
 PLAN = SamplePlan(0, 100, 10, 5, 1)
+SPLIT = SamplePlan(0, 96, 12, 2, 4, layout=Layout((("shard", 2),)))
 
 
 class Process:
     """One trainer process with a memory tier in a directory, and what it has told its agent."""
 
-    def __init__(self, *, width: int = 4, local_rank: int = 0, seed: int = 1) -> None:
+    def __init__(
+        self, *, width: int = 4, local_rank: int = 0, seed: int = 1, plan: SamplePlan = PLAN, inner: int = 0
+    ) -> None:
         torch.manual_seed(seed)
         self.model = torch.nn.Sequential(torch.nn.Linear(4, width), torch.nn.BatchNorm1d(width))
         self.optimizer = torch.optim.Adam(self.model.parameters(), lr=0.1)
         self.state = TrainingState(self.model, self.optimizer, {})
         self.told: list[local.Snapshotted] = []
-        self.memory = Memory(self.state, PLAN, self.told.append, local_rank)
+        self.memory = Memory(self.state, plan, self.told.append, local_rank, inner)
 
     def commit(self, generation: int, step: int) -> None:
         """One step that changes parameters, buffers and the optimizer's state."""
@@ -351,3 +355,41 @@ def test_snapshots_are_apart_by_the_interval_or_by_what_they_cost(monkeypatch: p
     process.memory.settle()
     assert not process.memory.due(100.0 + 39.9)  # 20 times the 2 s that it took, not 10 s
     assert process.memory.due(100.0 + 40.1)
+
+
+def test_each_process_copies_its_part_of_a_split_model(directory: Path) -> None:
+    processes = [Process(local_rank=rank, plan=SPLIT, inner=rank, seed=rank) for rank in range(2)]
+    for process in processes:
+        process.commit(1, 1)
+        process.memory.take_last()
+    assert held(directory) == held(directory / "1") == [(1, 1)]
+    again = Process(local_rank=1, plan=SPLIT, inner=1, seed=7)
+    again.restore()
+    assert_equal(again.values(), processes[1].values())
+
+
+@pytest.mark.parametrize(("plan", "inner"), [(PLAN, 0), (SPLIT, 1)], ids=["not split", "another part"])
+def test_snapshot_of_another_part_is_absent(directory: Path, plan: SamplePlan, inner: int) -> None:
+    first = Process(plan=SPLIT)
+    first.commit(1, 5)
+    first.memory.take_last()
+    other = Process(plan=plan, inner=inner)
+    assert (other.memory.newest, other.memory.held) == (None, ())
+    assert held(directory) == [(1, 5)]
+
+
+def test_copy_is_not_written_over_a_part_that_the_newest_whole_state_needs() -> None:
+    """Another process has no copy of step 2: until it has a newer one, that of step 1 is what all have."""
+    process = Process(plan=SPLIT)
+    for step in (1, 2, 3):
+        process.commit(1, step)
+        process.memory.whole_step = None if step == 1 else 1
+        process.memory.take()
+        process.memory.settle()
+    assert process.memory.held == ((1, 3), (1, 1))
+    process.commit(1, 4)
+    process.memory.take_last()
+    assert process.memory.held == ((1, 4), (1, 1))
+    process.memory.restore(StatePair(1, 1))
+    assert process.state.record is not None
+    assert process.state.record.state == (1, 1)

@@ -82,6 +82,23 @@ def test_snapshots_cover_what_every_worker_has(held: tuple[int | None, ...], wan
     assert Header(tuple(row(9, snapshotted=step) for step in held)).snapshot_step == want
 
 
+@pytest.mark.parametrize(
+    ("held", "group_size", "want"),
+    [
+        pytest.param((4, 6), 1, None, id="not split: each has all of the state"),
+        pytest.param((4, 6), 2, 4, id="one part is older"),
+        pytest.param((4, 6, 6, -1), 2, 6, id="each part is somewhere"),
+        pytest.param((-1, 6, -1, 6), 2, None, id="a part is nowhere"),
+        pytest.param((None, None), 2, None, id="none are taken"),
+    ],
+)
+def test_newest_step_whose_snapshots_make_up_a_whole(
+    held: tuple[int | None, ...], group_size: int, want: int | None
+) -> None:
+    rows = tuple(row(9, snapshotted=step) for step in held)
+    assert Header(rows, group_size).whole_snapshot_step == want
+
+
 def test_all_take_a_snapshot_once_it_is_due_for_the_slowest() -> None:
     due, not_due = row(snapshotted=3, wants_snapshot=True), row(snapshotted=3)
     assert Header((due, row(), due)).takes_snapshot, "a rank that takes none has no say"

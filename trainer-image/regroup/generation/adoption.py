@@ -57,6 +57,8 @@ class Arrival:
     """What the commit that made its state came to (`CommitRecord.to_json`; rule ROWS)."""
     seed: int = 0
     """Torch's, when its script had built the model."""
+    snapshots: tuple[StatePair, ...] = ()
+    """States of which its worker's memory has the part of its inner index (rule BACKUP)."""
 
     def to_json(self) -> list[Any]:
         """Return the form in which it is gathered."""
@@ -74,6 +76,7 @@ class Arrival:
             self.pending,
             self.record,
             self.seed,
+            self.snapshots,
         ]
 
     @classmethod
@@ -91,6 +94,7 @@ class Arrival:
             pending,
             record,
             seed,
+            snapshots,
         ) = data
         return cls(
             None if state is None else StatePair(*state),
@@ -105,6 +109,7 @@ class Arrival:
             tuple((generation, StatePair(*base)) for generation, base in pending),
             record,
             seed,
+            tuple(StatePair(*pair) for pair in snapshots),
         )
 
 

@@ -1,4 +1,4 @@
-"""Whose parts does a generation of model groups continue from? Rules WITNESS, INNER, KEEP, EXACT, COPIES and BEST, pure.
+"""Whose parts does a generation of model groups continue from? Rules WITNESS, INNER, KEEP, EXACT, COPIES, BEST and BACKUP, pure.
 
 Where m ranks hold one copy of the model, a state is whole when each inner index of it has a holder here. Every rank calls `decide`
 with the same document and arrivals, so every rank decides the same. The traces M1 to M8 in docs/design/protocol.md say what
@@ -28,13 +28,25 @@ class CopyParts:
 
 
 @dataclass(frozen=True)
+class RestoreParts:
+    """Continue from `state`: each inner index has a memory snapshot of it here, or holds it. The sources load theirs, and others
+    copy the part of their inner index."""
+
+    state: StatePair
+    sources: tuple[int, ...]
+    """By inner index."""
+
+
+@dataclass(frozen=True)
 class FallbackParts:
-    """No state is whole in the processes, and nobody who is not here can make one so: the durable checkpoint, else nothing."""
+    """No state is whole in the processes, and nobody who is not here can make one so: the newer of `best` and the durable
+    checkpoint, else nothing."""
 
     rolled_back: bool
+    best: RestoreParts | None = None
 
 
-Decision = CopyParts | FallbackParts | Refuse
+Decision = CopyParts | RestoreParts | FallbackParts | Refuse
 ByPod = Mapping[str, Sequence[tuple[int, Arrival]]]
 """Arrivals of each worker that is here, with their inner indexes."""
 
@@ -42,8 +54,8 @@ ByPod = Mapping[str, Sequence[tuple[int, Arrival]]]
 def decide(document: Document, arrivals: Sequence[Arrival], size: int) -> Decision:
     """Return what the generation continues from. `arrivals` is by rank; `size`: ranks of a model group.
 
-    The newest state that somebody here has applied and that is whole here. Each one that is newer must be certainly gone: for
-    some inner index everybody that may hold it is lost.
+    The newest state that somebody here has applied and that is whole here, or a newer one that is whole in memory snapshots. Each
+    one that is newer must be certainly gone: for some inner index everybody that may hold it is lost.
     """
     if {arrival.group_size for arrival in arrivals} != {size}:
         return Refuse(
@@ -53,6 +65,7 @@ def decide(document: Document, arrivals: Sequence[Arrival], size: int) -> Decisi
     for rank, arrival in enumerate(arrivals):
         by_pod.setdefault(document.member_of_rank(rank).pod_uid, []).append((rank % size, arrival))
     below: StatePair | None = None
+    best = _newest_snapshots(arrivals, size)
     applied = sorted({arrival.state for arrival in arrivals if arrival.state is not None}, reverse=True)
     for wanted in (*applied, None):
         for index in range(size):
@@ -64,9 +77,11 @@ def decide(document: Document, arrivals: Sequence[Arrival], size: int) -> Decisi
         if refusal is not None:
             return refusal
         if wanted is not None and sources is not None:
+            if best is not None and best.state > wanted:
+                return best
             return CopyParts(wanted, sources, next(a.record for a in arrivals if a.state == wanted))
         below = wanted
-    return FallbackParts(rolled_back=any(arrival.agent_adopted > 0 for arrival in arrivals) or bool(document.lineage))
+    return FallbackParts(any(arrival.agent_adopted > 0 for arrival in arrivals) or bool(document.lineage), best)
 
 
 def rolls(arrival: Arrival, wanted: StatePair) -> bool:
@@ -108,6 +123,19 @@ def _sources(arrivals: Sequence[Arrival], size: int, wanted: StatePair | None) -
     return tuple(found)
 
 
+def _newest_snapshots(arrivals: Sequence[Arrival], size: int) -> RestoreParts | None:
+    """Return the newest state of which each inner index has a snapshot here, or holds it; None: there is none."""
+    for wanted in sorted({pair for arrival in arrivals for pair in arrival.snapshots}, reverse=True):
+        found = []
+        for index in range(size):
+            ranks = range(index, len(arrivals), size)
+            held = [rank for rank in ranks if arrivals[rank].state == wanted]
+            found.append(next(iter(held + [rank for rank in ranks if wanted in arrivals[rank].snapshots]), None))
+        if None not in found:
+            return RestoreParts(wanted, tuple(rank for rank in found if rank is not None))
+    return None
+
+
 def _may_hold_newer(document: Document, by_pod: ByPod, index: int, below: StatePair | None, size: int) -> Sequence[str]:
     """Rules WITNESS and INNER: return the workers that are not here and may hold the part of `index` of a newer state than those
     here do. `below` a state that is certainly gone: who holds that one knows of no older one."""
@@ -130,7 +158,7 @@ def _may_hold_newer(document: Document, by_pod: ByPod, index: int, below: StateP
         ):
             may_copy += asked  # one member never adopted it, so it never committed a step
             continue
-        empty = {seal.pod_uid for seal in seals if seal.state is None}
+        empty = {seal.pod_uid for seal in seals if seal.state is None or seal.is_backup}
         missing = {uid for uid in (*asked, *may_copy) if uid not in by_pod and uid not in document.lost}
         if missing - empty:
             return sorted(missing - empty)
@@ -151,7 +179,9 @@ def _better_elsewhere(document: Document, by_pod: ByPod, wanted: StatePair | Non
     also one that may hold a part of it, or has not said yet what it holds."""
     silent = [] if is_whole else [uid for uid in document.silent if uid not in by_pod]
     held = [
-        (seal.state, seal.pod_uid) for seal in document.seals if seal.state is not None and seal.pod_uid not in by_pod
+        (seal.state, seal.pod_uid)
+        for seal in document.seals
+        if seal.state is not None and not seal.is_backup and seal.pod_uid not in by_pod
     ]
     if wanted is not None:
         # The part of a state may be the state before and gradients that lead to it.

@@ -8,6 +8,7 @@ group continues from is decided in `adoption`.
 import json
 import os
 import time
+from collections.abc import Sequence
 
 import torch
 
@@ -240,20 +241,7 @@ class Regrouper:
         """Return what this process brings: the state that it holds, else what its worker's memory snapshot has."""
         state, kept = self._state, self._memory.newest if self._state.pair is None else None
         if self._plan.layout.size > 1:
-            assert self.keeper is not None
-            record = None if state.record is None else state.record.to_json()
-            return Arrival(
-                state.pair,
-                state.adopted,
-                agent_adopted,
-                self.block,
-                self.ended,
-                torn=state.torn,
-                group_size=self._plan.layout.size,
-                pending=self.keeper.kept(),
-                record=record,
-                seed=self._seed,
-            )
+            return self._arrival_with_part(agent_adopted)
         if kept is None:
             return Arrival(state.pair, state.adopted, agent_adopted, self.block, self.ended, torn=state.torn)
         return Arrival(
@@ -265,6 +253,26 @@ class Regrouper:
             from_snapshot=True,
             is_backup=not kept.is_last,
             torn=state.torn,
+        )
+
+    def _arrival_with_part(self, agent_adopted: int) -> Arrival:
+        """As `_arrival`, in a model group. What a process copied as it ended is what it held: it counts as its state."""
+        assert self.keeper is not None
+        state, last = self._state, self._memory.last if self._state.pair is None else None
+        record = None if state.record is None else state.record.to_json()
+        return Arrival(
+            state.pair if last is None else last.state,
+            state.adopted if last is None else last.adopted,
+            agent_adopted,
+            self.block,
+            self.ended,
+            from_snapshot=last is not None,
+            torn=state.torn,
+            group_size=self._plan.layout.size,
+            pending=self.keeper.kept(),
+            record=record if last is None else last.description["said"]["record"],
+            seed=self._seed,
+            snapshots=self._memory.held,
         )
 
     def _adopt(self, groups: Groups, gathering: Gathering, formed_s: float) -> AdoptedLocally:
@@ -292,41 +300,64 @@ class Regrouper:
         decision = parts.decide(gathering.document, arrivals, layout.size)
         if isinstance(decision, Refuse):
             raise Refused(decision.reason)
-        among, inner = groups.part(layout.part_name()), groups.rank % layout.size
         if isinstance(decision, parts.FallbackParts):
-            pair = self._read_parts(groups, gathering)
+            best = decision.best
+            pair = self._read_parts(groups, gathering, above=None if best is None else best.state)
             if pair is not None:
                 return "disk", pair, decision.rolled_back
-            first = parts.beginners(arrivals, layout.size)
-            if first is None:
-                raise StateError(
-                    "There is no state to continue from that all ranks of a model group hold. The processes have to start again; "
-                    "they do so by themselves."
-                )
-            odd = parts.odd_seed(arrivals, first)
-            if odd is not None:
-                raise UsageError(
-                    f"Rank {first[0]} and rank {odd} have built the model from different seeds (torch.initial_seed()), and each "
-                    "holds a part of its own. Call torch.manual_seed() with one number in all processes before the model is built, "
-                    "and with no other before regroup.session()."
-                )
-            pair = StatePair(groups.generation, 0)
-            self._move(among, among.ranks.index(first[inner]), pair, keep=True)
-            return "nothing", pair, decision.rolled_back
-        wanted, mine = decision.state, arrivals[groups.rank]
-        is_held = mine.state == wanted
-        if not is_held and parts.rolls(mine, wanted):  # before any copy is served (rule SERVE)
+            if best is None:
+                pair = self._begin_parts(groups, arrivals)
+                return "nothing", pair, decision.rolled_back
+            return *self._follow_parts(groups, gathering, best), decision.rolled_back
+        return *self._follow_parts(groups, gathering, decision), isinstance(decision, parts.RestoreParts)
+
+    def _begin_parts(self, groups: Groups, arrivals: Sequence[Arrival]) -> StatePair:
+        """Continue from the parts as the scripts have made them. Raises StateError or UsageError, on all ranks."""
+        layout = self._plan.layout
+        first = parts.beginners(arrivals, layout.size)
+        if first is None:
+            raise StateError(
+                "There is no state to continue from that all ranks of a model group hold. The processes have to start again; "
+                "they do so by themselves."
+            )
+        odd = parts.odd_seed(arrivals, first)
+        if odd is not None:
+            raise UsageError(
+                f"Rank {first[0]} and rank {odd} have built the model from different seeds (torch.initial_seed()), and each "
+                "holds a part of its own. Call torch.manual_seed() with one number in all processes before the model is built, "
+                "and with no other before regroup.session()."
+            )
+        among, pair = groups.part(layout.part_name()), StatePair(groups.generation, 0)
+        self._move(among, among.ranks.index(first[groups.rank % layout.size]), pair, keep=True)
+        return pair
+
+    def _follow_parts(
+        self, groups: Groups, gathering: Gathering, decision: parts.CopyParts | parts.RestoreParts
+    ) -> tuple[str, StatePair]:
+        """Follow the source of this rank's inner index, or be it; return (source, the state's name)."""
+        layout, arrivals, wanted = self._plan.layout, gathering.arrivals, decision.state
+        among, source = groups.part(layout.part_name()), decision.sources[groups.rank % layout.size]
+
+        def holds(rank: int) -> bool:
+            """In its process, that is: what lies in a snapshot is loaded by the source alone."""
+            arrival = arrivals[rank]
+            if arrival.state == wanted and not arrival.from_snapshot:
+                return True
+            return isinstance(decision, parts.CopyParts) and parts.rolls(arrival, wanted)
+
+        is_held = holds(groups.rank)
+        if is_held and arrivals[groups.rank].state != wanted:  # before any copy is served (rule SERVE)
+            assert isinstance(decision, parts.CopyParts)
             assert self.keeper is not None
             assert decision.record is not None
             is_held = self.keeper.roll_forward(wanted, CommitRecord.from_json(decision.record))
-        lacking = [
-            rank for rank in among.ranks if arrivals[rank].state != wanted and not parts.rolls(arrivals[rank], wanted)
-        ]
+        elif groups.rank == source and not is_held:
+            self._memory.restore(wanted)
+            is_held = True
+        lacking = [rank for rank in among.ranks if rank != source and not holds(rank)]
         if lacking:
-            self._move(among, among.ranks.index(decision.sources[inner]), wanted, keep=groups.rank in lacking)
-        if is_held:
-            return "self", wanted, False
-        return gathering.document.member_of_rank(decision.sources[inner]).pod_uid, wanted, False
+            self._move(among, among.ranks.index(source), wanted, keep=groups.rank in lacking)
+        return ("self" if is_held else gathering.document.member_of_rank(source).pod_uid), wanted
 
     def _copy(self, groups: Groups, gathering: Gathering, decision: Copy) -> tuple[str, StatePair]:
         """Follow a rank's state: send it, receive it, or hold it already."""
@@ -343,20 +374,21 @@ class Regrouper:
             return "self", decision.state
         return gathering.document.member_of_rank(decision.source).pod_uid, decision.state
 
-    def _read_parts(self, groups: Groups, gathering: Gathering) -> StatePair | None:
+    def _read_parts(self, groups: Groups, gathering: Gathering, above: StatePair | None) -> StatePair | None:
         """Continue from the newest checkpoint: each rank of one model group reads its part, and the others of its inner index get
-        copies. None: there is none. Raises Refused as `_fall_back` does."""
+        copies. None: there is none that is newer than `above`. Raises Refused as `_fall_back` does."""
         layout, document = self._plan.layout, gathering.document
         workers_per_group = max(1, layout.size // document.members[0].processes)
         reader = document.rank_offset(
             document.readers(workers_per_group)[0].pod_uid
         )  # another one each time (rule RETRY)
         group = reader // layout.size
-        info, skipped = self._newest_on_disk(gathering, above=None) if groups.rank == reader else (None, ())
+        info, skipped = self._newest_on_disk(gathering, above) if groups.rank == reader else (None, ())
         said = {"directory": info.name.directory if info is not None else None, "skipped": " ".join(skipped)[:300]}
         found = json.loads(transfer.share_text(groups, reader, json.dumps(said)))
         if found["directory"] is None:
-            self._refuse_to_begin_anew(document, found["skipped"])
+            if above is None:
+                self._refuse_to_begin_anew(document, found["skipped"])
             return None
         among = groups.part(layout.part_name())
         assert self._durable.checkpointer is not None

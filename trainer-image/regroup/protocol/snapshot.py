@@ -2,7 +2,7 @@
 
 A slot is a file of bytes and a description (JSON), which is renamed into place after the last byte: a slot without one is
 absent. The library writes both (`regroup.state.slots`); the agent reads descriptions only, as it starts and whenever a process has
-ended.
+ended. Where a model is split, each process of the worker has slots of its own.
 """
 
 import contextlib
@@ -35,6 +35,11 @@ class Snapshot(SnapshotState):
     slot: str
     description: "dict[str, Any]"
     """The whole description, for the library."""
+
+
+def directory_of(root: Path, local_rank: int) -> Path:
+    """Return the directory of a process's slots."""
+    return root / str(local_rank) if local_rank else root
 
 
 def description_path(directory: Path, slot: str) -> Path:

@@ -1,8 +1,9 @@
 """The memory tier of a session: when the state is copied to memory that outlives this process, and when it is read back.
 
-The process of local rank 0 of each worker copies, since the state is replicated. A thread does it while the next step
-computes, for what changes only in a commit; `TrainingState.begin_change` waits for it. Why: docs/design/adr/0021. Where the bytes
-lie is `slots`' affair, and whether a snapshot is what a generation continues from is decided in `adoption` (rule BACKUP).
+The process of local rank 0 of each worker copies, since the state is replicated; where a model is split, each process copies its
+part. A thread does it while the next step computes, for what changes only in a commit; `TrainingState.begin_change` waits for it.
+Why: docs/design/adr/0021 and 0046. Where the bytes lie is `slots`' affair, and whether a snapshot is what a generation continues
+from is decided in `adoption` and `parts` (rule BACKUP).
 """
 
 import os
@@ -17,7 +18,7 @@ import torch
 from regroup.data import SamplePlan
 from regroup.errors import StateError
 from regroup.protocol import env, local
-from regroup.protocol.snapshot import Snapshot
+from regroup.protocol.snapshot import Snapshot, directory_of
 from regroup.protocol.state import StatePair
 
 from .slots import Slots, SnapshotError, UnusableError, Writing, chunks
@@ -38,16 +39,30 @@ class Memory:
     """
 
     def __init__(
-        self, state: TrainingState, plan: SamplePlan, send: Callable[[Any], None] | None, local_rank: int
+        self,
+        state: TrainingState,
+        plan: SamplePlan,
+        send: Callable[[Any], None] | None,
+        local_rank: int,
+        inner: int = 0,
     ) -> None:
-        """`send` tells the agent; any thread may call it. None: plain `python`."""
+        """`send` tells the agent; any thread may call it. None: plain `python`. `inner`: this process's inner index."""
         self._state, self._plan = state, plan
         self._send = send
         self._slots: Slots | None = None
+        self.whole_step: int | None = None
+        """Newest step whose snapshots make up a whole state: no copy may be written over this process's part of it (rule BACKUP).
+        None: the state is not split, so the newest one will do."""
         directory = os.environ.get(env.SNAPSHOT_DIR)
-        if directory and send is not None and local_rank == 0:
-            limit_bytes = int(os.environ.get(env.SNAPSHOT_BYTES) or 0)
-            self._slots = Slots(Path(directory), os.environ.get(env.JOB_UID) or "local", limit_bytes)
+        is_split = plan.layout.size > 1
+        if directory and send is not None and (is_split or local_rank == 0):
+            self._slots = Slots(
+                directory_of(Path(directory), local_rank),
+                os.environ.get(env.JOB_UID) or "local",
+                int(os.environ.get(env.SNAPSHOT_BYTES) or 0),
+                processes=int(os.environ.get(env.LOCAL_WORLD_SIZE) or 1) if is_split else 1,
+                place=f"{inner} of {plan.layout}" if is_split else "",
+            )
         self._every_s = float(os.environ.get(env.SNAPSHOT_EVERY_SECONDS) or EVERY_S)
         self._began_s: float | None = None
         self._took_s = 0.0
@@ -71,6 +86,16 @@ class Memory:
     def newest(self) -> Snapshot | None:
         """The newest snapshot of this process's worker that `restore` would load; None: there is none."""
         return None if self._slots is None else self._slots.newest
+
+    @property
+    def last(self) -> Snapshot | None:
+        """The newest snapshot, if its process took it as it ended: it is what that process held. None: it is not."""
+        return self.newest if self.newest is not None and self.newest.is_last else None
+
+    @property
+    def held(self) -> tuple[StatePair, ...]:
+        """The states of all complete snapshots."""
+        return () if self._slots is None else tuple(one.state for one in self._slots.held)
 
     @property
     def problem(self) -> str | None:
@@ -126,30 +151,29 @@ class Memory:
             self._run(copy, time.monotonic())
         self._say_failure()
 
-    def restore(self) -> None:
-        """Load `newest` into the script's objects; it has no name before it is adopted.
+    def restore(self, wanted: StatePair | None = None) -> None:
+        """Load the snapshot of a state, None: the newest, into the script's objects; it has no name before it is adopted.
 
         Raises StateError. A snapshot that is damaged, or does not fit the script, is removed, so that the next process goes on
         without it. Anything else, such as too little memory for the moment, leaves it as it is.
         """
         assert self._slots is not None
-        newest = self._slots.newest
-        assert newest is not None
+        found = next(one for one in self._slots.held if wanted in (None, one.state))
         try:
-            tree = self._slots.load(newest)
+            tree = self._slots.load(found)
             misfit = self._state.misfit(tree)
             if misfit is not None:
                 raise UnusableError(
                     f"The memory snapshot does not fit this script. {misfit} Run one script in all workers."
                 )
-            record, digest = newest.description["said"]["record"], newest.description["said"]["digest"]
+            said = found.description["said"]
         except UnusableError:
-            self._slots.discard()
+            self._slots.discard(found)
             self._tell()
             raise
         self._state.load(tree)
-        self._plan.digest(newest.state.step, known=(newest.state.step, digest))
-        self._state.record = None if record is None else CommitRecord.from_json(record)
+        self._plan.digest(found.state.step, known=(found.state.step, said["digest"]))
+        self._state.record = None if said["record"] is None else CommitRecord.from_json(said["record"])
 
     # --- one copy ----------------------------------------------------------------------------------------------------
 
@@ -165,7 +189,7 @@ class Memory:
         assert state.pair is not None
         try:
             structure, tensors = state.packed()
-            writing = self._slots.begin(structure, tensors)
+            writing = self._slots.begin(structure, tensors, self.whole_step)
         except (StateError, SnapshotError) as error:
             self._failure = str(error)
             self._say_failure()

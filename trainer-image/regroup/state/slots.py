@@ -20,7 +20,6 @@ from regroup.checkpoint.errors import CheckpointError
 from regroup.errors import StateError
 from regroup.protocol import snapshot as protocol
 from regroup.protocol.snapshot import SLOTS, Snapshot
-from regroup.protocol.state import StatePair
 
 _MIB = 1 << 20
 _DESCRIPTIONS = 4
@@ -48,31 +47,44 @@ class Writing:
 
 
 class Slots:
-    """The slots of one worker. `limit_bytes`: how much the directory may hold; 0: no limit but its own."""
+    """The slots of one process. `place`: which part of which split of a model it has; those of another are not looked at."""
 
-    def __init__(self, directory: Path, job_uid: str, limit_bytes: int = 0) -> None:
+    def __init__(
+        self, directory: Path, job_uid: str, limit_bytes: int = 0, *, processes: int = 1, place: str = ""
+    ) -> None:
+        """limit_bytes: how much all slots of a worker may hold; 0: no limit but the directory's own. processes: that have some."""
         self._directory, self._job_uid, self._limit_bytes = directory, job_uid, limit_bytes
+        self._processes, self._place = processes, place
         self._mapped: dict[str, torch.Tensor] = {}
-        self._complete: Snapshot | None = next(iter(protocol.held(directory, job_uid)), None)
+        self.held: list[Snapshot] = []
+        """The complete snapshots, the newest first."""
+        self._look()
 
     @property
     def newest(self) -> Snapshot | None:
         """The newest complete snapshot; None: there is none."""
-        return self._complete
+        return self.held[0] if self.held else None
 
-    def begin(self, structure: str, tensors: Mapping[str, torch.Tensor]) -> Writing:
-        """Return room for these tensors, in the slot that does not hold the newest snapshot. Raises SnapshotError."""
-        kept = self._complete
+    def _look(self) -> None:
+        held = protocol.held(self._directory, self._job_uid)
+        self.held = [one for one in held if one.description.get("place", "") == self._place]
+
+    def begin(self, structure: str, tensors: Mapping[str, torch.Tensor], keep_step: int | None = None) -> Writing:
+        """Return room for these tensors, in the other slot than that of the snapshot that is kept: of step `keep_step`, if there is
+        one, else the newest. Raises SnapshotError."""
+        kept = next((one for one in self.held if one.state.step == keep_step), self.newest)
         slot = next(name for name in SLOTS if kept is None or name != kept.slot)
         offsets, total = trees.layout([tensor.nbytes for tensor in tensors.values()])
-        needed = 2 * (total + _DESCRIPTIONS * (len(structure) + len(tensors) * _A_TENSOR_BYTES))
+        needed = 2 * self._processes * (total + _DESCRIPTIONS * (len(structure) + len(tensors) * _A_TENSOR_BYTES))
         if 0 < self._limit_bytes < needed:
             raise SnapshotError(
                 f"The memory snapshot needs {_mib(needed)} MiB (two copies of the state), and "
                 f"spec.memorySnapshot.sizeLimit is {self._limit_bytes / _MIB:.3g} MiB. Raise it to at least {_mib(needed)}Mi."
             )
         try:
+            self._directory.mkdir(exist_ok=True)
             protocol.description_path(self._directory, slot).unlink(missing_ok=True)
+            self.held = [one for one in self.held if one.slot != slot]
             memory = self._map(slot, total)
         except OSError as error:
             raise SnapshotError(
@@ -93,6 +105,7 @@ class Slots:
         data = {
             "version": protocol.VERSION,
             "job": self._job_uid,
+            "place": self._place,
             "state": list(state),
             "adopted": adopted,
             "is_last": is_last,
@@ -110,7 +123,7 @@ class Slots:
                 f"The memory snapshot's description cannot be written to {path}: {error.strerror or error}. Check "
                 "spec.memorySnapshot.sizeLimit and the directory."
             ) from error
-        self._complete = Snapshot(StatePair(*state), adopted, is_last, writing.slot, data)
+        self._look()
 
     def load(self, snapshot: Snapshot) -> trees.Tree:
         """Return the tree of a complete snapshot, in memory of its own. Raises UnusableError for one that is damaged,
@@ -133,12 +146,11 @@ class Slots:
         except (OSError, RuntimeError) as error:
             raise StateError(f"The memory snapshot of step {snapshot.state.step} cannot be read: {error}.") from error
 
-    def discard(self) -> None:
-        """Remove the newest snapshot; the one before it, if it is complete, becomes the newest."""
-        if self._complete is not None:
-            with contextlib.suppress(OSError):
-                protocol.description_path(self._directory, self._complete.slot).unlink(missing_ok=True)
-        self._complete = next(iter(protocol.held(self._directory, self._job_uid)), None)
+    def discard(self, snapshot: Snapshot) -> None:
+        """Remove a snapshot; the other one, if it is complete, becomes the newest."""
+        with contextlib.suppress(OSError):
+            protocol.description_path(self._directory, snapshot.slot).unlink(missing_ok=True)
+        self._look()
 
     def _map(self, slot: str, total: int, *, is_new: bool = True) -> torch.Tensor:
         """Return the slot's bytes. What is mapped stays, because fresh pages cost more than the copy. Raises OSError."""

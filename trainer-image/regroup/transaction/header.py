@@ -139,6 +139,14 @@ class Header:
         return min(steps) if steps and min(steps) >= 0 else None
 
     @property
+    def whole_snapshot_step(self) -> int | None:
+        """The newest step of which each inner index has a memory snapshot; None: there is none, or the model is not split."""
+        m = self.group_size
+        steps = [-1 if row.snapshotted is None else row.snapshotted for row in self.rows]
+        newest = min(max(steps[index::m]) for index in range(m))
+        return newest if m > 1 and newest >= 0 else None
+
+    @property
     def takes_snapshot(self) -> bool:
         """Every worker finds it time for a memory snapshot: all copy after this step, so that they are slowed together, and the
         slowest says how often."""
