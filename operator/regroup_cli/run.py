@@ -97,11 +97,12 @@ def _check_configuration(arguments: list[str], most_processes: int) -> None:
         config = load(parsed.config, parsed.changes)
     except ConfigError as error:
         raise SpecError(str(error)) from None
-    num_microbatches = config.global_batch // config.microbatch
-    if num_microbatches < most_processes:
+    if config.most_processes is not None and config.most_processes < most_processes:
+        together = config.most_processes // config.num_microbatches
+        each = "" if together == 1 else f", each for {together} processes together,"
         raise SpecError(
-            f"global_batch / microbatch ({config.global_batch} / {config.microbatch} = {num_microbatches}) is less than the "
-            f"largest number of processes ({most_processes}). Raise global_batch, or lower microbatch, --workers or --max."
+            f"global_batch / microbatch ({config.global_batch} / {config.microbatch} = {config.num_microbatches}){each} is less "
+            f"than the largest number of processes ({most_processes}). Raise global_batch, or lower microbatch, --workers or --max."
         )
 
 

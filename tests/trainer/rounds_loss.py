@@ -15,7 +15,7 @@ import torch
 
 from regroup.data import SamplePlan, as_source
 from regroup.train import tasks
-from regroup.train.config import Digits
+from regroup.train.sections import Digits
 from tests.trainer.rounds import Holder, Way, replay_round
 
 BATCH, MICROBATCH, RANKS, SEEDS = 80, 20, 4, 5

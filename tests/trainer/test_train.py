@@ -28,7 +28,11 @@ SMALLER = {
     "gpt2": ["task.length=16", "task.text={text}", "task.tokens={text}.tokens", "global_batch=2", "microbatch=1", "compile=false"],
 }  # fmt: skip
 """By sample: what a test changes in it besides its number of steps."""
-ELSEWHERE = {"fsdp", "tensor", "fsdp-tensor", "hook-fp16", "hook-bf16", "ring", "local-sgd"}
+ELSEWHERE = {
+    *("fsdp", "zero1", "tensor", "fsdp-tensor", "context", "experts", "model-parallel", "pipeline", "pipeline-gpipe"),
+    *("pipeline-interleaved", "pipeline-zero-bubble", "pipeline-fsdp", "pipeline-tensor"),
+    *("hook-fp16", "hook-bf16", "powersgd", "ring", "uneven", "batch-per-rank", "local-sgd"),
+}
 """Samples that test_train_samples.py runs: what they are for needs several processes."""
 KILL_STEPS = 100
 

@@ -14,11 +14,12 @@ import torch
 
 from regroup.generation import living
 from regroup.generation.adoption import BEFORE_LOOP, Arrival, Block
+from regroup.generation.edges import Edges
 from regroup.generation.membership import Membership
 from regroup.generation.team import Team, form_team
 
 from .errors import BackendError, GenerationChanged, GroupBroken, UsageError
-from .parallel import fsdp
+from .parallel import fsdp, pipeline
 from .state.training import TrainingState
 from .transaction.commit import Committer
 
@@ -131,6 +132,15 @@ class Blocks:
         self.membership.block = None
         living.refuse(False)
 
+    def forward(self, inputs: tuple[Any, ...]) -> Any:
+        """See Collective. Raises what `Groups.wait` does, and Apart."""
+        model, groups = self._state.model, self.membership.groups
+        if not isinstance(model, pipeline.Pipeline) or not model.is_split:
+            return model(*inputs)
+        living.check_together()
+        assert groups is not None
+        return pipeline.forward(model, inputs, Edges(groups))
+
     def ends(self) -> None:
         """The block ends, one way or another. A forward of a split model may have been cut off in it. Its parameters are split
         again: else this rank would wait for the gather of a group that has ended, or skip one that the others begin."""
@@ -221,6 +231,18 @@ class Collective:
         On CPU such a call may stay blocked for good when a peer dies in it (`Team.group`); `all_reduce` never does.
         """
         return self._team.group if self._team is not None else None
+
+    def forward(self, *inputs: Any) -> Any:
+        """Return what the model makes of a batch: of any model, and of a pipeline where its last stage is; None where it is not.
+
+        All processes of a model group call it as often, those of a pipeline with the same inputs. Raises BackendError.
+        """
+        try:
+            return self._blocks.forward(inputs)
+        except GroupBroken as error:
+            raise GenerationChanged(str(error)) from error
+        except BackendError as error:
+            raise error.with_traceback(None) from None
 
     def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
         """Sum a tensor over the processes in the block, in place, and return it. In a world of one: unchanged.

@@ -17,7 +17,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from regroup import strategies
-from regroup.train import build, config
+from regroup.train import build, config, sections
 from regroup.train.tasks.language_model import GPT, GPT2, TINY, Shape
 
 SHAPE = Shape(layers=2, heads=2, width=16, length=8, vocabulary=32)
@@ -107,9 +107,9 @@ def test_a_prediction_does_not_see_what_follows(model: GPT) -> None:
     assert not torch.equal(before[0, 5:], after[0, 5:])
 
 
-CONSTANT = config.Constant(name="constant", warmup_steps=3)
-COSINE = config.Decay(name="cosine", warmup_steps=0, final_fraction=0.1)
-LINEAR = config.Decay(name="linear", warmup_steps=1, final_fraction=0.0)
+CONSTANT = sections.Constant(name="constant", warmup_steps=3)
+COSINE = sections.Decay(name="cosine", warmup_steps=0, final_fraction=0.1)
+LINEAR = sections.Decay(name="linear", warmup_steps=1, final_fraction=0.0)
 
 
 @pytest.mark.parametrize(
@@ -129,12 +129,12 @@ LINEAR = config.Decay(name="linear", warmup_steps=1, final_fraction=0.0)
         pytest.param(LINEAR, 10, 0.0, id="the end of the line"),
     ],
 )
-def test_rate_of_a_step(schedule: config.Constant | config.Decay, step: int, want: float) -> None:
+def test_rate_of_a_step(schedule: sections.Constant | sections.Decay, step: int, want: float) -> None:
     assert build.rate_factor(schedule, step, 11) == pytest.approx(want)
 
 
 def test_weight_decay_is_for_weights(model: GPT) -> None:
-    optimizer = build.optimizer_of(config.AdamW(name="adamw", weight_decay=0.3), model)
+    optimizer = build.optimizer_of(sections.AdamW(name="adamw", weight_decay=0.3), model)
     decays = {id(p): group["weight_decay"] for group in optimizer.param_groups for p in group["params"]}
     named = {name: decays.pop(id(parameter)) for name, parameter in model.named_parameters()}
     assert decays == {}
@@ -180,3 +180,23 @@ def test_uneven_shares_are_asked_for() -> None:
     asked = config.parse({**small, "strategy": {"name": "data_parallel", "uneven": True}})
     assert build.strategy_of(asked) == strategies.DataParallel(uneven=True)
     assert build.strategy_of(config.parse(small)) == strategies.DataParallel()
+
+
+@pytest.mark.parametrize(
+    ("given", "want"),
+    [
+        (None, None),
+        ("bf16", "bf16"),
+        ({"name": "powersgd", "rank": 3, "start_step": 5, "min_compression": 4.0}, strategies.PowerSGD(3, 5, 4.0)),
+    ],
+)
+def test_hook_is_asked_for(given: Any, want: Any) -> None:
+    small = {"task": "digits", "steps": 100, "global_batch": 80, "microbatch": 8}
+    assert build.strategy_of(config.parse({**small, "hook": given})) == strategies.DataParallel(hook=want)
+
+
+def test_rates_that_follow_the_batch_are_asked_for() -> None:
+    small = {"task": "digits", "steps": 100, "batch_per_rank": 80, "microbatch": 8}
+    assert build.rate_scaling_of(config.parse(small).rate_scaling) is None
+    asked = config.parse({**small, "rate_scaling": {"base_batch": 80, "rule": "sqrt", "warmup_steps": 7}})
+    assert build.rate_scaling_of(asked.rate_scaling) == strategies.RateScaling(80, "sqrt", 7)

@@ -12,11 +12,13 @@ import pytest
 from pydantic_core import PydanticUndefined
 
 from regroup.train import command
-from regroup.train.config import Config, ConfigError, Mesh, as_yaml, load, parse, sections
+from regroup.train.config import Config, ConfigError, as_yaml, load, parse, sections
+from regroup.train.sections import Mesh, RateScaling
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs" / "train.md").read_text()
 SAMPLES = sorted((ROOT / "manifests" / "samples" / "train").glob("*.yaml"))
+TINY = {"name": "language_model", "tied": False}
 SMALL: dict[str, Any] = {"task": "digits", "steps": 100, "global_batch": 80, "microbatch": 8}
 
 
@@ -142,6 +144,209 @@ SMALL: dict[str, Any] = {"task": "digits", "steps": 100, "global_batch": 80, "mi
             )
         ],
         pytest.param(
+            {"mesh": {"shard": 2}, "global_batch": None, "batch_per_rank": 16},
+            "batch_per_rank (16) cannot be used with mesh (shard: 2). Leave one of them out.",
+            id="a mesh and a batch that follows the processes",
+        ),
+        *[
+            pytest.param({"task": TINY, "compile": True, "mesh": {dim: 2}},
+                         f"compile (true) cannot be used with mesh ({dim}: 2). Leave one of them out.", id=f"compiled {dim}")
+            for dim in ("context", "expert", "pipeline")
+        ],
+        *[
+            pytest.param(
+                {"task": TINY, "mesh": dict.fromkeys(dims, 2)},
+                f"mesh ({', '.join(f'{dim}: 2' for dim in dims)}) has dimensions that do not work together. Choose one, or shard "
+                "with tensor, shard with context, tensor with context, shard with expert, shard with pipeline, tensor with "
+                "pipeline.",
+                id=" and ".join(dims),
+            )
+            for dims in (("context", "expert"), ("tensor", "expert"), ("pipeline", "context"), ("pipeline", "expert"),
+                         ("shard", "tensor", "context"))
+        ],
+        pytest.param(
+            {"task": {**TINY, "experts": 4}, "microbatch": 10, "mesh": {"shard": 2, "expert": 3}},
+            "mesh.shard x mesh.expert (6) does not divide the microbatches of a step (global_batch / microbatch: 8). Change one of "
+            "them.",
+            id="microbatches that two dimensions do not share out",
+        ),
+        pytest.param(
+            {"mesh": {"schedule": "gpipe"}},
+            "mesh.schedule (gpipe) needs mesh.pipeline above 1. Add it, or remove schedule.",
+            id="an order of nothing",
+        ),
+        pytest.param(
+            {"mesh": {"tensor": 2, "reshard": False}},
+            "mesh.reshard (false) needs mesh.shard above 1. Add it, or remove reshard.",
+            id="parameters that are not split",
+        ),
+        pytest.param(
+            {"mesh": {"pipeline": 2, "shard": 2, "reshard": False}},
+            "mesh.reshard (false) cannot be used with mesh (pipeline: 2, shard: 2). Leave it out.",
+            id="whole parameters in a pipeline",
+        ),
+        *[
+            pytest.param(
+                {"mesh": {"pipeline": 2, dim: 2, "schedule": "zero_bubble"}},
+                f"mesh.schedule (zero_bubble) cannot be used with mesh (pipeline: 2, {dim}: 2). Choose gpipe, 1f1b or interleaved.",
+                id=f"zero bubble and {dim}",
+            )
+            for dim in ("shard", "tensor")
+        ],
+        pytest.param(
+            {"mesh": {"pipeline": 4}},
+            "mesh.pipeline (4) with schedule 1f1b cuts the model into 4 parts, and task digits can be cut into 3 at most. Choose a "
+            "smaller pipeline.",
+            id="more stages than layers",
+        ),
+        pytest.param(
+            {"task": "cnn", "mesh": {"pipeline": 3, "schedule": "interleaved"}},
+            "mesh.pipeline (3) with schedule interleaved cuts the model into 6 parts, and task cnn can be cut into 4 at most. "
+            "Choose a smaller pipeline.",
+            id="two stages on each process",
+        ),
+        pytest.param(
+            {"task": "language_model", "mesh": {"pipeline": 2}},
+            "mesh.pipeline (2) cannot be used with task.tied (true): the first and the last process would share a parameter. Write "
+            "tied: false.",
+            id="a parameter of two stages",
+        ),
+        pytest.param(
+            {"mesh": {"context": 2}},
+            "mesh.context (2) cannot be used with task digits, whose samples are no sequences. Use mesh.shard.",
+            id="no sequences",
+        ),
+        pytest.param(
+            {"task": "language_model", "mesh": {"context": 3}},
+            "mesh.context (3) does not divide the attention heads (4) of task language_model. Choose a size that divides it.",
+            id="heads that are not shared out",
+        ),
+        pytest.param(
+            {"task": "language_model", "mesh": {"context": 4, "tensor": 2}},
+            "mesh.context x mesh.tensor (8) does not divide the attention heads (4) of task language_model. Choose a size that "
+            "divides it.",
+            id="heads that two dimensions do not share out",
+        ),
+        pytest.param(
+            {"task": {"name": "language_model", "length": 30}, "mesh": {"context": 4}},
+            "mesh.context (4) does not divide the tokens of a sample (task.length) (30) of task language_model. Choose a size that "
+            "divides it.",
+            id="a part of a token",
+        ),
+        pytest.param(
+            {"mesh": {"expert": 2}},
+            "mesh.expert (2) cannot be used with task digits, which has no experts. Use mesh.shard.",
+            id="no mixture",
+        ),
+        pytest.param(
+            {"task": "language_model", "mesh": {"expert": 2}},
+            "mesh.expert (2) needs task.experts. Write task: {name: language_model, experts: 4}.",
+            id="no experts",
+        ),
+        pytest.param(
+            {"task": {"name": "language_model", "experts": 3}, "mesh": {"expert": 2}},
+            "mesh.expert (2) does not divide task.experts (3) of task language_model. Choose a size that divides it.",
+            id="half an expert",
+        ),
+        *[
+            pytest.param(
+                {"task": {**TINY, "experts": 4}, "mesh": {dim: 2}},
+                f"task.experts (4) cannot be used with mesh.{dim} (2). Use mesh.expert.",
+                id=f"experts and {dim}",
+            )
+            for dim in ("tensor", "context", "pipeline")
+        ],
+        pytest.param(
+            {"task": {"name": "language_model", "experts": 4}, "compile": True},
+            "compile (true) cannot be used with task.experts (4). Leave one of them out.",
+            id="compiled experts",
+        ),
+        pytest.param(
+            {"task": {"name": "language_model", "experts": 2, "top_k": 3}},
+            "task.top_k (3) is more than task.experts (2). Lower it.",
+            id="more experts than there are",
+        ),
+        pytest.param(
+            {"task": {"name": "language_model", "top_k": 2}},
+            "task.top_k (2) needs task.experts. Add it, or remove top_k.",
+            id="a choice of one",
+        ),
+        pytest.param(
+            {"hook": "fp8"}, "hook.name ('fp8') must be one of fp16, bf16, powersgd. Choose one of them.", id="no hook"
+        ),
+        pytest.param(
+            {"hook": {"name": "powersgd", "rank": 0}}, "hook.rank (0) must be at least 1. Correct it.", id="a rank of nothing"
+        ),
+        pytest.param(
+            {"hook": {"name": "bf16", "rank": 2}},
+            "hook.rank (2) is no field of the configuration of hook bf16. Choose from name, or remove it.",
+            id="a rank of what is rounded",
+        ),
+        pytest.param(
+            {"hook": "powersgd", "reduction": "exact"},
+            "hook ('powersgd') approximates gradients, and reduction is exact. Leave one of them out.",
+            id="approximated and exact",
+        ),
+        pytest.param(
+            {"hook": "powersgd", "precision": "float16"},
+            "hook ('powersgd') cannot be used with precision float16, whose scale changes between steps. Use bfloat16, or another "
+            "hook.",
+            id="a rest of another scale",
+        ),
+        pytest.param(
+            {"hook": "powersgd", "noise_scale": True},
+            "noise_scale cannot be measured with hook powersgd. Leave one of them out.",
+            id="the noise of approximations",
+        ),
+        pytest.param(
+            {"hook": "powersgd", "strategy": "local_sgd"},
+            "hook ('powersgd') cannot be used with strategy local_sgd. Leave one of them out.",
+            id="approximations that nobody sums",
+        ),
+        pytest.param(
+            {"global_batch": None},
+            "global_batch is missing. Add it: samples in a step over all processes; or batch_per_rank, for each process.",
+            id="no batch",
+        ),
+        pytest.param(
+            {"batch_per_rank": 16},
+            "global_batch (80) cannot be used with batch_per_rank (16). Leave one of them out.",
+            id="two batches",
+        ),
+        pytest.param(
+            {"global_batch": None, "batch_per_rank": 20},
+            "batch_per_rank (20) is not a multiple of microbatch (8). Write batch_per_rank: 16, or a microbatch that divides it.",
+            id="a batch of a process that does not fit",
+        ),
+        pytest.param(
+            {"rate_scaling": {"base_batch": 80}},
+            "rate_scaling needs batch_per_rank, because global_batch never changes. Leave it out, or write batch_per_rank.",
+            id="rates that follow nothing",
+        ),
+        pytest.param(
+            {"global_batch": None, "batch_per_rank": 16, "rate_scaling": {"base_batch": 80, "rule": "square"}},
+            "rate_scaling.rule ('square') must be linear or sqrt. Choose one of them.",
+            id="no rule",
+        ),
+        pytest.param(
+            {"rate_scaling": "linear"},
+            "rate_scaling ('linear') must be a mapping of fields, such as rate_scaling: {base_batch: 2}. Correct it.",
+            id="a rule alone",
+        ),
+        *[
+            pytest.param(
+                {"global_batch": None, "batch_per_rank": 16, field.partition(".")[0]: given},
+                f"batch_per_rank (16) cannot be used with {field} ({said}). Write global_batch, or change {field}.",
+                id=f"a batch that follows and {field} {said}",
+            )
+            for field, given, said in (
+                ("strategy", {"name": "local_sgd", "inner_steps": 2}, "local_sgd"),
+                ("strategy", {"name": "diloco", "inner_steps": 2}, "diloco"),
+                ("strategy.uneven", {"name": "data_parallel", "uneven": True}, "true"),
+                ("reduction", "exact", "exact"),
+            )
+        ],
+        pytest.param(
             {"hook": "bf16", "strategy": {"name": "data_parallel", "algorithm": "ring"}},
             "strategy.algorithm ('ring') cannot be used with hook (bf16). Leave one of them out.",
             id="a ring of rounded gradients",
@@ -170,8 +375,20 @@ def test_wrong_field_is_one_sentence(change: dict[str, Any], sentence: str) -> N
         {"mesh": {"shard": 2}, "compile": True, "activation_checkpointing": "full", "precision": "bfloat16"},
         {"mesh": {"shard": 5, "tensor": 2}, "activation_checkpointing": "selective", "max_norm": 1.0},
         {"mesh": {"shard": 1}, "reduction": "exact", "task": "cnn"},
+        {"mesh": {"pipeline": 3}, "task": "cnn"},
+        {"mesh": {"pipeline": 3, "schedule": "interleaved"}, "task": TINY},
+        {"mesh": {"context": 2, "tensor": 2}, "task": TINY, "precision": "bfloat16"},
+        {"mesh": {"shard": 5, "expert": 2, "reshard": False}, "task": {**TINY, "experts": 4, "top_k": 4}},
     ],
-    ids=["parameters split", "layers and parameters split", "nothing split"],
+    ids=[
+        "parameters split",
+        "layers and parameters split",
+        "nothing split",
+        "as many stages as there can be",
+        "two stages for each of three processes",
+        "tokens and layers split",
+        "experts and parameters split",
+    ],
 )
 def test_what_goes_with_a_mesh_is_taken(change: dict[str, Any]) -> None:
     parse({**SMALL, **change})
@@ -183,6 +400,21 @@ def test_set_of_a_dimension_makes_the_mesh(tmp_path: Path) -> None:
     changed = load(str(path), ["mesh.tensor=2", "mesh.shard=1"])
     assert changed.mesh is not None
     assert changed.mesh.sizes == {"tensor": 2}
+
+
+@pytest.mark.parametrize(
+    ("change", "want"),
+    [
+        ({}, 10),
+        ({"global_batch": None, "batch_per_rank": 16}, None),
+        ({"mesh": {"shard": 2}}, 10),
+        ({"mesh": {"pipeline": 2}}, 20),
+        ({"mesh": {"pipeline": 2, "shard": 5}}, 20),
+        ({"mesh": {"context": 4}, "task": "language_model"}, 40),
+    ],
+)
+def test_processes_that_a_step_has_work_for(change: dict[str, Any], want: int | None) -> None:
+    assert parse({**SMALL, **change}).most_processes == want
 
 
 def test_each_of_several_mistakes_has_its_line() -> None:
@@ -260,7 +492,8 @@ def test_page_has_every_field_with_its_default() -> None:
     for section, name, model in sections():
         fields = {field: _default(info) for field, info in model.model_fields.items() if field != "name"}
         assert _rows(f"### {section}: {name}") == fields
-    assert _rows("### mesh") == {field: _default(info) for field, info in Mesh.model_fields.items()}
+    for name, nameless in (("mesh", Mesh), ("rate_scaling", RateScaling)):
+        assert _rows(f"### {name}") == {field: _default(info) for field, info in nameless.model_fields.items()}
 
 
 def test_missing_package_is_one_sentence(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -31,7 +31,8 @@ def test_sample_job_runs_a_configuration_of_the_image() -> None:
     copied = re.findall(r"^COPY (\S+) (/regroup-samples/train)$", (ROOT / "trainer-image/Dockerfile").read_text(), re.M)
     assert copied == [("manifests/samples/train", "/regroup-samples/train")]
     config = load(str(ROOT / path.replace("/regroup-samples/train", "manifests/samples/train")), [change])
-    assert config.global_batch // config.microbatch >= job.max_replicas
+    assert config.most_processes is not None
+    assert config.most_processes >= job.max_replicas
 
 
 def test_regroup_run_of_a_configuration_runs_the_loop() -> None:

@@ -9,8 +9,16 @@ import pytest
 from regroup.layout import Layout
 from regroup.train.shares import held_out
 
-WHOLE, SHARD, TENSOR, BOTH = (
-    Layout(dims) for dims in ((), (("shard", 2),), (("tensor", 2),), (("shard", 2), ("tensor", 2)))
+WHOLE, SHARD, TENSOR, BOTH, PIPELINE, CONTEXT = (
+    Layout(dims)
+    for dims in (
+        (),
+        (("shard", 2),),
+        (("tensor", 2),),
+        (("shard", 2), ("tensor", 2)),
+        (("pipeline", 2),),
+        (("context", 2),),
+    )
 )
 
 
@@ -26,13 +34,15 @@ WHOLE, SHARD, TENSOR, BOTH = (
             [[(0, True)], [(0, False)], [(4, True)], [(4, False)], [(8, True)], [(8, False)], [(0, False)], [(0, False)]],
             id="two groups",
         ),
+        pytest.param(PIPELINE, 2, [[(0, False), (4, False), (8, False)], [(0, True), (4, True), (8, True)]], id="the last stage"),
+        pytest.param(CONTEXT, 2, [[(0, True), (4, True), (8, True)]] * 2, id="each has its own tokens"),
     ],
 )  # fmt: skip
 def test_batches_of_each_rank(layout: Layout, world_size: int, want: list[list[tuple[int, bool]]]) -> None:
     assert [list(held_out(rank, world_size, 10, 4, layout)) for rank in range(world_size)] == want
 
 
-@pytest.mark.parametrize("layout", [WHOLE, SHARD, TENSOR, BOTH], ids=str)
+@pytest.mark.parametrize("layout", [WHOLE, SHARD, TENSOR, BOTH, PIPELINE], ids=str)
 def test_each_sample_counts_once_and_groups_stay_together(layout: Layout) -> None:
     for groups, num_samples, batch in itertools.product(range(1, 4), range(1, 30), range(1, 6)):
         world_size = groups * layout.size

@@ -99,8 +99,7 @@ class LivingGroup(ProcessGroup):
         if groups is None:
             return getattr(self._target, kind)(*arguments, **options)
         groups.check_use()
-        if _refused:
-            raise Apart("Another process of this model group does not take part in this block.")
+        check_together()
         try:
             work = getattr(self._target, kind)(*arguments, **options)
         except RuntimeError as error:
@@ -326,6 +325,12 @@ def refuse(yes: bool) -> None:
     """Raise Apart for what this process communicates inside its model group, until this is called again or a generation begins."""
     global _refused
     _refused = yes
+
+
+def check_together() -> None:
+    """Raise Apart where `refuse` was called: what follows needs the rest of the model group."""
+    if _refused:
+        raise Apart("Another process of this model group does not take part in this block.")
 
 
 def bind_alone() -> None:

@@ -37,17 +37,28 @@ class MixtureOfExperts(torch.nn.Module):
                 f"top_k of regroup.MixtureOfExperts() is {top_k!r}; it must be at least 1 and at most the number of experts, "
                 f"{num_experts}."
             )
-        _check(num_experts, ranks_of(mesh, EXPERT, "regroup.MixtureOfExperts"))
-        self.top_k, self.num_experts, self.mesh = top_k, num_experts, mesh
+        self.top_k, self.num_experts = top_k, num_experts
+        self.mesh: Any = None
         self.router = torch.nn.Linear(width, num_experts, bias=False)
         self.up = torch.nn.Parameter(_drawn(num_experts, width, hidden))
         self.down = torch.nn.Parameter(_drawn(num_experts, hidden, width))
-        if mesh is not None:
-            from torch.distributed.tensor import Shard, distribute_tensor
+        self.split(mesh)
 
-            # Everybody has drawn the same numbers, and keeps its part.
-            self.up = torch.nn.Parameter(distribute_tensor(self.up.detach(), mesh, [Shard(0)]))
-            self.down = torch.nn.Parameter(distribute_tensor(self.down.detach(), mesh, [Shard(0)]))
+    def split(self, mesh: Any) -> None:
+        """Keep the experts of this rank only: for a layer that was made without a mesh, and whose parameters were drawn anew since.
+
+        mesh: mesh["expert"]; None: all experts stay here. Call it before the optimizer is built. Raises UsageError for a number of
+        experts that the ranks do not divide.
+        """
+        _check(self.num_experts, ranks_of(mesh, EXPERT, "regroup.MixtureOfExperts"))
+        self.mesh = mesh
+        if mesh is None:
+            return
+        from torch.distributed.tensor import Shard, distribute_tensor
+
+        # Everybody has drawn the same numbers, and keeps its part.
+        self.up = torch.nn.Parameter(distribute_tensor(self.up.detach(), mesh, [Shard(0)]))
+        self.down = torch.nn.Parameter(distribute_tensor(self.down.detach(), mesh, [Shard(0)]))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         tokens = x.flatten(0, -2)

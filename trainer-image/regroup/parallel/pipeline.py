@@ -71,8 +71,8 @@ class Pipeline(torch.nn.Module):
         if self.is_split:
             raise UsageError(
                 f"This process has {len(self._names)} of the model's {self._num_stages} stages, so the model cannot be called. "
-                "Call "
-                "step.run(loss), which runs the batches of a step through all stages."
+                "Call step.run(loss), which runs the batches of a step through all stages, or team.forward(x) in a block of "
+                "job.collective()."
             )
         return self.through(0, inputs)
 
@@ -374,6 +374,24 @@ def run(pipeline: Pipeline, work: Work, edges: Edges, backward: Backward, scale:
     """Run the microbatches of a step forward and backward; all ranks of a model group do so together. Gradients are those of the
     losses times `scale`. Raises what `Groups.wait` does, and UsageError for what a stage must not return."""
     _Run(pipeline, work, edges, backward, scale).run()
+
+
+def forward(pipeline: Pipeline, inputs: tuple[Any, ...], edges: Edges) -> Any:
+    """Return the model's output for one batch where the last stage is, None elsewhere; all ranks of a model group call it together.
+
+    inputs: the same on all of them. Nothing goes back: call it without gradients. Raises what `Groups.wait` does, and UsageError
+    for what a stage must not return."""
+    output: Any = None
+    for stage in pipeline.stages:
+        if stage > 0:
+            edges.expect(stage - 1)
+            inputs = tuple(edges.receive(stage - 1))
+        output = pipeline.through(stage, inputs)
+        if stage < pipeline.num_stages - 1:
+            edges.send(stage, _tensors(stage, output))
+            output = None
+    edges.finish()
+    return output
 
 
 def _tensors(stage: int, output: Any) -> list[torch.Tensor]:

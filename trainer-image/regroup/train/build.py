@@ -18,9 +18,9 @@ from regroup import accelerator, strategies
 from regroup.checkpoint.shards import is_split
 from regroup.errors import UsageError
 
-from . import config
+from . import sections
 from .config import Config, ConfigError
-from .tasks.task import Task
+from .tasks.task import Row, Task
 
 _aten = torch.ops.aten
 SAVED = frozenset(
@@ -76,36 +76,83 @@ def mesh_of(settings: Config) -> Any:
         raise ConfigError(str(error)) from None
 
 
-def prepare(task: Task, settings: Config, mesh: Any) -> None:
-    """Set how a task's model runs and how it is split over `mesh`, in place. Names of parameters stay.
+def prepare(task: Task, settings: Config, mesh: Any) -> torch.nn.Module:
+    """Set how a task's model runs and how it is split over `mesh`, in place; return what is trained: the model, or the part of it
+    that this process of a pipeline has. Names of parameters stay.
 
     Each further dimension of the mesh is a line here. The order is torch's: what splits layers, then what a block does in
-    backward and in torch.compile, and last what splits parameters, because FSDP2 gathers them around the whole of a block.
+    backward and in torch.compile, then what splits parameters, because FSDP2 gathers them around the whole of a block, and last
+    what cuts the row.
     """
-    dims = mesh.mesh_dim_names if mesh is not None else ()
+    model, dims = task.model, mesh.mesh_dim_names if mesh is not None else ()
     if "tensor" in dims:
         split_layers(task, mesh["tensor"])
-    prepare_blocks(task.model.blocks, settings.activation_checkpointing, settings.compile)
+    if "context" in dims:
+        assert task.split_sequences is not None, "refusals.py refuses context for this task"
+        task.split_sequences(mesh["context"])
+    if "expert" in dims:
+        split_experts(model, mesh["expert"])
+    prepare_blocks(model.blocks, settings.activation_checkpointing, settings.compile)
     if "shard" in dims:
-        split_parameters(task.model, mesh["shard"])
+        assert settings.mesh is not None
+        split_parameters(model, mesh["shard"], reshard=settings.mesh.reshard, is_row="pipeline" in dims)
+    if "pipeline" in dims:
+        return cut(model, settings)
+    return model
 
 
 def split_layers(task: Task, mesh: Any) -> None:
     """Split the layers of each block as the task's plan says: tensor parallel."""
     from torch.distributed.tensor.parallel import parallelize_module
 
-    assert task.layers is not None, "config.py refuses tensor for this task"
-    for block, plan in zip(task.model.blocks, task.layers(), strict=True):  # type: ignore[arg-type]
+    assert task.layers is not None, "refusals.py refuses tensor for this task"
+    for block, plan in zip(task.model.blocks, task.layers(), strict=True):
         parallelize_module(block, mesh, plan)
 
 
-def split_parameters(model: torch.nn.Module, mesh: Any) -> None:
-    """Split the parameters of each block on its own, so that one block is whole at a time, and then those outside: FSDP2."""
+def split_experts(model: torch.nn.Module, mesh: Any) -> None:
+    """Keep this process's experts of each mixture."""
+    for module in list(model.modules()):
+        if isinstance(module, regroup.MixtureOfExperts):
+            module.split(mesh)
+
+
+def split_parameters(model: Row, mesh: Any, *, reshard: bool, is_row: bool) -> None:
+    """Split the parameters of each block on its own, so that one block is whole at a time, and then those outside: FSDP2.
+
+    `reshard`: a block's parameters are split again after its forward; else after its backward. `is_row`: the model is never called
+    as a whole, so each of its modules is split on its own.
+    """
     from torch.distributed.fsdp import fully_shard
 
-    for block in model.blocks:  # type: ignore[union-attr]
-        fully_shard(block, mesh=mesh)
-    fully_shard(model, mesh=mesh)
+    for module in model if is_row else model.blocks:
+        fully_shard(module, mesh=mesh, reshard_after_forward=reshard)
+    if not is_row:
+        fully_shard(model, mesh=mesh, reshard_after_forward=reshard)
+
+
+def cut(model: Row, settings: Config) -> torch.nn.Module:
+    """Return this process's stages of a pipeline. Forward is called by the session, module by module: precision goes into each.
+    Raises ConfigError."""
+    assert settings.mesh is not None
+    for module in model:
+        module.forward = in_precision(module.forward, settings.precision)
+    try:
+        return regroup.pipeline(model, schedule=settings.mesh.schedule)
+    except UsageError as error:
+        raise ConfigError(str(error)) from None
+
+
+def in_precision(forward: Callable[..., Any], precision: str) -> Callable[..., Any]:
+    """Return a function that computes in this precision, on CPUs."""
+    if precision == "float32":
+        return forward
+
+    def run(*inputs: Any) -> Any:
+        with torch.autocast("cpu", DTYPES[precision]):
+            return forward(*inputs)
+
+    return run
 
 
 def prepare_blocks(blocks: Any, recompute: str, compiles: bool, backend: str = "inductor") -> None:
@@ -135,7 +182,7 @@ def _policy(_context: Any, operation: Any, *_: Any, **__: Any) -> CheckpointPoli
     return CheckpointPolicy.MUST_SAVE if operation in SAVED else CheckpointPolicy.PREFER_RECOMPUTE
 
 
-def optimizer_of(settings: config.Sgd | config.AdamW, model: torch.nn.Module) -> torch.optim.Optimizer:
+def optimizer_of(settings: sections.Sgd | sections.AdamW, model: torch.nn.Module) -> torch.optim.Optimizer:
     """Return the optimizer; weight decay for parameters of two and more dimensions only.
 
     Fused (one kernel for all of them) where the model is whole: it does not take parameters of different meshes together.
@@ -145,7 +192,7 @@ def optimizer_of(settings: config.Sgd | config.AdamW, model: torch.nn.Module) ->
         {"params": [p for p in parameters if p.dim() > 1], "weight_decay": settings.weight_decay},
         {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
     ]
-    if isinstance(settings, config.Sgd):
+    if isinstance(settings, sections.Sgd):
         return torch.optim.SGD(groups, lr=settings.learning_rate, momentum=settings.momentum)
     betas = (settings.beta1, settings.beta2)
     is_whole = not any(is_split(parameter) for parameter in parameters)
@@ -155,9 +202,11 @@ def optimizer_of(settings: config.Sgd | config.AdamW, model: torch.nn.Module) ->
 def strategy_of(settings: Config) -> strategies.DataParallel | strategies.LocalSGD | strategies.DiLoCo:
     """Return the session's strategy. Inner steps are what is clipped."""
     strategy, max_norm = settings.strategy, settings.max_norm
-    if isinstance(strategy, config.DataParallel):
-        return strategies.DataParallel(hook=settings.hook, algorithm=strategy.algorithm, uneven=strategy.uneven)
-    if isinstance(strategy, config.LocalSgd):
+    if isinstance(strategy, sections.DataParallel):
+        return strategies.DataParallel(
+            hook=hook_of(settings.hook), algorithm=strategy.algorithm, uneven=strategy.uneven
+        )
+    if isinstance(strategy, sections.LocalSgd):
         return strategies.LocalSGD(inner_steps=strategy.inner_steps, max_norm=max_norm)
     return strategies.DiLoCo(
         inner_steps=strategy.inner_steps,
@@ -167,12 +216,26 @@ def strategy_of(settings: Config) -> strategies.DataParallel | strategies.LocalS
     )
 
 
-def rate_factor(settings: config.Constant | config.Decay, step: int, steps: int) -> float:
+def hook_of(settings: sections.Rounded | sections.PowerSgd | None) -> str | strategies.PowerSGD | None:
+    """Return how gradients are compressed, as the session takes it."""
+    if isinstance(settings, sections.PowerSgd):
+        return strategies.PowerSGD(settings.rank, settings.start_step, settings.min_compression)
+    return settings.name if settings is not None else None
+
+
+def rate_scaling_of(settings: sections.RateScaling | None) -> strategies.RateScaling | None:
+    """Return how learning rates follow the batch."""
+    if settings is None:
+        return None
+    return strategies.RateScaling(settings.base_batch, settings.rule, settings.warmup_steps)
+
+
+def rate_factor(settings: sections.Constant | sections.Decay, step: int, steps: int) -> float:
     """Return the factor of the learning rate in step `step`, from 0, of `steps`. Pure."""
     warmup = settings.warmup_steps
     if step < warmup:
         return (step + 1) / (warmup + 1)
-    if isinstance(settings, config.Constant):
+    if isinstance(settings, sections.Constant):
         return 1.0
     done = min(1.0, (step - warmup) / max(1, steps - 1 - warmup))
     left = 1 - done if settings.name == "linear" else (1 + math.cos(math.pi * done)) / 2

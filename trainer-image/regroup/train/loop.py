@@ -4,22 +4,22 @@ Nothing here knows how many processes there are. `regroup.session` deals the sam
 and handles failures and resizes; checkpoints are the job's. What is put together is in `build`, what is trained in `tasks`.
 """
 
-import hashlib
-import logging
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from typing import Any
 
 import torch
 from torch.nn.functional import cross_entropy
 
 import regroup
-from regroup.checkpoint.shards import is_split
 from regroup.data import as_source
+from regroup.parallel.pipeline import Pipeline
 from regroup.step import Step
 
 from . import build, shares, tasks
 from .board import Board, curves
 from .config import Config
+from .digest import digest_of
 from .flops import peak_flops
 from .speed import Meter, Speed
 
@@ -32,35 +32,51 @@ def train(config: Config) -> None:
     mesh = build.mesh_of(config)
     torch.manual_seed(config.seed)  # every process of a mesh builds the same model, and keeps its part
     task = tasks.build(config.task)
-    model = task.model.to(device)
-    build.prepare(task, config, mesh)
+    task.model.to(device)
+    model = build.prepare(task, config, mesh)
     optimizer = build.optimizer_of(config.optimizer, model)
     schedule = build.schedule_of(config, optimizer)
     dtype = build.DTYPES[config.precision]
     scaler = torch.amp.GradScaler(device.type) if dtype == torch.float16 else None
     gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
-    meter = Meter(task, config.global_batch, peak_flops(gpu, config.precision))
+    meter = Meter(task, peak_flops(gpu, config.precision))
     board = Board(config, model, device)
+    train_on, evaluate_on = task.train, as_source(task.held_out)
+    del task  # layers that other processes of a pipeline have end here
+    is_pipeline = isinstance(model, Pipeline)
+    context = mesh["context"] if mesh is not None and "context" in mesh.mesh_dim_names else None
 
-    def loss_of(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the mean loss, and the scores [number of targets, classes]."""
-        with torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
-            scores = model(x).flatten(0, -2)
-            return cross_entropy(scores, y.flatten()), scores
+    def in_precision() -> torch.autocast:
+        return torch.autocast(device.type, dtype, enabled=dtype != torch.float32)
+
+    def taken(batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return inputs and targets on the device: of each sequence this process's part."""
+        x, y = regroup.split_sequence(batch, context).batch if context is not None else batch
+        return x.to(device, non_blocking=True), y.to(device, non_blocking=True)
+
+    def summed(scores: torch.Tensor, batch: Any) -> tuple[torch.Tensor, int]:
+        """Return the loss summed over targets, and their number: for the last stage of a pipeline."""
+        _, y = taken(batch)
+        with in_precision():
+            return cross_entropy(scores.flatten(0, -2), y.flatten(), reduction="sum"), y.numel()
 
     def evaluate() -> tuple[float, float] | None:
         """Return loss and accuracy on held-out data. Called by every rank between two steps; a membership change repeats it. None:
         a process that holds a part of this one's model died."""
-        source, whole = as_source(task.held_out), None
+        source, whole = evaluate_on, None
         for attempt in job.collective("evaluate"):
             with attempt as team, _evaluating(model, config.compile):
                 sums = torch.zeros(3, dtype=torch.float64, device=device)  # of loss, right answers, targets
                 for first, counts in shares.held_out(team.rank, team.world_size, len(source), config.microbatch):
                     ids = torch.arange(first, min(first + config.microbatch, len(source)))
-                    x, y = (part.to(device, non_blocking=True) for part in source.fetch(ids))
-                    loss, scores = loss_of(x, y)
-                    if not counts:
+                    x, y = taken(source.fetch(ids))
+                    with in_precision():
+                        scores = team.forward(x)
+                    if scores is None or not counts:  # of a pipeline the last process has them
                         continue
+                    scores = scores.flatten(0, -2)
+                    with in_precision():
+                        loss = cross_entropy(scores, y.flatten())
                     right = (scores.argmax(-1) == y.flatten()).sum()
                     sums += torch.stack(
                         [loss.double() * y.numel(), right.double(), right.new_tensor(y.numel()).double()]
@@ -75,8 +91,10 @@ def train(config: Config) -> None:
     with regroup.session(
         model=model,
         optimizer=optimizer,
-        data=task.train,
+        data=train_on,
         global_batch=config.global_batch,
+        batch_per_rank=config.batch_per_rank,
+        rate_scaling=build.rate_scaling_of(config.rate_scaling),
         microbatch=config.microbatch,
         state={"schedule": schedule},
         seed=config.seed,
@@ -90,14 +108,19 @@ def train(config: Config) -> None:
         for step in job.steps(config.steps):
             board.begin(job, step)
             with step:  # a membership change ends this block; the same step comes again
-                for batch in step.microbatches():  # this rank's share, whatever the number of processes is now
-                    x, y = (part.to(device, non_blocking=True) for part in batch)
-                    loss, _ = loss_of(x, y)
+                if is_pipeline:  # the session runs the microbatches through the stages
+                    step.run(summed, inputs=lambda batch: taken(batch)[0])
+                for batch in (
+                    () if is_pipeline else step.microbatches()
+                ):  # this rank's share, however many ranks there are now
+                    x, y = taken(batch)
+                    with in_precision():
+                        loss = cross_entropy(model(x).flatten(0, -2), y.flatten())
                     step.backward(mean=loss, weight=y.numel())
                 step.commit(max_norm=max_norm, after=[schedule.step])
             if step.times is None:  # not committed
                 continue
-            meter.add(step.times)
+            meter.add(step.times, job.global_batch)
             board.committed(job, step)
             done, is_last = step.index + 1, step.index + 1 == config.steps
             if is_last or done % config.print_every == 0:
@@ -112,11 +135,11 @@ def train(config: Config) -> None:
                     print(f"step {done}  held-out loss {held_out_loss:.4f}  accuracy {accuracy:.4f}", flush=True)
             if is_last and mesh is not None:  # the parts come together, so all ranks take part, while they still meet
                 for attempt in job.collective("hash"):
-                    with attempt:
-                        digest = _hash(model)
+                    with attempt as team:
+                        digest = digest_of(model, team)
         board.close()
         if job.is_main and (mesh is None or digest is not None):
-            print(f"parameters sha256 {digest or _hash(model)}", flush=True)
+            print(f"parameters sha256 {digest or digest_of(model)}", flush=True)
 
 
 @contextmanager
@@ -141,13 +164,3 @@ def _line(step: Step, job: regroup.Job, speed: Speed) -> str:
         f"step {step.index + 1}  loss {step.loss:.4f}{norm}{noise}  rate {step.learning_rates[0]:.3g}{tokens}{mfu}{skipped}"
         f"  generation {job.generation}  ranks {job.world_size}"
     )
-
-
-def _hash(model: torch.nn.Module) -> str:
-    digest = hashlib.sha256()
-    # Torch warns that what is split twice is gathered in two parts.
-    logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
-    for parameter in model.parameters():
-        whole = parameter.full_tensor() if is_split(parameter) else parameter  # type: ignore[attr-defined]
-        digest.update(whole.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()

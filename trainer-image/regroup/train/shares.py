@@ -12,8 +12,8 @@ def held_out(
     """Yield the first sample of each batch that a rank evaluates, and whether its result counts.
 
     Every sample counts on one rank. The ranks of a model group make as many forward passes as each other, because they
-    communicate in them: some repeat the first batch. Of ranks that compute the same samples one counts. `layout`: of
-    regroup.mesh(), which is the default.
+    communicate in them: some repeat the first batch. Of ranks that compute the same samples one counts, or each that has its own
+    part of the sequences. `layout`: of regroup.mesh(), which is the default.
     """
     layout = layout if layout is not None else model_group.layout()
     group, inner = divmod(rank, layout.size)
@@ -23,6 +23,6 @@ def held_out(
     for first in range(0, num_batches, num_shares):
         index = first + mine
         if index < num_batches:
-            yield index * batch, layout.speaks(rank)
+            yield index * batch, layout.adds_loss(rank)
         elif layout.size > 1:
             yield 0, False

@@ -22,25 +22,24 @@ class Speed(NamedTuple):
 class Meter:
     """Adds up steps between two lines. What comes between steps (evaluation, checkpoints) does not count."""
 
-    def __init__(self, task: Task, global_batch: int, peak: float | None) -> None:
+    def __init__(self, task: Task, peak: float | None) -> None:
         """`peak`: FLOP/s of one process's GPU."""
-        self._per_step, self._unit = (
-            (global_batch, "samples") if task.tokens is None else (global_batch * task.tokens, "tokens")
-        )
+        self._per_sample, self._unit = (1, "samples") if task.tokens is None else (task.tokens, "tokens")
         self._flops_per_token, self._peak = task.flops_per_token, peak
-        self._num_steps, self._seconds = 0, 0.0
+        self._num_steps, self._num_samples, self._seconds = 0, 0, 0.0
 
-    def add(self, times: StepTimes) -> None:
-        """Count a step."""
+    def add(self, times: StepTimes, num_samples: int) -> None:
+        """Count a step of so many samples, over all processes."""
         self._num_steps += 1
+        self._num_samples += num_samples
         self._seconds += sum(times) - times.between
 
     def take(self, world_size: int) -> Speed:
         """Return the speed since the last call, and begin anew. At least one step has been counted."""
         step_s = self._seconds / self._num_steps
-        per_second = self._per_step / step_s
+        per_second = self._num_samples * self._per_sample / self._seconds
         mfu = None
         if self._flops_per_token is not None and self._peak is not None:
             mfu = per_second * self._flops_per_token / (self._peak * world_size)
-        self._num_steps, self._seconds = 0, 0.0
+        self._num_steps, self._num_samples, self._seconds = 0, 0, 0.0
         return Speed(step_s, per_second, self._unit, mfu)

@@ -6,25 +6,19 @@ from typing import Any
 import torch
 from torch import nn
 
-from regroup.train import config
+from regroup.train import sections
 
-from .task import Task
+from .task import Row, Task
 
 TRAINED = 1437
 """Of 1,797 samples; the others are held out."""
 
 
-class Classifier(nn.Module):
+class Classifier(Row):
     """Blocks, then a linear layer: [n, ...] -> scores [n, 10]."""
 
     def __init__(self, blocks: list[nn.Module], features: int) -> None:
-        super().__init__()
-        self.blocks = nn.Sequential(*blocks)
-        self.head = nn.Linear(features, 10)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """See the class."""
-        return torch.as_tensor(self.head(self.blocks(x).flatten(1)))
+        super().__init__({}, blocks, {"head": nn.Sequential(nn.Flatten(), nn.Linear(features, 10))})
 
 
 class Block(nn.Sequential):
@@ -37,7 +31,7 @@ class Block(nn.Sequential):
         return x
 
 
-def digits(settings: config.Digits) -> Task:
+def digits(settings: sections.Digits) -> Task:
     """Return the perceptron on [n, 64] in [0, 1]."""
     x, y = _digits()
     width = settings.width
@@ -52,7 +46,7 @@ def _plans() -> list[dict[str, Any]]:
     return [{"0": ColwiseParallel()}, {"0": RowwiseParallel()}]
 
 
-def cnn(settings: config.Cnn) -> Task:
+def cnn(settings: sections.Cnn) -> Task:
     """Return the convolutional network on [n, 1, 28, 28] in [0, 1].
 
     GroupNorm, since reduction="exact" refuses BatchNorm; strides in place of pooling, which has no deterministic backward
@@ -77,5 +71,5 @@ def _digits() -> tuple[torch.Tensor, torch.Tensor]:
     return torch.tensor(found.images, dtype=torch.float32)[order] / 16, torch.tensor(found.target)[order]
 
 
-def _task(model: nn.Module, x: torch.Tensor, y: torch.Tensor, layers: Any = None) -> Task:
+def _task(model: Row, x: torch.Tensor, y: torch.Tensor, layers: Any = None) -> Task:
     return Task(model, (x[:TRAINED], y[:TRAINED]), (x[TRAINED:], y[TRAINED:]), layers=layers)

@@ -5,18 +5,19 @@ GELU in its tanh form, output weights shared with the embedding. No dropout, as 
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 
+import regroup
 from regroup.data import DataError
-from regroup.train import config, tokens
+from regroup.train import sections, tokens
 from regroup.train.flops import flops_per_token
 
-from .task import Task
+from .task import Row, Task
 
 HELD_OUT, MOST_HELD_OUT = 0.05, 256
 """The last part of the samples, and at most so many, are for evaluation."""
@@ -31,14 +32,48 @@ class Shape:
     width: int
     length: int
     vocabulary: int
+    tied: bool = True
+    """The output layer uses the embedding's weights."""
+    experts: int | None = None
+    """In place of each block's perceptron; None: a perceptron."""
+    top_k: int = 1
+    """Experts that compute a token."""
 
 
-TINY = Shape(layers=4, heads=config.HEADS["tiny"], width=128, length=128, vocabulary=tokens.BYTES)
-GPT2 = Shape(layers=12, heads=config.HEADS["gpt2"], width=768, length=1024, vocabulary=50257)
+TINY = Shape(
+    layers=sections.LAYERS["tiny"],
+    heads=sections.HEADS["tiny"],
+    width=128,
+    length=sections.LENGTHS["tiny"],
+    vocabulary=tokens.BYTES,
+)
+GPT2 = Shape(
+    layers=sections.LAYERS["gpt2"],
+    heads=sections.HEADS["gpt2"],
+    width=768,
+    length=sections.LENGTHS["gpt2"],
+    vocabulary=50257,
+)
+
+
+class Embedding(nn.Module):
+    """Tokens [n, length], int64 -> [n, length, width]."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(shape.vocabulary, shape.width)
+        self.positions = nn.Embedding(shape.length, shape.width)
+        self.part = 0
+        """Which part of each sequence the tokens are: another process has those before."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """See the class."""
+        first, length = self.part * x.shape[1], x.shape[1]
+        return torch.as_tensor(self.tokens(x) + self.positions(torch.arange(first, first + length, device=x.device)))
 
 
 class Block(nn.Module):
-    """Attention and a perceptron, each added to its input: [n, length, width] -> the same."""
+    """Attention and a perceptron or experts, each added to its input: [n, length, width] -> the same."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -46,7 +81,13 @@ class Block(nn.Module):
         self.head_width = width // shape.heads
         self.attention_norm, self.mlp_norm = nn.LayerNorm(width), nn.LayerNorm(width)
         self.qkv_by_head, self.attention_out = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.mlp_in, self.mlp_out = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+        self.experts: regroup.MixtureOfExperts | None = None
+        if shape.experts is None:
+            self.mlp_in, self.mlp_out = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+        else:
+            self.experts = regroup.MixtureOfExperts(width, 4 * width, shape.experts, top_k=shape.top_k)
+        self.context: Any = None
+        """mesh["context"]: each of its processes has a part of each sequence. None: all of it is here."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """See the class."""
@@ -54,53 +95,96 @@ class Block(nn.Module):
         # Query, key and value of head 0, then of head 1: a part of the rows is whole heads, where `tensor` splits them.
         split = self.qkv_by_head(self.attention_norm(x)).view(n, length, -1, 3, self.head_width)
         query, key, value = split.permute(3, 0, 2, 1, 4)
-        mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)  # flash attention where there is one
+        if self.context is None:
+            mixed = F.scaled_dot_product_attention(
+                query, key, value, is_causal=True
+            )  # flash attention where there is one
+        else:
+            mixed = regroup.attention(query, key, value, self.context, causal=True)
         x = x + self.attention_out(mixed.transpose(1, 2).reshape(n, length, -1))
-        return x + torch.as_tensor(self.mlp_out(F.gelu(self.mlp_in(self.mlp_norm(x)), approximate="tanh")))
+        hidden = self.mlp_norm(x)
+        if self.experts is not None:
+            return x + torch.as_tensor(self.experts(hidden))
+        return x + torch.as_tensor(self.mlp_out(F.gelu(self.mlp_in(hidden), approximate="tanh")))
 
 
-class GPT(nn.Module):
+class Output(nn.Module):
+    """[n, length, width] -> scores of the next token [n, length, vocabulary]."""
+
+    def __init__(self, shape: Shape, embedding: Embedding) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(shape.width)
+        self.linear = None if shape.tied else nn.Linear(shape.width, shape.vocabulary, bias=False)
+        self._shared: tuple[Embedding, ...] = (embedding,) if shape.tied else ()
+        """Where the weights are that it shares. No submodule: they are there once in a checkpoint."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """See the class."""
+        weight = self.linear.weight if self.linear is not None else self._shared[0].tokens.weight
+        return F.linear(self.norm(x), weight)
+
+
+class GPT(Row):
     """Tokens [n, length], int64 -> scores of the next one [n, length, vocabulary]."""
 
     def __init__(self, shape: Shape) -> None:
-        super().__init__()
-        self.tokens = nn.Embedding(shape.vocabulary, shape.width)
-        self.positions = nn.Embedding(shape.length, shape.width)
-        self.blocks = nn.ModuleList(Block(shape) for _ in range(shape.layers))
-        self.last_norm = nn.LayerNorm(shape.width)
+        embedding = Embedding(shape)
+        blocks = [Block(shape) for _ in range(shape.layers)]
+        super().__init__({"embedding": embedding}, blocks, {"output": Output(shape, embedding)})
         for name, parameter in self.named_parameters():
             if parameter.dim() > 1:
                 # The 2 * layers outputs that are added to one path keep its variance.
-                out = name.endswith(("attention_out.weight", "mlp_out.weight"))
+                out = name.endswith(("attention_out.weight", "mlp_out.weight", "experts.down"))
                 nn.init.normal_(parameter, std=0.02 / math.sqrt(2 * shape.layers) if out else 0.02)
             elif name.endswith("bias"):
                 nn.init.zeros_(parameter)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """See the class."""
-        hidden = self.tokens(x) + self.positions(torch.arange(x.shape[1], device=x.device))
-        for block in self.blocks:
-            hidden = block(hidden)
-        return F.linear(self.last_norm(hidden), self.tokens.weight)
+    def split_sequences(self, mesh: Any) -> None:
+        """Compute this process's part of each sequence, in a mesh of one dimension, context."""
+        for module in self.modules():
+            if isinstance(module, Embedding):
+                module.part = mesh.get_local_rank()
+            elif isinstance(module, Block):
+                module.context = mesh
 
 
-def language_model(settings: config.LanguageModel) -> Task:
+def language_model(settings: sections.LanguageModel) -> Task:
     """Return a GPT and the samples of the configuration's tokens. Raises DataError."""
     shape = TINY if settings.size == "tiny" else GPT2
     found = tokens.corpus(settings.text, settings.tokens)
     if settings.size == "tiny":
-        shape = Shape(shape.layers, shape.heads, shape.width, settings.length or shape.length, found.vocabulary)
+        shape = replace(shape, length=settings.sample_tokens, vocabulary=found.vocabulary)
+    shape = replace(shape, tied=settings.tied, experts=settings.experts, top_k=settings.top_k)
     if found.vocabulary > shape.vocabulary:
         raise DataError(
             f"task.tokens ({settings.tokens}) has a vocabulary of {found.vocabulary}, and size {settings.size} has "
             f"{shape.vocabulary}. Make the tokens with a smaller vocabulary, or use size tiny."
         )
-    length = settings.length or shape.length
+    length = settings.sample_tokens
     train, held_out = tokens.split(found, length, HELD_OUT, MOST_HELD_OUT)
     model = GPT(shape)
-    in_products = sum(p.numel() for p in model.parameters()) - model.positions.weight.numel()
-    flops = flops_per_token(in_products, shape.layers, shape.width, length)
-    return Task(model, train, held_out, tokens=length, layers=lambda: [_plan()] * shape.layers, flops_per_token=flops)
+    flops = flops_per_token(_in_products(model, shape), shape.layers, shape.width, length)
+    return Task(
+        model,
+        train,
+        held_out,
+        tokens=length,
+        layers=lambda: [_plan()] * shape.layers,
+        split_sequences=model.split_sequences,
+        flops_per_token=flops,
+    )
+
+
+def _in_products(model: GPT, shape: Shape) -> int:
+    """Return the number of parameters that a token is multiplied with."""
+    sizes = {name: parameter.numel() for name, parameter in model.named_parameters()}
+    unused = sizes.pop("embedding.positions.weight")
+    if not shape.tied:
+        unused += sizes["embedding.tokens.weight"]  # looked up, not multiplied
+    if shape.experts is not None:
+        of_experts = sum(size for name, size in sizes.items() if name.endswith(("experts.up", "experts.down")))
+        unused += of_experts * (shape.experts - shape.top_k) // shape.experts
+    return sum(p.numel() for p in model.parameters()) - unused
 
 
 def _plan() -> dict[str, Any]:

@@ -1,0 +1,293 @@
+"""The fields of a configuration, by section: their types, their bounds and what they mean. A configuration never changes.
+
+Which of them work together is in `refusals`, how a file is read in `config`. docs/train.md has every field.
+"""
+
+import math
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+from regroup.layout import DATA_DIMS
+
+
+def named(value: Any) -> Any:
+    """Take `optimizer: sgd` for `optimizer: {name: sgd}`."""
+    return {"name": value} if isinstance(value, str) else value
+
+
+class Section(BaseModel):
+    """A part of the configuration."""
+
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, strict=True, allow_inf_nan=False, use_attribute_docstrings=True
+    )
+
+
+class Digits(Section):
+    """A perceptron on scikit-learn's handwritten digits, 1,797 images of 8 x 8."""
+
+    name: Literal["digits"]
+    width: int = Field(default=128, ge=1)
+    """Width of the two hidden layers."""
+
+    @property
+    def parts(self) -> int:
+        """Modules that a pipeline can cut between."""
+        return 3
+
+
+class Cnn(Section):
+    """A convolutional network on the same digits, enlarged to the 28 x 28 of MNIST."""
+
+    name: Literal["cnn"]
+    width: int = Field(default=16, ge=8, multiple_of=8)
+    """Channels of the first layer; the others have twice and four times as many."""
+
+    @property
+    def parts(self) -> int:
+        """See Digits."""
+        return 4
+
+
+HEADS, LAYERS, LENGTHS = {"tiny": 4, "gpt2": 12}, {"tiny": 4, "gpt2": 12}, {"tiny": 128, "gpt2": 1024}
+"""By `task.size`: attention heads, layers, and tokens in a sample where `task.length` is absent."""
+
+
+class LanguageModel(Section):
+    """GPT-2's architecture on tokens, predicting the next one."""
+
+    name: Literal["language_model"]
+    size: Literal["tiny", "gpt2"] = "tiny"
+    """tiny: 4 layers of width 128, 0.8 million parameters. gpt2: GPT-2 124M."""
+    length: int | None = Field(default=None, ge=1, le=1024)
+    """Tokens in a sample. Absent: 128 for tiny, 1024 for gpt2."""
+    text: str | None = None
+    """Path of a text file; its bytes become the tokens. Absent, without `tokens`: the source text of Python's standard library."""
+    tokens: str | None = None
+    """Path of a token file. It is made from `text` if it does not exist. Absent: tokens are kept in memory."""
+    tied: bool = True
+    """The output layer uses the embedding's weights. false: it has its own, which a pipeline needs."""
+    experts: int | None = Field(default=None, ge=2)
+    """Experts in place of each block's perceptron. Absent: one perceptron."""
+    top_k: int = Field(default=1, ge=1)
+    """Experts that compute a token, of `experts`."""
+
+    @property
+    def parts(self) -> int:
+        """See Digits: embedding, layers, output."""
+        return LAYERS[self.size] + 2
+
+    @property
+    def heads(self) -> int:
+        """Attention heads, which the processes of `mesh.tensor` and `mesh.context` share out."""
+        return HEADS[self.size]
+
+    @property
+    def sample_tokens(self) -> int:
+        """Tokens in a sample."""
+        return self.length or LENGTHS[self.size]
+
+
+class Rounded(Section):
+    """Gradients are rounded for the sum over processes."""
+
+    name: Literal["fp16", "bf16"]
+    """The format."""
+
+
+class PowerSgd(Section):
+    """A low-rank approximation of each gradient is summed over processes; what it leaves out is added in the next step."""
+
+    name: Literal["powersgd"]
+    rank: int = Field(default=1, ge=1)
+    """Of the approximation: larger is more exact and slower."""
+    start_step: int = Field(default=1000, ge=0)
+    """Steps before this one sum gradients as they are."""
+    min_compression: float = Field(default=2.0, ge=1)
+    """A parameter is approximated only if that makes what is sent smaller by more than this factor."""
+
+
+class Sgd(Section):
+    """torch.optim.SGD."""
+
+    name: Literal["sgd"]
+    learning_rate: float = Field(default=0.05, gt=0)
+    """Rate after warm-up."""
+    momentum: float = Field(default=0.9, ge=0, lt=1)
+    """Share of the last update that the next one repeats."""
+    weight_decay: float = Field(default=0.0, ge=0)
+    """Applied to weights with two or more dimensions, not to biases and norms."""
+
+
+class AdamW(Section):
+    """torch.optim.AdamW, fused."""
+
+    name: Literal["adamw"]
+    learning_rate: float = Field(default=3e-4, gt=0)
+    """Rate after warm-up."""
+    beta1: float = Field(default=0.9, ge=0, lt=1)
+    """Decay of the mean of gradients."""
+    beta2: float = Field(default=0.95, ge=0, lt=1)
+    """Decay of the mean of their squares."""
+    weight_decay: float = Field(default=0.1, ge=0)
+    """Applied to weights with two or more dimensions, not to biases and norms."""
+
+
+class Constant(Section):
+    """The rate stays after warm-up."""
+
+    name: Literal["constant"]
+    warmup_steps: int = Field(default=0, ge=0)
+    """Steps in which the rate rises linearly to `learning_rate`."""
+
+
+class Decay(Section):
+    """The rate falls from warm-up to the last step."""
+
+    name: Literal["cosine", "linear"]
+    """cosine: half a cosine wave. linear: a straight line."""
+    warmup_steps: int = Field(default=0, ge=0)
+    """Steps in which the rate rises linearly to `learning_rate`."""
+    final_fraction: float = Field(default=0.1, ge=0, le=1)
+    """The rate at the last step, as a fraction of `learning_rate`."""
+
+
+class DataParallel(Section):
+    """Each step applies the gradient of its whole batch, summed over the processes."""
+
+    name: Literal["data_parallel"]
+    uneven: bool = False
+    """Processes that take longer for a microbatch get fewer of them."""
+    algorithm: Literal["library", "ring"] = "library"
+    """What sums gradients. library: the all-reduce of gloo or NCCL. ring: the library's own, to read and to compare with."""
+
+
+class Mesh(Section):
+    """How many processes hold one copy of the model together, by dimension of regroup.mesh(). 1: not split."""
+
+    shard: int = Field(default=1, ge=1)
+    """Processes that compute different samples and split every parameter (FSDP2)."""
+    tensor: int = Field(default=1, ge=1)
+    """Processes that compute the same samples, each its part of a layer."""
+    pipeline: int = Field(default=1, ge=1)
+    """Processes that compute the same samples, each some of the layers."""
+    context: int = Field(default=1, ge=1)
+    """Processes that compute the same samples, each its part of every sequence."""
+    expert: int = Field(default=1, ge=1)
+    """Processes that compute different samples and share out `task.experts`."""
+    schedule: Literal["gpipe", "1f1b", "interleaved", "zero_bubble"] = "1f1b"
+    """With `pipeline`: in which order a process computes its layers' microbatches."""
+    reshard: bool = True
+    """With `shard`: parameters are split again after forward. false: after backward."""
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """The dimensions along which the model is split, outermost first: what regroup.mesh() is called with, if there is one."""
+        return {name: size for name in DIMENSIONS if (size := getattr(self, name)) > 1}
+
+
+DIMENSIONS = ("pipeline", "shard", "tensor", "context", "expert")
+"""Outermost first: processes far from each other should have the least to tell each other."""
+
+
+class LocalSgd(Section):
+    """Each process steps the optimizer by itself, and each step averages the parameters."""
+
+    name: Literal["local_sgd"]
+    inner_steps: int = Field(default=10, ge=1)
+    """Optimizer steps of each process in one step."""
+
+
+class DiLoCo(Section):
+    """As local_sgd, with a step of SGD with Nesterov momentum in place of the average."""
+
+    name: Literal["diloco"]
+    inner_steps: int = Field(default=10, ge=1)
+    """Optimizer steps of each process in one step."""
+    outer_learning_rate: float = Field(default=0.7, gt=0)
+    """Learning rate of the step over all processes."""
+    outer_momentum: float = Field(default=0.9, gt=0, lt=1)
+    """Momentum of the step over all processes."""
+
+
+class RateScaling(Section):
+    """How learning rates follow the batch, with `batch_per_rank`."""
+
+    base_batch: int = Field(ge=1)
+    """Samples in a step for which `learning_rate` is right: the factor is 1 there."""
+    rule: Literal["linear", "sqrt"] = "linear"
+    """The factor is batch / base_batch, or its square root."""
+    warmup_steps: int = Field(default=100, ge=0)
+    """Steps in which the factor goes to its new value after each change, in a straight line."""
+
+
+class Fields(Section):
+    """A whole run."""
+
+    task: Annotated[Digits | Cnn | LanguageModel, Field(discriminator="name"), BeforeValidator(named)]
+    """What is trained on what: digits, cnn or language_model."""
+    steps: int = Field(ge=1)
+    """Steps of the whole run, all epochs together."""
+    global_batch: int | None = Field(default=None, ge=1)
+    """Samples in a step over all processes. It stays the same at any number of processes."""
+    batch_per_rank: int | None = Field(default=None, ge=1)
+    """Samples in a step for each process, in place of `global_batch`: a step's batch follows the number of processes."""
+    rate_scaling: RateScaling | None = None
+    """How learning rates follow the batch, with `batch_per_rank`. Absent: not at all."""
+    microbatch: int = Field(ge=1)
+    """Samples in a forward pass. It divides `global_batch`, at least as often as there may be processes."""
+    seed: int = Field(default=0, ge=0, lt=1 << 64)
+    """Determines the first parameters and the order of the samples."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """auto: a GPU if there is one."""
+    reduction: Literal["fast", "exact"] = "fast"
+    """exact: the same parameters, bit by bit, at any number of processes; slower."""
+    hook: Annotated[Annotated[Rounded | PowerSgd, Field(discriminator="name")] | None, BeforeValidator(named)] = None
+    """How gradients are compressed for the sum over processes: fp16, bf16 or powersgd. Absent: not at all."""
+    precision: Literal["float32", "bfloat16", "float16"] = "float32"
+    """Of forward and backward, by torch.autocast; parameters stay float32. float16: with a GradScaler."""
+    activation_checkpointing: Literal["none", "full", "selective"] = "none"
+    """full: backward computes each block again, which needs less memory. selective: all but matrix products and attention."""
+    compile: bool = False
+    """Compile each block with torch.compile. A worker compiles before it joins a running job."""
+    optimizer: Annotated[Sgd | AdamW, Field(discriminator="name"), BeforeValidator(named)] = AdamW(name="adamw")
+    """sgd or adamw."""
+    schedule: Annotated[Constant | Decay, Field(discriminator="name"), BeforeValidator(named)] = Constant(
+        name="constant"
+    )
+    """constant, cosine or linear: how the learning rate changes."""
+    strategy: Annotated[DataParallel | LocalSgd | DiLoCo, Field(discriminator="name"), BeforeValidator(named)] = (
+        DataParallel(name="data_parallel")
+    )
+    """data_parallel, local_sgd or diloco: how the processes share the work of a step."""
+    mesh: Mesh | None = None
+    """Processes that hold one copy of the model together. Absent: each process holds all of it."""
+    max_norm: float | None = Field(default=None, gt=0)
+    """The gradient's norm is clipped to it. Absent: no clipping."""
+    noise_scale: bool = False
+    """Measure the gradient noise scale, and print it with the loss."""
+    evaluate_every: int | None = Field(default=None, ge=1)
+    """Evaluate on held-out data after so many steps, and after the last one. Absent: after the last one only."""
+    print_every: int = Field(default=100, ge=1)
+    """Steps between two lines of loss, gradient norm and learning rate."""
+    tensorboard: str | None = None
+    """Directory for TensorBoard's files. Absent: none are written."""
+    histograms_every: int | None = Field(default=None, ge=1)
+    """Steps between two histograms of each parameter and gradient, with tensorboard. Absent: none."""
+    profile_at: int | None = Field(default=None, ge=1)
+    """First of three steps that a profiler records, with tensorboard. Absent: none."""
+
+    @property
+    def num_microbatches(self) -> int:
+        """Of a step; with `batch_per_rank` of one process's."""
+        return (self.global_batch or self.batch_per_rank or 0) // self.microbatch
+
+    @property
+    def most_processes(self) -> int | None:
+        """Processes that a step has work for; None: any number."""
+        if self.global_batch is None:
+            return None
+        sizes = self.mesh.sizes if self.mesh is not None else {}
+        computed_alike = math.prod(size for name, size in sizes.items() if name not in DATA_DIMS)
+        return self.num_microbatches * computed_alike
