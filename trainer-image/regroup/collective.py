@@ -22,6 +22,7 @@ from .errors import BackendError, GenerationChanged, GroupBroken, UsageError
 from .parallel import fsdp, pipeline
 from .state.training import TrainingState
 from .transaction.commit import Committer
+from .transaction.served import ServedCommitter
 
 
 def together(arrivals: Sequence[Arrival], rank: int, here: Block) -> list[int]:
@@ -65,7 +66,11 @@ class Blocks:
     """The blocks of one job, counted since the last commit: who takes part in the one that begins here."""
 
     def __init__(
-        self, membership: Membership, committer: Committer, state: TrainingState, follow: Callable[[], None]
+        self,
+        membership: Membership,
+        committer: Committer | ServedCommitter,
+        state: TrainingState,
+        follow: Callable[[], None],
     ) -> None:
         """`follow` is called to be in the newest generation that must be followed."""
         self.num_left = 0

@@ -12,21 +12,24 @@ from typing import Any, cast
 
 import torch
 
-from . import model_group, strategies
+from . import model_group, served, strategies
 from .accelerator import make_current
 from .collective import Blocks, Collective
 from .data import UNKNOWN, SamplePlan, as_source, as_stream, make_feed
-from .errors import BackendError, DivergedError, GroupBroken, UsageError
+from .errors import BackendError, DivergedError, GenerationChanged, GroupBroken, UsageError
 from .generation.groups import Groups
 from .generation.membership import Alone, Membership, Stopped
 from .generation.regrouper import Regrouper
 from .generation.watcher import Watcher
 from .parallel.ddp import DataParallel
 from .parallel.exact import Exact
+from .parallel.ledger import NAME as LEDGER
+from .parallel.ledger import CountedPlan
 from .parallel.local_steps import LocalSteps
 from .parallel.noise import NAME as NOISE
 from .parallel.noise import NoiseScale
 from .parallel.pipeline import check_model
+from .parallel.served import Served
 from .parallel.strategy import Guarantees, Strategy
 from .progress.busy import BusyStack
 from .progress.reporter import Reporter
@@ -40,6 +43,7 @@ from .step import Step
 from .transaction.commit import Committer, exchange
 from .transaction.header import Header, Row
 from .transaction.rehearsal import Rehearsal, is_compiled
+from .transaction.served import ServedCommitter
 
 BATCH, RATES = "regroup.batch", "regroup.rates"
 """Names of the parts of the state that are the session's own."""
@@ -72,6 +76,8 @@ def make_strategy(
         return Exact(model, state.optimizer, plan)
     if isinstance(described, (strategies.LocalSGD, strategies.DiLoCo)):
         return _local_steps(described, state, plan)
+    if isinstance(described, strategies.ParameterServer):
+        return served.make_strategy(described, state, plan)
     if state.scaler is not None and isinstance(described.hook, strategies.PowerSGD):
         raise UsageError(
             "strategy has a PowerSGD hook, and scaler is set: what one step leaves for the next would be of another scale. "
@@ -262,16 +268,32 @@ class Job:
                 "data is a stream, which does not work with regroup.mesh() so far. Pass a map-style dataset."
             )
         num_samples = UNKNOWN if mapped is None else len(mapped)
-        self.plan = SamplePlan(
-            seed, num_samples, largest, microbatch, max_world_size, layout, in_order=stream is not None
-        )
+        described = strategies.DataParallel() if strategy is None else strategy
+        self._is_served = isinstance(described, strategies.ParameterServer)
+        if isinstance(described, strategies.ParameterServer):
+            served.refuse(
+                described,
+                reduction=reduction,
+                scaler=scaler,
+                batch_per_rank=batch_per_rank,
+                noise_scale=noise_scale,
+                is_stream=stream is not None,
+                group_size=layout.size,
+            )
+            self.plan: SamplePlan = served.plan_of(described, seed, num_samples, largest, microbatch, max_world_size)
+        else:
+            self.plan = SamplePlan(
+                seed, num_samples, largest, microbatch, max_world_size, layout, in_order=stream is not None
+            )
         self.state = TrainingState(model, optimizer, state, scaler)
         self._rates = ScaledRates(rate_scaling, self.state.optimizer) if rate_scaling is not None else None
         if batch_per_rank is not None:
             self.state.add(BATCH, self.plan)
         if self._rates is not None:
             self.state.add(RATES, self._rates)
-        self._feed = make_feed(self.source, self.plan)
+        if isinstance(self.plan, CountedPlan):
+            self.state.add(LEDGER, self.plan.ledger)
+        self._feed = make_feed(self.source, self.plan, reads_ahead=not self._is_served)
         self.outcome: str | None = None
         """How the job ended (Complete, Failed, Released, Suspended, Drained); None: not yet."""
         self.total: int | None = None
@@ -283,7 +305,6 @@ class Job:
         self._durable = Durable(self.state, self.plan, model_group.inner())
         self._device = next(model.parameters(), torch.empty(0)).device
         make_current(self._device)
-        described = strategies.DataParallel() if strategy is None else strategy
         self._noise: NoiseScale | None = None
         if noise_scale:
             _refuse_to_measure(described, reduction, scaler, layout.size)
@@ -310,22 +331,36 @@ class Job:
         self._memory = Memory(self.state, self.plan, send, local_rank, model_group.inner())
         if self._watcher is not None:
             self._membership = Regrouper(
-                self._watcher, self.state, self.plan, self._device, self._durable, self._memory
+                self._watcher,
+                self.state,
+                self.plan,
+                self._device,
+                self._durable,
+                self._memory,
+                served.links_of(described),
             )
         self._reporter = Reporter(self._watcher, self.plan, self._durable, self._memory)
         self._busy = BusyStack(send, self._reporter.paused)
-        self._committer = Committer(
-            self._membership,
-            self._strategy,
-            self.state,
-            self.plan,
-            self._memory,
-            self._committed,
-            self._durable.wants,
-            self._rates,
-            uneven=isinstance(described, strategies.DataParallel) and described.uneven,
-            noise=self._noise,
-        )
+        self._committer: Committer | ServedCommitter
+        if isinstance(self._strategy, Served):
+            assert isinstance(described, strategies.ParameterServer)
+            assert isinstance(self.plan, CountedPlan)
+            self._committer = ServedCommitter(
+                self._membership, self._strategy, described, self.state, self.plan, self._committed
+            )
+        else:
+            self._committer = Committer(
+                self._membership,
+                self._strategy,
+                self.state,
+                self.plan,
+                self._memory,
+                self._committed,
+                self._durable.wants,
+                self._rates,
+                uneven=isinstance(described, strategies.DataParallel) and described.uneven,
+                noise=self._noise,
+            )
         self._membership.keeper = self._committer
         self._blocks = Blocks(self._membership, self._committer, self.state, self._follow)
 
@@ -380,12 +415,12 @@ class Job:
     def shares(self) -> tuple[int, ...]:
         """Microbatches of each process in the next step, in the order of ranks; empty before the first generation. With
         `uneven` they change between steps."""
-        return tuple(len(share) for share in self._committer.quotas.shares)
+        return self._committer.deals
 
     @property
     def step(self) -> int:
-        """Number of committed steps."""
-        return self.state.step
+        """Number of committed steps; under a parameter server the newest version that this process knows of."""
+        return self._committer.step
 
     # --- the life of a trainer process -------------------------------------------------------------------------------
 
@@ -418,10 +453,14 @@ class Job:
             except Stopped as stopped:
                 self._end(stopped.outcome)
                 return
-            if self.state.step >= total or self._ended:
+            try:
+                index = self._committer.next_index(ended=self._ended)
+            except GenerationChanged:
+                continue
+            if index is None:
                 self._finish()
                 continue
-            step = Step(self.state.step, self._committer, self._feed, self.model)
+            step = Step(index, self._committer, self._feed, self.model)
             self._reporter.begin_step(step.index)
             yield step
             if self._committer.data_ended:
@@ -513,7 +552,7 @@ class Job:
 
     def _finish(self) -> None:
         """The last step is committed: prove that all ranks have it, save it, then serve as a source until the stop."""
-        step = self.state.step
+        step = self._committer.step
         row = Row(
             step, 0.0, 1.0, knows_newer=False, sample_hash=0, snapshotted=self._memory.step, total=self.total or 0
         )
@@ -561,8 +600,13 @@ class Job:
     def collective(self, name: str) -> Collective:
         """Return a block for collectives of your own between steps: `for attempt in job.collective("eval"):`.
 
-        Raises UsageError, when it is entered, inside a step or after the loop.
+        Raises UsageError, when it is entered, inside a step or after the loop, and under a parameter server.
         """
+        if self._is_served:
+            raise UsageError(
+                f'job.collective("{name}") does not work with strategy ParameterServer: ranks do not come to the same step. Do it '
+                "on one rank, where job.is_main is true."
+            )
         return Collective(self._blocks, name)
 
     def pause(self, name: str, *, max_s: float) -> AbstractContextManager[None]:

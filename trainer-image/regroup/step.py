@@ -19,6 +19,7 @@ from .parallel.schedules import FORWARD as FORWARD_PASS
 from .parallel.strategy import Share
 from .state.training import CommitRecord
 from .transaction.laps import BACKWARD, DATA, FORWARD, Laps, StepTimes
+from .transaction.versions import Applied
 
 
 class Transaction(Protocol):
@@ -28,8 +29,17 @@ class Transaction(Protocol):
     laps: Laps
     """The step's clock."""
 
-    def share(self) -> range:
+    @property
+    def applied(self) -> Sequence[Applied]:
+        """Versions that are applied in the block, under a parameter server: it grows."""
+        ...
+
+    def share(self) -> Sequence[int]:
         """Return the virtual workers whose microbatches are this rank's."""
+        ...
+
+    def key(self, index: int, v: int) -> Key:
+        """Return which microbatch virtual worker `v` of a step computes."""
         ...
 
     def begin(self) -> None:
@@ -107,13 +117,14 @@ class Step:
         self._inside = False
         self._record: CommitRecord | None = None
         self._times: list[float] | None = None
+        self._applied: Sequence[Applied] = ()
 
     @property
     def ids(self) -> torch.Tensor:
         """Of the current microbatch: numbers of its samples, [microbatch], int64. Empty where there is none."""
         if self.virtual_worker < 0:
             return torch.empty(0, dtype=torch.int64)
-        return self._transaction.plan.ids(self.index, self.virtual_worker).clone()
+        return self._transaction.plan.ids(*self._transaction.key(self.index, self.virtual_worker)).clone()
 
     @property
     def loss(self) -> float:
@@ -144,12 +155,19 @@ class Step:
         return self._transaction.noise_scale() if self.committed else None
 
     @property
+    def applied(self) -> tuple[Applied, ...]:
+        """Under a parameter server: the versions that this process applied in the block, with what each came of. Empty on ranks
+        that hold no state, and under other strategies."""
+        return tuple(self._applied)
+
+    @property
     def times(self) -> StepTimes | None:
         """Where the time of the step went on this rank, in seconds, once the step is committed; else None."""
         return StepTimes(*self._times) if self._times is not None else None
 
     def __enter__(self) -> "Step":
         self._transaction.begin()
+        self._applied = self._transaction.applied
         self._inside = True
         return self
 
@@ -181,15 +199,16 @@ class Step:
             for v in share:
                 self._transaction.check()
                 laps.lap(FORWARD)
+                key = self._transaction.key(self.index, v)
                 if self._feed.draws:
-                    seed_for(plan.seed, self.index, v)
+                    seed_for(plan.seed, *key)
                 try:
-                    batch = self._feed.take(Key(self.index, v), share)
+                    batch = self._feed.take(key, share)
                 except EndOfStream:
                     self._end_of_data(share)
                     return
                 # Forward draws the same, whoever has read the batch.
-                seed_for(plan.seed, self.index, self._transaction.stream(v))
+                seed_for(plan.seed, key.step, self._transaction.stream(v))
                 laps.lap(DATA)
                 self.virtual_worker, self._last = v, v == share[-1]
                 yield batch
@@ -240,7 +259,7 @@ class Step:
             share.pending.append((v, loss.detach(), factor))  # it is read once it is needed
         else:
             share.loss_sums[v] = 0.0
-        share.sample_hash += self._transaction.plan.hash_of(self.index, v)
+        share.sample_hash += self._transaction.plan.hash_of(*self._transaction.key(self.index, v))
         self._transaction.added(v, number)
 
     def run(
@@ -318,7 +337,7 @@ class Step:
                 "backward. Call step.run(loss) in place of the loop over step.microbatches()."
             )
 
-    def _end_of_data(self, share: range) -> None:
+    def _end_of_data(self, share: Sequence[int]) -> None:
         """This rank's share cannot be whole: take part in the commit, which raises on every rank."""
         self._share.ended = True
         for v in share:
@@ -341,7 +360,7 @@ class _Microbatches:
     def __init__(
         self,
         step: Step,
-        share: range,
+        share: Sequence[int],
         loss: Callable[[Any, Any], tuple[torch.Tensor, float]],
         inputs: Callable[[Any], Any] | None,
         seed_for: Callable[[int, int, int], None],

@@ -105,6 +105,30 @@ class DiLoCo:
             )
 
 
+@dataclass(frozen=True, kw_only=True)
+class ParameterServer:
+    """Ranks push gradients to one of them, the server, and pull parameters from it, each at its own pace (Ho et al. 2013). A
+    commit of the session is a *version* of the server's parameters. A second rank, the standby, holds a copy of each."""
+
+    staleness: int | None = 0
+    """A gradient that was computed on version b is applied to version k only if k - b is at most this; else it is refused and its
+    microbatch is dealt again. 0: synchronous. None: no bound, asynchronous SGD."""
+    shares_per_version: int | None = None
+    """Microbatches whose gradients make a version. None: all of a global batch with staleness 0, else one. Fewer than there are
+    workers, with staleness 0: the slowest ones are backup workers (Chen et al. 2016)."""
+    computes: bool = True
+    """Server and standby compute gradients as well, and make versions in between. False: they only serve, so that nobody waits for
+    their microbatches; that takes two of the workers."""
+
+    def __post_init__(self) -> None:
+        if self.staleness is not None:
+            _check_whole("ParameterServer.staleness", self.staleness, 0)
+        if self.shares_per_version is not None:
+            _check_whole("ParameterServer.shares_per_version", self.shares_per_version, 1)
+        if not isinstance(self.computes, bool):
+            raise UsageError(f"ParameterServer.computes is {self.computes!r}; it must be True or False.")
+
+
 @dataclass(frozen=True)
 class RateScaling:
     """Multiply learning rates when the batch follows the number of ranks, with a warm-up after each change."""
@@ -123,7 +147,7 @@ class RateScaling:
             raise UsageError(f'RateScaling.rule is {self.rule!r}; it must be "linear" or "sqrt".')
 
 
-Description = DataParallel | LocalSGD | DiLoCo
+Description = DataParallel | LocalSGD | DiLoCo | ParameterServer
 """What `strategy` may be."""
 
 

@@ -306,6 +306,7 @@ def test_script_that_fails_in_mid_round_leaves_its_last_commit_in_memory(
     monkeypatch.setenv(env.SNAPSHOT_DIR, str(tmp_path))
     monkeypatch.setenv(env.JOB_UID, "job")
     job = make_job()
+    assert isinstance(job._committer, Committer)
     job._memory = job._committer._memory = Memory(job.state, job.plan, lambda _: None, 0)
     held: list[list[torch.Tensor]] = []
 

@@ -4,7 +4,7 @@ Owns the worker processes. What they read ahead is a function of (step, virtual 
 change, when other microbatches come next, it is dropped and they begin anew. What a dataset draws is seeded where it is read.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -29,7 +29,7 @@ class Feed(Protocol):
     draws: bool
     """A batch may depend on this process's random numbers while it is read."""
 
-    def take(self, key: Key, share: range) -> Any:
+    def take(self, key: Key, share: Sequence[int]) -> Any:
         """Return a microbatch's batch. `share`: this rank's virtual workers, which come in turn, in this and further steps."""
         ...
 
@@ -45,7 +45,7 @@ class Direct:
         self._source, self._plan = source, plan
         self.draws = not isinstance(source, TensorSource)
 
-    def take(self, key: Key, share: range) -> Any:  # noqa: ARG002
+    def take(self, key: Key, share: Sequence[int]) -> Any:  # noqa: ARG002
         """See Feed."""
         ids = self._plan.ids(key.step, key.v)
         return self._source.fetch(ids.clone() if self.draws else ids)  # what a script's `fetch` writes to it is its own
@@ -77,11 +77,11 @@ class Ahead:
         )
         self._batches: Iterator[Any] | None = None
         self._next: Key | None = None
-        self._share = range(0)
+        self._share: Sequence[int] = range(0)
         self._piece = plan.piece
         """What is read ahead is of these steps."""
 
-    def take(self, key: Key, share: range) -> Any:
+    def take(self, key: Key, share: Sequence[int]) -> Any:
         """See Feed. What a worker process raises is raised here, with its traceback."""
         piece = self._positions.plan.piece
         if self._batches is None or (key, share, piece) != (self._next, self._share, self._piece):
@@ -101,14 +101,14 @@ class Ahead:
         self._loader._iterator = None
 
 
-def make_feed(source: Source | Stream, plan: SamplePlan) -> Feed:
-    """Return what reads from `source`."""
+def make_feed(source: Source | Stream, plan: SamplePlan, *, reads_ahead: bool = True) -> Feed:
+    """Return what reads from `source`. reads_ahead: it is known which microbatches come next."""
     if isinstance(source, Stream):
         return StreamFeed(source, plan)
-    return Ahead(source, plan) if isinstance(source, LoaderSource) else Direct(source, plan)
+    return Ahead(source, plan) if isinstance(source, LoaderSource) and reads_ahead else Direct(source, plan)
 
 
-def _after(key: Key, share: range) -> Key:
+def _after(key: Key, share: Sequence[int]) -> Key:
     """Return the microbatch that follows on this rank."""
     at = share.index(key.v) + 1
     return Key(key.step, share[at]) if at < len(share) else Key(key.step + 1, share[0])
@@ -119,7 +119,8 @@ class _Positions(Sampler[list[int]]):
 
     def __init__(self, plan: SamplePlan) -> None:
         self.plan = plan
-        self.first, self.share = Key(0, 0), range(1)
+        self.first = Key(0, 0)
+        self.share: Sequence[int] = range(1)
 
     def __iter__(self) -> Iterator[list[int]]:
         key, share = self.first, self.share

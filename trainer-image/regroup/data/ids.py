@@ -179,12 +179,17 @@ class SamplePlan:
         """Samples in each of the steps to come: `global_batch`, where nothing has changed it."""
         return self.piece.batch
 
+    @property
+    def step_samples(self) -> int:
+        """Number of samples in what a session commits at a time."""
+        return self.batch
+
     def change_batch(self, step: int, batch: int) -> None:
         """From `step` on, which is not committed, a step has `batch` samples, a multiple of `microbatch`. All ranks do this at
         one step, the first of a generation. Changing it twice at a step is as changing it to the last value."""
         if batch % self.microbatch:
             raise ValueError(f"batch {batch} is not a multiple of microbatch {self.microbatch}")
-        self._begin(Piece(step, self.samples(step), batch))
+        self._begin(Piece(step, self._position(step), batch))
 
     def state_dict(self) -> dict[str, int]:
         """Return what the answers for further steps depend on, beside the fields. It belongs to the state of a job whose batch
@@ -240,6 +245,10 @@ class SamplePlan:
 
     def samples(self, step: int) -> int:
         """Return the number of samples that `step` committed steps have used."""
+        return self._position(step)
+
+    def _position(self, step: int) -> int:
+        """Return the position of a step's first sample in the endless sequence of epochs."""
         piece = self.piece
         if step < piece.step:
             raise ValueError(f"step {step} is before step {piece.step}, with which the batch changed")
@@ -289,7 +298,7 @@ class SamplePlan:
         if block is None:
             while len(self._blocks) >= _KEPT:
                 del self._blocks[min(self._blocks)]
-            ids = self._at(self.samples(first), num_steps * piece.batch)
+            ids = self._at(self._position(first), num_steps * piece.batch)
             hashes = np.add.reduce(self._hashes(ids).reshape(num_steps, self.num_virtual, -1), axis=2, dtype=np.uint64)
             table = torch.from_numpy(ids.view(np.int64)).view(num_steps * self.num_virtual, self.microbatch)
             block = self._blocks[first] = _Block(table, hashes.tolist())

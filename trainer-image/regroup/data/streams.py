@@ -6,7 +6,7 @@ stream again where it has to go back: after a membership change, or to start. No
 says so with its row, and the job ends before that step (`regroup.transaction`).
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any
 
@@ -72,7 +72,7 @@ class StreamFeed:
         self._position = 0
         """Of the sample that the iterator gives next."""
 
-    def take(self, key: Any, share: range) -> Any:  # noqa: ARG002
+    def take(self, key: Any, share: Sequence[int]) -> Any:  # noqa: ARG002
         """See Feed. Raises EndOfStream."""
         size = self._plan.microbatch
         first = int(self._plan.ids(key.step, key.v)[0])

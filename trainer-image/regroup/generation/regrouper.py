@@ -8,7 +8,7 @@ group continues from is decided in `adoption`.
 import json
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
@@ -58,7 +58,10 @@ class Regrouper:
         device: torch.device,
         durable: Durable,
         memory: Memory,
+        links: Callable[[Assignment], Mapping[str, tuple[int, ...]]] = lambda _: {},
     ) -> None:
+        """`links`: further parts of each generation that this process is in, by name (`Groups`)."""
+        self._links = links
         self._seed = torch.initial_seed()  # the script has built its model
         self.groups: Groups | None = None
         self.gathering: Gathering | None = None
@@ -206,7 +209,7 @@ class Regrouper:
             return
         layout = self._plan.layout
         among = layout.parts(assignment.rank, assignment.world_size) | living.parts(assignment.rank, layout.size)
-        among |= edges.parts(layout, assignment.rank)
+        among |= edges.parts(layout, assignment.rank) | dict(self._links(assignment))
         groups = Groups(assignment, self._host, self._device, among)
         self._watcher.watch(number, groups, settled=False)
         try:

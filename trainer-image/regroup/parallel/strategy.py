@@ -32,6 +32,8 @@ class Guarantees:
     rounding."""
     equal_state: bool = True
     """Every rank holds the same state, the optimizer's too: what a lost rank held is what each survivor holds."""
+    samples_once: bool = True
+    """Each sample of an epoch is used once, whatever fails. (Under a parameter server the last ones may not be used at all.)"""
     optimizer_steps: int = 1
     """Steps of the optimizer in one step of the session: a failure repeats at most so many."""
 

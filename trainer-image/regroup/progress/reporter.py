@@ -134,7 +134,7 @@ class Reporter:
                 samples=self._plan.samples(reportable),
                 digest=self._plan.digest(reportable),
                 total_steps=total,
-                samples_per_second=self._pace.steps_per_s(self._plan.batch),
+                samples_per_second=self._pace.steps_per_s(self._plan.step_samples),
                 first_step_ms=first_step_ms,
                 steps_redone=steps_redone,
                 checkpoint=self._durable.report(),

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from regroup.data import DataError, Quotas, SamplePlan
+from regroup.data import DataError, Key, Quotas, SamplePlan
 from regroup.errors import (
     BackendError,
     DataEnded,
@@ -90,6 +90,21 @@ class Committer:
         """True inside the block of a step that is not committed yet."""
         return self._is_open
 
+    @property
+    def step(self) -> int:
+        """Number of committed steps."""
+        return self._state.step
+
+    @property
+    def deals(self) -> tuple[int, ...]:
+        """Microbatches of each process in the next step, in the order of ranks; empty before the first generation."""
+        return tuple(len(share) for share in self.quotas.shares)
+
+    def next_index(self, *, ended: bool) -> int | None:
+        """Return the number of the step that comes next; None: there is none. `ended`: the script, or another rank's, has left its
+        loop. Raises GenerationChanged where the group ends meanwhile."""
+        return None if ended or self._state.step >= self.total else self._state.step
+
     def begin_generation(self) -> None:
         """Other ranks, from here on."""
         self.num_committed = 0
@@ -112,6 +127,15 @@ class Committer:
     def share(self) -> range:
         """Return the virtual workers of this rank."""
         return self.quotas.shares[self.membership.rank]
+
+    @property
+    def applied(self) -> tuple[()]:
+        """See regroup.step.Transaction: there is no server."""
+        return ()
+
+    def key(self, index: int, v: int) -> Key:
+        """See regroup.step.Transaction."""
+        return Key(index, v)
 
     def check(self) -> None:
         """Raise GenerationChanged once the groups must be left."""

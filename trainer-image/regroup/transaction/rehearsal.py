@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from regroup.checkpoint import tree as trees
-from regroup.data import SamplePlan, microbatch_rng
+from regroup.data import Key, SamplePlan, microbatch_rng
 from regroup.errors import GenerationChanged, UsageError
 from regroup.parallel.fingerprint import sums_of
 from regroup.parallel.strategy import Share, Strategy
@@ -68,6 +68,15 @@ class Rehearsal:
 
     def end(self) -> None:
         """See Transaction."""
+
+    @property
+    def applied(self) -> tuple[()]:
+        """See regroup.step.Transaction: there is no server."""
+        return ()
+
+    def key(self, index: int, v: int) -> Key:
+        """See regroup.step.Transaction."""
+        return Key(index, v)
 
     def check(self) -> None:
         """See Transaction: there is no group that could end."""

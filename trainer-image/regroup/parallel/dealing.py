@@ -1,0 +1,320 @@
+"""What a parameter server decides: which shares a worker gets, which gradients a version counts, who is waited for. Pure.
+
+One `Desk` serves one generation. It is told what came and when; the clock is passed in. It holds no tensors and sends nothing: that
+is `regroup.transaction.service`. Rules DEALT, OWED and AGE of docs/design/adr/0031-parameter-server.md are in here.
+"""
+
+from collections import deque
+from dataclasses import dataclass, field
+from enum import Enum
+from statistics import median
+
+from regroup.data.ids import share_of
+
+from .ledger import Entry, Ledger
+
+LATE_TIMES = 4.0
+"""A worker that has pushed nothing for so many usual times is late: its shares are dealt again."""
+LATE_LEAST_S = 1.0
+"""... and never before this: where a share takes milliseconds, a pause of the machine is no sign."""
+LATE_UNKNOWN_S = 60.0
+"""As long as nobody has pushed in this generation: workers may compile."""
+WINDOW = 20
+"""Pushes whose median is the usual time."""
+
+
+@dataclass(frozen=True)
+class Roles:
+    """Who does what in a generation."""
+
+    standby: int | None
+    """The rank that holds a second copy; None: there is one rank. The server is rank 0."""
+    computing: tuple[int, ...]
+    """Ranks that compute gradients."""
+
+    def holds(self, rank: int) -> bool:
+        """Return whether a rank holds the state."""
+        return rank in (0, self.standby)
+
+
+def roles_of(world_size: int, per_worker: int, *, computes: bool) -> Roles:
+    """Return the roles of a generation, the same on all ranks. per_worker: processes of a worker; the standby is in another one
+    where there is one. computes: server and standby are workers as well; else they are where there would be no other."""
+    standby = None if world_size == 1 else per_worker if world_size > per_worker else 1
+    everybody = tuple(range(world_size))
+    if computes or world_size == 1:
+        return Roles(standby, everybody)
+    others = tuple(rank for rank in everybody if rank not in (0, standby))
+    return Roles(standby, others or tuple(rank for rank in everybody if rank))
+
+
+@dataclass(frozen=True)
+class Terms:
+    """The rules of one generation."""
+
+    staleness: int | None
+    """The oldest gradient that is applied, in versions; None: no bound."""
+    shares_per_version: int
+    roles: Roles
+    is_whole: bool
+    """A version is the gradient of a whole block: nobody is left out of it, however slow."""
+
+    def quotas(self) -> dict[int, int]:
+        """Return how many shares each computing rank is dealt at a time: together a version's, and at least one each. Where there
+        are more ranks than shares in a version, the last ones are its backup workers."""
+        ranks = self.roles.computing
+        return {
+            rank: max(1, len(share_of(self.shares_per_version, place, len(ranks)))) for place, rank in enumerate(ranks)
+        }
+
+
+class Answer(Enum):
+    """What a worker that asks for work is told, where there is none."""
+
+    FINISHED = 1
+    LEAVE = 2
+
+
+@dataclass(frozen=True)
+class Deal:
+    """Shares that a worker computes on a version."""
+
+    rank: int
+    base: int
+    shares: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Push:
+    """A worker's gradients of what it was dealt: their sum."""
+
+    deal: Deal
+    weight: float
+    loss_sum: float
+
+
+@dataclass(frozen=True)
+class Version:
+    """What the next version applies, in the order in which it is summed."""
+
+    number: int
+    pushes: tuple[Push, ...]
+    following: int
+
+    @property
+    def entry(self) -> Entry:
+        """What the ledger is to count."""
+        return Entry(
+            self.number,
+            self.following,
+            sum(push.weight for push in self.pushes),
+            sum(push.loss_sum for push in self.pushes),
+            tuple((push.deal.base, push.deal.shares) for push in self.pushes),
+        )
+
+
+@dataclass
+class _Rank:
+    """One rank, as the desk knows it."""
+
+    quota: int
+    since_s: float
+    """Since when it is waited for: it was dealt shares, or was told what became of the last ones."""
+    deal: Deal | None = None
+    """It computes these, or has pushed them. None with `is_computing`: it was given up."""
+    is_computing: bool = False
+    pushed: Push | None = None
+    is_told: bool = False
+    """It has been told to leave, or that the job has finished: it asks for nothing any more."""
+    knows_newer: bool = False
+    """It has heard of a newer, planned generation (rule CUTALL)."""
+    is_late: bool = False
+
+
+@dataclass
+class Desk:
+    """The server's decisions in one generation."""
+
+    ledger: Ledger
+    terms: Terms
+    world_size: int
+    now_s: float
+    """When the generation began."""
+    total: int
+    """The version at which the job ends."""
+    ended: bool = False
+    """A script has left its loop: the job ends with the version that there is."""
+    decided: list[tuple[Push, bool]] = field(default_factory=list)
+    """Pushes whose worker is to be told: counted, or refused. Who tells them empties it."""
+
+    def __post_init__(self) -> None:
+        quotas = self.terms.quotas()
+        self._ranks = {rank: _Rank(quotas.get(rank, 0), self.now_s) for rank in range(self.world_size)}
+        self._owed = set(self.ledger.uncounted)
+        self._following = self.ledger.following
+        self._queue: list[int] = []
+        """Ranks that have pushed, in the order in which they did."""
+        self._making: Version | None = None
+        self.version = self.ledger.version
+        """The newest one that is committed: the ledger may be one ahead, while the standby has not acknowledged it (rule COPY)."""
+        self._times_s: deque[float] = deque(maxlen=WINDOW)
+
+    # --- what workers ask --------------------------------------------------------------------------------------------
+
+    def heard(self, rank: int, *, knows_newer: bool, ended: bool = False) -> None:
+        """A rank says whether it knows of a newer generation, and whether its script has left its loop."""
+        self._ranks[rank].knows_newer = knows_newer
+        self.ended = self.ended or ended
+
+    def pull(self, rank: int, now_s: float) -> Deal | Answer:
+        """A rank asks for work."""
+        one = self._ranks[rank]
+        one.since_s, one.is_late = now_s, False
+        if self.is_finished or self.is_leaving:
+            one.is_told, one.is_computing, one.deal = True, False, None
+            return Answer.FINISHED if self.is_finished else Answer.LEAVE
+        one.deal = Deal(rank, self.version, self._take(one.quota))
+        one.is_computing = True
+        return one.deal
+
+    def push(self, rank: int, weight: float, loss_sum: float, now_s: float) -> None:
+        """A rank has sent its gradients. Who was dealt nothing only waits for the next version."""
+        one = self._ranks[rank]
+        deal, one.is_computing = one.deal, False
+        if deal is None:  # it was given up, and may be dealt to somebody else (rule DEALT)
+            one.since_s, one.is_late = now_s, False
+            self.decided.append((Push(Deal(rank, -1, ()), weight, loss_sum), False))
+            return
+        if deal.shares:
+            self._times_s.append(now_s - one.since_s)
+        one.pushed = Push(deal, weight, loss_sum)
+        self._queue.append(rank)
+
+    # --- versions ----------------------------------------------------------------------------------------------------
+
+    def next_version(self, now_s: float) -> Version | None:
+        """Return what the next version applies; None: not enough has come yet, or one is being made. `made` comes next."""
+        self.give_up(now_s)
+        if self._making is not None:
+            return None
+        self._refuse_old(now_s)
+        if self.is_finished or self._ranks[0].is_told:  # the server makes no more
+            self._refuse_all(now_s)
+            return None
+        chosen: list[int] = []
+        count = 0
+        for rank in self._queue:
+            pushed = self._ranks[rank].pushed
+            if pushed is not None and pushed.deal.shares and count < self._needed:
+                chosen.append(rank)
+                count += len(pushed.deal.shares)
+        if not chosen or count < self._needed:
+            if self.is_leaving and not any(one.is_computing for one in self._ranks.values()):
+                self._refuse_all(now_s)
+            return None
+        pushes = [push for push in (self._ranks[rank].pushed for rank in chosen) if push is not None]
+        pushes.sort(key=lambda push: push.deal.shares)
+        self._making = Version(self.version + 1, tuple(pushes), self._following)
+        return self._making
+
+    def made(self, now_s: float) -> None:
+        """The version of `next_version` is committed; the ledger has counted it."""
+        version, self._making = self._making, None
+        assert version is not None
+        assert self.ledger.version == version.number
+        self.version = version.number
+        for push in version.pushes:
+            self._decide(push.deal.rank, now_s, counted=True)
+        for rank in [rank for rank in self._queue if not self._push_of(rank).deal.shares]:
+            self._decide(rank, now_s, counted=True)
+        # What is too old now will be older when it comes.
+        self._refuse_old(now_s)
+        for one in self._ranks.values():
+            if one.is_computing and one.deal is not None and one.deal.shares and self._is_old(one.deal):
+                self._owe(one.deal)
+                one.deal = None
+
+    def give_up(self, now_s: float) -> None:
+        """Deal the shares of workers that are late again (rule OWED). Not where a version needs all of a block."""
+        if self.terms.is_whole:
+            return
+        for one in self._ranks.values():
+            if one.quota and one.pushed is None and not one.is_told and now_s - one.since_s > self.patience_s:
+                one.is_late = True
+                if one.deal is not None:
+                    self._owe(one.deal)
+                    one.deal = None
+
+    # --- the end of a generation -------------------------------------------------------------------------------------
+
+    @property
+    def patience_s(self) -> float:
+        """How long a worker is waited for."""
+        return max(LATE_LEAST_S, LATE_TIMES * median(self._times_s)) if self._times_s else LATE_UNKNOWN_S
+
+    @property
+    def is_finished(self) -> bool:
+        return self.ended or self.version >= self.total
+
+    @property
+    def is_leaving(self) -> bool:
+        """All ranks know of a newer generation: nothing is dealt any more (rule CUTALL)."""
+        return all(one.knows_newer for one in self._ranks.values())
+
+    @property
+    def is_over(self) -> bool:
+        """All ranks have been told that they need not ask again."""
+        return all(one.is_told for one in self._ranks.values())
+
+    def must_break(self, now_s: float) -> bool:
+        """Return whether the others leave without the rest: somebody does not come to the cut."""
+        waits = [one for one in self._ranks.values() if not one.is_told]
+        return self.is_leaving and any(now_s - one.since_s > self.patience_s for one in waits)
+
+    # --- small parts -------------------------------------------------------------------------------------------------
+
+    @property
+    def _needed(self) -> int:
+        """Shares of the next version: fewer where those who are there have not so many."""
+        if self.terms.is_whole:
+            return self.terms.shares_per_version
+        there = sum(one.quota for one in self._ranks.values() if not (one.is_late or one.is_told))
+        return max(1, min(self.terms.shares_per_version, there))
+
+    def _take(self, count: int) -> tuple[int, ...]:
+        """Return so many shares: those that are owed first, then new ones."""
+        taken = sorted(self._owed)[:count]
+        self._owed.difference_update(taken)
+        new = range(self._following, self._following + count - len(taken))
+        self._following = new.stop
+        return (*taken, *new)
+
+    def _is_old(self, deal: Deal) -> bool:
+        """Rule AGE: the next version is applied to the newest one; a gradient that was computed on that one is of age 0."""
+        return self.terms.staleness is not None and self.version - deal.base > self.terms.staleness
+
+    def _refuse_old(self, now_s: float) -> None:
+        for rank in list(self._queue):
+            deal = self._push_of(rank).deal
+            if deal.shares and self._is_old(deal):
+                self._decide(rank, now_s, counted=False)
+
+    def _refuse_all(self, now_s: float) -> None:
+        for rank in list(self._queue):
+            self._decide(rank, now_s, counted=False)
+
+    def _decide(self, rank: int, now_s: float, *, counted: bool) -> None:
+        push, one = self._push_of(rank), self._ranks[rank]
+        self._queue.remove(rank)
+        if not counted:
+            self._owe(push.deal)
+        one.pushed, one.deal, one.since_s = None, None, now_s
+        self.decided.append((push, counted))
+
+    def _owe(self, deal: Deal) -> None:
+        self._owed.update(deal.shares)
+
+    def _push_of(self, rank: int) -> Push:
+        push = self._ranks[rank].pushed
+        assert push is not None
+        return push

@@ -1,0 +1,99 @@
+"""A version of a parameter server on a process that holds the state: the server's own, and its standby's copy.
+
+Both apply the same sum with the same optimizer and the same hooks, so they come to the same bits; a hash tells where they do not.
+Parameters and ledger change in one mark (rule LEDGER): an exception in between leaves the state without a name.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from regroup.errors import UsageError
+from regroup.generation.membership import Membership
+from regroup.parallel.fingerprint import Fingerprint
+from regroup.parallel.host import to_host
+from regroup.parallel.ledger import CountedPlan, Entry
+from regroup.parallel.served import Served
+from regroup.parallel.strategy import Share
+from regroup.protocol.state import StatePair
+from regroup.state.optimizers import parts_of
+from regroup.state.training import CommitRecord, TrainingState
+
+from .hooks import refuse_collectives
+
+
+class Calls(NamedTuple):
+    """What a script's commit was called with. Versions that are made meanwhile run its hooks, each once."""
+
+    before: Sequence[Callable[[], Any]]
+    after: Sequence[Callable[[], Any]]
+    max_norm: float | None
+    share: Share
+    """Its loss is that of the version whose hooks run."""
+
+
+class Applied(NamedTuple):
+    """What one version came of: for `step.applied`, and for a replay of it."""
+
+    generation: int
+    entry: Entry
+
+
+class Versions:
+    """Applies the versions of one job, one after the other."""
+
+    def __init__(self, membership: Membership, strategy: Served, state: TrainingState, plan: CountedPlan) -> None:
+        self._membership, self._strategy, self._state, self._plan = membership, strategy, state, plan
+        self.prescale = 2.0 ** -round(math.log2(plan.step_samples))
+        """What each gradient is multiplied by while it is summed: a power of two, so no bit is lost."""
+        self._fingerprint = Fingerprint(self._tensors)
+        self.applied: list[Applied] = []
+        """In the block of the script that is in progress, or was last."""
+        self._watches = True
+
+    def begin_generation(self) -> None:
+        """The first version after this is watched for collectives of the script's."""
+        self._watches = True
+
+    def apply(self, entry: Entry, sums: Sequence[torch.Tensor], used: bytes, calls: Calls) -> CommitRecord:
+        """Make the next version of the state that is held. Raises UsageError for one without a weight."""
+        if not entry.weight > 0:
+            raise UsageError(f"Version {entry.version} has a total weight of {entry.weight:g}; it must be above 0.")
+        state, generation = self._state, self._membership.generation
+        norm: torch.Tensor | None = None
+        calls.share.loss = entry.loss_sum / entry.weight
+        state.begin_change()
+        with refuse_collectives(self._membership.groups, watch=self._watches):
+            gradients = self._strategy.put_sum(sums, used, entry.weight * self.prescale)
+            if calls.max_norm is not None:
+                norm = gradients.clip(calls.max_norm)
+            for hook in calls.before:
+                hook()
+            rates = tuple(_value(group.get("lr")) for group in getattr(state.optimizer, "param_groups", ()))
+            for optimizer in parts_of(state.optimizer):
+                optimizer.step()
+            for hook in calls.after:
+                hook()
+            self._plan.ledger.count(entry, self._plan)
+        pair = StatePair(generation, entry.version)
+        record = CommitRecord(pair, calls.share.loss, entry.weight, norm, rates)
+        state.committed(record, generation)
+        self._watches = False
+        self.applied.append(Applied(generation, entry))
+        return record
+
+    def hash(self) -> int:
+        """Return a hash of a part of the parameters, another part for each version."""
+        tensors, version = self._tensors, self._plan.ledger.version
+        return self._fingerprint.hash(version, to_host(self._fingerprint.ask(tensors, version)))
+
+    @property
+    def _tensors(self) -> list[torch.Tensor]:
+        return [parameter.detach() for parameter in self._state.model.parameters()]
+
+
+def _value(rate: Any) -> Any:
+    """Return a learning rate as it is now: a tensor is changed in place by its scheduler."""
+    return rate.clone() if isinstance(rate, torch.Tensor) else float("nan") if rate is None else rate
