@@ -13,8 +13,8 @@ def held_out(
 
     Every sample counts on one rank. The ranks of a model group make as many forward passes as each other, because they
     communicate in them: some repeat the first batch. Of ranks that compute the same samples one counts, or each that has its own
-    part of the sequences. `layout`: of regroup.mesh(), which is the default. A rank without the rest of its group is told to begin: its first forward pass
-    raises `living.Apart`.
+    part of the sequences. A rank without the rest of its group is told to begin: its first pass raises `living.Apart`. `layout`: of
+    regroup.mesh(), which is the default.
     """
     layout = layout if layout is not None else model_group.layout()
     group, inner = divmod(rank, layout.size)
