@@ -159,6 +159,19 @@ def test_sample_learns_what_one_process_does(
     assert (_hash(got) == _hash(want)) == (sample in SAME_BITS), (got, want)
 
 
+@pytest.mark.parametrize(
+    "split", ["", pytest.param("tensor: 2", marks=pytest.mark.skipif(not LONG, reason="REGROUP_LONG"))]
+)
+def test_hash_of_the_parameters_is_the_same_wherever_the_layers_lie(make: Callable[..., TrainJob], split: str) -> None:
+    """Two model groups add up what two groups without a pipeline do, in the same order."""
+    found = []
+    for mesh in (f"mesh={{pipeline: 2, {split}}}", f"mesh={{{split}}}"):
+        job = make("pipeline-gpipe", mesh)
+        job.start(2 * job.size)
+        found.append(_hash(job.finish(2 * job.size)))
+    assert found[0] == found[1]
+
+
 def test_sample_of_powersgd_learns_from_approximations(make: Callable[..., TrainJob]) -> None:
     found = []
     for hook in ("hook.start_step=0", "hook=null"):
