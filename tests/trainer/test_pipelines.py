@@ -205,6 +205,49 @@ def test_a_process_of_split_layers_that_dies_in_a_schedule_is_replaced_and_nothi
     assert_equal(whole, undisturbed("1f1b", STEPS, mesh))
 
 
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_a_pipeline_is_evaluated_as_one_process_is(make: Callable[..., SplitJob], schedule: str) -> None:
+    rights = []
+    for mesh, ranks in (("", 1), ("pipeline=2", 4)):
+        job = make(mesh, schedule, TEST_EVAL="1", TEST_OPTIMIZER="sgd", TEST_PACE="0", TEST_STEPS="8")
+        job.start(range(ranks))
+        job.agents.announce(range(ranks))
+        ends, _ = job.finish(range(ranks))
+        assert all(end["rights"] == ends[0]["rights"] for end in ends)
+        rights.append(ends[0]["rights"])
+    assert len(rights[0]) == 8
+    assert rights[0] == rights[1]
+
+
+@pytest.mark.parametrize("victim", [0, 3])
+@pytest.mark.parametrize("dies", [True, False])
+def test_an_evaluation_of_a_pipeline_that_is_cut_off_is_repeated_by_whole_groups(
+    make: Callable[..., SplitJob], victim: int, dies: bool
+) -> None:
+    """The partner of a process that dies waits for its activations, or has sent its own. It leaves the evaluation without a result,
+    because the new process goes on to the next step."""
+    undisturbed = make("pipeline=2", "1f1b", TEST_EVAL="1", TEST_STEPS="8", TEST_PACE="0")
+    undisturbed.start(range(4))
+    undisturbed.agents.announce(range(4))
+    wanted, state = undisturbed.finish(range(4))
+    job = make("pipeline=2", "1f1b", TEST_EVAL="1", TEST_STEPS="8")
+    job.start([slot for slot in range(4) if slot != victim])
+    job.start([victim], TEST_FAULT="dies-in-eval:2" if dies else "breaks-in-eval:2")  # after step 4: it has one block
+    job.agents.announce(range(4))
+    for slot in range(4):
+        if slot != victim or not dies:
+            job.agents.wait_left(slot)
+    if dies:
+        job.restart(victim)
+    job.agents.announce(range(4))
+    ends, whole = job.finish(range(4))
+    rights = wanted[0]["rights"]
+    for slot in {0, 1, 2, 3} - {victim}:
+        missing = "4" if dies and slot == victim ^ 1 else None
+        assert ends[slot]["rights"] == {step: right for step, right in rights.items() if step != missing}
+    assert_equal(whole, state)
+
+
 @pytest.mark.parametrize("lose", [[2], [1, 2], [1, 2, 3]], ids=str)
 def test_stages_without_the_rows_follow_with_what_they_have_reduced(
     make: Callable[..., SplitJob], undisturbed: Callable[..., Whole], lose: list[int]

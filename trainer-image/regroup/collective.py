@@ -138,13 +138,17 @@ class Blocks:
         living.refuse(False)
 
     def forward(self, inputs: tuple[Any, ...]) -> Any:
-        """See Collective. Raises what `Groups.wait` does, and Apart."""
+        """See Collective. Raises GenerationChanged, Apart and BackendError."""
         model, groups = self._state.model, self.membership.groups
-        if not isinstance(model, pipeline.Pipeline) or not model.is_split:
-            return model(*inputs)
-        living.check_together()
-        assert groups is not None
-        return pipeline.forward(model, inputs, Edges(groups))
+        try:
+            if not isinstance(model, pipeline.Pipeline) or not model.is_split:
+                return model(*inputs)
+            living.check_together()
+            assert groups is not None
+            return pipeline.forward(model, inputs, Edges(groups))
+        except GroupBroken as error:
+            self.membership.leave(error)  # other groups may not have noticed, and wait for this rank
+            raise GenerationChanged(str(error)) from error
 
     def ends(self) -> None:
         """The block ends, one way or another. A forward of a split model may have been cut off in it. Its parameters are split
@@ -244,8 +248,6 @@ class Collective:
         """
         try:
             return self._blocks.forward(inputs)
-        except GroupBroken as error:
-            raise GenerationChanged(str(error)) from error
         except BackendError as error:
             raise error.with_traceback(None) from None
 

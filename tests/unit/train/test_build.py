@@ -5,19 +5,24 @@ from __future__ import annotations
 import copy
 import warnings
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch._dynamo
+import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore
 from torch._dynamo.utils import counters
+from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.functional import cross_entropy
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from regroup import strategies
-from regroup.train import build, config, sections
+from regroup.checkpoint.shards import is_split
+from regroup.train import build, config, sections, tasks
 from regroup.train.tasks.language_model import GPT, GPT2, TINY, Shape
 
 SHAPE = Shape(layers=2, heads=2, width=16, length=8, vocabulary=32)
@@ -200,3 +205,66 @@ def test_rates_that_follow_the_batch_are_asked_for() -> None:
     assert build.rate_scaling_of(config.parse(small).rate_scaling) is None
     asked = config.parse({**small, "rate_scaling": {"base_batch": 80, "rule": "sqrt", "warmup_steps": 7}})
     assert build.rate_scaling_of(asked.rate_scaling) == strategies.RateScaling(80, "sqrt", 7)
+
+
+@pytest.fixture
+def mesh_of_one() -> Iterator[Callable[[str], Any]]:
+    """Make a mesh of one process, by the name of its dimension."""
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    try:
+        yield lambda name: init_device_mesh("cpu", (1,), mesh_dim_names=(name,))
+    finally:
+        dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("reshard", [True, False])
+@pytest.mark.parametrize("is_row", [True, False])
+def test_parameters_are_split_again_after_forward_or_stay_whole(
+    mesh_of_one: Callable[[str], Any], reshard: bool, is_row: bool
+) -> None:
+    model = GPT(SHAPE if not is_row else replace(SHAPE, tied=False))
+    build.split_parameters(model, mesh_of_one("shard"), reshard=reshard, is_row=is_row)
+    assert all(is_split(parameter) for parameter in model.parameters())
+    model(torch.zeros(1, 8, dtype=torch.int64))
+    for block in model.blocks:
+        assert all(is_split(parameter) == reshard for parameter in block.parameters())
+
+
+def test_experts_are_split_after_they_were_drawn(mesh_of_one: Callable[[str], Any]) -> None:
+    shape = replace(SHAPE, experts=4, top_k=2)
+    torch.manual_seed(0)
+    whole = GPT(shape)
+    torch.manual_seed(0)
+    split = GPT(shape)
+    build.split_experts(split, mesh_of_one("expert"))
+    names = {name for name, parameter in split.named_parameters() if is_split(parameter)}
+    assert names == {f"block{block}.experts.{name}" for block in range(2) for name in ("up", "down")}
+    for wanted, parameter in zip(whole.parameters(), split.parameters(), strict=True):
+        assert torch.equal(parameter.full_tensor() if is_split(parameter) else parameter, wanted)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_each_module_of_a_pipeline_computes_in_the_precision(precision: str) -> None:
+    asked = config.parse(
+        {
+            "task": {"name": "language_model", "tied": False},
+            "steps": 100,
+            "global_batch": 80,
+            "microbatch": 8,
+            "mesh": {"pipeline": 2},
+            "precision": precision,
+        }
+    )
+    model = build.cut(GPT(replace(SHAPE, tied=False)), asked)
+    assert model(torch.zeros(1, 8, dtype=torch.int64)).dtype == build.DTYPES[precision]
+
+
+def test_layers_of_a_shape_are_what_refusals_count() -> None:
+    for size, shape in (("tiny", TINY), ("gpt2", GPT2)):
+        task = sections.LanguageModel(name="language_model", size=size)  # type: ignore[arg-type]
+        with torch.device("meta"):
+            row = GPT(replace(shape, tied=False))
+        assert (len(row), shape.heads) == (task.parts, task.heads)
+    for small in (sections.Digits(name="digits"), sections.Cnn(name="cnn")):
+        heavy = [module for module in tasks.build(small).model if next(module.parameters(), None) is not None]
+        assert len(heavy) == small.parts

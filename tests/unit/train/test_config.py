@@ -194,6 +194,12 @@ SMALL: dict[str, Any] = {"task": "digits", "steps": 100, "global_batch": 80, "mi
             for dim in ("shard", "tensor")
         ],
         pytest.param(
+            {"mesh": {"pipeline": 2, "schedule": "zero_bubble"}, "activation_checkpointing": "selective"},
+            "activation_checkpointing (selective) cannot be used with mesh.schedule (zero_bubble), which cuts backward in two. "
+            "Choose full, or another schedule.",
+            id="what is kept for one backward",
+        ),
+        pytest.param(
             {"mesh": {"pipeline": 4}},
             "mesh.pipeline (4) with schedule 1f1b cuts the model into 4 parts, and task digits can be cut into 3 at most. Choose a "
             "smaller pipeline.",

@@ -42,6 +42,21 @@ def test_regroup_run_of_a_configuration_runs_the_loop() -> None:
 
 
 @pytest.mark.parametrize(
+    ("sample", "workers"),
+    [("pipeline-gpipe", 20), ("batch-per-rank", 100), ("context", 16)],
+)
+def test_processes_that_compute_the_same_samples_need_one_microbatch(sample: str, workers: int) -> None:
+    path = str(ROOT / f"manifests/samples/train/{sample}.yaml")
+    args = ["run", "--workers", str(workers), path]
+    assert trainer_command(parser().parse_args(args))[3] == path
+    if sample == "batch-per-rank":
+        return
+    args[2] = str(workers + 2)
+    with pytest.raises(SpecError, match=rf"each for 2 processes together, is less than .* \({workers + 2}\)\. Raise"):
+        trainer_command(parser().parse_args(args))
+
+
+@pytest.mark.parametrize(
     ("options", "most"),
     [
         (["--workers", "3"], 3),

@@ -35,6 +35,7 @@ WHOLE, SHARD, TENSOR, BOTH, PIPELINE, CONTEXT = (
             id="two groups",
         ),
         pytest.param(PIPELINE, 2, [[(0, False), (4, False), (8, False)], [(0, True), (4, True), (8, True)]], id="the last stage"),
+        pytest.param(SHARD, 1, [[(0, True), (8, True)]], id="a rank without its group, whose first pass ends it"),
         pytest.param(CONTEXT, 2, [[(0, True), (4, True), (8, True)]] * 2, id="each has its own tokens"),
     ],
 )  # fmt: skip

@@ -240,6 +240,11 @@ def _pipeline(config: Fields, sizes: Mapping[str, int]) -> str | None:
     pipeline, schedule, task = sizes[PIPELINE], config.mesh.schedule, config.task
     if schedule == "zero_bubble" and len(sizes) > 1:
         return f"mesh.schedule (zero_bubble) cannot be used with {_said(sizes)}. Choose gpipe, 1f1b or interleaved."
+    if schedule == "zero_bubble" and config.activation_checkpointing == "selective":
+        return (
+            "activation_checkpointing (selective) cannot be used with mesh.schedule (zero_bubble), which cuts backward in two. "
+            "Choose full, or another schedule."
+        )
     if task.name == LANGUAGE_MODEL and task.tied:
         return (
             f"mesh.pipeline ({pipeline}) cannot be used with task.tied (true): the first and the last process would share a "

@@ -13,11 +13,12 @@ def held_out(
 
     Every sample counts on one rank. The ranks of a model group make as many forward passes as each other, because they
     communicate in them: some repeat the first batch. Of ranks that compute the same samples one counts, or each that has its own
-    part of the sequences. `layout`: of regroup.mesh(), which is the default.
+    part of the sequences. A rank without the rest of its group is told to begin: its first pass raises `living.Apart`. `layout`: of
+    regroup.mesh(), which is the default.
     """
     layout = layout if layout is not None else model_group.layout()
     group, inner = divmod(rank, layout.size)
-    num_shares = world_size // layout.size * layout.num_data
+    num_shares = max(1, world_size // layout.size) * layout.num_data
     mine = group * layout.num_data + layout.data_index(inner)
     num_batches = -(-num_samples // batch)
     for first in range(0, num_batches, num_shares):
