@@ -747,3 +747,35 @@ def test_gradients_that_were_applied_are_there_until_the_next_step() -> None:
         for old, parameter in zip(before, job.model.parameters()):
             assert parameter.grad is not None
             assert torch.allclose(old - parameter, 0.1 * parameter.grad, atol=1e-6)
+
+
+def loss_of(output: torch.Tensor, batch: Any) -> tuple[torch.Tensor, int]:
+    return torch.nn.functional.cross_entropy(output, batch.y, reduction="sum"), len(batch.y)
+
+
+@pytest.mark.parametrize("share", [None, range(0)], ids=["a share", "no share, as in a hand-over of many ranks"])
+def test_step_is_run_once(monkeypatch: pytest.MonkeyPatch, share: range | None) -> None:
+    def run_twice() -> None:
+        with make_job() as job:
+            for step in job.steps(1):
+                with step:
+                    if share is not None:
+                        monkeypatch.setattr(step._transaction, "share", lambda: share)
+                    step.run(loss_of, inputs=lambda batch: batch.x)
+                    step.run(loss_of, inputs=lambda batch: batch.x)
+
+    with pytest.raises(UsageError, match=r"step\.run\(\) was called twice in step 0"):
+        run_twice()
+
+
+def test_step_is_not_run_after_a_loop_over_its_microbatches() -> None:
+    def loop_and_run() -> None:
+        with make_job() as job:
+            for step in job.steps(1):
+                with step:
+                    for batch in step.microbatches():
+                        step.backward(sum=job.model(batch.x).sum(), weight=4)
+                    step.run(loss_of, inputs=lambda batch: batch.x)
+
+    with pytest.raises(UsageError, match=r"step\.run\(\) was called after step\.backward\(\) in step 0"):
+        loop_and_run()
