@@ -85,6 +85,7 @@ def trainer_command(args: argparse.Namespace) -> list[str]:
 
 def _check_configuration(arguments: list[str], most_processes: int) -> None:
     """Raise SpecError for what `regroup.train` would refuse in its configuration: here it is said once, not by each worker."""
+    from regroup.layout import WHOLE, Layout
     from regroup.train import command
     from regroup.train.config import ConfigError, load
 
@@ -98,10 +99,13 @@ def _check_configuration(arguments: list[str], most_processes: int) -> None:
     except ConfigError as error:
         raise SpecError(str(error)) from None
     num_microbatches = config.global_batch // config.microbatch
-    if num_microbatches < most_processes:
+    layout = Layout.of(config.mesh.sizes) if config.mesh is not None and config.mesh.sizes else WHOLE
+    needed = most_processes // layout.size * layout.num_data
+    if num_microbatches < needed:
+        which = "" if layout.num_data == layout.size else f" that compute different samples with {layout}"
         raise SpecError(
             f"global_batch / microbatch ({config.global_batch} / {config.microbatch} = {num_microbatches}) is less than the "
-            f"largest number of processes ({most_processes}). Raise global_batch, or lower microbatch, --workers or --max."
+            f"largest number of processes{which} ({needed}). Raise global_batch, or lower microbatch, --workers or --max."
         )
 
 
