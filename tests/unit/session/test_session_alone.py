@@ -779,3 +779,18 @@ def test_step_is_not_run_after_a_loop_over_its_microbatches() -> None:
 
     with pytest.raises(UsageError, match=r"step\.run\(\) was called after step\.backward\(\) in step 0"):
         loop_and_run()
+
+
+@pytest.mark.parametrize("part", ["weight", "running_mean"])
+def test_model_without_values_is_refused(part: str) -> None:
+    model = torch.nn.BatchNorm1d(4)
+    if part == "weight":
+        model.weight = torch.nn.Parameter(torch.empty(4, device="meta"))
+    else:
+        model.running_mean = torch.empty(4, device="meta")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(
+        UsageError, match=rf"{part} of the model is on the meta device.*model\.to_empty\(device="
+    ) as caught:
+        make_job(model=model, optimizer=optimizer)
+    assert "\n" not in str(caught.value)
