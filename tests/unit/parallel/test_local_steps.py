@@ -492,6 +492,7 @@ def test_rank_that_gets_a_copy_of_the_state_forgets_what_it_kept(kept_own_state:
         plan = SamplePlan(0, 500, BATCH, MICROBATCH, groups.world_size)
         state = TrainingState(model, optimizer, {}, None)
         strategy = make_strategy(DiLoCo(inner_steps=3), "fast", model, state, plan)
+        assert isinstance(strategy, LocalSteps)
         strategy._sum._hook = Noting()
         membership = member(groups)
         membership.kept_own_state = kept_own_state
