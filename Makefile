@@ -62,10 +62,10 @@ test-chaos: venv ## 40 random faults in four local jobs with fixed seeds: every 
 
 .PHONY: test-all
 test-all: export REGROUP_LONG := 1  # tests repeat what they break as often as their `trials` says
-test-all: test ## test, then wider searches of the model, 730 more faults and 20,000 walks; skips jobs that passed before (root)
+test-all: test ## test, then wider searches of the model, 750 more faults and 20,000 walks; skips jobs that passed before (root)
 	$(PY) -m tests.model
 	$(PY) -m chaos --seed 1000 --faults 600 --resume
-	$(PY) -m chaos --seed 1000 --faults 80 --per-job 20 --model split --resume
+	$(PY) -m chaos --seed 1000 --faults 100 --per-job 10 --model split --resume
 	$(PY) -m chaos --seed 1000 --faults 50 --where cluster --resume
 	$(PY) -m tests.simulator --first 10000 --walks 20000 --jobs 2
 

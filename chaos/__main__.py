@@ -41,8 +41,8 @@ def parser() -> argparse.ArgumentParser:
         "--model",
         choices=[plan.WHOLE, plan.SPLIT],
         default=plan.WHOLE,
-        help="split: jobs whose model is split over several processes, with FSDP2 and tensor parallel; --where local only. "
-        "A seed is another job in each (default: whole)",
+        help="split: jobs whose model is split over several processes, with FSDP2, tensor parallel and pipelines; "
+        "--where local only. A seed is another job in each (default: whole)",
     )
     out.add_argument("--per-job", type=int, metavar="N", help="faults per job (default: local 40, cluster 10)")
     out.add_argument(

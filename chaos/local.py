@@ -92,7 +92,7 @@ class LocalJob(SignalledJob):
     def _environment(self) -> dict[str, str]:
         mine = {"CHAOS_TRACE": str(self.traces), "CHAOS_STEPS": str(self.steps), "OMP_NUM_THREADS": "1"}
         if self.scenario.shape:
-            mine["CHAOS_MESH"] = self.scenario.shape.mesh
+            mine |= {"CHAOS_MESH": self.scenario.shape.mesh, "CHAOS_SCHEDULE": self.scenario.shape.schedule}
         return {**os.environ, **mine, "CHAOS_EVALUATE": str(self.scenario.evaluate_every)}
 
     def _read_log(self, fd: int) -> None:

@@ -39,6 +39,8 @@ class Shape:
     workers_per_group: int
     most_groups: int
     """So many copies of the model at most: a process takes memory and time of two cores."""
+    schedule: str = ""
+    """Of the pipeline. Empty: there is none."""
 
     @property
     def group_size(self) -> int:
@@ -51,8 +53,14 @@ SHAPES = (
     Shape("shard=2", 1, 2, 3),
     Shape("tensor=2", 2, 1, 3),
     Shape("shard=2 tensor=2", 4, 1, 2),
+    Shape("pipeline=2", 2, 1, 3, "gpipe"),
+    Shape("pipeline=2", 1, 2, 3, "1f1b"),
+    Shape("pipeline=2", 2, 1, 3, "interleaved"),
+    Shape("pipeline=2", 2, 1, 3, "zero_bubble"),
+    Shape("pipeline=2 shard=2", 4, 1, 2, "1f1b"),
+    Shape("tensor=2 pipeline=2", 4, 1, 2, "interleaved"),
 )
-"""Seeds take them in turn, so that four jobs in a row have them all."""
+"""Seeds take them in turn, so that ten jobs in a row have them all. A session refuses "zero_bubble" beside another dimension."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +99,8 @@ class Scenario:
 
     def __str__(self) -> str:
         size = f"{self.min_workers} to {self.max_workers} workers" if self.elastic else "fixed size"
-        split = f", {self.shape.mesh}, {self.workers_per_group} workers a group" if self.shape else ""
+        mesh = " ".join(filter(None, [self.shape.mesh, self.shape.schedule])) if self.shape else ""
+        split = f", {mesh}, {self.workers_per_group} workers a group" if self.shape else ""
         evaluated = f", evaluated every {self.evaluate_every} steps" if self.evaluate_every else ""
         return f"{self.tier} tier, {self.workers} workers of {self.processes}, {size}{split}{evaluated}"
 
@@ -149,7 +158,8 @@ def _split_scenario(seed: int) -> Scenario:
         groups * shape.workers_per_group,
         least * shape.workers_per_group if elastic else None,
         shape,
-        EVALUATE_EVERY if rng.random() < 0.5 else 0,
+        # A pipeline cannot be called, so there is nothing to evaluate it with.
+        EVALUATE_EVERY if rng.random() < 0.5 and not shape.schedule else 0,
     )
 
 

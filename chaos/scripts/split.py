@@ -5,8 +5,8 @@ float32 adds them without rounding, and the parameters do not depend on how the 
 follows a sum is computed element by element: rounding there is the same everywhere. Learning rate and momentum are powers of
 two, so that a fused multiply-add gives the same as two operations.
 
-Environment: CHAOS_TRACE, CHAOS_STEPS, CHAOS_MESH ("shard=2 tensor=2"; empty: not split), CHAOS_EVALUATE (evaluate after so many
-steps; 0: never). See tracing.py.
+Environment: CHAOS_TRACE, CHAOS_STEPS, CHAOS_MESH ("shard=2 tensor=2"; empty: not split), CHAOS_SCHEDULE (of the pipeline, if any),
+CHAOS_EVALUATE (evaluate after so many steps; 0: never). See tracing.py.
 """
 
 import os
@@ -24,6 +24,7 @@ import regroup
 
 STEPS, EVALUATE = int(os.environ["CHAOS_STEPS"]), int(os.environ.get("CHAOS_EVALUATE", "0"))
 SIZES = {name: int(size) for name, _, size in (one.partition("=") for one in os.environ.get("CHAOS_MESH", "").split())}
+HAS_STAGES = "pipeline" in SIZES
 WIDTH, HIDDEN, OUT, NUM_EVALUATED = 8, 16, 4, 96
 
 
@@ -72,34 +73,36 @@ class Block(torch.nn.Module):
         return out
 
 
-class Model(torch.nn.Module):
-    """Two blocks, which are split each on its own, and a head, which belongs to the root."""
+class Head(Linear):
+    """The last layer."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self.blocks, self.head = torch.nn.ModuleList([Block(), Block()]), Linear(WIDTH, OUT)
+        super().__init__(WIDTH, OUT)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for block in self.blocks:
-            x = block(x)
-        out: torch.Tensor = self.head(Rounded.apply(x))
-        return out
+        return super().forward(Rounded.apply(x))
 
 
-def split(whole: Model) -> Model:
-    """Split a model over the mesh of this process, if it has one."""
+def row() -> torch.nn.Sequential:
+    """Return the whole model: four modules, so that two processes of a pipeline can have two stages each."""
+    return torch.nn.Sequential(Block(), Block(), Block(), Head())
+
+
+def split(whole: torch.nn.Sequential) -> torch.nn.Module:
+    """Return what this process has of a model, by the mesh of its group."""
+    *blocks, head = whole
     if "tensor" in SIZES:
         from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-        for block in whole.blocks:
+        for block in blocks:
             parallelize_module(block, mesh["tensor"], {"up": ColwiseParallel(), "down": RowwiseParallel()})
     if "shard" in SIZES:
         from torch.distributed.fsdp import fully_shard
 
-        for block in whole.blocks:
-            fully_shard(block, mesh=mesh["shard"])
-        fully_shard(whole, mesh=mesh["shard"])
-    return whole
+        # The head belongs to the root. A pipeline has no root, which is never called as a whole.
+        for module in [*blocks, head if HAS_STAGES else whole]:
+            fully_shard(module, mesh=mesh["shard"])
+    return regroup.pipeline(whole, schedule=os.environ["CHAOS_SCHEDULE"]) if HAS_STAGES else whole
 
 
 def local(parameter: torch.Tensor) -> torch.Tensor:
@@ -114,9 +117,9 @@ torch.use_deterministic_algorithms(True)
 generator = torch.Generator().manual_seed(0)
 x = torch.randint(-3, 4, (997, WIDTH), generator=generator).float()
 y = torch.randint(-3, 4, (997, OUT), generator=generator).float()
-model = split(Model())
+model = split(row())
 # A second model that is split in the same way: each element holds its own position in the whole parameter.
-numbered = Model()
+numbered = row()
 with torch.no_grad():
     for parameter in numbered.parameters():
         parameter.copy_(torch.arange(parameter.numel()).view(parameter.shape))
@@ -129,10 +132,14 @@ tensor = SIZES.get("tensor", 1)
 trace("built", started=started)
 
 
-def errors(inputs: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return what the model's output is beside its targets: multiples of 2^-6 up to 4."""
-    out = model(inputs)
-    return out, torch.clamp(torch.round((out - targets).detach() * 2**6) / 2**6, -4, 4)
+def errors(out: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Return how far the model's output is from its targets: multiples of 2^-6 up to 4."""
+    return torch.clamp(torch.round((out - targets).detach() * 2**6) / 2**6, -4, 4)
+
+
+def loss(out: torch.Tensor, batch: Any) -> tuple[torch.Tensor, int]:
+    """Return a batch's loss, summed over its samples, and their number."""
+    return (out * errors(out, batch.y)).sum(), len(batch.y)
 
 
 def evaluate(job: Any) -> None:
@@ -144,7 +151,7 @@ def evaluate(job: Any) -> None:
             mine, of = team.rank // tensor, team.world_size // tensor
             for first in range(0, NUM_EVALUATED, 4 * of):
                 rows = slice(first + 4 * mine, min(first + 4 * mine + 4, NUM_EVALUATED))
-                found = found + errors(x[rows], y[rows])[1].abs().sum()
+                found = found + errors(model(x[rows]), y[rows]).abs().sum()
             team.all_reduce(found)
             trace("evaluated", step=job.step, value=float(found / tensor))
 
@@ -171,9 +178,12 @@ with regroup.session(model=model, optimizer=optimizer, data=(x, y), global_batch
     for step in job.steps(STEPS):
         with step:
             pause(step.index)
-            for batch in step.microbatches():
-                out, error = errors(batch.x, batch.y)
-                step.backward(sum=(out * error).sum(), weight=len(batch.y))
+            if HAS_STAGES:
+                step.run(loss)
+            else:
+                for batch in step.microbatches():
+                    total, weight = loss(model(batch.x), batch)
+                    step.backward(sum=total, weight=weight)
             step.commit(
                 after=[
                     lambda: trace(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import math
 import os
 import shutil
 import signal
@@ -97,6 +98,8 @@ def _check_configuration(arguments: list[str], most_processes: int) -> None:
         config = load(parsed.config, parsed.changes)
     except ConfigError as error:
         raise SpecError(str(error)) from None
+    group_size = math.prod(config.mesh.sizes.values()) if config.mesh is not None else 1
+    most_processes -= most_processes % group_size  # who has no whole model group trains nothing
     if config.most_processes is not None and config.most_processes < most_processes:
         together = config.most_processes // config.num_microbatches
         each = "" if together == 1 else f", each for {together} processes together,"

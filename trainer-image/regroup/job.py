@@ -194,6 +194,18 @@ def _local_steps(
     )
 
 
+def _refuse_meta(model: torch.nn.Module) -> None:
+    """Raise UsageError for a tensor of the model that has no values. One of a subclass may hold them on another device."""
+    for what, named in (("Parameter", model.named_parameters()), ("Buffer", model.named_buffers())):
+        for name, tensor in named:
+            local = getattr(tensor, "_local_tensor", tensor)
+            if local.is_meta and type(local) in (torch.Tensor, torch.nn.Parameter):
+                raise UsageError(
+                    f"{what} {name} of the model is on the meta device, so it has no values: call "
+                    "model.to_empty(device=...) and initialise the model before regroup.session(), or build it on its device."
+                )
+
+
 class Job:
     """One training job as this process takes part in it."""
 
@@ -231,6 +243,7 @@ class Job:
             )
         if not isinstance(model, torch.nn.Module):
             raise UsageError(f"model is a {type(model).__name__}; it must be a torch.nn.Module.")
+        _refuse_meta(model)
         if not isinstance(state, Mapping):
             raise UsageError(f'state is a {type(state).__name__}; it must be a dict: state={{"schedule": schedule}}.')
         if not isinstance(seed, int) or isinstance(seed, bool):

@@ -114,6 +114,8 @@ class Step:
         self._transaction, self._feed = transaction, feed
         self._share = Share(index)
         self._last = False
+        self._has_run = False
+        """`run` was called. A rank without a share has no weights that would tell."""
         self._inside = False
         self._record: CommitRecord | None = None
         self._times: list[float] | None = None
@@ -277,10 +279,16 @@ class Step:
                 "step.run() takes functions: loss(output, batch), which returns the loss summed over samples and its weight, and "
                 "inputs(batch), which returns what the model is called with, or None."
             )
-        if self._share.weights:
+        if self._has_run:
             raise UsageError(
                 f"step.run() was called twice in step {self.index}. Call it once: it runs all microbatches."
             )
+        if self._share.weights:
+            raise UsageError(
+                f"step.run() was called after step.backward() in step {self.index}. Call it in place of the loop over "
+                "step.microbatches(): it runs all microbatches."
+            )
+        self._has_run = True
         if not isinstance(self._model, Pipeline) or not self._model.is_split:
             for batch in self.microbatches():
                 total, weight = _pair(loss(self._model(*_arguments(batch, inputs)), batch))
@@ -416,9 +424,8 @@ def _pair(found: Any) -> tuple[Any, Any]:
     """Return what the script's loss function returned. Raises UsageError for anything but a pair."""
     if not isinstance(found, tuple) or len(found) != 2:
         raise UsageError(
-            f"The loss function of step.run() returned a {type(found).__name__}; it must return the loss summed over samples and "
-            "its "
-            "weight: return cross_entropy(output, targets, reduction='sum'), len(targets), for example."
+            f"The loss function of step.run() returned a {type(found).__name__}; it must return the loss summed over samples "
+            "and its weight: return cross_entropy(output, targets, reduction='sum'), len(targets), for example."
         )
     return found
 

@@ -10,6 +10,7 @@ from chaos import plan
 from chaos.kinds import KINDS, SCRIPT, SESSION
 from chaos.local import REPOSITORY
 from chaos.plan import SHAPES, SPLIT, Scenario, faults, scenario, steps_for
+from regroup.parallel.schedules import SCHEDULES
 
 SEEDS = range(200)
 
@@ -104,11 +105,15 @@ def test_seed_of_a_whole_model_stands_for_what_it_stood_for() -> None:
 
 
 def test_split_jobs_are_of_every_shape_size_and_kind_of_fault() -> None:
-    jobs = [scenario(seed, model=SPLIT) for seed in SEEDS]
-    assert [job.shape for job in jobs] == [SHAPES[seed % len(SHAPES)] for seed in SEEDS]
+    seeds = range(50 * len(SHAPES))
+    jobs = [scenario(seed, model=SPLIT) for seed in seeds]
+    assert [job.shape for job in jobs] == [SHAPES[seed % len(SHAPES)] for seed in seeds]
     for shape in SHAPES:
         sizes = {job.workers // shape.workers_per_group for job in jobs if job.shape == shape}
         assert sizes == set(range(1, shape.most_groups + 1))
+    assert {shape.schedule for shape in SHAPES} == {"", *SCHEDULES}
+    assert all(("pipeline" in shape.mesh) == bool(shape.schedule) for shape in SHAPES)
+    assert not any(job.evaluate_every for job in jobs if job.shape and job.shape.schedule), "it cannot be called"
     assert {(job.elastic, job.evaluate_every > 0) for job in jobs} == {
         (a, b) for a in (True, False) for b in (True, False)
     }
@@ -168,3 +173,5 @@ def test_job_is_described_in_words() -> None:
         str(split)
         == "Session tier, 4 workers of 1, 2 to 6 workers, shard=2, 2 workers a group, evaluated every 10 steps"
     )
+    piped = Scenario(SESSION, 2, 3, None, SHAPES[6])
+    assert str(piped) == "Session tier, 3 workers of 2, fixed size, pipeline=2 interleaved, 1 workers a group"

@@ -2,7 +2,8 @@
 
 Each fetch appends its name to LOG. HOW: plain; asks: says so before each name; blocks: a fetch says so and goes on when a line
 comes; full: files may not grow beyond 100 bytes; halfway or renaming: the process is killed when half of an entry is written, or
-before it gets its name. Prints `asked` or `fetching`, and for each name the length of what it got, or `wrong`.
+before it gets its name; "user N": as user N, who is not root. Prints `asked` or `fetching`, and for each name the length of what it
+got, or `wrong`. Each name is read twice.
 """
 
 import os
@@ -56,6 +57,9 @@ if how == "renaming":
 if how == "full":
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))
+if how.startswith("user "):
+    os.umask(0o022)
+    os.seteuid(int(how[5:]))
 read = cached(fetch, directory, int(max_bytes), wait_s=float(wait_s))
 for name in names:
     if how == "asks":

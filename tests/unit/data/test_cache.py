@@ -5,8 +5,10 @@ from __future__ import annotations
 import fcntl
 import os
 import pickle
+import re
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -283,3 +285,62 @@ def test_counter_that_another_process_holds_for_ever_keeps_nobody(tmp_path: Path
         assert files(tmp_path) == []
     assert read("a").startswith(b"a")
     assert len(files(tmp_path)) == 1
+
+
+@pytest.fixture
+def shared() -> Iterator[Any]:
+    """Start readers as other users: (user, name, ..) -> lines. `directory` has a cache that all of them may write to."""
+    if os.geteuid() != 0:
+        pytest.skip("only root can become another user")
+    with tempfile.TemporaryDirectory() as name:  # no other user may enter pytest's
+        directory = Path(name)
+        directory.chmod(0o755)
+        (directory / "cache").mkdir()
+        (directory / "cache").chmod(0o777)
+        (directory / "log").touch()
+        (directory / "log").chmod(0o666)
+
+        def read(user: int, *names: str, max_bytes: int = BIG) -> list[str]:
+            one = Reader(directory, f"user {user}", *names, max_bytes=max_bytes)
+            out: str = one.process.communicate(timeout=60)[0]
+            assert one.process.returncode == 0
+            return out.splitlines()
+
+        read.directory = directory  # type: ignore[attr-defined]
+        yield read
+
+
+def test_second_user_of_a_directory_reads_what_is_there_and_is_told_that_it_cannot_write(shared: Any) -> None:
+    assert len(shared(60001, "a", "b")) == 2
+    assert len(shared(60002, "a", "b")) == 2, "it needs to write nothing, so nothing is said"
+    assert fetched(shared.directory) == ["a", "b"]
+    said, *lengths = shared(60002, "c", "d", "a")
+    assert re.fullmatch(
+        r"The cache \S+/cache cannot be written by user 60002 \(Permission denied: \S+\)\. "
+        r"Training goes on and reads from storage\. Give each user a directory of its own\.",
+        said,
+    )
+    assert len(lengths) == 3
+    assert "wrong" not in lengths
+    assert fetched(shared.directory) == ["a", "b", "c", "c", "d", "d"], "a reader asks twice, and nothing is kept"
+    assert len(files(shared.directory / "cache")) == 2
+
+
+def test_user_whose_cache_has_files_of_another_that_cannot_be_removed_goes_on(shared: Any) -> None:
+    cache = shared.directory / "cache"
+    assert len(shared(60001, "a", "b")) == 2
+    (cache / "size").unlink()  # the next one makes it, and counts
+    for folder in cache.iterdir():
+        folder.chmod(0o700)
+    said, *lengths = shared(60002, *(f"n{number}" for number in range(12)), max_bytes=3000)
+    assert "cannot be written by user 60002" in said
+    assert len(lengths) == 12
+    assert "wrong" not in lengths
+    assert not [path for path in files(cache) if path.suffix == ".part"]
+
+
+def test_directory_that_another_user_cannot_enter_is_no_error(shared: Any) -> None:
+    (shared.directory / "cache").chmod(0o700)
+    said, length = shared(60002, "a")
+    assert "cannot be written by user 60002 (Permission denied" in said
+    assert length != "wrong"

@@ -17,6 +17,7 @@ from regroup.errors import UsageError
 from regroup.generation.groups import Groups
 from regroup.job import make_strategy
 from regroup.parallel import ddp
+from regroup.parallel.hooks import Plain
 from regroup.parallel.local_steps import LocalSteps, inner_ends
 from regroup.parallel.strategy import Share
 from regroup.protocol import env, snapshot
@@ -466,6 +467,43 @@ def test_script_that_throws_its_gradients_away_before_an_inner_step_is_told() ->
 
     with pytest.raises(UsageError, match="were discarded"), job:
         run(job, 1, throw)
+
+
+@pytest.mark.parametrize(
+    ("kept_own_state", "want"),
+    [
+        pytest.param(True, ["begin_generation"], id="the rank goes on with its own state"),
+        pytest.param(False, ["forget", "begin_generation"], id="the rank's state is a copy of another rank's"),
+    ],
+)
+def test_rank_that_gets_a_copy_of_the_state_forgets_what_it_kept(kept_own_state: bool, want: list[str]) -> None:
+    called: list[str] = []
+
+    class Noting(Plain):
+        def forget(self) -> None:
+            called.append("forget")
+
+        def begin_generation(self, groups: Groups | None) -> None:
+            super().begin_generation(groups)
+            called.append("begin_generation")
+
+    def one(groups: Groups) -> None:
+        model = make_model()
+        optimizer = make_optimizer(model)
+        plan = SamplePlan(0, 500, BATCH, MICROBATCH, groups.world_size)
+        state = TrainingState(model, optimizer, {}, None)
+        strategy = make_strategy(DiLoCo(inner_steps=3), "fast", model, state, plan)
+        assert isinstance(strategy, LocalSteps)
+        strategy._sum._hook = Noting()
+        membership = member(groups)
+        membership.kept_own_state = kept_own_state
+        Committer(
+            membership, strategy, state, plan, Memory(state, plan, None, groups.rank), lambda *_: None
+        ).begin_generation()
+        strategy.close()
+
+    Ranks(1).run(one)
+    assert called == want
 
 
 def test_strategy_leaves_nothing_at_the_model() -> None:

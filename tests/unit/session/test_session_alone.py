@@ -747,3 +747,50 @@ def test_gradients_that_were_applied_are_there_until_the_next_step() -> None:
         for old, parameter in zip(before, job.model.parameters()):
             assert parameter.grad is not None
             assert torch.allclose(old - parameter, 0.1 * parameter.grad, atol=1e-6)
+
+
+def loss_of(output: torch.Tensor, batch: Any) -> tuple[torch.Tensor, int]:
+    return torch.nn.functional.cross_entropy(output, batch.y, reduction="sum"), len(batch.y)
+
+
+@pytest.mark.parametrize("share", [None, range(0)], ids=["a share", "no share, as in a hand-over of many ranks"])
+def test_step_is_run_once(monkeypatch: pytest.MonkeyPatch, share: range | None) -> None:
+    def run_twice() -> None:
+        with make_job() as job:
+            for step in job.steps(1):
+                with step:
+                    if share is not None:
+                        monkeypatch.setattr(step._transaction, "share", lambda: share)
+                    step.run(loss_of, inputs=lambda batch: batch.x)
+                    step.run(loss_of, inputs=lambda batch: batch.x)
+
+    with pytest.raises(UsageError, match=r"step\.run\(\) was called twice in step 0"):
+        run_twice()
+
+
+def test_step_is_not_run_after_a_loop_over_its_microbatches() -> None:
+    def loop_and_run() -> None:
+        with make_job() as job:
+            for step in job.steps(1):
+                with step:
+                    for batch in step.microbatches():
+                        step.backward(sum=job.model(batch.x).sum(), weight=4)
+                    step.run(loss_of, inputs=lambda batch: batch.x)
+
+    with pytest.raises(UsageError, match=r"step\.run\(\) was called after step\.backward\(\) in step 0"):
+        loop_and_run()
+
+
+@pytest.mark.parametrize("part", ["weight", "running_mean"])
+def test_model_without_values_is_refused(part: str) -> None:
+    model = torch.nn.BatchNorm1d(4)
+    if part == "weight":
+        model.weight = torch.nn.Parameter(torch.empty(4, device="meta"))
+    else:
+        model.running_mean = torch.empty(4, device="meta")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(
+        UsageError, match=rf"{part} of the model is on the meta device.*model\.to_empty\(device="
+    ) as caught:
+        make_job(model=model, optimizer=optimizer)
+    assert "\n" not in str(caught.value)

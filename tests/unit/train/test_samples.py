@@ -73,3 +73,29 @@ def test_more_processes_than_microbatches_are_refused_before_any_starts(options:
         "global_batch / microbatch (80 / 40 = 2) is less than the largest number of processes "
         f"({most}). Raise global_batch, or lower microbatch, --workers or --max."
     )
+
+
+@pytest.mark.parametrize(
+    ("mesh", "workers", "refused"),
+    [
+        pytest.param(["mesh.tensor=2"], 4, None, id="two processes compute the same samples"),
+        pytest.param(["mesh.tensor=2"], 5, None, id="a process without a whole model group does not count"),
+        pytest.param(["mesh.tensor=2"], 6, "each for 2 processes together, is less than the largest number of processes (6)", id="more model groups"),
+        pytest.param(["mesh.shard=2"], 3, None, id="one model group"),
+        pytest.param(["mesh.shard=2"], 4, "number of processes (4)", id="each process computes its own samples"),
+        pytest.param(["mesh.shard=2", "mesh.tensor=2"], 4, None, id="one model group of two dimensions"),
+        pytest.param(["mesh.shard=2", "mesh.tensor=2"], 8, "each for 2 processes together, is less than the largest number of processes (8)", id="two of them"),
+    ],
+)  # fmt: skip
+def test_processes_that_compute_the_same_samples_need_no_more_microbatches(
+    mesh: list[str], workers: int, refused: str | None
+) -> None:
+    sample = str(ROOT / "manifests/samples/train/digits.yaml")
+    changes = [word for change in ["microbatch=40", *mesh] for word in ("--set", change)]
+    args = parser().parse_args(["run", "--workers", "1", "--processes-per-worker", str(workers), sample, *changes])
+    if refused is None:
+        assert trainer_command(args)[-len(changes) :] == changes
+        return
+    with pytest.raises(SpecError) as caught:
+        trainer_command(args)
+    assert refused in str(caught.value)

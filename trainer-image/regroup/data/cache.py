@@ -186,10 +186,12 @@ class CachedRead:
         """Say once that nothing is kept."""
         if not self._has_complained:
             self._has_complained = True
-            print(
-                f"The cache {self._directory} cannot be used ({error.strerror or error}). Training goes on and reads from storage.",
-                flush=True,
-            )
+            what = f"cannot be used ({error.strerror or error})"
+            hint = ""
+            if isinstance(error, PermissionError):
+                what = f"cannot be written by user {os.geteuid()} ({error.strerror}: {error.filename})"
+                hint = " Give each user a directory of its own."
+            print(f"The cache {self._directory} {what}. Training goes on and reads from storage.{hint}", flush=True)
 
 
 def _part_of(path: Path) -> Path:

@@ -19,9 +19,8 @@ from .groups import Groups, Part, Pending
 
 ACTIVATIONS, GRADIENTS = "activations", "gradients"
 HEADER = 64
-"""Numbers in front of the activations of a microbatch: how many tensors, and for each its type, whether it needs a gradient, and
-its
-shape."""
+"""Numbers in front of the activations of a microbatch:
+how many tensors, and for each its type, whether it needs a gradient, and its shape."""
 _TYPES = (
     torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8,
     torch.bool, torch.complex64, torch.complex128,
@@ -131,16 +130,15 @@ def header_of(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     for tensor in tensors:
         if tensor.dtype not in _TYPES or tensor.device.type != "cpu" or tensor.layout != torch.strided:
             raise UsageError(
-                f"A stage of the pipeline returns a {tensor.layout} tensor of {tensor.dtype} on {tensor.device}; only dense "
-                "tensors of "
-                "numbers in host memory can be sent to the next stage. Convert it there."
+                f"A stage of the pipeline returns a {tensor.layout} tensor of {tensor.dtype} on {tensor.device}; "
+                "only dense tensors of numbers in host memory can be sent to the next stage. Convert it there."
             )
         numbers += [_TYPES.index(tensor.dtype), int(tensor.requires_grad), tensor.ndim, *tensor.shape]
     if len(numbers) > HEADER:
         raise UsageError(
-            f"A stage of the pipeline returns {len(tensors)} tensors, which take {len(numbers)} numbers to describe; {HEADER} are "
-            "the "
-            "most. Cut the model where fewer tensors go from one module to the next (boundaries of regroup.pipeline())."
+            f"A stage of the pipeline returns {len(tensors)} tensors, which take {len(numbers)} numbers to describe; "
+            f"{HEADER} are the most. "
+            "Cut the model where fewer tensors go from one module to the next (boundaries of regroup.pipeline())."
         )
     return torch.tensor(numbers + [0] * (HEADER - len(numbers)), dtype=torch.int64)
 

@@ -1,9 +1,8 @@
 """A model whose layers lie one behind the other on several processes (`regroup.pipeline`), and how a step runs through it.
 
 `Pipeline` is the module that a script trains: of a model's modules it has those of this process's stages, under their own names.
-`run`
-computes one step: it takes the order of `schedules` and sends over the `edges` of the generation. Nothing of a step outlives it, so
-an interrupted one leaves nothing behind but gradients, which the redo zeroes. Why torch's own schedule objects are not used:
+`run` computes one step: it takes the order of `schedules` and sends over the `edges` of the generation. Nothing of a step outlives
+it, so an interrupted one leaves nothing behind but gradients, which the redo zeroes. Why torch's own schedule objects are not used:
 docs/design/adr/0038-pipelines.md.
 """
 
@@ -106,8 +105,8 @@ def make(
         raise UsageError(f"stages of regroup.pipeline() is {stages!r}; it must be a whole number of at least 1.")
     if chunks > 1 and schedule not in MANY:
         raise UsageError(
-            f'stages of regroup.pipeline() is {chunks}, and schedule "{schedule}" has one stage on each process. Use '
-            '"interleaved" or "zero_bubble", or stages=1.'
+            f'stages of regroup.pipeline() is {chunks}, and schedule "{schedule}" has one stage on each process. '
+            'Use "interleaved" or "zero_bubble", or stages=1.'
         )
     if num_ranks == 1:
         return Pipeline(schedule, 0, 1, [named])
@@ -118,9 +117,8 @@ def make(
     for number, stage in enumerate(cut):
         if not any(one.requires_grad for name in stage for one in named[name].parameters()):
             raise UsageError(
-                f"Stage {number} of the pipeline (modules {stage[0]} to {stage[-1]}) has no parameter that is trained, so nothing "
-                "would "
-                "be trained in it. Choose other boundaries in regroup.pipeline()."
+                f"Stage {number} of the pipeline (modules {stage[0]} to {stage[-1]}) has no parameter that is trained, "
+                "so nothing would be trained in it. Choose other boundaries in regroup.pipeline()."
             )
     return Pipeline(schedule, rank, num_ranks, [{name: named[name] for name in stage} for stage in cut])
 
@@ -132,17 +130,15 @@ def _named(modules: Any) -> dict[str, torch.nn.Module]:
         if own or any(one is modules for one in fsdp.modules_of(modules)):
             what = f"is a {type(modules).__name__} with a forward of its own" if own else "was given to fully_shard()"
             raise UsageError(
-                f"modules of regroup.pipeline() {what}, and is never called as a whole. Pass a torch.nn.Sequential, or a list, "
-                "and apply "
-                "fully_shard() to the modules inside."
+                f"modules of regroup.pipeline() {what}, and is never called as a whole. "
+                "Pass a torch.nn.Sequential, or a list, and apply fully_shard() to the modules inside."
             )
         return dict(modules.named_children())
     if isinstance(modules, (list, tuple)) and modules and all(isinstance(one, torch.nn.Module) for one in modules):
         return {str(i): one for i, one in enumerate(modules)}
     raise UsageError(
         f"modules of regroup.pipeline() is a {type(modules).__name__}; it must be a torch.nn.Sequential or a list of modules, "
-        "each of "
-        "which is called with what the one before returns."
+        "each of which is called with what the one before returns."
     )
 
 
@@ -154,9 +150,8 @@ def _begins(
         begins = [0, *boundaries]
         if len(begins) != num_stages or any(low >= high for low, high in zip(begins, [*begins[1:], len(named)])):
             raise UsageError(
-                f"boundaries of regroup.pipeline() is {list(boundaries)!r}; it must be {num_stages - 1} ascending numbers between "
-                "1 and "
-                f"{len(named) - 1}: the module at which each stage but the first begins."
+                f"boundaries of regroup.pipeline() is {list(boundaries)!r}; it must be {num_stages - 1} ascending numbers "
+                f"between 1 and {len(named) - 1}: the module at which each stage but the first begins."
             )
         return begins
     sizes = [sum(one.numel() for one in module.parameters() if one.requires_grad) for module in named.values()]
@@ -164,9 +159,8 @@ def _begins(
     if len(heavy) < num_stages:
         raise UsageError(
             f"regroup.pipeline() was called with {len(heavy)} modules that have parameters, and pipeline={num_ranks} with "
-            f"{num_stages // num_ranks} stages on each process needs at least {num_stages}. Use a smaller pipeline, or pass "
-            "smaller "
-            "modules."
+            f"{num_stages // num_ranks} stages on each process needs at least {num_stages}. "
+            "Use a smaller pipeline, or pass smaller modules."
         )
     return [0 if place == 0 else heavy[place] for place in balanced([sizes[i] for i in heavy], num_stages)]
 
@@ -180,11 +174,9 @@ def _check_shared(named: Mapping[str, torch.nn.Module], cut: Sequence[Sequence[s
                 there, called = first.setdefault(id(one), (stage, f"{name}.{inner}"))
                 if there != stage:
                     raise UsageError(
-                        f"{called} and {name}.{inner} are one parameter, and lie in stages {there} and {stage} of the pipeline: "
-                        "each process "
-                        "would train a copy of its own. Put both modules into one stage (boundaries of regroup.pipeline()), or "
-                        "use two "
-                        "parameters."
+                        f"{called} and {name}.{inner} are one parameter, and lie in stages {there} and {stage} of the "
+                        "pipeline: each process would train a copy of its own. "
+                        "Put both modules into one stage (boundaries of regroup.pipeline()), or use two parameters."
                     )
 
 
@@ -196,22 +188,20 @@ def check_model(model: torch.nn.Module, layout: Layout) -> None:
         return
     if not isinstance(model, Pipeline) or not model.is_split:
         raise UsageError(
-            f"model is a {type(model).__name__}, and regroup.mesh() has pipeline={num_ranks}: each process must have its stages "
-            "only. "
+            f"model is a {type(model).__name__}, and regroup.mesh() has pipeline={num_ranks}: "
+            "each process must have its stages only. "
             "Call regroup.pipeline(modules) after it, and pass what that returns."
         )
     if any(one is model for one in fsdp.modules_of(model)):
         raise UsageError(
-            "fully_shard() was applied to what regroup.pipeline() returned, which is never called as a whole. Apply it to the "
-            "modules "
-            "inside."
+            "fully_shard() was applied to what regroup.pipeline() returned, which is never called as a whole. "
+            "Apply it to the modules inside."
         )
     others = [name for name, size in layout.dims if size > 1 and name != PIPELINE]
     if model.schedule == ZERO_BUBBLE and others:
         raise UsageError(
-            f'schedule "zero_bubble" does not work with {others[0]}={sizes[others[0]]} of regroup.mesh() so far: it cuts the '
-            "backward "
-            'pass of a layer in two. Use "1f1b".'
+            f'schedule "zero_bubble" does not work with {others[0]}={sizes[others[0]]} of regroup.mesh() so far: '
+            'it cuts the backward pass of a layer in two. Use "1f1b".'
         )
 
 
@@ -371,8 +361,11 @@ class _Run:
 
 
 def run(pipeline: Pipeline, work: Work, edges: Edges, backward: Backward, scale: float) -> None:
-    """Run the microbatches of a step forward and backward; all ranks of a model group do so together. Gradients are those of the
-    losses times `scale`. Raises what `Groups.wait` does, and UsageError for what a stage must not return."""
+    """Run the microbatches of a step forward and backward; all ranks of a model group do so together.
+
+    Gradients are those of the losses times `scale`.
+    Raises what `Groups.wait` does, and UsageError for what a stage must not return.
+    """
     _Run(pipeline, work, edges, backward, scale).run()
 
 
@@ -401,8 +394,7 @@ def _tensors(stage: int, output: Any) -> list[torch.Tensor]:
     for one in found:
         if type(one) is not torch.Tensor:
             raise UsageError(
-                f"Stage {stage} of the pipeline returns a {type(one).__name__}; only a tensor or a tuple of tensors can be sent "
-                "to the next "
-                "stage."
+                f"Stage {stage} of the pipeline returns a {type(one).__name__}; "
+                "only a tensor or a tuple of tensors can be sent to the next stage."
             )
     return found
