@@ -19,7 +19,7 @@ from regroup.step import Step
 
 from . import build, shares, tasks
 from .board import Board, curves
-from .config import Config
+from .config import Config, ParameterServer
 from .flops import peak_flops
 from .speed import Meter, Speed
 
@@ -39,7 +39,9 @@ def train(config: Config) -> None:
     dtype = build.DTYPES[config.precision]
     scaler = torch.amp.GradScaler(device.type) if dtype == torch.float16 else None
     gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
-    meter = Meter(task, config.global_batch, peak_flops(gpu, config.precision))
+    server = config.strategy if isinstance(config.strategy, ParameterServer) else None
+    samples = server.step_samples(config.microbatch, config.global_batch) if server else config.global_batch
+    meter = Meter(task, samples, peak_flops(gpu, config.precision))
     board = Board(config, model, device)
 
     def loss_of(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -48,25 +50,33 @@ def train(config: Config) -> None:
             scores = model(x).flatten(0, -2)
             return cross_entropy(scores, y.flatten()), scores
 
+    def evaluate_share(rank: int, world_size: int) -> torch.Tensor:
+        """Return the sums of loss, right answers and targets over a process's share of the held-out data."""
+        source = as_source(task.held_out)
+        sums = torch.zeros(3, dtype=torch.float64, device=device)
+        with _evaluating(model, config.compile):
+            for first, counts in shares.held_out(rank, world_size, len(source), config.microbatch):
+                ids = torch.arange(first, min(first + config.microbatch, len(source)))
+                x, y = (part.to(device, non_blocking=True) for part in source.fetch(ids))
+                loss, scores = loss_of(x, y)
+                if not counts:
+                    continue
+                right = (scores.argmax(-1) == y.flatten()).sum()
+                sums += torch.stack([loss.double() * y.numel(), right.double(), right.new_tensor(y.numel()).double()])
+        return sums
+
     def evaluate() -> tuple[float, float] | None:
         """Return loss and accuracy on held-out data. Called by every rank between two steps; a membership change repeats it. None:
-        a process that holds a part of this one's model died."""
-        source, whole = as_source(task.held_out), None
-        for attempt in job.collective("evaluate"):
-            with attempt as team, _evaluating(model, config.compile):
-                sums = torch.zeros(3, dtype=torch.float64, device=device)  # of loss, right answers, targets
-                for first, counts in shares.held_out(team.rank, team.world_size, len(source), config.microbatch):
-                    ids = torch.arange(first, min(first + config.microbatch, len(source)))
-                    x, y = (part.to(device, non_blocking=True) for part in source.fetch(ids))
-                    loss, scores = loss_of(x, y)
-                    if not counts:
-                        continue
-                    right = (scores.argmax(-1) == y.flatten()).sum()
-                    sums += torch.stack(
-                        [loss.double() * y.numel(), right.double(), right.new_tensor(y.numel()).double()]
-                    )
-                team.all_reduce(sums)
-                whole = sums
+        a process that holds a part of this one's model died, or it is another's: under a parameter server the server's."""
+        whole = None
+        if server is not None:
+            whole = evaluate_share(0, 1) if job.is_main else None
+        else:
+            for attempt in job.collective("evaluate"):
+                with attempt as team:
+                    sums = evaluate_share(team.rank, team.world_size)
+                    team.all_reduce(sums)
+                    whole = sums
         if whole is None:
             return None
         loss_sum, num_right, num_targets = whole.tolist()
@@ -86,7 +96,9 @@ def train(config: Config) -> None:
         noise_scale=config.noise_scale,
     ) as job:
         digest: str | None = None
-        max_norm = config.max_norm if job.guarantees.whole_gradient else None  # else the strategy clips its own
+        clips = server is not None or job.guarantees.whole_gradient  # else the strategy clips its own
+        max_norm = config.max_norm if clips else None
+        seen = 0  # steps after the last block: a parameter server makes several in one, and some that a worker does not see
         for step in job.steps(config.steps):
             board.begin(job, step)
             with step:  # a membership change ends this block; the same step comes again
@@ -97,15 +109,17 @@ def train(config: Config) -> None:
                 step.commit(max_norm=max_norm, after=[schedule.step])
             if step.times is None:  # not committed
                 continue
-            meter.add(step.times)
+            done = job.step if server is not None else step.index + 1
+            before = min(seen, done) if server is not None and seen else step.index
+            seen, is_last = done, done == config.steps
+            meter.add(step.times, done - before)
             board.committed(job, step)
-            done, is_last = step.index + 1, step.index + 1 == config.steps
-            if is_last or done % config.print_every == 0:
+            if is_last or _passes(before, done, config.print_every):
                 speed = meter.take(job.world_size)
                 if job.is_main:
-                    print(_line(step, job, speed), flush=True)
+                    print(_line(step, done, job, speed), flush=True)
                     board.points(job, step, curves(step, speed, device))
-            if is_last or (config.evaluate_every and done % config.evaluate_every == 0):
+            if is_last or (config.evaluate_every and _passes(before, done, config.evaluate_every)):
                 result = evaluate()
                 if job.is_main and result is not None:
                     held_out_loss, accuracy = result
@@ -131,14 +145,19 @@ def _evaluating(model: torch.nn.Module, is_compiled: bool) -> Iterator[None]:
         model.train()
 
 
-def _line(step: Step, job: regroup.Job, speed: Speed) -> str:
+def _passes(before: int, done: int, every: int) -> bool:
+    """Return whether a multiple of `every` lies above `before` steps and not above `done`."""
+    return done // every > before // every
+
+
+def _line(step: Step, done: int, job: regroup.Job, speed: Speed) -> str:
     norm = "" if step.norm is None else f"  norm {step.norm:.3g}"
     noise = "" if step.noise_scale is None else f"  noise scale {step.noise_scale:.3g}"
     skipped = "  skipped" if step.skipped else ""
     tokens = f"  {speed.per_second:,.0f} tokens/s" if speed.unit == "tokens" else ""
     mfu = "" if speed.mfu is None else f"  MFU {100 * speed.mfu:.1f} %"
     return (
-        f"step {step.index + 1}  loss {step.loss:.4f}{norm}{noise}  rate {step.learning_rates[0]:.3g}{tokens}{mfu}{skipped}"
+        f"step {done}  loss {step.loss:.4f}{norm}{noise}  rate {step.learning_rates[0]:.3g}{tokens}{mfu}{skipped}"
         f"  generation {job.generation}  ranks {job.world_size}"
     )
 

@@ -30,9 +30,9 @@ class Meter:
         self._flops_per_token, self._peak = task.flops_per_token, peak
         self._num_steps, self._seconds = 0, 0.0
 
-    def add(self, times: StepTimes) -> None:
-        """Count a step."""
-        self._num_steps += 1
+    def add(self, times: StepTimes, num_steps: int = 1) -> None:
+        """Count a step, or those that a parameter server made in a block."""
+        self._num_steps += num_steps
         self._seconds += sum(times) - times.between
 
     def take(self, world_size: int) -> Speed:
