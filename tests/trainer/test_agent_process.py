@@ -494,8 +494,9 @@ def test_commands_that_cannot_be_used_change_nothing(operator: OperatorEdge, wor
     operator.tell(wire.Ping())
     answer = operator.wait_body(wire.Changed, after=before)
     assert answer.report.condition.heard == 0
-    assert "it is for job job-uid, pod another-pod" in worker.log()
-    assert "The message is not JSON" in worker.log()
+    for said in ("it is for job job-uid, pod another-pod", "The message is not JSON"):
+        # The agent's log is written by a thread of its own.
+        until(lambda said=said: said in worker.log(), said, details=worker.log)  # type: ignore[misc]
 
 
 # --- starting ------------------------------------------------------------------------------------------------------

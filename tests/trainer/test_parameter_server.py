@@ -130,3 +130,107 @@ def test_kills_and_resizes_come_to_what_a_replay_of_the_versions_does(job: Agent
     assert {generation for generation, _, _ in recorded(job)} == {1, 2, 3, 4, 5, 6}
     left = [m for slot in (1, 4) for m in job.workers[slot].messages(local.Left) if m.cause]
     assert all("error" not in m.cause for m in left)
+
+
+def test_only_server_and_standby_bring_a_state(job: AgentDouble) -> None:
+    """Both are lost at once: the others hold nothing that could be followed, and say so. A checkpoint is read."""
+    checkpoints = str(job.directory / "checkpoints")
+    for slot in range(4):
+        launch(job, slot, "none:none:1", REGROUP_CHECKPOINT_DIR=checkpoints, REGROUP_CHECKPOINT_EVERY_SECONDS="0.2")
+    job.wait_attached(*range(4))
+    job.announce(range(4))
+    saved = job.wait(
+        lambda: [m.checkpoint for m in job.workers[0].messages(local.Committed, 1) if m.checkpoint], "a checkpoint"
+    )[0]
+    job.wait_step(1, saved["step"] + 5, [0])
+    for slot in (0, 1):
+        job.kill(slot)
+    assert [job.wait_left(slot)[-1].state for slot in (2, 3)] == [None, None]
+    job.announce([2, 3], lost=[job.workers[0].pod_uid])
+    job.wait(
+        lambda: [
+            m
+            for m in job.workers[2].messages(local.Left)
+            if m.cause == "witness" and job.workers[1].pod_uid in m.message
+        ],
+        "they wait for the standby, which may be there",
+    )
+    job.announce([2, 3], lost=[job.workers[0].pod_uid, job.workers[1].pod_uid], older=[1, 2])
+    job.first_commit(3, [2, 3])
+    adopted = job.workers[2].messages(local.AdoptedLocally, 3)[0]
+    assert (adopted.source, adopted.rolled_back) == ("disk", True)
+    assert adopted.state.step >= saved["step"]
+    check(job, end(job, [2, 3]), None)
+
+
+def test_server_that_hears_of_no_newer_generation_commits_nothing_that_is_lost(job: AgentDouble) -> None:
+    begin(job, 3, "none:none:1")
+    job.wait_step(1, 8, [0, 1, 2])
+    job.announce([1, 2], to=[1, 2])
+    job.first_commit(2, [1, 2])
+    assert job.wait_left(0, cause=True)[-1].state.generation == 1
+    seen = max(m.step for m in job.workers[0].messages(local.Committed))
+    job.announce([1, 0, 2], older=[1, 2])
+    job.first_commit(3, [0, 1, 2])
+    start = {m.start_step for m in job.workers[1].messages(local.AdoptedLocally, 2)}
+    assert min(start) >= seen, "what the server has reported, its standby had"
+    check(job, end(job, [1, 0, 2]), None)
+
+
+def test_slow_workers_are_backup_workers(job: AgentDouble) -> None:
+    """Of four gradients the first three make a version, and what the fourth was dealt is dealt again."""
+    for slot in range(3):
+        launch(job, slot, "0:3:1")
+    launch(job, 3, "0:3:1", TEST_SLOW="0.6")
+    job.wait_attached(*range(4))
+    job.announce(range(4))
+    ends = end(job, [0, 1, 2, 3])
+    check(job, ends, 0)
+    assert all(len(pushes) == 3 for _, pushes, _ in recorded(job))
+    assert ends[3]["blocks"] < STEPS / 3, "it holds up nobody"
+
+
+def test_slow_worker_under_a_bound_delivers_what_is_not_too_old(job: AgentDouble) -> None:
+    for slot in range(3):
+        launch(job, slot, "2:none:1", **({"TEST_SLOW": "0.2"} if slot == 2 else {}))
+    job.wait_attached(*range(3))
+    job.announce(range(3))
+    check(job, end(job, [0, 1, 2]), 2)
+
+
+def test_server_that_only_serves(job: AgentDouble) -> None:
+    for slot in range(4):
+        launch(job, slot, "none:none:0", **({"TEST_SLOW": "1.0"} if slot == 2 else {}))
+    job.wait_attached(*range(4))
+    job.announce(range(4))
+    job.wait_step(1, 10, [0, 1, 3])
+    assert not job.workers[2].messages(local.Committed), "it holds up nobody"
+    job.kill(0)
+    job.announce([1, 2, 3], lost=[job.workers[0].pod_uid])
+    job.first_commit(2, [1, 2])
+    check(job, end(job, [1, 2, 3]), None)
+
+
+def test_job_ends_where_one_script_leaves_its_loop(job: AgentDouble) -> None:
+    for slot in range(3):
+        launch(job, slot, "none:none:1", **({"TEST_BREAK": "20"} if slot == 2 else {}))
+    job.wait_attached(*range(3))
+    job.announce(range(3))
+    ends = end(job, [0, 1, 2])
+    (version,) = {one["version"] for one in ends}
+    assert 20 <= version < STEPS
+    check(job, ends, None, version)
+
+
+def test_worker_that_does_not_come_to_a_cut_is_left_behind(job: AgentDouble) -> None:
+    """It hears of the newer generation as the others do, and stays in its microbatch: four usual times later they go without it."""
+    for slot in range(3):
+        launch(job, slot, "none:none:1", **({"TEST_SLOW": "60"} if slot == 2 else {}))
+    job.wait_attached(0, 1, 2)
+    job.announce(range(3))
+    job.wait_step(1, 10, [0, 1])
+    job.announce([0, 1], PLANNED)
+    job.wait_step(2, 20, [0, 1])
+    assert not [m for slot in (0, 1) for m in job.workers[slot].messages(local.Left) if m.cause], "it is no fault"
+    job.kill(2)
+    check(job, end(job, [0, 1]), None)

@@ -65,4 +65,4 @@ def test_curves_go_on_when_rank_0_is_killed(job: AgentDouble, tmp_path: Path) ->
     assert steps[-1] == STEPS
     assert losses[-1].value < losses[0].value / 2
     assert {"learning rate", "speed/samples per second", "step seconds/backward"} <= set(found.Tags()["scalars"])
-    assert [point.step for point in found.Histograms("parameters/head/weight")] == [100, 200, 300]
+    assert [point.step for point in found.Histograms("parameters/head/1/weight")] == [100, 200, 300]

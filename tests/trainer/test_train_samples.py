@@ -209,6 +209,25 @@ def test_sample_of_inner_steps_learns(make: Callable[..., TrainJob], sample: str
     _hash(output)
 
 
+def test_sample_of_a_parameter_server_learns_through_the_loss_of_the_server(make: Callable[..., TrainJob]) -> None:
+    job = make("parameter-server", "steps=150", "print_every=50", "evaluate_every=70")
+    job.start(3)
+    job.agents.wait_step(1, 20, [0, 1, 2])
+    job.agents.kill(0)
+    job.agents.announce([1, 2], lost=[job.agents.workers[0].pod_uid])
+    job.agents.wait_finished(1, 2)
+    job.agents.stop()
+    job.agents.wait_exit(1, 2)
+    output = job.agents.workers[0].log + job.agents.workers[1].log
+    found = re.findall(r"^step (\d+)  loss .*generation (\d+)  ranks (\d)$", output, re.MULTILINE)
+    assert [int(step) // 50 for step, _, _ in found] == [1, 2, 3], output
+    assert found[-1] == ("150", "2", "2")
+    losses = [float(x) for x in re.findall(r"held-out loss (\d+\.\d+)", output)]
+    assert len(losses) == 3, output
+    assert losses[-1] < 1.5, "of ten classes, where guessing has 2.3"
+    _hash(output)
+
+
 @pytest.mark.parametrize(
     "sample",
     [

@@ -284,6 +284,81 @@ def test_decide(doc: Document, arrivals: list[Arrival], want: object) -> None:
         assert got == want
 
 
+@pytest.mark.parametrize(
+    ("doc", "arrivals", "want"),
+    [
+        pytest.param(
+            document(2, "bcd", {1: "abcd"}, lost="a"),
+            [holds(1, 5), empty(1), empty(1)],
+            Copy(0, StatePair(1, 5), False),
+            id="the server is lost: its standby",
+        ),
+        pytest.param(
+            document(2, "acd", {1: "abcd"}, lost="b"),
+            [holds(1, 6), empty(1), empty(1)],
+            Copy(0, StatePair(1, 6), False),
+            id="the standby is lost: the server, with a version that nobody has acknowledged",
+        ),
+        pytest.param(
+            document(2, "cbda", {1: "abcd"}),
+            [empty(1), holds(1, 5), empty(1), holds(1, 6)],
+            Copy(3, StatePair(1, 6), False),
+            id="both are there: whoever is newer, whatever ranks they have now",
+        ),
+        pytest.param(
+            document(2, "abc", {1: "abcd"}),
+            [holds(1, 5), holds(1, 5), empty(1)],
+            Copy(0, StatePair(1, 5), False),
+            id="a worker is cut off: it holds nothing that is waited for",
+        ),
+        pytest.param(
+            document(2, "bcd", {1: "abcd"}),
+            [holds(1, 5), empty(1), empty(1)],
+            Copy(0, StatePair(1, 5), False),
+            id="the server is cut off and has not heard: it commits nothing without its standby",
+        ),
+        pytest.param(
+            document(2, "cd", {1: "abcd"}, lost="ab"),
+            [empty(1), empty(1)],
+            Fallback(None, True),
+            id="both are lost: the checkpoint",
+        ),
+        pytest.param(
+            document(2, "cd", {1: "abcd"}, lost="a"),
+            [empty(1), empty(1)],
+            "pod UIDs b",
+            id="the server is lost and the standby cut off: it is waited for",
+        ),
+        pytest.param(
+            document(2, "cd", {1: "abcd"}, lost="a", seals=(seal("b", 1, (1, 5), 1),)),
+            [empty(1), empty(1)],
+            "held by the worker with pod UID b",
+            id="the server is lost and the standby is no member: it is waited for",
+        ),
+        pytest.param(
+            document(2, "bc", {1: "abcd"}, lost="a", seals=(seal("d", 1, None, 1),)),
+            [empty(1), empty(1)],
+            Fallback(None, True),
+            id="a worker that is no member says that it holds nothing, and that proves its loss",
+        ),
+        pytest.param(
+            document(2, "cd", {1: "abcd"}, lost="ab"),
+            [holds(0, 3, adopted=1), empty(1)],
+            Copy(0, StatePair(0, 3), False),
+            id="a worker that still has what generation 1 began with: nothing was committed in it",
+        ),
+    ],
+)
+def test_decide_under_a_parameter_server(doc: Document, arrivals: list[Arrival], want: object) -> None:
+    """Only server and standby of a generation hold what it committed; of the other members each has said that it holds nothing."""
+    got = decide(doc, arrivals)
+    if isinstance(want, str):
+        assert isinstance(got, Refuse)
+        assert want in got.reason
+    else:
+        assert got == want
+
+
 def test_refusal_names_the_workers_it_waits_for() -> None:
     got = decide(document(3, "b", {2: "ac", 1: "abc"}, lost="c"), [holds(1, 5)])
     assert isinstance(got, Refuse)

@@ -151,12 +151,44 @@ def test_late_share_is_dealt_again_and_what_comes_of_it_is_dropped() -> None:
         dealt(desk, 0, float(second))
         push(desk, 0, second + 0.5)
         make(desk, second + 0.5)
-    assert desk.patience_s == 2.0, "four times half a second"
+    assert desk.patience_s(1) == 2.0, "four times half a second"
     assert 0 in {share for one, _ in desk.decided for share in one.deal.shares}, "rank 0 got the late share"
     assert told(desk) == {0: True}
     push(desk, 1, 6.0)
     assert told(desk) == {1: False}
     assert not make(desk, 6.0)
+
+
+def test_who_is_always_slow_is_late_once() -> None:
+    """Else all that it computes would be dropped."""
+    desk, now_s, counted = make_desk(2), 0.0, []
+    for _ in range(4):
+        dealt(desk, 1, now_s)
+        for _ in range(10):
+            dealt(desk, 0, now_s)
+            now_s += 0.5
+            push(desk, 0, now_s)
+            assert make(desk, now_s)
+        desk.decided.clear()
+        push(desk, 1, now_s)
+        make(desk, now_s)
+        counted.append(told(desk)[1])
+    assert counted == [False, True, True, True]
+
+
+def test_first_shares_that_take_longer_than_any_bound_are_not_dropped_for_ever() -> None:
+    desk, now_s, counted = make_desk(2), 0.0, []
+    for _ in range(2):
+        for rank in range(2):
+            dealt(desk, rank, now_s)
+        now_s += 90.0
+        desk.give_up(now_s)
+        for rank in range(2):
+            push(desk, rank, now_s)
+        while make(desk, now_s):
+            pass
+        counted.append(told(desk))
+    assert counted == [{0: False, 1: False}, {0: True, 1: True}]
 
 
 def test_nobody_is_late_where_a_version_needs_a_whole_block() -> None:
@@ -243,6 +275,27 @@ def test_cut_has_a_bound() -> None:
         desk.heard(rank, knows_newer=True)
     assert not desk.must_break(1.9)
     assert desk.must_break(2.1)
+
+
+def test_cut_does_not_wait_for_what_a_late_worker_knows() -> None:
+    desk = make_desk(2, 0, 6, is_whole=True)
+    dealt(desk, 0)
+    dealt(desk, 1)
+    push(desk, 0, 0.5)
+    desk.heard(0, knows_newer=True)
+    assert not make(desk, 1.9)
+    assert not desk.must_break(1.9)
+    assert not make(desk, 2.1)
+    assert desk.must_break(2.1)
+
+
+def test_cut_waits_for_a_server_that_does_not_know() -> None:
+    desk = make_desk(2)
+    dealt(desk, 0)
+    desk.heard(1, knows_newer=True)
+    dealt(desk, 1)
+    assert not make(desk, 1000.0)
+    assert not desk.is_leaving
 
 
 def test_who_only_serves_hears_of_each_version() -> None:

@@ -83,6 +83,17 @@ SMALL: dict[str, Any] = {"task": "digits", "steps": 100, "global_batch": 80, "mi
             id="more inner steps than microbatches",
         ),
         pytest.param(
+            {"strategy": {"name": "parameter_server", "shares_per_version": 11}},
+            "strategy.shares_per_version (11) is more than the microbatches of a batch (global_batch / microbatch: 10). Lower it, "
+            "or raise global_batch.",
+            id="more gradients in a version than microbatches",
+        ),
+        pytest.param(
+            {"strategy": "parameter_server", "hook": "fp16"},
+            "hook ('fp16') cannot be used with strategy parameter_server. Leave one of them out.",
+            id="a parameter server and a hook",
+        ),
+        pytest.param(
             {"strategy": "local_sgd", "reduction": "exact"},
             "reduction (exact) cannot be used with strategy local_sgd. Choose another reduction.",
             id="an exact sum of steps of one's own",
@@ -133,6 +144,7 @@ SMALL: dict[str, Any] = {"task": "digits", "steps": 100, "global_batch": 80, "mi
             for field, given, said in (
                 ("strategy", "local_sgd", "local_sgd"),
                 ("strategy", "diloco", "diloco"),
+                ("strategy", "parameter_server", "parameter_server"),
                 ("strategy.algorithm", {"name": "data_parallel", "algorithm": "ring"}, "ring"),
                 ("hook", "fp16", "fp16"),
                 ("reduction", "exact", "exact"),

@@ -127,7 +127,9 @@ def test_missing_tensorboard_is_one_sentence(
 ) -> None:
     (tmp_path / "c.yaml").write_text("{task: digits, steps: 1, global_batch: 8, microbatch: 8, tensorboard: runs}")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delitem(sys.modules, "torch.utils.tensorboard", raising=False)
+    loaded = [name for name in sys.modules if name.split(".")[0] == "tensorboard"]
+    for name in ("torch.utils.tensorboard", *loaded):
+        monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.setattr(sys, "meta_path", [_Without(), *sys.meta_path])
     assert command.main([str(tmp_path / "c.yaml")]) == 2
     assert capsys.readouterr().err == (

@@ -129,6 +129,8 @@ class _Rank:
     knows_newer: bool = False
     """It has heard of a newer, planned generation (rule CUTALL)."""
     is_late: bool = False
+    last_s: float = 0.0
+    """How long it took for what it pushed last."""
 
 
 @dataclass
@@ -144,6 +146,8 @@ class Desk:
     """The version at which the job ends."""
     ended: bool = False
     """A script has left its loop: the job ends with the version that there is."""
+    is_leaving: bool = False
+    """All ranks know of a newer generation, but for those that are late: nothing is dealt any more (rule CUTALL)."""
     decided: list[tuple[Push, bool]] = field(default_factory=list)
     """Pushes whose worker is to be told: counted, or refused. Who tells them empties it."""
 
@@ -170,6 +174,7 @@ class Desk:
         """A rank asks for work."""
         one = self._ranks[rank]
         one.since_s, one.is_late = now_s, False
+        self._look(now_s)
         if self.is_finished or self.is_leaving:
             one.is_told, one.is_computing, one.deal = True, False, None
             return Answer.FINISHED if self.is_finished else Answer.LEAVE
@@ -181,12 +186,13 @@ class Desk:
         """A rank has sent its gradients. Who was dealt nothing only waits for the next version."""
         one = self._ranks[rank]
         deal, one.is_computing = one.deal, False
+        if one.quota:
+            one.last_s = now_s - one.since_s
+            self._times_s.append(one.last_s)
         if deal is None:  # it was given up, and may be dealt to somebody else (rule DEALT)
             one.since_s, one.is_late = now_s, False
             self.decided.append((Push(Deal(rank, -1, ()), weight, loss_sum), False))
             return
-        if deal.shares:
-            self._times_s.append(now_s - one.since_s)
         one.pushed = Push(deal, weight, loss_sum)
         self._queue.append(rank)
 
@@ -194,6 +200,7 @@ class Desk:
 
     def next_version(self, now_s: float) -> Version | None:
         """Return what the next version applies; None: not enough has come yet, or one is being made. `made` comes next."""
+        self._look(now_s)
         self.give_up(now_s)
         if self._making is not None:
             return None
@@ -239,7 +246,7 @@ class Desk:
         if self.terms.is_whole:
             return
         for one in self._ranks.values():
-            if one.quota and one.pushed is None and not one.is_told and now_s - one.since_s > self.patience_s:
+            if one.quota and one.pushed is None and not one.is_told and now_s - one.since_s > self._patience_s(one):
                 one.is_late = True
                 if one.deal is not None:
                     self._owe(one.deal)
@@ -247,19 +254,18 @@ class Desk:
 
     # --- the end of a generation -------------------------------------------------------------------------------------
 
-    @property
-    def patience_s(self) -> float:
-        """How long a worker is waited for."""
-        return max(LATE_LEAST_S, LATE_TIMES * median(self._times_s)) if self._times_s else LATE_UNKNOWN_S
+    def patience_s(self, rank: int) -> float:
+        """Return how long a worker is waited for: one that is slow every time is not late every time."""
+        return self._patience_s(self._ranks[rank])
+
+    def _patience_s(self, one: _Rank) -> float:
+        if not self._times_s:
+            return LATE_UNKNOWN_S
+        return max(LATE_LEAST_S, LATE_TIMES * max(one.last_s, median(self._times_s)))
 
     @property
     def is_finished(self) -> bool:
         return self.ended or self.version >= self.total
-
-    @property
-    def is_leaving(self) -> bool:
-        """All ranks know of a newer generation: nothing is dealt any more (rule CUTALL)."""
-        return all(one.knows_newer for one in self._ranks.values())
 
     @property
     def is_over(self) -> bool:
@@ -268,8 +274,17 @@ class Desk:
 
     def must_break(self, now_s: float) -> bool:
         """Return whether the others leave without the rest: somebody does not come to the cut."""
+        self._look(now_s)
         waits = [one for one in self._ranks.values() if not one.is_told]
-        return self.is_leaving and any(now_s - one.since_s > self.patience_s for one in waits)
+        return self.is_leaving and any(now_s - one.since_s > self._patience_s(one) for one in waits)
+
+    def _look(self, now_s: float) -> None:
+        """See whether it is time to leave. The server must know: it says what a rank heard when that asked last."""
+        ranks = self._ranks.values()
+        self.is_leaving = self.is_leaving or (
+            self._ranks[0].knows_newer
+            and all(one.knows_newer or now_s - one.since_s > self._patience_s(one) for one in ranks)
+        )
 
     # --- small parts -------------------------------------------------------------------------------------------------
 

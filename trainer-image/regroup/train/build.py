@@ -199,12 +199,18 @@ def optimizer_of(settings: sections.Sgd | sections.AdamW, model: torch.nn.Module
     return torch.optim.AdamW(groups, lr=settings.learning_rate, betas=betas, fused=is_whole or None)
 
 
-def strategy_of(settings: Config) -> strategies.DataParallel | strategies.LocalSGD | strategies.DiLoCo:
+def strategy_of(settings: Config) -> strategies.Description:
     """Return the session's strategy. Inner steps are what is clipped."""
     strategy, max_norm = settings.strategy, settings.max_norm
     if isinstance(strategy, sections.DataParallel):
         return strategies.DataParallel(
             hook=hook_of(settings.hook), algorithm=strategy.algorithm, uneven=strategy.uneven
+        )
+    if isinstance(strategy, sections.ParameterServer):
+        return strategies.ParameterServer(
+            staleness=strategy.staleness,
+            shares_per_version=strategy.shares_per_version,
+            computes=strategy.computes,
         )
     if isinstance(strategy, sections.LocalSgd):
         return strategies.LocalSGD(inner_steps=strategy.inner_steps, max_norm=max_norm)

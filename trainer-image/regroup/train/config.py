@@ -27,6 +27,7 @@ from .sections import (
     LanguageModel,
     LocalSgd,
     Mesh,
+    ParameterServer,
     PowerSgd,
     RateScaling,
     Rounded,
@@ -201,7 +202,7 @@ def sections() -> Iterator[tuple[str, str, type[Section]]]:
         ("hook", (Rounded, PowerSgd)),
         ("optimizer", (Sgd, AdamW)),
         ("schedule", (Constant, Decay)),
-        ("strategy", (DataParallel, LocalSgd, DiLoCo)),
+        ("strategy", (DataParallel, LocalSgd, DiLoCo, ParameterServer)),
     ):
         for model in models:
             for name in model.model_fields["name"].annotation.__args__:  # type: ignore[union-attr]

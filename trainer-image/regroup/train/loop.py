@@ -4,7 +4,7 @@ Nothing here knows how many processes there are. `regroup.session` deals the sam
 and handles failures and resizes; checkpoints are the job's. What is put together is in `build`, what is trained in `tasks`.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -21,6 +21,7 @@ from .board import Board, curves
 from .config import Config
 from .digest import digest_of
 from .flops import peak_flops
+from .sections import ParameterServer
 from .speed import Meter, Speed
 
 
@@ -39,6 +40,7 @@ def train(config: Config) -> None:
     dtype = build.DTYPES[config.precision]
     scaler = torch.amp.GradScaler(device.type) if dtype == torch.float16 else None
     gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
+    server = config.strategy if isinstance(config.strategy, ParameterServer) else None
     meter = Meter(task, peak_flops(gpu, config.precision))
     board = Board(config, model, device)
     train_on, evaluate_on = task.train, as_source(task.held_out)
@@ -60,29 +62,35 @@ def train(config: Config) -> None:
         with in_precision():
             return cross_entropy(scores.flatten(0, -2), y.flatten(), reduction="sum"), y.numel()
 
+    def evaluate_share(rank: int, world_size: int, forward: Callable[..., Any]) -> torch.Tensor:
+        """Return the sums of loss, right answers and targets over a process's share of the held-out data."""
+        sums = torch.zeros(3, dtype=torch.float64, device=device)
+        with _evaluating(model, config.compile):
+            for first, counts in shares.held_out(rank, world_size, len(evaluate_on), config.microbatch):
+                x, y = taken(evaluate_on.fetch(torch.arange(first, min(first + config.microbatch, len(evaluate_on)))))
+                with in_precision():
+                    scores = forward(x)
+                if scores is None or not counts:  # of a pipeline the last process has them
+                    continue
+                scores = scores.flatten(0, -2)
+                with in_precision():
+                    loss = cross_entropy(scores, y.flatten())
+                right = (scores.argmax(-1) == y.flatten()).sum()
+                sums += torch.stack([loss.double() * y.numel(), right.double(), right.new_tensor(y.numel()).double()])
+        return sums
+
     def evaluate() -> tuple[float, float] | None:
         """Return loss and accuracy on held-out data. Called by every rank between two steps; a membership change repeats it. None:
-        a process that holds a part of this one's model died."""
-        source, whole = evaluate_on, None
-        for attempt in job.collective("evaluate"):
-            with attempt as team, _evaluating(model, config.compile):
-                sums = torch.zeros(3, dtype=torch.float64, device=device)  # of loss, right answers, targets
-                for first, counts in shares.held_out(team.rank, team.world_size, len(source), config.microbatch):
-                    ids = torch.arange(first, min(first + config.microbatch, len(source)))
-                    x, y = taken(source.fetch(ids))
-                    with in_precision():
-                        scores = team.forward(x)
-                    if scores is None or not counts:  # of a pipeline the last process has them
-                        continue
-                    scores = scores.flatten(0, -2)
-                    with in_precision():
-                        loss = cross_entropy(scores, y.flatten())
-                    right = (scores.argmax(-1) == y.flatten()).sum()
-                    sums += torch.stack(
-                        [loss.double() * y.numel(), right.double(), right.new_tensor(y.numel()).double()]
-                    )
-                team.all_reduce(sums)
-                whole = sums
+        a process that holds a part of this one's model died, or it is another's: under a parameter server the server's."""
+        whole = None
+        if server is not None:
+            whole = evaluate_share(0, 1, model) if job.is_main else None
+        else:
+            for attempt in job.collective("evaluate"):
+                with attempt as team:
+                    sums = evaluate_share(team.rank, team.world_size, team.forward)
+                    team.all_reduce(sums)
+                    whole = sums
         if whole is None:
             return None
         loss_sum, num_right, num_targets = whole.tolist()
@@ -104,7 +112,9 @@ def train(config: Config) -> None:
         noise_scale=config.noise_scale,
     ) as job:
         digest: str | None = None
-        max_norm = config.max_norm if job.guarantees.whole_gradient else None  # else the strategy clips its own
+        clips = server is not None or job.guarantees.whole_gradient  # else the strategy clips its own
+        max_norm = config.max_norm if clips else None
+        seen = 0  # steps after the last block: a parameter server makes several in one, and some that a worker does not see
         for step in job.steps(config.steps):
             board.begin(job, step)
             with step:  # a membership change ends this block; the same step comes again
@@ -120,15 +130,18 @@ def train(config: Config) -> None:
                 step.commit(max_norm=max_norm, after=[schedule.step])
             if step.times is None:  # not committed
                 continue
-            meter.add(step.times, job.global_batch)
+            done = job.step if server is not None else step.index + 1
+            before = min(seen, done) if server is not None and seen else step.index
+            seen, is_last = done, done == config.steps
+            samples = job.global_batch if server is None else server.step_samples(config.microbatch, job.global_batch)
+            meter.add(step.times, (done - before) * samples)
             board.committed(job, step)
-            done, is_last = step.index + 1, step.index + 1 == config.steps
-            if is_last or done % config.print_every == 0:
+            if is_last or _passes(before, done, config.print_every):
                 speed = meter.take(job.world_size)
                 if job.is_main:
-                    print(_line(step, job, speed), flush=True)
+                    print(_line(step, done, job, speed), flush=True)
                     board.points(job, step, curves(step, speed, device))
-            if is_last or (config.evaluate_every and done % config.evaluate_every == 0):
+            if is_last or (config.evaluate_every and _passes(before, done, config.evaluate_every)):
                 result = evaluate()
                 if job.is_main and result is not None:
                     held_out_loss, accuracy = result
@@ -154,13 +167,18 @@ def _evaluating(model: torch.nn.Module, is_compiled: bool) -> Iterator[None]:
         model.train()
 
 
-def _line(step: Step, job: regroup.Job, speed: Speed) -> str:
+def _passes(before: int, done: int, every: int) -> bool:
+    """Return whether a multiple of `every` lies above `before` steps and not above `done`."""
+    return done // every > before // every
+
+
+def _line(step: Step, done: int, job: regroup.Job, speed: Speed) -> str:
     norm = "" if step.norm is None else f"  norm {step.norm:.3g}"
     noise = "" if step.noise_scale is None else f"  noise scale {step.noise_scale:.3g}"
     skipped = "  skipped" if step.skipped else ""
     tokens = f"  {speed.per_second:,.0f} tokens/s" if speed.unit == "tokens" else ""
     mfu = "" if speed.mfu is None else f"  MFU {100 * speed.mfu:.1f} %"
     return (
-        f"step {step.index + 1}  loss {step.loss:.4f}{norm}{noise}  rate {step.learning_rates[0]:.3g}{tokens}{mfu}{skipped}"
+        f"step {done}  loss {step.loss:.4f}{norm}{noise}  rate {step.learning_rates[0]:.3g}{tokens}{mfu}{skipped}"
         f"  generation {job.generation}  ranks {job.world_size}"
     )

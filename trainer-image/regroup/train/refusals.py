@@ -62,9 +62,15 @@ def _strategy(config: Fields) -> str | None:
     strategy = config.strategy
     if _is_uneven(config) and config.reduction == "exact":
         return "strategy.uneven cannot be used with reduction exact, whose bits must not depend on times. Leave one of them out."
-    if strategy.name != "local_sgd" and strategy.name != "diloco":
+    if strategy.name == "data_parallel":
         return None
-    if strategy.inner_steps > config.num_microbatches:
+    if strategy.name == "parameter_server":
+        if (strategy.shares_per_version or 1) > config.num_microbatches:
+            return (
+                f"strategy.shares_per_version ({strategy.shares_per_version}) is more than the microbatches of a batch "
+                f"(global_batch / microbatch: {config.num_microbatches}). Lower it, or raise global_batch."
+            )
+    elif strategy.inner_steps > config.num_microbatches:
         return (
             f"strategy.inner_steps ({strategy.inner_steps}) is more than the microbatches of a step (global_batch / "
             f"microbatch: {config.num_microbatches}). Lower it, or raise global_batch: it counts the samples of all inner steps."

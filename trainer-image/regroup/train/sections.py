@@ -211,6 +211,24 @@ class DiLoCo(Section):
     """Momentum of the step over all processes."""
 
 
+class ParameterServer(Section):
+    """Processes push gradients to one of them and pull parameters from it, each at its own pace."""
+
+    name: Literal["parameter_server"]
+    staleness: int | None = Field(default=0, ge=0)
+    """The oldest gradient that is applied, in steps. 0: synchronous. null: no bound."""
+    shares_per_version: int | None = Field(default=None, ge=1)
+    """Microbatches whose gradients make a step. Absent: those of a whole batch with staleness 0, else one."""
+    computes: bool = True
+    """Server and standby compute gradients as well. false: they only serve."""
+
+    def step_samples(self, microbatch: int, global_batch: int) -> int:
+        """Return the number of samples in a step."""
+        if self.shares_per_version is not None:
+            return microbatch * self.shares_per_version
+        return global_batch if self.staleness == 0 else microbatch
+
+
 class RateScaling(Section):
     """How learning rates follow the batch, with `batch_per_rank`."""
 
@@ -257,10 +275,10 @@ class Fields(Section):
         name="constant"
     )
     """constant, cosine or linear: how the learning rate changes."""
-    strategy: Annotated[DataParallel | LocalSgd | DiLoCo, Field(discriminator="name"), BeforeValidator(named)] = (
-        DataParallel(name="data_parallel")
-    )
-    """data_parallel, local_sgd or diloco: how the processes share the work of a step."""
+    strategy: Annotated[
+        DataParallel | LocalSgd | DiLoCo | ParameterServer, Field(discriminator="name"), BeforeValidator(named)
+    ] = DataParallel(name="data_parallel")
+    """data_parallel, local_sgd, diloco or parameter_server: how the processes share the work of a step."""
     mesh: Mesh | None = None
     """Processes that hold one copy of the model together. Absent: each process holds all of it."""
     max_norm: float | None = Field(default=None, gt=0)

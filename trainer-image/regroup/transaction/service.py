@@ -212,6 +212,8 @@ class Service:
             is_standby = rank == self.desk.terms.roles.standby
             if is_standby and peer.request.version != self.desk.version:
                 continue  # it has applied a version, and its acknowledgement is on the way
+            if self._staged is not None and self.desk.is_finished:
+                continue  # a script has left its loop, and the job ends with the version that is on its way
             moved = True
             request, peer.request = peer.request, None
             answer = self.desk.pull(rank, time.monotonic())
