@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import statistics
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +15,9 @@ import torch
 from regroup.data import SamplePlan
 from regroup.protocol import local
 from regroup.protocol.document import PLANNED
+from tests.trainer import served_loss
 from tests.trainer.agent_double import AgentDouble
+from tests.trainer.elastic_kit import LONG
 from tests.trainer.replay import hash_of, replay
 from tests.trainer.zygote import Zygote
 
@@ -234,3 +237,12 @@ def test_worker_that_does_not_come_to_a_cut_is_left_behind(job: AgentDouble) -> 
     assert not [m for slot in (0, 1) for m in job.workers[slot].messages(local.Left) if m.cause], "it is no fault"
     job.kill(2)
     check(job, end(job, [0, 1]), None)
+
+
+@pytest.mark.skipif(not LONG, reason="a minute: `make test-all`")
+@pytest.mark.parametrize("number", range(1, len(served_loss.ROWS)))
+def test_loss_is_within_the_spread_of_five_runs_of_data_parallel(number: int) -> None:
+    name, way = served_loss.ROWS[number]
+    spread = [served_loss.losses(None, seed)[1] for seed in range(served_loss.SEEDS)]
+    held_out = statistics.mean(served_loss.losses(way, seed)[1] for seed in range(served_loss.SEEDS))
+    assert min(spread) < held_out < max(spread), name
