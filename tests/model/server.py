@@ -1,15 +1,15 @@
 """The model of a parameter server: is a version that anybody has seen ever lost, and is each share counted once?
 
-The rules are those of docs/design/adr/0031-parameter-server.md. All members of a generation adopt the newest state. Then all but its
-first two, the *server* and the *standby*, drop it: they compute with parameters that they pull. A version applies one share's
-gradient. "Parameters" are the list of (generation, share, version that the gradient was computed on) in the order in which they were
-applied.
+The rules are those of docs/design/adr/0031-parameter-server.md. All members of a generation adopt the newest state. Then all
+but its first two, the *server* and the *standby*, drop it: they compute with parameters that they pull. A version applies one
+share's gradient. "Parameters" are the list of (generation, share, version that the gradient was computed on) in the order in
+which they were applied.
 
-**Modelled.** Generations of any connected processes, announced at any time, heard late; a server that hears of none of them
-and goes on; processes that die; pushes that come late or never; versions that are made, copied, acknowledged, committed; shares
-that are dealt, given up, refused, owed. **Not modelled**, since core.py has it: how a witness is found
-(here: whoever holds a state that was adopted in the generation that adopted last, by rule WITNESS), operators that fail, copies that are cut off.
-A process that dies does not come back; another one takes its place. Versions of more than one share add no order of events.
+**Modelled.** Generations of any connected processes, announced at any time, heard late; a server that hears of none of them and
+goes on; processes that die; pushes that come late or never; versions that are made, copied, acknowledged, committed; shares
+that are dealt, given up, refused, owed. **Not modelled**, since core.py has it: how a witness is found (here: whoever holds a
+state that was adopted in the generation that adopted last, by rule WITNESS), operators that fail, copies that are cut off. A
+process that dies does not come back; another one takes its place. Versions of more than one share add no order of events.
 
 **What must never be.** A worker pulls, or a generation goes on from, parameters that are no continuation of what was seen before;
 a share is applied twice; a share that was dealt is neither applied, dealt nor owed; a gradient is older than the bound.

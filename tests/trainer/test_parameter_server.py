@@ -106,7 +106,16 @@ def check(job: AgentDouble, ends: list[dict[str, Any]], staleness: int | None, v
         assert all(base <= number and (staleness is None or number - base <= staleness) for base, _ in of_version)
 
 
-@pytest.mark.parametrize("terms", ["0:none:1", "1:1:1", "none:none:1"])
+@pytest.mark.parametrize(
+    "terms",
+    [
+        "0:none:1",
+        pytest.param(
+            "1:1:1", marks=pytest.mark.skipif(not LONG, reason="`make test-all`: the others nearly contain it")
+        ),
+        "none:none:1",
+    ],
+)
 def test_kills_and_resizes_come_to_what_a_replay_of_the_versions_does(job: AgentDouble, terms: str) -> None:
     """A worker, the server and the standby die in turn; then the job grows, and shrinks."""
     staleness = None if terms.startswith("none") else int(terms.split(":")[0])
