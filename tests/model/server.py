@@ -1,14 +1,15 @@
 """The model of a parameter server: is a version that anybody has seen ever lost, and is each share counted once?
 
-The rules are those of docs/design/adr/0031-parameter-server.md; nothing of this is in the code. A generation has a *server* and a
-*standby*, which hold the state, and workers, which do not. A version applies one share's gradient. "Parameters" are the list of
-(generation, share, version that the gradient was computed on) in the order in which they were applied.
+The rules are those of docs/design/adr/0031-parameter-server.md. All members of a generation adopt the newest state. Then all
+but its first two, the *server* and the *standby*, drop it: they compute with parameters that they pull. A version applies one
+share's gradient. "Parameters" are the list of (generation, share, version that the gradient was computed on) in the order in
+which they were applied.
 
-**Modelled.** Generations of any connected processes, announced at any time, heard late; a server that hears of none of them
-and goes on; processes that die; pushes that come late or never; versions that are made, copied, acknowledged, committed; shares
-that are dealt, given up, refused, owed. **Not modelled**, since core.py has it: who may be the witness of what an older generation
-left (here: the server or the standby of the one that adopted last, by rule WITNESS), operators that fail, copies that are cut off.
-A process that dies does not come back; another one takes its place. Versions of more than one share add no order of events.
+**Modelled.** Generations of any connected processes, announced at any time, heard late; a server that hears of none of them and
+goes on; processes that die; pushes that come late or never; versions that are made, copied, acknowledged, committed; shares
+that are dealt, given up, refused, owed. **Not modelled**, since core.py has it: how a witness is found (here: whoever holds a
+state that was adopted in the generation that adopted last, by rule WITNESS), operators that fail, copies that are cut off. A
+process that dies does not come back; another one takes its place. Versions of more than one share add no order of events.
 
 **What must never be.** A worker pulls, or a generation goes on from, parameters that are no continuation of what was seen before;
 a share is applied twice; a share that was dealt is neither applied, dealt nor owed; a gradient is older than the bound.
@@ -35,7 +36,9 @@ OWED = "OWED"
 """A share that was dealt and is not counted is owed when its generation ends, and when its gradient is refused."""
 AGE = "AGE"
 """The age of a gradient is looked at when it is applied, not when it comes."""
-ALL_RULES = frozenset({COPY, LEDGER, LEAVE, DEALT, OWED, AGE})
+MEET = "MEET"
+"""The server makes no version before all members but server and standby have dropped the state that they adopted."""
+ALL_RULES = frozenset({COPY, LEDGER, LEAVE, DEALT, OWED, AGE, MEET})
 
 NUM_PROCESSES = 4
 
@@ -105,6 +108,8 @@ class Process(NamedTuple):
     is_deaf: bool = False
     entered: int = 0
     held: Held | None = None
+    adopted: int = 0
+    """Generation in which it was adopted."""
     queue: frozenset[Dealt] = frozenset()
     """Of the server: pushed, not applied."""
     staged: Dealt | None = None
@@ -116,6 +121,8 @@ class Generation(NamedTuple):
     server: int = -1
     """-1: it has not adopted a state."""
     standby: int = -1
+    dropped: frozenset[int] = frozenset()
+    """Workers that have said in this generation that they hold the state no more."""
 
 
 class State(NamedTuple):
@@ -140,9 +147,9 @@ class Server:
         return rule in self.scenario.rules
 
     def init(self) -> State:
-        """Generation 1 trains: p0 is its server, p1 the standby, p2 a worker; p3 is not there yet."""
-        first = Process(entered=1, held=Held())
-        processes = (first, first, Process(entered=1), Process())
+        """Generation 1 has adopted: p0 is its server, p1 the standby, p2 a worker; p3 is not there yet."""
+        first = Process(entered=1, held=Held(), adopted=1)
+        processes = (first, first, first, Process())
         return State(
             processes,
             (Generation((0, 1, 2), 0, 1),),
@@ -169,6 +176,8 @@ class Server:
             server = generation.server
             if server >= 0 and self._is_in(state, server, number):
                 yield from self._server_moves(state, number, generation)
+            if server >= 0:
+                yield from self._drops(state, number, generation)
             if generation.standby >= 0:
                 yield from self._standby_moves(state, number, generation)
         yield from self._membership_moves(state)
@@ -179,6 +188,24 @@ class Server:
     def _is_in(self, state: State, at: int, number: int) -> bool:
         process = state.processes[at]
         return process.is_alive and process.entered == number
+
+    def _drops(self, state: State, number: int, generation: Generation) -> Iterator[Move]:
+        """A worker drops the state: from now on it computes with parameters that it pulls."""
+        for at in generation.members:
+            process = state.processes[at]
+            is_worker = at not in (generation.server, generation.standby)
+            if is_worker and self._is_in(state, at, number) and process.held is not None:
+                said = generation._replace(dropped=generation.dropped | {at})
+                following = _with(state, at, process._replace(held=None, adopted=0))
+                following = following._replace(
+                    generations=(*state.generations[: number - 1], said, *state.generations[number:])
+                )
+                yield Move(f"p{at} drops the state that it adopted in g{number}", False, following)
+
+    @staticmethod
+    def _has_met(generation: Generation) -> bool:
+        """The server has heard of all workers that they have dropped the state."""
+        return set(generation.members) == generation.dropped | {generation.server, generation.standby}
 
     def _server_moves(self, state: State, number: int, generation: Generation) -> Iterator[Move]:
         at = generation.server
@@ -208,8 +235,9 @@ class Server:
                         queued = process._replace(queue=process.queue | {late})
                         yield Move(f"p{worker} pushes share {share} to p{at}, late", False, _with(state, at, queued))
         if process.staged is None:
-            for one in sorted(process.queue):
-                yield self._stage(state, at, number, one)
+            if self._has_met(generation) or not self.has(MEET):
+                for one in sorted(process.queue):
+                    yield self._stage(state, at, number, one)
         elif (number, len(held.parameters) + 1) in state.acknowledged or not self.has(COPY):
             yield Move(f"p{at} commits share {process.staged.share}", False, self._commit(state, at, number))
 
@@ -262,12 +290,7 @@ class Server:
 
     def _commit(self, state: State, at: int, number: int) -> State:
         process = state.processes[at]
-        held, one = process.held, process.staged
-        assert held is not None
-        assert one is not None
-        applied = (*held.parameters, Applied(number, one.share, one.base))
-        committed = held._replace(parameters=applied, dealt=held.dealt - {one})
-        return _with(state, at, process._replace(held=committed, staged=None))
+        return _with(state, at, process._replace(held=_with_staged(process, number), staged=None))
 
     def _standby_moves(self, state: State, number: int, generation: Generation) -> Iterator[Move]:
         at = generation.standby
@@ -301,26 +324,28 @@ class Server:
         for at in newest.members:
             process = state.processes[at]
             if process.is_alive and not process.is_deaf and process.entered < number:
-                left = process._replace(entered=number, queue=frozenset(), staged=None)
+                # A version that is staged stays in its state: nobody has seen it.
+                held = process.held if process.staged is None else _with_staged(process, process.entered)
+                left = process._replace(entered=number, held=held, queue=frozenset(), staged=None)
                 yield Move(f"p{at} enters g{number}", False, _with(state, at, left))
         if newest.server < 0 and all(self._is_in(state, at, number) for at in newest.members):
             yield from self._adopts(state, number, newest)
 
     def _adopts(self, state: State, number: int, newest: Generation) -> Iterator[Move]:
-        """All are there. Rule WITNESS: the server or the standby of the generation that adopted last is one of them."""
-        last = next(one for one in reversed(state.generations) if one.server >= 0)
-        holders = [at for at in newest.members if at in (last.server, last.standby)]
+        """All are there. Rule WITNESS: one of them holds a state that it adopted in the generation that adopted last."""
+        last = max(at for at, one in enumerate(state.generations, 1) if one.server >= 0)
+        holders = [at for at in newest.members if state.processes[at].adopted == last]
         if not holders:
             return  # it waits
         held, source = max((_held(state, at), -at) for at in holders)
         source = -source
-        standby = next(at for at in newest.members if at != source)
         owed = held.owed | {one.share for one in held.dealt} if self.has(OWED) else held.owed
         taken = held._replace(dealt=frozenset(), owed=owed)
+        server, standby = newest.members[:2]
         following = state._replace(
-            generations=(*state.generations[:-1], newest._replace(server=source, standby=standby)),
+            generations=(*state.generations[:-1], newest._replace(server=server, standby=standby)),
             processes=tuple(
-                process._replace(held=taken if at in (source, standby) else None) if at in newest.members else process
+                process._replace(held=taken, adopted=number) if at in newest.members else process
                 for at, process in enumerate(state.processes)
             ),
         )
@@ -333,7 +358,7 @@ class Server:
         budget = state.budget
         for at, process in enumerate(state.processes[: NUM_PROCESSES - 1]):
             if budget.crash and process.is_alive:
-                dead = process._replace(is_alive=False, held=None, queue=frozenset(), staged=None)
+                dead = process._replace(is_alive=False, held=None, adopted=0, queue=frozenset(), staged=None)
                 following = _with(state, at, dead)._replace(budget=budget._replace(crash=budget.crash - 1))
                 yield Move(f"FAULT p{at} dies", True, following)
             if budget.deaf and process.is_alive and not process.is_deaf:
@@ -344,6 +369,15 @@ class Server:
 
 def _with(state: State, at: int, process: Process) -> State:
     return state._replace(processes=(*state.processes[:at], process, *state.processes[at + 1 :]))
+
+
+def _with_staged(process: Process, number: int) -> Held:
+    """Return what a server holds with the version that it has applied in generation `number`."""
+    held, one = process.held, process.staged
+    assert held is not None
+    assert one is not None
+    applied = (*held.parameters, Applied(number, one.share, one.base))
+    return held._replace(parameters=applied, dealt=held.dealt - {one})
 
 
 def _held(state: State, at: int) -> Held:

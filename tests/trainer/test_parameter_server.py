@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import statistics
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +15,9 @@ import torch
 from regroup.data import SamplePlan
 from regroup.protocol import local
 from regroup.protocol.document import PLANNED
+from tests.trainer import served_loss
 from tests.trainer.agent_double import AgentDouble
+from tests.trainer.elastic_kit import LONG
 from tests.trainer.replay import hash_of, replay
 from tests.trainer.zygote import Zygote
 
@@ -103,7 +106,16 @@ def check(job: AgentDouble, ends: list[dict[str, Any]], staleness: int | None, v
         assert all(base <= number and (staleness is None or number - base <= staleness) for base, _ in of_version)
 
 
-@pytest.mark.parametrize("terms", ["0:none:1", "1:1:1", "none:none:1"])
+@pytest.mark.parametrize(
+    "terms",
+    [
+        "0:none:1",
+        pytest.param(
+            "1:1:1", marks=pytest.mark.skipif(not LONG, reason="`make test-all`: the others nearly contain it")
+        ),
+        "none:none:1",
+    ],
+)
 def test_kills_and_resizes_come_to_what_a_replay_of_the_versions_does(job: AgentDouble, terms: str) -> None:
     """A worker, the server and the standby die in turn; then the job grows, and shrinks."""
     staleness = None if terms.startswith("none") else int(terms.split(":")[0])
@@ -234,3 +246,12 @@ def test_worker_that_does_not_come_to_a_cut_is_left_behind(job: AgentDouble) -> 
     assert not [m for slot in (0, 1) for m in job.workers[slot].messages(local.Left) if m.cause], "it is no fault"
     job.kill(2)
     check(job, end(job, [0, 1]), None)
+
+
+@pytest.mark.skipif(not LONG, reason="a minute: `make test-all`")
+@pytest.mark.parametrize("number", range(1, len(served_loss.ROWS)))
+def test_loss_is_within_the_spread_of_five_runs_of_data_parallel(number: int) -> None:
+    name, way = served_loss.ROWS[number]
+    spread = [served_loss.losses(None, seed)[1] for seed in range(served_loss.SEEDS)]
+    held_out = statistics.mean(served_loss.losses(way, seed)[1] for seed in range(served_loss.SEEDS))
+    assert min(spread) < held_out < max(spread), name

@@ -191,6 +191,26 @@ def test_first_shares_that_take_longer_than_any_bound_are_not_dropped_for_ever()
     assert counted == [{0: False, 1: False}, {0: True, 1: True}]
 
 
+def test_nobody_is_late_for_a_server_that_was_away() -> None:
+    """It computes a microbatch of its own, or evaluates, and what workers have pushed meanwhile is not taken yet."""
+    desk = make_desk(2)
+    for _ in range(3):
+        dealt(desk, 0, 0.0)
+        push(desk, 0, 0.1)
+        assert make(desk, 0.1)
+    dealt(desk, 1, 1.0)
+    desk.was_away(60.0)
+    assert not make(desk, 61.0)
+    desk.decided.clear()
+    push(desk, 1, 61.1)
+    assert make(desk, 61.1)
+    assert told(desk) == {1: True}
+    dealt(desk, 1, 62.0)
+    assert not make(desk, 1000.0)
+    push(desk, 1, 1000.0)
+    assert told(desk) == {1: False}
+
+
 def test_nobody_is_late_where_a_version_needs_a_whole_block() -> None:
     desk = make_desk(2, 0, 6, is_whole=True)
     for rank in range(2):

@@ -129,6 +129,8 @@ class _Rank:
     knows_newer: bool = False
     """It has heard of a newer, planned generation (rule CUTALL)."""
     is_late: bool = False
+    away_s: float = 0.0
+    """How long the server had been away in all at `since_s`."""
     last_s: float = 0.0
     """How long it took for what it pushed last."""
 
@@ -162,6 +164,11 @@ class Desk:
         self.version = self.ledger.version
         """The newest one that is committed: the ledger may be one ahead, while the standby has not acknowledged it (rule COPY)."""
         self._times_s: deque[float] = deque(maxlen=WINDOW)
+        self._away_s = 0.0
+
+    def was_away(self, duration_s: float) -> None:
+        """The server has heard nobody for so long: it computed, or evaluated. Nobody is late for that."""
+        self._away_s += duration_s
 
     # --- what workers ask --------------------------------------------------------------------------------------------
 
@@ -173,7 +180,7 @@ class Desk:
     def pull(self, rank: int, now_s: float) -> Deal | Answer:
         """A rank asks for work."""
         one = self._ranks[rank]
-        one.since_s, one.is_late = now_s, False
+        self._begin_wait(one, now_s)
         self._look(now_s)
         if self.is_finished or self.is_leaving:
             one.is_told, one.is_computing, one.deal = True, False, None
@@ -190,7 +197,7 @@ class Desk:
             one.last_s = now_s - one.since_s
             self._times_s.append(one.last_s)
         if deal is None:  # it was given up, and may be dealt to somebody else (rule DEALT)
-            one.since_s, one.is_late = now_s, False
+            self._begin_wait(one, now_s)
             self.decided.append((Push(Deal(rank, -1, ()), weight, loss_sum), False))
             return
         one.pushed = Push(deal, weight, loss_sum)
@@ -246,7 +253,7 @@ class Desk:
         if self.terms.is_whole:
             return
         for one in self._ranks.values():
-            if one.quota and one.pushed is None and not one.is_told and now_s - one.since_s > self._patience_s(one):
+            if one.quota and one.pushed is None and not one.is_told and self._is_overdue(one, now_s):
                 one.is_late = True
                 if one.deal is not None:
                     self._owe(one.deal)
@@ -276,14 +283,13 @@ class Desk:
         """Return whether the others leave without the rest: somebody does not come to the cut."""
         self._look(now_s)
         waits = [one for one in self._ranks.values() if not one.is_told]
-        return self.is_leaving and any(now_s - one.since_s > self._patience_s(one) for one in waits)
+        return self.is_leaving and any(self._is_overdue(one, now_s) for one in waits)
 
     def _look(self, now_s: float) -> None:
         """See whether it is time to leave. The server must know: it says what a rank heard when that asked last."""
         ranks = self._ranks.values()
         self.is_leaving = self.is_leaving or (
-            self._ranks[0].knows_newer
-            and all(one.knows_newer or now_s - one.since_s > self._patience_s(one) for one in ranks)
+            self._ranks[0].knows_newer and all(one.knows_newer or self._is_overdue(one, now_s) for one in ranks)
         )
 
     # --- small parts -------------------------------------------------------------------------------------------------
@@ -295,6 +301,12 @@ class Desk:
             return self.terms.shares_per_version
         there = sum(one.quota for one in self._ranks.values() if not (one.is_late or one.is_told))
         return max(1, min(self.terms.shares_per_version, there))
+
+    def _begin_wait(self, one: _Rank, now_s: float) -> None:
+        one.since_s, one.away_s, one.is_late = now_s, self._away_s, False
+
+    def _is_overdue(self, one: _Rank, now_s: float) -> bool:
+        return now_s - one.since_s - (self._away_s - one.away_s) > self._patience_s(one)
 
     def _take(self, count: int) -> tuple[int, ...]:
         """Return so many shares: those that are owed first, then new ones."""
@@ -323,7 +335,8 @@ class Desk:
         self._queue.remove(rank)
         if not counted:
             self._owe(push.deal)
-        one.pushed, one.deal, one.since_s = None, None, now_s
+        one.pushed, one.deal = None, None
+        self._begin_wait(one, now_s)
         self.decided.append((push, counted))
 
     def _owe(self, deal: Deal) -> None:

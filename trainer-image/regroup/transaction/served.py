@@ -140,7 +140,9 @@ class ServedCommitter:
         if membership.rank == 0:
             terms = terms_of(self._described, self._counted, self._roles)
             desk = Desk(self._counted.ledger, terms, membership.world_size, time.monotonic(), self.total)
-            self._service = Service(groups, desk, self.strategy, self._versions, self._counted, self._made)
+            self._service = Service(
+                groups, desk, self.strategy, self._versions, self._counted, self._made, self._state.record
+            )
         else:
             assert groups is not None
             self._link = Link(groups, name_of(membership.rank))

@@ -5,6 +5,7 @@ have it acknowledged, commit. Until the last one nobody sees it: what workers pu
 COPY). It runs in the main thread, whenever the server's own worker is in a call of the session, and decides nothing.
 """
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -55,8 +56,9 @@ class Service:
         versions: Versions,
         plan: CountedPlan,
         on_commit: Callable[[CommitRecord], None],
+        record: CommitRecord | None,
     ) -> None:
-        """`on_commit` is called once for each version that is committed."""
+        """`on_commit` is called once for each version that is committed. record: of the adopted one; None: it is not known."""
         self.desk = desk
         self._strategy, self._versions, self._plan = strategy, versions, plan
         self._on_commit = on_commit
@@ -72,8 +74,11 @@ class Service:
         """Applied here and on its way to the standby, with the hash of its parameters."""
         self._published: list[torch.Tensor] | None = None
         """Parameters of the newest committed version; None: those of the model are."""
-        self._said = (desk.version, plan.ledger.samples, plan.ledger.digest, 0.0, 0.0)
+        loss, weight = (record.loss, record.weight) if record is not None else (math.nan, 0.0)
+        self._said = (desk.version, plan.ledger.samples, plan.ledger.digest, loss, weight)
         """Version, samples, digest, loss and weight of the newest committed version."""
+        self._left_s = time.monotonic()
+        """When it served last."""
         if groups is None:
             return
         for rank in range(1, groups.world_size):
@@ -97,6 +102,7 @@ class Service:
         """Serve until that is so, and no version is on its way. Without `calls` no version is made.
 
         Raises what `Groups.failed` says, and PeerLost where somebody does not come to the cut of a planned change."""
+        self.desk.was_away(time.monotonic() - self._left_s)
         try:
             while True:
                 moved = self._receive()
@@ -111,6 +117,7 @@ class Service:
                     )
                 self._pauses.pause(idle=not moved)
         finally:
+            self._left_s = time.monotonic()
             self._pauses.end()
 
     # --- what comes --------------------------------------------------------------------------------------------------
