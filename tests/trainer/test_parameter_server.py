@@ -237,7 +237,7 @@ def test_job_ends_where_one_script_leaves_its_loop(job: AgentDouble) -> None:
 def test_worker_that_does_not_come_to_a_cut_is_left_behind(job: AgentDouble) -> None:
     """It hears of the newer generation as the others do, and stays in its microbatch: four usual times later they go without it."""
     for slot in range(3):
-        launch(job, slot, "none:none:1", **({"TEST_SLOW": "60"} if slot == 2 else {}))
+        launch(job, slot, "none:none:1", **({"TEST_SLOW": "300"} if slot == 2 else {}))
     job.wait_attached(0, 1, 2)
     job.announce(range(3))
     job.wait_step(1, 10, [0, 1])
