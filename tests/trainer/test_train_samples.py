@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 
+from harness.polling import until
 from regroup.protocol import env, local
+from regroup.protocol.document import CheckpointRef
 from regroup.train.config import load
 from tests.trainer.agent_double import AgentDouble
 from tests.trainer.elastic_kit import LONG, Plain
@@ -30,7 +32,7 @@ def compiled_in(directory: Path) -> dict[str, str]:
 class TrainJob:
     """Workers of one process each that run a sample, shortened."""
 
-    def __init__(self, directory: Path, zygote: Zygote, sample: str, *changes: str) -> None:
+    def __init__(self, directory: Path, zygote: Zygote, sample: str, *changes: str, **environment: str) -> None:
         path = SAMPLES / f"{sample}.yaml"
         config = load(str(path))
         directory.mkdir()
@@ -45,7 +47,7 @@ class TrainJob:
         self.config = load(str(path), [*common, *changes])
         self.size = math.prod(self.config.mesh.sizes.values()) if self.config.mesh is not None else 1
         self.ranks = 1
-        values = {"TEST_ARGUMENTS": "\n".join(self.arguments), **compiled_in(directory.parent)}
+        values = {"TEST_ARGUMENTS": "\n".join(self.arguments), **compiled_in(directory.parent), **environment}
         self.agents = AgentDouble(directory, zygote, SCRIPT, values)
 
     def place(self, slot: int) -> dict[str, str]:
@@ -75,8 +77,8 @@ class TrainJob:
 def make(tmp_path: Path, zygote: Zygote) -> Iterator[Callable[..., TrainJob]]:
     jobs: list[TrainJob] = []
 
-    def made(sample: str, *changes: str) -> TrainJob:
-        jobs.append(TrainJob(tmp_path / str(len(jobs)), zygote, sample, *changes))
+    def made(sample: str, *changes: str, **environment: str) -> TrainJob:
+        jobs.append(TrainJob(tmp_path / str(len(jobs)), zygote, sample, *changes, **environment))
         return jobs[-1]
 
     yield made
@@ -271,3 +273,33 @@ def test_killed_process_of_a_split_model_is_replaced_and_nothing_is_lost(
     final = [re.findall(r"^step 20  (?:held-out )?loss (\d+\.\d+)", one, re.MULTILINE) for one in (got, want)]
     tolerance = 2e-2 if job.config.precision == "bfloat16" else 2e-3
     assert [float(x) for x in final[0]] == pytest.approx([float(x) for x in final[1]], abs=tolerance), got
+
+
+def test_checkpoint_of_a_pipeline_is_read_without_one(
+    make: Callable[..., TrainJob], tmp_path: Path, zygote: Zygote
+) -> None:
+    """All workers are lost, and the job goes on with one process that has all layers: to the same bits."""
+    saved = {env.CHECKPOINT_DIR: str(tmp_path / "saved"), env.CHECKPOINT_EVERY_SECONDS: "0"}
+    changes = ["steps=600", "print_every=600"]
+    job = make("pipeline-gpipe", *changes, **saved)
+    whole = make("pipeline-gpipe", *changes, "mesh=null")
+    alone = Plain(zygote, tmp_path / "alone", SCRIPT, *whole.arguments)
+    job.start(2)
+
+    def newest() -> CheckpointRef | None:
+        reports = [one.checkpoint for one in job.agents.workers[0].messages(local.Committed) if one.checkpoint]
+        return CheckpointRef(**reports[-1]) if reports else None
+
+    checkpoint = until(newest, "a checkpoint", details=lambda: job.agents.workers[0].log)
+    pods = [job.agents.workers[slot].pod_uid for slot in range(2)]
+    for slot in range(2):
+        job.agents.kill(slot)
+        del job.agents.workers[slot]
+    job.agents.start(0, **{"TEST_ARGUMENTS": "\n".join(whole.arguments)})
+    job.agents.wait_attached(0)
+    job.agents.announce([0], lost=pods, checkpoint=checkpoint)
+    output = job.finish(1)
+    (adopted,) = job.agents.workers[0].messages(local.AdoptedLocally, 2)
+    assert adopted.source == "disk"
+    assert adopted.start_step >= checkpoint.step
+    assert _hash(output) == _hash(alone.wait())
