@@ -26,6 +26,9 @@ ASKED_S = 1.0
 _aborting: dict[threading.Thread, float] = {}
 """Those that have not returned yet, with the monotonic time at which each began; each takes itself off."""
 
+_closing: set[threading.Thread] = set()
+"""Those in which backends end. Each takes itself off."""
+
 
 class Backend:
     """The one reference to a backend of torch, until `release`."""
@@ -115,4 +118,19 @@ class _Waiting:
     def one_less(self) -> None:
         self.tokens.pop()
         if not self.tokens:
-            threading.Thread(target=self._held.clear, name="regroup-close", daemon=True).start()
+            thread = threading.Thread(target=_end, args=(self._held,), name="regroup-close", daemon=True)
+            _closing.add(thread)
+            thread.start()
+
+
+def _end(held: list[Any]) -> None:
+    held.clear()
+    _closing.discard(threading.current_thread())
+
+
+def wait_closed(timeout_s: float) -> None:
+    """Wait until no backend is ending, for at most `timeout_s`. An interpreter that ends while a thread comes out of a backend's
+    destructor aborts the process."""
+    ends_s = time.monotonic() + timeout_s
+    for thread in list(_closing):
+        thread.join(max(0.0, ends_s - time.monotonic()))

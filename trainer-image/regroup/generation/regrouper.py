@@ -34,13 +34,15 @@ from regroup.state.training import CommitRecord, TrainingState
 
 from . import edges, living, parts, transfer
 from .adoption import Arrival, Block, Copy, Fallback, Refuse, beginner, decide
-from .backends import wait_aborted
+from .backends import wait_aborted, wait_closed
 from .groups import Gathering, Groups, Part
 from .membership import Keeper, Stopped
 from .watcher import Watcher
 
 END_S = 10.0
 """Longest time that the end of a session waits for NCCL's abort."""
+CLOSED_S = 1.0
+"""... and for gloo's threads. They end in milliseconds, or never where gloo has forgotten a message."""
 SUPERSEDED_S = 2.0
 """Where gloo fails and every connection stands, so long a newer generation is waited for."""
 
@@ -197,6 +199,7 @@ class Regrouper:
                 groups.close()
         self.groups = self._retired = None
         wait_aborted(END_S)  # the process is about to end, and NCCL's threads must not be in the middle of something
+        wait_closed(CLOSED_S)
 
     # --- one generation ----------------------------------------------------------------------------------------------
 

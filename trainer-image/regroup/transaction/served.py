@@ -182,6 +182,8 @@ class ServedCommitter:
             self._link.wait()
             self.strategy.put_parameters(flats)
         self._shares, self._has = reply.shares, reply.version
+        if reply.kind == messages.FINISHED and self._copying is not None:
+            self._copying.end()
         self._heard(reply)
         return reply.kind
 

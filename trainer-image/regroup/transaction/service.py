@@ -238,6 +238,9 @@ class Service:
         version, samples, digest, loss, weight = self._said
         reply = Reply(kind, version, samples, digest, loss, weight, shares)
         peer.link.send([reply.pack(self._most), *follow])
+        if kind == messages.FINISHED and peer is self._peers.get(self.desk.terms.roles.standby or 0):
+            assert self._copies is not None
+            self._copies.send([numbers(0, 0.0, 0.0)])  # no copy follows
         if kind not in (messages.LEAVE, messages.FINISHED):
             self._await_request(peer)  # behind what is sent: both ends of a link do everything in one order
 
@@ -272,6 +275,10 @@ class Copying:
         self._flats: Sequence[torch.Tensor] = strategy.empty()
         self._has_head = False
         self._link.expect([self._head])
+
+    def end(self) -> None:
+        """The job has come to its end: hear that no copy follows. A process that ends while gloo waits for a message aborts."""
+        self._link.wait()
 
     def step(self, calls: Calls) -> bool:
         """Do what can be done without waiting; return whether anything was. Raises what `Groups.failed` says."""
