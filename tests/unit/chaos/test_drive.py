@@ -167,8 +167,8 @@ def test_fault_meets_the_moment_that_it_is_aimed_at(tmp_path: Path, first: str, 
 def test_fault_whose_moment_does_not_come_says_which_it_met(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: str, moment: str, after: list[str], met: str
 ) -> None:
-    monkeypatch.setattr(drive_module, "CHANGE_S", 0.2)
-    monkeypatch.setattr(drive_module, "RESIZE_S", 0.2)
+    for name in ("CHANGE_S", "RESIZE_S"):  # shorter than the job takes to come to its end, a step at each look
+        monkeypatch.setattr(drive_module, name, 0.1)
     lines: list[str] = []
     job = JobDouble(tmp_path, after=after)
     one = drive(job, fault(first), fault("kill-two", moment, delay_s=0.05), say=lines.append)
