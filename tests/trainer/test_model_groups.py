@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from harness.local_run import LocalRun
 from regroup.protocol import local
 from regroup.protocol.document import PLANNED
 from regroup.protocol.state import StatePair
-from tests.trainer.agent_double import Worker, seal_of
+from tests.trainer.agent_double import AgentDouble, Worker, seal_of
 from tests.trainer.elastic_kit import LONG
 from tests.trainer.split_kit import SCRIPT, SplitJob
 from tests.trainer.zygote import Zygote
@@ -403,14 +403,25 @@ def test_a_part_that_is_held_elsewhere_is_waited_for(make: Callable[..., SplitJo
     seal = seal_of(agents.workers[0])
     newer = type(seal)(seal.pod_uid, seal.left_up_to, ahead, seal.adopted, seal.state_adopted)
     agents.announce([2, 3], seals=[newer], lost=[agents.workers[1].pod_uid], older=[1])
+    agents.wait(lambda: refused(agents, (2, 3)), "a refusal")
+    number = agents.documents[-1].number
     for slot in (2, 3):
-        worker = agents.workers[slot]
-        agents.wait(partial(refused, worker), "a refusal")
+        agents.wait(partial(left_for_good, agents.workers[slot], number), f"slot {slot} leaves generation {number}")
 
 
-def refused(worker: Worker) -> bool:
-    """Return whether a worker's trainer has left a generation to wait for somebody."""
-    return any("may hold a part of a newer state" in left.message for left in worker.messages(local.Left))
+def refused(agents: AgentDouble, slots: Sequence[int]) -> bool:
+    """Return whether a trainer has left the newest generation to wait for somebody.
+
+    Where one has refused and closed its connections, another that is still connecting says that this failed.
+    """
+    left = [message for slot in slots for message in agents.workers[slot].messages(local.Left)]
+    return any("may hold a part of a newer state" in message.message for message in left)
+
+
+def left_for_good(worker: Worker, number: int) -> bool:
+    """Return whether a trainer has left a generation without a step of it."""
+    left = any(message.left_up_to == number for message in worker.messages(local.Left))
+    return left and not worker.messages(local.AdoptedLocally, number)
 
 
 def test_groups_of_workers_survive_a_kill_and_a_resize(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

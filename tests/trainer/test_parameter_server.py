@@ -6,6 +6,7 @@ import json
 import statistics
 from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from regroup.data import SamplePlan
 from regroup.protocol import local
 from regroup.protocol.document import PLANNED
 from tests.trainer import served_loss
-from tests.trainer.agent_double import AgentDouble
+from tests.trainer.agent_double import AgentDouble, Worker
 from tests.trainer.elastic_kit import LONG
 from tests.trainer.replay import hash_of, replay
 from tests.trainer.zygote import Zygote
@@ -159,20 +160,29 @@ def test_only_server_and_standby_bring_a_state(job: AgentDouble) -> None:
         job.kill(slot)
     assert [job.wait_left(slot)[-1].state for slot in (2, 3)] == [None, None]
     job.announce([2, 3], lost=[job.workers[0].pod_uid])
+    # Where one has refused and closed its connections, the other may say that it could not connect.
     job.wait(
         lambda: [
             m
-            for m in job.workers[2].messages(local.Left)
+            for slot in (2, 3)
+            for m in job.workers[slot].messages(local.Left)
             if m.cause == "witness" and job.workers[1].pod_uid in m.message
         ],
         "they wait for the standby, which may be there",
     )
+    for worker in (job.workers[2], job.workers[3]):
+        job.wait(partial(left_second, worker), f"{worker.pod_uid} leaves")
     job.announce([2, 3], lost=[job.workers[0].pod_uid, job.workers[1].pod_uid], older=[1, 2])
     job.first_commit(3, [2, 3])
     adopted = job.workers[2].messages(local.AdoptedLocally, 3)[0]
     assert (adopted.source, adopted.rolled_back) == ("disk", True)
     assert adopted.state.step >= saved["step"]
     check(job, end(job, [2, 3]), None)
+
+
+def left_second(worker: Worker) -> bool:
+    """Return whether a worker has left generation 2."""
+    return any(message.left_up_to == 2 for message in worker.messages(local.Left))
 
 
 def test_server_that_hears_of_no_newer_generation_commits_nothing_that_is_lost(job: AgentDouble) -> None:
