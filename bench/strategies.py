@@ -86,6 +86,7 @@ CASES = (
     Case("pipeline", "pipeline, 1F1B", (("pipeline", 2),), cuts=2),
     Case("context", "context parallel, Ulysses", (("context", 2),), has_plain=False),
     Case("expert", "4 experts in each block", (("expert", 2),), has_plain=False),
+    Case("server", "parameter server, synchronous", has_plain=False),
 )
 AS_MANY = "data_parallel"
 """Its recovery is measured with four processes, too: as many as those strategies have that split the model over two."""

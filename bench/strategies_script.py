@@ -39,6 +39,7 @@ DESCRIBED: dict[str, strategies.Description] = {
     "bf16": strategies.DataParallel(hook="bf16"),
     "powersgd": strategies.DataParallel(hook=strategies.PowerSGD(rank=POWER_RANK, start_step=0)),
     "local_sgd": strategies.LocalSGD(inner_steps=INNER_STEPS),
+    "server": strategies.ParameterServer(),
     "diloco": strategies.DiLoCo(inner_steps=INNER_STEPS),
 }
 mesh = regroup.mesh(**dict(case.mesh)) if case.mesh else None
