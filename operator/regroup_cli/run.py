@@ -18,9 +18,9 @@ from _regroup_agent.build import build as build_agent
 from regroup_cli.local import ADDRESS, FileStore, LocalWorkers, Terminal, say
 from regroup_operator.api import Job, SpecError, parse_job
 from regroup_operator.controller import Controller
-from regroup_operator.membership.certificates import Authority, server_context
-from regroup_operator.membership.registry import Registry
-from regroup_operator.membership.server import serve
+from regroup_operator.endpoint.certificates import Authority, server_context
+from regroup_operator.endpoint.registry import Registry
+from regroup_operator.endpoint.server import serve
 from regroup_operator.model.records import Key, Settings
 from regroup_operator.queue import WorkQueue
 

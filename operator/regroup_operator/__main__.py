@@ -25,17 +25,17 @@ from aiohttp import web
 from regroup_operator import metrics as ops
 from regroup_operator.api import RegroupError
 from regroup_operator.controller import Controller
+from regroup_operator.endpoint.registry import Registry
+from regroup_operator.endpoint.server import serve
 from regroup_operator.handlers import JobWatch
 from regroup_operator.kube import leader
 from regroup_operator.kube.authenticator import ClusterAuthenticator, ClusterReviewer
 from regroup_operator.kube.client import ApiError, Client
+from regroup_operator.kube.cluster_workers import ClusterWorkers
 from regroup_operator.kube.events import EventRecorder
 from regroup_operator.kube.jobs import JOBS, ClusterJobStore
 from regroup_operator.kube.lease import Elector, LeaseTimes
 from regroup_operator.kube.pods import PodStore
-from regroup_operator.kube.workers import ClusterWorkers
-from regroup_operator.membership.registry import Registry
-from regroup_operator.membership.server import serve
 from regroup_operator.model.records import Key
 from regroup_operator.queue import WorkQueue
 from regroup_operator.render import Renderer, RenderSettings

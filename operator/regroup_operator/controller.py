@@ -5,7 +5,7 @@ It decides nothing (plan/ does) and knows neither Kubernetes nor HTTP. What it o
 1. The status is written by compare-and-swap on the resourceVersion that the plan was made from (rule PERSIST). On a conflict
    nothing else happens: read again, plan again.
 2. Only then is a generation announced, a worker told to stop (rule RELEASE: its UID stands in status.released by now).
-3. Only then are pods deleted and created (making.py: each with its own back-off, so that none holds up the next plan).
+3. Only then are pods deleted and created (maker.py: each with its own back-off, so that none holds up the next plan).
 
 A CR event, a pod event, an agent's report, a due deadline: all only lead here.
 """
@@ -21,16 +21,15 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from regroup_operator.api import ConflictError, Job, SpecError, UnavailableError, parse_status
-from regroup_operator.making import TOLD_AFTER, Making
-from regroup_operator.membership.registry import Registry
+from regroup_operator.endpoint.registry import Registry
+from regroup_operator.maker import TOLD_AFTER, Maker
 from regroup_operator.model.bucket import TokenBucket
-from regroup_operator.model.plan import Clock, JobPlan, Memory
+from regroup_operator.model.plan import Clock, JobPlan, Memory, Verdict
 from regroup_operator.model.ports import EventNote, JobStore, Recorder, Workers
 from regroup_operator.model.records import Key, Observation, Settings
 from regroup_operator.plan.commands import stop_leaving
+from regroup_operator.plan.failures.restarts import KUBECTL_LOGS
 from regroup_operator.plan.job import plan_job
-from regroup_operator.plan.restarts import KUBECTL_LOGS
-from regroup_operator.plan.status import FAILED, SUCCEEDED
 
 logger = logging.getLogger(__name__)
 
@@ -59,7 +58,7 @@ class _Kept:
     """What is kept of a job between two looks; lost with the operator, and safe to lose."""
 
     uid: str
-    making: Making
+    making: Maker
     memory: Memory = field(default_factory=Memory)
     refusal: EventNote | None = None
     """Verdict on the template as it was at `judged_generation`."""
@@ -101,7 +100,7 @@ class Controller:
         """Bring one job forward. Returns the seconds after which it wants to be seen again, None: only an event helps.
 
         Raises UnavailableError where the job cannot be read, judged or written, and anything unexpected: the work queue
-        tries again with back-off. What cannot be made or deleted is no error here (making.py).
+        tries again with back-off. What cannot be made or deleted is no error here (maker.py).
         """
         for _ in range(CONFLICTS):
             job = await self._read(key)
@@ -141,7 +140,7 @@ class Controller:
         pods = self._workers.list(job.key, job.uid)
         obstacle, prepare_s = None, None
         # A job that is refused or has ended needs nothing made: its pods and sessions are looked at.
-        if kept.refusal is None and job.status.phase not in (SUCCEEDED, FAILED):
+        if kept.refusal is None and not job.has_ended:
             goes_on = job.status.start_time is not None or bool(pods)
             obstacle, prepare_s = await kept.making.prepare(job, goes_on=goes_on)
             pods = self._workers.list(job.key, job.uid)
@@ -153,16 +152,13 @@ class Controller:
         plan = plan_job(
             job,
             observation,
-            replace(
-                kept.memory,
-                refusal=refusal.note if refusal else None,
-                refusal_reason=refusal.reason if refusal else "",
-            ),
+            kept.memory,
             clock,
             fresh_uid=uuid.uuid4().hex[:8],
             settings=self._settings,
             endpoint=self._endpoint,
             agent_image=self._agent_image,
+            refusal=None if refusal is None else Verdict(refusal.reason, refusal.note),
             logs=self._logs,
         )
         write_s = await self._write(job, plan, clock, kept)
@@ -174,7 +170,7 @@ class Controller:
     def _recall(self, job: Job) -> _Kept:
         kept = self._kept.get(job.key)
         if kept is None or kept.uid != job.uid:
-            making = Making(self._workers, self._recorder, self._monotonic)
+            making = Maker(self._workers, self._recorder, self._monotonic)
             kept = self._kept[job.key] = _Kept(job.uid, making)
         return kept
 

@@ -12,10 +12,10 @@ import ssl
 from collections.abc import Callable
 
 from regroup_operator.api import RegroupError
+from regroup_operator.endpoint.certificates import Authority, reload, server_context
 from regroup_operator.kube.client import ApiError, Client
 from regroup_operator.kube.lease import boot_clock
 from regroup_operator.kube.secret import load_or_create
-from regroup_operator.membership.certificates import Authority, reload, server_context
 from regroup_operator.settings import OperatorSettings
 
 log = logging.getLogger(__name__)

@@ -13,11 +13,11 @@ from harness.polling import until_async
 from regroup_operator.api import ConflictError, Job, SpecError, parse_job
 from regroup_operator.handlers import JobWatch
 from regroup_operator.kube.client import CONFIG_MAPS, EVENTS, PODS, SERVICES, Client
+from regroup_operator.kube.cluster_workers import ClusterWorkers
 from regroup_operator.kube.events import EventRecorder
 from regroup_operator.kube.jobs import JOBS, ClusterJobStore
 from regroup_operator.kube.pods import PodStore, slim_pod
 from regroup_operator.kube.secret import load_or_create
-from regroup_operator.kube.workers import ClusterWorkers
 from regroup_operator.model.ports import AlreadyExists, EventNote
 from regroup_operator.render import Renderer, RenderSettings
 from tests.api.conftest import Api

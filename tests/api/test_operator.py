@@ -17,7 +17,7 @@ import pytest
 from harness.polling import until
 from manifests import render
 from regroup_operator.api.crd import UNSEEN_STATUS
-from regroup_operator.membership.certificates import Authority
+from regroup_operator.endpoint.certificates import Authority
 from tests.api.conftest import Api
 from tests.api.replicas import Replica, Replicas, replicas
 from tests.builders.jobs import make_job

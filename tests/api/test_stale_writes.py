@@ -25,7 +25,7 @@ import yaml
 from _regroup_agent.build import build
 from harness.polling import until
 from regroup.protocol import env
-from regroup_operator.membership.certificates import Authority, server_context
+from regroup_operator.endpoint.certificates import Authority, server_context
 from tests.api.conftest import Api
 from tests.api.edge import Edge, Held, Passed, edge
 from tests.api.replicas import Replica, Replicas, replicas

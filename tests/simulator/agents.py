@@ -11,7 +11,7 @@ from _regroup_agent.core import Core, Identity
 from _regroup_agent.statefile import Saved
 from regroup.protocol import VERSION, codec, wire
 from regroup.protocol.snapshot import SnapshotState
-from regroup_operator.membership.registry import Stream
+from regroup_operator.endpoint.registry import Stream
 from regroup_operator.model.records import Pod
 from tests.simulator.trainers import Trainer
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from regroup_operator.api import parse_job
 from regroup_operator.model.records import Settings
-from regroup_operator.plan.lateness import LONGEST_START
+from regroup_operator.plan.generation.lateness import LONGEST_START
 from tests.builders.plan import JobBuilder, make_job
 from tests.simulator.bound import NAMED, WAITS, bound_s
 from tests.simulator.faults import KINDS, MOMENT_S, Fault, draw

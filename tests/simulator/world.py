@@ -23,7 +23,7 @@ from regroup.protocol.snapshot import SnapshotState
 from regroup.protocol.state import StatePair
 from regroup_operator.api import Job, RegroupError, parse_job
 from regroup_operator.controller import Controller
-from regroup_operator.membership.registry import Registry, Stream
+from regroup_operator.endpoint.registry import Registry, Stream
 from regroup_operator.model.members import parse_members
 from regroup_operator.model.ports import EventNote
 from regroup_operator.model.records import Key, Settings

@@ -24,7 +24,7 @@ from aiohttp import web
 from harness.polling import until
 from regroup.protocol import codec, env, wire
 from regroup.protocol.document import Document, Member, Store
-from regroup_operator.membership.certificates import Authority, server_context
+from regroup_operator.endpoint.certificates import Authority, server_context
 
 JOB_UID, POD_UID, POD = "job-uid", "pod-uid", "digits-worker-0-0"
 RAW_TRAINER = Path(__file__).with_name("raw_trainer.py")

@@ -2,7 +2,7 @@
 
 A process that can be asked answers by the thread that listens to the agent, even while its main thread is stuck. One that
 does not answer within ANSWER_S is looked at from outside (`Probe`): a stopped process answers nothing. Pure; who hangs is the
-operator's decision (regroup_operator.plan.hangs).
+operator's decision (regroup_operator.plan.failures.hangs).
 """
 
 from __future__ import annotations

@@ -17,6 +17,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from regroup_operator.api.conditions import COMPLETE, FAILED
 from regroup_operator.api.errors import SpecError, StatusError
 from regroup_operator.api.names import MAX_JOB_NAME, TRAINER_CONTAINER
 from regroup_operator.api.spec import JobSpec, size_bytes
@@ -69,6 +70,12 @@ class Job:
     def elastic(self) -> bool:
         """Whether the number of workers may change while the job runs."""
         return self.spec.elastic_policy is not None
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the status says that it is complete, or has failed: then it stays so."""
+        said = self.status.conditions or ()
+        return any(c.type in (COMPLETE, FAILED) and c.status == "True" for c in said)
 
     def position(self, slot: int) -> int:
         """Return the position of a slot's worker in its group of workers: the same for every pod of the slot."""

@@ -1,4 +1,4 @@
-"""What the operator writes under `status`: the job's memory and its face.
+"""What the operator writes under `status`: the job's memory, and what people read of it.
 
 `membership`, `released`, `lineage`, `restarts` and `checkpoint` are memory: the plan continues from them after any
 crash, and they change by compare-and-swap only. `progress`, `samples`, `incidents`, `conditions` and `summary` are for

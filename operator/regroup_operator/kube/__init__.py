@@ -4,6 +4,6 @@ Belongs here: everything that talks to a kube-apiserver. Does not: decisions abo
 agents (membership/), the order of observe, plan and act (controller.py), when to look at which job (queue.py). What a pod
 looks like is handed in by the caller (workers.Rendering), so this package does not import render/ either.
 
-Read `client.py`, then `informer.py` and `pods.py` (what is), `workers.py` and `jobs.py` (what is done), `lease.py` (who may
+Read `client.py`, then `informer.py` and `pods.py` (what is), `cluster_workers.py` and `jobs.py` (what is done), `lease.py` (who may
 do it).
 """

@@ -39,7 +39,7 @@ class LeaseTimes:
 
 
 @dataclass(frozen=True)
-class Sight:
+class ObservedLease:
     """A lease as a candidate sees it."""
 
     holder: str
@@ -54,7 +54,7 @@ class Sight:
 Step = Literal["create", "renew", "take", "wait"]
 
 
-def decide(sight: Sight | None, identity: str, now_s: float) -> Step:
+def decide(sight: ObservedLease | None, identity: str, now_s: float) -> Step:
     """Return what a candidate does next. `sight` None: there is no lease. `now_s` is on the clock of unchanged_since_s."""
     if sight is None:
         return "create"
@@ -65,12 +65,14 @@ def decide(sight: Sight | None, identity: str, now_s: float) -> Step:
     return "wait"
 
 
-def look(lease: Mapping[str, Any], before: Sight | None, now_s: float, default_duration_s: float) -> Sight:
+def look(
+    lease: Mapping[str, Any], before: ObservedLease | None, now_s: float, default_duration_s: float
+) -> ObservedLease:
     """Return what is seen in `lease`; the time of an unchanged resourceVersion is kept from `before`."""
     spec = lease.get("spec") or {}
     version = lease["metadata"]["resourceVersion"]
     unchanged = before is not None and before.resource_version == version
-    return Sight(
+    return ObservedLease(
         holder=spec.get("holderIdentity") or "",
         resource_version=version,
         duration_s=float(spec.get("leaseDurationSeconds") or default_duration_s),
@@ -113,7 +115,7 @@ class Elector:
         self._times = times or LeaseTimes()
         self._clock = clock
         self._die = die
-        self._sight: Sight | None = None
+        self._sight: ObservedLease | None = None
         self._spec: dict[str, Any] = {}
         self._renewed_s: float | None = None
         self._over = threading.Event()
@@ -245,7 +247,7 @@ class Elector:
         }
         self._saw(await self._client.create(LEASES, self._namespace, body, timeout_s=timeout_s))
 
-    async def _write(self, changes: Mapping[str, Any], sight: Sight, timeout_s: float) -> None:
+    async def _write(self, changes: Mapping[str, Any], sight: ObservedLease, timeout_s: float) -> None:
         body = {
             "apiVersion": "coordination.k8s.io/v1",
             "kind": "Lease",

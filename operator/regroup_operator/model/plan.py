@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
@@ -31,6 +31,11 @@ class Clock:
     def timestamp(self, ago_s: float = 0.0) -> str:
         """Return RFC 3339 UTC in whole seconds, of now or of some time ago."""
         return timestamp(self.wall - ago_s)
+
+
+def earliest(dues_s: Iterable[float | None], *, after_s: float) -> float | None:
+    """Return the first of some times that is still to come; None: there is none. What is due has been looked at."""
+    return min((at_s for at_s in dues_s if at_s is not None and at_s > after_s), default=None)
 
 
 def timestamp(wall: float) -> str:
@@ -73,7 +78,7 @@ class Crash:
 
 
 @dataclass(frozen=True)
-class Said:
+class JobCondition:
     """One condition, without its times."""
 
     type: str
@@ -92,7 +97,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Spell:
-    """A worker is late. `kind` says in which way (plan/lateness.py)."""
+    """A worker is late. `kind` says in which way (plan/generation/lateness.py)."""
 
     kind: str
     since_s: float
@@ -131,7 +136,7 @@ class Memory:
     peers: Mapping[str, tuple[int, str]] = field(default_factory=dict)
     """By pod UID: the generation in which it lost a peer, and the peer's pod UID (rule CLIQUE)."""
     links: frozenset[frozenset[str]] = frozenset()
-    """Pairs of pod UIDs that could not reach each other (plan/links.py), until both train in one group."""
+    """Pairs of pod UIDs that could not reach each other (plan/generation/links.py), until both train in one group."""
     spells: Mapping[str, Spell] = field(default_factory=dict)
     """By pod UID: who is late."""
     setbacks: Mapping[str, Setback] = field(default_factory=dict)
@@ -157,9 +162,6 @@ class Memory:
     """Tier Script: the newest generation of which an exit has been counted."""
     script_left: tuple[int, ...] = ()
     """Not in tier Session: the generations that lost a member's pod or agent, oldest first."""
-    refusal: str | None = None
-    """The sentence that keeps the job from running, as of now: a verdict on its template, or what cannot be made."""
-    refusal_reason: str = ""
     progress_written_s: float | None = None
 
 

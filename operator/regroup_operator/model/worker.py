@@ -58,7 +58,7 @@ class Worker:
     barred_until_s: float = 0.0
     """It kept generations from forming: until then it joins none that can do without it."""
     abandoned: bool = False
-    """Another pod takes its slot as soon as that one can (lateness.py)."""
+    """Another pod takes its slot as soon as that one can (plan/generation/lateness.py)."""
 
     @property
     def connected(self) -> bool:

@@ -6,16 +6,17 @@ The controller sends after the status is written (rules PERSIST, RELEASE).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
 
 from regroup.protocol.document import PLANNED, Document
 from regroup.protocol.state import Phase
 from regroup.protocol.wire import DocumentCommand, Generation, Ping, ProgressRequest, Stop, Welcome
-from regroup_operator.model.plan import Tell
+from regroup_operator.model.plan import Tell, earliest
 from regroup_operator.model.records import Pod, Session
 from regroup_operator.model.worker import Standing, Worker
-from regroup_operator.plan.pulse import SCRIPT_ANSWER_S, SCRIPT_ASK_EVERY_S
+from regroup_operator.plan.facts.facts import Facts
+from regroup_operator.plan.facts.stalls import ANSWER_S, SCRIPT_ANSWER_S, SCRIPT_ASK_EVERY_S
 
 ASK_EVERY_S = 1.0
 """While a member is silent or progress stalls, everybody who can be reached is asked this often, ..."""
@@ -81,6 +82,18 @@ def script_due_s(session: Session) -> float:
     if session.unanswered_since_s is not None:
         return session.unanswered_since_s + SCRIPT_ANSWER_S
     return session.heard_at_s + SCRIPT_ASK_EVERY_S
+
+
+def commands_due_s(facts: Facts, members: Sequence[Worker]) -> float | None:
+    """Return when agents are asked again, or have had their time to answer."""
+    now_s, dues_s = facts.inputs.clock.now_s, list[float | None]()
+    sessions = [w.session for w in members if w.session is not None]
+    if facts.asks or any(w.standing == Standing.SILENT for w in members):
+        asked = [s.unanswered_since_s for s in sessions]
+        dues_s = [now_s + ASK_EVERY_S, *(at_s + ANSWER_S for at_s in asked if at_s is not None)]
+    if facts.tier == "Script":
+        dues_s += [script_due_s(s) for s in sessions if s.connected]
+    return earliest(dues_s, after_s=now_s)
 
 
 def _waits_for_joiners(document: Document, workers: Iterable[Worker]) -> bool:

@@ -1,4 +1,4 @@
-"""All of a job's objects behind one face: the `Rendering` that kube/workers.py asks for."""
+"""All of a job's objects: the `Rendering` that kube/cluster_workers.py asks for."""
 
 from __future__ import annotations
 

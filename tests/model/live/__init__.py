@@ -10,8 +10,8 @@ Files: records.py what a state is made of, and the rules' switches; view.py what
 rule WITNESS; moves_worker.py, moves_operator.py, moves_faults.py what can happen next; renumber.py the simplest form of a
 state; model.py ties them together; scenarios.py the traces and their bounds.
 
-**Made to match the code.** The operator plans from what it was told (plan/standing.py, plan/membership.py `_forced`,
-`_choose`, `_target`, `_hand_over`, `_overtaking`, `names_of`, plan/document.py `_never_stepped`), the trainer decides by
+**Made to match the code.** The operator plans from what it was told (plan/facts/standing.py, plan/generation/decision.py `_forced`,
+`_choose`, `_target`, `_hand_over`, `_overtaking`, `names_of`, plan/generation/document.py `_never_stepped`), the trainer decides by
 generation/adoption.py `decide`, a seal is aggregate.py `seal`. Change one, change the other, and look at the numbers of states.
 
 **Modelled.** replicas and minReplicas that change at any moment; workers that are connected but no members; one process

@@ -1,4 +1,4 @@
-"""What the operator does next, as plan/membership.py, plan/document.py and plan/job.py decide it from what it was told.
+"""What the operator does next, as plan/job.py with plan/generation/decision.py and document.py decides it from what it was told.
 
 A plan is one move: PERSIST is not in question here. `time_moves` are what happens when nothing else can: a deadline, the
 end of a pause. So no timeout value is assumed; a deadline that passes too early is a fault (moves_faults.py).
@@ -236,7 +236,7 @@ def _planned(view: View, state: State) -> tuple[str, tuple[int, ...]] | None:
 
 
 def _overtaking(view: View, state: State) -> tuple[str, tuple[int, ...]] | None:
-    """plan/target.py `overtaking`: a member of a planned generation leaves before anybody that trains has entered it.
+    """plan/generation/target.py `overtaking`: a member of a planned generation leaves before anybody that trains has entered it.
     Who trains goes into another one instead, with the joiners that have arrived."""
     inside = {
         member: word.inside
@@ -266,11 +266,11 @@ def _overtaking(view: View, state: State) -> tuple[str, tuple[int, ...]] | None:
 
 
 def _target(view: View, state: State, members: list[int], joining: list[int]) -> tuple[str, tuple[int, ...]] | None:
-    """Who should train instead of the members of the newest generation: plan/target.py `target_of`. `members`: who trains."""
+    """Who should train instead of the newest generation's members: plan/generation/target.py `target_of`. `members`: who trains."""
     slots, workers = view.scenario.slots, state.workers
     staying = [place for place in members if not workers[place].drains]
     is_all_leaving = not staying
-    if is_all_leaving:  # plan/target.py `_hand_over`
+    if is_all_leaving:  # plan/generation/target.py `_hand_over`
         coming = {slots[place] for place in joining if slots[place] < state.replicas}
         keepers = sorted(members, key=lambda at: (not workers[at].is_connected, slots[at] >= state.replicas,
                                                   slots[at] in coming, slots[at]))  # fmt: skip
@@ -301,7 +301,7 @@ def _is_late(state: State, member: Member) -> bool:
 
 
 def names_of(view: View, state: State, chosen: tuple[int, ...]) -> tuple[Name, ...]:
-    """What a refused set is remembered by (plan/membership.py `names_of`)."""
+    """What a refused set is remembered by (plan/generation/decision.py `names_of`)."""
     newest_first = ((state.number, state.members), *state.older)
     names: list[Name] = []
     for place, worker in enumerate(state.workers):
@@ -364,7 +364,7 @@ def _announce(view: View, state: State, kind: str, chosen: tuple[int, ...], how:
 
 
 def _has_never_stepped(state: State, number: int, members: tuple[Member, ...]) -> bool:
-    """plan/document.py `_never_stepped`: all that are left of it promise to have left it without having adopted it."""
+    """plan/generation/document.py `_never_stepped`: all that are left of it promise to have left it without having adopted it."""
     living = [state.told[m[0]] for m in members if is_alive(state, m)]
     seals = [word.seal for word in living if word is not None and word.seal is not None]
     left = [seal for seal in seals if seal.closes(number) and seal.adopted < number]

@@ -138,7 +138,7 @@ class View:
         )
 
     def is_gone(self, state: State, member: Member) -> bool:
-        """Whether the operator takes a member of the newest generation as lost, died or broken (plan/standing.py)."""
+        """Whether the operator takes a member of the newest generation as lost, died or broken (plan/facts/standing.py)."""
         if not is_alive(state, member):
             return True
         word = state.told[member[0]]

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from regroup_operator.model.records import Settings
-from regroup_operator.plan.hangs import ALONE
-from regroup_operator.plan.membership import KILL_S
+from regroup_operator.plan.failures.hangs import ALONE
+from regroup_operator.plan.generation.decision import KILL_S
 from tests.builders.plan import JobBuilder, make_job
 from tests.simulator.trainers import Trainer
 from tests.simulator.world import World

@@ -15,8 +15,8 @@ import pytest
 from _regroup_agent import events as ev
 from regroup.protocol import wire
 from regroup_operator.model.records import Settings
-from regroup_operator.plan.lateness import ENTER_S, ONLY_HOLDER, SETBACK_S
-from regroup_operator.plan.pulse import SCRIPT_ANSWER_S, SCRIPT_ASK_EVERY_S
+from regroup_operator.plan.facts.stalls import SCRIPT_ANSWER_S, SCRIPT_ASK_EVERY_S
+from regroup_operator.plan.generation.lateness import ENTER_S, ONLY_HOLDER, SETBACK_S
 from tests.builders.plan import JobBuilder, make_job
 from tests.simulator import hazards
 from tests.simulator.trainers import Group, Trainer
@@ -568,8 +568,9 @@ def test_restart_is_a_command_like_any_other(tmp_path: Path) -> None:
 
 
 def test_only_holder_that_hangs_while_the_job_grows_is_restarted_as_a_hang_is(tmp_path: Path) -> None:
-    """The planned generation hides the hang from plan/hangs.py. The joiner cannot train without the state; the holder is asked
-    for it once, not again and again, and restarted after what `hangSeconds` allows to a worker alone with the state."""
+    """The planned generation hides the hang from plan/failures/hangs.py. The joiner cannot train without the state; the
+    holder is asked for it once, not again and again, and restarted after what `hangSeconds` allows to a worker alone with the
+    state."""
     world = running(tmp_path, make_job().with_replicas(1).elastic(1, 5).with_recovery(hangSeconds=30))
     world.agents[world.uid(0)].trainers[0].stop()
     world.scale(2)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from regroup_operator.api import Job, RegroupError, SpecError, UnavailableError
-from regroup_operator.making import TELL_AGAIN_S, TOLD_AFTER
+from regroup_operator.maker import TELL_AGAIN_S, TOLD_AFTER
 from regroup_operator.model.ports import AlreadyExists
 from tests.builders.plan import make_job
 from tests.simulator.world import World

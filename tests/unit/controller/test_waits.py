@@ -16,8 +16,8 @@ import pytest
 from regroup.protocol import local, wire
 from regroup_operator.model.waits import UntilEvent
 from regroup_operator.model.worker import Decision, Keep, Wait
-from regroup_operator.plan import job as plan_job_module
-from regroup_operator.plan.membership import next_generation
+from regroup_operator.plan.generation import generation
+from regroup_operator.plan.generation.decision import next_generation
 from tests.builders.plan import JobBuilder, make_job
 from tests.simulator.bound import NAMED
 from tests.simulator.world import World
@@ -140,7 +140,7 @@ def decisions(monkeypatch: pytest.MonkeyPatch) -> list[Decision]:
         seen.append(next_generation(**known))
         return seen[-1]
 
-    monkeypatch.setattr(plan_job_module, "next_generation", decide)
+    monkeypatch.setattr(generation, "next_generation", decide)
     return seen
 
 

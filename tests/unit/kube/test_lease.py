@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from regroup_operator.kube.lease import Sight, decide, look
+from regroup_operator.kube.lease import ObservedLease, decide, look
 
 ME, OTHER = "me", "other"
 
 
-def sight(holder: str, since_s: float = 0.0, duration_s: float = 15.0) -> Sight:
-    return Sight(holder, "7", duration_s, since_s)
+def sight(holder: str, since_s: float = 0.0, duration_s: float = 15.0) -> ObservedLease:
+    return ObservedLease(holder, "7", duration_s, since_s)
 
 
 @pytest.mark.parametrize(
@@ -26,7 +26,7 @@ def sight(holder: str, since_s: float = 0.0, duration_s: float = 15.0) -> Sight:
         pytest.param(sight(OTHER, duration_s=60), 20.0, "wait", id="the holder's own duration counts, not ours"),
     ],
 )
-def test_decide(seen: Sight | None, now_s: float, want: str) -> None:
+def test_decide(seen: ObservedLease | None, now_s: float, want: str) -> None:
     assert decide(seen, ME, now_s) == want
 
 

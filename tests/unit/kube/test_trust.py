@@ -11,8 +11,8 @@ from typing import Any, cast
 import pytest
 
 from regroup_operator.api import RegroupError
+from regroup_operator.endpoint.certificates import Authority
 from regroup_operator.kube.client import ApiUnavailable, Client
-from regroup_operator.membership.certificates import Authority
 from regroup_operator.settings import OperatorSettings
 from regroup_operator.trust import Trust
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from regroup.protocol.state import Times
-from regroup_operator.plan.breakdown import breakdown, times_of
+from regroup_operator.plan.report.breakdown import breakdown, times_of
 from tests.builders.plan import make_progress, make_session, make_worker
 
 

@@ -12,7 +12,7 @@ from regroup.protocol.wire import Generation, Ping
 from regroup_operator.model.records import Session
 from regroup_operator.model.worker import Standing, Worker
 from regroup_operator.plan.commands import plan_commands, script_due_s
-from regroup_operator.plan.pulse import SCRIPT_ANSWER_S, SCRIPT_ASK_EVERY_S
+from regroup_operator.plan.facts.stalls import SCRIPT_ANSWER_S, SCRIPT_ASK_EVERY_S
 from tests.builders.plan import JOB_UID, make_session, make_worker, uid_of
 
 NUMBER = 2

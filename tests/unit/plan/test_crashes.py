@@ -9,7 +9,7 @@ import pytest
 
 from _regroup_agent.ending import restart_delay_s
 from regroup_operator.model.plan import Crash, Failure
-from regroup_operator.plan.crashes import crash_sentence, is_hopeless, note_crashes, place_of, repeats
+from regroup_operator.plan.failures.crashes import crash_sentence, is_hopeless, note_crashes, place_of, repeats
 
 TAIL = 'Traceback (most recent call last):\n  File "/w/train.py", line 9, in <module>\n    f()\nValueError: step {}'
 BOOM = Failure(1000.0, "1", 1, "ValueError: step 3", TAIL.format(3))

@@ -6,7 +6,7 @@ import pytest
 
 from regroup.protocol.state import Phase
 from regroup_operator.model.worker import Standing, Worker
-from regroup_operator.plan.culprit import name_culprit
+from regroup_operator.plan.generation.culprit import name_culprit
 from tests.builders.plan import make_current, make_fault, make_pod, make_session, make_worker, uid_of
 
 A, C = make_worker(0), make_worker(2)

@@ -11,7 +11,8 @@ from regroup.protocol.document import CheckpointRef, Document, LineageEntry, Mem
 from regroup.protocol.state import Phase
 from regroup_operator.model.members import MemberId, format_members, parse_members
 from regroup_operator.model.worker import Announce, Current, Standing, Worker
-from regroup_operator.plan.document import build_document, with_peers
+from regroup_operator.plan.facts.peers import with_peers
+from regroup_operator.plan.generation.document import build_document
 from tests.builders.plan import (
     make_current,
     make_fault,

@@ -14,13 +14,13 @@ from regroup.protocol.wire import ProcessStack, Stacks
 from regroup_operator.model.members import MemberId
 from regroup_operator.model.records import Settings
 from regroup_operator.model.worker import Announce, Bounds, Current, Decision, Refusal, Standing, Wait, Worker
-from regroup_operator.plan.groups import choose, put_together, spare_words, whole_size
-from regroup_operator.plan.hangs import find_hang
-from regroup_operator.plan.lateness import see_lateness
-from regroup_operator.plan.leaving import leaving_words
-from regroup_operator.plan.links import cut_off
-from regroup_operator.plan.membership import next_generation
-from regroup_operator.plan.status import training_conditions
+from regroup_operator.plan.facts.groups import choose, put_together, spare_words, whole_size
+from regroup_operator.plan.failures.hangs import find_hang
+from regroup_operator.plan.generation.decision import next_generation
+from regroup_operator.plan.generation.lateness import see_lateness
+from regroup_operator.plan.generation.links import cut_off
+from regroup_operator.plan.report.conditions import training_conditions
+from regroup_operator.plan.report.leaving import leaving_words
 from tests.builders.plan import (
     make_bounds,
     make_current,

@@ -13,8 +13,8 @@ from regroup.protocol.wire import Progress, Stacks
 from regroup_operator.model.members import MemberId
 from regroup_operator.model.records import Session, Settings
 from regroup_operator.model.worker import Standing, Worker
-from regroup_operator.plan import hangs
-from regroup_operator.plan.hangs import ALONE, ANSWER_S, Hang, find_hang, hangs_in_a_row, stack_lines
+from regroup_operator.plan.failures import hangs
+from regroup_operator.plan.failures.hangs import ALONE, ANSWER_S, Hang, find_hang, hangs_in_a_row, stack_lines
 from tests.builders.plan import make_current, make_session, make_worker
 
 SETTINGS = Settings(hang_s=60.0, first_step_s=600.0, checkpoint_s=900.0)

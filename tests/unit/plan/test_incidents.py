@@ -9,7 +9,7 @@ import pytest
 from regroup.protocol.wire import Fault, Formed
 from regroup_operator.model.plan import Clock
 from regroup_operator.model.worker import Announce, Standing
-from regroup_operator.plan.incidents import make_incident, missing_for_memory, with_times
+from regroup_operator.plan.report.incidents import make_incident, missing_for_memory, with_times
 from tests.builders.plan import make_current, make_fault, make_session, make_worker
 
 

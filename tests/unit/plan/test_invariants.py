@@ -13,8 +13,8 @@ from regroup_operator.model.members import MemberId
 from regroup_operator.model.records import Settings
 from regroup_operator.model.waits import UntilEvent
 from regroup_operator.model.worker import Announce, Bounds, Current, Keep, Refusal, Standing, Wait, Worker
-from regroup_operator.plan.membership import next_generation
-from regroup_operator.plan.workers import plan_workers
+from regroup_operator.plan.generation.decision import next_generation
+from regroup_operator.plan.pods.wanted import plan_workers
 from tests.builders.plan import make_current, make_fault, make_pod, make_seal, make_session, make_worker, uid_of
 
 NOW_S = 100.0

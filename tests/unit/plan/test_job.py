@@ -21,10 +21,10 @@ from regroup.protocol.wire import (
     Stop,
     Welcome,
 )
-from regroup_operator.model.plan import Clock, JobPlan, Memory, Spell
+from regroup_operator.model.plan import Clock, JobPlan, Memory, Spell, Verdict
 from regroup_operator.model.records import Observation, Pod, ProcessExit, Session, Settings
+from regroup_operator.plan.facts.stalls import FIRST_STALL_S, SCRIPT_ASK_EVERY_S
 from regroup_operator.plan.job import plan_job
-from regroup_operator.plan.pulse import FIRST_STALL_S, SCRIPT_ASK_EVERY_S
 from tests.builders.plan import JobBuilder, make_job, make_pod, make_progress, make_session, uid_of
 
 CLOCK = Clock(100.0, 1_800_000_000.0)
@@ -52,6 +52,7 @@ def plan(
     memory: Memory | None = None,
     clock: Clock = CLOCK,
     term_started_s: float = 0.0,
+    refusal: Verdict | None = None,
 ) -> JobPlan:
     """Plan a job of two workers that trains, unless said otherwise."""
     pods = (make_pod(0), make_pod(1)) if pods is None else pods
@@ -59,7 +60,7 @@ def plan(
     seen = Memory(seen_pods=frozenset({"-"}))
     return plan_job(
         (builder or job()).build(), Observation(pods, {s.pod_uid: s for s in sessions}, term_started_s), memory or seen,
-        clock, fresh_uid="fresh", settings=SETTINGS, endpoint="regroup.ns.svc:8443", agent_image="agent:1",
+        clock, fresh_uid="fresh", settings=SETTINGS, endpoint="regroup.ns.svc:8443", agent_image="agent:1", refusal=refusal,
     )  # fmt: skip
 
 
@@ -623,12 +624,8 @@ def test_pod_that_cannot_start_is_an_event_once() -> None:
 
 
 def test_refused_job_makes_nothing_and_says_why() -> None:
-    got = plan(
-        job(None),
-        pods=(),
-        sessions=(),
-        memory=Memory(refusal="spec.template is wrong.", refusal_reason="InvalidTemplate"),
-    )
+    refusal = Verdict("InvalidTemplate", "spec.template is wrong.")
+    got = plan(job(None), pods=(), sessions=(), refusal=refusal)
     accepted = next(c for c in got.status["conditions"] if c["type"] == "Accepted")
     assert (accepted["status"], accepted["reason"], accepted["message"]) == (
         "False",
@@ -637,8 +634,15 @@ def test_refused_job_makes_nothing_and_says_why() -> None:
     )
     assert (got.create, got.status["summary"]["state"]) == ((), "InvalidTemplate")
     assert [n.reason for n in got.notes] == ["InvalidTemplate"]
-    again = plan(job(got.status), pods=(), sessions=(), memory=got.memory)
+    again = plan(job(got.status), pods=(), sessions=(), memory=got.memory, refusal=refusal)
     assert again.notes == ()
+
+
+def test_refusal_of_a_job_that_runs_is_said_and_the_job_goes_on() -> None:
+    got = plan(refusal=Verdict("Invalid", "spec.x is wrong."))
+    accepted = next(c for c in got.status["conditions"] if c["type"] == "Accepted")
+    assert (accepted["status"], accepted["message"]) == ("False", "spec.x is wrong.")
+    assert (got.status["phase"], got.status["summary"]["state"], got.delete) == ("Running", "Running", ())
 
 
 def test_it_is_never_looked_at_again_in_the_past() -> None:

@@ -13,8 +13,15 @@ from regroup_operator.model.members import MemberId
 from regroup_operator.model.plan import Setback, Spell
 from regroup_operator.model.records import Settings
 from regroup_operator.model.worker import Current, Standing, Worker
-from regroup_operator.plan.allowances import ENTER_STEPS
-from regroup_operator.plan.lateness import MAX_SETBACKS, SETBACK_S, Lateness, longest_start, see_lateness, with_setbacks
+from regroup_operator.plan.facts.allowances import ENTER_STEPS
+from regroup_operator.plan.generation.lateness import (
+    MAX_SETBACKS,
+    SETBACK_S,
+    Lateness,
+    longest_start,
+    see_lateness,
+    with_setbacks,
+)
 from tests.builders.plan import make_current, make_pod, make_seal, make_session, make_worker, uid_of
 
 NOW_S = 1000.0

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from regroup_operator.model.worker import Announce, Current, Decision, Keep, Worker
-from regroup_operator.plan.leaving import leaving_words
+from regroup_operator.plan.report.leaving import leaving_words
 from tests.builders.plan import make_current, make_pod, make_session, make_worker
 
 A = make_worker(0)

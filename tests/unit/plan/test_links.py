@@ -9,7 +9,7 @@ import pytest
 from regroup.protocol.state import Phase
 from regroup_operator.model.members import MemberId
 from regroup_operator.model.worker import Standing, Worker
-from regroup_operator.plan.links import Links, cut_off, with_links, with_returning
+from regroup_operator.plan.generation.links import Links, cut_off, with_links, with_returning
 from tests.builders.plan import make_current, make_fault, make_session, make_worker, uid_of
 
 UNFORMED = make_current(adopted=False)

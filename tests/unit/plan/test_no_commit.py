@@ -9,7 +9,7 @@ import pytest
 from regroup.protocol.document import FORCED, PLANNED
 from regroup.protocol.state import Phase
 from regroup_operator.model.worker import Announce, Current, Standing, Worker
-from regroup_operator.plan.no_commit import (
+from regroup_operator.plan.failures.no_commit import (
     MAX_IN_A_ROW,
     broke_without_commit,
     count_after,

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from regroup_operator.model.plan import Clock
-from regroup_operator.plan.observed import due_in_s, observe
+from regroup_operator.plan.report.observed import due_in_s, observe
 
 WALL = 1_800_000_000.0
 CLOCK = Clock(50.0, WALL)

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from regroup_operator.model.plan import Clock
-from regroup_operator.plan.progress import progress_status
-from regroup_operator.plan.pulse import FIRST_STALL_S, Reported, newest_progress
+from regroup_operator.plan.facts.stalls import FIRST_STALL_S, Reported, newest_progress
+from regroup_operator.plan.report.progress import progress_status
 from tests.builders.plan import make_current, make_progress, make_session
 
 CLOCK = Clock(100.0, 1_800_000_000.0)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from regroup_operator.model.plan import Failure
-from regroup_operator.plan.restarts import KUBECTL_LOGS, judge_restarts
+from regroup_operator.plan.failures.restarts import KUBECTL_LOGS, judge_restarts
 
 NOW = 1000.0
 

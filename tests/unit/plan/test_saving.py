@@ -9,10 +9,10 @@ import pytest
 
 from regroup.protocol.state import Busy, Phase
 from regroup.protocol.wire import Progress
-from regroup_operator.model.plan import Said
+from regroup_operator.model.plan import JobCondition
 from regroup_operator.model.records import Settings
 from regroup_operator.model.worker import Worker
-from regroup_operator.plan.saving import WAITS_S, judge_saving
+from regroup_operator.plan.report.saving import WAITS_S, judge_saving
 from tests.builders.plan import make_current, make_session, make_worker
 
 NOW_S = 5000.0
@@ -31,7 +31,7 @@ def member(slot: int, problem: str | None, *, generation: int = 1, waits_s: floa
     return make_worker(slot, session=session)
 
 
-def judge(*workers: Worker, checkpoint: dict[str, Any] | None = SAVED, succeeded: bool = False) -> Said | None:
+def judge(*workers: Worker, checkpoint: dict[str, Any] | None = SAVED, succeeded: bool = False) -> JobCondition | None:
     return judge_saving(
         current=make_current(range(len(workers))),
         workers=workers,

@@ -11,8 +11,8 @@ from regroup.protocol.document import LineageEntry
 from regroup.protocol.state import Group, Phase
 from regroup_operator.model.waits import UntilEvent
 from regroup_operator.model.worker import Announce, Current, Decision, Keep, Standing, Wait, Worker
-from regroup_operator.plan.script_group import script_group
-from regroup_operator.plan.status import phase_of, training_conditions
+from regroup_operator.plan.report.conditions import phase_of, training_conditions
+from regroup_operator.plan.report.script_group import script_group
 from tests.builders.plan import make_current, make_session, make_worker
 
 NUMBER = 2

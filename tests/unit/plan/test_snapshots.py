@@ -7,8 +7,8 @@ import pytest
 from regroup.protocol.state import Phase
 from regroup.protocol.wire import Progress
 from regroup_operator.model.worker import Worker
-from regroup_operator.plan.pulse import Reported
-from regroup_operator.plan.snapshots import judge_snapshots, snapshot_status
+from regroup_operator.plan.facts.stalls import Reported
+from regroup_operator.plan.report.snapshots import judge_snapshots, snapshot_status
 from tests.builders.plan import make_current, make_session, make_worker
 
 SMALL = "The memory snapshot needs 64 MiB. Raise it to at least 64Mi."

@@ -14,8 +14,8 @@ from regroup.protocol.wire import Draining
 from regroup_operator.model.members import MemberId
 from regroup_operator.model.records import Pod, ProcessExit, Session, Settings
 from regroup_operator.model.worker import Current, Standing, Worker
-from regroup_operator.plan.pulse import SCRIPT_ANSWER_S
-from regroup_operator.plan.standing import assess
+from regroup_operator.plan.facts.stalls import SCRIPT_ANSWER_S
+from regroup_operator.plan.facts.standing import assess
 from tests.builders.plan import make_current, make_fault, make_pod, make_progress, make_seal, make_session
 
 NOW_S = 100.0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from regroup_operator.api import parse_job
-from regroup_operator.kube.workers import Rendering
+from regroup_operator.kube.cluster_workers import Rendering
 from regroup_operator.render import Renderer, RenderSettings
 from tests.builders.jobs import stored_job
 

@@ -18,7 +18,7 @@ from regroup.protocol import env
 from regroup.protocol.state import Times
 from regroup.step import Step
 from regroup.transaction.laps import StepTimes
-from regroup_operator.plan.breakdown import NAMES
+from regroup_operator.plan.report.breakdown import NAMES
 
 DOCS = Path(__file__).parents[3] / "docs"
 PAGE = (DOCS / "reference/library.md").read_text()

@@ -13,12 +13,16 @@ import pytest
 
 from regroup.generation.adoption import Fallback
 from regroup_operator.controller import Controller
-from regroup_operator.model.plan import Said, Verdict
+from regroup_operator.model.plan import JobCondition
 from regroup_operator.model.waits import UntilEvent
 from regroup_operator.model.worker import Current, Decision, Keep
-from regroup_operator.plan import document, face, membership, status
 from regroup_operator.plan import job as plan_job_module
-from regroup_operator.plan.membership import next_generation
+from regroup_operator.plan.facts.facts import Facts
+from regroup_operator.plan.failures.failures import Failures
+from regroup_operator.plan.generation import decision, document, generation
+from regroup_operator.plan.generation.decision import next_generation
+from regroup_operator.plan.lifecycle.lifecycle import Ended, Lifecycle, decide_lifecycle
+from regroup_operator.plan.report import conditions, overview
 from tests.simulator import trainers, walk
 from tests.simulator.agents import ZYGOTE_S
 from tests.simulator.faults import KINDS, Fault, parse
@@ -100,7 +104,7 @@ def test_plan_that_never_announces_again_is_found_stuck(monkeypatch: pytest.Monk
     def once(**known: Any) -> Decision:
         return next_generation(**known) if known["current"] is None else Keep(UntilEvent.CHANGE)
 
-    monkeypatch.setattr(plan_job_module, "next_generation", once)
+    monkeypatch.setattr(generation, "next_generation", once)
     outcome = run(PLAIN, [Fault("scale", size=2), Fault("kill", after_s=3.0), Fault("break-stream")])
     assert outcome.sort == "stuck"
     short = shrink(outcome)
@@ -128,7 +132,7 @@ def test_two_lists_of_members_with_one_number_are_found(monkeypatch: pytest.Monk
 
 
 def test_job_that_stays_smaller_than_is_wanted_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(membership, "_planned", lambda *_: Keep(UntilEvent.CHANGE))
+    monkeypatch.setattr(decision, "_planned", lambda *_: Keep(UntilEvent.CHANGE))
     outcome = run(LONG_STEPS, [Fault("kill", after_s=3.0)])
     assert outcome.sort == "not whole"
 
@@ -137,12 +141,12 @@ def test_wait_that_no_condition_names_is_found(monkeypatch: pytest.MonkeyPatch) 
     faults = [Fault("power-off", after_s=3.0 if at == 0 else 0.0, calm=at == 0, at=at) for at in range(4)]
     named = run(LONG_STEPS, faults)
     assert (named.sort, named.waited) == ("", 1)
-    real = status.training_conditions
+    real = conditions.training_conditions
 
-    def silent(**known: Any) -> list[Said]:
+    def silent(**known: Any) -> list[JobCondition]:
         return [replace(said, reason="Recovering") if said.type == "Training" else said for said in real(**known)]
 
-    monkeypatch.setattr(face, "training_conditions", silent)
+    monkeypatch.setattr(overview, "training_conditions", silent)
     assert run(LONG_STEPS, faults).sort == "unnamed"
 
 
@@ -153,12 +157,10 @@ def test_job_that_says_running_while_nobody_trains_is_found(monkeypatch: pytest.
 
 
 def test_end_that_not_all_have_reached_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = plan_job_module._Planner._ended
+    def early(facts: Facts, failures: Failures) -> Lifecycle:
+        return Ended(succeeded=True) if facts.newest is not None else decide_lifecycle(facts, failures)
 
-    def early(self: plan_job_module._Planner, failure: Verdict | None) -> str | None:
-        return "Succeeded" if self.newest is not None else real(self, failure)
-
-    monkeypatch.setattr(plan_job_module._Planner, "_ended", early)
+    monkeypatch.setattr(plan_job_module, "decide_lifecycle", early)
     assert run(PLAIN, [Fault("kill", after_s=3.0)]).sort == "untrue"
 
 

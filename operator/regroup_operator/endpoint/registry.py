@@ -1,0 +1,169 @@
+"""The sessions of all agents and their open command streams, in memory: lost with the operator, re-said by the agents."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Any
+
+from regroup.protocol import codec
+from regroup.protocol.wire import (
+    Command,
+    DumpStacks,
+    Generation,
+    Kill,
+    Ping,
+    Progress,
+    ProgressRequest,
+    Report,
+    Stop,
+    Welcome,
+)
+from regroup_operator.endpoint.sessions import apply_report, stream_closed, stream_opened
+from regroup_operator.model.records import Key, Pod, Session
+
+
+class Stream:
+    """An open command stream: a queue of lines, ended by None."""
+
+    def __init__(self, boot: str) -> None:
+        self.boot = boot
+        self._lines: asyncio.Queue[bytes | None] = asyncio.Queue()
+
+    def put(self, line: bytes | None) -> None:
+        """Queue one NDJSON line; None ends the stream."""
+        self._lines.put_nowait(line)
+
+    async def get(self) -> bytes | None:
+        """Return the next line, or None once the stream is to end."""
+        return await self._lines.get()
+
+
+class Registry:
+    """All sessions. One event loop's: no locks."""
+
+    def __init__(self, clock: Callable[[], float], enqueue: Callable[[Key], None]) -> None:
+        self._clock = clock
+        self._enqueue = enqueue
+        self._sessions: dict[str, Session] = {}
+        self._streams: dict[str, Stream] = {}
+        self._pods: dict[str, Pod] = {}
+        self._steps: dict[str, tuple[int, int]] = {}
+        self._refusals: dict[str, str] = {}
+        self._leaving: dict[str, Pod] = {}
+        """Those whose pods are asked to leave, by UID: few."""
+        self.dropped_reports = 0
+
+    def sessions(self, pods: Iterable[Pod]) -> dict[str, Session]:
+        """Return the sessions of these pods, by UID."""
+        return {pod.uid: self._sessions[pod.uid] for pod in pods if pod.uid in self._sessions}
+
+    def refusals(self, pods: Iterable[Pod]) -> dict[str, str]:
+        """Return why the agents of these pods were turned away, by UID: what they say cannot be understood here."""
+        return {pod.uid: self._refusals[pod.uid] for pod in pods if pod.uid in self._refusals}
+
+    def refuse(self, pod: Pod, sentence: str) -> None:
+        """Remember that an authenticated agent was turned away, until it says a hello that can be taken."""
+        if self._refusals.get(pod.uid) != sentence:
+            self._refusals[pod.uid] = sentence
+            self._pods[pod.uid] = pod
+            self._enqueue((pod.namespace, pod.job))
+
+    def leaving(self, key: Key, job_uid: str | None) -> list[tuple[Pod, Session]]:
+        """Return the pods that are asked to leave of jobs with this name, but not of the one with this UID."""
+        return [
+            (pod, self._sessions[uid])
+            for uid, pod in self._leaving.items()
+            if (pod.namespace, pod.job) == key and pod.job_uid != job_uid
+        ]
+
+    def num_connected(self) -> int:
+        """Return the number of open streams."""
+        return len(self._streams)
+
+    def knows(self, pod_uid: str, boot: str) -> bool:
+        """Return whether this agent process has said hello to this operator."""
+        session = self._sessions.get(pod_uid)
+        return session is not None and session.boot == boot
+
+    def report(self, pod: Pod, report: Report) -> bool:
+        """Take a report of an authenticated pod. Returns False if it was dropped (rule FENCE)."""
+        session = apply_report(self._sessions.get(pod.uid), report, self._clock())
+        if session is None:
+            self.dropped_reports += 1
+            return False
+        self._sessions[pod.uid] = session
+        self._pods[pod.uid] = pod
+        self._refusals.pop(pod.uid, None)
+        if isinstance(report.body, Progress):
+            newest = (report.generation, report.body.step)
+            self._steps[pod.job_uid] = max(newest, self._steps.get(pod.job_uid, newest))
+        if session.draining is not None:
+            self._leaving[pod.uid] = pod
+        else:  # its container was started again, and the new agent has not been asked
+            self._leaving.pop(pod.uid, None)
+        self._enqueue((pod.namespace, pod.job))
+        return True
+
+    def open(self, pod: Pod, boot: str) -> Stream:
+        """Open the pod's command stream; one that was open before is ended."""
+        old = self._streams.get(pod.uid)
+        if old is not None:
+            old.put(None)
+        stream = self._streams[pod.uid] = Stream(boot)
+        self._sessions[pod.uid] = stream_opened(self._sessions[pod.uid], boot)
+        self._enqueue((pod.namespace, pod.job))
+        return stream
+
+    def close(self, pod: Pod, stream: Stream) -> None:
+        """Say that a stream has ended; ignored for one that was replaced."""
+        if self._streams.get(pod.uid) is not stream:
+            return
+        del self._streams[pod.uid]
+        _, newest_step = self._steps.get(pod.job_uid, (0, 0))
+        self._sessions[pod.uid] = stream_closed(self._sessions[pod.uid], self._clock(), newest_step)
+        self._enqueue((pod.namespace, pod.job))
+
+    def tell(self, pod_uid: str, job_uid: str, generation: int, body: Any) -> None:
+        """Queue a command on the pod's stream and remember that it was told. Nothing happens without a stream.
+
+        `generation` is the status' newest. What this agent says it has heard may be newer: the status was restored from a
+        backup. An agent refuses what comes from before that (rule FENCE), a ping too, and would count as unreachable.
+        """
+        stream, session = self._streams.get(pod_uid), self._sessions.get(pod_uid)
+        if stream is None or session is None:
+            return
+        condition = session.condition
+        newest = max(generation, condition.heard)
+        stream.put(codec.line(Command(job_uid, pod_uid, condition.incarnation, newest, body)))
+        if isinstance(body, Generation):
+            session = replace(session, told_generation=body.number)
+        elif isinstance(body, Welcome):
+            session = replace(session, told_tier=body.tier)
+        elif isinstance(body, Stop):
+            session = replace(session, told_stop=True)
+        elif isinstance(body, DumpStacks):
+            session = replace(session, asked_stacks_at_s=self._clock())
+        elif isinstance(body, Kill):
+            session = replace(session, killed=body.incarnations, killed_at_s=self._clock())
+        elif isinstance(body, Ping | ProgressRequest):
+            now_s = self._clock()
+            since_s = session.unanswered_since_s if session.unanswered_since_s is not None else now_s
+            session = replace(session, asked_at_s=now_s, unanswered_since_s=since_s)
+        self._sessions[pod_uid] = session
+
+    def forget(self, alive: Callable[[str], bool]) -> None:
+        """Drop the sessions of pods that are gone."""
+        for uid in [uid for uid in self._sessions if not alive(uid) and uid not in self._streams]:
+            del self._sessions[uid]
+            self._pods.pop(uid, None)
+            self._leaving.pop(uid, None)
+        self._refusals = {uid: why for uid, why in self._refusals.items() if alive(uid)}
+        jobs = {pod.job_uid for pod in self._pods.values()}
+        self._steps = {job: step for job, step in self._steps.items() if job in jobs}
+
+    def close_all(self) -> None:
+        """End all streams: this operator leads no more."""
+        for stream in self._streams.values():
+            stream.put(None)

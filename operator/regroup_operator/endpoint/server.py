@@ -1,0 +1,194 @@
+"""The HTTP edge of the membership endpoint: two calls, JSON, TLS. See protocol.wire for the messages.
+
+Every answer that is not 2xx has a body {"error": sentence}. A non-leader answers 503 with the leader's name.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import socket
+import ssl
+from collections.abc import Awaitable, Callable
+
+from aiohttp import web
+
+from regroup.protocol import MAX_REPORT_BYTES, VERSION
+from regroup.protocol.codec import ProtocolError
+from regroup.protocol.wire import Hello, Report
+from regroup_operator.api import UnavailableError
+from regroup_operator.endpoint.registry import Registry
+from regroup_operator.model.ports import Authenticator, Forbidden, Unauthorized
+from regroup_operator.model.records import Pod
+
+KEEPALIVE_IDLE_S, KEEPALIVE_INTERVAL_S, KEEPALIVE_PROBES = 2, 1, 3
+USER_TIMEOUT_MS = 5000
+TLS_BUFFER_BYTES = 16384
+"""asyncio's default of 256 KiB a stream would cost thousands of idle agents gigabytes (measured: 281 against 41 KiB)."""
+
+HELLO_FIRST = "The agent must send hello first: this operator does not know its process yet."
+
+log = logging.getLogger(__name__)
+
+
+class _Answer(Exception):
+    """Ends a request with a status and one sentence."""
+
+    def __init__(self, status: int, sentence: str) -> None:
+        super().__init__(sentence)
+        self.status = status
+
+
+class Endpoint:
+    """The two calls. `leader` returns None where this process leads, else the leader's name (perhaps empty)."""
+
+    def __init__(self, registry: Registry, authenticator: Authenticator, leader: Callable[[], str | None]) -> None:
+        self._registry = registry
+        self._authenticator = authenticator
+        self._leader = leader
+
+    def application(self) -> web.Application:
+        """Return the aiohttp application."""
+        app = web.Application(client_max_size=MAX_REPORT_BYTES, middlewares=[_errors])
+        path = "/v1/namespaces/{namespace}/pods/{pod}/"
+        app.router.add_post(path + "reports", self.reports)
+        app.router.add_get(path + "commands", self.commands)
+        return app
+
+    async def reports(self, request: web.Request) -> web.Response:
+        """POST: one report."""
+        pod = await self._authenticated(request)
+        if (request.content_length or 0) > MAX_REPORT_BYTES:
+            raise _Answer(
+                413, f"The message has {request.content_length} bytes; at most {MAX_REPORT_BYTES} are allowed."
+            )
+        try:
+            report = Report.decode(await request.read())
+        except web.HTTPRequestEntityTooLarge:
+            raise _Answer(413, f"The message has more than the {MAX_REPORT_BYTES} bytes that are read.") from None
+        except ProtocolError as error:
+            raise _Answer(400, str(error)) from None
+        if report.pod_uid != pod.uid:
+            raise _Answer(
+                403, f"The report is of pod UID {report.pod_uid}, the token is of pod {pod.name} ({pod.uid})."
+            )
+        if report.job_uid != pod.job_uid:
+            raise _Answer(
+                403,
+                f"The report is of job UID {report.job_uid}, pod {pod.name} belongs to job {pod.job} ({pod.job_uid}).",
+            )
+        if isinstance(report.body, Hello):
+            self._check_version(pod, report.body.protocol)
+        elif not self._registry.knows(pod.uid, report.boot):
+            raise _Answer(409, HELLO_FIRST)
+        self._registry.report(pod, report)
+        return web.Response(status=204)
+
+    async def commands(self, request: web.Request) -> web.StreamResponse:
+        """GET: the stream of commands. Open for as long as the agent lives: it is the heartbeat."""
+        pod = await self._authenticated(request)
+        version = request.query.get("protocol", "")
+        self._check_version(pod, int(version) if version.isdecimal() and len(version) < 10 else -1)
+        boot = request.query.get("boot", "")
+        if not boot:
+            raise _Answer(400, "The query parameter boot is missing: the agent's boot id names the stream.")
+        if not self._registry.knows(pod.uid, boot):
+            raise _Answer(409, HELLO_FIRST)
+        _keep_alive(request)
+        response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
+        await response.prepare(request)
+        stream = self._registry.open(pod, boot)
+        try:
+            while (line := await stream.get()) is not None:
+                await response.write(line)
+        except ConnectionError:
+            pass
+        finally:
+            self._registry.close(pod, stream)
+        return response
+
+    def _check_version(self, pod: Pod, version: int) -> None:
+        if version == VERSION:
+            return
+        known = (
+            f"Protocol version {version} is not supported; this operator supports {VERSION}. "
+            "Use an agent of the operator's release."
+        )
+        self._registry.refuse(pod, known)
+        raise _Answer(400, known)
+
+    async def _authenticated(self, request: web.Request) -> Pod:
+        leader = self._leader()
+        if leader is not None:
+            raise _Answer(503, f"This operator does not lead{f'; {leader} does' if leader else ''}.")
+        scheme, _, token = request.headers.get("Authorization", "").partition(" ")
+        if scheme != "Bearer" or not token:
+            raise _Answer(401, "The request has no bearer token.")
+        return await self._authenticator.authenticate(token, request.match_info["namespace"], request.match_info["pod"])
+
+
+@web.middleware
+async def _errors(
+    request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+) -> web.StreamResponse:
+    try:
+        return await handler(request)
+    except _Answer as answer:
+        return _sentence(answer.status, str(answer))
+    except Unauthorized as error:
+        return _sentence(401, str(error))
+    except Forbidden as error:
+        return _sentence(403, str(error))
+    except UnavailableError as error:
+        return _sentence(503, str(error))
+    except web.HTTPException as error:
+        return _sentence(error.status, f"{error.reason}: {request.method} {request.path}.")
+    except Exception:
+        log.exception("%s %s: a bug of ours.", request.method, request.path)
+        return _sentence(500, "The operator failed to answer; its log says why. Try again.")
+
+
+def _sentence(status: int, sentence: str) -> web.Response:
+    return web.Response(status=status, text=json.dumps({"error": sentence}), content_type="application/json")
+
+
+def _keep_alive(request: web.Request) -> None:
+    """Have the kernel notice a dead peer within five seconds: the stream is the heartbeat."""
+    transport = request.transport
+    sock = transport.get_extra_info("socket") if transport else None
+    if sock is None:
+        return
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE_IDLE_S)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, KEEPALIVE_INTERVAL_S)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, KEEPALIVE_PROBES)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, USER_TIMEOUT_MS)
+
+
+async def serve(
+    registry: Registry,
+    authenticator: Authenticator,
+    ssl_context: ssl.SSLContext,
+    *,
+    host: str,
+    port: int,
+    leader: Callable[[], str | None],
+) -> tuple[web.AppRunner, int]:
+    """Start the endpoint and return its runner (call `cleanup()`) and port (of use where `port` is 0)."""
+    with contextlib.suppress(AttributeError):
+        asyncio.sslproto.SSLProtocol.max_size = TLS_BUFFER_BYTES  # type: ignore[attr-defined]
+    app = Endpoint(registry, authenticator, leader).application()
+    runner = web.AppRunner(
+        app,
+        access_log=None,
+        handle_signals=False,
+        keepalive_timeout=3600,
+        shutdown_timeout=1.0,
+        handler_cancellation=True,  # or nobody would hear that an idle stream is gone, and the stream is the heartbeat
+    )
+    await runner.setup()
+    site = web.TCPSite(runner, host, port, ssl_context=ssl_context, backlog=1024)
+    await site.start()
+    return runner, int(runner.addresses[0][1])

@@ -1,0 +1,123 @@
+"""Between the status and the policies: read the newest generation from it, write the next one into it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from regroup.protocol.document import CheckpointRef, Document, LineageEntry, OlderGeneration
+from regroup.protocol.state import Group, Phase
+from regroup_operator.model.members import MemberId, format_members, gone_name, parse_members
+from regroup_operator.model.plan import Memory
+from regroup_operator.model.records import Pod, Session
+from regroup_operator.model.worker import Announce, Current
+from regroup_operator.plan.facts.groups import positions_of
+
+SCRIPT_AFTER_S = 30.0
+"""Processes that run this long without attaching belong to an unmodified script (tier Script). Longer than a session's
+imports take on a busy node: until then nobody says Running of a job in which nobody trains."""
+
+
+def read_current(
+    status: Mapping[str, Any], pods: Iterable[Pod], memory: Memory, term_started_s: float, per_group: int = 1
+) -> Current | None:
+    """Return the newest generation, None before the first. `memory` knows more of it if this operator issued it; `per_group`
+    workers are a group, which does not change once there is a generation."""
+    membership = status.get("membership")
+    if membership is None:
+        return None
+    uids = {pod.id: pod.uid for pod in pods}
+    document, announced_at_s = memory.document, memory.announced_at_s
+    known = document is not None and document.uid == membership["uid"]
+    older = tuple(
+        OlderGeneration(
+            o["generation"],
+            o["uid"],
+            tuple(uids.get(m, gone_name(m)) for m in members),
+            positions_of(members, per_group),
+        )
+        for o, members in ((o, parse_members(o["members"])) for o in membership.get("older", ()))
+    )
+    return Current(
+        number=membership["generation"],
+        uid=membership["uid"],
+        kind=membership["kind"],
+        members=parse_members(membership["members"]),
+        adopted=membership.get("adopted", False),
+        announced_at_s=announced_at_s if known and announced_at_s is not None else term_started_s,
+        older=older,
+        lineage=tuple(LineageEntry(e["generation"], e["startStep"]) for e in status.get("lineage", ())),
+        known=known,
+        attempts=0 if membership.get("adopted") else max(1, memory.attempts),
+        launches=known and memory.launches,
+        incarnations={m.pod_uid: m.incarnation for m in document.members} if known and document else {},
+    )
+
+
+def membership_status(document: Document, decision: Announce, previous: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return status.membership for a generation that is about to be written."""
+    older: list[Mapping[str, Any]] = []
+    if previous is not None:
+        this = {key: previous[key] for key in ("generation", "uid", "members")}
+        carried = {generation.uid for generation in document.older}
+        older = [o for o in (this, *previous.get("older", ())) if o["uid"] in carried]
+    host = next(m.slot for m in document.members if m.pod_uid == document.store.pod_uid)
+    return {
+        "generation": document.number,
+        "uid": document.uid,
+        "kind": document.kind,
+        "digest": document.digest(),
+        "adopted": False,
+        "worldSize": document.world_size,
+        "members": format_members((w.id for w in decision.members), in_order=True),
+        "store": {"host": document.store.host, "port": document.store.port, "slot": host},
+        "older": older,
+        "lost": list(document.lost),
+    }
+
+
+def named_members(status: Mapping[str, Any]) -> list[MemberId]:
+    """Return all members that the status names: their attempt numbers are not used again."""
+    membership = status.get("membership")
+    if membership is None:
+        return []
+    texts = [membership["members"], *(o["members"] for o in membership.get("older", ()))]
+    return [member for text in texts for member in parse_members(text)]
+
+
+def named_checkpoint(status: Mapping[str, Any]) -> CheckpointRef | None:
+    """Return the durable checkpoint that the status names."""
+    named = status.get("checkpoint")
+    return CheckpointRef(named["generation"], named["step"], named["directory"]) if named else None
+
+
+def outdated(pods: Iterable[Pod], spec_digest: str) -> list[str]:
+    """Return the UIDs of pods that were made from another spec than the one with this digest (`api.worker_digest`).
+
+    Asked only while there is no generation: nobody needs these pods, and none of them may get into the first one. Later
+    the spec that pods are made from is immutable.
+    """
+    return [pod.uid for pod in pods if pod.alive and pod.spec_digest not in ("", spec_digest)]
+
+
+def decide_tier(status: Mapping[str, Any], sessions: Sequence[Session], now_s: float) -> str | None:
+    """Return Session once a process has said that it uses the library; Script when all members run without it: they have
+    passed init_process_group, have ended, or have run for SCRIPT_AFTER_S. None while that is open."""
+    tier: str | None = status.get("tier")
+    if tier == "Session" or any(s.condition.session for s in sessions):
+        return "Session"
+    membership = status.get("membership")
+    if tier is not None or membership is None:
+        return tier
+    due = [_script_at_s(s) for s in sessions if s.connected and s.condition.generation == membership["generation"]]
+    known = [at_s for at_s in due if at_s is not None]
+    everybody = bool(known) and len(known) >= len(parse_members(membership["members"]))
+    return "Script" if everybody and now_s >= max(known) else None
+
+
+def _script_at_s(session: Session) -> float | None:
+    """Return since when a worker's processes are known to be an unmodified script's, None if they are not."""
+    condition = session.condition
+    if condition.phase == Phase.FINISHED or (condition.phase == Phase.STARTING and condition.group == Group.FORMED):
+        return session.condition_at_s
+    return session.condition_at_s + SCRIPT_AFTER_S if condition.phase == Phase.STARTING else None

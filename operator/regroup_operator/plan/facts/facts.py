@@ -1,0 +1,193 @@
+"""What every stage of the plan reads: the newest generation, how each worker stands in it, its progress. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import median_low
+from typing import Any
+
+from regroup_operator.api import Job, processes_per_worker, worker_digest
+from regroup_operator.model.plan import Clock, Memory, Verdict, earliest
+from regroup_operator.model.records import Observation, Settings
+from regroup_operator.model.worker import Current, Standing, Worker
+from regroup_operator.plan.facts.adoption import Adoption, see_adoption
+from regroup_operator.plan.facts.current import SCRIPT_AFTER_S, decide_tier, outdated, read_current
+from regroup_operator.plan.facts.peers import with_peers
+from regroup_operator.plan.facts.stalls import FIRST_STALL_S, Reported, newest_progress
+from regroup_operator.plan.facts.standing import assess
+
+UNADOPTED_S = 1.0
+"""Agents are asked whether they are there once a generation is older than this and not adopted."""
+
+SCRIPT_LOOK_S = 2.0
+"""While a script's processes are not known to be one, they are looked at this often."""
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What a plan is a function of."""
+
+    job: Job
+    obs: Observation
+    memory: Memory
+    clock: Clock
+    settings: Settings
+    fresh_uid: str
+    """Names the next generation, if one is issued."""
+    endpoint: str
+    agent_image: str
+    logs: str
+    """How a worker's log is read."""
+    refusal: Verdict | None = None
+    """What keeps the job from running as it is written: a verdict on its template, or what cannot be made."""
+
+
+@dataclass(frozen=True)
+class Facts:
+    """`status`: as it is stored. `changed`: its fields that these facts change; None: it is removed."""
+
+    inputs: Inputs
+    status: Mapping[str, Any]
+    changed: Mapping[str, Any]
+    memory: Memory
+    tier: str | None
+    processes: int
+    """Of each worker."""
+    released: frozenset[str]
+    """Pod UIDs, with those of `outdated`."""
+    outdated: tuple[str, ...]
+    """Pod UIDs of workers that were made from an earlier spec, before the first generation."""
+    adoption: Adoption
+    workers: tuple[Worker, ...]
+    newest: Reported | None
+
+    @property
+    def known(self) -> dict[str, Any]:
+        """The status with these changes."""
+        return {**self.status, **self.changed}
+
+    @property
+    def current(self) -> Current | None:
+        """The newest generation."""
+        return self.adoption.current
+
+    @property
+    def per_group(self) -> int:
+        """Workers of a group."""
+        return self.inputs.job.spec.workers_per_group
+
+    @property
+    def members(self) -> tuple[Worker, ...]:
+        """The newest generation's, as they stand before hangs are looked for."""
+        return members_of(self.workers)
+
+    @property
+    def membership(self) -> Mapping[str, Any] | None:
+        """status.membership as of now."""
+        return self.known.get("membership")
+
+    @property
+    def start_step(self) -> int | None:
+        """The step that the newest generation continued from, once that is known."""
+        return (self.membership or {}).get("startStep")
+
+    @property
+    def newest_step(self) -> int | None:
+        """The newest step that the newest generation has reported."""
+        newest, current = self.newest, self.current
+        return newest.step if newest and current and newest.generation == current.number else None
+
+    @property
+    def step_s(self) -> float:
+        """Duration of a step by the newest reports, 0 before the first two. All ranks step together, so that half of them may be
+        wrong: the time between two reports may hold the minutes in which an agent was stopped."""
+        known = [s.step_s for s in self.inputs.obs.sessions.values() if s.step_s is not None]
+        return median_low(known) if known else 0.0
+
+    @property
+    def stalled(self) -> bool:
+        """Whether steps are overdue in a generation that trains."""
+        current = self.current
+        if current is None or not current.adopted or self.tier != "Session":
+            return False
+        stalls_at_s = self.newest.stalls_at_s if self.newest is not None else current.announced_at_s + FIRST_STALL_S
+        return self.inputs.clock.now_s >= stalls_at_s
+
+    @property
+    def asks(self) -> bool:
+        """Whether agents are asked if they are there: steps are overdue, or an adoption is."""
+        current = self.current
+        if self.stalled or current is None or current.adopted:
+            return self.stalled
+        return self.inputs.clock.now_s >= current.announced_at_s + UNADOPTED_S
+
+    @property
+    def due_s(self) -> float | None:
+        """When these facts change although nothing happens: a script's processes have run long enough to be called one, agents
+        are asked, steps are overdue."""
+        current, now_s = self.current, self.inputs.clock.now_s
+        starting = [w.since_s for w in self.workers if w.standing == Standing.STARTING and self.tier is None]
+        dues_s: list[float | None] = [max(since_s + SCRIPT_AFTER_S, now_s + SCRIPT_LOOK_S) for since_s in starting]
+        if current is not None and not current.adopted:
+            dues_s.append(current.announced_at_s + UNADOPTED_S)
+        if self.newest is not None and not self.asks:
+            dues_s.append(self.newest.stalls_at_s)
+        return earliest(dues_s, after_s=now_s)
+
+
+def gather_facts(inputs: Inputs) -> Facts:
+    """Return the facts. Before the first generation the pods of an earlier spec are released, and what kind of script they had is
+    forgotten."""
+    job, clock, stored = inputs.job, inputs.clock, inputs.job.status.to_dict()
+    sessions, peers = with_peers(inputs.obs.sessions, inputs.memory.document, inputs.memory.peers)
+    inputs = replace(inputs, obs=replace(inputs.obs, sessions=sessions))
+    obs, memory, per_group = inputs.obs, replace(inputs.memory, peers=peers), job.spec.workers_per_group
+    current = read_current(stored, obs.pods, memory, obs.term_started_s, per_group)
+    released, earlier = frozenset(stored.get("released", ())), tuple[str, ...]()
+    changed: dict[str, Any] = {}
+    if current is None:
+        earlier = tuple(uid for uid in outdated(obs.pods, worker_digest(job)) if uid not in released)
+        if earlier:
+            released |= set(earlier)
+            changed["tier"] = None
+    known = {**stored, **changed}
+    tier = decide_tier(known, [s for uid, s in sessions.items() if uid not in released], clock.now_s)
+    if tier is not None:
+        changed["tier"] = tier
+    processes = processes_per_worker(job)
+    workers = assess(
+        current=current,
+        tier=tier,
+        pods=obs.pods,
+        sessions=sessions,
+        released=released,
+        processes=processes,
+        now_s=clock.now_s,
+        term_started_s=obs.term_started_s,
+        disconnect_s=job.spec.recovery.disconnect_seconds,
+        settings=inputs.settings,
+        setbacks=memory.setbacks,
+    )
+    newest = newest_progress(sessions.values(), current) if current else None
+    adoption = see_adoption(stored, current, members_of(workers), sessions.values())
+    if adoption.completed:
+        memory = replace(memory, readers=frozenset())
+    return Facts(
+        inputs=inputs,
+        status=stored,
+        changed={**changed, **adoption.status},
+        memory=memory,
+        tier=tier,
+        processes=processes,
+        released=released,
+        outdated=earlier,
+        adoption=adoption,
+        workers=workers,
+        newest=newest,
+    )
+
+
+def members_of(workers: Sequence[Worker]) -> tuple[Worker, ...]:
+    """Return the members of the newest generation."""
+    return tuple(w for w in workers if w.is_member)

@@ -1,0 +1,31 @@
+"""Name the peers that agents could not reach by pod UID. Pure.
+
+Agents name a rank, since only the store's host has the list of members, and this operator only the newest one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from regroup.protocol.document import Document
+from regroup_operator.model.records import Session
+
+Peers = Mapping[str, tuple[int, str]]
+"""By pod UID: the generation in which it lost a peer, and the peer's pod UID."""
+
+
+def with_peers(
+    sessions: Mapping[str, Session], document: Document | None, known: Peers
+) -> tuple[dict[str, Session], Peers]:
+    """Return the sessions with the peers of faults by pod UID, and what is to be remembered of them."""
+    out, peers = dict(sessions), {uid: known[uid] for uid in sessions if uid in known}
+    for uid, session in sessions.items():
+        fault, number = session.fault, session.fault_generation
+        if fault is None or fault.peer is not None or fault.peer_rank is None:
+            continue
+        if document is not None and number == document.number and 0 <= fault.peer_rank < document.world_size:
+            peers[uid] = (number, document.member_of_rank(fault.peer_rank).pod_uid)
+        if uid in peers and peers[uid][0] == number:
+            out[uid] = replace(session, fault=replace(fault, peer=peers[uid][1]))
+    return out, peers

@@ -1,0 +1,65 @@
+"""Find the newest progress of a generation, and say when its steps are overdue. Pure.
+
+Only the newest generation's word counts (rule FENCE), and the one before while a planned one is pending: its members
+train on. No policy: several of them read it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from regroup.protocol.document import PLANNED
+from regroup.protocol.wire import Progress
+from regroup_operator.model.records import Session
+from regroup_operator.model.worker import Current
+
+REPORT_EVERY_S = 1.0
+"""Agents report progress at most this often (_regroup_agent.progress.INTERVAL_S)."""
+ANSWER_S = 0.5
+"""An agent that does not answer for so long while its group stalls cannot be reached."""
+SCRIPT_ASK_EVERY_S = 60.0
+"""No step of a script proves that its agents are there: one that has said nothing for so long is asked."""
+SCRIPT_ANSWER_S = 30.0
+"""So long the agent of a script that runs may take to answer: its node may be busy, and its processes are well."""
+SCRIPT_RESTART_S = 2.0
+"""Time for a script's agent to answer before it is left out. When it joins again, the script restarts."""
+STALL_STEPS = 3
+STALL_SLACK_S = 0.1
+FIRST_STALL_S = 15.0
+"""A group of which no step time is known counts as stalled after so long: its agents are then asked if they are there."""
+
+
+@dataclass(frozen=True)
+class Reported:
+    """The newest progress that counts."""
+
+    generation: int
+    step: int
+    at_s: float
+    report: Progress
+    told_s: float
+    step_s: float | None
+    """Duration of a step, by the worker that reported; None: it has seen no second report yet."""
+
+    @property
+    def stalls_at_s(self) -> float:
+        """When the group counts as stalled if nothing more is reported: three steps after the next report was due, or at
+        once where the newest commit was older than that when it was told."""
+        if self.step_s is None:
+            return self.told_s + FIRST_STALL_S
+        overdue_s = max(STALL_SLACK_S, STALL_STEPS * self.step_s)
+        return self.told_s if self.told_s - self.at_s >= overdue_s else self.told_s + REPORT_EVERY_S + overdue_s
+
+
+def newest_progress(sessions: Iterable[Session], current: Current) -> Reported | None:
+    """Return the furthest report of a generation that counts, the latest of equal ones."""
+    counted = (current.number, current.number - 1) if current.kind == PLANNED else (current.number,)
+    found = [
+        Reported(
+            s.progress_generation, s.progress.step, s.progress_at_s or 0.0, s.progress, s.progress_told_s, s.step_s
+        )
+        for s in sessions
+        if s.progress is not None and s.progress_generation in counted
+    ]
+    return max(found, key=lambda r: (r.generation, r.step, r.at_s), default=None)

@@ -1,0 +1,234 @@
+"""Say whether a generation that trains hangs, and which of its processes do. Pure; why so: docs/design/adr/0012-hangs.md.
+
+The clock runs from the last commit, the adoption or the end of a pause, whichever came last. When it has run out every
+member is asked where its processes are. Ranks in a collective wait for the others: those in none hang, and are killed, so
+that the rest keep the state. Ranks that are all in collectives get new groups. Where no rank waits for another, nobody would
+be left with the state: that is believed only after ALONE times as long, and one process is left to it even then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from regroup.protocol.wire import ProcessStack
+from regroup_operator.model.members import MemberId
+from regroup_operator.model.records import Session, Settings
+from regroup_operator.model.worker import Current, Standing, Worker
+from regroup_operator.plan.facts.allowances import allowances
+from regroup_operator.plan.failures.no_commit import first_without_commit
+
+HUNG = "Hung"
+"""Cause of an incident, reason of an event."""
+STEPS = 20
+"""A step may take so many times the median before it counts as a hang, ..."""
+GAPS = 3
+"""... and so many times the longest that was seen: evaluations come again, and a little longer."""
+LEAST_STEPS = 3
+"""spec.recovery.hangSeconds never means less than this many median steps."""
+ALONE = 3
+ANSWER_S = 10.0
+"""An agent answers within 8 s (_regroup_agent.hangs); then it is decided without it, and it is asked again."""
+KILL_AGAIN_S = 2.0
+IN_A_ROW = 3
+"""The third hang without a committed step in between fails the job."""
+MAX_LINES = 16
+MAX_LINE = 300
+
+_INSIDE = (ProcessStack.COLLECTIVE, ProcessStack.WAITING)
+
+
+@dataclass(frozen=True)
+class Culprit:
+    """One worker's processes that hang."""
+
+    incarnations: tuple[int, ...]
+    message: str
+
+
+@dataclass(frozen=True)
+class Hang:
+    """`message` is set once a commit is overdue. At most one of `culprits`, `together` and `failure` says what follows."""
+
+    due_s: float | None = None
+    """When to look again if nothing happens."""
+    message: str = ""
+    ask: tuple[Worker, ...] = ()
+    """Whose stacks are wanted."""
+    culprits: Mapping[MemberId, Culprit] = field(default_factory=dict)
+    together: bool = False
+    """Every rank is in a collective: new groups for the same members."""
+    failure: str | None = None
+    """The sentence that fails the job: it hung too often at the same step."""
+    found_s: float = 0.0
+
+
+def find_hang(
+    *,
+    current: Current | None,
+    workers: Iterable[Worker],
+    processes: int,
+    hang_seconds: float | None,
+    in_a_row: int,
+    now_s: float,
+    settings: Settings,
+    per_group: int = 1,
+) -> Hang:
+    """Return what is known of a hang of the newest generation, which all of its members have adopted.
+
+    `processes` is the number of a worker's processes, `in_a_row` how many hangs came before without a committed step; `per_group`
+    workers are a group, whose processes hold one state together.
+    """
+    members = [w for w in workers if w.is_member]
+    training = [w for w in members if w.standing == Standing.TRAINING]
+    if current is None or len(training) + sum(w.standing == Standing.FINISHED for w in members) < len(members):
+        return Hang()  # it does not stand: what follows is decided in membership
+    sessions = [w.session for w in training if w.session is not None]
+    if not sessions:
+        return Hang()
+    began_s = max(_moved_s(s, current.number) for s in sessions)
+    bound_s = bound(sessions, hang_seconds, settings)
+    excused_s = max((_excused_s(s, hang_seconds, settings) for s in sessions), default=0.0)
+    overdue_s = max(began_s + bound_s, excused_s)
+    if now_s < overdue_s:
+        return Hang(due_s=overdue_s)
+    # As long as nothing is decided the sentence stays as it is: each other one would be a write of the status.
+    what = f"No step was committed for {overdue_s - began_s:.0f} s"
+    asked = _ask(training, current, overdue_s, what, now_s)
+    if asked is not None:
+        return asked
+    stacks = _stacks(training, current, processes, overdue_s)
+    alone = len(training) == len(members) and not any(s.place in _INSIDE for _, _, s in stacks)
+    if alone:
+        alone_s = overdue_s + (ALONE - 1) * bound_s
+        if now_s < alone_s:
+            where = "; ".join(_words(rank, w, s) for rank, w, s in stacks[:3])
+            then = f"It counts as a hang after {alone_s - began_s:.0f} s"
+            return Hang(alone_s, f"{what}, and no rank waits for another: {where}. {then}.")
+        asked = _ask(training, current, alone_s, what, now_s)
+        if asked is not None:
+            return asked
+        stacks = _stacks(training, current, processes, alone_s)
+        alone = not any(s.place in _INSIDE for _, _, s in stacks)
+    found_s = max(w.session.stacks_at_s or 0.0 for w in training if w.session)
+    what = f"No step was committed for {found_s - began_s:.0f} s"
+    outside = [entry for entry in stacks if entry[2].place not in _INSIDE]
+    if alone and len(outside) > 1:
+        # One is left alone with the state, in groups one of each place: if it only took long, nothing is lost.
+        ranked = sorted(outside, key=lambda entry: (entry[2].place != ProcessStack.OUTSIDE, entry[0]))
+        keepers: dict[int, int] = {}
+        for rank, _, _ in ranked:
+            keepers.setdefault(rank % (per_group * processes) if per_group > 1 else 0, rank)
+        outside = [entry for entry in outside if entry[0] not in keepers.values()]
+    named = "; ".join(_words(*entry) for entry in outside[:3]) or "every rank is in a collective: " + "; ".join(
+        f"rank {rank} in {s.where}" for rank, _, s in stacks[:3]
+    )
+    message = f"{what}: {named}"
+    if in_a_row + 1 >= IN_A_ROW:
+        failure = (
+            f"{message}. This is hang {in_a_row + 1} in a row without a committed step in between. "
+            f"{'Correct the script there' if outside else 'Look for ranks that run different collectives, and at the network'}"
+            ", then submit the job again. The new job does not read this job's checkpoints."
+        )
+        return Hang(message=message, failure=failure, found_s=found_s)
+    culprits: dict[MemberId, Culprit] = {}
+    for rank, worker, stack in outside:
+        known = culprits.get(worker.id, Culprit((), ""))
+        words = f"{what}: {_words(rank, worker, stack)}"
+        culprits[worker.id] = Culprit((*known.incarnations, stack.incarnation), known.message or words)
+    return Hang(now_s + KILL_AGAIN_S, message, culprits=culprits, together=not outside, found_s=found_s)
+
+
+def bound(sessions: Iterable[Session], hang_seconds: float | None, settings: Settings) -> float:
+    """Return how many seconds a step may take, by what the processes have measured."""
+    measured = [s.progress for s in sessions if s.progress is not None]
+    step_s = max((p.step_s or 0.0 for p in measured), default=0.0)
+    if hang_seconds is not None:
+        return max(hang_seconds, LEAST_STEPS * step_s)
+    longest_s = max((p.longest_s or 0.0 for p in measured), default=0.0)
+    return max(settings.hang_s, STEPS * step_s, GAPS * longest_s)
+
+
+def hangs_in_a_row(status: Mapping[str, Any], newest_step: int | None) -> int:
+    """Return how many hangs there were since the last committed step, as the incidents of the status tell.
+
+    `newest_step` is the newest that the newest generation has reported; None: nothing yet.
+    """
+    first = first_without_commit(status, newest_step)
+    if first is None:
+        return 0
+    return sum(i.get("cause") == HUNG and i["generation"] >= first for i in status.get("incidents", ()))
+
+
+def stack_lines(current: Current, workers: Iterable[Worker], processes: int) -> list[str]:
+    """Return the ranks' last stacks in this generation, one shortened line each, those in no collective first."""
+    stacks = _stacks([w for w in workers if w.is_member], current, processes, 0.0)
+    stacks.sort(key=lambda entry: (entry[2].place in _INSIDE, entry[0]))
+    return [f"rank {rank} ({worker.id}): {s.place}: {s.chain}"[:MAX_LINE] for rank, worker, s in stacks[:MAX_LINES]]
+
+
+def _moved_s(session: Session, generation: int) -> float:
+    """Return when this worker last did what starts the clock anew."""
+    commits = session.progress is not None and session.progress_generation == generation
+    # Who takes a term over hears of the last commit with its age, but sees the adoption only as of now.
+    moved_s = session.progress_at_s if commits and session.progress_at_s is not None else session.condition_at_s
+    return max(moved_s, session.busy_ended_s)
+
+
+def _excused_s(session: Session, hang_seconds: float | None, settings: Settings) -> float:
+    """Return until when this worker's processes may take longer than a step; 0 where they do nothing of the kind."""
+    ends = (since_s + allowed_s for since_s, allowed_s in allowances(session, settings, hang_seconds or 0.0))
+    return max(ends, default=0.0)
+
+
+def _ask(training: Sequence[Worker], current: Current, after_s: float, what: str, now_s: float) -> Hang | None:
+    """Return whom to ask, or until when answers are waited for; None once there are answers of `after_s` or later, and all
+    agents have had their time."""
+    sessions = [(w, w.session) for w in training if w.session is not None]
+    silent = [(w, s) for w, s in sessions if not _answered(s, current, after_s)]
+    ask = [w for w, s in silent if s.asked_stacks_at_s is None or s.asked_stacks_at_s < after_s]
+    given_s = [s.asked_stacks_at_s + ANSWER_S for w, s in silent if s.asked_stacks_at_s is not None and w not in ask]
+    if not ask and len(silent) == len(sessions) and all(at_s <= now_s for at_s in given_s):
+        ask = list(training)  # nobody has answered
+    waits = [at_s for at_s in given_s if at_s > now_s]
+    if not ask and not waits:
+        return None
+    return Hang(min(waits, default=now_s + ANSWER_S), f"{what}; asking where the ranks are.", tuple(ask))
+
+
+def _answered(session: Session, current: Current, after_s: float) -> bool:
+    at_s = session.stacks_at_s
+    return (
+        session.stacks is not None
+        and session.stacks_generation == current.number
+        and at_s is not None
+        and at_s >= after_s
+    )
+
+
+def _stacks(
+    workers: Iterable[Worker], current: Current, processes: int, after_s: float
+) -> list[tuple[int, Worker, ProcessStack]]:
+    """Return (rank, worker, where) of every process whose agent has answered since `after_s`, by rank."""
+    places = {member: index for index, member in enumerate(current.members)}
+    return sorted(
+        (
+            (places[w.id] * processes + stack.local_rank, w, stack)
+            for w in workers
+            if w.session is not None and w.session.stacks is not None and _answered(w.session, current, after_s)
+            for stack in w.session.stacks.processes
+        ),
+        key=lambda entry: entry[0],
+    )
+
+
+def _words(rank: int, worker: Worker, stack: ProcessStack) -> str:
+    where = f"rank {rank} (worker {worker.id}, process {stack.local_rank})"
+    if stack.pause:
+        return f'{where} is in pause "{stack.pause}" for longer than its max_s, in {stack.where}'
+    if stack.place == ProcessStack.STOPPED:
+        return f"{where} is {stack.where}"
+    if stack.place == ProcessStack.SILENT:
+        return f"{where} does not answer: {stack.where}"
+    return f"{where} hangs in {stack.where}"

@@ -1,0 +1,119 @@
+"""Build the document of the next generation from the decision (rule 2). Pure; the caller gives the random uid."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from regroup.protocol.document import (
+    PLANNED,
+    CheckpointRef,
+    Document,
+    Member,
+    MemberSeal,
+    OlderGeneration,
+    Store,
+)
+from regroup_operator.model.members import gone_name
+from regroup_operator.model.worker import Announce, Current, Worker
+from regroup_operator.plan.facts.groups import positions_of
+
+
+def build_document(
+    *,
+    announce: Announce,
+    current: Current | None,
+    workers: Iterable[Worker],
+    job_uid: str,
+    uid: str,
+    processes: int,
+    checkpoint: CheckpointRef | None,
+    session_tier: bool,
+    per_group: int = 1,
+) -> Document:
+    """Return the document; `per_group` workers are a group. Raises ValueError if no member offers a socket for the store, or an
+    agent of a member has not called."""
+    workers = tuple(workers)
+    if any(w.pod is None or w.session is None for w in announce.members):
+        raise ValueError("a member has no pod, or its agent has not called")
+    members = tuple(
+        Member(w.id.slot, w.pod.name, w.pod.uid, w.session.condition.incarnation, w.pod.ip, processes)
+        for w in announce.members
+        if w.pod is not None and w.session is not None
+    )
+    older: tuple[OlderGeneration, ...] = ()
+    if current is not None:
+        uids = {w.id: w.pod.uid for w in workers if w.pod is not None}
+        this = OlderGeneration(
+            current.number,
+            current.uid,
+            tuple(uids.get(m, gone_name(m)) for m in current.members),
+            positions_of(current.members, per_group),
+        )
+        older = (this,) if current.adopted else (this, *current.older)
+        older = tuple(generation for generation in older if not _never_stepped(generation, workers))
+    names = {uid for generation in older for uid in generation.pod_uids}
+    alive = {w.pod.uid for w in workers if w.pod is not None and w.pod.alive}
+    lost = tuple(sorted(names - alive))
+    seals = tuple(
+        MemberSeal(w.pod.uid, s.left_up_to, s.state, s.adopted, s.state_adopted, s.is_backup, _position(w, per_group))
+        for w in workers
+        if w.pod is not None and w.session is not None and (s := w.session.seal) is not None
+        if w.pod.uid in names or w.connected
+    )
+    inside = {member.pod_uid for member in members}
+    silent = [w for w in workers if w.pod is not None and w.silent_until_s and w.pod.uid not in inside]
+    number = _next_number(current, workers)
+    return Document(
+        number=number,
+        uid=uid,
+        job_uid=job_uid,
+        kind=announce.kind,
+        members=members,
+        store=_store(announce, number, session_tier),
+        older=older,
+        seals=seals,
+        lost=lost,
+        silent=tuple(w.pod.uid for w in silent if w.pod is not None),
+        silent_positions=positions_of((w.id for w in silent), per_group),
+        lineage=current.lineage if current else (),
+        checkpoint=checkpoint,
+        reason=announce.reason,
+    )
+
+
+def _position(worker: Worker, per_group: int) -> int | None:
+    return None if per_group == 1 else worker.id.slot % per_group
+
+
+def _next_number(current: Current | None, workers: Iterable[Worker]) -> int:
+    """Return a number that no agent has heard: a restored status may name an older generation than there has been."""
+    heard = (w.session.condition.heard for w in workers if w.session is not None)
+    return max([current.number if current else 0, *heard]) + 1
+
+
+def _never_stepped(generation: OlderGeneration, workers: Iterable[Worker]) -> bool:
+    """Return whether a generation is certain never to have trained, so that no state can come from it: of its members
+    some promise to have left it without having adopted it, and the others are gone (rules MAD and SEAL). So a group that
+    fails to form again and again does not make the list of older generations longer and longer."""
+    by_uid = {w.pod.uid: w for w in workers if w.pod is not None and w.pod.alive}
+    living = [by_uid[uid] for uid in generation.pod_uids if uid in by_uid]
+    seals = [w.session.seal for w in living if w.session is not None and w.session.seal is not None]
+    left = [s for s in seals if s.left_up_to >= generation.number and s.adopted < generation.number]
+    return bool(left) and len(left) == len(living)
+
+
+def _store(announce: Announce, number: int, session_tier: bool) -> Store:
+    """Choose the store's host: rank 0's worker for scripts (MASTER_ADDR is its address), else by the generation's number.
+
+    So a form that failed moves it, and it is not always the same worker that is lost as rank 0 and as the store's host.
+    Those who join a group that trains arrive before the others leave it (rule JOIN), so that one of them is the host.
+    """
+    able = [w for w in announce.members if w.connected and w.pod and w.pod.ip and w.session and w.session.store_port]
+    if not able or (announce.members[0] not in able and not session_tier):
+        raise ValueError("no member has a socket for the store")
+    if announce.kind == PLANNED and session_tier:
+        able = [w for w in able if not w.trains] or able
+    chosen = able[number % len(able)] if session_tier else able[0]
+    assert chosen.pod is not None
+    assert chosen.session is not None
+    return Store(chosen.pod.ip, chosen.session.store_port, chosen.pod.uid)

@@ -1,0 +1,220 @@
+"""The stage of the generation: who is late, what to do about membership, and the document of the next one. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from regroup.protocol.document import PLANNED, Document
+from regroup.protocol.wire import DumpStacks, Kill, Restart
+from regroup_operator.model.plan import Memory, Tell, earliest
+from regroup_operator.model.ports import EventNote
+from regroup_operator.model.waits import UntilEvent
+from regroup_operator.model.worker import Announce, Bounds, Decision, Keep, Refusal, Standing, Wait, Worker
+from regroup_operator.plan.facts.current import membership_status, named_checkpoint
+from regroup_operator.plan.facts.facts import Facts, members_of
+from regroup_operator.plan.failures.failures import Failures
+from regroup_operator.plan.failures.hangs import ALONE, HUNG, KILL_AGAIN_S, Hang
+from regroup_operator.plan.failures.hangs import bound as hang_bound_s
+from regroup_operator.plan.failures.no_commit import count_after
+from regroup_operator.plan.generation.decision import names_of, next_generation
+from regroup_operator.plan.generation.document import build_document
+from regroup_operator.plan.generation.lateness import LONGEST_START, longest_start, see_lateness, with_setbacks
+from regroup_operator.plan.generation.links import with_links
+from regroup_operator.plan.lifecycle.lifecycle import Active, Lifecycle
+
+STORE_RETRY_S = 0.2
+
+
+@dataclass(frozen=True)
+class NextGeneration:
+    """`decision` is None where the job is not active. `changed`: fields of the status."""
+
+    memory: Memory
+    workers: tuple[Worker, ...]
+    """As before, but those who are not waited for any more are marked."""
+    abandoned: frozenset[str] = frozenset()
+    """Their pod UIDs."""
+    decision: Decision | None = None
+    document: Document | None = None
+    """Of the generation that is issued."""
+    changed: Mapping[str, Any] = field(default_factory=dict)
+    notes: tuple[EventNote, ...] = ()
+    tell: tuple[Tell, ...] = ()
+    due_s: float | None = None
+
+    @property
+    def members(self) -> tuple[Worker, ...]:
+        """The newest generation's, before the one that is issued."""
+        return members_of(self.workers)
+
+    @property
+    def stands(self) -> bool:
+        """Whether none of the newest generation's members has been lost."""
+        bad = (Standing.LOST, Standing.DIED, Standing.HUNG, Standing.BROKEN)
+        return not any(w.standing in bad for w in self.members)
+
+
+def plan_generation(facts: Facts, failures: Failures, lifecycle: Lifecycle) -> NextGeneration:
+    """Return what becomes of the newest generation."""
+    if not isinstance(lifecycle, Active):
+        return NextGeneration(failures.memory, failures.workers, due_s=failures.hang.due_s)
+    late = _see_late(facts, failures)
+    refusal, memory, have_all_tried = _refusal(facts, late)
+    decision = next_generation(
+        current=facts.current,
+        workers=late.workers,
+        bounds=_bounds(facts),
+        refusal=refusal,
+        now_s=facts.inputs.clock.now_s,
+        settings=facts.inputs.settings,
+        step_s=facts.step_s,
+        hang=failures.hang.message if failures.hang.together else "",
+        links=memory.links,
+        without_commit=failures.num_without_commit,
+    )
+    stops, told = _stop_hang(failures.hang, late.workers, facts.inputs.clock.now_s)
+    late = replace(late, memory=memory, decision=decision, notes=(*late.notes, *stops), tell=(*late.tell, *told))
+    if isinstance(decision, Announce):
+        late = _announce(facts, failures, late, decision, have_all_tried=have_all_tried)
+    until = late.decision.until if isinstance(late.decision, Wait | Keep) else None
+    until_s = None if isinstance(until, UntilEvent) else until
+    return replace(late, due_s=earliest((until_s, late.due_s, failures.hang.due_s), after_s=facts.inputs.clock.now_s))
+
+
+def _see_late(facts: Facts, failures: Failures) -> NextGeneration:
+    """See who holds the job up; have the late restarted in place, and say who is replaced."""
+    inputs, memory, workers = facts.inputs, failures.memory, failures.workers
+    sessions, now_s = inputs.obs.sessions.values(), inputs.clock.now_s
+    setbacks = with_setbacks(memory.setbacks, workers, frozenset(), now_s)
+    said_s = inputs.job.spec.recovery.hang_seconds
+    longest_start_s = longest_start(facts.status.get(LONGEST_START), sessions, inputs.settings)
+    lateness = see_lateness(
+        workers=workers,
+        current=facts.current,
+        spells=memory.spells,
+        setbacks=setbacks,
+        released=facts.released,
+        step_s=facts.step_s,
+        now_s=now_s,
+        settings=inputs.settings,
+        alone_s=None if said_s is None else ALONE * hang_bound_s(sessions, said_s, inputs.settings),
+        longest_start_s=longest_start_s or 0.0,
+        per_group=facts.per_group,
+    )
+    restart = [(worker, worker.pod, why) for worker, why in lateness.restart if worker.pod is not None]
+    return NextGeneration(
+        memory=replace(memory, spells=lateness.spells or {}, setbacks=setbacks),
+        workers=tuple(replace(w, abandoned=w.pod is not None and w.pod.uid in lateness.replace) for w in workers),
+        abandoned=lateness.replace,
+        changed={} if longest_start_s is None else {LONGEST_START: longest_start_s},
+        notes=tuple(
+            EventNote("Warning", "WorkerRestarted", f"Worker {worker.id} is restarted in place: {why}")
+            for worker, _, why in restart
+        ),
+        tell=tuple(Tell(pod.uid, Restart(why)) for _, pod, why in restart),
+        due_s=lateness.due_s,
+    )
+
+
+def _refusal(facts: Facts, late: NextGeneration) -> tuple[Refusal | None, Memory, bool]:
+    """Return why members refused to train, the memory with who could not read the checkpoint, and whether all have tried that."""
+    current, memory = facts.current, late.memory
+    causes = {_refused(w, current.number) for w in late.members} - {""} if current is not None else set()
+    if not causes:
+        return None, memory, False
+    unreadable, have_all_tried = "checkpoint" in causes, False
+    if unreadable:
+        memory = replace(memory, readers=_readers(facts, memory))
+        have_all_tried = not any(
+            w.available and w.pod is not None and w.pod.uid not in memory.readers
+            for w in late.workers
+            if facts.inputs.clock.now_s >= w.barred_until_s
+        )
+    return Refusal(memory.tried or frozenset(), unreadable, memory.readers, have_all_tried), memory, have_all_tried
+
+
+def _refused(worker: Worker, generation: int) -> str:
+    """Return why a member refused to train, "" if it did not: `witness` (rules WITNESS, BEST) or `checkpoint` (RETRY)."""
+    session = worker.session
+    fault = session.fault if session else None
+    refused = session and fault and fault.cause in ("witness", "checkpoint") and session.fault_generation == generation
+    return fault.cause if refused and fault else ""
+
+
+def _readers(facts: Facts, memory: Memory) -> frozenset[str]:
+    """Return who could not read the checkpoint, with those of the newest generation."""
+    document, current = memory.document, facts.current
+    if document is None or current is None or document.number != current.number:
+        return memory.readers
+    return memory.readers | {m.pod_uid for m in document.readers(facts.per_group)}
+
+
+def _bounds(facts: Facts) -> Bounds:
+    job = facts.inputs.job
+    return Bounds(
+        job.spec.replicas,
+        job.min_replicas,
+        job.elastic,
+        job.spec.recovery.rejoin_seconds,
+        session=facts.tier == "Session",
+        per_group=facts.per_group,
+    )
+
+
+def _stop_hang(hang: Hang, workers: tuple[Worker, ...], now_s: float) -> tuple[list[EventNote], list[Tell]]:
+    """Ask for stacks, and have the processes that hang killed; say so once."""
+    notes, tell = [], [Tell(w.pod.uid, DumpStacks()) for w in hang.ask if w.pod is not None]
+    for worker in workers:
+        culprit, session = hang.culprits.get(worker.id), worker.session
+        if culprit is None or session is None or worker.pod is None:
+            continue
+        if session.killed != culprit.incarnations:
+            notes.append(EventNote("Warning", HUNG, f"{culprit.message}. Its process is killed and restarted."))
+        elif now_s < session.killed_at_s + KILL_AGAIN_S:
+            continue
+        tell.append(Tell(worker.pod.uid, Kill(culprit.incarnations, culprit.message)))
+    return notes, tell
+
+
+def _announce(
+    facts: Facts, failures: Failures, late: NextGeneration, decision: Announce, *, have_all_tried: bool
+) -> NextGeneration:
+    """Issue the generation, or wait a moment where no member offers a socket for the store."""
+    inputs, current, memory, workers = facts.inputs, facts.current, late.memory, late.workers
+    now_s = inputs.clock.now_s
+    try:
+        document = build_document(
+            announce=decision,
+            current=current,
+            workers=workers,
+            job_uid=inputs.job.uid,
+            uid=inputs.fresh_uid,
+            processes=facts.processes,
+            checkpoint=named_checkpoint(facts.status),
+            session_tier=facts.tier == "Session",
+            per_group=facts.per_group,
+        )
+    except ValueError:
+        wait = Wait("NoStore", "No member offers a socket for the store yet.", now_s + STORE_RETRY_S)
+        return replace(late, decision=wait)
+    changed = dict(late.changed)
+    changed["membership"] = membership_status(document, decision, facts.membership)
+    changed["startTime"] = facts.status.get("startTime", inputs.clock.timestamp())
+    kind = "Normal" if decision.kind == PLANNED or document.number == 1 else "Warning"
+    note = EventNote(kind, decision.reason, f"Generation {document.number}: {decision.message}")
+    memory = replace(
+        memory,
+        document=document,
+        announced_at_s=now_s,
+        persist_ms=None,
+        readers=frozenset() if have_all_tried else memory.readers,
+        launches=facts.tier != "Session",
+        attempts=1 if current is None or current.adopted else current.attempts + 1,
+        tried=names_of(current, workers, decision.members),
+        setbacks=with_setbacks(memory.setbacks, workers, decision.set_back, now_s),
+        links=with_links(memory.links, current, workers),
+        without_commit=count_after(memory.without_commit, decision, broke=failures.num_without_commit > 0),
+    )
+    return replace(late, memory=memory, document=document, changed=changed, notes=(*late.notes, note))

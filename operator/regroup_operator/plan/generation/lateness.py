@@ -1,0 +1,274 @@
+"""Decide what is done about a worker that holds up its job: wait, restart its processes in place, replace its pod.
+
+Pure. No standing lasts for ever (protocol.md, "What must hold"): whoever has not come out of an earlier generation, not
+entered the newest one or not finished its start is late. Late workers are restarted in place, and replaced when that does
+not help. A worker that cannot be reached is replaced, too: its pod may serve nobody for ever on a node that is Ready.
+
+What a script may take its time for (allowances.py) makes its worker no later than that.
+
+The worker that may be the only one to hold the newest state gets ONLY_HOLDER times as long: what it holds is lost with
+its processes, and training then goes on from an older state. Where the user has said what a hang is (spec.recovery.hangSeconds),
+no late worker gets longer than a hang of the only holder may last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import ceil
+
+from regroup.protocol.document import PLANNED
+from regroup.protocol.state import Phase
+from regroup_operator.model.members import MemberId
+from regroup_operator.model.plan import Setback, Spell
+from regroup_operator.model.records import Session, Settings
+from regroup_operator.model.worker import Current, Standing, Worker
+from regroup_operator.plan.facts.allowances import allowances, entry_s
+from regroup_operator.plan.facts.groups import by_position
+from regroup_operator.plan.facts.stalls import ANSWER_S
+
+BEHIND, START, UNREACHABLE = "behind", "start", "unreachable"
+"""Values of Spell.kind: has not come to the newest generation; its processes start; its agent does not answer."""
+LATE_STEPS = 20
+"""A worker in the middle of a long step comes late without being at fault: so many of the job's steps are allowed."""
+START_FACTOR = 4
+"""Starts may take so many times the longest one that was seen: imports on a busy node, an image's first read."""
+MAX_START_GROWTH = 64
+"""Each pod of a slot has twice as long to start as the one before it, up to so many times: what takes long may, in the end."""
+ENTER_S = 5.0
+"""So long a worker has to enter a generation that names it again, however long it was missed before."""
+ONLY_HOLDER = 5
+SETBACK_S = (60.0, 600.0)
+"""How long who kept a generation from forming joins no other one: the first time, doubled each time up to the second."""
+MAX_SETBACKS = 5
+"""So many setbacks in a row, `late_timeout_s` after the first, and the worker is replaced: its node or its link may be at fault."""
+NOBODY_FACTOR = 10
+"""Where no agent of the job can be reached, the operator's own network is the likelier cause: new pods would not help."""
+
+LONGEST_START = "longestStartSeconds"
+"""Field of the status. Kept there because sessions are lost with their pods and with the operator."""
+
+_INSIDE = (Phase.FORMING, Phase.ARRIVED, Phase.ADOPTING, Phase.TRAINING)
+
+
+@dataclass(frozen=True)
+class Lateness:
+    """`restart`: (worker, sentence), each once a spell. `replace`: pod UIDs that serve their slot no longer. `spells`: to be
+    remembered. `due_s`: when the next of these is due; None: nobody is late."""
+
+    restart: tuple[tuple[Worker, str], ...] = ()
+    replace: frozenset[str] = frozenset()
+    spells: Mapping[str, Spell] | None = None
+    due_s: float | None = None
+
+
+def see_lateness(
+    *,
+    workers: Sequence[Worker],
+    current: Current | None,
+    spells: Mapping[str, Spell],
+    setbacks: Mapping[str, Setback],
+    released: frozenset[str],
+    step_s: float,
+    now_s: float,
+    settings: Settings,
+    alone_s: float | None = None,
+    longest_start_s: float = 0.0,
+    per_group: int = 1,
+) -> Lateness:
+    """Return who is to be restarted or replaced. `spells` by pod UID as returned last time, `setbacks` of `with_setbacks`,
+    `step_s` the duration of a step (0: not known), `alone_s` how long a hang may last of the only worker with the newest state
+    (None: the user has not said), `longest_start_s` the longest start of a worker so far (0: none has been seen).
+    `per_group` workers are a group: each position holds its part of the state."""
+    kept: dict[str, Spell] = {}
+    restart: list[tuple[Worker, str]] = []
+    replaced: set[str] = set()
+    dues: list[float] = []
+    forming = [w.is_on_its_way for w in workers if w.standing == Standing.FORMING]
+    # Where all are on their way, processes of one worker may wait for each other: one of them has not come with the rest.
+    waited_for = not all(forming) or len(forming) == sum(w.is_member for w in workers)
+    reached = any(w.connected and not _is_unreachable(w, now_s) for w in workers)
+    missed = {uid for uid, spell in spells.items() if spell.kind == BEHIND and uid in setbacks}
+    excused = _excuse(current, missed, step_s, now_s, settings)
+    kinds = {w.id: _kind(w, current, waited_for=waited_for, excused=excused, now_s=now_s) for w in workers}
+    alike = by_position(workers, per_group)
+    behind = frozenset(member for member, (kind, _) in kinds.items() if kind == BEHIND)
+    for worker in workers:
+        pod = worker.pod
+        kind, since_s = kinds[worker.id]
+        if pod is None or not pod.usable or pod.uid in released:
+            continue
+        setback = setbacks.get(pod.uid)
+        if setback is not None and setback.count >= MAX_SETBACKS:
+            due_s = max(setback.since_s + settings.late_timeout_s, _excused_s(worker, setback.since_s, settings))
+            if now_s >= due_s:
+                replaced.add(pod.uid)
+            else:
+                dues.append(due_s)
+        known = spells.get(pod.uid)
+        if not kind:
+            if known and pod.uid in missed and not _has_come(worker, current):
+                kept[pod.uid] = known  # it is left out because it did not come, which is no sign that it would
+            continue
+        spell = known if known and known.kind == kind else Spell(kind, now_s if since_s is None else since_s)
+        if kind == UNREACHABLE:
+            bound_s = settings.replace_after_s * (1 if reached else NOBODY_FACTOR)
+            if now_s >= spell.since_s + bound_s:
+                replaced.add(pod.uid)
+            else:
+                dues.append(spell.since_s + bound_s)
+            kept[pod.uid] = spell
+            continue
+        bound_s = _bound_s(kind, worker.id.attempt, step_s, longest_start_s, settings)
+        if kind == BEHIND and alone_s is not None:
+            # `step_s` may include time that was not a step, such as a blocked log.
+            bound_s = min(bound_s, max(settings.late_timeout_s, alone_s))
+        if kind == BEHIND and not _others_hold(alike[worker.id.slot % per_group], worker, behind):
+            longest_s = ONLY_HOLDER * bound_s
+            bound_s = longest_s if alone_s is None else min(longest_s, max(bound_s, alone_s))
+        late_s = spell.since_s + bound_s
+        late_s = max(late_s, _excused_s(worker, spell.since_s, settings))
+        if kind == BEHIND and worker.is_member and current is not None:
+            late_s = max(late_s, current.announced_at_s + ENTER_S)
+        if spell.restarted_s is None and now_s >= late_s:
+            restart.append((worker, _sentence(worker, current, kind, now_s - spell.since_s)))
+            spell = Spell(kind, spell.since_s, restarted_s=now_s)
+        if spell.restarted_s is None:
+            dues.append(late_s)
+        else:  # nothing came of it: a process that cannot be killed, an agent that did not hear, a start that hangs again
+            due_s = spell.restarted_s + (bound_s if kind == START else settings.late_timeout_s)
+            if kind == START:  # the new processes may rehearse, too
+                due_s = max(due_s, _excused_s(worker, spell.restarted_s, settings))
+            elif worker.is_member and current is not None:
+                due_s = max(due_s, current.announced_at_s + ENTER_S)
+            if now_s >= due_s:
+                replaced.add(pod.uid)
+            else:
+                dues.append(due_s)
+        kept[pod.uid] = spell
+    return Lateness(tuple(restart), frozenset(replaced), kept, min(dues, default=None))
+
+
+def longest_start(known_s: int | None, sessions: Iterable[Session], settings: Settings) -> int | None:
+    """Return the longest start of a worker so far in whole seconds, at least 1; None: none has been seen. It is kept for the life
+    of the job, so that one that was stopped for hours counts as `start_timeout_s`."""
+    seen = [known_s] if known_s is not None else []
+    seen += [max(1, ceil(min(s.start_s, settings.start_timeout_s))) for s in sessions if s.start_s is not None]
+    return max(seen, default=None)
+
+
+def with_setbacks(
+    known: Mapping[str, Setback], workers: Iterable[Worker], set_back: frozenset[MemberId], now_s: float
+) -> dict[str, Setback]:
+    """Return who kept generations from forming, with those that did it now; forget who has adopted one since, and who is
+    gone."""
+    out: dict[str, Setback] = {}
+    first_s, last_s = SETBACK_S
+    for worker in workers:
+        pod, session = worker.pod, worker.session
+        if pod is None:
+            continue
+        before = known.get(pod.uid)
+        if worker.id in set_back:
+            if before is None:
+                out[pod.uid] = Setback(1, now_s, now_s + first_s, first_s)
+            elif now_s < before.until_s:  # it was needed before its time
+                out[pod.uid] = replace(before, count=before.count + 1)
+            else:
+                bar_s = min(last_s, 2 * before.bar_s)
+                out[pod.uid] = Setback(before.count + 1, before.since_s, now_s + bar_s, bar_s)
+        elif before is not None and not (session is not None and worker.standing == Standing.TRAINING):
+            out[pod.uid] = before
+    return out
+
+
+def _excuse(
+    current: Current | None, missed: Collection[str], step_s: float, now_s: float, settings: Settings
+) -> Callable[[Worker], bool]:
+    """Return whom a planned generation that not all have adopted excuses. Who is in the one before is excused for as long as it
+    trains there: if enough workers were left, a forced generation would have replaced this one, and as long as there are too few, a
+    restart would only end who holds the state. Others are excused until the generation is given up for them (membership.py), and
+    those `missed` by earlier generations (pod UIDs) not at all: they have ENTER_S."""
+    if current is None or current.kind != PLANNED or current.adopted:
+        return lambda _: False
+    if now_s >= current.announced_at_s + entry_s(PLANNED, step_s, settings):
+        return lambda worker: worker.trains
+    return lambda worker: worker.trains or worker.pod is None or worker.pod.uid not in missed
+
+
+def _has_come(worker: Worker, current: Current | None) -> bool:
+    """Return whether a worker has entered the newest generation and arrived at its store, whatever has come of it since."""
+    session = worker.session
+    entered = session is not None and current is not None and session.condition.entered >= current.number
+    return entered and not worker.is_on_its_way
+
+
+def _kind(
+    worker: Worker, current: Current | None, *, waited_for: bool, excused: Callable[[Worker], bool], now_s: float
+) -> tuple[str, float | None]:
+    """Return how a worker is late, "" if it is not, and since when, where its session says so. `waited_for`: others wait
+    at the newest generation's store, or nobody has arrived there and nobody else is missing."""
+    session = worker.session
+    if _is_unreachable(worker, now_s):
+        return UNREACHABLE, None
+    if session is None or not session.connected:
+        return "", None
+    condition = session.condition
+    if condition.phase == Phase.STARTING:
+        return START, session.condition_at_s
+    if current is None or excused(worker):
+        return "", None
+    # Who has finished an older one waits in it, too, and comes to the newest as soon as it hears of it.
+    inside_older = condition.phase in (*_INSIDE, Phase.FINISHED) and condition.generation < current.number
+    # Another operator may have announced it and told nobody.
+    is_told = current.known or condition.heard >= current.number
+    is_pending = worker.standing == Standing.PENDING and is_told
+    if inside_older or is_pending or (waited_for and worker.is_on_its_way):
+        return BEHIND, None
+    return "", None
+
+
+def _is_unreachable(worker: Worker, now_s: float) -> bool:
+    """Return whether a worker cannot be reached. A silent member may be proved alive by progress; a lost one is not. Who is
+    asked has a moment to answer: everybody is, again and again, and another spell would begin with each question."""
+    session = worker.session
+    if worker.standing == Standing.LOST:
+        return True
+    if session is None or worker.is_member:
+        return False
+    asked_s = session.unanswered_since_s
+    return not session.connected or (asked_s is not None and now_s >= asked_s + ANSWER_S)
+
+
+def _bound_s(kind: str, attempt: int, step_s: float, longest_start_s: float, settings: Settings) -> float:
+    if kind == START:
+        least_s = settings.start_timeout_s if not longest_start_s else settings.late_timeout_s
+        growth: int = min(MAX_START_GROWTH, 2**attempt)
+        return growth * max(least_s, START_FACTOR * longest_start_s)
+    return max(settings.late_timeout_s, LATE_STEPS * step_s)
+
+
+def _excused_s(worker: Worker, since_s: float, settings: Settings) -> float:
+    """Return until when a worker that is missed since `since_s` is excused: its script rehearses, is in its first step, in a
+    pause, or waits for a checkpoint. What began after `since_s` counts from there: one pause after the other excuses nobody for
+    ever."""
+    known = allowances(worker.session, settings) if worker.session is not None else ()
+    return max((min(began_s, since_s) + allowed_s for began_s, allowed_s in known), default=0.0)
+
+
+def _others_hold(workers: Iterable[Worker], worker: Worker, behind: Collection[MemberId]) -> bool:
+    """Return whether somebody else of its position (`workers`) who can be reached holds a state, as far as is known. Where all
+    holders are late, the first of them counts as the only one: else they would be restarted together, and the state would be
+    gone."""
+    holders = [w.id for w in workers if w.connected and w.may_hold]
+    if worker.id not in holders:
+        return bool(holders)
+    return any(other not in behind for other in holders if other != worker.id) or holders[0] != worker.id
+
+
+def _sentence(worker: Worker, current: Current | None, kind: str, late_s: float) -> str:
+    if kind == START:
+        return f"its processes have not finished starting for {late_s:.0f} s."
+    number = current.number if current else 0
+    what = f"entered generation {number}" if worker.is_member else "left its earlier generation"
+    return f"it has not {what} for {late_s:.0f} s."

@@ -1,0 +1,133 @@
+"""Who should train in place of a healthy group, and the planned generation that brings it about: resizes and drains.
+
+Pure. Whether it is time for a change, and what becomes of a broken group, is decided in membership.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence, Sized
+
+from regroup.protocol.document import PLANNED
+from regroup.protocol.state import Phase
+from regroup_operator.model.members import MemberId
+from regroup_operator.model.worker import DRAINED, Announce, Bounds, Current, Standing, Worker
+from regroup_operator.plan.facts.groups import by_position, put_together, unbroken
+
+
+def overtaking(current: Current, members: tuple[Worker, ...], bounds: Bounds, now_s: float) -> Announce | None:
+    """Return the planned generation that takes the place of the newest one, which is planned, too: a member of that is asked to
+    leave, and nobody that trains has entered it yet. Who trains leaves its group once, for the newer one, and does not wait for
+    joiners that have not arrived: the grace period of who leaves may be shorter than two changes. None: there is nothing to
+    gain, or somebody has left the group that trains."""
+    trains_in = {w.session.condition.generation for w in members if w.session is not None and _has_not_left(w)}
+    if current.kind != PLANNED or not current.known or not bounds.session or len(trains_in) != 1:
+        return None
+    before = {uid for older in current.older if older.number in trains_in for uid in older.pod_uids}
+    training = tuple(w for w in members if w.pod is not None and w.pod.uid in before)
+    if not all(map(_has_not_left, training)):
+        return None
+    joining = [w for w in members if w not in training and w.available and not w.draining]
+    kept = target_of(training, joining, bounds, current.members)
+    leaving = [w for w in members if w.draining and w not in kept]
+    target = target_of(training, [w for w in joining if _has_arrived(w)], bounds, current.members)
+    if not leaving or len(target) < bounds.minimum:
+        return None  # who leaves is needed until another worker has its state
+    return change((*training, *(w for w in leaving if w not in training)), target, now_s)
+
+
+def _has_not_left(worker: Worker) -> bool:
+    """Return whether a member of a planned generation still trains in the one before."""
+    session = worker.session
+    return worker.standing == Standing.PENDING and session is not None and session.condition.phase == Phase.TRAINING
+
+
+def _has_arrived(worker: Worker) -> bool:
+    return worker.standing == Standing.FORMING and not worker.is_on_its_way
+
+
+def change(members: tuple[Worker, ...], target: tuple[Worker, ...], now_s: float) -> Announce:
+    """Return the planned generation of `target`; `members`: those who are in it, or leave."""
+    ids = {w.id for w in members}
+    new = [w for w in target if w.id not in ids]
+    leaving = len(members) - (len(target) - len(new))
+    joins = f"{count(new, 'worker')} {verb_of(new, 'join')}" if new else ""
+    leaves = f"{count(range(leaving), 'worker')} {verb_of(range(leaving), 'leave')}" if leaving else ""
+    what = ", ".join(filter(None, [joins, leaves]))
+    drained = [w for w in members if w.draining]
+    reason = DRAINED if drained else "Resized"
+    return Announce(
+        PLANNED,
+        target,
+        reason,
+        f"{what}: {count(target, 'worker')} {verb_of(target, 'train')}.",
+        cause=reason,
+        culprit=",".join(str(w.id) for w in drained),
+        detected_at_s=max([w.since_s for w in new], default=now_s),
+    )
+
+
+def target_of(
+    members: tuple[Worker, ...], joiners: Sequence[Worker], bounds: Bounds, before: Sequence[MemberId]
+) -> tuple[Worker, ...]:
+    """Return who should train: at most `replicas` in whole groups, one for each slot, of no position without a member (it holds
+    the state). `before`: the members of the newest generation, group after group.
+    """
+    size = bounds.per_group
+    whole = unbroken([*(w for w in members if not w.draining), *joiners], before, size)
+    pairs = zip(by_position(members, size), by_position(joiners, size), strict=True)
+    return put_together([_best(there, coming, bounds, whole) for there, coming in pairs], before, size)
+
+
+def _best(
+    members: Sequence[Worker], joiners: Iterable[Worker], bounds: Bounds, whole: Collection[MemberId]
+) -> tuple[Worker, ...]:
+    """Return who should train of one position, best first.
+
+    Members of slots below `replicas` first, then who joins such a slot, then members of higher slots while they are
+    needed; of each of them those first whose group is whole.
+    """
+    staying = sorted((w for w in members if not w.draining), key=lambda w: w.id not in whole)
+    joining = sorted(
+        (w for w in joiners if w.id.slot < bounds.replicas),
+        key=lambda w: (w.id not in whole, w.id.slot, -w.id.attempt),
+    )
+    if not staying:
+        return _hand_over(members, joining, bounds)
+    low = [w for w in staying if w.id.slot < bounds.replicas]
+    high = [w for w in staying if w.id.slot >= bounds.replicas]
+    holders, others = (low, high) if low else (high[:1], high[1:])
+    return one_per_slot([*holders, *joining, *others])[: bounds.groups]
+
+
+def _hand_over(members: Sequence[Worker], joining: list[Worker], bounds: Bounds) -> tuple[Worker, ...]:
+    """Return who should train of a position where all members are leaving, best first: those that come, and as many members as
+    are needed beside them, at least one, until the others have its state. Where that leaves no place for any of those that
+    come, one of them is in for one generation all the same (rule HANDOVER)."""
+    coming = {w.id.slot for w in joining}
+    keepers = sorted(members, key=lambda w: (not w.connected, w.id.slot >= bounds.replicas, w.id.slot in coming, w.id))
+    keepers = keepers[: max(1, bounds.min_groups - len(coming))]
+    target = one_per_slot([*keepers, *joining])[: bounds.groups]
+    if bounds.session and joining and not any(w in joining for w in target):
+        target = (keepers[0], joining[0])
+    return target
+
+
+def one_per_slot(workers: Iterable[Worker]) -> tuple[Worker, ...]:
+    """Return the workers without those whose slot an earlier one has."""
+    slots: dict[int, Worker] = {}
+    for worker in workers:
+        slots.setdefault(worker.id.slot, worker)
+    return tuple(slots.values())
+
+
+# --- words ---------------------------------------------------------------------------------------------------------
+
+
+def count(items: Iterable[object], noun: str) -> str:
+    number = len(list(items))
+    return f"{number} {noun}" + ("" if number == 1 else "s")
+
+
+def verb_of(subject: Sized, verb: str) -> str:
+    """Return the verb in the number of its subject."""
+    return verb if len(subject) != 1 else f"{verb}es" if verb.endswith("o") else f"{verb}s"

@@ -1,0 +1,73 @@
+"""The stage of pods: which are made, released and deleted, and what of it counts as a restart. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from regroup_operator.model.members import MemberId
+from regroup_operator.model.plan import Memory
+from regroup_operator.model.records import Pod
+from regroup_operator.plan.facts.current import named_members
+from regroup_operator.plan.facts.facts import Facts
+from regroup_operator.plan.failures.exits import avoided_nodes, count_created
+from regroup_operator.plan.generation.generation import NextGeneration
+from regroup_operator.plan.lifecycle.lifecycle import Active, Lifecycle
+from regroup_operator.plan.pods.wanted import CreateWorker, plan_workers
+
+
+@dataclass(frozen=True)
+class PodChanges:
+    """`released`: status.released; None: the status has none, and needs none."""
+
+    memory: Memory
+    create: tuple[CreateWorker, ...]
+    delete: tuple[Pod, ...]
+    released: list[str] | None
+    num_replaced: int
+    """Of the pods to make: those that replace one that was lost, and were not counted yet."""
+    due_s: float | None = None
+
+
+def plan_pods(facts: Facts, lifecycle: Lifecycle, generation: NextGeneration) -> PodChanges:
+    """Return the changes. Before the first generation a pod that is made anew counts as no restart."""
+    inputs, current = facts.inputs, facts.current
+    known = {**facts.known, **generation.changed}
+    changes = plan_workers(
+        workers=generation.workers,
+        replicas=inputs.job.spec.replicas,
+        released=facts.released,
+        named=named_members(known),
+        bad_nodes=avoided_nodes(generation.memory, inputs.clock.now_s, inputs.job.spec.recovery.window_seconds),
+        abandoned=generation.abandoned,
+        # Who waits outside may be the last to hold the job's state.
+        settled=generation.document is None and (current is None or (current.adopted and generation.stands)),
+        ended=not isinstance(lifecycle, Active),
+        now_s=inputs.clock.now_s,
+        hello_timeout_s=inputs.settings.hello_timeout_s,
+    )
+    num_replaced, memory = count_created(
+        [MemberId(c.slot, c.attempt) for c in changes.create],
+        inputs.obs.pods,
+        generation.memory,
+        released=facts.released,
+        members=current.members if current is not None else (),
+        leaving={w.pod.uid for w in generation.workers if w.pod is not None and w.draining and w.connected},
+    )
+    return PodChanges(
+        memory=memory,
+        create=changes.create,
+        delete=(*changes.delete, *(pod for pod in changes.release if not pod.terminating)),
+        released=_released(facts, (pod.uid for pod in changes.release)),
+        num_replaced=num_replaced if known.get("membership") else 0,
+        due_s=changes.look_again_s,
+    )
+
+
+def _released(facts: Facts, uids: Iterable[str]) -> list[str] | None:
+    """Return who is released, without those whose pods are gone: a UID never comes back."""
+    released = [*facts.status.get("released", ()), *facts.outdated, *uids]
+    if not released and "released" not in facts.status:
+        return None
+    there = {pod.uid for pod in facts.inputs.obs.pods}
+    return [uid for uid in released if uid in there]

@@ -1,0 +1,141 @@
+"""Decide which worker pods to create, to release and to delete.
+
+Pure. Every slot below spec.replicas has one pod that can serve; a pod is replaced when it is gone or failed, when it is asked to
+leave, when its node is not ready and its agent silent, or when its agent has exited and does not come back; before the first
+generation also when the spec has changed since it was made. Asked to leave is a pod that is being deleted, and one whose agent
+got SIGTERM: a kubelet that evicts a pod, or shuts its node down, deletes nothing. A pod leaves by rule RELEASE: only after all
+members of the newest generation have adopted, and only once its UID stands in status.released. Never a forced delete.
+
+Once the job has ended its workers end by themselves, and their pods stay for their logs. A pod that would not end is
+deleted: nothing of the job shall go on, or hold a GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+
+from regroup.protocol.state import Phase
+from regroup_operator.model.members import MemberId
+from regroup_operator.model.records import Pod
+from regroup_operator.model.worker import Worker
+
+
+@dataclass(frozen=True)
+class CreateWorker:
+    """Make the pod of a slot, preferably not on `avoid_nodes`."""
+
+    slot: int
+    attempt: int
+    avoid_nodes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class WorkerChanges:
+    """`release`: pods to write into status.released, then stop and delete. `delete`: released ones that are still there, and
+    those that would outlive the job. `look_again_s`: when the next of these is due; None: only an event helps."""
+
+    create: tuple[CreateWorker, ...] = ()
+    release: tuple[Pod, ...] = ()
+    delete: tuple[Pod, ...] = ()
+    look_again_s: float | None = None
+
+
+def plan_workers(
+    *,
+    workers: Iterable[Worker],
+    replicas: int,
+    released: frozenset[str],
+    named: Iterable[MemberId],
+    bad_nodes: Mapping[int, tuple[str, ...]],
+    abandoned: frozenset[str] = frozenset(),
+    settled: bool,
+    ended: bool,
+    now_s: float,
+    hello_timeout_s: float,
+) -> WorkerChanges:
+    """Return the changes to the job's pods.
+
+    `named` are all members that the status still names: their attempt numbers are not used again. `bad_nodes` are the
+    nodes on which a slot's pods failed. `abandoned` are UIDs of pods that are not waited for any more (lateness.py): they
+    serve no slot, and stay until rule RELEASE lets them go. `settled`: every member of the newest generation has adopted
+    it (a generation that is about to be written is not), so that nobody else is needed any more. `ended`: the job is
+    complete or failed, nothing is created or released; what does not end by itself within `hello_timeout_s` of its
+    agent's last word is deleted.
+    """
+    pods = [w for w in workers if w.pod is not None]
+    leaving = tuple(w.pod for w in pods if w.pod and w.pod.uid in released and not w.pod.terminating)
+    if ended:
+        remaining = [(w.pod, _given_up_s(w, w.pod, hello_timeout_s)) for w in pods if w.pod and w.pod.usable]
+        given_up = (pod for pod, at_s in remaining if at_s is not None and at_s <= now_s)
+        later = [at_s for _, at_s in remaining if at_s is not None and at_s > now_s]
+        return WorkerChanges(delete=tuple(dict.fromkeys((*leaving, *given_up))), look_again_s=min(later, default=None))
+    named = tuple(named)
+    attempts: dict[int, int] = {}
+    for slot, attempt in [*(w.id for w in pods), *named]:
+        attempts[slot] = max(attempts.get(slot, -1), attempt)
+    serving: dict[int, Worker] = {}
+    for worker in sorted(pods, key=lambda w: (not w.is_member, not w.connected, -w.id.attempt)):
+        if _serves(worker, released | abandoned) and not _has_exited(worker, now_s, hello_timeout_s):
+            serving.setdefault(worker.id.slot, worker)
+    create = tuple(
+        CreateWorker(slot, attempts.get(slot, -1) + 1, bad_nodes.get(slot, ()))
+        for slot in range(replicas)
+        if slot not in serving
+    )
+    release = tuple(
+        w.pod
+        for w in pods
+        if w.pod is not None
+        and (settled or _never_took_part(w, abandoned, named))
+        and not w.is_member
+        and w.pod.uid not in released
+        and w.pod.alive
+        and (w.id.slot >= replicas or w.draining or serving.get(w.id.slot, w).id != w.id)
+    )
+    exited = [w.session.condition_at_s + hello_timeout_s for w in pods if w.session and _said_stopped(w)]
+    return WorkerChanges(create, release, leaving, min((at_s for at_s in exited if at_s > now_s), default=None))
+
+
+def _never_took_part(worker: Worker, abandoned: frozenset[str], named: Collection[MemberId]) -> bool:
+    """Return whether a worker that is not waited for any more can hold no state and witness nothing: it never adopted a
+    generation and is named in none. Rule RELEASE keeps it for nobody, and while a job stands still the next one of its slot
+    would not be the last."""
+    pod, session = worker.pod, worker.session
+    if pod is None or pod.uid not in abandoned or worker.available or worker.id in named or session is None:
+        return False
+    return session.condition.entered == session.condition.adopted == 0
+
+
+def _given_up_s(worker: Worker, pod: Pod, hello_timeout_s: float) -> float | None:
+    """Return when a pod of an ended job is deleted if it is still there; None: its agent is told to stop, and exits.
+
+    The kubelet needs a moment from the agent's exit to the pod's end. A pod whose sidecar runs on never comes to it, nor
+    one whose container crashes again before its agent could call.
+    """
+    if pod.phase == "Pending":
+        return float("-inf")
+    if worker.connected:
+        return None
+    closed_s = worker.session.closed_at_s if worker.session else None
+    heard_s = max((at_s for at_s in (closed_s, pod.running_since_s) if at_s is not None), default=float("-inf"))
+    return heard_s + hello_timeout_s
+
+
+def _said_stopped(worker: Worker) -> bool:
+    session = worker.session
+    return session is not None and session.condition.phase == Phase.STOPPED and not session.told_stop
+
+
+def _has_exited(worker: Worker, now_s: float, hello_timeout_s: float) -> bool:
+    """Return whether the agent has exited by itself and no other has called since: its container cannot end, because a
+    process in it hangs in the kernel. Otherwise the kubelet starts the container again at once."""
+    session = worker.session
+    return _said_stopped(worker) and session is not None and now_s >= session.condition_at_s + hello_timeout_s
+
+
+def _serves(worker: Worker, released: frozenset[str]) -> bool:
+    pod = worker.pod
+    if pod is None or not pod.alive or worker.draining:
+        return False
+    return pod.uid not in released and (pod.node_ready or worker.connected)

@@ -1,0 +1,280 @@
+"""Make the conditions, the phase and the columns from what is. Pure; the words that people read are all here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from regroup.protocol.document import PLANNED
+from regroup.protocol.state import Group
+from regroup_operator.model.plan import JobCondition, Verdict
+from regroup_operator.model.records import Settings
+from regroup_operator.model.worker import Announce, Current, Decision, Standing, Wait, Worker
+from regroup_operator.plan.report.script_group import passed
+
+PENDING, STARTING, RUNNING, RECOVERING, WAITING, SUCCEEDED, FAILED = (
+    "Pending", "Starting", "Running", "Recovering", "Waiting", "Succeeded", "Failed",
+)  # fmt: skip
+
+
+ORDINARY = ("Starting", "Ended")
+"""Reasons of PodsReady=False that pass by themselves."""
+
+
+def phase_of(
+    *,
+    current: Current | None,
+    decision: Decision | None,
+    workers: Sequence[Worker],
+    trained: bool,
+    ended: str | None,
+    stalled: bool = False,
+    group: str | None = None,
+) -> str:
+    """Return status.phase. `trained`: a generation has adopted before; `ended`: Succeeded, Failed or None; `stalled`: steps
+    are overdue, which is the fault of the worker that cannot be reached, if there is one, and else the script's own affair;
+    `group`: whether a script's processes have formed theirs (script_group.py), None for a session."""
+    if ended:
+        return ended
+    if current is None:
+        if isinstance(decision, Announce) or any(w.pod and w.pod.phase == "Running" for w in workers):
+            return STARTING
+        return PENDING
+    members = [w for w in workers if w.is_member]
+    if isinstance(decision, Wait) and decision.reason in ("TooFewMembers", "NoWitness", "CheckpointUnreadable"):
+        return WAITING if trained else STARTING
+    if isinstance(decision, Announce) and decision.kind == "forced":
+        return RECOVERING if trained else STARTING
+    if not trained:
+        return STARTING
+    broken = any(w.standing in (Standing.BROKEN, Standing.DIED, Standing.HUNG, Standing.LOST) for w in members)
+    silent = any(w.standing == Standing.SILENT and not w.expected for w in members)
+    if broken or (stalled and silent):
+        return RECOVERING
+    if group == Group.WAITING:
+        # Each generation starts a script's processes anew: a planned one, too, ends those that trained.
+        later = any(entry.generation < current.number for entry in current.lineage)
+        return RECOVERING if later and current.kind != PLANNED else STARTING
+    if current.adopted or current.kind == "planned":
+        return RUNNING
+    return RECOVERING
+
+
+def worker_conditions(
+    *,
+    workers: Sequence[Worker],
+    replicas: int,
+    ended: bool,
+    now_s: float,
+    settings: Settings,
+    endpoint: str,
+    refusals: Mapping[str, str],
+) -> list[JobCondition]:
+    """Return PodsReady and AgentsConnected. `refusals`: why agents were turned away, by pod UID."""
+    if ended:
+        return [JobCondition(kind, "False", "Ended", "The job has ended.") for kind in ("PodsReady", "AgentsConnected")]
+    usable = [w for w in workers if w.pod is not None and w.pod.usable]
+    pods = [w.pod for w in usable if w.pod]
+    stuck = next(
+        (p for p in pods if p.waiting_reason and p.waiting_reason not in ("ContainerCreating", "PodInitializing")), None
+    )
+    # A pod whose containers crash again and again has the phase Running, too.
+    running = [
+        w.pod
+        for w in usable
+        if w.pod and w.pod.phase == "Running" and not w.pod.waiting_reason and (w.pod.node_ready or w.connected)
+    ]
+    running_uids = {p.uid for p in running}
+    unplaced = next((p for p in pods if p.unschedulable), None)
+    counts = f"{min(len(running), replicas)} of {replicas} worker pods run"
+    if len(running) >= replicas:
+        out = [JobCondition("PodsReady", "True", "AllRunning", f"{counts}.")]
+    elif stuck is not None:
+        message = f": {stuck.waiting_message}" if stuck.waiting_message else ""
+        out = [
+            JobCondition(
+                "PodsReady", "False", stuck.waiting_reason, f"{counts}; {stuck.name} cannot start{message}"[:1000]
+            )
+        ]
+    elif unplaced is not None:
+        out = [
+            JobCondition(
+                "PodsReady", "False", "Unschedulable", f"{counts}; {unplaced.name}: {unplaced.unschedulable}"[:1000]
+            )
+        ]
+    else:
+        out = [JobCondition("PodsReady", "False", "Starting", f"{counts}.")]
+    late = [
+        w
+        for w in workers
+        if w.session is None
+        and w.pod is not None
+        and w.pod.uid in running_uids
+        and w.pod.running_since_s is not None
+        and now_s >= w.pod.running_since_s + settings.hello_timeout_s
+    ]
+    # A member that has not called since the operator's start is on its way: nothing is said of it yet.
+    connected = sum(w.connected or w.expected for w in workers)
+    refused = [refusals[p.uid] for p in pods if p.uid in refusals]
+    if refused:
+        verb = "was" if len(refused) == 1 else "were"
+        what = f"{len(refused)} of {replicas} agents {verb} rejected: {refused[0]}"
+        out.append(JobCondition("AgentsConnected", "False", "Refused", what))
+    elif late:
+        verb = "has" if len(late) == 1 else "have"
+        out.append(
+            JobCondition(
+                "AgentsConnected",
+                "False",
+                "NoHello",
+                f"{len(late)} of {replicas} agents {verb} not connected to {endpoint} for {settings.hello_timeout_s:.0f} s. "
+                "Check egress NetworkPolicy, DNS and service mesh.",
+            )
+        )
+    elif connected >= replicas:
+        out.append(
+            JobCondition("AgentsConnected", "True", "AllConnected", f"{replicas} of {replicas} agents are connected.")
+        )
+    else:
+        out.append(
+            JobCondition("AgentsConnected", "False", "Connecting", f"{connected} of {replicas} agents are connected.")
+        )
+    return out
+
+
+def training_conditions(
+    *,
+    phase: str,
+    decision: Decision | None,
+    current: Current | None,
+    replicas: int,
+    workers: Sequence[Worker],
+    failure: Verdict | None,
+    complete: Verdict | None = None,
+    finished: tuple[int, int] | None = None,
+    note: str = "",
+    group: str | None = None,
+    crash: str = "",
+    hang: str = "",
+    leaving: str = "",
+    spares: str = "",
+    memory: str = "",
+    unsaved: str = "",
+) -> list[JobCondition]:
+    """Return Training, Degraded, and Complete or Failed once the job has ended. `complete`: what Complete says already;
+    `finished`: number and members of the generation that has finished, which may be the one before the newest; `note`: what
+    a refusal said; `group`: as in phase_of; `crash`: what is said of a crash that repeats; `hang`: what is known of a step
+    that is overdue; `leaving`: who is asked to leave and still needed; `spares`: who is ready and in no whole group; `memory`:
+    which missing worker was killed for lack of it; `unsaved`: why the last checkpoint is missing."""
+    out: list[JobCondition] = []
+    number = current.number if current else 0
+    count = len(current.members) if current else 0
+    if phase == RUNNING and group == Group.UNOBSERVED:
+        out.append(
+            JobCondition(
+                "Training",
+                "True",
+                "Unobserved",
+                f"The processes of generation {number} run on {_workers(count)}. They have not called "
+                "torch.distributed.init_process_group where Regroup can see it, so it is not known whether they train.",
+            )
+        )
+    elif phase in (SUCCEEDED, FAILED):
+        out.append(JobCondition("Training", "False", phase, "The job has ended."))
+    elif phase == RUNNING:
+        out.append(JobCondition("Training", "True", "Running", f"Generation {number} trains with {_workers(count)}."))
+    elif group == Group.WAITING and current is not None and current.adopted and not isinstance(decision, Wait):
+        formed = passed(current, workers)
+        what = f"{formed} of {_workers(count)} passed torch.distributed.init_process_group."
+        out.append(JobCondition("Training", "False", phase, f"Generation {number}: {what}"))
+    elif isinstance(decision, Wait):
+        out.append(JobCondition("Training", "False", decision.reason, " ".join(filter(None, [decision.message, note]))))
+    else:
+        out.append(
+            JobCondition(
+                "Training", "False", phase, f"Generation {number}: {phase.lower()}." if number else "No generation yet."
+            )
+        )
+    if crash and phase not in (SUCCEEDED, FAILED):
+        out.append(JobCondition("Degraded", "True", "Crashing", crash))
+    else:
+        out.append(_degraded(phase, current, replicas, workers, hang, leaving, spares, memory))
+    if phase == SUCCEEDED and complete is not None:
+        out.append(JobCondition("Complete", "True", complete.reason, complete.message))
+    elif phase == SUCCEEDED:
+        number, count = finished or (number, count)
+        reason = "FinishedUnsaved" if unsaved else "Finished"
+        what = f"All {_workers(count)} of generation {number} finished."
+        out.append(JobCondition("Complete", "True", reason, " ".join(filter(None, [what, unsaved]))))
+    if phase == FAILED:
+        failure = failure or Verdict("Failed", "The job failed.")
+        out.append(JobCondition("Failed", "True", failure.reason, failure.message))
+    return out
+
+
+def _degraded(
+    phase: str,
+    current: Current | None,
+    replicas: int,
+    workers: Sequence[Worker],
+    hang: str,
+    leaving: str,
+    spares: str,
+    memory: str,
+) -> JobCondition:
+    """Return whether the job trains with less than it wants. Before it has trained at all there is nothing to compare."""
+    if phase in (SUCCEEDED, FAILED):
+        return JobCondition("Degraded", "False", "Ended", "The job has ended.")
+    if phase in (PENDING, STARTING):
+        return JobCondition("Degraded", "False", "NotStarted", "Training has not begun.")
+    if hang:
+        return JobCondition("Degraded", "True", "NoProgress", hang[:1000])
+    if phase == RUNNING and leaving:
+        return JobCondition("Degraded", "True", "Leaving", leaving[:1000])
+    count = len(current.members) if current else 0
+    if phase == RUNNING and count < replicas:
+        reason = "OOMKilled" if memory else "FewerMembers"
+        return JobCondition(
+            "Degraded",
+            "True",
+            reason,
+            " ".join(filter(None, [f"{count} of {replicas} workers train.", memory, spares])),
+        )
+    silent = sum(w.is_member and w.standing == Standing.SILENT for w in workers)
+    if silent:
+        return JobCondition("Degraded", "True", "SilentWorkers", f"{silent} of {replicas} agents cannot be reached.")
+    if phase != RUNNING:
+        return JobCondition(
+            "Degraded", "True", "NotTraining", f"0 of {replicas} workers train; see condition Training."
+        )
+    return JobCondition("Degraded", "False", "AsWanted", f"{min(count, replicas)} of {replicas} workers train.")
+
+
+def summary(
+    *, phase: str, refused: str | None, ready: int, replicas: int, progress: dict[str, Any], samples: dict[str, Any]
+) -> dict[str, str]:
+    """Return the texts of kubectl's columns."""
+    step, total, loss = progress.get("step"), progress.get("totalSteps"), progress.get("loss")
+    out = {"state": refused or phase, "ready": f"{ready}/{replicas}", "progress": "", "loss": "", "eta": ""}
+    if step is not None and total:
+        out["progress"] = f"{100 * step // total}%"
+    if loss is not None:
+        out["loss"] = f"{loss:.4g}"
+    rate, done = progress.get("samplesPerSecond"), samples.get("committed")
+    if phase == RUNNING and rate and step and total and done:
+        out["eta"] = duration(done / step * max(0, total - step) / rate)
+    return out
+
+
+def duration(seconds: float) -> str:
+    """Return a length of time as kubectl writes it: 45s, 12m, 3h5m, 2d4h."""
+    whole = round(seconds)
+    for size, unit, small, small_unit in ((86400, "d", 3600, "h"), (3600, "h", 60, "m"), (60, "m", 1, "s")):
+        if whole >= size:
+            rest = whole % size // small
+            return f"{whole // size}{unit}" + (f"{rest}{small_unit}" if rest else "")
+    return f"{whole}s"
+
+
+def _workers(count: int) -> str:
+    return f"{count} worker" + ("" if count == 1 else "s")

@@ -1,0 +1,248 @@
+"""What people see of a job: conditions, phase, columns, and the events that go with them. Pure; the words are status.py's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from regroup_operator.api import set_condition
+from regroup_operator.api.conditions import (
+    ACCEPTED,
+    CHECKPOINTS_SAVED,
+    COMPLETE,
+    PODS_READY,
+    SNAPSHOTS_TAKEN,
+    TRAINING,
+)
+from regroup_operator.api.names import selector
+from regroup_operator.model.plan import JobCondition
+from regroup_operator.model.ports import EventNote
+from regroup_operator.model.worker import Decision, Standing, Wait, Worker
+from regroup_operator.plan.facts.facts import Facts
+from regroup_operator.plan.facts.groups import spare_words
+from regroup_operator.plan.failures.failures import Failures
+from regroup_operator.plan.generation.generation import NextGeneration
+from regroup_operator.plan.lifecycle.lifecycle import Active, Ended, Lifecycle, Refused
+from regroup_operator.plan.report.conditions import (
+    FAILED,
+    ORDINARY,
+    SUCCEEDED,
+    phase_of,
+    summary,
+    training_conditions,
+    worker_conditions,
+)
+from regroup_operator.plan.report.incidents import missing_for_memory
+from regroup_operator.plan.report.leaving import leaving_words
+from regroup_operator.plan.report.saving import NOT_SAVED, judge_saving
+from regroup_operator.plan.report.script_group import script_group
+from regroup_operator.plan.report.snapshots import NOT_TAKEN, judge_snapshots
+
+
+def overview(
+    facts: Facts, failures: Failures, lifecycle: Lifecycle, generation: NextGeneration, status: Mapping[str, Any]
+) -> tuple[dict[str, Any], list[EventNote]]:
+    """Return the part of the status that people read, and the events of what has changed in it. `status`: the rest, as planned."""
+    job, clock = facts.inputs.job, facts.inputs.clock
+    before = {c["type"]: c for c in facts.status.get("conditions", ())}
+    group = None
+    if facts.tier == "Script":
+        ran = before.get(TRAINING, {}).get("status") == "True"
+        group = script_group(facts.current, generation.workers, ran=ran)
+    outcome = None
+    if isinstance(lifecycle, Ended):
+        outcome = SUCCEEDED if lifecycle.succeeded else FAILED
+    phase = phase_of(
+        current=facts.current,
+        decision=generation.decision,
+        workers=generation.workers,
+        trained=_has_trained(status),
+        ended=outcome,
+        stalled=facts.stalled,
+        group=group,
+    )
+    now = {
+        **_accepted(lifecycle),
+        **_of_workers(facts, lifecycle, generation),
+        **_of_saving(facts, lifecycle, generation, status, before),
+    }
+    now |= _of_training(facts, failures, lifecycle, generation, status, phase, group, now)
+    conditions = list(facts.status.get("conditions", ()))
+    for one in now.values():
+        conditions = set_condition(conditions, one.type, one.status, one.reason, one.message,  # type: ignore[arg-type]
+                                   clock.timestamp(), job.spec_generation)  # fmt: skip
+    ready = 0 if outcome else _num_ready(facts, generation.workers)
+    part = {
+        "conditions": conditions,
+        "observedGeneration": job.spec_generation,
+        "phase": phase,
+        "replicas": sum(p.usable for p in facts.inputs.obs.pods),
+        "readyReplicas": ready,
+        "selector": selector(job.name),
+        "summary": summary(
+            phase=phase,
+            refused=lifecycle.why.reason if isinstance(lifecycle, Refused) else None,
+            ready=ready,
+            replicas=job.spec.replicas,
+            progress=status.get("progress") or {},
+            samples=status.get("samples") or {},
+        ),
+    }
+    return part, _notes(now, before)
+
+
+def is_urgent(status: Mapping[str, Any], stored: Mapping[str, Any]) -> bool:
+    """Return whether anything but progress differs from what is stored."""
+
+    def skeleton(status: Mapping[str, Any]) -> dict[str, Any]:
+        kept = {k: v for k, v in status.items() if k not in ("progress", "samples", "memorySnapshot", "observedAt")}
+        kept["summary"] = {k: v for k, v in (status.get("summary") or {}).items() if k in ("state", "ready")}
+        return kept
+
+    return skeleton(status) != skeleton(stored)
+
+
+def _has_trained(status: Mapping[str, Any]) -> bool:
+    membership = status.get("membership") or {}
+    earlier = any(e["generation"] < membership.get("generation", 0) for e in status.get("lineage", ()))
+    return earlier or bool(membership.get("adopted"))
+
+
+def _by_type(conditions: Iterable[JobCondition]) -> dict[str, JobCondition]:
+    return {one.type: one for one in conditions}
+
+
+def _accepted(lifecycle: Lifecycle) -> dict[str, JobCondition]:
+    """Return whether the spec is what the job runs by."""
+    why = lifecycle.why if isinstance(lifecycle, Refused) else None
+    if isinstance(lifecycle, Active):
+        why = lifecycle.refusal
+    if why is None:
+        return _by_type([JobCondition(ACCEPTED, "True", "Valid", "The job can run as written.")])
+    return _by_type([JobCondition(ACCEPTED, "False", why.reason or "InvalidSpec", why.message)])
+
+
+def _of_workers(facts: Facts, lifecycle: Lifecycle, generation: NextGeneration) -> dict[str, JobCondition]:
+    inputs = facts.inputs
+    return _by_type(
+        worker_conditions(
+            workers=generation.workers,
+            replicas=inputs.job.spec.replicas,
+            ended=isinstance(lifecycle, Ended),
+            now_s=inputs.clock.now_s,
+            settings=inputs.settings,
+            endpoint=inputs.endpoint,
+            refusals=inputs.obs.refusals,
+        )
+    )
+
+
+def _of_saving(
+    facts: Facts,
+    lifecycle: Lifecycle,
+    generation: NextGeneration,
+    status: Mapping[str, Any],
+    before: Mapping[str, Mapping[str, Any]],
+) -> dict[str, JobCondition]:
+    """Return whether checkpoints are saved and snapshots taken. A condition stays as it was where nothing new is known, and once
+    the job has ended."""
+    spec, judged = facts.inputs.job.spec, dict[str, JobCondition | None]()
+    if spec.checkpoint is not None:
+        judged[CHECKPOINTS_SAVED] = judge_saving(
+            current=facts.current,
+            workers=generation.workers,
+            checkpoint=status.get("checkpoint"),
+            succeeded=isinstance(lifecycle, Ended) and lifecycle.succeeded,
+            now_s=facts.inputs.clock.now_s,
+            settings=facts.inputs.settings,
+        )
+    if spec.memory_snapshot is not None:
+        step = (status.get("memorySnapshot") or {}).get("step")
+        judged[SNAPSHOTS_TAKEN] = judge_snapshots(current=facts.current, workers=generation.workers, step=step)
+    had_ended = isinstance(lifecycle, Ended) and lifecycle.had_ended
+    new = [one for one in judged.values() if one is not None and not had_ended]
+    kept = (before[kind] for kind in (CHECKPOINTS_SAVED, SNAPSHOTS_TAKEN) if kind in before)
+    known = [JobCondition(c["type"], c["status"], c["reason"], c["message"]) for c in kept]
+    return _by_type([*known, *new])
+
+
+def _of_training(
+    facts: Facts,
+    failures: Failures,
+    lifecycle: Lifecycle,
+    generation: NextGeneration,
+    status: Mapping[str, Any],
+    phase: str,
+    group: str | None,
+    now: Mapping[str, JobCondition],
+) -> dict[str, JobCondition]:
+    job, current, workers = facts.inputs.job, facts.current, generation.workers
+    saving = now.get(CHECKPOINTS_SAVED)
+    ended = lifecycle if isinstance(lifecycle, Ended) else None
+    return _by_type(
+        training_conditions(
+            phase=phase,
+            decision=generation.decision,
+            current=current,
+            replicas=job.spec.replicas,
+            workers=workers,
+            failure=ended.why if ended is not None and not ended.succeeded else None,
+            complete=ended.why if ended is not None and ended.succeeded else None,
+            finished=ended.finished if ended is not None else None,
+            crash=failures.crash,
+            note=_refusal_note(generation.decision, workers),
+            group=group,
+            hang=failures.hang.message,
+            leaving=leaving_words(
+                current,
+                workers,
+                generation.decision,
+                saves=job.spec.checkpoint is not None,
+                per_group=facts.per_group,
+            ),
+            spares=spare_words(current, workers, facts.per_group),
+            memory=missing_for_memory(status.get("incidents", ()), current),
+            unsaved=saving.message if saving is not None and saving.reason == NOT_SAVED else "",
+        )
+    )
+
+
+def _notes(now: Mapping[str, JobCondition], before: Mapping[str, Mapping[str, Any]]) -> list[EventNote]:
+    """Return an event for the end, for a refusal, for what is not saved, and for a pod that cannot start: each once."""
+    notes = []
+    for kind, event in ((COMPLETE, SUCCEEDED), (FAILED, FAILED)):
+        if kind in now and before.get(kind, {}).get("status") != "True":
+            notes.append(EventNote("Normal" if kind == COMPLETE else "Warning", event, now[kind].message))
+    for kind, lacks, event in (
+        (ACCEPTED, "", ""),
+        (CHECKPOINTS_SAVED, NOT_SAVED, "CheckpointNotSaved"),
+        (SNAPSHOTS_TAKEN, NOT_TAKEN, "SnapshotNotTaken"),
+    ):
+        one = now.get(kind)
+        wrong = one is not None and one.status == "False" and lacks in ("", one.reason)
+        if one is not None and wrong and before.get(kind, {}).get("message") != one.message:
+            notes.append(EventNote("Warning", event or one.reason, one.message))
+    pods, was = now[PODS_READY], before.get(PODS_READY, {"status": "Unknown", "reason": ""})
+    was_stuck = was["status"] == "False" and was["reason"] not in ORDINARY
+    if pods.status == "False" and pods.reason not in ORDINARY and not was_stuck:
+        notes.append(EventNote("Warning", pods.reason, pods.message))
+    return notes
+
+
+def _num_ready(facts: Facts, workers: Sequence[Worker]) -> int:
+    adopted = facts.current is not None and facts.current.adopted
+    ready = sum(
+        (w.available and w.standing != Standing.SILENT)
+        or w.standing in (Standing.TRAINING, Standing.FINISHED)
+        or (adopted and w.expected)
+        for w in workers
+        if w.pod
+    )
+    return min(ready, facts.inputs.job.spec.replicas)
+
+
+def _refusal_note(decision: Decision | None, workers: Sequence[Worker]) -> str:
+    if not isinstance(decision, Wait) or decision.reason not in ("NoWitness", "CheckpointUnreadable"):
+        return ""
+    faults = [w.session.fault for w in workers if w.is_member and w.session and w.session.fault]
+    return next((f.message for f in faults if f.cause in ("witness", "checkpoint")), "")

@@ -1,0 +1,131 @@
+"""The stage of the report: the whole status, and the events that go with it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from regroup.protocol.document import PLANNED
+from regroup.protocol.wire import Prune
+from regroup_operator.api.status import MAX_INCIDENTS
+from regroup_operator.model.plan import Tell, earliest
+from regroup_operator.model.ports import EventNote
+from regroup_operator.model.worker import Announce
+from regroup_operator.plan.facts.facts import Facts
+from regroup_operator.plan.failures.failures import Failures
+from regroup_operator.plan.failures.hangs import HUNG, stack_lines
+from regroup_operator.plan.generation.generation import NextGeneration
+from regroup_operator.plan.lifecycle.lifecycle import Ended, Lifecycle
+from regroup_operator.plan.pods.pods import PodChanges
+from regroup_operator.plan.report.breakdown import breakdown, times_of
+from regroup_operator.plan.report.counters import restarts_status
+from regroup_operator.plan.report.incidents import make_incident, with_times
+from regroup_operator.plan.report.observed import FIELD as OBSERVED_AT
+from regroup_operator.plan.report.observed import due_in_s, observe
+from regroup_operator.plan.report.overview import is_urgent, overview
+from regroup_operator.plan.report.progress import checkpoint_status, progress_status
+from regroup_operator.plan.report.snapshots import snapshot_status
+
+
+@dataclass(frozen=True)
+class Report:
+    """`status`: the whole of it. `due_s`: when it changes although nothing happens."""
+
+    status: dict[str, Any]
+    urgent: bool
+    """False: only progress has changed, which may wait."""
+    notes: tuple[EventNote, ...]
+    tell: tuple[Tell, ...]
+    due_s: float | None
+
+
+def make_report(
+    facts: Facts, failures: Failures, lifecycle: Lifecycle, generation: NextGeneration, pods: PodChanges
+) -> Report:
+    """Return what is written and said."""
+    inputs, has_ended = facts.inputs, isinstance(lifecycle, Ended)
+    number = 0 if generation.document is None else generation.document.number
+    status: dict[str, Any] = {**facts.known, **generation.changed}
+    status["released"] = pods.released
+    status["restarts"] = restarts_status(
+        facts.status.get("restarts"),
+        processes=failures.num_processes,
+        pods=pods.num_replaced,
+        generations=int(number > 1),
+        recent=failures.recent,
+    )
+    status["incidents"] = _incidents(facts, generation)
+    status.update(_progress(facts, generation, status))
+    status = {key: value for key, value in status.items() if value is not None}
+    part, notes = overview(facts, failures, lifecycle, generation, status)
+    status.update(part, agentImage=inputs.agent_image)
+    every_s = inputs.settings.progress_write_s
+    status[OBSERVED_AT] = observe(status, facts.status, inputs.clock, ended=has_ended, every_s=every_s)
+    seen_s = due_in_s(status, inputs.clock, ended=has_ended, every_s=every_s)
+    now_s, running = inputs.clock.now_s, [w.pod.running_since_s for w in generation.workers if w.pod and not w.session]
+    dues_s = [at_s + inputs.settings.hello_timeout_s for at_s in running if at_s is not None]
+    if seen_s is not None:
+        dues_s.append(now_s + max(seen_s, 1.0))
+    return Report(
+        status=status,
+        urgent=is_urgent(status, facts.status),
+        notes=tuple(notes),
+        tell=_prune(facts, generation, status),
+        due_s=earliest(dues_s, after_s=now_s),
+    )
+
+
+def _incidents(facts: Facts, generation: NextGeneration) -> list[dict[str, Any]] | None:
+    """Return status.incidents: what the newest generation's members have measured since, and the one that is issued."""
+    incidents, current, clock = list(facts.status.get("incidents", ())), facts.current, facts.inputs.clock
+    if current is not None and incidents and incidents[-1]["generation"] == current.number:
+        if facts.adoption.completed and facts.tier == "Script" and current.known:
+            start_ms = round((clock.now_s - current.announced_at_s) * 1000, 1)
+            incidents[-1] = {**incidents[-1], "startMs": start_ms}
+        planned = current.kind == PLANNED
+        persist_ms = facts.memory.persist_ms
+        incidents[-1] = with_times(incidents[-1], current.number, facts.members, persist_ms, planned=planned)
+    document, decision = generation.document, generation.decision
+    if document is not None and document.number > 1 and isinstance(decision, Announce):
+        incident = make_incident(document.number, decision, generation.workers, clock)
+        if decision.cause == HUNG and current is not None:
+            incident["stacks"] = stack_lines(current, generation.workers, facts.processes)
+        incidents = [*incidents, incident][-MAX_INCIDENTS:]
+    return incidents or facts.status.get("incidents")
+
+
+def _progress(facts: Facts, generation: NextGeneration, status: Mapping[str, Any]) -> dict[str, Any]:
+    """Return progress, samples, memorySnapshot and checkpoint, as far as something is known of them. None: it is removed."""
+    newest, current, spec = facts.newest, facts.current, facts.inputs.job.spec
+    if newest is None or current is None:
+        return {}
+    clock = facts.inputs.clock
+    step_time = breakdown(times_of(generation.members, newest.generation))
+    changed: dict[str, Any] = {
+        "progress": progress_status(newest, status.get("progress") or {}, clock, step_time),
+        "samples": {"committed": newest.report.samples, "digest": newest.report.digest},
+    }
+    if spec.memory_snapshot is not None and newest.generation == current.number:
+        changed["memorySnapshot"] = snapshot_status(newest)
+    if spec.checkpoint is not None:
+        checkpoint = checkpoint_status(
+            newest,
+            status.get("checkpoint"),
+            current,
+            has_started=status["membership"].get("startStep") is not None,
+            keep=spec.checkpoint.keep,
+            clock=clock,
+        )
+        if checkpoint is not None:
+            changed["checkpoint"] = checkpoint
+    return changed
+
+
+def _prune(facts: Facts, generation: NextGeneration, status: Mapping[str, Any]) -> tuple[Tell, ...]:
+    """Have one member delete the checkpoints that are kept no longer, once there is a newer one."""
+    checkpoint = status.get("checkpoint")
+    if checkpoint is None or checkpoint == facts.status.get("checkpoint"):
+        return ()
+    pruner = next((w.pod for w in generation.members if w.connected and w.pod), None)
+    return () if pruner is None else (Tell(pruner.uid, Prune(tuple(checkpoint["kept"]))),)

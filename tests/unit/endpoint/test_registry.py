@@ -1,0 +1,160 @@
+"""The registry: sessions and streams of all agents, and what was told on them."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+from regroup.protocol.wire import Changed, Command, Draining, Ping, Progress, ProgressRequest, Stop, Welcome
+from regroup_operator.endpoint.registry import Registry, Stream
+from regroup_operator.model.records import Pod
+from tests.unit.endpoint.reports import hello, make_report
+
+POD = Pod("team", "digits-worker-0-0", "pod-uid", "digits", "job-uid", 0, 0)
+
+
+class Setting:
+    def __init__(self) -> None:
+        self.now_s = 100.0
+        self.enqueued: list[tuple[str, str]] = []
+        self.registry = Registry(lambda: self.now_s, self.enqueued.append)
+
+    def session(self) -> object:
+        return self.registry.sessions([POD])["pod-uid"]
+
+
+def lines(stream: Stream) -> list[Command | None]:
+    async def read() -> list[Command | None]:
+        out: list[Command | None] = []
+        while not stream._lines.empty():
+            line = await stream.get()
+            out.append(None if line is None else Command.decode(line))
+        return out
+
+    return asyncio.run(read())
+
+
+def test_everything_that_an_agent_does_enqueues_its_job() -> None:
+    world = Setting()
+    world.registry.report(POD, hello())
+    stream = world.registry.open(POD, "boot")
+    world.registry.report(POD, make_report(Progress(1)))
+    world.registry.close(POD, stream)
+    assert world.enqueued == [("team", "digits")] * 4
+
+
+def test_dropped_report_is_counted_and_enqueues_nothing() -> None:
+    world = Setting()
+    world.registry.report(POD, hello(incarnation=2))
+    assert not world.registry.report(POD, make_report(incarnation=1))
+    assert (world.registry.dropped_reports, len(world.enqueued)) == (1, 1)
+
+
+def test_stream_of_a_newer_boot_ends_the_one_before() -> None:
+    world = Setting()
+    world.registry.report(POD, hello())
+    old = world.registry.open(POD, "boot")
+    world.registry.report(POD, hello(boot="second"))
+    new = world.registry.open(POD, "second")
+    assert lines(old) == [None]
+    world.registry.close(POD, old)  # its handler ends late: the new one stays
+    assert world.registry.sessions([POD])["pod-uid"].connected
+    assert world.registry.num_connected() == 1
+    world.registry.close(POD, new)
+    assert not world.registry.sessions([POD])["pod-uid"].connected
+
+
+def test_told_is_remembered_for_the_stream_only() -> None:
+    world = Setting()
+    world.registry.report(POD, hello())
+    world.registry.tell("pod-uid", "job-uid", 1, Ping())  # without a stream nothing happens
+    stream = world.registry.open(POD, "boot")
+    for body in (Welcome("Session"), ProgressRequest(), Stop("Released")):
+        world.registry.tell("pod-uid", "job-uid", 4, body)
+    session = world.registry.sessions([POD])["pod-uid"]
+    assert (session.told_tier, session.told_stop, session.asked_at_s) == ("Session", True, 100.0)
+    told = lines(stream)
+    assert [type(c.body) for c in told if c] == [Welcome, ProgressRequest, Stop]
+    assert {(c.job_uid, c.pod_uid, c.incarnation, c.generation) for c in told if c} == {("job-uid", "pod-uid", 1, 4)}
+
+
+def test_commands_carry_what_the_agent_has_heard_where_the_status_is_older() -> None:
+    """It was restored from a backup; an agent refuses what comes from before the newest that it has heard (FENCE)."""
+    world = Setting()
+    world.registry.report(POD, hello(heard=7))
+    stream = world.registry.open(POD, "boot")
+    for newest in (4, 9):
+        world.registry.tell("pod-uid", "job-uid", newest, Ping())
+    assert [c.generation for c in lines(stream) if c] == [7, 9]
+
+
+def test_what_was_not_answered_is_known_from_the_first_time_it_was_asked() -> None:
+    world = Setting()
+    world.registry.report(POD, hello())
+    world.registry.open(POD, "boot")
+    for now_s in (100.0, 101.0):
+        world.now_s = now_s
+        world.registry.tell("pod-uid", "job-uid", 1, Ping())
+    session = world.registry.sessions([POD])["pod-uid"]
+    assert (session.asked_at_s, session.unanswered_since_s) == (101.0, 100.0)
+    world.registry.report(POD, make_report(Changed()))
+    assert world.registry.sessions([POD])["pod-uid"].unanswered_since_s is None
+
+
+def test_closed_stream_knows_the_newest_step_of_its_job_only() -> None:
+    world = Setting()
+    peer, stranger = replace(POD, uid="peer"), replace(POD, uid="stranger", job_uid="other-job")
+    for pod in (POD, peer, stranger):
+        world.registry.report(pod, replace(hello(), pod_uid=pod.uid, job_uid=pod.job_uid))
+    stream = world.registry.open(POD, "boot")
+    world.registry.report(peer, replace(make_report(Progress(12)), pod_uid="peer"))
+    world.registry.report(stranger, replace(make_report(Progress(99)), pod_uid="stranger", job_uid="other-job"))
+    world.registry.close(POD, stream)
+    assert world.registry.sessions([POD])["pod-uid"].closed_step == 12
+
+
+def test_agents_of_pods_that_are_gone_are_forgotten() -> None:
+    world = Setting()
+    world.registry.report(POD, hello())
+    stream = world.registry.open(POD, "boot")
+    world.registry.forget(lambda _: False)
+    assert world.registry.knows("pod-uid", "boot")  # its stream is open: it is not gone yet
+    world.registry.close(POD, stream)
+    world.registry.forget(lambda _: False)
+    assert not world.registry.knows("pod-uid", "boot")
+
+
+def test_agent_that_was_turned_away_is_remembered_until_it_can_be_understood() -> None:
+    world = Setting()
+    world.registry.refuse(POD, "Protocol version 2 is not supported.")
+    world.registry.refuse(POD, "Protocol version 2 is not supported.")
+    assert world.registry.refusals([POD]) == {"pod-uid": "Protocol version 2 is not supported."}
+    assert len(world.enqueued) == 1
+    world.registry.report(POD, hello())
+    assert world.registry.refusals([POD]) == {}
+
+
+def test_leader_that_ends_closes_all_streams() -> None:
+    world = Setting()
+    world.registry.report(POD, hello())
+    stream = world.registry.open(POD, "boot")
+    world.registry.close_all()
+    assert lines(stream) == [None]
+
+
+def test_who_is_asked_to_leave_is_known_until_its_container_starts_again_or_its_pod_is_gone() -> None:
+    world = Setting()
+    key = ("team", "digits")
+
+    def leaving(job_uid: str | None) -> list[str]:
+        return [pod.uid for pod, _ in world.registry.leaving(key, job_uid)]
+
+    world.registry.report(POD, hello())
+    assert leaving(None) == []
+    world.registry.report(POD, make_report(Draining(20.0)))
+    assert (leaving(None), leaving("another"), leaving("job-uid")) == (["pod-uid"], ["pod-uid"], [])
+    world.registry.report(POD, hello(boot="second"))
+    assert leaving(None) == []
+    world.registry.report(POD, make_report(Draining(20.0), boot="second"))
+    world.registry.forget(lambda _: False)
+    assert leaving(None) == []

@@ -1,0 +1,293 @@
+"""The endpoint over real TLS on loopback: what an agent may do, and every bad call: one clear sentence, nothing changed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import aiohttp
+import pytest
+
+from harness.polling import until_async
+from regroup.protocol import MAX_REPORT_BYTES, codec
+from regroup.protocol.wire import Command, Progress, Report, Welcome
+from regroup_operator.api import UnavailableError
+from regroup_operator.endpoint.certificates import Authority, reload, server_context
+from regroup_operator.endpoint.registry import Registry
+from regroup_operator.endpoint.server import serve
+from regroup_operator.model.ports import Forbidden, Unauthorized
+from regroup_operator.model.records import Key, Pod
+from tests.unit.endpoint.reports import JOB_UID, POD_UID, hello, make_report
+
+POD = Pod("team", "digits-worker-0-0", POD_UID, "digits", JOB_UID, 0, 0)
+OTHER = replace(POD, name="digits-worker-1-0", uid="other-uid", slot=1)
+PATH = "/v1/namespaces/team/pods/digits-worker-0-0/"
+TOKENS = {"token-0": POD, "token-1": OTHER}
+DEADLINE_S = 5.0
+
+
+class Tokens:
+    """The Authenticator port with two workers."""
+
+    async def authenticate(self, token: str, namespace: str, pod_name: str) -> Pod:
+        if token == "unreachable":
+            raise UnavailableError("The API server does not answer; try again.")
+        if token == "bug":
+            raise ZeroDivisionError
+        pod = TOKENS.get(token)
+        if pod is None:
+            raise Unauthorized("The token is not valid.")
+        if (pod.namespace, pod.name) != (namespace, pod_name):
+            raise Forbidden(f"The token is bound to pod {pod.name}, not to {pod_name}.")
+        return pod
+
+
+@dataclass
+class Server:
+    registry: Registry
+    http: aiohttp.ClientSession
+    url: str
+    context: ssl.SSLContext
+    authority: Authority
+    enqueued: list[Key]
+    leader: list[str | None]
+
+    async def post(self, data: Any, token: str | None = "token-0", path: str = PATH + "reports") -> tuple[int, str]:
+        """Return (status, sentence or empty)."""
+        headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+        async with self.http.post(self.url + path, data=data, headers=headers) as answer:
+            return await sentence(answer)
+
+    def stream(self, boot: str = "boot", protocol: str = "1", token: str = "token-0") -> Any:
+        query = f"commands?boot={boot}&protocol={protocol}"
+        return self.http.get(self.url + PATH + query, headers={"Authorization": f"Bearer {token}"})
+
+    def session(self) -> Any:
+        return self.registry.sessions([POD]).get(POD_UID)
+
+
+async def sentence(answer: aiohttp.ClientResponse) -> tuple[int, str]:
+    text = await answer.text()
+    if answer.status < 300:
+        return answer.status, ""
+    assert answer.content_type == "application/json"
+    body = json.loads(text)
+    assert list(body) == ["error"]
+    return answer.status, body["error"]
+
+
+@asynccontextmanager
+async def serving() -> AsyncIterator[Server]:
+    authority = Authority.create()
+    context = server_context(*authority.issue(["localhost"], ["127.0.0.1"]))
+    loop = asyncio.get_running_loop()
+    enqueued: list[Key] = []
+    leader: list[str | None] = [None]
+    registry = Registry(loop.time, enqueued.append)
+    runner, port = await serve(registry, Tokens(), context, host="127.0.0.1", port=0, leader=lambda: leader[0])
+    trusted = ssl.create_default_context(cadata=authority.ca_pem.decode())
+    connector = aiohttp.TCPConnector(ssl=trusted)
+    try:
+        async with aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(DEADLINE_S)) as http:
+            yield Server(registry, http, f"https://127.0.0.1:{port}", context, authority, enqueued, leader)
+    finally:
+        await runner.cleanup()
+
+
+def with_server(test: Callable[[Server], Awaitable[None]]) -> None:
+    async def run() -> None:
+        async with serving() as server:
+            await test(server)
+
+    asyncio.run(run())
+
+
+def line(report: Report) -> bytes:
+    return codec.line(report)
+
+
+def changed_line(**fields: Any) -> bytes:
+    """Return a hello whose JSON has other fields; None removes one."""
+    data = codec.to_json(hello())
+    for name, value in fields.items():
+        if value is None:
+            del data[name]
+        else:
+            data[name] = value
+    return json.dumps(data).encode()
+
+
+def test_hello_then_stream_then_reports() -> None:
+    async def test(server: Server) -> None:
+        assert await server.post(line(hello())) == (204, "")
+        async with server.stream() as answer:
+            assert (answer.status, answer.content_type) == (200, "application/x-ndjson")
+            await until_async(lambda: server.session().connected, "the stream is open", every_s=0.001)
+            server.registry.tell(POD_UID, JOB_UID, 3, Welcome("Session"))
+            command = Command.decode(await answer.content.readline())
+            assert (command.pod_uid, command.generation, command.body) == (POD_UID, 3, Welcome("Session"))
+            assert await server.post(line(make_report(Progress(7)))) == (204, "")
+            assert server.session().progress.step == 7
+        await until_async(lambda: not server.session().connected, "the stream is closed", every_s=0.001)
+        assert set(server.enqueued) == {("team", "digits")}
+
+    with_server(test)
+
+
+async def _chunks() -> AsyncIterator[bytes]:
+    for _ in range(70):
+        yield b" " * 1024
+
+
+FULL = line(hello())
+BAD: list[Any] = [
+    pytest.param(FULL, {"token": None}, 401, "The request has no bearer token.", id="no token"),
+    pytest.param(FULL, {"token": "expired"}, 401, "The token is not valid.", id="wrong token"),
+    pytest.param(FULL, {"token": "token-1"}, 403, "bound to pod digits-worker-1-0, not to", id="another pod's token"),
+    pytest.param(FULL, {"token": "unreachable"}, 503, "The API server does not answer", id="API server down"),
+    pytest.param(FULL, {"token": "bug"}, 500, "The operator failed to answer", id="a bug of ours"),
+    pytest.param(FULL, {"path": "/v2/else"}, 404, "Not Found: POST /v2/else.", id="another path"),
+    pytest.param(FULL, {"path": PATH + "commands"}, 405, "Method Not Allowed: POST", id="another method"),
+    pytest.param(b" " * (MAX_REPORT_BYTES + 1), {}, 413, "has 65537 bytes; at most 65536 are allowed", id="over 64 KiB"),
+    pytest.param("chunked", {}, 413, "has more than the 65536 bytes that are read", id="over 64 KiB in chunks"),
+    pytest.param(b"hello", {}, 400, "The message is not JSON", id="not JSON"),
+    pytest.param(b"\xff\xfe{}", {}, 400, "The message is not JSON", id="not text"),
+    pytest.param(b"[" * 20_000, {}, 400, "The message is not JSON", id="JSON without end"),
+    pytest.param(b"", {}, 400, "The message is not JSON", id="nothing"),
+    pytest.param(b"[]", {}, 400, "report must be a JSON object, not list.", id="not an object"),
+    pytest.param(changed_line(boot=None), {}, 400, "report.boot is missing.", id="missing field"),
+    pytest.param(
+        changed_line(storePort="x"), {}, 400, "report.storePort must be an integer, not str.", id="wrong type"
+    ),
+    pytest.param(changed_line(body={"type": "sing"}), {}, 400, "Unknown message type 'sing'", id="unknown report"),
+    pytest.param(changed_line(body={"type": "hello", "protocol": 2, "processes": 1}), {}, 400,
+                 "Protocol version 2 is not supported; this operator supports 1.", id="wrong protocol version"),
+    pytest.param(changed_line(body={"type": "progress", "step": 1, "checkpoint": {"step": 1}}), {}, 400,
+                 "progress.checkpoint.generation is missing.", id="a checkpoint without a generation"),
+    pytest.param(changed_line(body={"type": "progress", "step": 1, "loss": float("nan")}), {}, 400,
+                 "NaN is not a JSON value", id="a loss that is not a number"),
+    pytest.param(changed_line(podUid="other-uid"), {}, 403, "The report is of pod UID other-uid", id="pod UID mismatch"),
+    pytest.param(changed_line(jobUid="other"), {}, 403, "The report is of job UID other", id="job UID mismatch"),
+    pytest.param(line(make_report(boot="second")), {}, 409, "The agent must send hello first", id="report of a boot without hello"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("data", "call", "status", "says"), BAD)
+def test_bad_call_gets_one_sentence_and_changes_nothing(data: Any, call: Any, status: int, says: str) -> None:
+    async def test(server: Server) -> None:
+        await server.post(FULL)
+        before, enqueued = server.session(), len(server.enqueued)
+        got, said = await server.post(_chunks() if data == "chunked" else data, **call)
+        assert (got, says in said, "\n" in said) == (status, True, False), said
+        told = server.registry.refusals([POD])  # a version is a condition of the job: it is looked at
+        assert (server.session(), len(server.enqueued) - len(told)) == (before, enqueued)
+        assert bool(told) == ("Protocol version" in says)
+        assert await server.post(FULL) == (204, "")  # and the next good call is served
+
+    with_server(test)
+
+
+def test_message_of_64_kib_is_read() -> None:
+    async def test(server: Server) -> None:
+        assert await server.post(FULL.strip().ljust(MAX_REPORT_BYTES)) == (204, "")
+
+    with_server(test)
+
+
+@pytest.mark.parametrize(
+    ("query", "status", "says"),
+    [
+        pytest.param({"boot": ""}, 400, "The query parameter boot is missing", id="no boot"),
+        pytest.param({"protocol": "2"}, 400, "Protocol version 2 is not supported", id="another version"),
+        pytest.param({"protocol": ""}, 400, "Protocol version -1 is not supported", id="no version"),
+        pytest.param(
+            {"protocol": "%C2%B2"}, 400, "Protocol version -1 is not supported", id="a digit that is no number"
+        ),
+        pytest.param({"protocol": "9" * 5000}, 400, "Protocol version -1 is not supported", id="a number without end"),
+        pytest.param({"boot": "second"}, 409, "The agent must send hello first", id="commands before hello"),
+        pytest.param({"token": "token-1"}, 403, "bound to pod", id="another pod's token"),
+    ],
+)
+def test_stream_is_refused(query: dict[str, str], status: int, says: str) -> None:
+    async def test(server: Server) -> None:
+        await server.post(FULL)
+        async with server.stream(**query) as answer:
+            got, said = await sentence(answer)
+        assert (got, says in said) == (status, True), said
+        assert server.registry.num_connected() == 0
+
+    with_server(test)
+
+
+def test_non_leader_names_the_leader() -> None:
+    async def test(server: Server) -> None:
+        server.leader[0] = "regroup-7d9-b"
+        assert await server.post(FULL) == (503, "This operator does not lead; regroup-7d9-b does.")
+        server.leader[0] = ""
+        assert await server.post(FULL) == (503, "This operator does not lead.")
+        assert server.session() is None
+
+    with_server(test)
+
+
+def test_stream_of_a_newer_boot_replaces_the_old() -> None:
+    async def test(server: Server) -> None:
+        await server.post(FULL)
+        async with server.stream() as old:
+            await server.post(line(hello(boot="second")))
+            async with server.stream(boot="second") as new:
+                assert await old.content.readline() == b""
+                await until_async(lambda: server.registry.num_connected() == 1, "one connection", every_s=0.001)
+                server.registry.tell(POD_UID, JOB_UID, 1, Welcome("Script"))
+                assert Command.decode(await new.content.readline()).body == Welcome("Script")
+                assert server.session().boot == "second"
+                assert await server.post(line(make_report(boot="boot"))) == (
+                    409,
+                    "The agent must send hello first: this operator does not know its process yet.",
+                )
+        await until_async(lambda: not server.session().connected, "the stream is closed", every_s=0.001)
+
+    with_server(test)
+
+
+def test_serving_key_is_renewed_without_a_restart_and_strangers_are_not_trusted() -> None:
+    async def test(server: Server) -> None:
+        reload(server.context, *server.authority.issue(["localhost"], ["127.0.0.1"]))
+        async with aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(ssl=ssl.create_default_context(cadata=server.authority.ca_pem.decode()))
+        ) as fresh:
+            async with fresh.post(
+                server.url + PATH + "reports", data=FULL, headers={"Authorization": "Bearer token-0"}
+            ) as answer:
+                assert answer.status == 204
+        stranger = Authority.create()
+        async with aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(ssl=ssl.create_default_context(cadata=stranger.ca_pem.decode()))
+        ) as untrusting:
+            with pytest.raises(aiohttp.ClientConnectorCertificateError):
+                await untrusting.post(server.url + PATH + "reports", data=FULL)
+
+    with_server(test)
+
+
+def test_certificate_carries_its_names_only() -> None:
+    async def test(server: Server) -> None:
+        reload(server.context, *server.authority.issue(["regroup.regroup-system.svc"]))
+        trusted = ssl.create_default_context(cadata=server.authority.ca_pem.decode())
+        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=trusted)) as http:
+            with pytest.raises(aiohttp.ClientConnectorCertificateError):
+                await http.post(server.url + PATH + "reports", data=FULL)
+            async with http.post(
+                server.url + PATH + "reports",
+                data=FULL,
+                headers={"Authorization": "Bearer token-0"},
+                server_hostname="regroup.regroup-system.svc",
+            ) as answer:
+                assert answer.status == 204
+
+    with_server(test)

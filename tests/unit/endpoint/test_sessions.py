@@ -1,0 +1,194 @@
+"""What a report does to a session: rules FENCE (what is dropped) and RESAY (the newest condition is all that counts)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from regroup.protocol.state import Phase, Seal, StatePair
+from regroup.protocol.wire import Adopted, Changed, Draining, Fault, Formed, Progress, Report
+from regroup_operator.endpoint.sessions import MAX_EXITS, apply_report, stream_closed, stream_opened
+from regroup_operator.model.records import Session
+from tests.unit.endpoint.reports import hello, make_report
+
+
+def session(*reports: Report, now_s: float = 10.0) -> Session:
+    """Return the session after a hello and these reports."""
+    out = apply_report(None, hello(), now_s)
+    for report in reports:
+        out = apply_report(out, report, now_s)
+        assert out is not None
+    assert out is not None
+    return out
+
+
+@pytest.mark.parametrize(
+    ("report", "dropped"),
+    [
+        pytest.param(make_report(incarnation=2, generation=2, heard=2), False, id="the same condition again is taken"),
+        pytest.param(
+            make_report(incarnation=3, generation=2, heard=2, entered=2), False, id="everything newer is taken"
+        ),
+        pytest.param(make_report(incarnation=1), True, id="an older incarnation is dropped"),
+        pytest.param(make_report(incarnation=2, heard=1), True, id="a generation that was heard before is dropped"),
+        pytest.param(
+            make_report(incarnation=2, entered=0, heard=2), True, id="less entered than said before is dropped"
+        ),
+        pytest.param(
+            make_report(incarnation=3, heard=0, entered=0),
+            False,
+            id="a new incarnation may have heard less: another process",
+        ),
+        pytest.param(
+            make_report(incarnation=2, boot="other"), True, id="another agent process without hello is dropped"
+        ),
+        pytest.param(
+            hello(incarnation=2, boot="other", heard=0, entered=0), False, id="a restarted agent's hello is taken"
+        ),
+        pytest.param(hello(incarnation=1, boot="other"), True, id="a hello of an agent before this one is dropped"),
+        pytest.param(hello(incarnation=2, heard=1), True, id="a delayed hello of this agent is dropped"),
+    ],
+)
+def test_fence(report: Report, dropped: bool) -> None:
+    before = session(make_report(incarnation=2, generation=2, heard=2, entered=1))
+    after = apply_report(before, report, 20.0)
+    assert (after is None) == dropped
+
+
+def test_first_report_opens_a_session_that_is_not_connected() -> None:
+    got = session()
+    assert (got.boot, got.connected, got.condition_at_s, got.store_port) == ("boot", False, 10.0, 5000)
+
+
+def test_restarted_agent_starts_from_its_hello_and_keeps_what_was_counted() -> None:
+    crash = make_report(Fault("exit", exit_code=1, local_rank=0))
+    before = stream_opened(session(crash, make_report(Draining(25.0))), "boot")
+    after = apply_report(before, hello(boot="other", phase=Phase.READY, generation=0), 30.0)
+    assert after is not None
+    assert (after.boot, after.draining, after.fault, after.fault_generation) == ("other", None, None, 0)
+    assert (after.num_exits, len(after.exits)) == (1, 1)
+    assert (after.condition.phase, after.condition_at_s) == (Phase.READY, 30.0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "moved"),
+    [
+        pytest.param({"step": 9}, False, id="a step is no change of condition"),
+        pytest.param({"heard": 2}, False, id="hearing is none"),
+        pytest.param({"phase": Phase.BROKEN}, True, id="the phase is one"),
+        pytest.param({"generation": 2}, True, id="the generation is one"),
+        pytest.param({"incarnation": 2}, True, id="the incarnation is one"),
+    ],
+)
+def test_condition_is_dated_by_its_last_change(changes: dict[str, Any], moved: bool) -> None:
+    after = apply_report(session(), make_report(**changes), 20.0)
+    assert after is not None
+    assert after.condition_at_s == (20.0 if moved else 10.0)
+
+
+def test_seal_is_what_was_said_last() -> None:
+    seal = Seal(1, StatePair(1, 5), 1, 1)
+    sealed = session(make_report(seal=seal))
+    assert sealed.seal == seal
+    assert session(make_report(seal=seal), make_report()).seal is None
+
+
+# --- progress: proof of life ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("second", "at_s"),
+    [
+        pytest.param((1, 6), 20.0, id="a further step is a sign of life"),
+        pytest.param((1, 5), 10.0, id="the same step said again is none"),
+        pytest.param((1, 4), 10.0, id="an older step is none"),
+        pytest.param((2, 4), 20.0, id="an older step in a newer generation is one"),
+    ],
+)
+def test_only_a_new_step_dates_progress(second: tuple[int, int], at_s: float) -> None:
+    generation, step = second
+    before = session(make_report(Progress(5)))
+    after = apply_report(before, make_report(Progress(step), generation=generation, heard=generation), 20.0)
+    assert after is not None
+    assert (after.progress_at_s, after.progress_generation) == (at_s, generation)
+
+
+def test_first_step_of_a_generation_is_remembered_until_the_next() -> None:
+    first = Progress(5, first_step_ms=12.0, steps_redone=1)
+    after = session(make_report(first), make_report(Progress(6)))
+    assert after.first_progress == first
+    newer = apply_report(after, make_report(Progress(7), generation=2, heard=2, entered=2), 20.0)
+    assert newer is not None
+    assert newer.first_progress is None
+
+
+def test_closed_stream_remembers_the_newest_step_of_the_whole_job() -> None:
+    """FENCE: what others had reported by then proves nothing for this worker later."""
+    closed = stream_closed(stream_opened(session(make_report(Progress(5), step=6)), "boot"), 30.0, newest_step=9)
+    assert (closed.connected, closed.closed_at_s, closed.closed_step) == (False, 30.0, 9)
+    assert stream_closed(session(make_report(Progress(5), step=6)), 30.0).closed_step == 6
+
+
+def test_opened_stream_has_been_told_nothing() -> None:
+    told = replace(session(), told_generation=3, told_tier="Session", told_stop=True, closed_at_s=5.0)
+    opened = stream_opened(told, "boot")
+    assert (opened.connected, opened.closed_at_s) == (True, None)
+    assert (opened.told_generation, opened.told_tier, opened.told_stop) == (0, "", False)
+
+
+# --- faults --------------------------------------------------------------------------------------------------------
+
+
+def test_exits_are_counted_and_their_list_is_bounded() -> None:
+    got = session(*(make_report(Fault("exit", exit_code=-9, local_rank=1, last_line=f"line {i}")) for i in range(40)))
+    assert (got.num_exits, len(got.exits)) == (40, MAX_EXITS)
+    assert (got.exits[-1].exit_code, got.exits[-1].local_rank, got.exits[-1].last_line) == (-9, 1, "line 39")
+
+
+@pytest.mark.parametrize(
+    ("fault", "count"),
+    [
+        pytest.param(Fault("exit", exit_code=1), 1, id="an exit by itself counts"),
+        pytest.param(Fault("exit", exit_code=-11), 1, id="a signal counts"),
+        pytest.param(Fault("exit", exit_code=0), 1, id="exit code 0 before the last step does, too"),
+        pytest.param(Fault("collective"), 0, id="a broken collective does not"),
+        pytest.param(Fault("witness"), 0, id="a refusal does not"),
+    ],
+)
+def test_what_counts_as_an_exit(fault: Fault, count: int) -> None:
+    assert session(make_report(fault)).num_exits == count
+
+
+def test_exit_that_is_sent_again_counts_once() -> None:
+    """The answer was lost with the connection: the agent sends the fault again, dated by its age."""
+    before = session(make_report(Fault("exit", exit_code=1, local_rank=0)))
+    again = apply_report(before, make_report(Fault("exit", exit_code=1, local_rank=0, observed_ms=4990.0)), 15.0)
+    assert again is not None
+    assert again.num_exits == 1
+    other = apply_report(again, make_report(Fault("exit", exit_code=1, local_rank=1, observed_ms=4990.0)), 15.0)
+    assert other is not None
+    assert other.num_exits == 2
+
+
+def test_fault_belongs_to_the_newest_generation_entered() -> None:
+    got = session(make_report(Fault("collective", observed_ms=500.0), phase=Phase.STARTING, generation=0, entered=1))
+    assert (got.fault_generation, got.fault_at_s) == (1, 9.5)
+
+
+def test_last_words_are_fit_for_a_status() -> None:
+    got = session(make_report(Fault("exit", exit_code=1, last_line="x" * 900 + "\n", message="half \ud800 pair")))
+    assert got.fault is not None
+    assert len(got.exits[0].last_line) == 500
+    words = Fault("exit", exit_code=-9, tail="t" * 9000, reason="OOMKilled", detail="limit 1 GiB")
+    ended = session(make_report(words)).exits[0]
+    assert (len(ended.tail), ended.reason, ended.detail) == (1500, "OOMKilled", "limit 1 GiB")
+    assert got.fault.message == "half ? pair"
+
+
+def test_bodies_are_kept_with_their_generation() -> None:
+    got = session(make_report(Formed(3.0)), make_report(Adopted(7, "self")), make_report(Changed()))
+    assert (got.formed_generation, got.adopted_generation) == (1, 1)
+    assert got.adopted is not None
+    assert got.adopted.start_step == 7

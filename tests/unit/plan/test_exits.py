@@ -1,0 +1,201 @@
+"""What counts against maxRestarts, and what does not: a lost node, and in tier Script the peers of a lost rank."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from regroup.protocol.state import Phase
+from regroup_operator.model.members import MemberId
+from regroup_operator.model.plan import Clock, Memory
+from regroup_operator.model.records import Observation, Pod, ProcessExit, Session
+from regroup_operator.plan.failures.exits import (
+    MAX_LEFT,
+    avoided_nodes,
+    count_created,
+    excused_generations,
+    see_failures,
+)
+from tests.builders.plan import make_current, make_pod, make_session, uid_of
+
+CLOCK = Clock(100.0, 1e9)
+ALL = (make_pod(0), make_pod(1), make_pod(2))
+STOPPED = make_session(2, connected=False, closed_at_s=99.0)
+
+
+def exited(slot: int, generation: int = 1, at_s: float = 99.0) -> Session:
+    ended = ProcessExit(at_s, 1, 0, 1, "connection closed by peer", generation)
+    return make_session(slot, exits=(ended,), num_exits=1)
+
+
+@pytest.mark.parametrize(
+    ("tier", "pods", "sessions", "counted"),
+    [
+        pytest.param("Script", ALL, [exited(0), exited(1, at_s=98.0), exited(2)], ["1"], id="the first of a generation"),
+        pytest.param("Script", ALL, [exited(0), exited(1, generation=2)], ["0", "1"], id="one of each generation"),
+        pytest.param("Script", ALL[:2], [exited(0), exited(1)], [], id="a member's pod is gone"),
+        pytest.param(None, ALL[:2], [exited(0), exited(1)], [], id="it is gone before the tier is known"),
+        pytest.param("Script", (*ALL[:2], make_pod(2, terminating=True)), [exited(0)], [], id="a member's pod is deleted"),
+        pytest.param("Script", (*ALL[:2], make_pod(2, node_ready=False)), [exited(0)], [], id="a member's node is lost"),
+        pytest.param("Script", ALL, [exited(0), STOPPED], [], id="a member's agent stopped"),
+        pytest.param("Script", ALL, [exited(0), make_session(2, rebooted_at_s=99.0)], [], id="a member's agent is another one"),
+        pytest.param("Script", ALL, [exited(0), make_session(2, rebooted_at_s=-5.0)], ["0"], id="but was so from the start"),
+        pytest.param("Session", ALL, [exited(0), exited(1)], ["0", "1"], id="session: survivors do not exit, each counts"),
+        pytest.param(None, ALL, [exited(0), exited(1)], ["0", "1"], id="not known yet: each counts"),
+    ],
+)  # fmt: skip
+def test_exits_that_count(tier: str | None, pods: tuple[Pod, ...], sessions: list[Session], counted: list[str]) -> None:
+    obs = Observation(pods, {s.pod_uid: s for s in sessions})
+    seen = see_failures(obs, Memory(), CLOCK, tier=tier, current=make_current())
+    assert [f.worker for f in seen.failures] == counted
+    again = see_failures(obs, seen.memory, CLOCK, tier=tier, current=make_current())
+    assert again.failures == ()
+
+
+def test_exit_that_is_told_after_the_next_generation_was_announced() -> None:
+    """The generation lost a pod when it was the newest."""
+    memory = see_failures(Observation(ALL[:2], {}), Memory(), CLOCK, tier="Script", current=make_current()).memory
+    late = exited(0)
+    seen = see_failures(
+        Observation(ALL, {late.pod_uid: late}), memory, CLOCK, tier="Script", current=make_current(number=2)
+    )
+    assert seen.failures == ()
+
+
+@pytest.mark.parametrize(
+    ("gone", "left"),
+    [
+        pytest.param(make_session(2, Phase.TRAINING, 1, closed_at_s=98.0), (1,), id="its stream ended"),
+        pytest.param(make_session(2, Phase.TRAINING, 1), (), id="it is there"),
+        pytest.param(make_session(2, Phase.STARTING, 0, closed_at_s=98.0), (), id="it was in none yet"),
+    ],
+)
+@pytest.mark.parametrize("tier", ["Script", None])
+def test_worker_whose_loss_is_known_only_after_the_next_generation_was_announced(
+    gone: Session, left: tuple[int, ...], tier: str | None
+) -> None:
+    """A node lost its power: the peers fail at once, and it is called lost only seconds later (walk 24966)."""
+    obs = Observation(ALL, {s.pod_uid: s for s in (make_session(0), make_session(1), gone)})
+    current = make_current((0, 1), number=2)
+    memory = see_failures(obs, Memory(), CLOCK, tier=tier, current=current).memory
+    assert memory.script_left == left
+    assert excused_generations([], memory, tier) == set(left)
+    assert see_failures(obs, memory, CLOCK, tier=tier, current=current).memory == memory, "nothing new to remember"
+
+
+def test_generations_that_were_left_are_bounded_and_stay_the_newest() -> None:
+    gone = {uid_of(s): make_session(s, Phase.TRAINING, s + 1, closed_at_s=98.0) for s in range(MAX_LEFT + 5)}
+    obs = Observation((), gone)
+    memory = see_failures(obs, Memory(), CLOCK, tier="Script", current=make_current(number=50)).memory
+    assert len(memory.script_left) == MAX_LEFT
+    assert memory.script_left[-1] == 50
+    assert see_failures(obs, memory, CLOCK, tier="Script", current=make_current(number=50)).memory == memory
+
+
+@pytest.mark.parametrize(
+    ("tier", "excused"),
+    [
+        pytest.param("Script", {2, 3}, id="script: a peer ended by a signal, or went with its pod"),
+        pytest.param(None, {3}, id="not known yet: the signal may be the script's own crash"),
+        pytest.param("Session", set(), id="session: survivors do not exit"),
+    ],
+)
+def test_generations_whose_exits_are_excused(tier: str | None, excused: set[int]) -> None:
+    killed = make_session(0, exits=(ProcessExit(99.0, 1, 0, -9, "", 2),), num_exits=1)
+    assert excused_generations([killed, exited(1)], Memory(script_left=(3,)), tier) == excused
+
+
+BEFORE = make_pod(0, boot_id="first")
+
+
+@pytest.mark.parametrize(
+    ("changes", "counted"),
+    [
+        pytest.param({"last_exit_code": 1}, 1, id="the agent failed"),
+        pytest.param({"last_exit_code": 137, "last_exit_reason": "Error"}, 1, id="the agent was killed"),
+        pytest.param({"last_exit_code": 137, "last_exit_reason": "OOMKilled"}, 1, id="for its memory"),
+        pytest.param({"last_exit_code": 0}, 0, id="it ended as it should"),
+        pytest.param({"last_exit_code": 255, "last_exit_reason": "Unknown"}, 0, id="power cut and back, containerd"),
+        pytest.param({"last_exit_code": 255, "last_exit_reason": "Error"}, 0, id="power cut and back, CRI-O"),
+        pytest.param({"last_exit_code": 137, "last_exit_reason": "ContainerStatusUnknown"}, 0, id="the kubelet lost sight of it"),
+        pytest.param({"last_exit_code": 143, "boot_id": "second"}, 0, id="an orderly reboot of the node"),
+        pytest.param({"last_exit_code": 1, "boot_id": ""}, 1, id="nodes may not be read any more"),
+        pytest.param({"last_exit_code": 143, "terminating": True}, 0, id="the pod is deleted"),
+        pytest.param({"last_exit_code": 2, "phase": "Failed", "container_restarts": 0}, 1, id="the pod ended by itself"),
+        pytest.param(
+            {"last_exit_code": 2, "phase": "Failed", "container_restarts": 0, "terminating": True}, 0, id="in its grace period"
+        ),
+    ],
+)  # fmt: skip
+def test_container_that_restarts(changes: dict[str, Any], counted: int) -> None:
+    looked = see_failures(Observation((BEFORE,), {}), Memory(), CLOCK).memory
+    seen = see_failures(Observation((replace(BEFORE, **{"container_restarts": 1} | changes),), {}), looked, CLOCK)
+    assert len(seen.failures) == counted
+
+
+def test_flapping_node_costs_no_restart_and_a_crash_after_its_boot_does() -> None:
+    memory, counts = see_failures(Observation((BEFORE,), {}), Memory(), CLOCK).memory, []
+    lives = [(255, "first"), (255, "first"), (143, "second"), (1, "second"), (255, "second")]
+    for restarts, (code, boot_id) in enumerate(lives, start=1):
+        pod = replace(BEFORE, container_restarts=restarts, last_exit_code=code, boot_id=boot_id)
+        seen = see_failures(Observation((pod,), {}), memory, CLOCK)
+        memory = seen.memory
+        counts.append(len(seen.failures))
+    assert counts == [0, 0, 0, 1, 0]
+
+
+def test_boot_that_is_seen_before_the_container_restarts_is_remembered_until_then() -> None:
+    memory = see_failures(Observation((BEFORE,), {}), Memory(), CLOCK).memory
+    booted = replace(BEFORE, boot_id="second")
+    memory = see_failures(Observation((booted,), {}), memory, CLOCK).memory
+    seen = see_failures(Observation((replace(booted, container_restarts=1, last_exit_code=143),), {}), memory, CLOCK)
+    assert seen.failures == ()
+    gone = see_failures(Observation((), {}), seen.memory, CLOCK).memory
+    assert gone.boot_ids == {}, "who is gone is forgotten"
+
+
+SLOT_1 = MemberId(1, 1)
+
+
+@pytest.mark.parametrize(
+    ("pods", "given", "counted"),
+    [
+        pytest.param((make_pod(0), make_pod(1, phase="Failed")), {}, 1, id="its pod failed"),
+        pytest.param((make_pod(0),), {"members": [MemberId(1, 0)]}, 1, id="a member's pod is gone"),
+        pytest.param((make_pod(0), make_pod(1)), {"leaving": {uid_of(1)}}, 0, id="its pod is there and asked to leave"),
+        pytest.param((make_pod(0), make_pod(1)), {"leaving": {uid_of(0)}}, 1, id="another one's is"),
+        pytest.param(
+            (make_pod(0), make_pod(1)), {"leaving": {uid_of(1)}, "members": [MemberId(1, 0)]}, 0, id="a member hands over"
+        ),
+        pytest.param((make_pod(0), make_pod(1)), {"released": {uid_of(1)}}, 0, id="it was scaled away"),
+        pytest.param((make_pod(0),), {}, 0, id="nobody had the slot"),
+    ],
+)  # fmt: skip
+def test_replacements_that_count(pods: tuple[Pod, ...], given: dict[str, Any], counted: int) -> None:
+    assert count_created([SLOT_1], pods, Memory(), **given)[0] == counted
+
+
+def failed_pods(*nodes: str) -> Memory:
+    """Return the memory after pods of slot 0 failed one after the other on these nodes."""
+    memory = see_failures(Observation((), {}), Memory(), CLOCK).memory
+    for attempt, node in enumerate(nodes):
+        pod = make_pod(0, attempt, phase="Failed", node=node, last_exit_code=137)
+        memory = see_failures(Observation((pod,), {}), memory, CLOCK).memory
+    return memory
+
+
+@pytest.mark.parametrize(
+    ("nodes", "now_s", "avoided"),
+    [
+        pytest.param(["a"], 100.0, {}, id="one failure may be the pod's"),
+        pytest.param(["a", "a"], 100.0, {0: ("a",)}, id="two in a row on one node"),
+        pytest.param(["a", "b", "a"], 100.0, {}, id="on different nodes"),
+        pytest.param(["a", "a", "b", "b"], 100.0, {0: ("b",)}, id="the last node only"),
+        pytest.param(["a", "a"], 3699.0, {0: ("a",)}, id="as long as failures count"),
+        pytest.param(["a", "a"], 3700.0, {}, id="and no longer: it may be repaired"),
+    ],
+)
+def test_avoided_nodes(nodes: list[str], now_s: float, avoided: dict[int, tuple[str, ...]]) -> None:
+    assert avoided_nodes(failed_pods(*nodes), now_s, 3600.0) == avoided

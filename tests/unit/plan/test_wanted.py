@@ -1,0 +1,203 @@
+"""Which pods are made, released and deleted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from regroup.protocol.state import Phase
+from regroup.protocol.wire import Draining
+from regroup_operator.model.members import MemberId
+from regroup_operator.model.records import Pod
+from regroup_operator.model.worker import Standing, Worker
+from regroup_operator.plan.facts.current import outdated
+from regroup_operator.plan.pods.wanted import CreateWorker, WorkerChanges, plan_workers
+from tests.builders.plan import make_pod, make_session, make_worker, uid_of
+
+A, B, C = make_worker(0), make_worker(1), make_worker(2)
+
+
+def outside(slot: int, attempt: int = 0, **changes: Any) -> Worker:
+    return make_worker(slot, Standing.OUTSIDE, attempt, **changes)
+
+
+def changes(*workers: Worker, **given: Any) -> WorkerChanges:
+    values: dict[str, Any] = {
+        "replicas": 3, "released": frozenset(), "named": (), "bad_nodes": {}, "settled": True, "ended": False,
+        "now_s": 100.0, "hello_timeout_s": 20.0,
+    }  # fmt: skip
+    return plan_workers(workers=workers, **values | given)
+
+
+def made(got: WorkerChanges) -> list[tuple[int, int]]:
+    return [(c.slot, c.attempt) for c in got.create]
+
+
+def stopped(at_s: float, **session: Any) -> Worker:
+    said = make_session(1, Phase.STOPPED, connected=False, condition_at_s=at_s, **session)
+    return make_worker(1, Standing.LOST, session=said)
+
+
+ASKED = make_worker(1, session=make_session(1, Phase.TRAINING, 1, draining=Draining(20.0)))
+SILENT_ON_DEAD_NODE = make_worker(1, Standing.SILENT, pod=make_pod(1, node_ready=False), session=None)
+
+
+@pytest.mark.parametrize(
+    ("workers", "given", "want"),
+    [
+        pytest.param((), {}, [(0, 0), (1, 0), (2, 0)], id="a new job gets all its pods"),
+        pytest.param((A, B, C), {}, [], id="nothing is missing"),
+        pytest.param((A, C), {}, [(1, 0)], id="a slot without a pod gets one"),
+        pytest.param((A, C), {"named": [MemberId(1, 0)]}, [(1, 1)], id="a number that the status names is not used again"),
+        pytest.param((A, make_worker(1, pod=make_pod(1, phase="Failed")), C), {}, [(1, 1)], id="a failed pod is replaced"),
+        pytest.param((A, make_worker(1, pod=make_pod(1, terminating=True)), C), {}, [(1, 1)], id="one that is going, too"),
+        pytest.param((A, ASKED, C), {}, [(1, 1)], id="one whose agent got SIGTERM, from a kubelet that evicts it"),
+        pytest.param((A, ASKED, outside(1, 1), C), {}, [], id="its replacement is there"),
+        pytest.param((A, B, C), {"released": frozenset({uid_of(1)})}, [(1, 1)], id="a released one serves no more"),
+        pytest.param((A, SILENT_ON_DEAD_NODE, C), {}, [(1, 1)], id="silent on a node that is not ready: replaced"),
+        pytest.param(
+            (A, make_worker(1, pod=make_pod(1, node_ready=False)), C), {}, [], id="a node that is not ready proves nothing alone"
+        ),
+        pytest.param(
+            (A, make_worker(1, Standing.SILENT, session=None), C), {}, [], id="silence on a ready node proves nothing alone"
+        ),
+        pytest.param(
+            (A, SILENT_ON_DEAD_NODE, outside(1, 1, session=None, available=False), C), {}, [],
+            id="its replacement is on the way",
+        ),
+        pytest.param((A, stopped(100.0 - 19), C), {}, [], id="an agent that exited a moment ago comes back"),
+        pytest.param((A, stopped(100.0 - 20), C), {}, [(1, 1)], id="an agent that exited long ago does not"),
+        pytest.param((A, stopped(0.0, told_stop=True), C), {}, [], id="one that was told to"),
+        pytest.param((A, B, C), {"replicas": 1}, [], id="fewer wanted: nothing is made"),
+        pytest.param((A,), {"ended": True}, [], id="a job that has ended gets nothing"),
+    ],
+)  # fmt: skip
+def test_creation(workers: tuple[Worker, ...], given: Any, want: list[tuple[int, int]]) -> None:
+    assert made(changes(*workers, **given)) == want
+
+
+def test_replacement_avoids_the_nodes_on_which_the_slot_failed() -> None:
+    got = changes(A, C, bad_nodes={1: ("node-7",), 2: ("node-8",)})
+    assert got.create == (CreateWorker(1, 0, ("node-7",)),)
+
+
+@pytest.mark.parametrize(
+    ("workers", "given", "want"),
+    [
+        pytest.param((A, B, outside(2)), {"replicas": 2}, [uid_of(2)], id="a slot that is not wanted any more"),
+        pytest.param((A, B, C), {"replicas": 2}, [], id="not while it is a member"),
+        pytest.param((A, B, outside(2)), {"replicas": 2, "settled": False}, [], id="not before all have adopted (RELEASE)"),
+        pytest.param(
+            (A, B, outside(2)), {"replicas": 2, "released": frozenset({uid_of(2)})}, [], id="what is released is released once"
+        ),
+        pytest.param((A, B, outside(2)), {}, [], id="a joiner of a wanted slot stays"),
+        pytest.param(
+            (A, B, outside(2, pod=make_pod(2, terminating=True))), {}, [uid_of(2)],
+            id="one that is being deleted and is no member: it may go early",
+        ),
+        pytest.param(
+            (A, B, outside(2, session=make_session(2, draining=Draining(20.0)))), {}, [uid_of(2)],
+            id="one whose agent got SIGTERM, and that is no member any more",
+        ),
+        pytest.param(
+            (A, B, outside(2, session=None, pod=make_pod(2, node_ready=False)), outside(2, 1)), {}, [uid_of(2)],
+            id="the old pod of a dead node, once the new one serves",
+        ),
+        pytest.param((A, B, C, outside(2, 1)), {}, [uid_of(2, 1)], id="the member serves, its double goes"),
+        pytest.param((A, B, outside(3, pod=make_pod(3, phase="Failed"))), {}, [], id="a dead pod is nobody"),
+        pytest.param((A, outside(2)), {"replicas": 2, "ended": True}, [], id="a job that has ended releases nobody"),
+    ],
+)  # fmt: skip
+def test_release(workers: tuple[Worker, ...], given: Any, want: list[str]) -> None:
+    got = changes(*workers, **given)
+    assert [p.uid for p in got.release] == want
+
+
+GIVEN_UP = outside(1, available=False, session=make_session(1, Phase.READY, connected=False, entered=0, adopted_to=0))
+UNSETTLED: dict[str, Any] = {"settled": False, "abandoned": frozenset({uid_of(1)})}
+
+
+@pytest.mark.parametrize(
+    ("worker", "given", "want"),
+    [
+        pytest.param(GIVEN_UP, {}, [uid_of(1)], id="given up, and took part in nothing"),
+        pytest.param(GIVEN_UP, {"abandoned": frozenset()}, [], id="waited for"),
+        pytest.param(GIVEN_UP, {"named": [MemberId(1, 0)]}, [], id="what it did in a generation that names it is not known (H9)"),
+        pytest.param(
+            outside(1, available=False, session=make_session(1, Phase.READY, connected=False, entered=2, adopted_to=0)), {}, [],
+            id="its seal may be asked for",
+        ),
+        pytest.param(
+            outside(1, available=False, session=make_session(1, Phase.READY, connected=False, entered=2, adopted_to=2)), {}, [],
+            id="it may hold the state",
+        ),
+        pytest.param(outside(1, available=False, session=None), {}, [], id="it has told this operator nothing"),
+    ],
+)  # fmt: skip
+def test_release_of_a_pod_that_was_given_up_before_all_have_adopted(
+    worker: Worker, given: Any, want: list[str]
+) -> None:
+    got = changes(A, worker, outside(1, 1), **UNSETTLED | given)
+    assert [p.uid for p in got.release] == want
+
+
+def dead(closed_at_s: float | None = None, **of_pod: Any) -> Worker:
+    """A worker whose trainer container does not run and whose agent is not connected, unless said otherwise."""
+    session = None if closed_at_s is None else make_session(1, connected=False, closed_at_s=closed_at_s)
+    return make_worker(1, Standing.SILENT, session=session, pod=make_pod(1, **{"running_since_s": None} | of_pod))
+
+
+PENDING = outside(3, session=None, pod=make_pod(3, phase="Pending"))
+
+
+@pytest.mark.parametrize(
+    ("workers", "given", "want"),
+    [
+        pytest.param((A, outside(2)), {"released": frozenset({uid_of(2)})}, [uid_of(2)], id="released and still there"),
+        pytest.param(
+            (A, outside(2, pod=make_pod(2, terminating=True))), {"released": frozenset({uid_of(2)})}, [], id="going already"
+        ),
+        pytest.param(
+            (A, outside(2, pod=make_pod(2, phase="Succeeded"))), {"released": frozenset({uid_of(2)})}, [uid_of(2)],
+            id="ended before the deletion came through",
+        ),
+        pytest.param((A, PENDING), {"ended": True}, [uid_of(3)], id="never started and its job has ended"),
+        pytest.param((A, PENDING), {}, [], id="not started yet"),
+        pytest.param((A, B), {"ended": True}, [], id="an agent that is there is told, and exits"),
+        pytest.param((dead(phase="Succeeded"),), {"ended": True}, [], id="what has ended keeps its logs"),
+        pytest.param((dead(phase="Failed"),), {"ended": True}, [], id="what has failed, too"),
+        pytest.param((dead(terminating=True),), {"ended": True}, [], id="going already though its job has ended"),
+        pytest.param((dead(),), {"ended": True}, [uid_of(1)], id="its container waits to crash again, its agent is nowhere"),
+        pytest.param((dead(running_since_s=81.0),), {"ended": True}, [], id="its container runs: its agent may call yet"),
+        pytest.param((dead(running_since_s=80.0),), {"ended": True}, [uid_of(1)], id="its agent does not call"),
+        pytest.param((dead(closed_at_s=81.0),), {"ended": True}, [], id="its agent has just stopped"),
+        pytest.param((dead(closed_at_s=80.0),), {"ended": True}, [uid_of(1)], id="its agent has stopped, a sidecar runs on"),
+        pytest.param((dead(closed_at_s=80.0),), {}, [], id="nobody is given up while the job runs"),
+    ],
+)  # fmt: skip
+def test_deletion(workers: tuple[Worker, ...], given: Any, want: list[str]) -> None:
+    assert [p.uid for p in changes(*workers, **given).delete] == want
+
+
+def test_ended_job_is_looked_at_when_the_next_pod_is_given_up() -> None:
+    late = make_worker(2, Standing.SILENT, session=None, pod=make_pod(2, running_since_s=99.0))
+    assert changes(A, dead(closed_at_s=90.0), late, ended=True).look_again_s == 110.0
+    assert changes(A, dead(closed_at_s=80.0), ended=True).look_again_s is None
+
+
+@pytest.mark.parametrize(
+    ("pod", "want"),
+    [
+        pytest.param(make_pod(1, spec_digest="new"), [], id="made from the spec as it is"),
+        pytest.param(make_pod(1, spec_digest="old"), [uid_of(1)], id="made from an earlier one"),
+        pytest.param(make_pod(1, spec_digest="old", phase="Pending"), [uid_of(1)], id="its image cannot be pulled"),
+        pytest.param(
+            make_pod(1, spec_digest="old", terminating=True), [uid_of(1)], id="going, but its agent may be ready"
+        ),
+        pytest.param(make_pod(1, spec_digest="old", phase="Failed"), [], id="dead: replaced anyway, its logs stay"),
+        pytest.param(make_pod(1), [], id="of unknown origin"),
+    ],
+)
+def test_outdated(pod: Pod, want: list[str]) -> None:
+    assert outdated([pod], "new") == want
