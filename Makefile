@@ -106,7 +106,8 @@ cluster-down: venv ## Stop the one-machine Kubernetes and remove its state; cach
 generate: venv ## Generate the CRD, its copy in the chart, the plain install, the reference page and the picture of the rooms
 	$(PY) -m regroup_operator.api.generate
 	$(PY) -m manifests.render
-	$(PY) -m harness.rooms docs/design/rooms-after.svg
+	$(PY) -m harness.rooms regroup docs/design/rooms-after.svg
+	$(PY) -m harness.rooms regroup_operator docs/design/operator-after.svg
 
 .PHONY: fix
 fix: venv ## Fix style automatically

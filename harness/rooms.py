@@ -1,7 +1,7 @@
-"""Draw the rooms of the training library, and what imports what: `python -m harness.rooms FILE.svg [REVISION]`.
+"""Draw the rooms of a package, and what imports what: `python -m harness.rooms PACKAGE FILE.svg [REVISION]`.
 
-Made docs/design/rooms-before.svg (of 9c24f84^, the last revision with one room `elastic`) and docs/design/rooms-after.svg. A room
-is a folder; its files are listed in it, those that import each other in a circle in red. An arrow goes from a room to one that it
+Made docs/design/rooms-before.svg (of 9c24f84^, the last revision with one room `elastic`), rooms-after.svg, and operator-before.svg
+(of 689306f, the last revision with one class for the whole plan) and operator-after.svg. A room is a folder; its files are listed in it, those that import each other in a circle in red. An arrow goes from a room to one that it
 imports; what follows from other arrows is left out.
 """
 
@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 from collections import defaultdict
+from dataclasses import dataclass
 from graphlib import TopologicalSorter
 from html import escape
 from itertools import product
@@ -19,32 +20,46 @@ from pathlib import Path
 import grimp
 
 REPOSITORY = Path(__file__).resolve().parents[1]
-PACKAGE = "regroup"
 WIDTH, LINE, GAP = 190, 15, 60
-LEAVES = ("accelerator", "errors", "layout", "strategies")
-"""Files of the package itself that stand below the rooms."""
 FONT = "font-family='Helvetica, Arial, sans-serif'"
 
 
-def room_of(module: str) -> str:
-    """Return the folder of a module. Those directly in the package are one room, but for LEAVES."""
+@dataclass(frozen=True)
+class Package:
+    """A package and where it lies. `leaves`: files of the package itself that stand below the rooms; `houses`: folders whose own
+    folders are rooms."""
+
+    name: str
+    root: str
+    leaves: tuple[str, ...]
+    houses: tuple[str, ...] = ()
+
+
+LIBRARY = Package("regroup", "trainer-image", ("accelerator", "errors", "layout", "strategies"))
+OPERATOR = Package("regroup_operator", "operator", ("retries",), ("plan",))
+
+
+def room_of(module: str, package: Package) -> str:
+    """Return the folder of a module. Those directly in the package are one room, but for its leaves."""
     parts = module.split(".")
-    return parts[1] if len(parts) > 2 or parts[1] in LEAVES else PACKAGE
+    if len(parts) > 2:
+        return "/".join(parts[1:-1]) if parts[1] in package.houses else parts[1]
+    return parts[1] if parts[1] in package.leaves else package.name
 
 
-def imports(revision: str | None) -> dict[str, set[str]]:
+def imports(package: Package, revision: str | None) -> dict[str, set[str]]:
     """Return what each module imports, for its types too, as the code stood at a revision; None: as it stands."""
     with tempfile.TemporaryDirectory() as directory:
-        root = REPOSITORY / "trainer-image"
+        root = REPOSITORY / package.root
         if revision is not None:
             archive = subprocess.run(
-                ["git", "-C", REPOSITORY, "archive", revision, "trainer-image"], check=True, stdout=subprocess.PIPE
+                ["git", "-C", REPOSITORY, "archive", revision, package.root], check=True, stdout=subprocess.PIPE
             )
             subprocess.run(["tar", "-x", "-C", directory], input=archive.stdout, check=True)
-            root = Path(directory) / "trainer-image"
+            root = Path(directory) / package.root
         sys.path.insert(0, str(root))
-        graph = grimp.build_graph(PACKAGE, cache_dir=None)
-    modules = graph.modules - {PACKAGE}
+        graph = grimp.build_graph(package.name, cache_dir=None)
+    modules = graph.modules - {package.name}
     named = {module: f"{module}.__init__" if graph.find_children(module) else module for module in modules}
     return {
         named[module]: {named[target] for target in graph.find_modules_directly_imported_by(module) & modules}
@@ -81,13 +96,15 @@ def layers(edges: dict[str, set[str]], circular: set[str]) -> list[list[str]]:
     return [sorted(r for r in height if height[r] == h) for h in sorted(set(height.values()), reverse=True)]
 
 
-def draw(modules: dict[str, set[str]]) -> str:
+def draw(package: Package, modules: dict[str, set[str]]) -> str:
     """Return the picture as SVG."""
     rooms: dict[str, list[str]] = defaultdict(list)
     between: dict[str, set[str]] = {}
     for module, targets in modules.items():
-        rooms[room_of(module)].append(module)
-        between.setdefault(room_of(module), set()).update({room_of(t) for t in targets} - {room_of(module)})
+        rooms[room_of(module, package)].append(module)
+        between.setdefault(room_of(module, package), set()).update(
+            {room_of(t, package) for t in targets} - {room_of(module, package)}
+        )
     files = {room: sorted(m for m in inside if not m.endswith("__init__")) for room, inside in rooms.items()}
     in_circle, rooms_in_circle = circles(modules), circles(between)
     boxes: dict[str, tuple[float, float, float]] = {}
@@ -129,9 +146,10 @@ def draw(modules: dict[str, set[str]]) -> str:
 
 
 def main() -> None:
-    if len(sys.argv) not in (2, 3):
+    package = next((one for one in (LIBRARY, OPERATOR) if sys.argv[1:2] == [one.name]), None)
+    if package is None or len(sys.argv) not in (3, 4):
         raise SystemExit((__doc__ or "").split("\n")[0])
-    Path(sys.argv[1]).write_text(draw(imports(sys.argv[2] if len(sys.argv) == 3 else None)))
+    Path(sys.argv[2]).write_text(draw(package, imports(package, sys.argv[3] if len(sys.argv) == 4 else None)))
 
 
 if __name__ == "__main__":

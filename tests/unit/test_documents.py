@@ -29,9 +29,14 @@ MADE = ("bench/out",)
 """Written by commands, not kept."""
 
 
-def test_picture_of_the_rooms_is_current() -> None:
-    drawn = rooms.draw(rooms.imports(None))
-    assert (ROOT / "docs/design/rooms-after.svg").read_text() == drawn, "run `make generate`"
+@pytest.mark.parametrize(
+    ("package", "name"),
+    [(rooms.LIBRARY, "rooms-after"), (rooms.OPERATOR, "operator-after")],
+    ids=["library", "operator"],
+)
+def test_picture_of_the_rooms_is_current(package: rooms.Package, name: str) -> None:
+    drawn = rooms.draw(package, rooms.imports(package, None))
+    assert (ROOT / f"docs/design/{name}.svg").read_text() == drawn, "run `make generate`"
     assert "(circle)" not in drawn
 
 
