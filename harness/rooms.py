@@ -1,8 +1,9 @@
 """Draw the rooms of a package, and what imports what: `python -m harness.rooms PACKAGE FILE.svg [REVISION]`.
 
-Made docs/design/rooms-before.svg (of 9c24f84^, the last revision with one room `elastic`), rooms-after.svg, and operator-before.svg
-(of 689306f, the last revision with one class for the whole plan) and operator-after.svg. A room is a folder; its files are listed in it, those that import each other in a circle in red. An arrow goes from a room to one that it
-imports; what follows from other arrows is left out.
+Made docs/design/rooms-before.svg (of 9c24f84^, the last revision with one room `elastic`), rooms-after.svg, operator-before.svg (of
+689306f, the last revision with one class for the whole plan) and operator-after.svg. A room is a folder; its files are listed in
+it, those that import each other in a circle in red. An arrow goes from a room to one that it imports; what follows from other
+arrows is left out.
 """
 
 from __future__ import annotations
