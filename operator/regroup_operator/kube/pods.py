@@ -37,13 +37,18 @@ class Node:
     name: str
     ready: bool
     boot_id: str = ""
+    unready_since_s: float | None = None
+    """When it was first seen not to be ready, monotonic."""
 
 
-def slim_node(item: Mapping[str, Any], previous: Node | None = None) -> Node:  # noqa: ARG001
-    """Return the node's name, its boot ID, and whether its condition Ready is True."""
+def slim_node(item: Mapping[str, Any], previous: Node | None, now_s: float) -> Node:
+    """Return the node's name, its boot ID, and whether its condition Ready is True. `now_s` is the monotonic clock."""
     status = item.get("status") or {}
     ready = any(c["type"] == "Ready" and c["status"] == "True" for c in status.get("conditions") or ())
-    return Node(item["metadata"]["name"], ready, (status.get("nodeInfo") or {}).get("bootID", ""))
+    since_s = None
+    if not ready:
+        since_s = now_s if previous is None or previous.unready_since_s is None else previous.unready_since_s
+    return Node(item["metadata"]["name"], ready, (status.get("nodeInfo") or {}).get("bootID", ""), since_s)
 
 
 def controller_of(item: Mapping[str, Any]) -> Mapping[str, Any] | None:
@@ -88,6 +93,7 @@ def slim_pod(item: Mapping[str, Any], previous: Pod | None, now_s: float) -> Pod
         ip=status.get("podIP") or "",
         node=(item.get("spec") or {}).get("nodeName") or "",
         node_ready=True if previous is None else previous.node_ready,
+        node_unready_since_s=None if previous is None else previous.node_unready_since_s,
         boot_id="" if previous is None else previous.boot_id,
         terminating="deletionTimestamp" in metadata,
         running_since_s=running_since_s,
@@ -144,7 +150,7 @@ class PodStore:
             Informer[Pod](client, PODS, self._slim, self._pod_changed, namespace=namespace, label_selector=selector)
             for namespace in (namespaces or (None,))
         ]
-        self.nodes = Informer[Node](client, NODES, slim_node, self._node_changed)
+        self.nodes = Informer[Node](client, NODES, lambda item, old: slim_node(item, old, clock()), self._node_changed)
 
     async def run(self) -> None:
         """Run the informers until cancelled."""
@@ -197,7 +203,16 @@ class PodStore:
         node = self.nodes.items.get(("", pod.node))
         ready = node.ready if node is not None else not pod.node or not self.nodes.num_lists
         boot_id = node.boot_id if node is not None else pod.boot_id
-        return replace(pod, node_ready=ready, boot_id=boot_id)
+        return replace(
+            pod, node_ready=ready, node_unready_since_s=self._unready_since_s(node, pod, ready), boot_id=boot_id
+        )
+
+    def _unready_since_s(self, node: Node | None, pod: Pod, ready: bool) -> float | None:
+        """Return since when a pod's node is not ready. One that has vanished is dated by this pod's own record."""
+        if ready:
+            return None
+        known_s = node.unready_since_s if node is not None else pod.node_unready_since_s
+        return self._clock() if known_s is None else known_s
 
     def _pod_changed(self, old: Pod | None, new: Pod | None) -> None:
         if old is not None:
@@ -219,7 +234,9 @@ class PodStore:
         for informer in self.informers:
             for name, pod in list(informer.items.items()):
                 if pod.node == node.name:
-                    changed = replace(pod, node_ready=new is not None and new.ready, boot_id=node.boot_id)
+                    ready = new is not None and new.ready
+                    since_s = self._unready_since_s(new, pod, ready)
+                    changed = replace(pod, node_ready=ready, node_unready_since_s=since_s, boot_id=node.boot_id)
                     if changed != pod:
                         informer.items[name] = changed
                         self._pod_changed(pod, changed)

@@ -117,6 +117,15 @@ class Setback:
 
 
 @dataclass(frozen=True)
+class EarlyFailure:
+    """`count` pods of a slot in a row failed before they ran; the newest has the attempt `attempt` and was seen at `at_s`."""
+
+    count: int
+    attempt: int
+    at_s: float
+
+
+@dataclass(frozen=True)
 class Memory:
     """What the controller remembers of a job between two plans; lost with the operator, and safe to lose."""
 
@@ -145,6 +154,8 @@ class Memory:
     """Pod UIDs of workers that could not read the checkpoint that must be, since the last adoption."""
     created: frozenset[MemberId] = frozenset()
     """Pods that were asked for and counted, until they are seen."""
+    early_failures: Mapping[int, EarlyFailure] = field(default_factory=dict)
+    """By slot: pods that failed before they ran."""
     num_exits: Mapping[str, int] = field(default_factory=dict)
     """By pod UID: how many of its session's exits have been counted."""
     container_restarts: Mapping[str, int] = field(default_factory=dict)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from regroup.protocol.state import Condition, Seal
 from regroup.protocol.wire import Adopted, Draining, Fault, Formed, Progress, Stacks
@@ -32,6 +33,8 @@ class Pod:
     ip: str = ""
     node: str = ""
     node_ready: bool = True
+    node_unready_since_s: float | None = None
+    """When its node was first seen not to be ready, on the controller's monotonic clock; None: it is ready."""
     terminating: bool = False
     running_since_s: float | None = None
     """When the trainer container was first seen running, on the controller's monotonic clock; None: it is not."""
@@ -63,7 +66,7 @@ class Pod:
         exit code 255 (containerd with reason Unknown, CRI-O with Error), which the agent itself never returns."""
         return self.last_exit_code == UNSEEN_CODE or self.last_exit_reason == "ContainerStatusUnknown"
 
-    @property
+    @cached_property
     def id(self) -> MemberId:
         """The pod's name within its job."""
         return MemberId(self.slot, self.attempt)

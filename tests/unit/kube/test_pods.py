@@ -180,7 +180,7 @@ def test_end_of_a_container_that_nobody_saw_is_told_apart(ended: dict[str, Any],
 
 def test_node_is_read_with_its_boot() -> None:
     node = {"metadata": {"name": "n"}, "status": {"nodeInfo": {"bootID": "b"}, "conditions": []}}
-    assert slim_node(node).boot_id == "b"
+    assert slim_node(node, None, 5.0).boot_id == "b"
 
 
 @pytest.mark.parametrize(
@@ -193,4 +193,7 @@ def test_node_is_read_with_its_boot() -> None:
     ],
 )
 def test_node_is_ready_only_if_it_says_so(conditions: list[dict[str, str]], ready: bool) -> None:
-    assert slim_node({"metadata": {"name": "n"}, "status": {"conditions": conditions}}).ready is ready
+    item = {"metadata": {"name": "n"}, "status": {"conditions": conditions}}
+    first = slim_node(item, None, 5.0)
+    assert (first.ready, first.unready_since_s) == (ready, None if ready else 5.0)
+    assert slim_node(item, first, 9.0) == first

@@ -645,6 +645,25 @@ def test_refusal_of_a_job_that_runs_is_said_and_the_job_goes_on() -> None:
     assert (got.status["phase"], got.status["summary"]["state"], got.delete) == ("Running", "Running", ())
 
 
+def test_pods_that_fail_before_they_run_come_slower_and_few_are_kept() -> None:
+    """A device plugin that is broken: the kubelet refuses each pod."""
+    refused = {"phase": "Failed", "running_since_s": None, "ip": ""}
+    got, attempts = plan(pods=(make_pod(0),), sessions=(trains(0),)), []
+    for second in range(3600):
+        newest = max(attempts, default=0)
+        pods = (make_pod(0), *(make_pod(1, attempt, **refused) for attempt in range(max(1, newest - 1), newest + 1)))
+        got = plan(
+            job(got.status),
+            pods=pods,
+            sessions=(trains(0),),
+            memory=got.memory,
+            clock=Clock(200.0 + second, 1e9 + second),
+        )
+        attempts += [attempt for slot, attempt, _ in got.create if slot == 1]
+        assert [pod.attempt for pod in got.delete if pod.slot == 1] == [pod.attempt for pod in pods[1:-1]]
+    assert 10 < len(attempts) < 20
+
+
 def test_it_is_never_looked_at_again_in_the_past() -> None:
     for now_s in (0.5, 1.0, 99.0, 100.0, 5000.0):
         got = plan(job(FORMING), sessions=(make_session(0, Phase.FORMING, 2),), clock=Clock(now_s, 1.0))

@@ -114,6 +114,41 @@ def test_release(workers: tuple[Worker, ...], given: Any, want: list[str]) -> No
     assert [p.uid for p in got.release] == want
 
 
+def pulls(slot: int, attempt: int = 0, **pod: Any) -> Worker:
+    """A pod whose image is being pulled: its agent has not called."""
+    starting = make_pod(slot, attempt, phase="Pending", running_since_s=None, **pod)
+    return outside(slot, attempt, session=None, available=False, pod=starting)
+
+
+def on_unready_node(since_s: float) -> Worker:
+    return pulls(2, node_ready=False, node_unready_since_s=since_s)
+
+
+@pytest.mark.parametrize(
+    ("workers", "made_for", "let_go", "due_s"),
+    [
+        pytest.param((on_unready_node(95.0),), [], [], 155.0, id="its node has been unready for a moment"),
+        pytest.param((on_unready_node(40.0),), [(2, 1)], [], None, id="for longer than a blip"),
+        pytest.param((on_unready_node(40.0), pulls(2, 1)), [], [uid_of(2)], None, id="its double serves"),
+        pytest.param((pulls(2), pulls(2, 1)), [], [uid_of(2, 1)], None, id="the node is back: the first is further on its way"),
+        pytest.param(
+            (pulls(2), outside(2, 1, session=None)), [], [uid_of(2)], None, id="the node is back, but the double runs already"
+        ),
+    ],
+)  # fmt: skip
+def test_node_that_is_unready_for_a_moment_costs_no_image_pull(
+    workers: tuple[Worker, ...], made_for: list[tuple[int, int]], let_go: list[str], due_s: float | None
+) -> None:
+    got = changes(A, B, *workers, blip_s=60.0)
+    assert (made(got), [p.uid for p in got.release], got.look_again_s) == (made_for, let_go, due_s)
+
+
+def test_slot_whose_pods_fail_before_they_run_is_held_back() -> None:
+    got = changes(A, B, held={2: 130.0, 7: 120.0})
+    assert (made(got), got.look_again_s) == ([], 130.0)
+    assert made(changes(A, B, held={2: 100.0})) == [(2, 0)]
+
+
 GIVEN_UP = outside(1, available=False, session=make_session(1, Phase.READY, connected=False, entered=0, adopted_to=0))
 UNSETTLED: dict[str, Any] = {"settled": False, "abandoned": frozenset({uid_of(1)})}
 

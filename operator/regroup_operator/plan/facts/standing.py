@@ -70,7 +70,9 @@ def assess(
             )
             silent_until_s = silent_until_s if silent_until_s and now_s < silent_until_s else None
         barred_until_s = setbacks[pod.uid].until_s if pod.uid in setbacks else 0.0
-        out.append(replace(worker, silent_until_s=silent_until_s, barred_until_s=barred_until_s))
+        if silent_until_s is not None or barred_until_s:  # of few workers: a copy of each of thousands takes its time
+            worker = replace(worker, silent_until_s=silent_until_s, barred_until_s=barred_until_s)
+        out.append(worker)
 
     for pod in pods:
         session = sessions.get(pod.uid)

@@ -99,6 +99,8 @@ def _hang(facts: Facts) -> tuple[Hang, tuple[Worker, ...]]:
         settings=inputs.settings,
         per_group=facts.per_group,
     )
+    if not hang.culprits:
+        return hang, facts.workers
     return hang, tuple(
         replace(w, standing=Standing.HUNG, available=False, since_s=hang.found_s, why=HUNG)
         if w.id in hang.culprits

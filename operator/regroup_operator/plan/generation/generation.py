@@ -106,7 +106,9 @@ def _see_late(facts: Facts, failures: Failures) -> NextGeneration:
     restart = [(worker, worker.pod, why) for worker, why in lateness.restart if worker.pod is not None]
     return NextGeneration(
         memory=replace(memory, spells=lateness.spells or {}, setbacks=setbacks),
-        workers=tuple(replace(w, abandoned=w.pod is not None and w.pod.uid in lateness.replace) for w in workers),
+        workers=tuple(
+            replace(w, abandoned=True) if w.pod is not None and w.pod.uid in lateness.replace else w for w in workers
+        ),
         abandoned=lateness.replace,
         changed={} if longest_start_s is None else {LONGEST_START: longest_start_s},
         notes=tuple(

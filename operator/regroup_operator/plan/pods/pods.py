@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from regroup_operator.model.members import MemberId
 from regroup_operator.model.plan import Memory
@@ -13,6 +13,7 @@ from regroup_operator.plan.facts.facts import Facts
 from regroup_operator.plan.failures.exits import avoided_nodes, count_created
 from regroup_operator.plan.generation.generation import NextGeneration
 from regroup_operator.plan.lifecycle.lifecycle import Active, Lifecycle
+from regroup_operator.plan.pods.early import held_until, note_early, surplus
 from regroup_operator.plan.pods.wanted import CreateWorker, plan_workers
 
 
@@ -32,6 +33,7 @@ class PodChanges:
 def plan_pods(facts: Facts, lifecycle: Lifecycle, generation: NextGeneration) -> PodChanges:
     """Return the changes. Before the first generation a pod that is made anew counts as no restart."""
     inputs, current = facts.inputs, facts.current
+    early = note_early(facts.memory.early_failures, inputs.obs.pods, inputs.clock.now_s)
     known = {**facts.known, **generation.changed}
     changes = plan_workers(
         workers=generation.workers,
@@ -45,7 +47,12 @@ def plan_pods(facts: Facts, lifecycle: Lifecycle, generation: NextGeneration) ->
         ended=not isinstance(lifecycle, Active),
         now_s=inputs.clock.now_s,
         hello_timeout_s=inputs.settings.hello_timeout_s,
+        blip_s=inputs.settings.late_timeout_s,
+        held=held_until(early),
     )
+    delete = (*changes.delete, *(pod for pod in changes.release if not pod.terminating))
+    if isinstance(lifecycle, Active):
+        delete += surplus(inputs.obs.pods, {pod.uid for pod in delete})
     num_replaced, memory = count_created(
         [MemberId(c.slot, c.attempt) for c in changes.create],
         inputs.obs.pods,
@@ -55,9 +62,9 @@ def plan_pods(facts: Facts, lifecycle: Lifecycle, generation: NextGeneration) ->
         leaving={w.pod.uid for w in generation.workers if w.pod is not None and w.draining and w.connected},
     )
     return PodChanges(
-        memory=memory,
+        memory=replace(memory, early_failures=early),
         create=changes.create,
-        delete=(*changes.delete, *(pod for pod in changes.release if not pod.terminating)),
+        delete=delete,
         released=_released(facts, (pod.uid for pod in changes.release)),
         num_replaced=num_replaced if known.get("membership") else 0,
         due_s=changes.look_again_s,

@@ -14,9 +14,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from regroup.protocol.state import Phase
 from regroup_operator.model.members import MemberId
+from regroup_operator.model.plan import earliest
 from regroup_operator.model.records import Pod
 from regroup_operator.model.worker import Worker
 
@@ -53,6 +55,8 @@ def plan_workers(
     ended: bool,
     now_s: float,
     hello_timeout_s: float,
+    blip_s: float = 0.0,
+    held: Mapping[int, float] | None = None,
 ) -> WorkerChanges:
     """Return the changes to the job's pods.
 
@@ -61,7 +65,8 @@ def plan_workers(
     serve no slot, and stay until rule RELEASE lets them go. `settled`: every member of the newest generation has adopted
     it (a generation that is about to be written is not), so that nobody else is needed any more. `ended`: the job is
     complete or failed, nothing is created or released; what does not end by itself within `hello_timeout_s` of its
-    agent's last word is deleted.
+    agent's last word is deleted. `blip_s`: a pod that starts keeps its slot for so long while its node is not ready. `held`: by
+    slot, until when no pod is made (early.py).
     """
     pods = [w for w in workers if w.pod is not None]
     leaving = tuple(w.pod for w in pods if w.pod and w.pod.uid in released and not w.pod.terminating)
@@ -75,13 +80,14 @@ def plan_workers(
     for slot, attempt in [*(w.id for w in pods), *named]:
         attempts[slot] = max(attempts.get(slot, -1), attempt)
     serving: dict[int, Worker] = {}
-    for worker in sorted(pods, key=lambda w: (not w.is_member, not w.connected, -w.id.attempt)):
-        if _serves(worker, released | abandoned) and not _has_exited(worker, now_s, hello_timeout_s):
+    for worker in sorted(pods, key=_progress):
+        if _serves(worker, released | abandoned, now_s - blip_s) and not _has_exited(worker, now_s, hello_timeout_s):
             serving.setdefault(worker.id.slot, worker)
+    held = {slot: until_s for slot, until_s in (held or {}).items() if until_s > now_s and slot < replicas}
     create = tuple(
         CreateWorker(slot, attempts.get(slot, -1) + 1, bad_nodes.get(slot, ()))
         for slot in range(replicas)
-        if slot not in serving
+        if slot not in serving and slot not in held
     )
     release = tuple(
         w.pod
@@ -93,8 +99,9 @@ def plan_workers(
         and w.pod.alive
         and (w.id.slot >= replicas or w.draining or serving.get(w.id.slot, w).id != w.id)
     )
-    exited = [w.session.condition_at_s + hello_timeout_s for w in pods if w.session and _said_stopped(w)]
-    return WorkerChanges(create, release, leaving, min((at_s for at_s in exited if at_s > now_s), default=None))
+    dues = [w.session.condition_at_s + hello_timeout_s for w in pods if w.session and _said_stopped(w)]
+    dues += [w.pod.node_unready_since_s + blip_s for w in pods if w.pod and w.pod.node_unready_since_s is not None]
+    return WorkerChanges(create, release, leaving, earliest((*dues, *held.values()), after_s=now_s))
 
 
 def _never_took_part(worker: Worker, abandoned: frozenset[str], named: Collection[MemberId]) -> bool:
@@ -134,8 +141,20 @@ def _has_exited(worker: Worker, now_s: float, hello_timeout_s: float) -> bool:
     return _said_stopped(worker) and session is not None and now_s >= session.condition_at_s + hello_timeout_s
 
 
-def _serves(worker: Worker, released: frozenset[str]) -> bool:
+def _serves(worker: Worker, released: frozenset[str], unready_since_s: float) -> bool:
+    """Return whether a pod holds its slot. One that starts does so on a node that has been unready for a moment only: its image
+    may be half pulled, and another pod would have to pull it, too. `unready_since_s`: what is longer than that ago counts."""
     pod = worker.pod
-    if pod is None or not pod.alive or worker.draining:
+    if pod is None or not pod.alive or worker.draining or pod.uid in released:
         return False
-    return pod.uid not in released and (pod.node_ready or worker.connected)
+    if pod.node_ready or worker.connected:
+        return True
+    since_s = pod.node_unready_since_s
+    return worker.session is None and not worker.is_member and since_s is not None and since_s > unready_since_s
+
+
+def _progress(worker: Worker) -> tuple[Any, ...]:
+    """Order the pods of a slot: the one that is furthest on its way comes first."""
+    pod = worker.pod
+    assert pod is not None
+    return not worker.is_member, not worker.connected, not pod.node_ready, pod.running_since_s is None, worker.id

@@ -1,0 +1,62 @@
+"""Hold back the pods of a slot whose last ones failed before they ran, and delete all failed ones but the last. Pure.
+
+A device plugin that is broken, or a node that is full of what it did not account for, refuses pods as fast as they are made. The
+first is replaced at once, on another node if there is one; each further one in a row comes later. What is left of them would be
+thousands of objects a day: of each slot only the newest failed pod stays, for its status and its log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+
+from regroup_operator.model.plan import EarlyFailure
+from regroup_operator.model.records import Pod
+
+FIRST_S, LAST_S = 10.0, 300.0
+"""Pause before the third pod of a slot, doubled for each further one up to the second; the kubelet has these for a container."""
+
+
+def note_early(known: Mapping[int, EarlyFailure], pods: Iterable[Pod], now_s: float) -> dict[int, EarlyFailure]:
+    """Return by slot how many pods in a row failed before they ran. A pod that runs ends the row; so does a slot without pods."""
+    by_slot: dict[int, list[Pod]] = {}
+    for pod in pods:
+        by_slot.setdefault(pod.slot, []).append(pod)
+    out: dict[int, EarlyFailure] = {}
+    for slot, of_slot in by_slot.items():
+        if any(pod.running_since_s is not None for pod in of_slot):
+            continue
+        before = known.get(slot)
+        new = [p.attempt for p in of_slot if _failed_early(p) and (before is None or p.attempt > before.attempt)]
+        if new:
+            out[slot] = EarlyFailure((before.count if before else 0) + len(new), max(new), now_s)
+        elif before is not None:
+            out[slot] = before
+    return out
+
+
+def held_until(known: Mapping[int, EarlyFailure]) -> dict[int, float]:
+    """Return by slot until when no pod is made."""
+    return {
+        slot: early.at_s + min(LAST_S, FIRST_S * 2.0 ** min(early.count - 2, 10))
+        for slot, early in known.items()
+        if early.count > 1
+    }
+
+
+def surplus(pods: Iterable[Pod], spoken_for: Collection[str] = ()) -> tuple[Pod, ...]:
+    """Return the failed pods that are deleted: all but the newest of each slot. `spoken_for`: UIDs of those that are deleted
+    anyway."""
+    kept: set[int] = set()
+    out: list[Pod] = []
+    for pod in sorted(pods, key=lambda p: (p.slot, -p.attempt)):
+        if pod.phase != "Failed" or pod.terminating or pod.uid in spoken_for:
+            continue
+        if pod.slot in kept:
+            out.append(pod)
+        kept.add(pod.slot)
+    return tuple(out)
+
+
+def _failed_early(pod: Pod) -> bool:
+    """Return whether a pod ended without its trainer container having run."""
+    return pod.phase == "Failed" and pod.last_exit_code is None and pod.container_restarts == 0
