@@ -95,11 +95,18 @@ def compare(operator: OperatorEdge, worker: Worker, command: list[str]) -> None:
     end = operator.wait(lambda h: isinstance(h.body, (wire.Fault, wire.Finished)))
     assert "No zygote" not in worker.log()
     # A thread writes the log (output.py): the report may arrive before the last line is in it.
-    until(lambda: said(worker) == want.stderr, "what python itself writes", details=lambda: said(worker))
-    assert worker.stdout.read_text() == want.stdout
+    until(lambda: is_of_runs(said(worker), want.stderr), "what python itself writes", details=lambda: said(worker))
+    assert is_of_runs(worker.stdout.read_text(), want.stdout)
     assert (end.body.exit_code if isinstance(end.body, wire.Fault) else 0) == want.returncode
     if want.stderr:
         assert end.body.last_line == want.stderr.splitlines()[-1]
+
+
+def is_of_runs(text: str, once: str) -> bool:
+    """Return whether a text is what one run writes. The agent starts a script that has failed again at once: on a busy machine the
+    beginning of the second run may be there, too."""
+    rest = text.removeprefix(once)
+    return text.startswith(once) and once.startswith(rest)
 
 
 def said(worker: Worker) -> str:
