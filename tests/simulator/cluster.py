@@ -188,7 +188,9 @@ class Pods:
         self._reach()
         released = pod.uid in self._world.status.get("released", ())
         ended = self._world.phase in ("Succeeded", "Failed")
-        assert released or pod.phase == "Pending" or ended, f"{pod.name} was deleted before its release was written"
+        assert released or pod.phase in ("Pending", "Failed") or ended, (
+            f"{pod.name} was deleted before its release was written"
+        )
         self.deleted.append(pod.uid)
         self._world.terminate(pod.uid)
 

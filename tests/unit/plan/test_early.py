@@ -29,6 +29,10 @@ def failed(slot: int = 0, attempt: int = 0, **changes: object) -> Pod:
             {0: EarlyFailure(3, 2, 90.0)}, id="one that is on its way proves nothing",
         ),
         pytest.param({0: EarlyFailure(3, 2, 90.0)}, [make_pod(0, 3, running_since_s=99.0)], {}, id="one that runs"),
+        pytest.param(
+            {0: EarlyFailure(3, 2, 90.0)}, [make_pod(0, 0, terminating=True), failed(0, 3)], {0: EarlyFailure(4, 3, NOW_S)},
+            id="an older one that ran, on a node without power",
+        ),
         pytest.param({0: EarlyFailure(3, 2, 90.0)}, [], {}, id="a slot that is gone"),
         pytest.param({}, [failed(last_exit_code=1)], {}, id="it ran, and ended"),
         pytest.param({}, [failed(1), failed(2)], {1: EarlyFailure(1, 0, NOW_S), 2: EarlyFailure(1, 0, NOW_S)}, id="slots"),

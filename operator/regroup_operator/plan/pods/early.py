@@ -17,15 +17,17 @@ FIRST_S, LAST_S = 10.0, 300.0
 
 
 def note_early(known: Mapping[int, EarlyFailure], pods: Iterable[Pod], now_s: float) -> dict[int, EarlyFailure]:
-    """Return by slot how many pods in a row failed before they ran. A pod that runs ends the row; so does a slot without pods."""
+    """Return by slot how many pods in a row failed before they ran. A newer pod that runs ends the row; so does a slot without
+    pods."""
     by_slot: dict[int, list[Pod]] = {}
     for pod in pods:
         by_slot.setdefault(pod.slot, []).append(pod)
     out: dict[int, EarlyFailure] = {}
     for slot, of_slot in by_slot.items():
-        if any(pod.running_since_s is not None for pod in of_slot):
-            continue
         before = known.get(slot)
+        newest = max((p.attempt for p in of_slot if _failed_early(p)), default=-1)
+        if any(p.running_since_s is not None and p.attempt > newest and p.usable for p in of_slot):
+            continue
         new = [p.attempt for p in of_slot if _failed_early(p) and (before is None or p.attempt > before.attempt)]
         if new:
             out[slot] = EarlyFailure((before.count if before else 0) + len(new), max(new), now_s)
