@@ -256,11 +256,12 @@ def test_replaced_pod_counts_once_however_often_it_is_asked_for() -> None:
 
 
 def test_slot_that_fails_twice_on_a_node_avoids_it() -> None:
-    first = plan(pods=(make_pod(0), make_pod(1, phase="Failed", node="bad")), sessions=(trains(0),))
+    ended = {"phase": "Failed", "node": "bad", "last_exit_code": 137}
+    first = plan(pods=(make_pod(0), make_pod(1, **ended)), sessions=(trains(0),))
     assert first.create == ((1, 1, ()),)
     second = plan(
         job(first.status),
-        pods=(make_pod(0), make_pod(1, phase="Failed", node="bad"), make_pod(1, 1, phase="Failed", node="bad")),
+        pods=(make_pod(0), make_pod(1, **ended), make_pod(1, 1, **ended)),
         sessions=(trains(0),),
         memory=first.memory,
     )
