@@ -256,7 +256,7 @@ def test_replaced_pod_counts_once_however_often_it_is_asked_for() -> None:
 
 
 def test_slot_that_fails_twice_on_a_node_avoids_it() -> None:
-    ended = {"phase": "Failed", "node": "bad", "last_exit_code": 137}
+    ended: dict[str, Any] = {"phase": "Failed", "node": "bad", "last_exit_code": 137}
     first = plan(pods=(make_pod(0), make_pod(1, **ended)), sessions=(trains(0),))
     assert first.create == ((1, 1, ()),)
     second = plan(
