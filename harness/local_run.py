@@ -11,6 +11,7 @@ from typing import Any
 
 from harness.polling import until
 from harness.processes import children, environment_of, name_of
+from regroup_cli.local import FileStore
 
 
 class LocalRun:
@@ -56,6 +57,10 @@ class LocalRun:
 
     def scale(self, workers: int) -> None:
         subprocess.run([sys.executable, "-m", "regroup_cli", "scale", str(self.state), str(workers)], check=True)
+
+    def change_spec(self, change: Callable[[dict[str, Any]], None]) -> None:
+        """Change the job's spec as `kubectl edit` does."""
+        FileStore(self.state / "job.json").change_spec(change)
 
     def close(self) -> None:
         """End it at once, and with it its agents and their trainers: the kernel kills them with their parent."""

@@ -67,6 +67,9 @@ class FileStore:
             self._bump(raw)
         return parse_job(raw)
 
+    async def remove(self, job: Job) -> None:
+        """See JobStore. The file stays: the command that made it ends with its job."""
+
     def change_spec(self, change: Callable[[dict[str, Any]], None]) -> Job:
         """Change the spec as a user would; what does not hold is a SpecError and changes nothing."""
         with self._locked():

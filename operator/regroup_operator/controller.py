@@ -119,6 +119,9 @@ class Controller:
             # A rule that only Python can check, or newer than the job: it cannot be planned for; the store has said so.
             logger.warning("%s/%s: %s", *key, error)
             return None
+        if job is not None and not job.is_ours:
+            self._kept.pop(key, None)
+            return None
         is_gone = job is None or job.deleting
         # Of an earlier job of this name, too: `kubectl delete` returns before its pods have ended.
         self._stop_leaving(key, None if job is None or is_gone else job.uid)
@@ -163,6 +166,9 @@ class Controller:
         )
         write_s = await self._write(job, plan, clock, kept)
         self._say(job, plan)
+        if plan.expired:
+            await self._store.remove(job)
+            return None
         change_s = await kept.making.change(job, plan, pods)
         due = [d for d in (plan.look_again_s, prepare_s, write_s, change_s) if d is not None]
         return max(0.0, min(due) - self._monotonic()) if due else None

@@ -111,6 +111,10 @@ class ObservedStore:
                 self._metrics.recovery_seconds.observe(recovery_s(incident))
         return stored
 
+    async def remove(self, job: Job) -> None:
+        """See JobStore."""
+        await self._store.remove(job)
+
 
 def _recovered(incident: Mapping[str, Any]) -> bool:
     """Whether the incident's generation has committed a step, or in tier Script runs."""

@@ -10,6 +10,7 @@ import pytest
 from tests.api.conftest import Api
 from tests.builders.jobs import (
     BAD_CHANGES,
+    BAD_FROM_THE_BEGINNING,
     BAD_SPECS,
     GOOD_CHANGES,
     Change,
@@ -129,6 +130,15 @@ def test_job_may_be_changed_freely_before_it_starts(api: Api, namespace: str, be
     create(api, job_in(namespace, before))
     request, job = replace(api, namespace, change)
     api.done(*request, document=job)
+
+
+@pytest.mark.parametrize(
+    ("before", "change", "sentence"), BAD_FROM_THE_BEGINNING.values(), ids=BAD_FROM_THE_BEGINNING.keys()
+)
+def test_job_keeps_what_never_changes(api: Api, namespace: str, before: Change, change: Change, sentence: str) -> None:
+    create(api, job_in(namespace, before))
+    request, job = replace(api, namespace, change)
+    assert sentence in api.refused(*request, document=job)
 
 
 @pytest.mark.parametrize("change", GOOD_CHANGES.values(), ids=GOOD_CHANGES.keys())

@@ -148,6 +148,11 @@ BAD_SPECS: dict[str, tuple[Change, str]] = {
         with_spec(memorySnapshot={"sizeLimit": "much"}),
         "spec.memorySnapshot.sizeLimit (much) is not a size. Write a whole number with a unit, such as 20Gi.",
     ),
+    "managed by no name": (
+        with_spec(runPolicy={"managedBy": "kueue"}),
+        "spec.runPolicy.managedBy (kueue) is no name of a controller. Write a domain, a slash and a name, such as "
+        "kueue.x-k8s.io/multikueue.",
+    ),
     "checkpoint path not absolute": (
         with_spec(checkpoint={"path": "ckpt"}),
         "spec.checkpoint.path (ckpt) is not absolute. Give a directory that starts with /.",
@@ -229,9 +234,24 @@ BAD_CHANGES: dict[str, tuple[Change, Change, str]] = {
 }
 """The job as it was, a change of it once it has started, and what both the API server and `check_change` answer."""
 
+BAD_FROM_THE_BEGINNING: dict[str, tuple[Change, Change, str]] = {
+    "managedBy": (
+        with_spec(runPolicy={"managedBy": "a.example/x"}),
+        with_spec(runPolicy={"managedBy": "a.example/y"}),
+        "spec.runPolicy.managedBy cannot change. Delete the job and create it anew.",
+    ),
+    "managedBy removed": (
+        with_spec(runPolicy={"managedBy": "a.example/x", "suspend": True}),
+        with_spec(runPolicy={"suspend": True}),
+        "spec.runPolicy.managedBy cannot change. Delete the job and create it anew.",
+    ),
+}
+"""The same for what cannot change before the start either."""
+
 GOOD_CHANGES: dict[str, Change] = {
     "replicas inside the bounds": with_spec(replicas=5),
     "minReplicas": with_spec(elasticPolicy={"minReplicas": 1, "maxReplicas": 5}),
+    "run policy": with_spec(runPolicy={"suspend": True, "activeDeadlineSeconds": 60, "cleanPodPolicy": "All"}),
     "recovery": with_spec(recovery={"disconnectSeconds": 9}),
     "nothing": with_spec(),
 }

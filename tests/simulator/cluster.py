@@ -57,6 +57,12 @@ class Store:
         raw["metadata"] |= {"resourceVersion": "1", "generation": 1, "uid": JOB_UID}
         self._replace(raw)
 
+    async def remove(self, job: Job) -> None:
+        """See JobStore."""
+        if job.resource_version != self.view["metadata"]["resourceVersion"]:
+            raise ConflictError("The job has changed.")
+        self.delete()
+
     def delete(self, *, applied_again_as: str | None = None) -> None:
         """Delete the job. `applied_again_as`: the UID of another one that has its name and spec."""
         self.is_deleted = applied_again_as is None

@@ -29,6 +29,9 @@ class Store:
     async def write_status(self, job: Job, status: dict[str, Any]) -> Job:  # noqa: ARG002
         return job
 
+    async def remove(self, job: Job) -> None:
+        pass
+
 
 def write(metrics: ops.Metrics, before: list[dict[str, Any]], after: list[dict[str, Any]]) -> None:
     job = parse_job(stored_job(status={"incidents": before}))

@@ -604,8 +604,8 @@ class Job:
     def _end(self, outcome: str) -> None:
         self.outcome = outcome
         self._blocks.is_over = True
-        if outcome == local.DRAINED and self._saves:
-            # The pod's grace is over: perhaps nobody else has what this process holds.
+        if outcome in (local.DRAINED, local.SUSPENDED) and self._saves:
+            # The pod's grace is over, or all pods go: perhaps nobody else has what this process holds.
             self._save_unless(lambda: False)
         if outcome != "Complete":
             raise SystemExit(0)

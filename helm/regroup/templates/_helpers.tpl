@@ -15,11 +15,11 @@ app.kubernetes.io/component: operator
 {{ .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}
 {{- end }}
 
-{{- /* What the operator may do where its jobs are: follow jobs, and own their pods, Services and ConfigMaps. */}}
+{{- /* What the operator may do where its jobs are: follow jobs (and delete those that have expired), and own their pods, Services and ConfigMaps. */}}
 {{- define "regroup.jobRules" -}}
 - apiGroups: [regroup.dev]
   resources: [distributedtrainingjobs]
-  verbs: [get, list, watch]
+  verbs: [get, list, watch, delete]  # delete: spec.runPolicy.ttlSecondsAfterFinished
 - apiGroups: [regroup.dev]
   resources: [distributedtrainingjobs/status]
   verbs: [update]

@@ -27,7 +27,14 @@ def _same_optional(field: str) -> str:
     return f"has({new}) == has({old}) && (!has({new}) || {new} == {old})"
 
 
+_MANAGER = "spec.runPolicy.managedBy cannot change. Delete the job and create it anew."
+
 CHANGE_RULES = [
+    cel(
+        "has(self.spec.runPolicy.managedBy) == has(oldSelf.spec.runPolicy.managedBy) && (!has(self.spec.runPolicy.managedBy) || "
+        "self.spec.runPolicy.managedBy == oldSelf.spec.runPolicy.managedBy)",
+        _MANAGER,
+    ),
     _unless_started("self.spec.template == oldSelf.spec.template", f"spec.template cannot change {_ONCE}"),
     _unless_started(_same_optional("processesPerWorker"), f"spec.processesPerWorker cannot change {_ONCE}"),
     _unless_started(
@@ -60,6 +67,8 @@ CHANGE_RULES = [
 
 def check_change(old: Job, new: Job) -> None:
     """Raise SpecError with the sentence of the first rule that the change from `old` to `new` breaks."""
+    if new.spec.run_policy.managed_by != old.spec.run_policy.managed_by:
+        raise SpecError(_MANAGER)
     if old.status.start_time is not None:
         for problem in _problems(old, new):
             raise SpecError(problem)

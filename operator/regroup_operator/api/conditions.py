@@ -20,6 +20,7 @@ TRAINING = "Training"
 DEGRADED = "Degraded"
 CHECKPOINTS_SAVED = "CheckpointsSaved"
 SNAPSHOTS_TAKEN = "SnapshotsTaken"
+SUSPENDED = "Suspended"
 COMPLETE = "Complete"
 FAILED = "Failed"
 TYPES = (
@@ -30,6 +31,7 @@ TYPES = (
     DEGRADED,
     CHECKPOINTS_SAVED,
     SNAPSHOTS_TAKEN,
+    SUSPENDED,
     COMPLETE,
     FAILED,
 )
@@ -41,7 +43,7 @@ class Condition(WrittenModel):
     """One observation about the job, with the sentence that explains it."""
 
     type: str = Field(max_length=64)
-    """Accepted, PodsReady, AgentsConnected, Training, Degraded, CheckpointsSaved, SnapshotsTaken, Complete or Failed."""
+    """Accepted, PodsReady, AgentsConnected, Training, Degraded, CheckpointsSaved, SnapshotsTaken, Suspended, Complete or Failed."""
 
     status: ConditionStatus
     """True, False or Unknown."""

@@ -20,7 +20,7 @@ from pydantic import ValidationError
 from regroup_operator.api.conditions import COMPLETE, FAILED
 from regroup_operator.api.errors import SpecError, StatusError
 from regroup_operator.api.names import MAX_JOB_NAME, TRAINER_CONTAINER
-from regroup_operator.api.spec import JobSpec, size_bytes
+from regroup_operator.api.spec import MANAGER, JobSpec, size_bytes
 from regroup_operator.api.status import JobStatus
 
 GPU_RESOURCE = "nvidia.com/gpu"
@@ -48,6 +48,17 @@ class Job:
     status: JobStatus
     deleting: bool = False
     raw: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
+
+    @property
+    def created(self) -> str | None:
+        """metadata.creationTimestamp, None where there is no API server."""
+        found: str | None = self.raw["metadata"].get("creationTimestamp")
+        return found
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether this operator looks after the job (spec.runPolicy.managedBy)."""
+        return self.spec.run_policy.managed_by in (None, MANAGER)
 
     @property
     def key(self) -> tuple[str, str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -363,6 +363,54 @@ class RecoveryPolicy(SpecModel):
     of a process may take 1800 s, and a job.pause() block its max_s. Only for scripts that use the library."""
 
 
+MANAGER = "regroup.dev/operator"
+"""What runPolicy.managedBy says where this operator looks after the job."""
+_MANAGER_RULE = "Write a domain, a slash and a name, such as kueue.x-k8s.io/multikueue."
+_MANAGER_PATTERN = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$"
+
+
+class RunPolicy(SpecModel):
+    """When the job runs, how long it may, and what is left of it. The words are those of Kubeflow's runPolicy."""
+
+    model_config = with_rules(
+        cel(
+            f"!has(self.managedBy) || self.managedBy.matches('{_MANAGER_PATTERN}')",
+            f"spec.runPolicy.managedBy is no name of a controller. {_MANAGER_RULE}",
+            f"'spec.runPolicy.managedBy (' + self.managedBy + ') is no name of a controller. {_MANAGER_RULE}'",
+        )
+    )
+
+    suspend: bool = False
+    """True: the job gives its pods back. Its processes stop together after a step, and save a checkpoint if spec.checkpoint is
+    set; without one training begins anew. False again: the job continues. A job may be created suspended."""
+
+    active_deadline_seconds: int | None = Field(default=None, ge=1, le=31_536_000)
+    """Seconds after which the job fails (reason DeadlineExceeded), from its start, or from the last time it was resumed."""
+
+    start_deadline_seconds: int | None = Field(default=None, ge=1, le=31_536_000)
+    """Seconds after which a job that has not begun to train fails (reason StartDeadlineExceeded) and gives its pods back, from its
+    creation, or from the last time it was resumed. Absent: it waits for its pods as long as it takes."""
+
+    ttl_seconds_after_finished: int | None = Field(default=None, ge=0, le=31_536_000)
+    """Seconds after its end at which the job is deleted, with its pods. Absent: it stays."""
+
+    clean_pod_policy: Literal["None", "Running", "All"] = "None"
+    """Which pods are deleted once the job has ended. Training processes are stopped in any case, and a pod that does not end is
+    deleted. None, Running: pods that have ended stay, for their logs. All: no pod stays."""
+
+    managed_by: str | None = Field(default=None, min_length=1, max_length=63)
+    """Name of the controller that looks after the job. Absent or regroup.dev/operator: this one. Any other: the operator leaves the
+    job alone. Immutable."""
+
+    @model_validator(mode="after")
+    def _is_name(self) -> RunPolicy:
+        if self.managed_by is not None and re.fullmatch(_MANAGER_PATTERN, self.managed_by) is None:
+            raise ValueError(
+                f"spec.runPolicy.managedBy ({self.managed_by}) is no name of a controller. {_MANAGER_RULE}"
+            )
+        return self
+
+
 COUNTS_OF_WORKERS = (
     ("spec.replicas", ""),
     ("spec.elasticPolicy.minReplicas", "!has(self.elasticPolicy) || "),
@@ -427,6 +475,9 @@ class JobSpec(SpecModel):
 
     recovery: RecoveryPolicy = Field(default_factory=RecoveryPolicy, json_schema_extra={"default": {}})
     """How many failures the job survives, and when a silent or hanging worker counts as failed."""
+
+    run_policy: RunPolicy = Field(default_factory=RunPolicy, json_schema_extra={"default": {}})
+    """When the job runs, how long it may, and what is left of it."""
 
     @model_validator(mode="after")
     def _replicas_inside(self) -> JobSpec:

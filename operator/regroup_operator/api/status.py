@@ -14,7 +14,9 @@ from pydantic import Field
 from regroup_operator.api.base import Timestamp, WrittenModel
 from regroup_operator.api.conditions import Condition
 
-State = Literal["Pending", "Starting", "Running", "Recovering", "Waiting", "Succeeded", "Failed"]
+State = Literal[
+    "Pending", "Starting", "Running", "Recovering", "Waiting", "Suspending", "Suspended", "Succeeded", "Failed"
+]
 
 MAX_LINEAGE = 32
 MAX_INCIDENTS = 10
@@ -76,6 +78,9 @@ class Membership(WrittenModel):
 
     store: Store | None = None
     """The key-value store through which the members find each other."""
+
+    suspended: bool | None = None
+    """True: the job was suspended in this generation, and none of its pods is left."""
 
     older: list[OlderGeneration] = Field(default_factory=list)
     """Generations whose state may still be needed: the last one that all of its members adopted, and those after it."""
@@ -259,6 +264,9 @@ class JobStatus(WrittenModel):
     start_time: Timestamp | None = None
     """Time at which the first generation was announced. From then on the fields marked as immutable cannot change."""
 
+    completion_time: Timestamp | None = None
+    """Time at which the job succeeded or failed."""
+
     tier: Literal["Session", "Script"] | None = None
     """Session: the script uses the library, and its processes survive membership changes. Script: an unmodified script,
     whose processes start again in the same pods after each change. Absent until known."""
@@ -311,7 +319,7 @@ class JobStatus(WrittenModel):
         max_length=16,
         json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
     )
-    """Accepted, PodsReady, AgentsConnected, Training, Degraded, CheckpointsSaved, SnapshotsTaken, Complete, Failed."""
+    """Accepted, PodsReady, AgentsConnected, Training, Degraded, CheckpointsSaved, SnapshotsTaken, Suspended, Complete, Failed."""
 
     summary: Summary | None = None
     """Texts for the columns of kubectl get. Programs should read conditions and numbers instead."""

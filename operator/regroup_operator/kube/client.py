@@ -238,12 +238,15 @@ class Client:
         name: str,
         *,
         uid: str | None = None,
+        resource_version: str | None = None,
         timeout_s: float = REQUEST_TIMEOUT_S,
     ) -> None:
-        """Delete the object; with `uid` only if it is that one (ApiConflict otherwise)."""
+        """Delete the object; with `uid` only if it is that one, with `resource_version` only if it has not changed since
+        (ApiConflict otherwise)."""
         body: dict[str, Any] = {"apiVersion": "v1", "kind": "DeleteOptions"}
-        if uid is not None:
-            body["preconditions"] = {"uid": uid}
+        only = {"uid": uid, "resourceVersion": resource_version}
+        if uid is not None or resource_version is not None:
+            body["preconditions"] = {key: value for key, value in only.items() if value is not None}
         await self._call("DELETE", resource.path(namespace, name), body=body, timeout_s=timeout_s)
 
     async def _call(

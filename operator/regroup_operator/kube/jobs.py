@@ -67,6 +67,16 @@ class ClusterJobStore:
         stored = await self._put(job.raw, status)
         return parse_job(stored)
 
+    async def remove(self, job: Job) -> None:
+        """Delete the job, and by its owner references its pods, if it has not changed since it was read.
+
+        Raises ConflictError otherwise.
+        """
+        try:
+            await self._client.delete(JOBS, job.namespace, job.name, uid=job.uid, resource_version=job.resource_version)
+        except NotFoundError:
+            return
+
     async def _put(self, raw: Mapping[str, Any], status: Mapping[str, Any]) -> dict[str, Any]:
         metadata = raw["metadata"]
         body = {

@@ -200,3 +200,5 @@ class JobPlan:
     look_again_s: float | None = None
     """On the monotonic clock; None: only an event helps."""
     announced: bool = False
+    expired: bool = False
+    """The job has ended, and its time after that is over: it is deleted."""

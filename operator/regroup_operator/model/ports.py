@@ -42,6 +42,10 @@ class JobStore(Protocol):
         """Make `status` the job's whole status, if the job's resourceVersion is still the newest. Raises ConflictError."""
         ...
 
+    async def remove(self, job: Job) -> None:
+        """Delete the job and what it owns, if it is still this one at this resourceVersion. Raises ConflictError otherwise."""
+        ...
+
 
 class PodLookup(Protocol):
     def pod(self, namespace: str, name: str) -> Pod | None:

@@ -141,6 +141,8 @@ class Current:
     the script's imports. Otherwise the members were attached when it was announced."""
     incarnations: Mapping[str, int] = field(default_factory=dict)
     """By pod UID: that of the document. Empty where the document is not known."""
+    suspended: bool = False
+    """The job was suspended in it: none of its pods is left, and what comes next is a start, no recovery."""
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from regroup_operator.plan.facts.facts import Inputs, gather_facts
 from regroup_operator.plan.failures.failures import judge_failures
 from regroup_operator.plan.failures.restarts import KUBECTL_LOGS
 from regroup_operator.plan.generation.generation import plan_generation
-from regroup_operator.plan.lifecycle.lifecycle import Ended, decide_lifecycle
+from regroup_operator.plan.lifecycle.lifecycle import Active, Ended, decide_lifecycle, stop_word
 from regroup_operator.plan.pods.pods import plan_pods
 from regroup_operator.plan.report.report import make_report
 
@@ -44,16 +44,19 @@ def plan_job(
         tier=facts.tier,
         document=generation.document or known,
         released=frozenset(report.status.get("released", ())),
-        stop=lifecycle.outcome if isinstance(lifecycle, Ended) else None,
+        stop=stop_word(lifecycle),
         stalled=facts.asks,
         ask=generation.decision.ask if isinstance(generation.decision, Wait) else frozenset(),
         now_s=clock.now_s,
     )
+    expires_s = lifecycle.expires_s if isinstance(lifecycle, Ended) else None
     dues_s = (
         clock.now_s + settings.resync_s,
         facts.due_s,
         generation.due_s,
         pods.due_s,
+        lifecycle.due_s if isinstance(lifecycle, Active) else None,
+        expires_s,
         report.due_s,
         commands_due_s(facts, generation.members),
     )
@@ -67,4 +70,5 @@ def plan_job(
         notes=(*facts.adoption.notes, *generation.notes, *report.notes),
         look_again_s=earliest(dues_s, after_s=clock.now_s),
         announced=generation.document is not None,
+        expired=expires_s is not None and expires_s <= clock.now_s,
     )

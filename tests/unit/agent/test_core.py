@@ -490,6 +490,14 @@ def test_stop_of_a_completed_job_leaves_the_script_time_for_its_model() -> None:
     assert drive.exits(0).of(ev.Exit) == [ev.Exit(0)]
 
 
+def test_stop_of_a_suspended_job_leaves_time_for_the_step_and_its_checkpoint() -> None:
+    drive = Drive().session().trains(1, 3).command(wire.Stop("Suspended"))
+    assert drive.told() == [(0, local.StopLocally(local.SUSPENDED))]
+    assert drive.wait(290).of(ev.Signal) == []
+    assert drive.wait(11).of(ev.Signal) == [ev.Signal(0, signal.SIGTERM)]
+    assert drive.exits(0).of(ev.Exit) == [ev.Exit(0)]
+
+
 def test_stop_without_processes_ends_the_agent() -> None:
     assert Drive().feed(ev.Connected()).command(wire.Stop("Released")).of(ev.Exit) == [ev.Exit(0)]
 
@@ -607,7 +615,7 @@ def test_process_that_waits_for_its_restart_is_not_started_in_a_pod_that_is_dele
     assert drive.feed(ev.Terminated()).wait(5).of(ev.Start) == []
 
 
-@pytest.mark.parametrize("outcome", ["Complete", "Failed", "Released"])
+@pytest.mark.parametrize("outcome", ["Complete", "Failed", "Released", "Suspended"])
 def test_process_that_ends_after_a_stop_is_no_fault(outcome: str) -> None:
     drive = Drive().session().trains(1, 3).command(wire.Stop(outcome)).exits(1)
     assert (drive.bodies(wire.Fault), drive.of(ev.Exit)) == ([], [ev.Exit(0)])

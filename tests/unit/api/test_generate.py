@@ -43,6 +43,14 @@ def test_spec_has_exactly_the_fields_that_have_behaviour() -> None:
         "checkpoint": ["everySeconds", "keep", "path", "volumeClaim"],
         "memorySnapshot": ["everySeconds", "sizeLimit"],
         "recovery": ["disconnectSeconds", "hangSeconds", "maxRestarts", "rejoinSeconds", "windowSeconds"],
+        "runPolicy": [
+            "activeDeadlineSeconds",
+            "cleanPodPolicy",
+            "managedBy",
+            "startDeadlineSeconds",
+            "suspend",
+            "ttlSecondsAfterFinished",
+        ],
     }
 
 

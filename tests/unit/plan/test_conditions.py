@@ -78,7 +78,7 @@ def test_phase_of_a_job_that_has_ended(ended: str) -> None:
 
 
 def conditions(
-    *workers: Worker, ended: bool = False, now_s: float = 100.0, refusals: dict[str, str] | None = None
+    *workers: Worker, ended: str | None = None, now_s: float = 100.0, refusals: dict[str, str] | None = None
 ) -> list[JobCondition]:
     return worker_conditions(
         workers=workers,
@@ -149,7 +149,8 @@ def test_agent_that_was_turned_away_is_said_with_its_reason() -> None:
 
 
 def test_worker_conditions_of_a_job_that_has_ended_complain_of_nothing() -> None:
-    assert {(c.status, c.reason) for c in conditions(ended=True)} == {("False", "Ended")}
+    assert {(c.status, c.reason) for c in conditions(ended="Failed")} == {("False", "Ended")}
+    assert {(c.status, c.reason) for c in conditions(ended="Suspended")} == {("False", "Suspended")}
 
 
 def said(phase: str, *workers: Worker, **given: Any) -> dict[str, JobCondition]:

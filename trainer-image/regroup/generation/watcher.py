@@ -19,7 +19,7 @@ from typing import Any, Protocol
 from regroup.protocol import local
 from regroup.protocol.codec import ProtocolError
 from regroup.protocol.document import FORCED
-from regroup.protocol.local import Answer, Assignment, DumpStacksLocally, PruneLocally, StopLocally
+from regroup.protocol.local import SUSPENDED, Answer, Assignment, DumpStacksLocally, PruneLocally, StopLocally
 from regroup.protocol.wire import ProcessStack
 
 from . import stacks
@@ -70,14 +70,20 @@ class Watcher:
     def stop(self) -> StopLocally | None:
         return self._stop
 
+    @property
+    def _ends_after_a_step(self) -> bool:
+        """True where the end came as a planned change does: the group takes its time to leave after one step, together."""
+        return self._stop is not None and self._stop.outcome == SUSPENDED
+
     def knows_newer(self, generation: int) -> bool:
         """True once any generation above this one was heard, planned or forced."""
         newest = self._newest
-        return newest is not None and newest.number > generation
+        return self._ends_after_a_step or (newest is not None and newest.number > generation)
 
     def must_leave(self, generation: int) -> bool:
         """True once a group of this generation has to be left at once: a newer forced generation, or the end."""
-        return self._stop is not None or self._forced_number > generation
+        ended = self._stop is not None and not self._ends_after_a_step
+        return ended or self._forced_number > generation
 
     def wait_above(self, number: int) -> Assignment | StopLocally:
         """Block until an assignment above `number` was heard, or the end."""
@@ -89,9 +95,9 @@ class Watcher:
             return self._newest
 
     def wait_forced_above(self, generation: int) -> None:
-        """Block until `must_leave(generation)`: what a finished rank does, which ignores planned changes."""
+        """Block until `must_leave(generation)`, or any end: what a finished rank does, which ignores planned changes."""
         with self._changed, self._waiting():
-            self._changed.wait_for(lambda: self.must_leave(generation))
+            self._changed.wait_for(lambda: self._stop is not None or self.must_leave(generation))
 
     def wait_newer(self, generation: int, timeout_s: float) -> bool:
         """Block until a generation above this one was heard, at most `timeout_s`; return whether it was."""

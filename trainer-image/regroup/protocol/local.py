@@ -250,13 +250,14 @@ STACK_SIGNAL = 62
 holds the interpreter's lock, so that no thread could answer `DumpStacksLocally`. Sent to attached processes only."""
 
 
-DRAINED = "Drained"
+DRAINED, SUSPENDED = "Drained", "Suspended"
 
 
 @dataclass(frozen=True)
 class StopLocally:
     """End: `steps()` returns and the session closes, whatever the outcome. DRAINED: the agent's own word, at the end of its pod's
-    grace; who writes the job's checkpoints saves what it holds first."""
+    grace; who writes the job's checkpoints saves what it holds first. SUSPENDED: all ranks leave after the same step, as for a
+    planned generation, and save it."""
 
     TYPE = "stop"
     outcome: str

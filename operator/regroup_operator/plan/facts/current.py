@@ -51,6 +51,7 @@ def read_current(
         attempts=0 if membership.get("adopted") else max(1, memory.attempts),
         launches=known and memory.launches,
         incarnations={m.pod_uid: m.incarnation for m in document.members} if known and document else {},
+        suspended=bool(membership.get("suspended")),
     )
 
 

@@ -8,6 +8,7 @@ planned ones only ready workers (rule FORCED, PLANNED).
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from math import inf
 
 from regroup.protocol.document import FORCED, PLANNED
@@ -71,6 +72,9 @@ def next_generation(
     """
     if current is None:
         return _first(workers, bounds, now_s, settings)
+    if current.suspended:
+        first = _first(tuple(w for w in workers if w.pod is not None), bounds, now_s, settings)
+        return replace(first, reason="Resumed", cause="Resumed") if isinstance(first, Announce) else first
     members = tuple(w for w in workers if w.is_member)
     deadline = _deadline(current, members, step_s, settings)
     trouble = _trouble(current, members, deadline, now_s, settings)

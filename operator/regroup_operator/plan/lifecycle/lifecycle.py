@@ -1,20 +1,22 @@
 """What the job as a whole is in: one value, from which every later stage reads what it may do. Pure.
 
-Refused -> Active -> Ended. A job is refused only before its first generation; a refusal that comes later is said in a
-condition, and the job goes on.
+Refused -> Active -> Ended, and Active -> Suspending -> Suspended -> Active as the user wants. A job is refused only before its
+first generation; a refusal that comes later is said in a condition, and the job goes on. Where a job is to be suspended, that
+comes before what would fail it: a process that fails while it is told to stop fails nothing.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from regroup.protocol.document import PLANNED
 from regroup.protocol.state import Phase
-from regroup_operator.api.conditions import COMPLETE, FAILED
+from regroup_operator.api.conditions import COMPLETE, FAILED, SUSPENDED
 from regroup_operator.model.plan import Verdict
 from regroup_operator.model.worker import Current, Standing, Worker
 from regroup_operator.plan.facts.facts import Facts
 from regroup_operator.plan.failures.failures import Failures
+from regroup_operator.plan.lifecycle.run_policy import expires_in_s, overdue
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,18 @@ class Active:
     """It trains, or is on its way there. `refusal`: why what the user wants of it now cannot be had."""
 
     refusal: Verdict | None = None
+    due_s: float | None = None
+    """When one of its deadlines is over, monotonic."""
+
+
+@dataclass(frozen=True)
+class Suspending:
+    """Its processes are told to stop after a step, and its pods are deleted as they end."""
+
+
+@dataclass(frozen=True)
+class Suspended:
+    """It has no pods. What it continues from is its newest checkpoint."""
 
 
 @dataclass(frozen=True)
@@ -43,32 +57,74 @@ class Ended:
 
     had_ended: bool = False
     """Its status says so already."""
+    completed: str = ""
+    """RFC 3339 time of its end."""
+    expires_s: float | None = None
+    """When it is deleted, monotonic; None: it stays."""
 
     @property
     def outcome(self) -> str:
-        """The condition that is True, which agents are told with `stop`."""
+        """The condition that is True."""
         return COMPLETE if self.succeeded else FAILED
 
 
-Lifecycle = Refused | Active | Ended
+SUSPENDING = "Suspending"
+"""Reason of condition Suspended while the pods end. Once they are told to, the job is suspended whatever the user wants then."""
+
+Lifecycle = Refused | Active | Suspending | Suspended | Ended
 
 
 def decide_lifecycle(facts: Facts, failures: Failures) -> Lifecycle:
     """Return what the job is in now. What ended it stays: others of its processes may fail a moment later."""
     for condition in facts.status.get("conditions", ()):
         if condition["type"] in (COMPLETE, FAILED) and condition["status"] == "True":
-            return Ended(
-                condition["type"] == COMPLETE, Verdict(condition["reason"], condition["message"]), had_ended=True
-            )
-    if failures.verdict is not None:
-        return Ended(succeeded=False, why=failures.verdict)
-    finished = _finished_generation(facts.current, failures.workers)
+            why = Verdict(condition["reason"], condition["message"])
+            return _ended(facts, Ended(condition["type"] == COMPLETE, why, had_ended=True))
+    # Who has been told to stop cannot do after its last step what it would have done.
+    is_told = any(c["type"] == SUSPENDED and c["reason"] == SUSPENDING for c in facts.status.get("conditions", ()))
+    finished = None if is_told else _finished_generation(facts.current, failures.workers)
     if finished is not None:
-        return Ended(succeeded=True, finished=finished)
+        return _ended(facts, Ended(succeeded=True, finished=finished))
+    if facts.inputs.job.spec.run_policy.suspend or (is_told and facts.inputs.obs.pods):
+        return Suspending() if facts.inputs.obs.pods else Suspended()
+    if failures.verdict is not None:
+        return _ended(facts, Ended(succeeded=False, why=failures.verdict))
     refusal = facts.inputs.refusal
     if refusal is not None and facts.status.get("startTime") is None:
         return Refused(refusal)
-    return Active(refusal)
+    verdict, due_s = _deadline(facts, failures)
+    if verdict is not None:
+        return _ended(facts, Ended(succeeded=False, why=verdict))
+    return Active(refusal, due_s)
+
+
+def stop_word(lifecycle: Lifecycle) -> str | None:
+    """Return what the agents are told with `stop`, None: they are not."""
+    if isinstance(lifecycle, Ended):
+        return lifecycle.outcome
+    return SUSPENDED if isinstance(lifecycle, Suspending) else None
+
+
+def _ended(facts: Facts, ended: Ended) -> Ended:
+    clock, policy = facts.inputs.clock, facts.inputs.job.spec.run_policy
+    completed = facts.status.get("completionTime") or clock.timestamp()
+    in_s = expires_in_s(policy, completed, clock.wall)
+    return replace(ended, completed=completed, expires_s=None if in_s is None else clock.now_s + in_s)
+
+
+def _deadline(facts: Facts, failures: Failures) -> tuple[Verdict | None, float | None]:
+    """Return which deadline of the job is over, and when the next one will be, monotonic."""
+    job, clock = facts.inputs.job, facts.inputs.clock
+    verdict, in_s = overdue(
+        job.spec.run_policy,
+        facts.status,
+        created=job.created,
+        waits=facts.current is None or facts.current.suspended,
+        ready=sum(w.available for w in failures.workers),
+        needed=job.min_replicas,
+        now=clock.wall,
+    )
+    return verdict, None if in_s is None else clock.now_s + in_s
 
 
 def _finished_generation(current: Current | None, workers: tuple[Worker, ...]) -> tuple[int, int] | None:

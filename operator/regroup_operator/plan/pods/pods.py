@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+from regroup_operator.api.spec import RunPolicy
 from regroup_operator.model.members import MemberId
 from regroup_operator.model.plan import Memory
 from regroup_operator.model.records import Pod
@@ -12,7 +13,7 @@ from regroup_operator.plan.facts.current import named_members
 from regroup_operator.plan.facts.facts import Facts
 from regroup_operator.plan.failures.exits import avoided_nodes, count_created
 from regroup_operator.plan.generation.generation import NextGeneration
-from regroup_operator.plan.lifecycle.lifecycle import Active, Lifecycle
+from regroup_operator.plan.lifecycle.lifecycle import Active, Ended, Lifecycle, Suspending
 from regroup_operator.plan.pods.early import held_until, note_early, surplus
 from regroup_operator.plan.pods.wanted import CreateWorker, plan_workers
 
@@ -53,12 +54,15 @@ def plan_pods(facts: Facts, lifecycle: Lifecycle, generation: NextGeneration) ->
     delete = (*changes.delete, *(pod for pod in changes.release if not pod.terminating))
     if isinstance(lifecycle, Active):
         delete += surplus(inputs.obs.pods, {pod.uid for pod in delete})
+    elif _clears(lifecycle, inputs.job.spec.run_policy):
+        going = {pod.uid for pod in delete}
+        delete += tuple(p for p in inputs.obs.pods if not p.alive and not p.terminating and p.uid not in going)
     num_replaced, memory = count_created(
         [MemberId(c.slot, c.attempt) for c in changes.create],
         inputs.obs.pods,
         generation.memory,
         released=facts.released,
-        members=current.members if current is not None else (),
+        members=current.members if current is not None and not current.suspended else (),
         leaving={w.pod.uid for w in generation.workers if w.pod is not None and w.draining and w.connected},
     )
     return PodChanges(
@@ -69,6 +73,11 @@ def plan_pods(facts: Facts, lifecycle: Lifecycle, generation: NextGeneration) ->
         num_replaced=num_replaced if known.get("membership") else 0,
         due_s=changes.look_again_s,
     )
+
+
+def _clears(lifecycle: Lifecycle, policy: RunPolicy) -> bool:
+    """Return whether pods that have ended are deleted, too."""
+    return isinstance(lifecycle, Suspending) or (isinstance(lifecycle, Ended) and policy.clean_pod_policy == "All")
 
 
 def _released(facts: Facts, uids: Iterable[str]) -> list[str] | None:

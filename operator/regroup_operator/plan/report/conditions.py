@@ -7,17 +7,26 @@ from typing import Any
 
 from regroup.protocol.document import PLANNED
 from regroup.protocol.state import Group
+from regroup_operator.api.conditions import AGENTS_CONNECTED, PODS_READY
 from regroup_operator.model.plan import JobCondition, Verdict
 from regroup_operator.model.records import Settings
 from regroup_operator.model.worker import Announce, Current, Decision, Standing, Wait, Worker
 from regroup_operator.plan.report.script_group import passed
 
-PENDING, STARTING, RUNNING, RECOVERING, WAITING, SUCCEEDED, FAILED = (
-    "Pending", "Starting", "Running", "Recovering", "Waiting", "Succeeded", "Failed",
+PENDING, STARTING, RUNNING, RECOVERING, WAITING, SUSPENDING, SUSPENDED, SUCCEEDED, FAILED = (
+    "Pending", "Starting", "Running", "Recovering", "Waiting", "Suspending", "Suspended", "Succeeded", "Failed",
 )  # fmt: skip
+AT_REST = (SUSPENDING, SUSPENDED, SUCCEEDED, FAILED)
+"""Phases in which the job does not want to train."""
 
 
-ORDINARY = ("Starting", "Ended")
+AT_REST_WORDS = {
+    SUSPENDING: "The job is being suspended.",
+    SUSPENDED: "The job is suspended.",
+    SUCCEEDED: "The job has ended.",
+    FAILED: "The job has ended.",
+}
+ORDINARY = ("Starting", "Ended", SUSPENDING, SUSPENDED)
 """Reasons of PodsReady=False that pass by themselves."""
 
 
@@ -31,9 +40,9 @@ def phase_of(
     stalled: bool = False,
     group: str | None = None,
 ) -> str:
-    """Return status.phase. `trained`: a generation has adopted before; `ended`: Succeeded, Failed or None; `stalled`: steps
-    are overdue, which is the fault of the worker that cannot be reached, if there is one, and else the script's own affair;
-    `group`: whether a script's processes have formed theirs (script_group.py), None for a session."""
+    """Return status.phase. `trained`: a generation has adopted before; `ended`: one of AT_REST, None: it wants to train;
+    `stalled`: steps are overdue, which is the fault of the worker that cannot be reached, if there is one, and else the script's
+    own affair; `group`: whether a script's processes have formed theirs (script_group.py), None for a session."""
     if ended:
         return ended
     if current is None:
@@ -64,15 +73,17 @@ def worker_conditions(
     *,
     workers: Sequence[Worker],
     replicas: int,
-    ended: bool,
+    ended: str | None,
     now_s: float,
     settings: Settings,
     endpoint: str,
     refusals: Mapping[str, str],
 ) -> list[JobCondition]:
-    """Return PodsReady and AgentsConnected. `refusals`: why agents were turned away, by pod UID."""
+    """Return PodsReady and AgentsConnected. `ended`: one of AT_REST, None: the job wants its pods; `refusals`: why agents
+    were turned away, by pod UID."""
     if ended:
-        return [JobCondition(kind, "False", "Ended", "The job has ended.") for kind in ("PodsReady", "AgentsConnected")]
+        reason = "Ended" if ended in (SUCCEEDED, FAILED) else ended
+        return [JobCondition(kind, "False", reason, AT_REST_WORDS[ended]) for kind in (PODS_READY, AGENTS_CONNECTED)]
     usable = [w for w in workers if w.pod is not None and w.pod.usable]
     pods = [w.pod for w in usable if w.pod]
     stuck = next(
@@ -179,8 +190,8 @@ def training_conditions(
                 "torch.distributed.init_process_group where Regroup can see it, so it is not known whether they train.",
             )
         )
-    elif phase in (SUCCEEDED, FAILED):
-        out.append(JobCondition("Training", "False", phase, "The job has ended."))
+    elif phase in AT_REST:
+        out.append(JobCondition("Training", "False", phase, AT_REST_WORDS[phase]))
     elif phase == RUNNING:
         out.append(JobCondition("Training", "True", "Running", f"Generation {number} trains with {_workers(count)}."))
     elif group == Group.WAITING and current is not None and current.adopted and not isinstance(decision, Wait):
@@ -195,7 +206,7 @@ def training_conditions(
                 "Training", "False", phase, f"Generation {number}: {phase.lower()}." if number else "No generation yet."
             )
         )
-    if crash and phase not in (SUCCEEDED, FAILED):
+    if crash and phase not in AT_REST:
         out.append(JobCondition("Degraded", "True", "Crashing", crash))
     else:
         out.append(_degraded(phase, current, replicas, workers, hang, leaving, spares, memory))
@@ -223,8 +234,10 @@ def _degraded(
     memory: str,
 ) -> JobCondition:
     """Return whether the job trains with less than it wants. Before it has trained at all there is nothing to compare."""
-    if phase in (SUCCEEDED, FAILED):
-        return JobCondition("Degraded", "False", "Ended", "The job has ended.")
+    if phase in AT_REST:
+        return JobCondition(
+            "Degraded", "False", "Ended" if phase in (SUCCEEDED, FAILED) else phase, AT_REST_WORDS[phase]
+        )
     if phase in (PENDING, STARTING):
         return JobCondition("Degraded", "False", "NotStarted", "Training has not begun.")
     if hang:

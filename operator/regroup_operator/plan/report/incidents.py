@@ -12,7 +12,7 @@ from regroup_operator.model.worker import Announce, Current, Worker
 
 OOM_KILLED = "OOMKilled"
 """The kubelet's reason and the agent's: a process was killed for lack of memory."""
-GROWING = ("Resized", "Drained")
+GROWING = ("Resized", "Drained", "Resumed")
 """Causes of planned generations: workers that were missing may have joined in them."""
 
 

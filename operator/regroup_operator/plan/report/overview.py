@@ -12,6 +12,7 @@ from regroup_operator.api.conditions import (
     COMPLETE,
     PODS_READY,
     SNAPSHOTS_TAKEN,
+    SUSPENDED,
     TRAINING,
 )
 from regroup_operator.api.names import selector
@@ -22,16 +23,18 @@ from regroup_operator.plan.facts.facts import Facts
 from regroup_operator.plan.facts.groups import spare_words
 from regroup_operator.plan.failures.failures import Failures
 from regroup_operator.plan.generation.generation import NextGeneration
-from regroup_operator.plan.lifecycle.lifecycle import Active, Ended, Lifecycle, Refused
+from regroup_operator.plan.lifecycle.lifecycle import Active, Ended, Lifecycle, Refused, Suspended, Suspending
 from regroup_operator.plan.report.conditions import (
     FAILED,
     ORDINARY,
     SUCCEEDED,
+    SUSPENDING,
     phase_of,
     summary,
     training_conditions,
     worker_conditions,
 )
+from regroup_operator.plan.report.conditions import SUSPENDED as PHASE_SUSPENDED
 from regroup_operator.plan.report.incidents import missing_for_memory
 from regroup_operator.plan.report.leaving import leaving_words
 from regroup_operator.plan.report.saving import NOT_SAVED, judge_saving
@@ -49,29 +52,28 @@ def overview(
     if facts.tier == "Script":
         ran = before.get(TRAINING, {}).get("status") == "True"
         group = script_group(facts.current, generation.workers, ran=ran)
-    outcome = None
-    if isinstance(lifecycle, Ended):
-        outcome = SUCCEEDED if lifecycle.succeeded else FAILED
+    rest = _at_rest(lifecycle)
     phase = phase_of(
         current=facts.current,
         decision=generation.decision,
         workers=generation.workers,
-        trained=_has_trained(status),
-        ended=outcome,
+        trained=_has_trained(status) and not _is_resumed(status),
+        ended=rest,
         stalled=facts.stalled,
         group=group,
     )
     now = {
         **_accepted(lifecycle),
-        **_of_workers(facts, lifecycle, generation),
+        **_of_workers(facts, rest, generation),
         **_of_saving(facts, lifecycle, generation, status, before),
     }
+    now |= _suspended(facts, lifecycle, status, before)
     now |= _of_training(facts, failures, lifecycle, generation, status, phase, group, now)
     conditions = list(facts.status.get("conditions", ()))
     for one in now.values():
         conditions = set_condition(conditions, one.type, one.status, one.reason, one.message,  # type: ignore[arg-type]
                                    clock.timestamp(), job.spec_generation)  # fmt: skip
-    ready = 0 if outcome else _num_ready(facts, generation.workers)
+    ready = 0 if rest else _num_ready(facts, generation.workers)
     part = {
         "conditions": conditions,
         "observedGeneration": job.spec_generation,
@@ -102,6 +104,14 @@ def is_urgent(status: Mapping[str, Any], stored: Mapping[str, Any]) -> bool:
     return skeleton(status) != skeleton(stored)
 
 
+def _is_resumed(status: Mapping[str, Any]) -> bool:
+    """Return whether the job starts again after it was suspended: nothing has failed."""
+    membership, incidents = status.get("membership") or {}, status.get("incidents") or [{}]
+    newest = incidents[-1]
+    resumes = newest.get("cause") == "Resumed" and newest["generation"] == membership.get("generation")
+    return bool(membership.get("suspended")) or (resumes and not membership.get("adopted"))
+
+
 def _has_trained(status: Mapping[str, Any]) -> bool:
     membership = status.get("membership") or {}
     earlier = any(e["generation"] < membership.get("generation", 0) for e in status.get("lineage", ()))
@@ -122,13 +132,53 @@ def _accepted(lifecycle: Lifecycle) -> dict[str, JobCondition]:
     return _by_type([JobCondition(ACCEPTED, "False", why.reason or "InvalidSpec", why.message)])
 
 
-def _of_workers(facts: Facts, lifecycle: Lifecycle, generation: NextGeneration) -> dict[str, JobCondition]:
+def _at_rest(lifecycle: Lifecycle) -> str | None:
+    """Return the phase of a job that does not want to train, None: it does."""
+    if isinstance(lifecycle, Ended):
+        return SUCCEEDED if lifecycle.succeeded else FAILED
+    if isinstance(lifecycle, Suspending | Suspended):
+        return SUSPENDING if isinstance(lifecycle, Suspending) else PHASE_SUSPENDED
+    return None
+
+
+def _suspended(
+    facts: Facts, lifecycle: Lifecycle, status: Mapping[str, Any], before: Mapping[str, Mapping[str, Any]]
+) -> dict[str, JobCondition]:
+    """Return whether the job is suspended, and from where it will continue; nothing where it never was."""
+    if isinstance(lifecycle, Suspending):
+        said = JobCondition(
+            SUSPENDED, "False", SUSPENDING, "The workers stop after a step, and their pods are deleted."
+        )
+    elif isinstance(lifecycle, Suspended):
+        said = JobCondition(SUSPENDED, "True", PHASE_SUSPENDED, _continues(facts, status))
+    elif SUSPENDED not in before:
+        return {}
+    elif isinstance(lifecycle, Ended):
+        old = before[SUSPENDED]
+        said = JobCondition(SUSPENDED, old["status"], old["reason"], old["message"])
+    else:
+        said = JobCondition(SUSPENDED, "False", "Resumed", "The job was resumed.")
+    return _by_type([said])
+
+
+def _continues(facts: Facts, status: Mapping[str, Any]) -> str:
+    """Return from where a suspended job will continue."""
+    if not status.get("membership"):
+        return "No pod is left. The job has not begun."
+    if facts.tier == "Script":
+        return "No pod is left. Resumed, the script starts again, and continues from what it has saved itself."
+    if facts.inputs.job.spec.checkpoint is None:
+        return "No pod is left, and spec.checkpoint is not set: resumed, the job begins anew."
+    return "No pod is left. Resumed, the job continues from its newest checkpoint."
+
+
+def _of_workers(facts: Facts, rest: str | None, generation: NextGeneration) -> dict[str, JobCondition]:
     inputs = facts.inputs
     return _by_type(
         worker_conditions(
             workers=generation.workers,
             replicas=inputs.job.spec.replicas,
-            ended=isinstance(lifecycle, Ended),
+            ended=rest,
             now_s=inputs.clock.now_s,
             settings=inputs.settings,
             endpoint=inputs.endpoint,

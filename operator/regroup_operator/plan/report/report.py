@@ -16,7 +16,7 @@ from regroup_operator.plan.facts.facts import Facts
 from regroup_operator.plan.failures.failures import Failures
 from regroup_operator.plan.failures.hangs import HUNG, stack_lines
 from regroup_operator.plan.generation.generation import NextGeneration
-from regroup_operator.plan.lifecycle.lifecycle import Ended, Lifecycle
+from regroup_operator.plan.lifecycle.lifecycle import Ended, Lifecycle, Suspended
 from regroup_operator.plan.pods.pods import PodChanges
 from regroup_operator.plan.report.breakdown import breakdown, times_of
 from regroup_operator.plan.report.counters import restarts_status
@@ -44,7 +44,7 @@ def make_report(
     facts: Facts, failures: Failures, lifecycle: Lifecycle, generation: NextGeneration, pods: PodChanges
 ) -> Report:
     """Return what is written and said."""
-    inputs, has_ended = facts.inputs, isinstance(lifecycle, Ended)
+    inputs, has_ended = facts.inputs, isinstance(lifecycle, Ended | Suspended)
     number = 0 if generation.document is None else generation.document.number
     status: dict[str, Any] = {**facts.known, **generation.changed}
     status["released"] = pods.released
@@ -56,6 +56,10 @@ def make_report(
         recent=failures.recent,
     )
     status["incidents"] = _incidents(facts, generation)
+    if isinstance(lifecycle, Ended):
+        status["completionTime"] = lifecycle.completed
+    if isinstance(lifecycle, Suspended) and status.get("membership"):
+        status["membership"] = {**status["membership"], "suspended": True}
     status.update(_progress(facts, generation, status))
     status = {key: value for key, value in status.items() if value is not None}
     part, notes = overview(facts, failures, lifecycle, generation, status)

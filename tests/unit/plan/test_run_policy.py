@@ -1,0 +1,155 @@
+"""Deadlines, suspension, and what is left of a job: spec.runPolicy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from regroup.protocol.state import Phase
+from regroup.protocol.wire import Stop
+from regroup_operator.api.spec import RunPolicy
+from regroup_operator.model.plan import Clock, JobPlan
+from regroup_operator.plan.lifecycle.run_policy import expires_in_s, overdue
+from tests.builders.plan import JobBuilder, make_pod, make_session, uid_of
+from tests.unit.plan.test_job import TRAINING, job, plan, told, trains
+
+CREATED, STARTED, RESUMED = "2026-01-01T10:00:00Z", "2026-01-01T10:10:00Z", "2026-01-01T12:00:00Z"
+TEN_S = 1767261600.0
+"""10:00 that day, in seconds since the epoch."""
+HOUR_S = 3600.0
+AFTER_RESUMPTION = {
+    "startTime": STARTED,
+    "conditions": [{"type": "Suspended", "status": "False", "reason": "Resumed", "lastTransitionTime": RESUMED}],
+}
+
+
+@pytest.mark.parametrize(
+    ("policy", "status", "waits", "at", "reason", "in_s"),
+    [
+        pytest.param({}, {"startTime": STARTED}, True, 1e9, None, None, id="no deadline"),
+        pytest.param({"active": 600}, {"startTime": STARTED}, False, 600.0, None, 600.0, id="from the start, not the creation"),
+        pytest.param({"active": 600}, {"startTime": STARTED}, False, 1200.0, "DeadlineExceeded", 0.0, id="over"),
+        pytest.param({"active": 600}, {}, True, 1200.0, None, None, id="not started: no deadline runs"),
+        pytest.param({"active": 600}, AFTER_RESUMPTION, False, 2 * HOUR_S + 1, None, 599.0, id="begins anew with a resumption"),
+        pytest.param({"start": 60}, {}, True, 59.0, None, 1.0, id="waits for its pods"),
+        pytest.param({"start": 60}, {}, True, 60.0, "StartDeadlineExceeded", 0.0, id="for too long"),
+        pytest.param({"start": 60}, {"startTime": STARTED}, False, 1e6, None, None, id="it has begun"),
+        pytest.param({"start": 60}, AFTER_RESUMPTION, True, 2 * HOUR_S + 1, None, 59.0, id="it was resumed"),
+        pytest.param(
+            {"start": 9000, "active": 60}, AFTER_RESUMPTION, True, 2 * HOUR_S + 60, "DeadlineExceeded", 0.0, id="the first of two"
+        ),
+    ],
+)  # fmt: skip
+def test_deadlines(
+    policy: dict[str, int], status: dict[str, Any], waits: bool, at: float, reason: str | None, in_s: float | None
+) -> None:
+    given = RunPolicy(active_deadline_seconds=policy.get("active"), start_deadline_seconds=policy.get("start"))
+    verdict, due_s = overdue(given, status, created=CREATED, waits=waits, ready=1, needed=4, now=TEN_S + at)
+    assert (verdict.reason if verdict else None, due_s) == (reason, in_s)
+    if reason == "StartDeadlineExceeded":
+        assert verdict is not None
+        assert verdict.message.startswith("1 of the 4 workers")
+
+
+@pytest.mark.parametrize(
+    ("ttl_s", "completed", "want"), [(None, CREATED, None), (60, None, None), (60, CREATED, 50.0), (0, CREATED, -10.0)]
+)
+def test_expiry(ttl_s: int | None, completed: str | None, want: float | None) -> None:
+    assert expires_in_s(RunPolicy(ttl_seconds_after_finished=ttl_s), completed, TEN_S + 10.0) == want
+
+
+def with_policy(status: dict[str, Any] | None = None, **policy: Any) -> JobBuilder:
+    return job(status).with_spec(runPolicy=policy)
+
+
+def condition(got: JobPlan, kind: str) -> dict[str, Any]:
+    found: dict[str, Any] = next(c for c in got.status["conditions"] if c["type"] == kind)
+    return found
+
+
+def test_suspending_job_tells_its_workers_to_stop_and_deletes_what_has_ended() -> None:
+    first = plan(with_policy(TRAINING, suspend=True))
+    assert (sorted(told(first, Stop)), first.create, first.delete) == ([uid_of(0), uid_of(1)], (), ())
+    assert [t.body.outcome for t in first.tell if isinstance(t.body, Stop)] == ["Suspended"] * 2
+    assert (first.status["phase"], condition(first, "Suspended")["status"]) == ("Suspending", "False")
+    ended = (make_pod(0, phase="Succeeded"), make_pod(1))
+    told_already = trains(1, told_stop=True)
+    again = plan(with_policy(first.status, suspend=True), pods=ended, sessions=(told_already,), memory=first.memory)
+    assert ([pod.uid for pod in again.delete], told(again, Stop)) == ([uid_of(0)], [])
+    done = plan(with_policy(again.status, suspend=True), pods=(), sessions=(), memory=again.memory)
+    assert (done.status["phase"], done.create, condition(done, "Suspended")["status"]) == ("Suspended", (), "True")
+    assert done.status["membership"]["suspended"]
+
+
+def test_job_that_has_told_its_workers_to_stop_is_suspended_even_if_that_is_taken_back() -> None:
+    first = plan(with_policy(TRAINING, suspend=True))
+    back = plan(with_policy(first.status), memory=first.memory)
+    assert (back.status["phase"], back.create) == ("Suspending", ())
+    resumed = plan(with_policy(back.status), pods=(), sessions=(), memory=back.memory)
+    assert [slot for slot, _, _ in resumed.create] == [0, 1]
+
+
+def test_resumed_job_starts_and_nothing_counts_as_a_restart() -> None:
+    first = plan(with_policy(TRAINING, suspend=True))
+    done = plan(with_policy(first.status, suspend=True), pods=(), sessions=(), memory=first.memory)
+    made = plan(with_policy(done.status), pods=(), sessions=(), memory=done.memory)
+    assert made.create == ((0, 1, ()), (1, 1, ()))
+    assert (made.status["phase"], condition(made, "Suspended")["reason"]) == ("Starting", "Resumed")
+    pods = (make_pod(0, 1), make_pod(1, 1))
+    ready = tuple(make_session(slot, Phase.READY, 0, attempt=1, adopted_to=0, entered=0) for slot in range(2))
+    issued = plan(with_policy(made.status), pods=pods, sessions=ready, memory=made.memory)
+    membership = issued.status["membership"]
+    assert (membership["generation"], membership["members"], membership.get("suspended")) == (2, "0.1,1.1", None)
+    assert (issued.status["incidents"][-1]["cause"], issued.status["phase"]) == ("Resumed", "Starting")
+    assert issued.status.get("restarts", {}).get("total", 0) == 0
+
+
+def test_process_that_fails_while_it_is_told_to_stop_fails_nothing() -> None:
+    first = plan(with_policy(TRAINING, suspend=True).with_recovery(maxRestarts=0))
+    crashed = (make_pod(0, phase="Failed", last_exit_code=1), make_pod(1))
+    got = plan(
+        with_policy(first.status, suspend=True).with_recovery(maxRestarts=0),
+        pods=crashed,
+        sessions=(trains(1),),
+        memory=first.memory,
+    )
+    assert got.status["phase"] == "Suspending"
+
+
+def test_job_may_be_created_suspended() -> None:
+    got = plan(with_policy(None, suspend=True), pods=(), sessions=())
+    assert (got.status["phase"], got.create, got.status["summary"]["state"]) == ("Suspended", (), "Suspended")
+    assert "has not begun" in condition(got, "Suspended")["message"]
+
+
+ENDED = TRAINING | {
+    "conditions": [
+        {"type": "Complete", "status": "True", "reason": "Finished", "message": "All.", "lastTransitionTime": CREATED}
+    ],
+    "completionTime": CREATED,
+}
+
+
+@pytest.mark.parametrize(("policy", "deleted"), [("None", []), ("Running", []), ("All", [uid_of(0)])])
+def test_pods_after_the_end(policy: str, deleted: list[str]) -> None:
+    pods = (make_pod(0, phase="Succeeded"), make_pod(1))
+    got = plan(with_policy(ENDED, cleanPodPolicy=policy), pods=pods)
+    assert [pod.uid for pod in got.delete] == deleted
+
+
+def test_job_that_has_ended_expires() -> None:
+    builder = with_policy(ENDED, ttlSecondsAfterFinished=60)
+    early = plan(builder, clock=Clock(100.0, TEN_S + 10.0))
+    assert not early.expired
+    assert early.look_again_s is not None
+    assert early.look_again_s <= 150.0
+    assert plan(builder, clock=Clock(100.0, TEN_S + 60.0)).expired
+
+
+def test_end_has_a_time() -> None:
+    failed = plan(
+        with_policy(TRAINING | {"startTime": CREATED}, activeDeadlineSeconds=5), clock=Clock(100.0, TEN_S + 5.0)
+    )
+    assert (failed.status["phase"], failed.status["completionTime"]) == ("Failed", CREATED.replace("00Z", "05Z"))
+    assert condition(failed, "Failed")["reason"] == "DeadlineExceeded"
