@@ -193,7 +193,7 @@ class Pods:
     async def delete(self, pod: Pod) -> None:
         self._reach()
         released = pod.uid in self._world.status.get("released", ())
-        ended = self._world.phase in ("Succeeded", "Failed")
+        ended = self._world.phase in ("Suspending", "Succeeded", "Failed")
         assert released or pod.phase in ("Pending", "Failed") or ended, (
             f"{pod.name} was deleted before its release was written"
         )

@@ -385,6 +385,10 @@ class World:
         self.store.change_spec(lambda spec: spec.update(replicas=replicas))
         self.dirty()
 
+    def suspend(self, suspended: bool) -> None:
+        self.store.change_spec(lambda spec: spec.update(runPolicy={"suspend": suspended}))
+        self.dirty()
+
     def record(self, job: Job, note: EventNote) -> None:  # noqa: ARG002
         self.notes.append(note)
 

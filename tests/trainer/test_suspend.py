@@ -25,13 +25,8 @@ def traces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     directory = tmp_path / "traces"
     directory.mkdir()
     (directory / "pace").write_text(str(PACE_S))
-    for name, value in {
-        "TRACE": directory,
-        "STEPS": STEPS,
-        "REDUCTION": "exact",
-        "OMP_NUM_THREADS": "1",
-        "HOSTNAME": "local-worker-0-0",
-    }.items():
+    environment = {"TRACE": directory, "STEPS": STEPS, "REDUCTION": "exact", "HOSTNAME": "local-worker-0-0"}
+    for name, value in {**environment, "OMP_NUM_THREADS": "1"}.items():
         monkeypatch.setenv(name, str(value))
     return directory
 

@@ -57,7 +57,7 @@ class Reader(World):
 
 
 def test_every_field_is_written_in_the_life_of_a_job(tmp_path: Path) -> None:
-    world = Reader(tmp_path, make_job().with_replicas(3).with_recovery(hangSeconds=5), total_steps=60)
+    world = Reader(tmp_path, make_job().with_replicas(3).with_recovery(hangSeconds=5), total_steps=80)
     world.advance(12, step_every_s=0.5)
     world.vanish(sorted(world.pods.by_uid)[1])
     world.advance(5, step_every_s=0.5)
@@ -66,5 +66,9 @@ def test_every_field_is_written_in_the_life_of_a_job(tmp_path: Path) -> None:
     next(t for a in world.agents.values() for t in a.trainers.values() if t.group is not None).frozen = True
     world.advance(8, step_every_s=0.5)
     world.scale(1)
+    world.advance(5, step_every_s=0.5)
+    world.suspend(True)
+    world.until(lambda: world.phase == "Suspended", step_every_s=0.5)
+    world.suspend(False)
     world.until(lambda: world.phase == "Succeeded", step_every_s=0.5)
     assert set(declared(object_schema()["properties"]["status"])) - world.found == ELSEWHERE
