@@ -130,6 +130,7 @@ def test_operators_pod_passes_pod_security_restricted(installed: Api) -> None:
     "request_",
     [
         "watch distributedtrainingjobs.regroup.dev --all-namespaces",
+        "delete distributedtrainingjobs.regroup.dev --all-namespaces",
         "update distributedtrainingjobs.regroup.dev --subresource=status --all-namespaces",
         "update distributedtrainingjobs.regroup.dev --subresource=finalizers --all-namespaces",
         "create pods --all-namespaces",
@@ -154,7 +155,7 @@ def test_operator_may_do_its_work(installed: Api, request_: str) -> None:
     [
         "create distributedtrainingjobs.regroup.dev --all-namespaces",
         "patch distributedtrainingjobs.regroup.dev --all-namespaces",
-        "delete distributedtrainingjobs.regroup.dev --all-namespaces",
+        "deletecollection distributedtrainingjobs.regroup.dev --all-namespaces",
         "patch pods --namespace=default",
         "create pods --subresource=exec --all-namespaces",
         "delete services --all-namespaces",

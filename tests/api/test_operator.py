@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -87,6 +88,47 @@ def test_scaled_job_gets_more_pods(api: Api, namespace: str, leader: Replica) ->
     until(lambda: api.done("get", "pods", f"--namespace={namespace}", "-oname").count("\n") == 3, "three pods")
     api.done("scale", "dtj", "digits", "--replicas=5", f"--namespace={namespace}")
     until(lambda: api.done("get", "pods", f"--namespace={namespace}", "-oname").count("\n") == 5, "five pods")
+    assert leader.page("/healthz")[0] == 200
+
+
+def pod_names(api: Api, namespace: str) -> list[str]:
+    return api.done("get", "pods", f"--namespace={namespace}", "-oname").split()
+
+
+def is_at(api: Api, namespace: str, state: str, pods: int) -> bool:
+    found = status(api, namespace).get("summary", {}).get("state")
+    return found == state and len(pod_names(api, namespace)) == pods
+
+
+def test_suspended_job_gives_its_pods_back_and_gets_new_ones(api: Api, namespace: str, leader: Replica) -> None:
+    create(api, namespace)
+    until(lambda: len(pod_names(api, namespace)) == 3, "three pods")
+    for suspended, pods, state in (("true", 0, "Suspended"), ("false", 3, "Pending")):
+        patch = f'{{"spec":{{"runPolicy":{{"suspend":{suspended}}}}}}}'
+        api.done("patch", "dtj", "digits", f"--namespace={namespace}", "--type=merge", f"--patch={patch}")
+        until(partial(is_at, api, namespace, state, pods), f"{state} with {pods} pods")
+    assert leader.page("/healthz")[0] == 200
+
+
+def test_job_that_misses_its_start_fails_and_expires(api: Api, namespace: str, leader: Replica) -> None:
+    create(api, namespace, runPolicy={"startDeadlineSeconds": 2, "ttlSecondsAfterFinished": 4})
+    failed = until(lambda: condition(api, namespace, "Failed"), "the end")
+    assert (failed["reason"], failed["message"].split(" within")[0]) == (
+        "StartDeadlineExceeded",
+        "0 of the 2 workers that the job needs were ready",
+    )
+    assert "completionTime" in status(api, namespace)
+    until(lambda: api.done("get", "dtj", f"--namespace={namespace}", "-oname") == "", "its deletion")
+    assert leader.page("/healthz")[0] == 200
+
+
+def test_job_of_another_controller_is_left_alone(api: Api, namespace: str, leader: Replica) -> None:
+    create(api, namespace, "theirs", runPolicy={"managedBy": "example.com/another"})
+    create(api, namespace, "ours", runPolicy={"managedBy": "regroup.dev/operator"})
+    until(lambda: len(pod_names(api, namespace)) == 3, "three pods")
+    until(lambda: status(api, namespace, "ours").get("phase"), "a status")
+    assert all(name.startswith("pod/ours-") for name in pod_names(api, namespace))
+    assert status(api, namespace, "theirs") == {}
     assert leader.page("/healthz")[0] == 200
 
 

@@ -63,6 +63,24 @@ def test_job_that_lost_every_pod_goes_on_from_its_durable_checkpoint(shared_jobs
     assert judge.whole([c for c in commits if c.generation >= resumed], first=first) == []
 
 
+def test_suspended_job_goes_on_after_the_step_at_which_it_stopped(shared_jobs: SharedJobs) -> None:
+    """Its pods are gone meanwhile. No step is done again, and nothing counts as a restart."""
+    (job,) = shared_jobs.take("two processes")
+    before, counted = job.training(steps=20), job.counted()
+    generation = before.commits[-1].generation
+    job.patch(runPolicy={"suspend": True})
+    status = job.wait(120, f"{job.name} is suspended", state="Suspended")
+    assert job.pods() == []
+    assert "newest checkpoint" in next(c["message"] for c in status["conditions"] if c["type"] == "Suspended")
+    job.patch(runPolicy={"suspend": False})
+    trace = job.training(after=generation)
+    resumed = trace.commits[-1].generation
+    commits = [c for c in trace.judged() if c.generation >= generation]
+    assert judge.whole(commits, first=None, redone=0) == []
+    assert job.status()["incidents"][-1]["cause"] == "Resumed"
+    assert (resumed, job.counted()) == (job.newest(), counted)
+
+
 def test_job_that_lost_every_process_at_once_goes_on_from_memory(shared_jobs: SharedJobs) -> None:
     """The processes of two workers are killed, and the whole container of the third: its volume in memory outlives it."""
     (job,) = shared_jobs.take("two processes")
