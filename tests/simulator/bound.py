@@ -22,6 +22,7 @@ NAMED = {
 """Reasons of condition Training=False for which a job may wait without end, where that is so."""
 WAITS = {
     *NAMED,
+    "Suspending",  # for the pods of nodes that are off: condition Suspended names them
     *(
         w.value.reads[2]
         for w in UntilEvent

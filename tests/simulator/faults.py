@@ -120,6 +120,7 @@ KINDS: dict[str, Kind] = {
     "api-down": Kind(strikes.api_down, 1, (1.0, 5.0, 20.0)),
     "restore": Kind(strikes.restore, 0.5),
     "scale": Kind(strikes.scale, 4),
+    "suspend": Kind(strikes.suspend, 1),
     "resize": Kind(strikes.resize, 2),
     "hang-all": Kind(strikes.hang_all, 0.3, session_only=True),
     "lose-file": Kind(strikes.lose_file, 1),

@@ -408,6 +408,15 @@ def scale(world: World, fault: Fault) -> bool:
     return world.replicas != before
 
 
+def suspend(world: World, fault: Fault) -> bool:
+    """spec.runPolicy.suspend is true for a while."""
+    if world.has_ended or (world.store.view["spec"].get("runPolicy") or {}).get("suspend"):
+        return False
+    world.suspend(True)
+    world.lasts(min(fault.for_s, 60.0), lambda: world.suspend(False))
+    return True
+
+
 def resize(world: World, fault: Fault) -> bool:
     """spec.replicas and minReplicas change together."""
     if not world.store.view["spec"].get("elasticPolicy") or world.has_ended:

@@ -15,6 +15,7 @@ from regroup.progress.pace import Pace
 from regroup.protocol.document import FORCED, Document
 from regroup.protocol.local import (
     DRAINED,
+    SUSPENDED,
     AdoptedLocally,
     Answer,
     Arrived,
@@ -69,7 +70,7 @@ class Group:
         state = StatePair(self.number, self.step + 1)
         trainers = [self.ranks[rank] for rank in sorted(self.ranks)]
         world = trainers[0].agent.world
-        leave = all(t.newest is not None and t.newest.number > self.number for t in trainers)
+        leave = all(t.knows_newer(self.number) for t in trainers)
         if world.is_slow(trainers):
             return None
         self.step = state.step
@@ -79,6 +80,8 @@ class Group:
         if leave and self.step < world.total_steps:
             self.is_over = True
             for trainer in trainers:
+                if trainer.suspended:
+                    world.disk.write_last(self, trainer, state)
                 trainer.group = None
                 world.later(trainer.go_on)
         world.print_a_line(trainers)
@@ -204,7 +207,7 @@ class Trainer:
         self.attached = self.begun = False
         self.launched = 0
         """Generation whose environment it was started with; 0: none."""
-        self.frozen = self.stopped = False
+        self.frozen = self.stopped = self.suspended = False
         self.newest: Assignment | None = None
         self.state: StatePair | None = None
         self.state_adopted = 0
@@ -302,6 +305,10 @@ class Trainer:
             place, where = (ProcessStack.OUTSIDE, "load (train.py:4)") if self.frozen else (place, "main (train.py:9)")
             self.say(Stack(place, None, where, f"{where} < main (train.py:9)", "thread MainThread:"))
         elif isinstance(message, StopLocally):
+            if message.outcome == SUSPENDED and not self.finished:
+                self.suspended = True
+                self.go_on()
+                return
             if message.outcome == DRAINED and self.group is not None and self.state is not None:
                 self.agent.world.disk.write_last(self.group, self, self.state)
             self.agent.world.later(lambda: self.agent.exited(self, 0))
@@ -325,11 +332,14 @@ class Trainer:
             return
         if self.group is not None:
             formed = len(self.group.adopted) == self.group.world_size
-            newer = self.newest is not None and self.newest.number > self.group.number
+            newer = self.knows_newer(self.group.number)
             if not (self._forced > self.group.number or (newer and not formed)):
                 return
             self.drop()
         newest = self.newest
+        if self.suspended:
+            self.agent.world.later(lambda: self.agent.exited(self, 0))
+            return
         if newest is None or newest.number <= self._floor:
             return
         self._floor = newest.number
@@ -419,8 +429,7 @@ class Trainer:
         """A collective raised."""
         if self.group is not group or not self.alive or self.frozen or self.finished:
             return
-        knows_newer = self.newest is not None and self.newest.number > group.number
-        if knows_newer:
+        if self.knows_newer(group.number):
             self.drop()
             self.go_on()
         else:
@@ -430,6 +439,10 @@ class Trainer:
     def leave(self, cause: str, message: str, peer_rank: int | None = None) -> None:
         self.group = None
         self._send_left(cause, message, peer_rank)
+
+    def knows_newer(self, number: int) -> bool:
+        """Whether this process has heard of a newer generation, or that the job is suspended, which comes as one does."""
+        return self.suspended or (self.newest is not None and self.newest.number > number)
 
     def drop(self) -> None:
         """Out of the group, without a word."""

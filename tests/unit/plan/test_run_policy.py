@@ -82,6 +82,13 @@ def test_suspending_job_tells_its_workers_to_stop_and_deletes_what_has_ended() -
     assert done.status["membership"]["suspended"]
 
 
+def test_suspension_that_waits_for_a_node_says_so() -> None:
+    pods = (make_pod(0, node_ready=False, terminating=True),)
+    got = plan(with_policy(TRAINING, suspend=True), pods=pods, sessions=())
+    assert got.status["phase"] == "Suspending"
+    assert "node is not ready (digits-worker-0-0)" in condition(got, "Suspended")["message"]
+
+
 def test_job_that_has_told_its_workers_to_stop_is_suspended_even_if_that_is_taken_back() -> None:
     first = plan(with_policy(TRAINING, suspend=True))
     back = plan(with_policy(first.status), memory=first.memory)

@@ -146,9 +146,7 @@ def _suspended(
 ) -> dict[str, JobCondition]:
     """Return whether the job is suspended, and from where it will continue; nothing where it never was."""
     if isinstance(lifecycle, Suspending):
-        said = JobCondition(
-            SUSPENDED, "False", SUSPENDING, "The workers stop after a step, and their pods are deleted."
-        )
+        said = JobCondition(SUSPENDED, "False", SUSPENDING, _left_of(facts))
     elif isinstance(lifecycle, Suspended):
         said = JobCondition(SUSPENDED, "True", PHASE_SUSPENDED, _continues(facts, status))
     elif SUSPENDED not in before:
@@ -159,6 +157,17 @@ def _suspended(
     else:
         said = JobCondition(SUSPENDED, "False", "Resumed", "The job was resumed.")
     return _by_type([said])
+
+
+def _left_of(facts: Facts) -> str:
+    """Return what a job that is being suspended waits for. A pod on a node that is off, or cut off, is gone only once the API has
+    it no more: until then a process of the job may be alive there."""
+    pods = sorted(facts.inputs.obs.pods, key=lambda pod: pod.id)
+    lost = [pod.name for pod in pods if not pod.node_ready]
+    if not lost:
+        return "The workers stop after a step, and their pods are deleted."
+    named = ", ".join(lost[:3]) + (f" and {len(lost) - 3} more" if len(lost) > 3 else "")
+    return f"Waiting for pods whose node is not ready ({named}). Bring the nodes back, or delete the pods by force if they are off."
 
 
 def _continues(facts: Facts, status: Mapping[str, Any]) -> str:
