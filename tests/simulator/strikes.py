@@ -409,11 +409,13 @@ def scale(world: World, fault: Fault) -> bool:
 
 
 def suspend(world: World, fault: Fault) -> bool:
-    """spec.runPolicy.suspend is true for a while."""
-    if world.has_ended or (world.store.view["spec"].get("runPolicy") or {}).get("suspend"):
+    """spec.runPolicy.suspend is true for a while; of a job that is suspended, it is taken back."""
+    if world.has_ended:
         return False
-    world.suspend(True)
-    world.lasts(min(fault.for_s, 60.0), lambda: world.suspend(False))
+    suspended = not (world.store.view["spec"].get("runPolicy") or {}).get("suspend")
+    world.suspend(suspended)
+    if suspended:
+        world.lasts(min(fault.for_s, 60.0), lambda: world.suspend(False))
     return True
 
 
