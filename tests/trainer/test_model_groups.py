@@ -106,6 +106,9 @@ def test_a_split_model_learns_what_one_process_does(
         ("shard=2", 4, "unused uneven two checkpointed"),
         ("shard=3", 3, "unused uneven tied compiled"),
         ("shard=2 tensor=2", 4, "unused"),
+        ("tensor=2", 4, "compiled"),
+        ("shard=2 tensor=2", 4, "compiled"),
+        ("pipeline=2", 4, "compiled"),
     ],
 )
 def test_an_odd_model_learns_what_one_process_does(
@@ -178,6 +181,32 @@ def test_a_killed_rank_is_replaced_and_nothing_is_lost(
     ends, whole = job.finish(range(4))
     assert all(end["same_model"] for end in ends)
     assert_close(whole, alone("adamw")[1])
+
+
+@pytest.mark.parametrize(
+    ("mesh", "ranks"),
+    [
+        ("tensor=2", 4),
+        *([("shard=2", 4), ("shard=2 tensor=2", 8), ("pipeline=2", 4)] if LONG else []),
+    ],
+)
+def test_a_compiled_model_survives_a_kill(
+    make: Callable[..., SplitJob], alone: Callable[..., tuple[list[float], Whole]], mesh: str, ranks: int
+) -> None:
+    """What was compiled names process groups: it must find those of the new generation."""
+    job = make(mesh, TEST_MODEL="compiled")
+    agents = job.agents
+    job.start(range(ranks))
+    agents.announce(range(ranks))
+    agents.wait_step(1, 4, range(ranks))
+    agents.kill(1)
+    for slot in set(range(ranks)) - {1}:
+        agents.wait_left(slot)
+    job.restart(1)
+    agents.announce(range(ranks))
+    agents.wait_step(2, 0, range(ranks))
+    _, whole = job.finish(range(ranks))
+    assert_close(whole, alone("adamw", "compiled")[1])
 
 
 @pytest.fixture(scope="module")

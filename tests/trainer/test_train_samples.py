@@ -186,7 +186,7 @@ def test_sample_of_powersgd_learns_from_approximations(make: Callable[..., Train
 
 
 @pytest.mark.skipif(not LONG or shutil.which("g++") is None, reason="REGROUP_LONG, and a C++ compiler")
-@pytest.mark.parametrize("sample", ["compile", "fsdp"])
+@pytest.mark.parametrize("sample", ["compile", "fsdp", "tensor", "pipeline"])
 def test_compiled_sample_learns_what_one_process_does(
     make: Callable[..., TrainJob], tmp_path: Path, zygote: Zygote, sample: str
 ) -> None:

@@ -186,7 +186,7 @@ def _mesh(config: Fields) -> str | None:
         ("reduction", "exact", config.reduction == "exact"),
         ("precision", "float16", config.precision == "float16"),
         ("histograms_every", config.histograms_every, config.histograms_every is not None),
-        ("compile", "true", config.compile and bool(sizes.keys() & {TENSOR, CONTEXT, EXPERT, PIPELINE})),
+        ("compile", "true", config.compile and bool(sizes.keys() & {CONTEXT, EXPERT})),
     ):
         if is_refused:
             return f"{field} ({value}) cannot be used with {mesh}. Leave one of them out."
