@@ -404,6 +404,8 @@ def test_wrong_field_is_one_sentence(change: dict[str, Any], sentence: str) -> N
         "layers and parameters split",
         "nothing split",
         "as many stages as there can be",
+        "compiled layers that are split",
+        "compiled stages",
         "two stages for each of three processes",
         "tokens and layers split",
         "experts and parameters split",
