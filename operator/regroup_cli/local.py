@@ -27,8 +27,8 @@ from typing import Any, TextIO
 
 from regroup.protocol import env
 from regroup_operator.api import ConflictError, Job, check_change, parse_job, processes_per_worker, worker_digest
+from regroup_operator.api.members import MemberId
 from regroup_operator.api.names import worker_pod_name
-from regroup_operator.model.members import MemberId
 from regroup_operator.model.ports import EventNote, Unauthorized
 from regroup_operator.model.records import Key, Pod, Settings
 

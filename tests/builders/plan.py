@@ -9,7 +9,7 @@ from regroup.protocol.document import FORCED, OlderGeneration
 from regroup.protocol.state import Condition, Phase, Seal, StatePair
 from regroup.protocol.wire import Fault, Progress
 from regroup_operator.api import Job, parse_job
-from regroup_operator.model.members import MemberId
+from regroup_operator.api.members import MemberId
 from regroup_operator.model.records import Pod, Session
 from regroup_operator.model.worker import Bounds, Current, Standing, Worker
 from tests.builders.jobs import Manifest, stored_job

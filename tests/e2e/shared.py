@@ -17,8 +17,8 @@ from harness import installation, judge, traced_job
 from harness.job import RESOURCE, JobView
 from harness.trace import Trace
 from harness.traced_job import TracedJob, alive
+from regroup_operator.api.members import MemberId
 from regroup_operator.api.names import parse_worker_pod_name
-from regroup_operator.model.members import MemberId
 
 WORKERS = 3
 PACE_S, IDLE_S = 0.05, 1.0

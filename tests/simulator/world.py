@@ -22,9 +22,9 @@ from _regroup_agent.statefile import Saved
 from regroup.protocol.snapshot import SnapshotState
 from regroup.protocol.state import StatePair
 from regroup_operator.api import Job, RegroupError, parse_job
+from regroup_operator.api.members import parse_members
 from regroup_operator.controller import Controller
 from regroup_operator.endpoint.registry import Registry, Stream
-from regroup_operator.model.members import parse_members
 from regroup_operator.model.ports import EventNote
 from regroup_operator.model.records import Key, Settings
 from regroup_operator.queue import BACKOFF_MAX_S, BACKOFF_MIN_S

@@ -19,13 +19,17 @@ from pydantic import ValidationError
 
 from regroup_operator.api.conditions import COMPLETE, FAILED
 from regroup_operator.api.errors import SpecError, StatusError
+from regroup_operator.api.members import parse_members
 from regroup_operator.api.names import MAX_JOB_NAME, TRAINER_CONTAINER
 from regroup_operator.api.spec import MANAGER, JobSpec, size_bytes
 from regroup_operator.api.status import JobStatus
 
-GPU_RESOURCE = "nvidia.com/gpu"
 OUR_PATHS = ("/regroup", "/var/run/secrets/regroup")
 
+_GPU_RESOURCE = re.compile(
+    r"nvidia\.com/(gpu(\.shared)?|mig-[a-z0-9.]+)|amd\.com/gpu|gpu\.intel\.com/(i915|xe)|habana\.ai/gaudi"
+)
+"""Resource names that the vendors' device plugins give to whole devices, or to slices of them, that torch can use."""
 _JOB_NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 _SHELL_LAUNCHER = re.compile(r"(?:^|[\s;&|(/])(torchrun|accelerate\s+launch|deepspeed|mpirun|mpiexec)\s")
 _SHELLS = frozenset({"sh", "bash", "dash", "ash", "zsh"})
@@ -142,20 +146,31 @@ def parse_status(raw: Mapping[str, Any]) -> JobStatus:
 
 
 def processes_per_worker(job: Job) -> int:
-    """Return p: spec.processesPerWorker, else the trainer container's GPU limit, else 1. Raises SpecError."""
+    """Return p: spec.processesPerWorker, else the trainer container's limit of GPUs, else 1. Raises SpecError.
+
+    A job that has trained keeps what it has: an operator that knows more kinds of GPUs must not make other pods for it.
+    """
     if job.spec.processes_per_worker is not None:
         return job.spec.processes_per_worker
+    membership = job.status.membership
+    if membership is not None:
+        return membership.world_size // len(parse_members(membership.members))
     containers = job.raw["spec"]["template"]["spec"]["containers"]
     trainer = next(c for c in containers if c["name"] == TRAINER_CONTAINER)
-    limit = _limits(trainer).get(GPU_RESOURCE)
-    if limit is None:
-        return 1
-    if not str(limit).isdigit():
+    gpus = {name: limit for name, limit in _limits(trainer).items() if _GPU_RESOURCE.fullmatch(name)}
+    if len(gpus) > 1:
         raise SpecError(
-            f"the {GPU_RESOURCE} limit of container trainer ({limit}) is not a whole number. "
-            "Write a whole number, or set spec.processesPerWorker."
+            f"container trainer has limits of several kinds of GPUs ({', '.join(sorted(gpus))}), so the number of its processes is "
+            "not known. Set spec.processesPerWorker."
         )
-    return max(1, int(limit))
+    for name, limit in gpus.items():
+        if not str(limit).isdigit():
+            raise SpecError(
+                f"the {name} limit of container trainer ({limit}) is not a whole number. "
+                "Write a whole number, or set spec.processesPerWorker."
+            )
+        return max(1, int(limit))
+    return 1
 
 
 def worker_digest(job: Job) -> str:

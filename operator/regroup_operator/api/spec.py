@@ -91,7 +91,7 @@ class Container(OpenModel):
     """Image with Python 3.9 or newer and the script. Regroup copies its agent, which starts the script, into each pod."""
 
     resources: dict[str, Any] | None = None
-    """Requests and limits, as in pod.spec.containers.resources. The nvidia.com/gpu limit of the container `trainer` is the
+    """Requests and limits, as in pod.spec.containers.resources. The limit of GPUs of the container `trainer` is the
     default of processesPerWorker. Set a memory limit: without one, a process that leaks can use up its node's memory."""
 
     command: list[str] | None = Field(default=None, max_length=256)
@@ -454,8 +454,9 @@ class JobSpec(SpecModel):
     all replicas. It cannot be added or removed once the job has started."""
 
     processes_per_worker: int | None = Field(default=None, ge=1, le=256)
-    """Training processes in each worker. Absent: the nvidia.com/gpu limit of the container trainer, else 1. Immutable
-    once the job has started."""
+    """Training processes in each worker. Absent: the limit of GPUs of the container trainer, else 1. GPUs
+    are nvidia.com/gpu, nvidia.com/gpu.shared, nvidia.com/mig-*, amd.com/gpu, gpu.intel.com/i915 or xe, and habana.ai/gaudi.
+    Immutable once the job has started."""
 
     workers_per_group: int = Field(default=1, ge=1, le=MAX_REPLICAS)
     """Workers that hold one copy of the model together. Members of a generation are chosen in whole groups of this many. replicas,

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from regroup.protocol.document import Document
-from regroup_operator.model.members import MemberId
+from regroup_operator.api.members import MemberId
 from regroup_operator.model.ports import EventNote
 from regroup_operator.model.records import Pod
 

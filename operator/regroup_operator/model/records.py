@@ -7,7 +7,7 @@ from functools import cached_property
 
 from regroup.protocol.state import Condition, Seal
 from regroup.protocol.wire import Adopted, Draining, Fault, Formed, Progress, Stacks
-from regroup_operator.model.members import MemberId
+from regroup_operator.api.members import MemberId
 
 UNSEEN_CODE = 255
 """Exit code with which container runtimes report an end that nobody saw."""

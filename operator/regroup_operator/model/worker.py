@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from regroup.protocol.document import LineageEntry, OlderGeneration
 from regroup.protocol.state import Phase
-from regroup_operator.model.members import MemberId
+from regroup_operator.api.members import MemberId
 from regroup_operator.model.records import Pod, Session
 from regroup_operator.model.waits import UntilEvent
 

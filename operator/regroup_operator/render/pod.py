@@ -28,6 +28,8 @@ from regroup_operator.render.placement import avoid, spread
 AGENT_IN_IMAGE = "/regroup/agent.pyz"
 """Where the operator's image holds the agent."""
 AGENT_DIR = "/regroup/bin"
+AGENT_USER = 65532
+"""As the operator's image has it (Dockerfile)."""
 STATE_DIR = "/regroup/state"
 CHECKPOINT_DIR = "/regroup/checkpoint"
 SNAPSHOT_DIR = "/regroup/snapshot"
@@ -101,7 +103,7 @@ def dry_run_pod(job: Job, *, settings: RenderSettings) -> dict[str, Any]:
 
 
 def _add_agent(spec: dict[str, Any], settings: RenderSettings) -> None:
-    agent = {
+    agent: dict[str, Any] = {
         "name": "regroup-agent",
         "image": settings.agent_image,
         "imagePullPolicy": settings.agent_image_pull_policy,
@@ -116,6 +118,8 @@ def _add_agent(spec: dict[str, Any], settings: RenderSettings) -> None:
             "seccompProfile": {"type": "RuntimeDefault"},
         },
     }
+    if (spec.get("securityContext") or {}).get("runAsUser") == 0:
+        agent["securityContext"]["runAsUser"] = AGENT_USER  # else it inherits root, which runAsNonRoot refuses
     spec["initContainers"] = [agent, *(spec.get("initContainers") or [])]
     secrets = spec.get("imagePullSecrets") or []
     known = {secret.get("name") for secret in secrets}

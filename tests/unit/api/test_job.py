@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from regroup.protocol import env
@@ -157,6 +159,40 @@ def test_processes_per_worker(field: int | None, limit: int | str | None, want: 
     if limit is not None:
         trainer(raw)["resources"] = {"limits": {"nvidia.com/gpu": limit}}
     assert processes_per_worker(parse_job(raw)) == want
+
+
+@pytest.mark.parametrize(
+    ("limits", "want"),
+    [
+        ({"amd.com/gpu": 4}, 4),
+        ({"gpu.intel.com/i915": "2"}, 2),
+        ({"gpu.intel.com/xe": 2, "gpu.intel.com/i915_monitoring": 1}, 2),
+        ({"nvidia.com/mig-3g.40gb": 2}, 2),
+        ({"nvidia.com/gpu.shared": 3}, 3),
+        ({"habana.ai/gaudi": 8}, 8),
+        ({"example.com/fpga": 8, "cpu": 4}, 1),
+    ],
+)
+def test_devices_of_other_vendors_count(limits: dict[str, Any], want: int) -> None:
+    raw = make_job()
+    trainer(raw)["resources"] = {"limits": limits}
+    assert processes_per_worker(parse_job(raw)) == want
+
+
+def test_two_kinds_of_devices_are_one_sentence() -> None:
+    raw = make_job()
+    trainer(raw)["resources"] = {"limits": {"nvidia.com/gpu": 2, "amd.com/gpu": 2}}
+    with pytest.raises(
+        SpecError, match=r"several kinds of GPUs \(amd.com/gpu, nvidia.com/gpu\).* Set spec.processesPerWorker"
+    ):
+        parse_job(raw)
+
+
+def test_job_that_has_trained_keeps_its_processes() -> None:
+    """An older operator counted no devices of this vendor."""
+    raw = stored_job(status={"membership": {**MEMBERSHIP, "members": "0-2", "worldSize": 3}})
+    trainer(raw)["resources"] = {"limits": {"amd.com/gpu": 8}}
+    assert processes_per_worker(parse_job(raw)) == 1
 
 
 def test_unreadable_status_names_its_field() -> None:

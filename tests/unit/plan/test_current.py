@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from regroup.protocol.state import Group, Phase
-from regroup_operator.model.members import MemberId
+from regroup_operator.api.members import MemberId
 from regroup_operator.model.plan import Memory
 from regroup_operator.model.records import Session
 from regroup_operator.plan.facts.current import SCRIPT_AFTER_S, decide_tier, read_current

@@ -9,7 +9,7 @@ import pytest
 
 from regroup.protocol.document import FORCED, PLANNED
 from regroup.protocol.state import Phase, StatePair
-from regroup_operator.model.members import MemberId
+from regroup_operator.api.members import MemberId
 from regroup_operator.model.records import Settings
 from regroup_operator.model.waits import UntilEvent
 from regroup_operator.model.worker import Announce, Bounds, Current, Decision, Keep, Refusal, Standing, Wait, Worker

@@ -9,7 +9,7 @@ import pytest
 
 from regroup.protocol.document import CheckpointRef, Document, LineageEntry, MemberSeal
 from regroup.protocol.state import Phase
-from regroup_operator.model.members import MemberId, format_members, parse_members
+from regroup_operator.api.members import MemberId, format_members, parse_members
 from regroup_operator.model.worker import Announce, Current, Standing, Worker
 from regroup_operator.plan.facts.peers import with_peers
 from regroup_operator.plan.generation.document import build_document

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from regroup.protocol.state import Phase
-from regroup_operator.model.members import MemberId
+from regroup_operator.api.members import MemberId
 from regroup_operator.model.plan import Clock, Memory
 from regroup_operator.model.records import Observation, Pod, ProcessExit, Session
 from regroup_operator.plan.failures.exits import (

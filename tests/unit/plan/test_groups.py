@@ -11,7 +11,7 @@ import pytest
 from regroup.protocol.document import FORCED, PLANNED
 from regroup.protocol.state import Phase
 from regroup.protocol.wire import ProcessStack, Stacks
-from regroup_operator.model.members import MemberId
+from regroup_operator.api.members import MemberId
 from regroup_operator.model.records import Settings
 from regroup_operator.model.worker import Announce, Bounds, Current, Decision, Refusal, Standing, Wait, Worker
 from regroup_operator.plan.facts.groups import choose, put_together, spare_words, whole_size

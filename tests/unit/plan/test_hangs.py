@@ -10,7 +10,7 @@ import pytest
 from regroup.protocol.state import Busy, Phase
 from regroup.protocol.wire import ProcessStack as P
 from regroup.protocol.wire import Progress, Stacks
-from regroup_operator.model.members import MemberId
+from regroup_operator.api.members import MemberId
 from regroup_operator.model.records import Session, Settings
 from regroup_operator.model.worker import Standing, Worker
 from regroup_operator.plan.failures import hangs

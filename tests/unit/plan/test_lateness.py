@@ -9,7 +9,7 @@ import pytest
 
 from regroup.protocol.document import PLANNED
 from regroup.protocol.state import Busy, Phase
-from regroup_operator.model.members import MemberId
+from regroup_operator.api.members import MemberId
 from regroup_operator.model.plan import Setback, Spell
 from regroup_operator.model.records import Settings
 from regroup_operator.model.worker import Current, Standing, Worker

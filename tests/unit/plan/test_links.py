@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from regroup.protocol.state import Phase
-from regroup_operator.model.members import MemberId
+from regroup_operator.api.members import MemberId
 from regroup_operator.model.worker import Standing, Worker
 from regroup_operator.plan.generation.links import Links, cut_off, with_links, with_returning
 from tests.builders.plan import make_current, make_fault, make_session, make_worker, uid_of

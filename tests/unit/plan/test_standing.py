@@ -11,7 +11,7 @@ import pytest
 from regroup.protocol.document import PLANNED
 from regroup.protocol.state import Phase
 from regroup.protocol.wire import Draining
-from regroup_operator.model.members import MemberId
+from regroup_operator.api.members import MemberId
 from regroup_operator.model.records import Pod, ProcessExit, Session, Settings
 from regroup_operator.model.worker import Current, Standing, Worker
 from regroup_operator.plan.facts.stalls import SCRIPT_ANSWER_S

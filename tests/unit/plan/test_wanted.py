@@ -8,7 +8,7 @@ import pytest
 
 from regroup.protocol.state import Phase
 from regroup.protocol.wire import Draining
-from regroup_operator.model.members import MemberId
+from regroup_operator.api.members import MemberId
 from regroup_operator.model.records import Pod
 from regroup_operator.model.worker import Standing, Worker
 from regroup_operator.plan.facts.current import outdated

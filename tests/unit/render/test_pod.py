@@ -259,6 +259,16 @@ def test_dry_run_pod_differs_from_a_worker_in_its_name_only() -> None:
     assert dry == worker
 
 
+@pytest.mark.parametrize(("user", "agents"), [(0, 65532), (1000, None), (None, None)])
+def test_agent_is_copied_by_a_user_that_is_not_root(user: int | None, agents: int | None) -> None:
+    """The init container inherits the pod's user, and says runAsNonRoot."""
+
+    def change(job: dict[str, Any]) -> None:
+        job["spec"]["template"]["spec"]["securityContext"] = {} if user is None else {"runAsUser": user}
+
+    assert render(change)["spec"]["initContainers"][0]["securityContext"].get("runAsUser") == agents
+
+
 @pytest.mark.parametrize(
     ("change", "changes"),
     [

@@ -7,7 +7,7 @@ from typing import Any
 
 from regroup.protocol.document import CheckpointRef, Document, LineageEntry, OlderGeneration
 from regroup.protocol.state import Group, Phase
-from regroup_operator.model.members import MemberId, format_members, gone_name, parse_members
+from regroup_operator.api.members import MemberId, format_members, gone_name, parse_members
 from regroup_operator.model.plan import Memory
 from regroup_operator.model.records import Pod, Session
 from regroup_operator.model.worker import Announce, Current

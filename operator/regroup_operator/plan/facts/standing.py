@@ -12,7 +12,7 @@ from dataclasses import replace
 from math import inf
 
 from regroup.protocol.state import Phase
-from regroup_operator.model.members import MemberId
+from regroup_operator.api.members import MemberId
 from regroup_operator.model.plan import Setback
 from regroup_operator.model.records import Pod, Session, Settings
 from regroup_operator.model.worker import DISCONNECTED, DRAINED, UNRESPONSIVE, Current, Standing, Worker

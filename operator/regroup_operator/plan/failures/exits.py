@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 
-from regroup_operator.model.members import MemberId
+from regroup_operator.api.members import MemberId
 from regroup_operator.model.plan import Clock, Failure, Memory
 from regroup_operator.model.records import Observation, Pod, ProcessExit, Session
 from regroup_operator.model.worker import Current

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from regroup.protocol.wire import ProcessStack
-from regroup_operator.model.members import MemberId
+from regroup_operator.api.members import MemberId
 from regroup_operator.model.records import Session, Settings
 from regroup_operator.model.worker import Current, Standing, Worker
 from regroup_operator.plan.facts.allowances import allowances

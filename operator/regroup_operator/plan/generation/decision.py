@@ -13,7 +13,7 @@ from math import inf
 
 from regroup.protocol.document import FORCED, PLANNED
 from regroup.protocol.state import Phase
-from regroup_operator.model.members import MemberId, gone_name
+from regroup_operator.api.members import MemberId, gone_name
 from regroup_operator.model.records import Settings
 from regroup_operator.model.waits import UntilEvent
 from regroup_operator.model.worker import (

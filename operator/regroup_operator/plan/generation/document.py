@@ -13,7 +13,7 @@ from regroup.protocol.document import (
     OlderGeneration,
     Store,
 )
-from regroup_operator.model.members import gone_name
+from regroup_operator.api.members import gone_name
 from regroup_operator.model.worker import Announce, Current, Worker
 from regroup_operator.plan.facts.groups import positions_of
 

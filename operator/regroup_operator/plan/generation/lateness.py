@@ -19,7 +19,7 @@ from math import ceil
 
 from regroup.protocol.document import PLANNED
 from regroup.protocol.state import Phase
-from regroup_operator.model.members import MemberId
+from regroup_operator.api.members import MemberId
 from regroup_operator.model.plan import Setback, Spell
 from regroup_operator.model.records import Session, Settings
 from regroup_operator.model.worker import Current, Standing, Worker

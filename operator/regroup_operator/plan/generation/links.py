@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from regroup_operator.model.members import MemberId
+from regroup_operator.api.members import MemberId
 from regroup_operator.model.worker import Current, Standing, Worker
 
 Links = frozenset[frozenset[str]]

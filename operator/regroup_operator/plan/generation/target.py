@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Sequence, Sized
 
 from regroup.protocol.document import PLANNED
 from regroup.protocol.state import Phase
-from regroup_operator.model.members import MemberId
+from regroup_operator.api.members import MemberId
 from regroup_operator.model.worker import DRAINED, Announce, Bounds, Current, Standing, Worker
 from regroup_operator.plan.facts.groups import by_position, put_together, unbroken
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+from regroup_operator.api.members import MemberId
 from regroup_operator.api.spec import RunPolicy
-from regroup_operator.model.members import MemberId
 from regroup_operator.model.plan import Memory
 from regroup_operator.model.records import Pod
 from regroup_operator.plan.facts.current import named_members

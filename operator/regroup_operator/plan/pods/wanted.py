@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from regroup.protocol.state import Phase
-from regroup_operator.model.members import MemberId
+from regroup_operator.api.members import MemberId
 from regroup_operator.model.plan import earliest
 from regroup_operator.model.records import Pod
 from regroup_operator.model.worker import Worker

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from regroup.protocol.wire import Fault
-from regroup_operator.model.members import parse_members
+from regroup_operator.api.members import parse_members
 from regroup_operator.model.plan import Clock
 from regroup_operator.model.worker import Announce, Current, Worker
 
