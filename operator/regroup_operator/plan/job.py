@@ -11,9 +11,12 @@ from regroup_operator.plan.facts.facts import Inputs, gather_facts
 from regroup_operator.plan.failures.failures import judge_failures
 from regroup_operator.plan.failures.restarts import KUBECTL_LOGS
 from regroup_operator.plan.generation.generation import plan_generation
-from regroup_operator.plan.lifecycle.lifecycle import Active, Ended, decide_lifecycle, stop_word
+from regroup_operator.plan.lifecycle.lifecycle import Active, Ended, Suspended, decide_lifecycle, stop_word
 from regroup_operator.plan.pods.pods import plan_pods
 from regroup_operator.plan.report.report import make_report
+
+RESUME_S = 0.1
+"""A job whose suspension was taken back before its pods were gone is planned again so soon."""
 
 
 def plan_job(
@@ -57,6 +60,7 @@ def plan_job(
         pods.due_s,
         lifecycle.due_s if isinstance(lifecycle, Active) else None,
         expires_s,
+        clock.now_s + RESUME_S if isinstance(lifecycle, Suspended) and not job.spec.run_policy.suspend else None,
         report.due_s,
         commands_due_s(facts, generation.members),
     )

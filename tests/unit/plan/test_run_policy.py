@@ -93,8 +93,14 @@ def test_job_that_has_told_its_workers_to_stop_is_suspended_even_if_that_is_take
     first = plan(with_policy(TRAINING, suspend=True))
     back = plan(with_policy(first.status), memory=first.memory)
     assert (back.status["phase"], back.create) == ("Suspending", ())
-    resumed = plan(with_policy(back.status), pods=(), sessions=(), memory=back.memory)
+    once = plan(with_policy(back.status), pods=(), sessions=(), memory=back.memory)
+    assert (once.status["phase"], once.status["membership"]["suspended"], once.create) == ("Suspended", True, ())
+    assert once.look_again_s is not None
+    assert once.look_again_s < 101.0
+    resumed = plan(with_policy(once.status), pods=(), sessions=(), memory=once.memory)
     assert [slot for slot, _, _ in resumed.create] == [0, 1]
+    assert resumed.status["phase"] == "Starting"
+    assert "restarts" not in resumed.status
 
 
 def test_resumed_job_starts_and_nothing_counts_as_a_restart() -> None:

@@ -42,7 +42,8 @@ class Suspending:
 
 @dataclass(frozen=True)
 class Suspended:
-    """It has no pods. What it continues from is its newest checkpoint."""
+    """It has no pods. What it continues from is its newest checkpoint. One whose suspension was taken back meanwhile is Suspended
+    once, so that the status says in which generation it was, and Active from the next plan on."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,7 @@ def decide_lifecycle(facts: Facts, failures: Failures) -> Lifecycle:
     finished = None if is_told else _finished_generation(facts.current, failures.workers)
     if finished is not None:
         return _ended(facts, Ended(succeeded=True, finished=finished))
-    if facts.inputs.job.spec.run_policy.suspend or (is_told and facts.inputs.obs.pods):
+    if facts.inputs.job.spec.run_policy.suspend or is_told:
         return Suspending() if facts.inputs.obs.pods else Suspended()
     if failures.verdict is not None:
         return _ended(facts, Ended(succeeded=False, why=failures.verdict))
