@@ -58,7 +58,7 @@ class _Kept:
     """What is kept of a job between two looks; lost with the operator, and safe to lose."""
 
     uid: str
-    making: Maker
+    maker: Maker
     memory: Memory = field(default_factory=Memory)
     refusal: EventNote | None = None
     """Verdict on the template as it was at `judged_generation`."""
@@ -145,7 +145,7 @@ class Controller:
         # A job that is refused or has ended needs nothing made: its pods and sessions are looked at.
         if kept.refusal is None and not job.has_ended:
             goes_on = job.status.start_time is not None or bool(pods)
-            obstacle, prepare_s = await kept.making.prepare(job, goes_on=goes_on)
+            obstacle, prepare_s = await kept.maker.prepare(job, goes_on=goes_on)
             pods = self._workers.list(job.key, job.uid)
         refusal = kept.refusal or obstacle
         observation = Observation(
@@ -169,15 +169,15 @@ class Controller:
         if plan.expired:
             await self._store.remove(job)
             return None
-        change_s = await kept.making.change(job, plan, pods)
+        change_s = await kept.maker.change(job, plan, pods)
         due = [d for d in (plan.look_again_s, prepare_s, write_s, change_s) if d is not None]
         return max(0.0, min(due) - self._monotonic()) if due else None
 
     def _recall(self, job: Job) -> _Kept:
         kept = self._kept.get(job.key)
         if kept is None or kept.uid != job.uid:
-            making = Maker(self._workers, self._recorder, self._monotonic)
-            kept = self._kept[job.key] = _Kept(job.uid, making)
+            maker = Maker(self._workers, self._recorder, self._monotonic)
+            kept = self._kept[job.key] = _Kept(job.uid, maker)
         return kept
 
     async def _judge(self, job: Job, kept: _Kept) -> None:

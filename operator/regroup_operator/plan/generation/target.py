@@ -1,6 +1,6 @@
 """Who should train in place of a healthy group, and the planned generation that brings it about: resizes and drains.
 
-Pure. Whether it is time for a change, and what becomes of a broken group, is decided in membership.py.
+Pure. Whether it is time for a change, and what becomes of a broken group, is decided in decision.py.
 """
 
 from __future__ import annotations
