@@ -15,8 +15,10 @@ from typing import Any
 
 import pytest
 
+from cluster import binaries
 from harness.polling import until
 from manifests import render
+from regroup_cli import plugin
 from regroup_operator.api.crd import UNSEEN_STATUS
 from regroup_operator.endpoint.certificates import Authority
 from tests.api.conftest import Api
@@ -119,6 +121,30 @@ def test_job_that_misses_its_start_fails_and_expires(api: Api, namespace: str, l
     )
     assert "completionTime" in status(api, namespace)
     until(lambda: api.done("get", "dtj", f"--namespace={namespace}", "-oname") == "", "its deletion")
+    assert leader.page("/healthz")[0] == 200
+
+
+def test_kubectl_regroup_over_a_real_kubectl(
+    api: Api, namespace: str, leader: Replica, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PATH", f"{binaries.ensure()}:{os.environ['PATH']}")
+    where = ["--namespace", namespace, "--kubeconfig", str(api.kubeconfig)]
+    create(api, namespace, runPolicy={"startDeadlineSeconds": 6})
+    until(lambda: len(pod_names(api, namespace)) == 3, "three pods")
+    until(lambda: condition(api, namespace, "PodsReady"), "a status")
+    assert plugin.main(["why", "digits", *where]) == 0
+    first, second = capfd.readouterr().out.splitlines()[:2]
+    assert first == "digits is Pending."
+    assert second.startswith("PodsReady is False (Starting): 0 of 3 worker pods run")
+    assert plugin.main(["scale", "digits", "5", *where]) == 0
+    assert plugin.main(["watch", "digits", *where]) == 1, "it misses its start"
+    assert capfd.readouterr().out.splitlines()[-1].startswith("Failed  0/5 ready")
+    assert plugin.main(["list", *where]) == 0
+    assert capfd.readouterr().out.splitlines()[1].split()[:3] == ["digits", "Failed", "0/5"]
+    assert plugin.main(["why", "digits", *where]) == 0
+    assert "StartDeadlineExceeded: 0 of the 2 workers" in capfd.readouterr().out
+    assert plugin.main(["why", "nobody", *where]) == 1
+    assert '"nobody" not found' in capfd.readouterr().err
     assert leader.page("/healthz")[0] == 200
 
 

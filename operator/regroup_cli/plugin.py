@@ -1,0 +1,217 @@
+"""`kubectl regroup`: look at training jobs in a cluster, and steer them. Standard library only.
+
+It reads and writes through the user's own kubectl, so that contexts, logins and proxies are those of every other command. Nothing
+here decides: the words are explain.py's, and what a patch may do is the API server's business.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from regroup_cli import explain
+
+RESOURCE = "distributedtrainingjobs.regroup.dev"
+MAX_LOGS = 50
+"""Pods whose logs kubectl may follow at once."""
+
+
+class KubectlFailed(Exception):
+    """kubectl refused; its own sentence is the message."""
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the parser; its help is part of the product."""
+    top = argparse.ArgumentParser(
+        prog="kubectl regroup",
+        description="Look at training jobs in a cluster, and steer them, with your own kubectl.",
+        epilog="example: kubectl regroup why digits --namespace team-a",
+        allow_abbrev=False,
+    )
+    commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    listing = commands.add_parser("list", help="list jobs: state, members, progress, restarts, last incident")
+    listing.add_argument("-A", "--all-namespaces", action="store_true", help="of all namespaces")
+    watch = commands.add_parser(
+        "watch",
+        help="follow a job until it ends",
+        description="Print a line whenever the job's state, members or progress change, and each incident. Exit code 0 if it "
+        "succeeds, 1 if it fails.",
+    )
+    logs = commands.add_parser("logs", help="print the logs of a job's workers")
+    logs.add_argument("--slot", type=int, metavar="N", help="of the newest pod of this slot only")
+    logs.add_argument("-f", "--follow", action="store_true", help="go on printing what is written")
+    logs.add_argument("--previous", action="store_true", help="of the container before the last restart (with --slot)")
+    logs.add_argument("--tail", type=int, metavar="LINES", help="last lines of each pod (default: 20, all with --slot)")
+    scale = commands.add_parser("scale", help="change the number of workers")
+    why = commands.add_parser("why", help="say in sentences why a job is in its state, and what to look at")
+    suspend = commands.add_parser(
+        "suspend", help="give the job's pods back; its state is saved if spec.checkpoint is set"
+    )
+    resume = commands.add_parser("resume", help="go on with a suspended job")
+    for command in (watch, logs, scale, why, suspend, resume):
+        command.add_argument("job", metavar="JOB", help="name of the job")
+    scale.add_argument("replicas", type=int, metavar="N", help="new number of workers")
+    for command in commands.choices.values():
+        command.add_argument("-n", "--namespace", metavar="NAME", help="namespace (default: that of your context)")
+        command.add_argument("--context", metavar="NAME", help="context of your kubeconfig")
+        command.add_argument("--kubeconfig", metavar="FILE", help="another kubeconfig")
+    return top
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return the exit code; what kubectl refuses is one sentence and exit code 1."""
+    args = parser().parse_args(argv)
+    kubectl = Kubectl(args)
+    try:
+        return COMMANDS[args.command](kubectl, args)
+    except KubectlFailed as error:
+        print(f"kubectl regroup: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+
+
+class Kubectl:
+    """The user's kubectl, with the options that say which cluster and namespace."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        chosen = ((f"--{name}", getattr(args, name)) for name in ("namespace", "context", "kubeconfig"))
+        self._options = [f"{option}={value}" for option, value in chosen if value]
+
+    def command(self, *arguments: str) -> list[str]:
+        return ["kubectl", *arguments, *self._options]
+
+    def run(self, *arguments: str) -> str:
+        """Return what it prints. Raises KubectlFailed."""
+        try:
+            done = subprocess.run(self.command(*arguments), capture_output=True, text=True, check=False)
+        except FileNotFoundError:
+            raise KubectlFailed("kubectl is not on the PATH. Install it, or correct the PATH.") from None
+        if done.returncode != 0:
+            raise KubectlFailed(done.stderr.strip().removeprefix("error: ") or f"kubectl ended with {done.returncode}.")
+        return done.stdout
+
+    def get(self, *arguments: str) -> Any:
+        """Return the objects as kubectl prints them."""
+        return json.loads(self.run("get", *arguments, "--output=json"))
+
+    def become(self, *arguments: str) -> int:
+        """Run it in this terminal, and return its exit code: for what goes on until the user ends it."""
+        sys.stdout.flush()
+        try:
+            return subprocess.call(self.command(*arguments))
+        except FileNotFoundError:
+            raise KubectlFailed("kubectl is not on the PATH. Install it, or correct the PATH.") from None
+
+    def watch(self, *arguments: str) -> Iterator[Any]:
+        """Yield {type, object}: an object as it is, and whenever it changes, until kubectl's watch ends. Raises KubectlFailed."""
+        command = self.command("get", *arguments, "--watch", "--output-watch-events", "--output=json")
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            assert process.stderr is not None
+            try:
+                yield from objects(process.stdout)
+            finally:
+                process.terminate()
+            said = process.stderr.read().strip()
+        if process.returncode not in (0, -15):
+            raise KubectlFailed(said.removeprefix("error: ") or f"kubectl ended with {process.returncode}.")
+
+
+def objects(lines: Iterable[str]) -> Iterator[Any]:
+    """Yield the JSON objects of a stream in which one follows the other: each on a line of its own, as kubectl's watch events are,
+    or over many lines."""
+    decoder, text = json.JSONDecoder(), ""
+    for line in lines:
+        text += line
+        if line.startswith("}") or (line.startswith("{") and line.rstrip().endswith("}")):
+            text = text.lstrip()
+            while text:
+                found, end = decoder.raw_decode(text)
+                text = text[end:].lstrip()
+                yield found
+
+
+def _list(kubectl: Kubectl, args: argparse.Namespace) -> int:
+    found = kubectl.get(RESOURCE, *(["--all-namespaces"] if args.all_namespaces else []))
+    print(explain.table(found["items"], namespaces=args.all_namespaces))
+    return 0
+
+
+def _watch(kubectl: Kubectl, args: argparse.Namespace) -> int:
+    said, known, is_there = "", -1, True
+    while is_there:  # the API server ends a watch after a while
+        is_there = False
+        for event in kubectl.watch(RESOURCE, args.job):
+            is_there, job = True, event["object"]
+            if event["type"] == "DELETED":
+                raise KubectlFailed(f"The job {args.job} was deleted.")
+            if known < 0:
+                known = max([0, *(i["generation"] for i in (job.get("status") or {}).get("incidents", ()))])
+            incidents, known = explain.news(job, known)
+            now = explain.line(job)
+            for line in (*incidents, *([now] if now != said else [])):
+                print(line, flush=True)
+            said = now
+            if explain.state(job) in (explain.SUCCEEDED, explain.FAILED):
+                return 0 if explain.state(job) == explain.SUCCEEDED else 1
+    raise KubectlFailed("The watch ended without an answer. Try again.")
+
+
+def _logs(kubectl: Kubectl, args: argparse.Namespace) -> int:
+    selector = f"--selector=regroup.dev/job-name={args.job},regroup.dev/role=worker"
+    options = ["--container=trainer", *(["--follow"] if args.follow else [])]
+    if args.slot is None:
+        if args.previous:
+            raise KubectlFailed("--previous needs --slot N: the container before the last restart is one of one pod.")
+        tail = 20 if args.tail is None else args.tail
+        return kubectl.become(
+            "logs", selector, *options, f"--tail={tail}", "--prefix", f"--max-log-requests={MAX_LOGS}"
+        )
+    pod = explain.newest_pod(kubectl.get("pods", selector)["items"], args.slot)
+    if pod is None:
+        raise KubectlFailed(f"The job {args.job} has no pod in slot {args.slot}.")
+    options += [f"--tail={args.tail}"] if args.tail is not None else []
+    return kubectl.become("logs", pod, *options, *(["--previous"] if args.previous else []))
+
+
+def _scale(kubectl: Kubectl, args: argparse.Namespace) -> int:
+    return kubectl.become("scale", RESOURCE, args.job, f"--replicas={args.replicas}")
+
+
+def _why(kubectl: Kubectl, args: argparse.Namespace) -> int:
+    job = kubectl.get(RESOURCE, args.job)
+    pods = kubectl.get("pods", f"--selector=regroup.dev/job-name={args.job}")["items"]
+    events = kubectl.get("events", f"--field-selector=involvedObject.name={args.job}")["items"]
+    print("\n".join(explain.why(job, pods, events)))
+    return 0
+
+
+def _suspend(kubectl: Kubectl, args: argparse.Namespace) -> int:
+    patch = json.dumps({"spec": {"runPolicy": {"suspend": args.command == "suspend"}}})
+    return kubectl.become("patch", RESOURCE, args.job, "--type=merge", f"--patch={patch}")
+
+
+COMMANDS = {
+    "list": _list,
+    "watch": _watch,
+    "logs": _logs,
+    "scale": _scale,
+    "why": _why,
+    "suspend": _suspend,
+    "resume": _suspend,
+}
+
+
+if __name__ == "__main__":
+    # A pipe that is closed early (`| head`) is no error of ours.
+    try:
+        sys.exit(main())
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
