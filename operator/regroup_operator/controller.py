@@ -161,7 +161,7 @@ class Controller:
             settings=self._settings,
             endpoint=self._endpoint,
             agent_image=self._agent_image,
-            refusal=None if refusal is None else Verdict(refusal.reason, refusal.note),
+            refusal=_why(refusal, job),
             logs=self._logs,
         )
         write_s = await self._write(job, plan, clock, kept)
@@ -246,3 +246,10 @@ class Controller:
             self._observer.generation_issued(membership["kind"])
         for note in plan.notes:
             self._recorder.record(job, note)
+
+
+def _why(refusal: EventNote | None, job: Job) -> Verdict | None:
+    """Return what keeps the job from running as it is written."""
+    if refusal is not None:
+        return Verdict(refusal.reason, refusal.note)
+    return None if job.refusal is None else Verdict(job.refusal.reason, str(job.refusal))

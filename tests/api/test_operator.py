@@ -124,6 +124,25 @@ def test_job_that_misses_its_start_fails_and_expires(api: Api, namespace: str, l
     assert leader.page("/healthz")[0] == 200
 
 
+def test_started_job_that_breaks_a_newer_rule_keeps_its_workers(api: Api, namespace: str, leader: Replica) -> None:
+    """The operator refuses it; then the test says that an older operator had started it. Its pods are replaced as ever."""
+    mounts = {"volumeMounts": [{"name": "x", "mountPath": "/regroup/x"}]}
+    container = {"name": "trainer", "image": "example/trainer:1", "command": ["python", "train.py"], **mounts}
+    volumes = [{"name": "x", "emptyDir": {}}]
+    create(api, namespace, template={"spec": {"containers": [container], "volumes": volumes}})
+    refused = until(lambda: condition(api, namespace, "Accepted"), "a verdict")
+    assert (refused["status"], pod_names(api, namespace)) == ("False", [])
+    job = api.get("dtj", "digits", f"--namespace={namespace}")
+    job["status"] |= {"startTime": "2026-01-01T00:00:00Z"}
+    api.done("replace", "--subresource=status", "--filename=-", document=job)
+    until(lambda: len(pod_names(api, namespace)) == 3, "three pods")
+    accepted = condition(api, namespace, "Accepted")
+    assert accepted is not None
+    assert (accepted["status"], accepted["reason"]) == ("False", "InvalidSpec")
+    until(lambda: status(api, namespace).get("summary", {}).get("state") == "Pending", "its state")
+    assert leader.page("/healthz")[0] == 200
+
+
 def test_kubectl_regroup_over_a_real_kubectl(
     api: Api, namespace: str, leader: Replica, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -19,7 +19,7 @@ from regroup_operator.api.errors import (
     StatusError,
     UnavailableError,
 )
-from regroup_operator.api.job import Job, parse_job, parse_status, processes_per_worker, worker_digest
+from regroup_operator.api.job import Job, parse_job, parse_status, parse_stored, processes_per_worker, worker_digest
 from regroup_operator.api.spec import JobSpec
 from regroup_operator.api.status import JobStatus
 
@@ -41,6 +41,7 @@ __all__ = [
     "check_change",
     "parse_job",
     "parse_status",
+    "parse_stored",
     "processes_per_worker",
     "set_condition",
     "worker_digest",

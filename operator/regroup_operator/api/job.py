@@ -12,7 +12,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pydantic import ValidationError
@@ -51,6 +51,8 @@ class Job:
     spec: JobSpec
     status: JobStatus
     deleting: bool = False
+    refusal: SpecError | None = field(default=None, compare=False)
+    """Why the spec that is stored is not the one that the job runs by; None: it is."""
     raw: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
     @property
@@ -116,14 +118,25 @@ def parse_job(raw: Mapping[str, Any]) -> Job:
     spec_raw = raw.get("spec")
     if not isinstance(spec_raw, Mapping):
         raise SpecError("spec is missing. Give at least spec.template.")
-    try:
-        spec = JobSpec.model_validate(spec_raw)
-    except ValidationError as error:
-        raise SpecError(_sentence(error, "spec")) from None
+    spec = _spec_of(spec_raw)
     for problem in _template_problems(spec_raw, spec):
         raise SpecError(problem)
-    job = Job(
-        name=name,
+    job = _job_of(raw, spec)
+    processes_per_worker(job)
+    return job
+
+
+def _spec_of(spec_raw: Mapping[str, Any]) -> JobSpec:
+    try:
+        return JobSpec.model_validate(spec_raw)
+    except ValidationError as error:
+        raise SpecError(_sentence(error, "spec")) from None
+
+
+def _job_of(raw: Mapping[str, Any], spec: JobSpec) -> Job:
+    metadata = raw["metadata"]
+    return Job(
+        name=metadata["name"],
         namespace=metadata.get("namespace", "default"),
         uid=metadata.get("uid", ""),
         resource_version=metadata.get("resourceVersion", ""),
@@ -133,8 +146,25 @@ def parse_job(raw: Mapping[str, Any]) -> Job:
         deleting="deletionTimestamp" in metadata,
         raw=raw,
     )
-    processes_per_worker(job)
-    return job
+
+
+def parse_stored(raw: Mapping[str, Any]) -> Job:
+    """Return the job in `raw`, as the API server has it. A started job whose spec breaks a rule runs by the spec that was accepted
+    last (status.acceptedSpec), and says why: an edit that cannot be, or a rule that is newer than the job, must not leave its
+    workers alone.
+
+    The rules of the template are not applied to it: its pods are there. Raises SpecError where even that cannot be read, and
+    StatusError.
+    """
+    try:
+        return parse_job(raw)
+    except SpecError as error:
+        status = parse_status(raw)
+        if status.start_time is None:
+            raise
+        # None: an older operator started it.
+        spec = {**(status.accepted_spec or raw["spec"]), "template": raw["spec"]["template"]}
+        return replace(_job_of({**raw, "spec": spec}, _spec_of(spec)), refusal=error)
 
 
 def parse_status(raw: Mapping[str, Any]) -> JobStatus:

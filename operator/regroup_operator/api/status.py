@@ -7,7 +7,7 @@ people and machines that look.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -260,6 +260,10 @@ class JobStatus(WrittenModel):
 
     phase: State | None = None
     """Summary of the conditions, for display. docs/guide.md explains each value."""
+
+    accepted_spec: dict[str, Any] | None = None
+    """The spec that a started job runs by, without its template, which cannot change. If a later edit is refused, or an operator
+    knows a rule that this spec breaks, the job goes on by it."""
 
     start_time: Timestamp | None = None
     """Time at which the first generation was announced. From then on the fields marked as immutable cannot change."""

@@ -20,8 +20,8 @@ from regroup_operator.api import (
     Job,
     NotFoundError,
     SpecError,
-    parse_job,
     parse_status,
+    parse_stored,
     set_condition,
 )
 from regroup_operator.api.conditions import ACCEPTED
@@ -53,7 +53,7 @@ class ClusterJobStore:
         except NotFoundError:
             return None
         try:
-            return parse_job(raw)
+            return parse_stored(raw)
         except SpecError as error:
             await self._refuse(raw, error)
             raise
@@ -65,7 +65,7 @@ class ClusterJobStore:
         Raises ConflictError when the job has changed since it was read, NotFoundError when it is gone.
         """
         stored = await self._put(job.raw, status)
-        return parse_job(stored)
+        return parse_stored(stored)
 
     async def remove(self, job: Job) -> None:
         """Delete the job, and by its owner references its pods, if it has not changed since it was read.

@@ -7,7 +7,15 @@ from typing import Any
 import pytest
 
 from regroup.protocol import env
-from regroup_operator.api import SpecError, StatusError, parse_job, processes_per_worker, spec, worker_digest
+from regroup_operator.api import (
+    SpecError,
+    StatusError,
+    parse_job,
+    parse_stored,
+    processes_per_worker,
+    spec,
+    worker_digest,
+)
 from tests.builders.jobs import BAD_SPECS, Change, make_job, stored_job, trainer, with_pod, with_spec, with_trainer
 
 
@@ -193,6 +201,43 @@ def test_job_that_has_trained_keeps_its_processes() -> None:
     raw = stored_job(status={"membership": {**MEMBERSHIP, "members": "0-2", "worldSize": 3}})
     trainer(raw)["resources"] = {"limits": {"amd.com/gpu": 8}}
     assert processes_per_worker(parse_job(raw)) == 1
+
+
+TEMPLATE_RULE = {"volumeMounts": [{"name": "x", "mountPath": "/regroup/x"}]}
+"""What breaks a rule that only Python checks: as if that were newer than the job."""
+
+
+def started(**status: Any) -> dict[str, Any]:
+    return stored_job(status={"startTime": "2026-01-01T00:00:00Z", "membership": MEMBERSHIP, **status})
+
+
+@pytest.mark.parametrize("accepted", [True, False], ids=["its spec was noted", "an older operator started it"])
+def test_started_job_that_breaks_a_newer_rule_goes_on_and_says_so(accepted: bool) -> None:
+    raw = started(
+        **({"acceptedSpec": {"replicas": 3, "elasticPolicy": {"minReplicas": 1, "maxReplicas": 4}}} if accepted else {})
+    )
+    trainer(raw).update(TEMPLATE_RULE)
+    with pytest.raises(SpecError):
+        parse_job(raw)
+    job = parse_stored(raw)
+    assert "/regroup" in str(job.refusal)
+    assert (job.max_replicas, job.spec.replicas) == (4 if accepted else 5, 3)
+    assert job.pod_template() == raw["spec"]["template"]
+
+
+def test_started_job_goes_on_by_the_spec_that_was_accepted() -> None:
+    """An edit that no rule of the API server refused: the operator knows better."""
+    raw = started(acceptedSpec={"replicas": 3, "recovery": {"maxRestarts": 7}})
+    raw["spec"]["recovery"] = {"maxRestarts": -1}
+    job = parse_stored(raw)
+    assert (job.spec.recovery.max_restarts, job.refusal is not None) == (7, True)
+
+
+def test_job_that_has_not_started_is_refused() -> None:
+    raw = stored_job()
+    trainer(raw).update(TEMPLATE_RULE)
+    with pytest.raises(SpecError):
+        parse_stored(raw)
 
 
 def test_unreadable_status_names_its_field() -> None:

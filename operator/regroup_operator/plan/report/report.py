@@ -56,6 +56,8 @@ def make_report(
         recent=failures.recent,
     )
     status["incidents"] = _incidents(facts, generation)
+    if "startTime" in status and inputs.job.refusal is None:
+        status["acceptedSpec"] = {name: value for name, value in inputs.job.raw["spec"].items() if name != "template"}
     if isinstance(lifecycle, Ended):
         status["completionTime"] = lifecycle.completed
     if isinstance(lifecycle, Suspended) and status.get("membership"):
