@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import statistics
 from collections import Counter
 from collections.abc import Iterator
@@ -13,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 
+from harness.local_run import LocalRun
 from regroup.data import SamplePlan
 from regroup.protocol import local
 from regroup.protocol.document import PLANNED
@@ -23,6 +26,7 @@ from tests.trainer.replay import hash_of, replay
 from tests.trainer.zygote import Zygote
 
 SCRIPT = Path(__file__).parent / "served_job.py"
+SAMPLE = Path(__file__).parents[2] / "manifests/samples/train/parameter-server.yaml"
 STEPS, PACE_S = 60, 0.05
 
 
@@ -265,3 +269,26 @@ def test_loss_is_within_the_spread_of_five_runs_of_data_parallel(number: int) ->
     spread = [served_loss.losses(None, seed)[1] for seed in range(served_loss.SEEDS)]
     held_out = statistics.mean(served_loss.losses(way, seed)[1] for seed in range(served_loss.SEEDS))
     assert min(spread) < held_out < max(spread), name
+
+
+def test_server_of_a_job_under_the_operator_dies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the real operator and agents, a process of the server first, then of its standby and of a worker: at most the version in
+    flight is made again."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    sizes = ("--workers", "3", "--min", "2", "--max", "3")
+    settings = ("--set", "steps=100000", "--set", "evaluate_every=1000000", "--set", "print_every=1000")
+    run = LocalRun(tmp_path, *sizes, str(SAMPLE), *settings)
+    try:
+        run.trains(3)
+        victims = ["local-worker-0-0", *(["local-worker-1-0", "local-worker-2-0"] if LONG else [])]
+        for number, victim in enumerate(victims, 1):
+            before = run.status()
+            step = (before.get("progress") or {}).get("step", 0)
+            run.wait(lambda s, least=step + 20: (s.get("progress") or {}).get("step", 0) > least, "versions")  # type: ignore[misc]
+            os.kill(run.trainers()[victim], signal.SIGKILL)
+            status = run.trains(3, after=before["membership"]["generation"])
+            assert status["restarts"]["processes"] == number
+            assert all(incident.get("stepsRedone", 0) <= 1 for incident in status["incidents"])
+            assert status["membership"]["startStep"] > step
+    finally:
+        run.close()
