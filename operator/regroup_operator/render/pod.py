@@ -82,6 +82,8 @@ def worker_pod(
     spec.setdefault("serviceAccountName", "default")
     spec.setdefault("automountServiceAccountToken", False)
     spec.setdefault("subdomain", service_name(job.name))
+    # The name that the processes see anyway; said here, the headless Service gives it an address in the DNS.
+    spec.setdefault("hostname", pod["metadata"]["name"])
     _add_agent(spec, settings)
     _add_volumes(spec, job)
     trainer = next(container for container in spec["containers"] if container["name"] == TRAINER_CONTAINER)

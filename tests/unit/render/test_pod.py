@@ -8,6 +8,7 @@ import pytest
 
 from regroup.protocol import env
 from regroup_operator.api import parse_job, worker_digest
+from regroup_operator.api.names import MAX_JOB_NAME
 from regroup_operator.render import RenderSettings, dry_run_pod, worker_pod
 from tests.builders.jobs import Change, Manifest, stored_job, trainer, with_pod, with_spec, with_trainer
 
@@ -257,6 +258,14 @@ def test_dry_run_pod_differs_from_a_worker_in_its_name_only() -> None:
     assert dry["metadata"].pop("generateName") == "digits-dry-run-"
     assert worker["metadata"].pop("name") == "digits-worker-0-0"
     assert dry == worker
+
+
+def test_worker_has_a_name_in_the_dns() -> None:
+    """The Service gives <hostname>.<subdomain> an address; a label of the DNS has at most 63 characters."""
+    pod = worker_pod(parse_job(stored_job("a" * MAX_JOB_NAME)), 4999, 9999, settings=SETTINGS)
+    assert pod["spec"]["hostname"] == pod["metadata"]["name"]
+    assert pod["spec"]["subdomain"] == "a" * MAX_JOB_NAME
+    assert len(pod["spec"]["hostname"]) <= 63
 
 
 @pytest.mark.parametrize(("user", "agents"), [(0, 65532), (1000, None), (None, None)])
