@@ -81,12 +81,13 @@ def get(url: str, context: ssl.SSLContext | None = None) -> tuple[int, str]:
 
 
 class Replicas:
-    """Starts replicas by name as the chart's service account; pods of those names stand for theirs."""
+    """Starts replicas by name as the chart's service account; pods of those names stand for theirs. `install`: the chart's
+    objects."""
 
-    def __init__(self, api: Api, directory: Path) -> None:
+    def __init__(self, api: Api, directory: Path, install: Path = render.INSTALL) -> None:
         self._api, self._directory = api, directory
         self._started: list[Replica] = []
-        api.done("apply", "--server-side", "--force-conflicts", f"--filename={render.INSTALL}")
+        api.done("apply", "--server-side", "--force-conflicts", f"--filename={install}")
 
     def __call__(self, name: str, server: str | None = None) -> Replica:
         """Start one; `server`: where it finds the API server, if not where it is."""

@@ -14,8 +14,8 @@ from cluster import apiserver, binaries
 from harness.polling import until
 from manifests import render
 from tests.api.conftest import CRD, ROOT, Api
-from tests.api.replicas import Replica
-from tests.api.test_operator import create, status
+from tests.api.replicas import Replica, Replicas
+from tests.api.test_operator import create, leaders_label, status
 
 
 @pytest.fixture
@@ -35,6 +35,29 @@ def narrow(tmp_path: Path) -> Iterator[Api]:
         (tmp_path / "chart.yaml").write_text(chart)
         api.done("apply", "--server-side", "--force-conflicts", f"--filename={tmp_path / 'chart.yaml'}")
         yield api
+
+
+def test_follower_of_a_leader_that_crashed_takes_its_label(
+    narrow: Api, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under the rights of an installation that serves some namespaces: agents would find both."""
+    monkeypatch.setenv("REGROUP_SETTINGS_WATCH_NAMESPACES", "team")
+    operators = Replicas(narrow, tmp_path, tmp_path / "chart.yaml")
+    try:
+        first = operators("first")
+        until(first.leads, "the first one leads")
+        until(lambda: leaders_label(narrow) == "pod/first", "its label")
+        second = operators("second")
+        until(second.ready, "ready")
+        first.stop(signal.SIGKILL)
+        until(second.leads, "the second one leads")
+        until(
+            lambda: leaders_label(narrow) == "pod/second",
+            "the label is the second one's alone",
+            details=second.log.read_text,
+        )
+    finally:
+        operators.stop()
 
 
 def test_jobs_of_these_namespaces_are_served_and_no_others(
