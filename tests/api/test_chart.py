@@ -10,8 +10,10 @@ import pytest
 import yaml
 
 from cluster import binaries
+from harness.polling import until
 from manifests import render
 from tests.api.conftest import ROOT, Api
+from tests.builders.jobs import make_job
 
 OPERATOR = f"--as=system:serviceaccount:{render.NAMESPACE}:regroup"
 
@@ -66,6 +68,7 @@ EFFECTS = {
     "agent.pullPolicy": '"Never"',
     "agent.imagePullSecrets": '["theirs"]',
     "watchNamespaces": '["team"]',
+    "admissionPolicy": '{"enabled": false}',
     "logLevel": '"debug"',
     "settings": '{"joinQuietSeconds": 2}',
     "resources": '{"limits": {"cpu": "7"}}',
@@ -124,6 +127,80 @@ def test_operators_pod_passes_pod_security_restricted(installed: Api) -> None:
         "spec": template["spec"],
     }
     installed.done("create", "--dry-run=server", "--validate=strict", "--filename=-", document=pod)
+
+
+OWN = [
+    {
+        "apiVersion": "regroup.dev/v1alpha1",
+        "kind": "DistributedTrainingJob",
+        "name": "x",
+        "uid": "1",
+        "controller": True,
+    }
+]
+FOREIGN = [{"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "x", "uid": "1", "controller": True}]
+
+
+@pytest.mark.parametrize(
+    ("request_", "owners", "is_allowed"),
+    [
+        ("delete pod x", None, False),
+        ("delete pod x", FOREIGN, False),
+        ("delete pod x", OWN, True),
+        ("delete --dry-run=server configmap x", OWN, None),
+        ('patch configmap x --type=merge --patch={"data":{"a":"b"}}', None, False),
+        ('patch configmap x --type=merge --patch={"data":{"a":"b"}}', OWN, True),
+        ('patch service x --type=merge --patch={"metadata":{"labels":{"a":"b"}}}', FOREIGN, False),
+    ],
+)
+def test_operator_touches_only_what_a_job_owns(
+    installed: Api, namespace: str, request_: str, owners: list[dict[str, Any]] | None, is_allowed: bool | None
+) -> None:
+    """What RBAC grants for all objects of a kind. None: RBAC grants nothing of it."""
+    kind = "service" if " service " in request_ else "configmap" if " configmap " in request_ else "pod"
+    specs: dict[str, dict[str, Any]] = {
+        "pod": {"spec": {"containers": [{"name": "a", "image": "b"}]}},
+        "service": {"spec": {"clusterIP": "None"}},
+        "configmap": {"data": {}},
+    }
+    metadata: dict[str, Any] = {"name": "x", "namespace": namespace}
+    if owners is not None:
+        metadata["ownerReferences"] = owners
+    names = {"pod": "Pod", "service": "Service", "configmap": "ConfigMap"}
+    document = {"apiVersion": "v1", "kind": names[kind], "metadata": metadata, **specs[kind]}
+    installed.done("create", "--filename=-", document=document)
+    policy = "The Regroup operator changes and deletes only what"
+    until(lambda: _denies(installed, namespace), "the policy is in force")
+    answer = installed.kubectl(*request_.split(), f"--namespace={namespace}", OPERATOR)
+    assert (answer.code == 0) == bool(is_allowed), answer.error
+    assert (policy in answer.error) == (is_allowed is False)
+
+
+def _denies(api: Api, namespace: str) -> bool:
+    """Return whether the policies are in force: the API server compiles them a moment after they were made."""
+    probe = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "probe", "namespace": namespace}}
+    api.kubectl("create", "--filename=-", document=probe)
+    patch = '--patch={"data":{"a":"b"}}'
+    return (
+        api.kubectl("patch", "configmap", "probe", "--type=merge", patch, f"--namespace={namespace}", OPERATOR).code
+        != 0
+    )
+
+
+def test_operator_deletes_only_jobs_that_have_expired(installed: Api, namespace: str) -> None:
+    until(lambda: _denies(installed, namespace), "the policy is in force")
+    for name, policy in (("stays", {}), ("expires", {"ttlSecondsAfterFinished": 1})):
+        job = make_job(name, runPolicy=policy)
+        job["metadata"]["namespace"] = namespace
+        installed.done("create", "--filename=-", document=job)
+    request = ["delete", "dtj", f"--namespace={namespace}", OPERATOR]
+    for name in ("stays", "expires"):
+        assert "deletes only jobs that have ended" in installed.refused(*request, name)
+    patch = '--patch={"status":{"completionTime":"2026-01-01T00:00:00Z"}}'
+    for name in ("stays", "expires"):
+        installed.done("patch", "dtj", name, f"--namespace={namespace}", "--subresource=status", "--type=merge", patch)
+    assert "deletes only jobs that have ended" in installed.refused(*request, "stays")
+    installed.done(*request, "expires")
 
 
 @pytest.mark.parametrize(
