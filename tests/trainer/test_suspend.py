@@ -12,8 +12,10 @@ from harness import judge
 from harness.local_run import LocalRun
 from harness.polling import until
 from harness.trace import Trace, load
+from tests.trainer.elastic_kit import LONG
 
 SCRIPT = Path(judge.__file__).parent / "scripts" / "traced.py"
+SAMPLES = Path(__file__).parents[2] / "manifests/samples/train"
 STEPS = 120
 PACE_S = 0.1
 """A step takes so long until the job has been resumed."""
@@ -113,3 +115,29 @@ def test_job_without_checkpoints_begins_anew_and_says_so_before(start: Callable[
     suspend(run, False)
     status = run.trains(2, after=1)
     assert status["membership"]["startStep"] == 0
+
+
+@pytest.mark.parametrize(
+    ("sample", "workers", "processes"),
+    [pytest.param("fsdp", 2, 2, id="parts of a model"), pytest.param("parameter-server", 3, 1, id="a server")],
+)
+@pytest.mark.skipif(not LONG, reason="REGROUP_LONG")
+def test_suspended_job_of_another_strategy_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sample: str, workers: int, processes: int
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    sizes = ("--workers", str(workers), "--processes-per-worker", str(processes))
+    saves = ("--checkpoint", str(tmp_path / "ckpt"), "--checkpoint-every", "3600")
+    settings = ("--set", "steps=100000", "--set", "evaluate_every=1000000", "--set", "print_every=1000")
+    run = LocalRun(tmp_path, *sizes, *saves, str(SAMPLES / f"{sample}.yaml"), *settings)
+    try:
+        generation = run.trains(workers * processes)["membership"]["generation"]
+        run.wait(lambda s: (s.get("progress") or {}).get("step", 0) > 20, "steps")
+        suspend(run, True)
+        told = run.wait(suspended, "its suspension")["progress"]["step"]
+        suspend(run, False)
+        status = run.trains(workers * processes, after=generation)
+        assert status["membership"]["startStep"] >= told
+        assert status.get("restarts", {}).get("total", 0) == 0
+    finally:
+        run.close()

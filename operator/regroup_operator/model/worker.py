@@ -32,6 +32,8 @@ DISCONNECTED, UNRESPONSIVE = "Disconnected", "Unresponsive"
 """Worker.why of one that is lost because it cannot be reached."""
 DRAINED = "Drained"
 """Worker.why of one that was asked to leave and has; the cause of the generation that goes on without it."""
+RESUMED = "Resumed"
+"""Cause of the generation with which a suspended job goes on."""
 
 
 @dataclass(frozen=True)

@@ -116,6 +116,7 @@ def test_resumed_job_starts_and_nothing_counts_as_a_restart() -> None:
     assert (membership["generation"], membership["members"], membership.get("suspended")) == (2, "0.1,1.1", None)
     assert (issued.status["incidents"][-1]["cause"], issued.status["phase"]) == ("Resumed", "Starting")
     assert issued.status.get("restarts", {}).get("total", 0) == 0
+    assert [note.kind for note in issued.notes if note.reason == "Resumed"] == ["Normal"]
 
 
 def test_process_that_fails_while_it_is_told_to_stop_fails_nothing() -> None:

@@ -18,6 +18,7 @@ from regroup_operator.model.records import Settings
 from regroup_operator.model.waits import UntilEvent
 from regroup_operator.model.worker import (
     DISCONNECTED,
+    RESUMED,
     UNRESPONSIVE,
     Announce,
     Bounds,
@@ -74,7 +75,7 @@ def next_generation(
         return _first(workers, bounds, now_s, settings)
     if current.suspended:
         first = _first(tuple(w for w in workers if w.pod is not None), bounds, now_s, settings)
-        return replace(first, reason="Resumed", cause="Resumed") if isinstance(first, Announce) else first
+        return replace(first, reason=RESUMED, cause=RESUMED) if isinstance(first, Announce) else first
     members = tuple(w for w in workers if w.is_member)
     deadline = _deadline(current, members, step_s, settings)
     trouble = _trouble(current, members, deadline, now_s, settings)

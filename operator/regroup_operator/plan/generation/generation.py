@@ -11,7 +11,7 @@ from regroup.protocol.wire import DumpStacks, Kill, Restart
 from regroup_operator.model.plan import Memory, Tell, earliest
 from regroup_operator.model.ports import EventNote
 from regroup_operator.model.waits import UntilEvent
-from regroup_operator.model.worker import Announce, Bounds, Decision, Keep, Refusal, Standing, Wait, Worker
+from regroup_operator.model.worker import RESUMED, Announce, Bounds, Decision, Keep, Refusal, Standing, Wait, Worker
 from regroup_operator.plan.facts.current import membership_status, named_checkpoint
 from regroup_operator.plan.facts.facts import Facts, members_of
 from regroup_operator.plan.failures.failures import Failures
@@ -204,7 +204,8 @@ def _announce(
     changed = dict(late.changed)
     changed["membership"] = membership_status(document, decision, facts.membership)
     changed["startTime"] = facts.status.get("startTime", inputs.clock.timestamp())
-    kind = "Normal" if decision.kind == PLANNED or document.number == 1 else "Warning"
+    is_usual = decision.kind == PLANNED or document.number == 1 or decision.cause == RESUMED
+    kind = "Normal" if is_usual else "Warning"
     note = EventNote(kind, decision.reason, f"Generation {document.number}: {decision.message}")
     memory = replace(
         memory,

@@ -8,11 +8,11 @@ from typing import Any
 from regroup.protocol.wire import Fault
 from regroup_operator.api.members import parse_members
 from regroup_operator.model.plan import Clock
-from regroup_operator.model.worker import Announce, Current, Worker
+from regroup_operator.model.worker import RESUMED, Announce, Current, Worker
 
 OOM_KILLED = "OOMKilled"
 """The kubelet's reason and the agent's: a process was killed for lack of memory."""
-GROWING = ("Resized", "Drained", "Resumed")
+GROWING = ("Resized", "Drained", RESUMED)
 """Causes of planned generations: workers that were missing may have joined in them."""
 
 

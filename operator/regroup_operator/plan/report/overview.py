@@ -18,7 +18,7 @@ from regroup_operator.api.conditions import (
 from regroup_operator.api.names import selector
 from regroup_operator.model.plan import JobCondition
 from regroup_operator.model.ports import EventNote
-from regroup_operator.model.worker import Decision, Standing, Wait, Worker
+from regroup_operator.model.worker import RESUMED, Decision, Standing, Wait, Worker
 from regroup_operator.plan.facts.facts import Facts
 from regroup_operator.plan.facts.groups import spare_words
 from regroup_operator.plan.failures.failures import Failures
@@ -108,7 +108,7 @@ def _is_resumed(status: Mapping[str, Any]) -> bool:
     """Return whether the job starts again after it was suspended: nothing has failed."""
     membership, incidents = status.get("membership") or {}, status.get("incidents") or [{}]
     newest = incidents[-1]
-    resumes = newest.get("cause") == "Resumed" and newest["generation"] == membership.get("generation")
+    resumes = newest.get("cause") == RESUMED and newest["generation"] == membership.get("generation")
     return bool(membership.get("suspended")) or (resumes and not membership.get("adopted"))
 
 
