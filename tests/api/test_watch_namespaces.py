@@ -33,7 +33,11 @@ def narrow(tmp_path: Path) -> Iterator[Api]:
             cwd=ROOT, capture_output=True, text=True, check=True,
         ).stdout  # fmt: skip
         (tmp_path / "chart.yaml").write_text(chart)
-        api.done("apply", "--server-side", "--force-conflicts", f"--filename={tmp_path / 'chart.yaml'}")
+        # A server that has just started may still refuse some kinds for a moment.
+        request = ("apply", "--server-side", "--force-conflicts", f"--filename={tmp_path / 'chart.yaml'}")
+        until(
+            lambda: api.kubectl(*request).code == 0, "the chart is taken", details=lambda: api.kubectl(*request).error
+        )
         yield api
 
 
