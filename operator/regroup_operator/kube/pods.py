@@ -39,16 +39,21 @@ class Node:
     boot_id: str = ""
     unready_since_s: float | None = None
     """When it was first seen not to be ready, monotonic."""
+    starts: bool = False
+    """Its kubelet itself says that it is not ready. Of a silent kubelet the control plane says Unknown."""
 
 
 def slim_node(item: Mapping[str, Any], previous: Node | None, now_s: float) -> Node:
-    """Return the node's name, its boot ID, and whether its condition Ready is True. `now_s` is the monotonic clock."""
+    """Return the node's name, its boot ID, and what its condition Ready says. `now_s` is the monotonic clock."""
     status = item.get("status") or {}
-    ready = any(c["type"] == "Ready" and c["status"] == "True" for c in status.get("conditions") or ())
+    said = next((c["status"] for c in status.get("conditions") or () if c["type"] == "Ready"), "Unknown")
+    ready = said == "True"
     since_s = None
     if not ready:
         since_s = now_s if previous is None or previous.unready_since_s is None else previous.unready_since_s
-    return Node(item["metadata"]["name"], ready, (status.get("nodeInfo") or {}).get("bootID", ""), since_s)
+    return Node(
+        item["metadata"]["name"], ready, (status.get("nodeInfo") or {}).get("bootID", ""), since_s, said == "False"
+    )
 
 
 def controller_of(item: Mapping[str, Any]) -> Mapping[str, Any] | None:
@@ -203,9 +208,9 @@ class PodStore:
         node = self.nodes.items.get(("", pod.node))
         ready = node.ready if node is not None else not pod.node or not self.nodes.num_lists
         boot_id = node.boot_id if node is not None else pod.boot_id
-        return replace(
-            pod, node_ready=ready, node_unready_since_s=self._unready_since_s(node, pod, ready), boot_id=boot_id
-        )
+        since_s = self._unready_since_s(node, pod, ready)
+        starts = node is not None and node.starts
+        return replace(pod, node_ready=ready, node_unready_since_s=since_s, node_starts=starts, boot_id=boot_id)
 
     def _unready_since_s(self, node: Node | None, pod: Pod, ready: bool) -> float | None:
         """Return since when a pod's node is not ready. One that has vanished is dated by this pod's own record."""
@@ -236,7 +241,10 @@ class PodStore:
                 if pod.node == node.name:
                     ready = new is not None and new.ready
                     since_s = self._unready_since_s(new, pod, ready)
-                    changed = replace(pod, node_ready=ready, node_unready_since_s=since_s, boot_id=node.boot_id)
+                    starts = new is not None and new.starts
+                    changed = replace(
+                        pod, node_ready=ready, node_unready_since_s=since_s, node_starts=starts, boot_id=node.boot_id
+                    )
                     if changed != pod:
                         informer.items[name] = changed
                         self._pod_changed(pod, changed)

@@ -35,6 +35,8 @@ class Pod:
     node_ready: bool = True
     node_unready_since_s: float | None = None
     """When its node was first seen not to be ready, on the controller's monotonic clock; None: it is ready."""
+    node_starts: bool = False
+    """Its node is not ready by its kubelet's own word (Ready is False, not Unknown): a kubelet says so while it starts."""
     terminating: bool = False
     running_since_s: float | None = None
     """When the trainer container was first seen running, on the controller's monotonic clock; None: it is not."""

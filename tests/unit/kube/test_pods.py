@@ -184,16 +184,17 @@ def test_node_is_read_with_its_boot() -> None:
 
 
 @pytest.mark.parametrize(
-    ("conditions", "ready"),
+    ("conditions", "ready", "starts"),
     [
-        ([{"type": "Ready", "status": "True"}], True),
-        ([{"type": "Ready", "status": "Unknown"}], False),
-        ([{"type": "MemoryPressure", "status": "True"}], False),
-        ([], False),
+        ([{"type": "Ready", "status": "True"}], True, False),
+        ([{"type": "Ready", "status": "False"}], False, True),
+        ([{"type": "Ready", "status": "Unknown"}], False, False),
+        ([{"type": "MemoryPressure", "status": "True"}], False, False),
+        ([], False, False),
     ],
 )
-def test_node_is_ready_only_if_it_says_so(conditions: list[dict[str, str]], ready: bool) -> None:
+def test_node_is_ready_only_if_it_says_so(conditions: list[dict[str, str]], ready: bool, starts: bool) -> None:
     item = {"metadata": {"name": "n"}, "status": {"conditions": conditions}}
     first = slim_node(item, None, 5.0)
-    assert (first.ready, first.unready_since_s) == (ready, None if ready else 5.0)
+    assert (first.ready, first.unready_since_s, first.starts) == (ready, None if ready else 5.0, starts)
     assert slim_node(item, first, 9.0) == first

@@ -143,6 +143,27 @@ def test_node_that_is_unready_for_a_moment_costs_no_image_pull(
     assert (made(got), [p.uid for p in got.release], got.look_again_s) == (made_for, let_go, due_s)
 
 
+def rebooted(since_s: float, *, starts: bool = True) -> Worker:
+    """A member whose agent was lost with its node, and whose node is not ready since then."""
+    pod = make_pod(2, node_ready=False, node_unready_since_s=since_s, node_starts=starts)
+    return make_worker(2, Standing.LOST, pod=pod, session=make_session(2, connected=False))
+
+
+@pytest.mark.parametrize(
+    ("worker", "made_for", "due_s"),
+    [
+        pytest.param(rebooted(95.0), [], 115.0, id="its kubelet has started, and says not ready yet"),
+        pytest.param(rebooted(80.0), [(2, 1)], None, id="its kubelet has said so for too long"),
+        pytest.param(rebooted(95.0, starts=False), [(2, 1)], None, id="its kubelet is silent"),
+    ],
+)
+def test_node_that_boots_keeps_its_workers(
+    worker: Worker, made_for: list[tuple[int, int]], due_s: float | None
+) -> None:
+    got = changes(A, B, worker, blip_s=60.0, hello_timeout_s=20.0)
+    assert (made(got), got.look_again_s) == (made_for, due_s)
+
+
 def test_slot_whose_pods_fail_before_they_run_is_held_back() -> None:
     got = changes(A, B, held={2: 130.0, 7: 120.0})
     assert (made(got), got.look_again_s) == ([], 130.0)

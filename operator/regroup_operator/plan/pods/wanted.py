@@ -81,7 +81,12 @@ def plan_workers(
         attempts[slot] = max(attempts.get(slot, -1), attempt)
     serving: dict[int, Worker] = {}
     for worker in sorted(pods, key=_progress):
-        if _serves(worker, released | abandoned, now_s - blip_s) and not _has_exited(worker, now_s, hello_timeout_s):
+        gone = worker.pod is None or worker.pod.uid in released | abandoned
+        if (
+            not gone
+            and _serves(worker, now_s, blip_s, hello_timeout_s)
+            and not _has_exited(worker, now_s, hello_timeout_s)
+        ):
             serving.setdefault(worker.id.slot, worker)
     held = {slot: until_s for slot, until_s in (held or {}).items() if until_s > now_s and slot < replicas}
     create = tuple(
@@ -100,7 +105,7 @@ def plan_workers(
         and (w.id.slot >= replicas or w.draining or serving.get(w.id.slot, w).id != w.id)
     )
     dues = [w.session.condition_at_s + hello_timeout_s for w in pods if w.session and _said_stopped(w)]
-    dues += [w.pod.node_unready_since_s + blip_s for w in pods if w.pod and w.pod.node_unready_since_s is not None]
+    dues += [due_s for w in pods if (due_s := _unready_until_s(w, blip_s, hello_timeout_s)) is not None]
     return WorkerChanges(create, release, leaving, earliest((*dues, *held.values()), after_s=now_s))
 
 
@@ -141,16 +146,29 @@ def _has_exited(worker: Worker, now_s: float, hello_timeout_s: float) -> bool:
     return _said_stopped(worker) and session is not None and now_s >= session.condition_at_s + hello_timeout_s
 
 
-def _serves(worker: Worker, released: frozenset[str], unready_since_s: float) -> bool:
-    """Return whether a pod holds its slot. One that starts does so on a node that has been unready for a moment only: its image
-    may be half pulled, and another pod would have to pull it, too. `unready_since_s`: what is longer than that ago counts."""
+def _serves(worker: Worker, now_s: float, blip_s: float, hello_timeout_s: float) -> bool:
+    """Return whether a pod holds its slot."""
     pod = worker.pod
-    if pod is None or not pod.alive or worker.draining or pod.uid in released:
+    if pod is None or not pod.alive or worker.draining:
         return False
     if pod.node_ready or worker.connected:
         return True
-    since_s = pod.node_unready_since_s
-    return worker.session is None and not worker.is_member and since_s is not None and since_s > unready_since_s
+    until_s = _unready_until_s(worker, blip_s, hello_timeout_s)
+    return until_s is not None and until_s > now_s
+
+
+def _unready_until_s(worker: Worker, blip_s: float, hello_timeout_s: float) -> float | None:
+    """Return how long a pod without an agent holds its slot on a node that is not ready; None: not at all, or it is ready.
+
+    A pod that starts may have its image half pulled, and another pod would have to pull it, too. A kubelet that has just
+    started says for a moment that its node is not ready, and then starts the containers again.
+    """
+    pod = worker.pod
+    if pod is None or pod.node_unready_since_s is None:
+        return None
+    if worker.session is None and not worker.is_member:
+        return pod.node_unready_since_s + blip_s
+    return pod.node_unready_since_s + hello_timeout_s if pod.node_starts else None
 
 
 def _progress(worker: Worker) -> tuple[Any, ...]:
