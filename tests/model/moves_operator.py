@@ -30,9 +30,9 @@ def operator_moves(view: View, state: State, number: int) -> Iterator[Move]:
     """Moves of one operator process; with two leaders, each believes that it leads."""
     operator = state.operators[number]
     if not operator.is_up:
-        read = Operator(1, state.persisted, 0)
-        label = f"operator {number} restarts, reads {view.name(state, state.persisted)} from status"
-        yield Move(label, False, _with_operator(state, number, read))
+        for at in range(0 if view.scenario.stale_reads else state.persisted, state.persisted + 1):
+            label = f"operator {number} restarts, reads {view.name(state, at)} from status"
+            yield Move(label, False, _with_operator(state, number, Operator(1, at, 0)))
         return
     if after := pay(state, "operator"):
         yield Move(f"FAULT operator {number} killed", True, _with_operator(after, number, Operator(0, -1, 0)))

@@ -173,6 +173,8 @@ class Scenario:
     """any: the operator may announce any set at any time, which covers every timeout. seen: only with a cause."""
     leaders: int = 1
     """2: a paused leader and its successor, both acting."""
+    stale_reads: bool = False
+    """An operator that restarts may read any earlier status, as a cache may show it; only a refused write reads the newest."""
     snapshots: bool = False
     exits: bool = False
     """Whether excluded and finished processes ever exit."""

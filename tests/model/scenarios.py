@@ -71,6 +71,16 @@ QUICK = (
         (172522, 22489),
     ),
     Trace(
+        "H1 PERSIST, planned from an earlier status",
+        PERSIST,
+        Scenario(
+            steps=1, announces="seen", replaces=False, stale_reads=True, faults=Budget(link=1, operator=1, total=2)
+        ),
+        "violation",
+        SPLIT,
+        (233173, 31899),
+    ),
+    Trace(
         "H2 STATE",
         STATE,
         Scenario(announces="seen", faults=Budget(cut_off=1, total=1)),
@@ -308,6 +318,7 @@ WILD = Scenario(
     snapshots=True,
     exits=True,
     leaders=2,
+    stale_reads=True,
     faults=Budget(crash=2, pod=2, stop=2, cut_off=2, operator=2, link=1, total=4),
 )
-"""Where the random walks go: every kind of fault, a joiner, two leaders."""
+"""Where the random walks go: every kind of fault, a joiner, two leaders, statuses that are not the newest."""
