@@ -67,6 +67,9 @@ class FileStore:
             self._bump(raw)
         return parse_job(raw)
 
+    async def confirm(self, job: Job, within_s: float) -> None:
+        """See JobStore. Each read is one of the file."""
+
     async def remove(self, job: Job) -> None:
         """See JobStore. The file stays: the command that made it ends with its job."""
 
@@ -146,11 +149,11 @@ class LocalWorkers:
     async def validate(self, job: Job) -> None:
         """The command line has been parsed; there is no template to try."""
 
-    async def create(self, job: Job, slot: int, attempt: int, avoid_nodes: tuple[str, ...]) -> None:  # noqa: ARG002
+    async def create(self, job: Job, slot: int, attempt: int, avoid_nodes: tuple[str, ...]) -> bool:  # noqa: ARG002
         """See Workers. There is one node; none is avoided."""
         name = worker_pod_name(job.name, slot, attempt)
         if self.pod(job.namespace, name) is not None:
-            return
+            return False
         uid, token = str(uuid.uuid4()), secrets.token_urlsafe(32)
         home = self._directory / name
         (home / "state").mkdir(parents=True, exist_ok=True)
@@ -181,6 +184,7 @@ class LocalWorkers:
         agent = self._agents[uid] = _Agent(pod, token, process)
         agent.waiter = asyncio.get_running_loop().create_task(self._wait(agent))
         self._changed(job.key)
+        return True
 
     def _agent_environment(self, job: Job, name: str, uid: str, home: Path, worker: MemberId) -> dict[str, str]:
         spec, processes = job.spec, processes_per_worker(job)

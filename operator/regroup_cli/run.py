@@ -17,6 +17,7 @@ from typing import Any
 from _regroup_agent.build import build as build_agent
 from regroup_cli.local import ADDRESS, FileStore, LocalWorkers, Terminal, say
 from regroup_operator.api import Job, SpecError, parse_job
+from regroup_operator.background import LoopBackground
 from regroup_operator.controller import Controller
 from regroup_operator.endpoint.certificates import Authority, server_context
 from regroup_operator.endpoint.registry import Registry
@@ -143,7 +144,7 @@ async def _run(store: FileStore, directory: Path, command: list[str], args: argp
         return await controllers[0].reconcile(which)
 
     queue = WorkQueue(reconcile, num_workers=1)
-    registry = Registry(loop.time, queue.add)
+    registry = Registry(loop.time, queue.add, queue.add_after)
     authority = Authority.create()
     certificate, private_key = authority.issue(["localhost"], [ADDRESS])
     runner, port = await serve(
@@ -162,6 +163,7 @@ async def _run(store: FileStore, directory: Path, command: list[str], args: argp
         checkpoint_s=args.checkpoint_wait,
         progress_write_s=PROGRESS_S,
     )
+    background = LoopBackground()
     controllers.append(
         Controller(
             store=store,
@@ -170,6 +172,8 @@ async def _run(store: FileStore, directory: Path, command: list[str], args: argp
             registry=registry,
             settings=settings,
             endpoint=f"{ADDRESS}:{port}",
+            background=background,
+            look_after=queue.add_after,
             logs="Its log is above, in the output of this command.",
             monotonic=loop.time,
         )
@@ -187,6 +191,7 @@ async def _run(store: FileStore, directory: Path, command: list[str], args: argp
         working.cancel()  # first: what ends now is no failure to react to
         with contextlib.suppress(asyncio.CancelledError):
             await working
+        await background.stop()
         await runner.cleanup()  # an agent that has an operator asks it before it ends
         await workers.stop()
 

@@ -17,13 +17,14 @@ import socket
 import sys
 import time
 import uuid
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 from typing import Any
 
 from aiohttp import web
 
 from regroup_operator import metrics as ops
 from regroup_operator.api import RegroupError
+from regroup_operator.background import LoopBackground
 from regroup_operator.controller import Controller
 from regroup_operator.endpoint.registry import Registry
 from regroup_operator.endpoint.server import serve
@@ -33,7 +34,8 @@ from regroup_operator.kube.authenticator import ClusterAuthenticator, ClusterRev
 from regroup_operator.kube.client import ApiError, Client
 from regroup_operator.kube.cluster_workers import ClusterWorkers
 from regroup_operator.kube.events import EventRecorder
-from regroup_operator.kube.jobs import JOBS, ClusterJobStore
+from regroup_operator.kube.job_cache import JobCache, key_of
+from regroup_operator.kube.jobs import JOBS, CachedJobStore, ClusterJobApi
 from regroup_operator.kube.lease import Elector, LeaseTimes
 from regroup_operator.kube.pods import PodStore
 from regroup_operator.model.records import Key
@@ -61,7 +63,9 @@ class Operator:
         self._queue = WorkQueue(
             self._reconcile, num_workers=settings.num_workers, observe=self._metrics.observe_reconcile
         )
-        self._registry = Registry(time.monotonic, self._queue.add)
+        self._registry = Registry(time.monotonic, self._queue.add, self._queue.add_after)
+        self._job_api, self._jobs = ClusterJobApi(client), JobCache()
+        self._background = LoopBackground()
         self._elector = Elector(
             client,
             settings.namespace,
@@ -69,13 +73,12 @@ class Operator:
             f"{self._name}_{uuid.uuid4().hex[:8]}",
             LeaseTimes(settings.lease_duration_s, settings.lease_renew_deadline_s, settings.lease_retry_s),
         )
-        self._watch = JobWatch(client, settings.watch_namespaces, self._job_changed, self._jobs_lost)
+        self._sweep_soon = asyncio.Event()
+        self._watch = JobWatch(client, settings.watch_namespaces, self._job_changed, self._sweep_soon.set)
         self._controller: Controller | None = None
-        self._jobs: set[Key] = set()
         self._unready: str | None = "The CA has not been read yet."
-        self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._runners: list[web.AppRunner] = []
-        self._pods.on_change(self._queue.add)
+        self._pods.on_change(self._pod_changed)
         self._metrics.follow(
             queue_depth=lambda: len(self._queue),
             connected_agents=self._registry.num_connected,
@@ -99,7 +102,6 @@ class Operator:
             start(self._recorder.run(), "events")
             start(self._work(), "work")
             start(_wait(stop), "stop")
-            start(_wait(self._failed), "jobs")
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 task.result()
@@ -154,13 +156,16 @@ class Operator:
             agent_image_pull_secrets=tuple(settings.agent_image_pull_secrets),
             checkpoint_wait_s=settings.checkpoint_s,
         )
+        store = CachedJobStore(self._job_api, self._jobs, look=self._queue.add, recorder=self._recorder)
         self._controller = Controller(
-            store=ops.ObservedStore(ClusterJobStore(self._client, self._recorder), self._metrics),
+            store=ops.ObservedStore(store, self._metrics),
             workers=ClusterWorkers(self._client, self._pods, Renderer(render, self._trust.ca_bundle)),
             recorder=self._recorder,
             registry=self._registry,
             settings=settings.policy(),
             endpoint=settings.url.removeprefix("https://"),
+            background=self._background,
+            look_after=self._queue.add_after,
             agent_image=settings.agent_image,
             observer=self._metrics,
             progress_writes_per_s=settings.progress_writes_per_second,
@@ -177,24 +182,44 @@ class Operator:
         assert self._controller is not None
         return await self._controller.reconcile(key)
 
-    def _job_changed(self, key: Key, gone: bool) -> None:
+    def _pod_changed(self, key: Key) -> None:
+        """Have the pod's job looked at. A standby has no jobs yet: its queue would only grow."""
+        if self._controller is not None:
+            self._queue.add(key)
+
+    def _job_changed(self, raw: Mapping[str, Any], gone: bool) -> None:
+        key = key_of(raw)
         if gone:
-            self._jobs.discard(key)
-        else:
-            self._jobs.add(key)
+            self._jobs.drop(key, raw["metadata"]["uid"])
+        elif not self._jobs.see(raw):
+            return  # what we wrote, or older than that
         self._queue.add(key)
 
-    def _jobs_lost(self) -> None:
-        if not self._failed.done():
-            self._failed.set_exception(RegroupError("The watch of jobs ended by itself; a restart begins it anew."))
-
     async def _resync(self) -> None:
-        """Look at every job now and then, spread over the time, and forget agents whose pods are gone."""
+        """Look at every job now and then, spread over the time, and forget what is gone: kopf says nothing of a job that vanished
+        while its watch was broken."""
         while True:
-            await asyncio.sleep(self._settings.resync_s)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._sweep_soon.wait(), self._settings.resync_s)
+            self._sweep_soon.clear()
             self._registry.forget(self._pods.uids().__contains__)
-            for key in self._jobs:
+            try:
+                await self._sweep()
+            except ApiError as error:
+                log.warning("Jobs cannot be compared with the API server: %s Again in %.0f s.", error, RETRY_S)
+                await asyncio.sleep(RETRY_S)
+                self._sweep_soon.set()
+                continue
+            for key in self._jobs.snapshot():
                 self._queue.add_after(key, random.uniform(0, self._settings.resync_s))
+
+    async def _sweep(self) -> None:
+        before = self._jobs.snapshot()
+        listed: dict[Key, tuple[str, int]] = {}
+        for namespace in self._settings.watch_namespaces or (None,):
+            listed |= await self._job_api.list_metadata(namespace)
+        for key in self._jobs.sweep(before, listed):
+            self._queue.add(key)
 
     async def _resource_exists(self) -> None:
         while True:
@@ -212,6 +237,7 @@ class Operator:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        await self._background.stop()
         await self._watch.stop()
         self._registry.close_all()
         for runner in reversed(self._runners):
@@ -222,8 +248,8 @@ class Operator:
         await self._elector.release()
 
 
-async def _wait(what: asyncio.Event | asyncio.Future[None]) -> None:
-    await (what.wait() if isinstance(what, asyncio.Event) else what)
+async def _wait(stop: asyncio.Event) -> None:
+    await stop.wait()
 
 
 async def operate(settings: OperatorSettings) -> None:

@@ -5,7 +5,7 @@ It decides nothing (plan/ does) and knows neither Kubernetes nor HTTP. What it o
 1. The status is written by compare-and-swap on the resourceVersion that the plan was made from (rule PERSIST). On a conflict
    nothing else happens: read again, plan again.
 2. Only then is a generation announced, a worker told to stop (rule RELEASE: its UID stands in status.released by now).
-3. Only then are pods deleted and created (maker.py: each with its own back-off, so that none holds up the next plan).
+3. Only then are pods deleted and created, beside the plan (maker.py).
 
 A CR event, a pod event, an agent's report, a due deadline: all only lead here.
 """
@@ -21,6 +21,7 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from regroup_operator.api import ConflictError, Job, SpecError, UnavailableError, parse_status
+from regroup_operator.background import Background
 from regroup_operator.endpoint.registry import Registry
 from regroup_operator.maker import TOLD_AFTER, Maker
 from regroup_operator.model.bucket import TokenBucket
@@ -81,6 +82,8 @@ class Controller:
         registry: Registry,
         settings: Settings,
         endpoint: str,
+        background: Background,
+        look_after: Callable[[Key, float], None] = lambda _key, _seconds: None,
         agent_image: str = "",
         logs: str = KUBECTL_LOGS,
         observer: Observer | None = None,
@@ -88,8 +91,11 @@ class Controller:
         monotonic: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
     ) -> None:
+        """`background` runs what is made beside the plan; its owner ends it. `look_after(key, seconds)`: a job wants to be
+        reconciled then, because of what was made."""
         self._store, self._workers, self._recorder, self._registry = store, workers, recorder, registry
         self._settings, self._endpoint, self._agent_image, self._logs = settings, endpoint, agent_image, logs
+        self._background, self._look_after = background, look_after
         self._observer = observer
         self._progress_writes = TokenBucket(progress_writes_per_s, max(1.0, progress_writes_per_s))
         self._monotonic, self._wall = monotonic, wall
@@ -120,15 +126,20 @@ class Controller:
             logger.warning("%s/%s: %s", *key, error)
             return None
         if job is not None and not job.is_ours:
-            self._kept.pop(key, None)
+            self._forget(key)
             return None
         is_gone = job is None or job.deleting
         # Of an earlier job of this name, too: `kubectl delete` returns before its pods have ended.
         self._stop_leaving(key, None if job is None or is_gone else job.uid)
         if is_gone:
-            self._kept.pop(key, None)
+            self._forget(key)
             return None
         return job
+
+    def _forget(self, key: Key) -> None:
+        kept = self._kept.pop(key, None)
+        if kept is not None:
+            kept.maker.stop()
 
     def _stop_leaving(self, key: Key, job_uid: str | None) -> None:
         leaving = self._registry.leaving(key, job_uid)
@@ -164,19 +175,27 @@ class Controller:
             refusal=_why(refusal, job),
             logs=self._logs,
         )
-        write_s = await self._write(job, plan, clock, kept)
+        written, write_s = await self._write(job, plan, clock, kept)
         self._say(job, plan)
         if plan.expired:
             await self._store.remove(job)
             return None
-        change_s = await kept.maker.change(job, plan, pods)
-        due = [d for d in (plan.look_again_s, prepare_s, write_s, change_s) if d is not None]
+        make_s = kept.maker.want(written or job, plan, pods, confirmed=written is not None)
+        due = [d for d in (plan.look_again_s, prepare_s, write_s, make_s) if d is not None]
         return max(0.0, min(due) - self._monotonic()) if due else None
 
     def _recall(self, job: Job) -> _Kept:
         kept = self._kept.get(job.key)
         if kept is None or kept.uid != job.uid:
-            maker = Maker(self._workers, self._recorder, self._monotonic)
+            self._forget(job.key)
+            maker = Maker(
+                self._workers,
+                self._store,
+                self._recorder,
+                self._background,
+                self._monotonic,
+                lambda made_for, wait_s: self._look_after(made_for.key, wait_s),
+            )
             kept = self._kept[job.key] = _Kept(job.uid, maker)
         return kept
 
@@ -197,8 +216,10 @@ class Controller:
                 # A webhook that fails, for example: making the pods will say so.
         kept.judged_generation = job.spec_generation
 
-    async def _write(self, job: Job, plan: JobPlan, clock: Clock, kept: _Kept) -> float | None:
-        """Write the status if it changed; progress alone waits its turn. Returns when it is due, on the monotonic clock."""
+    async def _write(self, job: Job, plan: JobPlan, clock: Clock, kept: _Kept) -> tuple[Job | None, float | None]:
+        """Write the status if it changed; progress alone waits its turn. Returns the job as written, None: it was not, and
+        when the write is due, on the monotonic clock."""
+        written = None
         memory = plan.memory
         if plan.status != job.status.to_dict():
             since = memory.progress_written_s
@@ -208,10 +229,10 @@ class Controller:
                     due = clock.now_s + BUDGET_RETRY_S
                 if clock.now_s < due:
                     kept.memory = memory
-                    return due
+                    return None, due
             started = self._monotonic()
             try:
-                await self._store.write_status(job, plan.status)
+                written = await self._store.write_status(job, plan.status)
             except UnavailableError:
                 kept.unanswered.append(plan)
                 raise
@@ -224,7 +245,7 @@ class Controller:
                 self._observer.status_written()
         # Remembered only after the write: a plan that lost its race has announced nothing and counted nothing.
         kept.memory = memory
-        return None
+        return written, None
 
     def _answer(self, job: Job, kept: _Kept) -> None:
         """Take up a plan whose write took effect although its answer was lost, or what it counted would be counted again."""

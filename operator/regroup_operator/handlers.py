@@ -1,4 +1,4 @@
-"""The edge to kopf: a job's event -> its key into the work queue. Nothing else happens here.
+"""The edge to kopf: a job's event -> the object, to the job cache. Nothing else happens here.
 
 kopf owns watching the resource, its login and its retries. It runs in a thread and an event loop of its own, because an
 embedded kopf takes over the loop: it installs signal handlers and, when it ends, cancels every task that is not its own.
@@ -11,23 +11,38 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Callable, Collection
+import time
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import kopf
 
 from regroup_operator.api import GROUP, PLURAL, VERSION
 from regroup_operator.kube.client import CONNECT_TIMEOUT_S, REQUEST_TIMEOUT_S, Client
-from regroup_operator.model.records import Key
+from regroup_operator.kube.jobs import slim
 
 log = logging.getLogger(__name__)
 
-OnEvent = Callable[[Key, bool], None]
-"""on_event(key, gone): the job appeared or changed, or is gone."""
+OnEvent = Callable[[Mapping[str, Any], bool], None]
+"""on_event(raw, gone): the job appeared or changed, or is gone; its object without managedFields."""
+
+RESTART_MIN_S, RESTART_MAX_S = 1.0, 30.0
+"""Until kopf is started again after it has ended by itself, the first time and at most."""
+STEADY_S = 60.0
+"""A kopf that ran for so long has not failed again, but anew."""
 
 
 class NoDiffBase(kopf.DiffBaseStorage):
     """Remembers nothing: no annotation is ever written to a job."""
+
+    def build(
+        self,
+        *,
+        body: kopf.Body,  # noqa: ARG002
+        extra_fields: Any = None,  # noqa: ARG002
+    ) -> kopf.BodyEssence:
+        """Return nothing. kopf asks at every event, and would copy the whole object."""
+        return kopf.BodyEssence({})
 
     def fetch(self, *, body: kopf.Body) -> None:  # noqa: ARG002
         """Return nothing."""
@@ -63,10 +78,8 @@ def kopf_registry(on_event: OnEvent, login: Callable[[], kopf.ConnectionInfo]) -
         return login()
 
     @kopf.on.event(GROUP, VERSION, PLURAL, registry=registry)
-    async def enqueue(namespace: str | None, name: str | None, type: str | None, **_: Any) -> None:
-        assert namespace is not None
-        assert name is not None
-        on_event((namespace, name), type == "DELETED")
+    async def hand_over(event: kopf.RawEvent, **_: Any) -> None:
+        on_event(slim(event["object"]), event["type"] == "DELETED")
 
     return registry
 
@@ -86,16 +99,17 @@ def connection_info(client: Client, token: str | None) -> kopf.ConnectionInfo:
 
 
 class JobWatch:
-    """kopf in its thread. `start()`, then `ended` is called if it ends by itself; `stop()` ends it."""
+    """kopf in its thread. `start()`; if kopf ends by itself it is started again, and nothing else; `stop()` ends it."""
 
     def __init__(
-        self, client: Client, namespaces: Collection[str], on_event: OnEvent, ended: Callable[[], None]
+        self, client: Client, namespaces: Collection[str], on_event: OnEvent, again: Callable[[], None]
     ) -> None:
-        """`namespaces` empty: all. Both callables run in the event loop that calls `start`."""
+        """`namespaces` empty: all. Both callables run in the event loop that calls `start`. `again()`: kopf lists anew, and
+        will not report what has vanished meanwhile."""
         self._client = client
         self._namespaces = namespaces
         self._on_event = on_event
-        self._ended = ended
+        self._again = again
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -112,25 +126,37 @@ class JobWatch:
             await asyncio.to_thread(self._thread.join, timeout_s)
 
     def _run(self, loop: asyncio.AbstractEventLoop) -> None:
+        wait_s = RESTART_MIN_S
+        while True:
+            started_s = time.monotonic()
+            try:
+                self._watch(loop)
+            except Exception:
+                log.exception("The watch of jobs ended by an error.")
+            if time.monotonic() >= started_s + STEADY_S:
+                wait_s = RESTART_MIN_S
+            if not self._stop.is_set():
+                log.warning("The watch of jobs has ended by itself; it begins anew in %.0f s.", wait_s)
+            if self._stop.wait(wait_s):
+                return
+            wait_s = min(2 * wait_s, RESTART_MAX_S)
+            loop.call_soon_threadsafe(self._again)
+
+    def _watch(self, loop: asyncio.AbstractEventLoop) -> None:
         def login() -> kopf.ConnectionInfo:
             future = asyncio.run_coroutine_threadsafe(self._client.bearer_token(), loop)
             return connection_info(self._client, future.result(REQUEST_TIMEOUT_S))
 
-        def on_event(key: Key, gone: bool) -> None:
-            loop.call_soon_threadsafe(self._on_event, key, gone)
+        def on_event(raw: Mapping[str, Any], gone: bool) -> None:
+            loop.call_soon_threadsafe(self._on_event, raw, gone)
 
-        try:
-            asyncio.run(
-                kopf.operator(
-                    registry=kopf_registry(on_event, login),
-                    settings=kopf_settings(),
-                    standalone=True,
-                    clusterwide=not self._namespaces,
-                    namespaces=list(self._namespaces),
-                    stop_flag=self._stop,
-                )
+        asyncio.run(
+            kopf.operator(
+                registry=kopf_registry(on_event, login),
+                settings=kopf_settings(),
+                standalone=True,
+                clusterwide=not self._namespaces,
+                namespaces=list(self._namespaces),
+                stop_flag=self._stop,
             )
-        except Exception:
-            log.exception("The watch of jobs ended by an error.")
-        if not self._stop.is_set():
-            loop.call_soon_threadsafe(self._ended)
+        )

@@ -1,20 +1,23 @@
-"""Make and remove what one job has in the cluster, each thing with a back-off of its own.
+"""Make and remove what one job has in the cluster, beside the plan, each thing with a back-off of its own.
 
-What cannot be made (a quota, a webhook, a policy) never holds up the plan: a job with too few pods still has members to
-watch. So a refusal raises nothing here; it becomes an event, and a time at which it is tried again. Nor does a pod that
-fails before it ever ran (the kubelet's admission) make a loop of pods: creations in one slot wait for one another until
-one of its pods runs.
+A recovery waits for no creation: the plan leaves here what it wants, and only the newest wanted set counts. It is looked at
+again before each call. What cannot be made (a quota, a webhook, a policy) raises nothing here; it becomes an event, and a
+time at which the job is planned again. Pods are made 1, 2, 4 .. at once, and a refusal ends the round: a quota that is full
+answers one request, not thousands. Nor does a pod that fails before it ever ran (the kubelet's admission) make a loop of
+pods: creations in one slot wait for one another until one of its pods runs.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Collection
-from functools import partial
+import re
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
 
 from regroup_operator.api import ConflictError, Job, RegroupError, SpecError, UnavailableError
+from regroup_operator.background import Background
 from regroup_operator.model.plan import JobPlan
-from regroup_operator.model.ports import AlreadyExists, EventNote, Recorder, Workers
+from regroup_operator.model.ports import AlreadyExists, EventNote, JobStore, Recorder, Workers
 from regroup_operator.model.records import Pod
 from regroup_operator.retries import FIRST_S, Retries
 
@@ -27,16 +30,63 @@ TOLD_AFTER = 4
 TELL_AGAIN_S = 300.0
 """How long a sentence that was told is not told again."""
 
-Step = tuple[tuple[str, int | str], str, Callable[[], Awaitable[None]]]
-"""Key of its back-off, reason of its event, what is done."""
+MAX_BATCH = 32
+"""Requests of one job at once."""
+CONFIRMED_S = 60.0
+"""Where the plan wrote nothing, the API server must have said within this time that the job is there: a pod is made for no job
+that is gone, nor by an operator that was paused."""
+UNSEEN_S = 5.0
+"""A pod of ours that exists, and that the informer has not shown for so long after it was made, counts as taken."""
+
+
+@dataclass(frozen=True)
+class CreatePod:
+    """A worker's pod that is missing."""
+
+    slot: int
+    attempt: int
+    avoid_nodes: tuple[str, ...]
+
+
+Step = CreatePod | Pod
+"""A pod to make, or one to delete."""
+StepKey = tuple[str, int | str]
+"""Of its back-off: what is done, and with which slot or UID."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What the newest plan wants; `confirmed`: the job was there when it was made."""
+
+    job: Job
+    steps: dict[StepKey, Step]
+    confirmed: bool
 
 
 class Maker:
-    """Of one job; the controller keeps it as long as the job is there."""
+    """Of one job; the controller keeps it as long as the job is there, and calls `stop` after that."""
 
-    def __init__(self, workers: Workers, recorder: Recorder, monotonic: Callable[[], float]) -> None:
-        self._workers, self._recorder, self._monotonic = workers, recorder, monotonic
+    def __init__(
+        self,
+        workers: Workers,
+        store: JobStore,
+        recorder: Recorder,
+        background: Background,
+        monotonic: Callable[[], float],
+        look_again: Callable[[Job, float], None],
+    ) -> None:
+        """`look_again(job, seconds)`: the job wants to be planned again then."""
+        self._workers, self._store, self._recorder = workers, store, recorder
+        self._background, self._monotonic, self._look_again = background, monotonic, look_again
         self._prepares, self._pods = Retries(PREPARE_MAX_S), Retries(POD_MAX_S)
+        self._rounds = Retries(POD_MAX_S)
+        """Of rounds that were refused with nothing made."""
+        self._held_s = float("-inf")
+        """Until when nothing is made or deleted: there was no answer."""
+        self._wanted: Wanted | None = None
+        self._is_making = False
+        self._made: dict[int, tuple[int, float]] = {}
+        """By slot: the attempt number that exists by the API server's word, and since when."""
         self._attempts: dict[int, int] = {}
         """By slot: the attempt number that was asked for last."""
         self._obstacle: EventNote | None = None
@@ -68,57 +118,121 @@ class Maker:
                 return None, None
         return None if goes_on else self._obstacle, due_s
 
-    async def change(self, job: Job, plan: JobPlan, pods: Collection[Pod]) -> float | None:
-        """Delete and create the pods that the plan asks for, as far as that is due. Returns when to look again, monotonic.
+    def want(self, job: Job, plan: JobPlan, pods: Collection[Pod], *, confirmed: bool) -> float | None:
+        """Have the pods deleted and made that the plan asks for; what an earlier plan asked for counts no more.
 
-        Where the API server gives no answer, the rest waits too: time-outs in a row would hold up the next plan.
+        Returns when to look again (monotonic); None: only an event helps, or `look_again` will be called. `confirmed`: the
+        plan's status was written just now, so that the job is there.
         """
         self._look_at(job, pods)
-        dues_s: list[float] = []
-        told = away = False
-        for key, reason, act in self._steps(job, plan):
-            now_s = self._monotonic()
-            due_s = self._pods.due_s(key)
-            if away or due_s > now_s:
-                dues_s.append(max(due_s, now_s + FIRST_S) if away else due_s)
-                continue
-            count = self._pods.tried(key, now_s)
-            try:
-                await act()
-            except RegroupError as error:
-                dues_s.append(self._pods.due_s(key))
-                away = isinstance(error, UnavailableError)
-                logger.warning("%s/%s: %s", *job.key, error)
-                note = verdict_of(error, count, reason)
-                if note is not None and not told:
-                    self._tell(job, note)
-                    told = True  # of many slots that fit into no quota, one is enough
+        steps: dict[StepKey, Step] = {("delete", pod.uid): pod for pod in plan.delete}
+        steps |= {("create", slot): CreatePod(slot, attempt, avoid) for slot, attempt, avoid in plan.create}
+        self._wanted = Wanted(job, steps, confirmed)
+        if not self._is_making and self._batch(1):
+            self._is_making = True
+            self._background.start(self._make(), f"pods of {job.namespace}/{job.name}")
+        return None if self._is_making else self._due_s()
+
+    def stop(self) -> None:
+        """Make nothing more: the job is gone. What is under way ends by itself."""
+        self._wanted = None
+
+    async def _make(self) -> None:
+        size, job = 1, None
+        try:
+            while self._wanted is not None and (batch := self._batch(size)):
+                job = self._wanted.job
+                if not self._wanted.confirmed and any(isinstance(step, CreatePod) for step in batch.values()):
+                    await self._confirm(self._wanted)
+                    continue
+                results: list[bool] = []
+                await self._background.together(self._try(key, step, results) for key, step in batch.items())
+                creates = any(isinstance(step, CreatePod) for step in batch.values())
+                if creates and any(results):
+                    self._rounds.forget(lambda _: True)
+                if creates and not all(results):
+                    if self._held_s <= self._monotonic():
+                        self._rounds.tried("", self._monotonic())
+                    break
+                size = min(2 * size, MAX_BATCH)
+        finally:
+            self._is_making = False
+        due_s = self._due_s()
+        if job is not None and due_s is not None:
+            self._look_again(job, max(0.0, due_s - self._monotonic()))
+
+    async def _confirm(self, wanted: Wanted) -> None:
+        try:
+            await self._store.confirm(wanted.job, CONFIRMED_S)
+        except RegroupError as error:
+            logger.info("%s/%s: %s Planned again.", *wanted.job.key, error)
+            if self._wanted is wanted:
+                self._wanted = None
+                self._look_again(wanted.job, FIRST_S if isinstance(error, UnavailableError) else 0.0)
+        else:
+            if self._wanted is wanted:
+                self._wanted = replace(wanted, confirmed=True)
+
+    def _batch(self, size: int) -> dict[StepKey, Step]:
+        """Return up to `size` steps that are due: deletions, and when none is left, creations, since what fits into no quota
+        beside the old pods may fit without them. What was not tried yet comes first: it must not starve behind what always
+        fails."""
+        now_s = self._monotonic()
+        steps = {} if self._wanted is None or self._held_s > now_s else self._wanted.steps
+        for verb, round_s in (("delete", now_s), ("create", self._rounds.due_s(""))):
+            due = [key for key in steps if key[0] == verb and max(self._pods.due_s(key), round_s) <= now_s]
+            if due:
+                return {key: steps[key] for key in sorted(due, key=self._pods.due_s)[:size]}
+        return {}
+
+    def _due_s(self) -> float | None:
+        """Return when the next step is due."""
+        dues_s = []
+        for key in () if self._wanted is None else self._wanted.steps:
+            round_s = self._rounds.due_s("") if key[0] == "create" else self._held_s
+            dues_s.append(max(self._pods.due_s(key), round_s, self._held_s))
         return min(dues_s, default=None)
 
-    def _steps(self, job: Job, plan: JobPlan) -> list[Step]:
-        """Return the deletions, then the creations, since what fits into no quota beside the old pods may fit without them.
+    async def _try(self, key: StepKey, step: Step, results: list[bool]) -> None:
+        """Do one step if it is still wanted and there was an answer to the others; add whether it was done."""
+        wanted = self._wanted
+        if wanted is None or wanted.steps.get(key) != step or self._held_s > self._monotonic():
+            return
+        count = self._pods.tried(key, self._monotonic())
+        try:
+            if isinstance(step, Pod):
+                await self._workers.delete(step)
+            else:
+                await self._create(wanted.job, step)
+        except RegroupError as error:
+            results.append(False)
+            logger.warning("%s/%s: %s", *wanted.job.key, error)
+            if isinstance(error, UnavailableError):
+                self._held_s = self._monotonic() + FIRST_S
+            note = verdict_of(error, count, "DeleteFailed" if isinstance(step, Pod) else "CreateFailed")
+            if note is not None:
+                self._tell(wanted.job, note)
+        else:
+            results.append(True)
 
-        Among each, what was not tried yet comes first: it must not starve behind what always fails.
-        """
-        deletes: list[Step] = [
-            (("delete", pod.uid), "DeleteFailed", partial(self._workers.delete, pod)) for pod in plan.delete
-        ]
-        creates: list[Step] = [
-            (("create", slot), "CreateFailed", partial(self._create, job, slot, attempt, avoid_nodes))
-            for slot, attempt, avoid_nodes in plan.create
-        ]
-        return [step for part in (deletes, creates) for step in sorted(part, key=lambda s: self._pods.due_s(s[0]))]
-
-    async def _create(self, job: Job, slot: int, attempt: int, avoid_nodes: tuple[str, ...]) -> None:
-        """Create a worker; where a pod of that name is not ours or is going, under the next free number."""
+    async def _create(self, job: Job, step: CreatePod) -> None:
+        """Create a worker; where a pod of that name is not ours, or is going, or does not show, under the next free number."""
+        slot, attempt = step.slot, step.attempt
         while True:
             self._attempts[slot] = attempt
+            known = self._made.get(slot)
             try:
-                await self._workers.create(job, slot, attempt, avoid_nodes)
+                made = await self._workers.create(job, slot, attempt, step.avoid_nodes)
             except AlreadyExists:
                 attempt += 1
-            else:
+                continue
+            now_s = self._monotonic()
+            if made or known is None or known[0] != attempt:
+                self._made[slot] = attempt, now_s
                 return
+            if now_s < known[1] + UNSEEN_S:
+                return
+            attempt += 1
 
     def _look_at(self, job: Job, pods: Collection[Pod]) -> None:
         """Forget the back-off of a slot whose newest pod has run, and of the deletion of a pod that is gone; all of it when
@@ -126,6 +240,9 @@ class Maker:
         if job.spec_generation != self._spec_generation:
             self._spec_generation = job.spec_generation
             self._pods.forget(lambda _: True)
+            self._rounds.forget(lambda _: True)
+        seen = {(p.slot, p.attempt) for p in pods}
+        self._made = {slot: made for slot, made in self._made.items() if (slot, made[0]) not in seen}
         ran = {("create", p.slot) for p in pods if _has_run(p) and p.attempt >= self._attempts.get(p.slot, 0)}
         there = {("delete", p.uid) for p in pods}
         self._pods.forget(
@@ -135,9 +252,13 @@ class Maker:
     def _tell(self, job: Job, note: EventNote) -> None:
         now_s = self._monotonic()
         self._told_s = {text: at_s for text, at_s in self._told_s.items() if now_s < at_s + TELL_AGAIN_S}
-        if note.note not in self._told_s:
-            self._told_s[note.note] = now_s
+        text = _WORKER.sub("", note.note)  # of many slots that fit into no quota, one is enough
+        if text not in self._told_s:
+            self._told_s[text] = now_s
             self._recorder.record(job, note)
+
+
+_WORKER = re.compile(r"worker-\d+-\d+")
 
 
 def verdict_of(error: RegroupError, count: int, reason: str) -> EventNote | None:

@@ -111,6 +111,10 @@ class ObservedStore:
                 self._metrics.recovery_seconds.observe(recovery_s(incident))
         return stored
 
+    async def confirm(self, job: Job, within_s: float) -> None:
+        """See JobStore."""
+        await self._store.confirm(job, within_s)
+
     async def remove(self, job: Job) -> None:
         """See JobStore."""
         await self._store.remove(job)

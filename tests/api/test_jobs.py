@@ -15,7 +15,8 @@ from regroup_operator.handlers import JobWatch
 from regroup_operator.kube.client import CONFIG_MAPS, EVENTS, PODS, SERVICES, Client
 from regroup_operator.kube.cluster_workers import ClusterWorkers
 from regroup_operator.kube.events import EventRecorder
-from regroup_operator.kube.jobs import JOBS, ClusterJobStore
+from regroup_operator.kube.job_cache import JobCache, key_of
+from regroup_operator.kube.jobs import JOBS, CachedJobStore, ClusterJobApi
 from regroup_operator.kube.pods import PodStore, slim_pod
 from regroup_operator.kube.secret import load_or_create
 from regroup_operator.model.ports import AlreadyExists, EventNote
@@ -32,7 +33,8 @@ class World:
     def __init__(self, client: Client, job: Job) -> None:
         self.client, self.job = client, job
         self.bundle = "old"
-        self.store = ClusterJobStore(client)
+        self.cache = JobCache()
+        self.store = CachedJobStore(ClusterJobApi(client), self.cache)
         self.pods = PodStore(client)
         self.workers = ClusterWorkers(client, self.pods, Renderer(SETTINGS, lambda: self.bundle), clock=lambda: 0.0)
 
@@ -279,7 +281,7 @@ def test_every_change_of_a_job_reaches_the_queue(api: Api, namespace: str) -> No
         heard: list[tuple[tuple[str, str], bool]] = []
         ended: list[bool] = []
         watch = JobWatch(
-            world.client, [namespace], lambda key, gone: heard.append((key, gone)), lambda: ended.append(True)
+            world.client, [namespace], lambda raw, gone: heard.append((key_of(raw), gone)), lambda: ended.append(True)
         )
         watch.start()
         try:
@@ -296,10 +298,51 @@ def test_every_change_of_a_job_reaches_the_queue(api: Api, namespace: str) -> No
     in_world(api, namespace, scenario)
 
 
+def test_watch_that_ends_by_itself_begins_anew_and_says_so(
+    api: Api, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watch_really, num_watches = JobWatch._watch, 0
+
+    def fail_once(self: JobWatch, loop: asyncio.AbstractEventLoop) -> None:
+        nonlocal num_watches
+        num_watches += 1
+        if num_watches == 1:
+            raise RuntimeError("kopf gives up")
+        watch_really(self, loop)
+
+    monkeypatch.setattr(JobWatch, "_watch", fail_once)
+
+    async def scenario(world: World) -> None:
+        heard: list[tuple[str, str]] = []
+        again: list[None] = []
+        watch = JobWatch(
+            world.client, [namespace], lambda raw, _: heard.append(key_of(raw)), lambda: again.append(None)
+        )
+        watch.start()
+        try:
+            await until_async(lambda: world.job.key in heard, "the job")
+        finally:
+            await watch.stop(10)
+        assert (num_watches, again) == (2, [None])
+
+    in_world(api, namespace, scenario)
+
+
+def test_list_of_the_metadata_has_each_jobs_uid_and_version(api: Api, namespace: str) -> None:
+    async def scenario(world: World) -> None:
+        jobs = ClusterJobApi(world.client)
+        assert await jobs.list_metadata(namespace) == {world.job.key: (world.job.uid, int(world.job.resource_version))}
+        assert world.job.key in await jobs.list_metadata(None)
+        await world.client.delete(JOBS, *world.job.key)
+        assert await jobs.list_metadata(namespace) == {}
+
+    in_world(api, namespace, scenario)
+
+
 def test_kopf_leaves_no_trace_in_a_job(api: Api, namespace: str) -> None:
     async def scenario(world: World) -> None:
         heard: list[tuple[str, str]] = []
-        watch = JobWatch(world.client, [], lambda key, _: heard.append(key), lambda: None)
+        watch = JobWatch(world.client, [], lambda raw, _: heard.append(key_of(raw)), lambda: None)
         watch.start()
         try:
             await until_async(lambda: world.job.key in heard, "the job")

@@ -5,11 +5,19 @@ from __future__ import annotations
 import itertools
 import json
 from collections import deque
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from regroup_operator.api import ConflictError, Job, UnavailableError, check_change, parse_job, worker_digest
+from regroup_operator.api import (
+    ConflictError,
+    Job,
+    NotFoundError,
+    UnavailableError,
+    check_change,
+    parse_job,
+    worker_digest,
+)
 from regroup_operator.api.names import worker_pod_name
 from regroup_operator.model.records import Key, Pod
 
@@ -31,7 +39,10 @@ class Store:
     """The job's object in memory, changed by compare-and-swap. `before_write` is a moment before a write of the status in
     which a test can let something happen."""
 
-    def __init__(self, wrote: Callable[[dict[str, Any]], None]) -> None:
+    def __init__(
+        self, wrote: Callable[[dict[str, Any]], None], changed: Callable[[dict[str, Any], bool], None]
+    ) -> None:
+        """`changed(object, gone)` is what a watch of it would show."""
         self.before_write: Callable[[dict[str, Any]], None] | None = None
         self.num_writes = 0
         self.is_down = False
@@ -42,9 +53,8 @@ class Store:
         self.suspends_next_write = False
         self.history: deque[dict[str, Any]] = deque(maxlen=KEPT_VERSIONS)
         """Older versions of the status, for a backup that is restored."""
-        self._wrote = wrote
+        self._wrote, self._changed = wrote, changed
         self._text = ""
-        self._job: Job | None = None
         self.view: dict[str, Any] = {}
         """The object, not to be changed."""
 
@@ -57,50 +67,52 @@ class Store:
         raw["metadata"] |= {"resourceVersion": "1", "generation": 1, "uid": JOB_UID}
         self._replace(raw)
 
-    async def remove(self, job: Job) -> None:
-        """See JobStore."""
-        if job.resource_version != self.view["metadata"]["resourceVersion"]:
-            raise ConflictError("The job has changed.")
-        self.delete()
-
     def delete(self, *, applied_again_as: str | None = None) -> None:
         """Delete the job. `applied_again_as`: the UID of another one that has its name and spec."""
         self.is_deleted = applied_again_as is None
         raw = self.read()
-        raw["metadata"]["uid"] = applied_again_as
+        if applied_again_as is not None:
+            raw["metadata"]["uid"] = applied_again_as
         raw.pop("status", None)
         self._bump(raw)
 
-    async def get(self, key: Key) -> Job | None:  # noqa: ARG002 (it holds one job)
-        """See JobStore."""
-        if self.is_down:
-            raise UnavailableError("The API server cannot be reached.")
-        if self.is_deleted:
-            return None
-        if self._job is None:
-            self._job = parse_job(self.read())
-        return self._job
+    async def get(self, key: Key) -> dict[str, Any] | None:  # noqa: ARG002 (it holds one job)
+        """See JobApi."""
+        self._reach()
+        return None if self.is_deleted else self.view
 
-    async def write_status(self, job: Job, status: dict[str, Any]) -> Job:
-        """See JobStore."""
+    async def put_status(self, raw: Mapping[str, Any], status: Mapping[str, Any]) -> dict[str, Any]:
+        """See JobApi."""
         hook, self.before_write = self.before_write, None
         if hook:
-            hook(status)
+            hook(dict(status))
         if self.suspends_next_write:
             self.suspends_next_write = False
             await Suspension()
-        if self.is_down:
-            raise UnavailableError("The API server cannot be reached.")
-        if self.view["metadata"]["resourceVersion"] != job.resource_version:
+        self._reach()
+        if self.is_deleted:
+            raise NotFoundError("The job is gone.")
+        if self.view["metadata"]["resourceVersion"] != raw["metadata"]["resourceVersion"]:
             raise ConflictError("The job changed since it was read.")
         self.history.append(self.view.get("status", {}))
-        self.replace_status(status)
+        self.replace_status(dict(status))
         self.num_writes += 1
-        self._wrote(status)
+        self._wrote(self.view["status"])
         if self.loses_answers:
             self.is_down, self.loses_answers = True, False
             raise UnavailableError("The API server did not answer.")
-        return parse_job(self.read())
+        return self.view
+
+    async def remove(self, job: Job) -> None:
+        """See JobApi.delete."""
+        self._reach()
+        if job.resource_version != self.view["metadata"]["resourceVersion"]:
+            raise ConflictError("The job has changed.")
+        self.delete()
+
+    def _reach(self) -> None:
+        if self.is_down:
+            raise UnavailableError("The API server cannot be reached.")
 
     def replace_status(self, status: dict[str, Any]) -> None:
         """Make `status` the job's whole status, whatever it was."""
@@ -124,7 +136,15 @@ class Store:
 
     def _replace(self, raw: dict[str, Any]) -> None:
         self._text = json.dumps(raw)
-        self.view, self._job = json.loads(self._text), None
+        self.view = json.loads(self._text)
+        self._changed(self.view, self.is_deleted)
+
+
+class Api:
+    """The job's object as one operator asks for it."""
+
+    def __init__(self, store: Store) -> None:
+        self.get, self.put_status, self.delete = store.get, store.put_status, store.remove
 
 
 @dataclass
@@ -172,11 +192,11 @@ class Pods:
     async def validate(self, job: Job) -> None:  # noqa: ARG002
         self._reach()
 
-    async def create(self, job: Job, slot: int, attempt: int, avoid_nodes: tuple[str, ...]) -> None:
+    async def create(self, job: Job, slot: int, attempt: int, avoid_nodes: tuple[str, ...]) -> bool:
         self._reach()
         name = worker_pod_name(job.name, slot, attempt)
         if self.pod(job.namespace, name) is not None:
-            return
+            return False
         uid = f"pod{next(self._uids)}"
         self._avoided[uid] = avoid_nodes
         node = "" if self.nodes else f"node-{slot}"
@@ -189,6 +209,7 @@ class Pods:
             self._world.run_pod(uid)
         elif not node:
             self.schedule(uid)
+        return True
 
     async def delete(self, pod: Pod) -> None:
         self._reach()

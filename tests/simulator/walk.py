@@ -76,7 +76,7 @@ class Setting:
         rng = random.Random(f"{self.seed}/pace")
         pace = Pace(rng) if self.quick else Pace(
             rng, start_s=(0.05, 3.0), form_s=(0.01, 0.3), adopt_s=(0.01, 1.0), checkpoint_s=(0.1, 2.0),
-            container_s=(0.5, 3.0), reconnect_s=(0.02, 1.0), probe_late_s=(0.0, 3.0),
+            container_s=(0.5, 3.0), reconnect_s=(0.02, 1.0), watch_s=(0.0, 0.5), probe_late_s=(0.0, 3.0),
             in_part=True, shuffles=True,
         )  # fmt: skip
         return World(

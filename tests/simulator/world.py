@@ -12,8 +12,10 @@ import heapq
 import itertools
 import random
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +27,14 @@ from regroup_operator.api import Job, RegroupError, parse_job
 from regroup_operator.api.members import parse_members
 from regroup_operator.controller import Controller
 from regroup_operator.endpoint.registry import Registry, Stream
+from regroup_operator.kube.job_cache import JobCache
+from regroup_operator.kube.jobs import CachedJobStore
 from regroup_operator.model.ports import EventNote
 from regroup_operator.model.records import Key, Settings
 from regroup_operator.queue import BACKOFF_MAX_S, BACKOFF_MIN_S
 from tests.builders.plan import JobBuilder
 from tests.simulator.agents import Agent
-from tests.simulator.cluster import Pods, Store
+from tests.simulator.cluster import Api, Pods, Store
 from tests.simulator.disk import Disk
 from tests.simulator.trainers import Group, Trainer
 
@@ -61,6 +65,8 @@ class Pace:
     checkpoint_s: Span = (0.0, 0.0)
     container_s: Span = (0.0, 0.0)
     reconnect_s: Span = (0.0, 0.0)
+    watch_s: Span = (0.0, 0.0)
+    """Until an operator's watch shows that the job's object has changed."""
     probe_s: float = 5.0
     """Until a kernel gives a connection up whose other end says nothing."""
     probe_late_s: Span = (0.0, 0.0)
@@ -77,6 +83,21 @@ class Pace:
         return self.rng.random() < chance
 
 
+class AtOnce:
+    """The simulator's Background: what is made beside the plan is made at once."""
+
+    def start(self, work: Coroutine[Any, Any, None], name: str) -> None:  # noqa: ARG002
+        """See Background."""
+        with suppress(StopIteration):
+            work.send(None)
+            raise AssertionError("what is made does not wait")
+
+    async def together(self, works: Iterable[Awaitable[None]]) -> None:
+        """See Background."""
+        for work in works:
+            await work
+
+
 class Operator:
     """One operator process: a controller and a registry. Killed, it is forgotten (`dead`). `paused`: it does nothing, its
     streams stay open, and its kernel takes what is written to it."""
@@ -85,14 +106,18 @@ class Operator:
         self.world = world
         self.paused = self.dead = self.is_dirty = False
         self.look_s: float | None = None
-        self.registry = Registry(lambda: world.now_s, lambda _: self.dirty())
+        self.registry = Registry(lambda: world.now_s, lambda _: self.dirty(), lambda _, wait_s: self.look_in(wait_s))
+        self.jobs = JobCache()
+        self.jobs.see(world.store.view)
         self.controller = Controller(
-            store=world.store,
+            store=CachedJobStore(Api(world.store), self.jobs, look=lambda _: self.dirty(), clock=lambda: world.now_s),
             workers=world.pods,
             recorder=world,
             registry=self.registry,
             settings=settings,
             endpoint="regroup.ns.svc:8443",
+            background=AtOnce(),
+            look_after=lambda _, wait_s: self.look_in(wait_s),
             monotonic=lambda: world.now_s,
             wall=lambda: WALL + world.now_s + world.wall_skew_s,
             progress_writes_per_s=world.progress_writes_per_s,
@@ -100,9 +125,26 @@ class Operator:
         self._failures = 0
         self._suspended: Coroutine[Any, Any, float | None] | None = None
         self._ended: list[tuple[str, Stream]] = []
+        self._unseen: list[tuple[dict[str, Any], bool]] = []
 
     def dirty(self) -> None:
         self.is_dirty = True
+
+    def see(self, raw: dict[str, Any], gone: bool) -> None:
+        """Its watch shows the job's object."""
+        if self.paused:
+            self._unseen.append((raw, gone))
+            return
+        if gone:
+            self.jobs.drop(KEY, raw["metadata"]["uid"])
+        elif not self.jobs.see(raw):
+            return
+        self.dirty()
+
+    def look_in(self, wait_s: float) -> None:
+        """Have it reconcile in `wait_s`, or earlier if that was asked for already."""
+        due_s = self.world.now_s + wait_s
+        self.look_s = due_s if self.look_s is None else min(self.look_s, due_s)
 
     @property
     def is_due(self) -> bool:
@@ -127,6 +169,9 @@ class Operator:
         for uid, stream in self._ended:
             self.end_stream(uid, stream)
         self._ended.clear()
+        unseen, self._unseen = self._unseen, []
+        for raw, gone in unseen:
+            self.see(raw, gone)
 
     def end_stream(self, uid: str, stream: Stream) -> None:
         """The connection of a stream is gone."""
@@ -179,7 +224,8 @@ class World:
         self.total_steps = total_steps
         self.settings, self.progress_writes_per_s = settings or Settings(), progress_writes_per_s
         self.pace, self.by_json, self.backs_off = pace or Pace(), by_json, backs_off
-        self.store = Store(self._wrote)
+        self.operators: list[Operator] = []
+        self.store = Store(self._wrote, self._job_changed)
         self.store.create(job.with_spec(processesPerWorker=processes).manifest())
         self.pods = Pods(self, num_nodes)
         self.disk = Disk(self, checkpoint_every)
@@ -219,7 +265,6 @@ class World:
         self.trace: list[str] = []
         """What a test did, for the message of a failure."""
         self.operator: Operator | None = None
-        self.operators: list[Operator] = []
         self.on_moment: Callable[[str, str], bool] | None = None
         """Is called with a name and a pod's UID where a fault may come in the middle of something; if it says True, time
         stops there."""
@@ -356,6 +401,14 @@ class World:
     def reconcile(self, operator: Operator) -> None:
         """Have one operator reconcile once."""
         operator.reconcile()
+
+    def _job_changed(self, raw: dict[str, Any], gone: bool) -> None:
+        for operator in (operator for operator in self.operators if not operator.dead):
+            wait_s = self.pace.some(self.pace.watch_s)
+            if wait_s > 0:
+                self.after(wait_s, partial(operator.see, raw, gone))
+            else:
+                operator.see(raw, gone)
 
     # --- operators and users ---------------------------------------------------------------------------------------
 

@@ -29,6 +29,9 @@ class Store:
     async def write_status(self, job: Job, status: dict[str, Any]) -> Job:  # noqa: ARG002
         return job
 
+    async def confirm(self, job: Job, within_s: float) -> None:
+        pass
+
     async def remove(self, job: Job) -> None:
         pass
 

@@ -20,8 +20,11 @@ from regroup.protocol.wire import (
     Stop,
     Welcome,
 )
-from regroup_operator.endpoint.sessions import apply_report, stream_closed, stream_opened
+from regroup_operator.endpoint.sessions import apply_report, is_routine, stream_closed, stream_opened
 from regroup_operator.model.records import Key, Pod, Session
+
+PROGRESS_PLAN_S = 1.0
+"""A job of which nothing but its progress is news is planned once in this time, however many workers report it."""
 
 
 class Stream:
@@ -43,9 +46,16 @@ class Stream:
 class Registry:
     """All sessions. One event loop's: no locks."""
 
-    def __init__(self, clock: Callable[[], float], enqueue: Callable[[Key], None]) -> None:
+    def __init__(
+        self,
+        clock: Callable[[], float],
+        enqueue: Callable[[Key], None],
+        enqueue_after: Callable[[Key, float], None],
+    ) -> None:
+        """`enqueue_after(key, seconds)`: the earlier of two times counts (WorkQueue.add_after)."""
         self._clock = clock
         self._enqueue = enqueue
+        self._enqueue_after = enqueue_after
         self._sessions: dict[str, Session] = {}
         self._streams: dict[str, Stream] = {}
         self._pods: dict[str, Pod] = {}
@@ -89,13 +99,14 @@ class Registry:
 
     def report(self, pod: Pod, report: Report) -> bool:
         """Take a report of an authenticated pod. Returns False if it was dropped (rule FENCE)."""
-        session = apply_report(self._sessions.get(pod.uid), report, self._clock())
+        before = self._sessions.get(pod.uid)
+        session = apply_report(before, report, self._clock())
         if session is None:
             self.dropped_reports += 1
             return False
         self._sessions[pod.uid] = session
         self._pods[pod.uid] = pod
-        self._refusals.pop(pod.uid, None)
+        was_refused = self._refusals.pop(pod.uid, None) is not None
         if isinstance(report.body, Progress):
             newest = (report.generation, report.body.step)
             self._steps[pod.job_uid] = max(newest, self._steps.get(pod.job_uid, newest))
@@ -103,7 +114,10 @@ class Registry:
             self._leaving[pod.uid] = pod
         else:  # its container was started again, and the new agent has not been asked
             self._leaving.pop(pod.uid, None)
-        self._enqueue((pod.namespace, pod.job))
+        if is_routine(before, session, report) and not was_refused:
+            self._enqueue_after((pod.namespace, pod.job), PROGRESS_PLAN_S)
+        else:
+            self._enqueue((pod.namespace, pod.job))
         return True
 
     def open(self, pod: Pod, boot: str) -> Stream:

@@ -58,6 +58,25 @@ def apply_report(session: Session | None, report: Report, now_s: float) -> Sessi
     return _apply_body(session, report, now_s)
 
 
+def is_routine(before: Session | None, after: Session, report: Report) -> bool:
+    """Return whether a report says only how far training is: nobody asked for it, and nothing else has changed."""
+    if before is None or not isinstance(report.body, Progress) or report.body.first_step_ms is not None:
+        return False
+    return (
+        before.connected
+        and before.unanswered_since_s is None
+        and before.progress_generation == after.progress_generation
+        and _standing(before) == _standing(after)
+    )
+
+
+def _standing(session: Session) -> object:
+    """Return what a decision may depend on of what every report says again: all but the step and ages."""
+    condition = replace(session.condition, step=0, busy=())
+    busy = [(busy.kind, busy.name) for busy in session.condition.busy]
+    return condition, busy, session.seal, session.store_port, session.draining
+
+
 def _started(before: Condition, now: Condition) -> bool:
     """Return whether all of a worker's processes have attached with this report."""
     return before.phase == Phase.STARTING and now.phase not in (Phase.STARTING, Phase.STOPPED) and now.session

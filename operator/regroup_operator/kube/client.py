@@ -29,6 +29,7 @@ CONNECT_TIMEOUT_S = 5.0
 WATCH_SILENCE_S = 90.0
 """A watch without a byte for this long is taken for dead: bookmarks come about once a minute."""
 
+METADATA_ONLY = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 MERGE_PATCH = "application/merge-patch+json"
 
 
@@ -152,11 +153,13 @@ class Client:
         label_selector: str = "",
         limit: int = 500,
         continue_token: str = "",
+        metadata_only: bool = False,
         timeout_s: float = REQUEST_TIMEOUT_S,
     ) -> dict[str, Any]:
         """Return one page; its metadata.continue is the next call's `continue_token`."""
         query = {"limit": str(limit), "labelSelector": label_selector, "continue": continue_token}
-        return await self._call("GET", resource.path(namespace), query=query, timeout_s=timeout_s)
+        accept = METADATA_ONLY if metadata_only else ""
+        return await self._call("GET", resource.path(namespace), query=query, accept=accept, timeout_s=timeout_s)
 
     async def watch(
         self,
@@ -257,10 +260,11 @@ class Client:
         query: Mapping[str, str] | None = None,
         body: Mapping[str, Any] | None = None,
         content_type: str = "application/json",
+        accept: str = "",
         timeout_s: float,
     ) -> dict[str, Any]:
         timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=min(CONNECT_TIMEOUT_S, timeout_s))
-        response = await self._send(method, path, query or {}, body, content_type, timeout)
+        response = await self._send(method, path, query or {}, body, content_type, timeout, accept)
         try:
             data = await response.read()
             if response.status >= 300:
@@ -280,9 +284,14 @@ class Client:
         body: Mapping[str, Any] | None,
         content_type: str,
         timeout: aiohttp.ClientTimeout,
+        accept: str = "",
     ) -> aiohttp.ClientResponse:
         text = urlencode({key: value for key, value in query.items() if value})
-        headers = {"Accept": "application/json", "Content-Type": content_type, "User-Agent": "regroup-operator"}
+        headers = {
+            "Accept": accept or "application/json",
+            "Content-Type": content_type,
+            "User-Agent": "regroup-operator",
+        }
         authorization = await self._authorization()
         if authorization:
             headers["Authorization"] = authorization

@@ -96,8 +96,8 @@ class ClusterWorkers:
             if isinstance(error, UnavailableError):
                 raise
 
-    async def create(self, job: Job, slot: int, attempt: int, avoid_nodes: tuple[str, ...]) -> None:
-        """Create the worker's pod; if our job has one of that name that is not terminating, that is it.
+    async def create(self, job: Job, slot: int, attempt: int, avoid_nodes: tuple[str, ...]) -> bool:
+        """Create the worker's pod; if our job has one of that name that is not terminating, return False.
 
         Raises AlreadyExists when the name is taken otherwise, SpecError when the pod is refused, else ApiError (a quota,
         a webhook, the namespace being deleted): try again later.
@@ -118,8 +118,10 @@ class ClusterWorkers:
                 raise AlreadyExists(f"Pod {name} exists and does not belong to this job.") from None
             if "deletionTimestamp" in existing["metadata"]:
                 raise AlreadyExists(f"Pod {name} is still terminating.") from None
+            return False
         except ApiError as error:
             raise (refusal_of(error, job.namespace) or error) from None
+        return True
 
     async def delete(self, pod: Pod) -> None:
         """Delete exactly this pod with its own grace. One that is gone, or whose name another pod has, is no error."""

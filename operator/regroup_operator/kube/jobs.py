@@ -1,15 +1,15 @@
-"""Jobs in the cluster: a live read, and a status write that only the newest reader wins.
+"""Jobs in the cluster: a cache that the watch and our own writes fill, and a status write that only the newest reader wins.
 
-Implements model.ports.JobStore. How often a status may be written is the controller's business. One verdict is given here:
-a job that the API server has taken but that breaks a rule which only Python can check cannot be handed on as a Job, so
-its reader writes the condition Accepted=False and the event.
+`CachedJobStore` implements model.ports.JobStore over `JobApi`. How often a status may be written is the controller's business.
+One verdict is given here: a job that the API server has taken but that breaks a rule which only Python can check cannot be
+handed on as a Job, so its reader writes the condition Accepted=False and the event.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 from regroup_operator.api import (
     GROUP,
@@ -20,6 +20,7 @@ from regroup_operator.api import (
     Job,
     NotFoundError,
     SpecError,
+    UnavailableError,
     parse_status,
     parse_stored,
     set_condition,
@@ -27,57 +28,44 @@ from regroup_operator.api import (
 from regroup_operator.api.conditions import ACCEPTED
 from regroup_operator.kube.client import Client, Resource
 from regroup_operator.kube.events import EventRecorder, Regarding
+from regroup_operator.kube.job_cache import Entry, JobCache, Listed, key_of, version_of
 from regroup_operator.model.ports import EventNote
 from regroup_operator.model.records import Key
 
 JOBS = Resource(GROUP, VERSION, PLURAL)
 
 
-class ClusterJobStore:
-    """Reads and writes DistributedTrainingJobs by the API."""
+class JobApi(Protocol):
+    """Three requests. Each may raise UnavailableError."""
 
-    def __init__(
-        self, client: Client, recorder: EventRecorder | None = None, *, wall_clock: Callable[[], float] = time.time
-    ) -> None:
+    async def get(self, key: Key) -> Mapping[str, Any] | None:
+        """Return the object as it is now; None: it is gone."""
+        ...
+
+    async def put_status(self, raw: Mapping[str, Any], status: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Make `status` the whole status if the object is still `raw`; return it as stored. Raises ConflictError, NotFoundError."""
+        ...
+
+    async def delete(self, job: Job) -> None:
+        """Delete this job at this version. Raises ConflictError, NotFoundError."""
+        ...
+
+
+class ClusterJobApi:
+    """JobApi by requests to the API server."""
+
+    def __init__(self, client: Client) -> None:
         self._client = client
-        self._recorder = recorder
-        self._wall_clock = wall_clock
 
-    async def get(self, key: Key) -> Job | None:
-        """Return the job as it is now, or None if it is gone.
-
-        Raises SpecError for one that breaks a rule (its status says so by then), StatusError, UnavailableError.
-        """
+    async def get(self, key: Key) -> Mapping[str, Any] | None:
+        """See JobApi."""
         try:
-            raw = await self._client.get(JOBS, *key)
+            return slim(await self._client.get(JOBS, *key))
         except NotFoundError:
             return None
-        try:
-            return parse_stored(raw)
-        except SpecError as error:
-            await self._refuse(raw, error)
-            raise
 
-    async def write_status(self, job: Job, status: dict[str, Any]) -> Job:
-        """Make `status` the job's whole status and return the job as stored.
-
-        A PUT with resourceVersion and UID, hence a compare-and-swap and no merge: keys that are not in `status` are gone.
-        Raises ConflictError when the job has changed since it was read, NotFoundError when it is gone.
-        """
-        stored = await self._put(job.raw, status)
-        return parse_stored(stored)
-
-    async def remove(self, job: Job) -> None:
-        """Delete the job, and by its owner references its pods, if it has not changed since it was read.
-
-        Raises ConflictError otherwise.
-        """
-        try:
-            await self._client.delete(JOBS, job.namespace, job.name, uid=job.uid, resource_version=job.resource_version)
-        except NotFoundError:
-            return
-
-    async def _put(self, raw: Mapping[str, Any], status: Mapping[str, Any]) -> dict[str, Any]:
+    async def put_status(self, raw: Mapping[str, Any], status: Mapping[str, Any]) -> Mapping[str, Any]:
+        """See JobApi. A PUT with resourceVersion and UID, hence a compare-and-swap and no merge."""
         metadata = raw["metadata"]
         body = {
             "apiVersion": f"{GROUP}/{VERSION}",
@@ -87,7 +75,125 @@ class ClusterJobStore:
             "spec": raw["spec"],
             "status": status,
         }
-        return await self._client.replace(JOBS, metadata["namespace"], metadata["name"], body, subresource="status")
+        namespace, name = key_of(raw)
+        return slim(await self._client.replace(JOBS, namespace, name, body, subresource="status"))
+
+    async def delete(self, job: Job) -> None:
+        """See JobApi."""
+        await self._client.delete(JOBS, job.namespace, job.name, uid=job.uid, resource_version=job.resource_version)
+
+    async def list_metadata(self, namespace: str | None) -> Listed:
+        """Return UID and version of every job of a namespace; None: of all."""
+        found: dict[Key, tuple[str, int]] = {}
+        token = ""
+        while True:
+            page = await self._client.list(JOBS, namespace, continue_token=token, metadata_only=True)
+            for item in page.get("items") or []:
+                found[key_of(item)] = item["metadata"]["uid"], version_of(item)
+            token = page["metadata"].get("continue") or ""
+            if not token:
+                return found
+
+
+def slim(raw: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the object without metadata.managedFields, which nobody reads and which is most of it."""
+    metadata = {key: value for key, value in raw["metadata"].items() if key != "managedFields"}
+    return {**raw, "metadata": metadata}
+
+
+class CachedJobStore:
+    """Reads jobs from the cache, and from the API server where the cache may not be trusted; writes through it.
+
+    That a plan may be made from an older status is part of rule PERSIST: the write is refused then. Live reads come first
+    at a term's first plan, after a refused write, and after one without an answer.
+    """
+
+    def __init__(
+        self,
+        api: JobApi,
+        cache: JobCache,
+        *,
+        look: Callable[[Key], None] = lambda _: None,
+        recorder: EventRecorder | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        """`look(key)` is called after a write: the plan that follows from what is stored now is made without the watch."""
+        self._api, self._cache, self._look, self._recorder = api, cache, look, recorder
+        self._clock, self._wall_clock = clock, wall_clock
+
+    async def get(self, key: Key) -> Job | None:
+        """Return the job as last known, or None if it is gone.
+
+        Raises SpecError for one that breaks a rule (its status says so by then), StatusError, UnavailableError.
+        """
+        entry = self._cache.get(key)
+        if entry is None or entry.confirmed_s is None:
+            entry = await self._read(key)
+            if entry is None:
+                return None
+        try:
+            return self._cache.parse(key, entry)
+        except SpecError as error:
+            await self._refuse(entry.raw, error)
+            raise
+
+    async def confirm(self, job: Job, within_s: float) -> None:
+        """Return if the API server has said within the last `within_s` that the job is there, else ask it.
+
+        Raises ConflictError if the job has changed since it was read, or is gone.
+        """
+        entry = self._cache.get(job.key)
+        if entry is None or entry.confirmed_s is None or self._clock() > entry.confirmed_s + within_s:
+            entry = await self._read(job.key)
+        if entry is None or entry.raw["metadata"]["uid"] != job.uid or entry.version != version_of(job.raw):
+            raise ConflictError(f"{job.namespace}/{job.name} has changed since it was planned for.")
+
+    async def write_status(self, job: Job, status: dict[str, Any]) -> Job:
+        """Make `status` the job's whole status and return the job as stored. Keys that are not in `status` are gone.
+
+        Raises ConflictError when the job has changed since it was read, NotFoundError when it is gone.
+        """
+        return parse_stored(await self._write(job.raw, status))
+
+    async def remove(self, job: Job) -> None:
+        """Delete the job, and by its owner references its pods, if it has not changed since it was read.
+
+        Raises ConflictError otherwise.
+        """
+        try:
+            await self._api.delete(job)
+        except NotFoundError:
+            pass
+        except (ConflictError, UnavailableError):
+            self._cache.doubt(job.key)
+            raise
+        self._cache.drop(job.key, job.uid)
+
+    async def _read(self, key: Key) -> Entry | None:
+        before = self._cache.get(key)
+        raw = await self._api.get(key)
+        if raw is None:
+            if before is not None:
+                self._cache.drop(key, before.raw["metadata"]["uid"])
+            return None
+        self._cache.answered(raw, before, self._clock())
+        return self._cache.get(key)
+
+    async def _write(self, raw: Mapping[str, Any], status: Mapping[str, Any]) -> Mapping[str, Any]:
+        key = key_of(raw)
+        before = self._cache.get(key)
+        try:
+            stored = await self._api.put_status(raw, status)
+        except NotFoundError:
+            self._cache.drop(key, raw["metadata"]["uid"])
+            raise
+        except (ConflictError, UnavailableError):
+            self._cache.doubt(key)
+            raise
+        self._cache.answered(stored, before, self._clock())
+        self._look(key)
+        return stored
 
     async def _refuse(self, raw: Mapping[str, Any], error: SpecError) -> None:
         metadata = raw["metadata"]
@@ -107,7 +213,7 @@ class ClusterJobStore:
         if status == old:
             return
         try:
-            await self._put(raw, status)
+            await self._write(raw, status)
         except (ConflictError, NotFoundError):
             return  # It has changed already, and that change leads here again.
         if self._recorder is not None:

@@ -35,7 +35,12 @@ class EventNote:
 
 class JobStore(Protocol):
     async def get(self, key: Key) -> Job | None:
-        """Return the job as it is now (a live read), or None if it is gone."""
+        """Return the job as last known, or None if it is gone. It is at least as new as what this process wrote last; older than
+        what others wrote it may be, and then a write is refused (rule PERSIST)."""
+        ...
+
+    async def confirm(self, job: Job, within_s: float) -> None:
+        """Return if the job was there, as it was read, within the last `within_s` seconds. Raises ConflictError otherwise."""
         ...
 
     async def write_status(self, job: Job, status: dict[str, Any]) -> Job:
@@ -66,8 +71,8 @@ class Workers(PodLookup, Protocol):
         """Dry-run the worker pod with strict field validation. Raises SpecError with one sentence."""
         ...
 
-    async def create(self, job: Job, slot: int, attempt: int, avoid_nodes: tuple[str, ...]) -> None:
-        """Create a worker pod. Raises AlreadyExists, SpecError."""
+    async def create(self, job: Job, slot: int, attempt: int, avoid_nodes: tuple[str, ...]) -> bool:
+        """Create a worker pod. Returns False if this job has one of that name already. Raises AlreadyExists, SpecError."""
         ...
 
     async def delete(self, pod: Pod) -> None:

@@ -252,7 +252,7 @@ def test_job_that_is_being_deleted_is_left_alone(tmp_path: Path) -> None:
     world = running(tmp_path)
     raw = world.store.read()
     raw["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
-    world.store._replace(raw)
+    world.store._bump(raw)
     world.vanish(world.uid(1))
     writes = world.store.num_writes
     world.advance(5)

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from dataclasses import replace
+from typing import Any
 
-from regroup.protocol.wire import Changed, Command, Draining, Ping, Progress, ProgressRequest, Stop, Welcome
+import pytest
+
+from regroup.protocol.state import Busy
+from regroup.protocol.wire import Changed, Command, Draining, Ping, Progress, ProgressRequest, Report, Stop, Welcome
 from regroup_operator.endpoint.registry import Registry, Stream
 from regroup_operator.model.records import Pod
+from regroup_operator.queue import Schedule
 from tests.unit.endpoint.reports import hello, make_report
 
 POD = Pod("team", "digits-worker-0-0", "pod-uid", "digits", "job-uid", 0, 0)
@@ -17,7 +23,8 @@ class Setting:
     def __init__(self) -> None:
         self.now_s = 100.0
         self.enqueued: list[tuple[str, str]] = []
-        self.registry = Registry(lambda: self.now_s, self.enqueued.append)
+        self.later: list[tuple[tuple[str, str], float]] = []
+        self.registry = Registry(lambda: self.now_s, self.enqueued.append, lambda key, s: self.later.append((key, s)))
 
     def session(self) -> object:
         return self.registry.sessions([POD])["pod-uid"]
@@ -40,7 +47,72 @@ def test_everything_that_an_agent_does_enqueues_its_job() -> None:
     stream = world.registry.open(POD, "boot")
     world.registry.report(POD, make_report(Progress(1)))
     world.registry.close(POD, stream)
-    assert world.enqueued == [("team", "digits")] * 4
+    assert (world.enqueued, world.later) == ([("team", "digits")] * 4, [])
+
+
+TRAINING: dict[str, Any] = {"phase": "training", "generation": 1, "heard": 1, "entered": 1, "adopted": 1}
+
+
+@pytest.mark.parametrize(
+    ("report", "at_once"),
+    [
+        pytest.param(make_report(Progress(7), step=7, **TRAINING), False, id="only another step"),
+        pytest.param(make_report(Progress(7, first_step_ms=3.0), step=7, **TRAINING), True, id="the first of a generation"),
+        pytest.param(make_report(Progress(7), **TRAINING | {"generation": 2, "heard": 2}), True, id="of another generation"),
+        pytest.param(make_report(Progress(7), **TRAINING | {"phase": "broken"}), True, id="its group is broken"),
+        pytest.param(make_report(Progress(7), **TRAINING, busy=(Busy("save", "a", 1.0),)), True, id="it saves"),
+        pytest.param(make_report(Changed(), **TRAINING), True, id="no progress"),
+    ],
+)  # fmt: skip
+def test_progress_alone_is_planned_for_once_a_second(report: Report, at_once: bool) -> None:
+    world = Setting()
+    world.registry.report(POD, hello())
+    world.registry.open(POD, "boot")
+    world.registry.report(POD, make_report(Progress(6), **TRAINING))
+    world.enqueued.clear()
+    world.registry.report(POD, report)
+    key = ("team", "digits")
+    assert (world.enqueued, world.later) == (([key], []) if at_once else ([], [(key, 1.0)]))
+
+
+def test_answer_to_a_question_is_planned_for_at_once() -> None:
+    world = Setting()
+    world.registry.report(POD, hello())
+    world.registry.open(POD, "boot")
+    world.registry.report(POD, make_report(Progress(6), **TRAINING))
+    world.registry.tell(POD.uid, POD.job_uid, 1, ProgressRequest())
+    world.enqueued.clear()
+    world.registry.report(POD, make_report(Progress(6), **TRAINING))
+    assert len(world.enqueued) == 1
+
+
+def test_of_500_jobs_whose_workers_report_50_times_a_second_none_is_planned_more_than_once_a_second() -> None:
+    now_s, schedule, planned = 0.0, Schedule(), Counter[tuple[str, str]]()
+    registry = Registry(lambda: now_s, schedule.add, lambda key, wait_s: schedule.add_at(key, now_s + wait_s))
+    pods = [
+        replace(POD, uid=f"{job}/{slot}", job=f"j{job}", job_uid=f"u{job}", slot=slot)
+        for job in range(500)
+        for slot in range(2)
+    ]
+
+    def work() -> None:
+        while (key := schedule.take(now_s)) is not None:
+            planned[key] += 1
+            schedule.done(key)
+
+    for pod in pods:
+        registry.report(pod, replace(hello(), pod_uid=pod.uid))
+        registry.open(pod, "boot")
+        registry.report(pod, replace(make_report(Progress(1), **TRAINING), pod_uid=pod.uid))
+    work()
+    planned.clear()
+    for step in range(2, 152):
+        now_s += 0.02
+        for pod in pods:
+            registry.report(pod, replace(make_report(Progress(step), step=step, **TRAINING), pod_uid=pod.uid))
+        work()
+    assert len(planned) == 500
+    assert set(planned.values()) <= {2, 3}, "in three seconds"
 
 
 def test_dropped_report_is_counted_and_enqueues_nothing() -> None:

@@ -88,7 +88,7 @@ async def serving() -> AsyncIterator[Server]:
     loop = asyncio.get_running_loop()
     enqueued: list[Key] = []
     leader: list[str | None] = [None]
-    registry = Registry(loop.time, enqueued.append)
+    registry = Registry(loop.time, enqueued.append, lambda key, _: enqueued.append(key))
     runner, port = await serve(registry, Tokens(), context, host="127.0.0.1", port=0, leader=lambda: leader[0])
     trusted = ssl.create_default_context(cadata=authority.ca_pem.decode())
     connector = aiohttp.TCPConnector(ssl=trusted)

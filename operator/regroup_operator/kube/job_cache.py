@@ -1,0 +1,129 @@
+"""The newest object seen of each job, and how sure that is. Pure: no I/O, and the clock is passed in.
+
+Three sources fill it: the watch, the answers to writes, and live reads. What the watch shows only moves an entry forward: events
+of a watch that lags come after the answer to a write. Versions are compared as integers, which Kubernetes promises since 1.35
+(KEP-5504) and etcd has always done. A live answer counts whatever its version, unless the watch has shown something newer
+since it was asked for: a store that was restored from a backup counts from an earlier version on.
+
+Who shrinks it: DELETED, a 404, and `sweep`, since kopf reports no DELETED of what vanished while its watch was broken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from regroup_operator.api import Job, SpecError, parse_stored
+from regroup_operator.model.records import Key
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One job. It is replaced, never changed, but for the parsed job, which is read once."""
+
+    raw: Mapping[str, Any]
+    version: int
+    confirmed_s: float | None = None
+    """When the API server last answered with it or an older one, monotonic; None: a live read must come first."""
+
+
+Listed = Mapping[Key, tuple[str, int]]
+"""UID and version of each job that a LIST of the metadata has."""
+
+
+class JobCache:
+    """By name. Grows with the jobs that there are."""
+
+    def __init__(self) -> None:
+        self._entries: dict[Key, Entry] = {}
+        self._parsed: dict[Key, tuple[Entry, Job | SpecError]] = {}
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def get(self, key: Key) -> Entry | None:
+        """Return what is known; None: nothing."""
+        return self._entries.get(key)
+
+    def parse(self, key: Key, entry: Entry) -> Job:
+        """Return the entry as a job. Raises SpecError for one that breaks a rule. Each entry is parsed once."""
+        known = self._parsed.get(key)
+        if known is None or known[0].raw is not entry.raw:
+            job: Job | SpecError
+            try:
+                job = parse_stored(entry.raw)
+            except SpecError as error:
+                job = error
+            known = self._parsed[key] = (entry, job)
+        if isinstance(known[1], SpecError):
+            raise known[1]
+        return known[1]
+
+    def see(self, raw: Mapping[str, Any]) -> bool:
+        """Take what the watch shows. Returns whether it is news."""
+        key, version = key_of(raw), version_of(raw)
+        entry = self._entries.get(key)
+        if entry is not None and version <= entry.version:
+            return False
+        same = entry is not None and _uid(entry.raw) == _uid(raw)
+        self._entries[key] = Entry(raw, version, entry.confirmed_s if entry is not None and same else None)
+        return True
+
+    def answered(self, raw: Mapping[str, Any], before: Entry | None, now_s: float) -> None:
+        """Take a live answer to a request that was sent while `before` was the entry."""
+        key, version = key_of(raw), version_of(raw)
+        entry = self._entries.get(key)
+        if entry is not None and entry is not before and entry.version > version:
+            if _uid(entry.raw) == _uid(raw):
+                self._entries[key] = replace(entry, confirmed_s=now_s)
+            return
+        self._entries[key] = Entry(raw, version, now_s)
+
+    def doubt(self, key: Key) -> None:
+        """Have the next reader ask the API server: a write was refused, or its outcome is not known."""
+        entry = self._entries.get(key)
+        if entry is not None:
+            self._entries[key] = replace(entry, confirmed_s=None)
+
+    def drop(self, key: Key, uid: str | None = None) -> None:
+        """Forget a job that is gone; with `uid` only that one, and not a later job of its name."""
+        entry = self._entries.get(key)
+        if entry is not None and uid in (None, _uid(entry.raw)):
+            del self._entries[key]
+            self._parsed.pop(key, None)
+
+    def snapshot(self) -> dict[Key, Entry]:
+        """Return the entries as they are: what `sweep` compares with."""
+        return dict(self._entries)
+
+    def sweep(self, before: Mapping[Key, Entry], listed: Listed) -> list[Key]:
+        """Compare with a LIST that was asked for when the entries were `before`. Returns the jobs to look at.
+
+        What has changed since then is left alone: the LIST may be older. Otherwise, what is not listed is dropped, what
+        is listed as another object is read live, and what was not known is looked at.
+        """
+        found = []
+        for key, entry in before.items():
+            if self._entries.get(key) is entry and listed.get(key) != (_uid(entry.raw), entry.version):
+                if key in listed:
+                    self.doubt(key)
+                else:
+                    self.drop(key)
+                found.append(key)
+        return found + [key for key in listed if key not in before and key not in self._entries]
+
+
+def key_of(raw: Mapping[str, Any]) -> Key:
+    """Return (namespace, name)."""
+    return raw["metadata"]["namespace"], raw["metadata"]["name"]
+
+
+def version_of(raw: Mapping[str, Any]) -> int:
+    """Return the resourceVersion as an integer; 0 for one that is none."""
+    text = str(raw["metadata"].get("resourceVersion", ""))
+    return int(text) if text.isdecimal() else 0
+
+
+def _uid(raw: Mapping[str, Any]) -> str:
+    return str(raw["metadata"].get("uid", ""))

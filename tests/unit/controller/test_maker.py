@@ -1,0 +1,235 @@
+"""What is made beside the plan: only what the newest plan wants, a few at a time, and never blindly again."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from regroup_operator.api import ConflictError, Job, RegroupError, UnavailableError, parse_job
+from regroup_operator.background import LoopBackground
+from regroup_operator.maker import UNSEEN_S, Maker
+from regroup_operator.model.plan import JobPlan, Memory
+from regroup_operator.model.ports import AlreadyExists, EventNote
+from regroup_operator.model.records import Pod
+from tests.builders.jobs import stored_job
+from tests.builders.plan import make_pod
+
+JOB = parse_job(stored_job())
+
+
+class Api:
+    """The ports that a maker uses. A call waits for `gate`."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, int, int]] = []
+        self.at_once = self.most_at_once = 0
+        self.gate: asyncio.Event | None = None
+        self.answers: dict[tuple[int, int], bool | RegroupError] = {}
+        self.confirms: list[RegroupError | None] = []
+        self.notes: list[str] = []
+
+    async def create(self, job: Job, slot: int, attempt: int, avoid_nodes: tuple[str, ...]) -> bool:  # noqa: ARG002
+        return await self._call("create", slot, attempt)
+
+    async def delete(self, pod: Pod) -> None:
+        await self._call("delete", pod.slot, pod.attempt)
+
+    async def _call(self, verb: str, slot: int, attempt: int) -> bool:
+        self.calls.append((verb, slot, attempt))
+        self.at_once += 1
+        self.most_at_once = max(self.most_at_once, self.at_once)
+        await (asyncio.sleep(0) if self.gate is None else self.gate.wait())
+        self.at_once -= 1
+        answer = self.answers.get((slot, attempt), True)
+        if isinstance(answer, RegroupError):
+            raise answer
+        return answer
+
+    async def confirm(self, job: Job, within_s: float) -> None:  # noqa: ARG002
+        error = self.confirms.pop(0)
+        if error is not None:
+            raise error
+
+    def record(self, job: Job, note: EventNote) -> None:  # noqa: ARG002
+        self.notes.append(note.note)
+
+
+class Setting:
+    def __init__(self) -> None:
+        self.api, self.background, self.now_s = Api(), LoopBackground(), 0.0
+        self.looks: list[float] = []
+        api: Any = self.api
+        self.maker = Maker(
+            api, api, api, self.background, lambda: self.now_s, lambda _, wait_s: self.looks.append(wait_s)
+        )
+
+    def want(self, *slots: int, attempt: int = 0, delete: tuple[Pod, ...] = (), pods: tuple[Pod, ...] = (),
+             confirmed: bool = True) -> float | None:  # fmt: skip
+        create = tuple((slot, attempt, ()) for slot in slots)
+        plan = JobPlan(status={}, urgent=False, memory=Memory(), create=create, delete=delete)
+        return self.maker.want(JOB, plan, pods, confirmed=confirmed)
+
+    async def idle(self) -> None:
+        while self.background._tasks:
+            await asyncio.sleep(0)
+
+    def created(self) -> list[int]:
+        return [slot for verb, slot, _ in self.api.calls if verb == "create"]
+
+
+def run(scenario: Callable[[Setting], Coroutine[Any, Any, None]]) -> None:
+    async def go() -> None:
+        setting = Setting()
+        await asyncio.wait_for(scenario(setting), 20)
+        await setting.background.stop()
+
+    asyncio.run(go())
+
+
+def test_plan_waits_for_no_creation() -> None:
+    async def scenario(setting: Setting) -> None:
+        setting.api.gate = asyncio.Event()
+        assert setting.want(0, 1, 2) is None
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert setting.created() == [0], "the first alone"
+        assert setting.want(0, 1, 2) is None, "the plan goes on"
+        setting.api.gate.set()
+        await setting.idle()
+        assert setting.created() == [0, 1, 2]
+
+    run(scenario)
+
+
+def test_pods_are_made_more_and_more_at_once() -> None:
+    async def scenario(setting: Setting) -> None:
+        setting.want(*range(100))
+        await setting.idle()
+        assert setting.created() == list(range(100))
+        assert setting.api.most_at_once == 32  # 1, 2, 4, 8, 16, 32, 32, 5
+
+    run(scenario)
+
+
+def test_only_the_newest_plan_counts() -> None:
+    """A job that shrinks while its pods are made, and one that is deleted."""
+
+    async def scenario(setting: Setting) -> None:
+        setting.api.gate = asyncio.Event()
+        setting.want(*range(50))
+        await asyncio.sleep(0)
+        setting.want(0, 1)
+        setting.api.gate.set()
+        await setting.idle()
+        assert setting.created() == [0, 1]
+        setting.now_s, setting.api.gate = 100.0, asyncio.Event()
+        setting.want(5, 6, 7)
+        setting.maker.stop()
+        setting.api.gate.set()
+        await setting.idle()
+        assert setting.created() == [0, 1]
+
+    run(scenario)
+
+
+def test_full_quota_answers_one_request_not_thousands() -> None:
+    async def scenario(setting: Setting) -> None:
+        for slot in range(3, 5000):
+            setting.api.answers[slot, 0] = RegroupError(f"pods digits-worker-{slot}-0 is forbidden: exceeded quota")
+        setting.want(*range(5000))
+        await setting.idle()
+        pods = tuple(make_pod(slot) for slot in range(3))
+        for _ in range(9):  # as often as it asks to be looked at
+            setting.now_s += setting.looks[-1]
+            setting.want(*range(3, 5000), pods=pods)
+            await setting.idle()
+        refused = [slot for slot in setting.created() if slot >= 3]
+        assert 10 <= len(refused) <= 13
+        assert len(set(refused)) == len(refused), "each time another one"
+        assert setting.now_s > 100, "less and less often"
+        assert setting.api.notes == ["pods digits-worker-3-0 is forbidden: exceeded quota"]
+
+    run(scenario)
+
+
+def test_without_an_answer_everything_waits_a_second() -> None:
+    async def scenario(setting: Setting) -> None:
+        setting.api.answers[0, 0] = UnavailableError("no answer")
+        setting.want(0, 1, 2)
+        await setting.idle()
+        assert (setting.created(), setting.looks) == ([0], [1.0])
+        assert setting.want(0, 1, 2) == 1.0
+        assert setting.created() == [0]
+
+    run(scenario)
+
+
+def test_deletions_come_first() -> None:
+    async def scenario(setting: Setting) -> None:
+        pods = (make_pod(3), make_pod(4))
+        setting.want(0, delete=pods, pods=pods)
+        await setting.idle()
+        assert setting.api.calls == [("delete", 3, 0), ("delete", 4, 0), ("create", 0, 0)]
+
+    run(scenario)
+
+
+def test_pod_of_ours_that_does_not_show_counts_as_taken() -> None:
+    """It exists by the API server's word, but the informer has not shown it: its labels were changed, for example."""
+
+    async def scenario(setting: Setting) -> None:
+        setting.want(0)
+        await setting.idle()
+        setting.api.answers[0, 0] = False
+        setting.now_s = 2.0
+        setting.want(0)
+        await setting.idle()
+        assert setting.api.calls == [("create", 0, 0), ("create", 0, 0)], "the informer may be late"
+        setting.now_s = UNSEEN_S
+        setting.want(0)
+        await setting.idle()
+        assert setting.api.calls[2:] == [("create", 0, 0), ("create", 0, 1)]
+
+    run(scenario)
+
+
+def test_pod_that_was_there_already_is_waited_for() -> None:
+    """An operator that was just killed has made it."""
+
+    async def scenario(setting: Setting) -> None:
+        setting.now_s = 1000.0
+        setting.api.answers[0, 0] = False
+        setting.want(0)
+        await setting.idle()
+        assert setting.api.calls == [("create", 0, 0)]
+
+    run(scenario)
+
+
+def test_name_of_another_is_passed_over() -> None:
+    async def scenario(setting: Setting) -> None:
+        setting.api.answers[0, 0] = AlreadyExists("taken")
+        setting.want(0)
+        await setting.idle()
+        assert setting.api.calls == [("create", 0, 0), ("create", 0, 1)]
+
+    run(scenario)
+
+
+def test_nothing_is_made_by_a_plan_that_wrote_nothing_before_the_job_is_confirmed() -> None:
+    async def scenario(setting: Setting) -> None:
+        setting.api.confirms = [ConflictError("gone")]
+        setting.want(0, confirmed=False)
+        await setting.idle()
+        assert (setting.created(), setting.looks) == ([], [0.0]), "it is planned again at once"
+        setting.api.confirms = [UnavailableError("no answer")]
+        setting.want(0, confirmed=False)
+        await setting.idle()
+        assert (setting.created(), setting.looks) == ([], [0.0, 1.0])
+        setting.api.confirms = [None]
+        setting.want(0, 1, 2, confirmed=False)
+        await setting.idle()
+        assert (setting.created(), setting.api.confirms) == ([0, 1, 2], [])
+
+    run(scenario)
