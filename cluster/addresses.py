@@ -10,6 +10,8 @@ from cluster.errors import ClusterError
 
 BRIDGE = "regroup0"
 HOST_ADDRESS = "10.99.0.1"
+BRIDGE_MAC = "0a:52:67:00:00:01"
+"""Locally administered."""
 NODE_NETWORK = "10.99.0.0/24"
 POD_NETWORK = "10.98.0.0/16"
 API_PORT = 6443

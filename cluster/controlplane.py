@@ -72,7 +72,9 @@ def _ensure_bridge() -> None:
     bridge = addresses.BRIDGE
     # Not by /sys/class/net, which inside a network namespace may show another one's links.
     if subprocess.run(["ip", "link", "show", bridge], capture_output=True).returncode != 0:
-        subprocess.run(["ip", "link", "add", bridge, "type", "bridge"], check=True)
+        # An address of its own: else a bridge takes the lowest of its ports', another one whenever a node comes or goes, and
+        # who has the old one in its ARP cache reaches the API server no more, for a minute.
+        subprocess.run(["ip", "link", "add", bridge, "address", addresses.BRIDGE_MAC, "type", "bridge"], check=True)
         subprocess.run(["ip", "addr", "add", f"{addresses.HOST_ADDRESS}/24", "dev", bridge], check=True)
     subprocess.run(["ip", "link", "set", bridge, "up"], check=True)
     _forward_rule("-D")

@@ -1,6 +1,7 @@
 """The cluster itself: nodes, their power switch, and what a pod finds in it."""
 
 import contextlib
+import json
 import signal
 import subprocess
 import tarfile
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from cluster import __main__ as command_line
-from cluster import host, images, lifecycle, nodes, oci, paths, template
+from cluster import addresses, host, images, lifecycle, nodes, oci, paths, template
 from cluster.errors import ClusterError
 from cluster.kubectl import wait_until
 from cluster.settings import Settings
@@ -40,6 +41,15 @@ print(page.status, tls.version())
 @pytest.mark.usefixtures("beside_samples")
 def test_three_nodes_are_ready(cluster: Cluster) -> None:
     assert list(cluster.nodes().values()).count(True) >= 3
+
+
+@pytest.mark.usefixtures("cluster", "beside_samples")
+def test_bridge_has_an_address_of_its_own() -> None:
+    """Else it changes with the nodes, and those that know the old one lose the API server for a minute."""
+    shown = subprocess.run(
+        ["ip", "-json", "link", "show", addresses.BRIDGE], capture_output=True, check=True, text=True
+    )
+    assert json.loads(shown.stdout)[0]["address"] == addresses.BRIDGE_MAC
 
 
 @pytest.mark.usefixtures("own_cluster", "beside_samples")
