@@ -25,7 +25,7 @@ from regroup_operator.background import Background
 from regroup_operator.endpoint.registry import Registry
 from regroup_operator.maker import TOLD_AFTER, Maker
 from regroup_operator.model.bucket import TokenBucket
-from regroup_operator.model.plan import Clock, JobPlan, Memory, Verdict
+from regroup_operator.model.plan import Clock, JobPlan, Memory, Urgency, Verdict
 from regroup_operator.model.ports import EventNote, JobStore, Recorder, Workers
 from regroup_operator.model.records import Key, Observation, Settings
 from regroup_operator.plan.commands import stop_leaving
@@ -38,6 +38,8 @@ CONFLICTS = 5
 """Plans in a row that may lose the race for the status before the work queue's back-off takes over."""
 UNANSWERED = 5
 """Plans of one job that are kept while the answer to their write is not known."""
+SOON_S = 1.0
+"""Between two writes of what people count: pods that start one after the other cost one write together."""
 BUDGET_RETRY_S = 1.0
 """When progress is due but all jobs together have written enough of it."""
 
@@ -217,15 +219,16 @@ class Controller:
         kept.judged_generation = job.spec_generation
 
     async def _write(self, job: Job, plan: JobPlan, clock: Clock, kept: _Kept) -> tuple[Job | None, float | None]:
-        """Write the status if it changed; progress alone waits its turn. Returns the job as written, None: it was not, and
+        """Write the status if it changed, and if that may not wait. Returns the job as written, None: it was not, and
         when the write is due, on the monotonic clock."""
         written = None
         memory = plan.memory
         if plan.status != job.status.to_dict():
-            since = memory.progress_written_s
-            due = since + self._settings.progress_write_s if since is not None else clock.now_s
-            if not plan.urgent:
-                if clock.now_s >= due and not self._progress_writes.take(clock.now_s):
+            wait_s = self._settings.progress_write_s if plan.urgency == Urgency.LATER else SOON_S
+            due = clock.now_s if memory.written_s is None else memory.written_s + wait_s
+            if plan.urgency < Urgency.NOW:
+                is_progress = plan.urgency == Urgency.LATER
+                if is_progress and clock.now_s >= due and not self._progress_writes.take(clock.now_s):
                     due = clock.now_s + BUDGET_RETRY_S
                 if clock.now_s < due:
                     kept.memory = memory
@@ -238,7 +241,7 @@ class Controller:
                 raise
             kept.unanswered.clear()
             ended = self._monotonic()
-            memory = replace(memory, progress_written_s=ended)
+            memory = replace(memory, written_s=ended)
             if plan.announced:
                 memory = replace(memory, persist_ms=(ended - started) * 1000)
             if self._observer:
@@ -255,7 +258,7 @@ class Controller:
         plan = next((p for p in kept.unanswered if parse_status({"status": p.status}).to_dict() == stored), None)
         if plan is not None:
             kept.unanswered.clear()
-            kept.memory = replace(plan.memory, progress_written_s=self._monotonic())
+            kept.memory = replace(plan.memory, written_s=self._monotonic())
             self._say(job, plan)
 
     def _say(self, job: Job, plan: JobPlan) -> None:

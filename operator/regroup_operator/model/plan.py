@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from enum import IntEnum
 from typing import Any
 
 from regroup.protocol.document import Document
@@ -173,7 +174,7 @@ class Memory:
     """Tier Script: the newest generation of which an exit has been counted."""
     script_left: tuple[int, ...] = ()
     """Not in tier Session: the generations that lost a member's pod or agent, oldest first."""
-    progress_written_s: float | None = None
+    written_s: float | None = None
 
 
 @dataclass(frozen=True)
@@ -184,13 +185,23 @@ class Tell:
     body: Any
 
 
+class Urgency(IntEnum):
+    """How long the write of a status may wait."""
+
+    LATER = 0
+    """Only progress has changed: until settings.progress_write_s after the last write."""
+    SOON = 1
+    """Something that people count, or the words of a condition: until SOON_S after the last write."""
+    NOW = 2
+    """Something that a decision or an announcement depends on, a phase, an event: not at all."""
+
+
 @dataclass(frozen=True)
 class JobPlan:
     """What to do now, in this order: write the status (if it changed), tell, then create and delete pods."""
 
     status: dict[str, Any]
-    urgent: bool
-    """False: only progress changed since the last write, which may wait."""
+    urgency: Urgency
     memory: Memory
     tell: tuple[Tell, ...] = ()
     create: tuple[tuple[int, int, tuple[str, ...]], ...] = ()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from regroup_operator.api import Job
-from regroup_operator.model.plan import Clock, JobPlan, Memory, Verdict, earliest
+from regroup_operator.model.plan import Clock, JobPlan, Memory, Urgency, Verdict, earliest
 from regroup_operator.model.records import Observation, Settings
 from regroup_operator.model.worker import Wait
 from regroup_operator.plan.commands import commands_due_s, plan_commands
@@ -64,14 +64,16 @@ def plan_job(
         report.due_s,
         commands_due_s(facts, generation.members),
     )
+    notes = (*facts.adoption.notes, *generation.notes, *report.notes)
     return JobPlan(
         status=report.status,
-        urgent=report.urgent,
+        # What is told as an event is written at once, or it would be told at every look until then.
+        urgency=Urgency.NOW if notes else report.urgency,
         memory=pods.memory,
         tell=(*generation.tell, *report.tell, *commands),
         create=tuple((c.slot, c.attempt, c.avoid_nodes) for c in pods.create),
         delete=pods.delete,
-        notes=(*facts.adoption.notes, *generation.notes, *report.notes),
+        notes=notes,
         look_again_s=earliest(dues_s, after_s=clock.now_s),
         announced=generation.document is not None,
         expired=expires_s is not None and expires_s <= clock.now_s,

@@ -9,7 +9,7 @@ from typing import Any
 from regroup_operator.api import ConflictError, Job, RegroupError, UnavailableError, parse_job
 from regroup_operator.background import LoopBackground
 from regroup_operator.maker import UNSEEN_S, Maker
-from regroup_operator.model.plan import JobPlan, Memory
+from regroup_operator.model.plan import JobPlan, Memory, Urgency
 from regroup_operator.model.ports import AlreadyExists, EventNote
 from regroup_operator.model.records import Pod
 from tests.builders.jobs import stored_job
@@ -67,7 +67,7 @@ class Setting:
     def want(self, *slots: int, attempt: int = 0, delete: tuple[Pod, ...] = (), pods: tuple[Pod, ...] = (),
              confirmed: bool = True) -> float | None:  # fmt: skip
         create = tuple((slot, attempt, ()) for slot in slots)
-        plan = JobPlan(status={}, urgent=False, memory=Memory(), create=create, delete=delete)
+        plan = JobPlan(status={}, urgency=Urgency.LATER, memory=Memory(), create=create, delete=delete)
         return self.maker.want(JOB, plan, pods, confirmed=confirmed)
 
     async def idle(self) -> None:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from regroup.protocol.state import Phase
 from regroup_operator.model.records import Settings
 from tests.builders.plan import make_job
-from tests.simulator.world import World
+from tests.simulator.world import Pace, World
 
 
 @pytest.mark.parametrize("processes", [1, 2])
@@ -168,3 +170,21 @@ def test_progress_of_all_jobs_together_is_written_so_often_and_nothing_else_wait
     world.kill_process(world.uid(1))
     world.settle()
     assert world.generation >= 2  # the third one comes when the restarted process is back, at once in this world
+
+
+def test_start_of_many_workers_costs_few_writes_and_their_number_is_a_second_old_at_most(tmp_path: Path) -> None:
+    pace = Pace(random.Random(1), start_s=(1.0, 3.0), container_s=(0.5, 3.0))
+    world = World(tmp_path, make_job().with_replicas(32).elastic(2, 32), start=False, pace=pace, num_nodes=32)
+    registry = world.start_operator().registry
+    ready: list[int] = []
+    while world.phase != "Running":
+        world.advance(0.1)
+        ready.append(
+            sum(
+                session.condition.phase == Phase.READY
+                for session in registry.sessions(world.pods.by_uid.values()).values()
+            )
+        )
+        known = world.status.get("readyReplicas", 0)
+        assert world.generation or known >= ready[max(0, len(ready) - 12)], "the number is more than a second old"
+    assert world.store.num_writes <= 3 + 5, "one to begin, one generation, Running; and one a second of five"

@@ -21,7 +21,7 @@ from regroup.protocol.wire import (
     Stop,
     Welcome,
 )
-from regroup_operator.model.plan import Clock, JobPlan, Memory, Spell, Verdict
+from regroup_operator.model.plan import Clock, JobPlan, Memory, Spell, Urgency, Verdict
 from regroup_operator.model.records import Observation, Pod, ProcessExit, Session, Settings
 from regroup_operator.plan.facts.stalls import FIRST_STALL_S, SCRIPT_ASK_EVERY_S
 from regroup_operator.plan.job import plan_job
@@ -84,7 +84,7 @@ def test_steady_job_is_planned_to_the_same_status() -> None:
     again = plan(job(first.status), memory=first.memory, clock=Clock(109.0, 1_800_000_009.0))
     assert again.status == first.status
     assert [t for t in again.tell if not isinstance(t.body, Ping)] == []  # nothing was ever committed: they are asked
-    assert (again.urgent, again.create, again.delete, again.notes) == (False, (), (), ())
+    assert (again.urgency, again.create, again.delete, again.notes) == (Urgency.LATER, (), (), ())
 
 
 def test_agents_are_asked_when_no_first_step_comes() -> None:
@@ -120,7 +120,7 @@ def test_progress_alone_is_not_urgent() -> None:
     moving = (trains(0, progress=make_progress(7, loss=0.5), progress_generation=1, progress_at_s=99.0), trains(1))
     got = plan(job(first.status), sessions=moving, memory=first.memory)
     assert got.status["progress"] == {"step": 7, "loss": 0.5, "at": "2027-01-15T07:59:59Z"}
-    assert (got.status != first.status, got.urgent) == (True, False)
+    assert (got.status != first.status, got.urgency) == (True, Urgency.LATER)
     later = plan(job(got.status), sessions=moving, memory=got.memory, clock=Clock(107.0, 1_800_000_009.0))
     assert later.status == got.status  # the clocks drifted by two seconds; nothing has happened
 
@@ -324,7 +324,7 @@ def test_release_is_written_told_and_deleted_in_one_plan() -> None:
     assert got.status["released"] == [uid_of(2)]
     assert told(got, Stop) == [uid_of(2)]
     assert [p.uid for p in got.delete] == [uid_of(2)]
-    assert got.urgent
+    assert got.urgency == Urgency.NOW
 
 
 def test_nobody_is_released_by_a_plan_that_issues_a_generation() -> None:
@@ -406,7 +406,7 @@ def test_checkpoint(status: dict[str, Any], session: Session, written: bool) -> 
     got = plan(builder, sessions=(session, make_session(1, Phase.TRAINING, session.condition.generation)))
     assert (got.status.get("checkpoint", {}).get("directory") == "step-8.g1-x") == written
     assert (told(got, Prune) != []) == written
-    assert got.urgent or not written
+    assert got.urgency == Urgency.NOW or not written
 
 
 def test_progress_never_comes_from_an_older_generation() -> None:
@@ -458,7 +458,7 @@ def test_snapshot_that_moves_on_is_not_urgent() -> None:
     other = trains(1)
     first = plan(snapshots(), sessions=(keeps(5), other))
     got = plan(snapshots(first.status), sessions=(keeps(7), other), memory=first.memory)
-    assert (got.status["memorySnapshot"], got.urgent) == ({"step": 7}, False)
+    assert (got.status["memorySnapshot"], got.urgency) == ({"step": 7}, Urgency.LATER)
 
 
 def taken(got: JobPlan) -> tuple[str, str] | None:

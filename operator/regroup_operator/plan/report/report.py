@@ -9,7 +9,7 @@ from typing import Any
 from regroup.protocol.document import PLANNED
 from regroup.protocol.wire import Prune
 from regroup_operator.api.status import MAX_INCIDENTS
-from regroup_operator.model.plan import Tell, earliest
+from regroup_operator.model.plan import Tell, Urgency, earliest
 from regroup_operator.model.ports import EventNote
 from regroup_operator.model.worker import Announce
 from regroup_operator.plan.facts.facts import Facts
@@ -23,7 +23,7 @@ from regroup_operator.plan.report.counters import restarts_status
 from regroup_operator.plan.report.incidents import make_incident, with_times
 from regroup_operator.plan.report.observed import FIELD as OBSERVED_AT
 from regroup_operator.plan.report.observed import due_in_s, observe
-from regroup_operator.plan.report.overview import is_urgent, overview
+from regroup_operator.plan.report.overview import overview, urgency
 from regroup_operator.plan.report.progress import checkpoint_status, progress_status
 from regroup_operator.plan.report.snapshots import snapshot_status
 
@@ -33,7 +33,7 @@ class Report:
     """`status`: the whole of it. `due_s`: when it changes although nothing happens."""
 
     status: dict[str, Any]
-    urgent: bool
+    urgency: Urgency
     """False: only progress has changed, which may wait."""
     notes: tuple[EventNote, ...]
     tell: tuple[Tell, ...]
@@ -75,7 +75,7 @@ def make_report(
         dues_s.append(now_s + max(seen_s, 1.0))
     return Report(
         status=status,
-        urgent=is_urgent(status, facts.status),
+        urgency=urgency(status, facts.status),
         notes=tuple(notes),
         tell=_prune(facts, generation, status),
         due_s=earliest(dues_s, after_s=now_s),
