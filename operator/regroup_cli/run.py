@@ -234,7 +234,7 @@ async def _until_stopped(store: FileStore, key: Key, grace_s: float = 30.0) -> N
 def _line(job: Job) -> str:
     status, summary = job.status, job.status.summary
     parts: list[str] = [status.phase or "Pending"]
-    if summary is not None:
+    if summary is not None and summary.ready:
         parts.append(f"{summary.ready} ready")
     if status.membership is not None:
         parts.append(f"generation {status.membership.generation} ({status.membership.world_size} ranks)")

@@ -244,7 +244,11 @@ def _generation(row: Row, window: tuple[float, float], trace: Trace, run: Run) -
 
 
 def _ready(row: Row, window: tuple[float, float], trace: Trace, run: Run) -> Iterator[str]:
-    asked = run.asked
+    asked, ended = run.asked, row.cells["STATE"] in ("Succeeded", "Failed")
+    if ended or not row.cells["READY"]:
+        if not ended or row.cells["READY"]:
+            yield f"ready is {row.cells['READY']!r} in state {row.cells['STATE']}: empty once the job has ended, and only then"
+        return
     ready, wanted = (int(part) for part in row.cells["READY"].split("/"))
     before = [a.replicas for a in asked if a.t <= window[0]][-1:]
     possible = {*before, *(a.replicas for a in asked if window[0] < a.t <= window[1])}

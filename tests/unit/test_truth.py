@@ -57,8 +57,8 @@ def row(
         row(121, "Recovering", "1/2"),
         row(121, "Running", "2/2"),  # the kill was a second ago
         row(124, "Running", "1/2", generation=2),
-        row(130, "Succeeded", "0/2", generation=2, step=250),
-        row(133, "Succeeded", "0/2", generation=2, step=250),
+        row(130, "Succeeded", "", generation=2, step=250),
+        row(133, "Succeeded", "", generation=2, step=250),
     ],
     ids=lambda r: f"{r.before} {r.cells['STATE']} {r.cells['READY']}",
 )
@@ -113,7 +113,7 @@ def test_while_nobody_commits(at: float, shown: str, says: str | None) -> None:
 
 def test_succeeded_needs_the_word_of_every_process() -> None:
     trace = trained()
-    shown = row(132.5, "Succeeded", "0/2", step=250)
+    shown = row(132.5, "Succeeded", "", step=250)
     assert judge(shown, trace, RUN) == []
     (problem,) = judge(shown, replace(trace, done=trace.done[:1]), RUN)
     assert "not every process had finished" in problem
@@ -126,7 +126,7 @@ def test_succeeded_needs_the_word_of_every_process() -> None:
 
 def test_succeeded_is_not_shown_before_the_last_commit() -> None:
     trace = trained()
-    problems = judge(row(trace.commits[-1].t - 0.2, "Succeeded", "0/2", step=250), trace, RUN)
+    problems = judge(row(trace.commits[-1].t - 0.2, "Succeeded", "", step=250), trace, RUN)
     assert any("not every process had finished" in problem for problem in problems)
 
 

@@ -197,7 +197,7 @@ def test_watch_tells_each_change_and_ends_with_the_job(
 ) -> None:
     lost = {"generation": 5, "at": "x", "cause": "PodDeleted", "decision": "went on with 2 workers"}
     recovering = job(summary={"state": "Recovering", "ready": "2/3"}, incidents=[*RUNNING["status"]["incidents"], lost])
-    ended = job(summary={"state": "Succeeded", "ready": "0/3"}, incidents=recovering["status"]["incidents"])
+    ended = job(summary={"state": "Succeeded", "ready": ""}, incidents=recovering["status"]["incidents"])
     changes = (("ADDED", RUNNING), ("MODIFIED", RUNNING), ("MODIFIED", recovering), ("MODIFIED", ended))
     answers(cluster, {"--watch": stream(*changes, indent=indent)})
     assert plugin.main(["watch", "digits"]) == 0

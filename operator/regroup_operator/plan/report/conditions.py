@@ -266,9 +266,10 @@ def _degraded(
 def summary(
     *, phase: str, refused: str | None, ready: int, replicas: int, progress: dict[str, Any], samples: dict[str, Any]
 ) -> dict[str, str]:
-    """Return the texts of kubectl's columns."""
+    """Return the texts of kubectl's columns. A job that has ended has no workers that could be ready or not."""
     step, total, loss = progress.get("step"), progress.get("totalSteps"), progress.get("loss")
-    out = {"state": refused or phase, "ready": f"{ready}/{replicas}", "progress": "", "loss": "", "eta": ""}
+    shown = "" if phase in (SUCCEEDED, FAILED) else f"{ready}/{replicas}"
+    out = {"state": refused or phase, "ready": shown, "progress": "", "loss": "", "eta": ""}
     if step is not None and total:
         out["progress"] = f"{100 * step // total}%"
     if loss is not None:
