@@ -14,6 +14,7 @@ from regroup.protocol import env
 from regroup_operator.api import Job, processes_per_worker, worker_digest
 from regroup_operator.api.names import (
     ANNOTATION_SPEC_DIGEST,
+    LABEL_ATTEMPT,
     LABEL_SLOT,
     TRAINER_CONTAINER,
     config_map_name,
@@ -63,7 +64,7 @@ def worker_pod(
     """Return the pod that is the `attempt`-th made for `slot`; `avoid_nodes` are names of nodes it must not run on."""
     template = job.pod_template()
     user_metadata = template.get("metadata") or {}
-    labels = {**worker_labels(job.name), LABEL_SLOT: str(slot)}
+    labels = {**worker_labels(job.name), LABEL_SLOT: str(slot), LABEL_ATTEMPT: str(attempt)}
     pod = {
         "apiVersion": "v1",
         "kind": "Pod",

@@ -198,3 +198,10 @@ def test_node_is_ready_only_if_it_says_so(conditions: list[dict[str, str]], read
     first = slim_node(item, None, 5.0)
     assert (first.ready, first.unready_since_s, first.starts) == (ready, None if ready else 5.0, starts)
     assert slim_node(item, first, 9.0) == first
+
+
+def test_slot_and_attempt_are_those_of_the_name_whatever_its_labels_say() -> None:
+    labels = POD["metadata"]["labels"] | {"regroup.dev/slot": "0", "regroup.dev/attempt": "9"}
+    pod = slim_pod({**POD, "metadata": POD["metadata"] | {"labels": labels}}, None, 0.0)
+    assert pod is not None
+    assert pod.id == (3, 1)

@@ -50,6 +50,7 @@ def test_pod_is_named_labelled_and_owned_by_the_job() -> None:
         "regroup.dev/job-name": "digits",
         "regroup.dev/role": "worker",
         "regroup.dev/slot": "2",
+        "regroup.dev/attempt": "1",
     }
     assert metadata["ownerReferences"] == [
         {
