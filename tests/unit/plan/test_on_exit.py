@@ -24,7 +24,7 @@ from regroup_operator.plan.failures.on_exit import (
     note_ignored_pods,
     rule_words,
 )
-from tests.builders.plan import JobBuilder, make_pod, uid_of
+from tests.builders.plan import JobBuilder, make_pod, make_session, uid_of
 from tests.unit.plan.test_job import MEMBERSHIP, TRAINING, job, plan, trains
 
 WALL = 1_800_000_000.0
@@ -153,6 +153,15 @@ FAIL_2_IGNORE_3 = [codes("Fail", 2), codes("Ignore", 3)]
             id="its container, later",
         ),
         pytest.param(Judged(5, "", {"0": 1}), [fails(2, "4", generation=0)], "4", ["4"], [], id="in no generation yet"),
+        pytest.param(Judged(), [fails(2, "4", generation=0)], "4", ["4"], [], id="before the first generation"),
+        pytest.param(
+            Judged(1, "", {"0": 1}),
+            [fails(2, "1", generation=0, container=True, incarnation=0)],
+            None,
+            ["1"],
+            [],
+            id="a container, after a peer",
+        ),
     ],
 )
 def test_first_failure_of_a_generation(
@@ -268,7 +277,7 @@ def condition(got: JobPlan, kind: str) -> dict[str, Any]:
 
 
 def test_rule_fails_the_job_in_one_sentence() -> None:
-    got = plan(ruled(codes("Ignore", 3), codes("Fail", 2)), sessions=(exited(0, 2), trains(1)))
+    got = plan(ruled(codes("Ignore", 3), codes("Fail", 2), maxRestarts=0), sessions=(exited(0, 2), trains(1)))
     assert (got.status["phase"], condition(got, "Failed")["reason"]) == ("Failed", "ExitRule")
     assert condition(got, "Failed")["message"] == (
         'Worker 0 (pod digits-worker-0-0) ended with exit code 2: "ValueError: no data"; spec.recovery.onExit[1] '
@@ -296,6 +305,14 @@ def test_ignored_failure_counts_nothing_and_a_row_of_them_is_told() -> None:
         clock=Clock(101.0 + QUIET_S, WALL + QUIET_S + 1),
     )  # fmt: skip
     assert condition(later, "Degraded")["reason"] != "FailuresIgnored"
+
+
+def test_job_is_looked_at_again_when_a_row_is_over() -> None:
+    ended = ProcessExit(99.0, 1, 0, 3, "", 0)
+    sessions = tuple(make_session(slot, Phase.STARTING, exits=(ended,), num_exits=1) for slot in (0, 1))
+    told = plan(ruled(codes("Ignore", 3), status=None), sessions=sessions)
+    assert condition(told, "Degraded")["reason"] == "FailuresIgnored"
+    assert told.look_again_s == 99.0 + QUIET_S
 
 
 def test_restart_counts_as_without_rules() -> None:
@@ -332,15 +349,29 @@ OOM_POD = make_pod(0, container_restarts=1, last_exit_code=137, last_exit_reason
         pytest.param(None, False, id="there were no rules then"),
     ],
 )
-def test_container_that_ended_while_no_operator_looked(ends: dict[str, int] | None, fails_by_rule: bool) -> None:
+@pytest.mark.parametrize(
+    ("how", "unseen"),
+    [
+        pytest.param({}, False, id="by itself"),
+        pytest.param({"last_exit_code": 255, "last_exit_reason": "Unknown"}, True, id="with its node"),
+        pytest.param({"terminating": True}, True, id="on its way out"),
+    ],
+)
+def test_container_that_ended_while_no_operator_looked(
+    ends: dict[str, int] | None, fails_by_rule: bool, how: dict[str, Any], unseen: bool
+) -> None:
     judged = {} if ends is None else {"restarts": {"judged": {"generation": 0, "failed": {}, "ends": ends}}}
     builder = ruled(rule("Fail", reasons=["OOMKilled"]), status={**TRAINING, **judged})
-    got = plan(builder, memory=Memory(), pods=(OOM_POD, make_pod(1)))
-    assert (got.status["phase"] == "Failed") == fails_by_rule
+    pod = replace(OOM_POD, **how)
+    got = plan(builder, memory=Memory(), pods=(pod, make_pod(1)))
+    assert (got.status["phase"] == "Failed") == (fails_by_rule and not unseen)
+    assert got.status["restarts"]["processes"] == int(fails_by_rule and not unseen)
     assert got.status["restarts"]["judged"]["ends"] == {"digits-worker-0-0": 1}
     again = plan(
-        ruled(rule("Restart", reasons=["OOMKilled"]), status=got.status), memory=got.memory, pods=(OOM_POD, make_pod(1))
+        ruled(rule("Restart", reasons=["OOMKilled"]), status=got.status), memory=got.memory, pods=(pod, make_pod(1))
     )
+    no_rules = plan(job({**TRAINING, **judged}), memory=Memory(), pods=(pod, make_pod(1)))
+    assert not no_rules.status.get("restarts", {}).get("processes"), "without rules what is not seen does not count"
     assert again.status["restarts"]["processes"] == got.status["restarts"]["processes"], "judged once"
 
 
@@ -376,6 +407,44 @@ def test_eviction_counts_only_by_a_rule(action: str | None, counted: int, has_fa
     assert len(again.status.get("restarts", {}).get("recent", ())) == counted, "counted once"
 
 
+@pytest.mark.parametrize(
+    ("ends", "counted"), [({}, 1), ({"digits-worker-0-0": 1}, 0), (None, 0)], ids=["new", "judged", "no rules then"]
+)
+def test_eviction_while_no_operator_looked(ends: dict[str, int] | None, counted: int) -> None:
+    judged = {} if ends is None else {"restarts": {"judged": {"generation": 0, "failed": {}, "ends": ends}}}
+    pods = (make_pod(0, disruption="EvictionByEvictionAPI", terminating=True), make_pod(1))
+    builder = ruled(rule("Restart", reasons=["Evicted"]), status={**TRAINING, **judged})
+    assert len(plan(builder, memory=Memory(), pods=pods).status["restarts"].get("recent", ())) == counted
+
+
+def test_eviction_of_a_pod_that_was_let_go_counts_nothing() -> None:
+    pods = (make_pod(0), make_pod(1), make_pod(2, disruption="EvictionByEvictionAPI", terminating=True))
+    builder = ruled(rule("Fail", reasons=["Evicted"]), status={**TRAINING, "released": [uid_of(2)]})
+    assert plan(builder, pods=pods).status["phase"] != "Failed"
+
+
+def test_process_that_hung_is_judged_by_no_rule() -> None:
+    hung = ProcessExit(99.0, 1, 0, -9, "", 1, hung="No step for 300 s.")
+    sessions = (trains(0, exits=(hung,), num_exits=1), trains(1))
+    got = plan(ruled(rule("Fail", signals=["SIGKILL"]), codes("Ignore", 137)), sessions=sessions)
+    assert (got.status["phase"] != "Failed", got.status["restarts"]["processes"]) == (True, 1)
+
+
+def test_counted_evictions_are_no_crash_of_the_script() -> None:
+    memory, status = None, TRAINING
+    for attempt in range(4):
+        at_s = 100.0 + 10 * attempt
+        pods = (make_pod(0), make_pod(1, attempt, disruption="PreemptionByScheduler", terminating=True))
+        got = plan(
+            ruled(rule("Restart", reasons=["Preempted"]), status=status), memory=memory, pods=pods, sessions=(trains(0),),
+            clock=Clock(at_s, WALL + at_s),
+        )  # fmt: skip
+        memory, status = got.memory, got.status
+    assert (got.status["phase"] != "Failed", len(got.status["restarts"]["recent"])) == (True, 4)
+    assert memory is not None
+    assert (memory.crash, memory.ignored_pods) == (None, {}), "and only what is ignored is held back"
+
+
 def test_pod_that_is_preempted_again_and_again_comes_back_later_each_time() -> None:
     rules, memory, status, due = rule("Ignore", reasons=["Preempted"]), None, TRAINING, []
     for attempt in range(3):
@@ -407,6 +476,8 @@ def test_pod_that_cannot_start_fails_the_job_by_a_rule_only() -> None:
     )
     scaled = plan(ruled(rule("Fail", reasons=["ImagePullBackOff"])).with_replicas(1), pods=pods, sessions=sessions)
     assert scaled.status["phase"] != "Failed", "its slot is not wanted"
+    let_go = ruled(rule("Fail", reasons=["ImagePullBackOff"]), status={**TRAINING, "released": [uid_of(1)]})
+    assert plan(let_go, pods=pods, sessions=sessions).status["phase"] != "Failed"
 
 
 def test_incident_names_the_rule() -> None:
@@ -415,6 +486,29 @@ def test_incident_names_the_rule() -> None:
     got = plan(ruled(rule("Ignore", signals=["SIGTERM"])), sessions=(trains(0), died))
     assert got.status["membership"]["generation"] == 2
     assert got.status["incidents"][-1]["rule"] == "spec.recovery.onExit[0] (Ignore, signals SIGTERM)"
+    second = {**TRAINING, "membership": {**MEMBERSHIP, "generation": 2}}
+    other = replace(trains(0), condition=replace(trains(0).condition, generation=2, entered=2, heard=2, adopted=2))
+    silent = replace(trains(1), connected=False, closed_at_s=50.0)
+    judged = {
+        "generation": 1,
+        "failed": {"1": 1},
+        "ends": {},
+        "rule": "spec.recovery.onExit[0] (Ignore, signals SIGTERM)",
+    }
+    later = plan(
+        ruled(rule("Ignore", signals=["SIGTERM"]), status={**second, "restarts": {"judged": judged}}),
+        sessions=(other, silent),
+    )
+    assert later.status["incidents"][-1]["cause"] == "Disconnected"
+    assert "rule" not in later.status["incidents"][-1], "that was in the generation before"
+    judged_now = {"restarts": {"judged": judged}}
+    joiner = make_session(2, Phase.READY, session=True)
+    grown = plan(
+        ruled(rule("Ignore", signals=["SIGTERM"]), status={**TRAINING, **judged_now}).with_replicas(3),
+        pods=(make_pod(0), make_pod(1), make_pod(2)), sessions=(trains(0), trains(1), joiner),
+    )  # fmt: skip
+    assert grown.status["incidents"][-1]["cause"] == "Resized"
+    assert "rule" not in grown.status["incidents"][-1], "nothing failed that it is for"
     plain = plan(ruled(codes("Fail", 2)), sessions=(trains(0), died))
     assert "rule" not in plain.status["incidents"][-1]
 

@@ -68,7 +68,7 @@ def see_failures(
             exits[pod.uid] = session.num_exits
         missed = not looked and ends is not None and pod.num_ends > ends.get(pod.name, 0)
         known = restarts.get(pod.uid, 0 if looked else pod.container_restarts)
-        if missed and not (leaves or pod.end_unseen) and pod.phase != "Failed" and _failed_alone(pod):
+        if missed and not leaves and pod.phase != "Failed" and _failed_alone(pod):
             new.append(_failure(pod, clock))  # of several only the last is known
         if pod.disrupted and pod.uid not in memory.disrupted and (looked or missed) and pod.uid not in released:
             disrupted.append((pod, _disruption(pod, clock)))

@@ -129,11 +129,9 @@ def judge_failures(facts: Facts) -> Failures:
             logs=inputs.logs,
         )
         recent = tuple(timestamp(at) for at in judged.recent)
-        if verdict is not None:
-            pass
-        elif is_hopeless(crash):
+        if verdict is None and is_hopeless(crash):
             verdict = Verdict("RepeatedCrash", words)
-        elif judged.message is not None:
+        elif verdict is None and judged.message is not None:
             verdict = Verdict("TooManyRestarts", judged.message)
     hang, workers = _hang(facts)
     if verdict is None and hang.failure is not None:

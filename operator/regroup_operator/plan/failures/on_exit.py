@@ -114,8 +114,8 @@ def first_match(rules: Sequence[ExitRule], failure: Failure) -> int | None:
 
 
 def _code(failure: Failure) -> int | None:
-    """Return the exit code as Kubernetes writes it; None where nothing ended by itself."""
-    if failure.exit_code is None or is_disruption(failure):
+    """Return the exit code as Kubernetes writes it; None where there is none, as of a pod that was evicted."""
+    if failure.exit_code is None:
         return None
     return 128 - failure.exit_code if failure.exit_code < 0 else failure.exit_code
 
