@@ -90,6 +90,20 @@ BAD_SPECS: dict[str, tuple[Change, str]] = {
         "spec.elasticPolicy.minReplicas (6) is greater than spec.elasticPolicy.maxReplicas (4). "
         "Lower minReplicas or raise maxReplicas.",
     ),
+    "a rule of onExit without a matcher": (
+        with_spec(recovery={"onExit": [{"action": "Ignore"}]}),
+        "A rule of spec.recovery.onExit (action Ignore) has 0 of exitCodes, signals and reasons. "
+        "Give each rule exactly one of them, and write several rules for several.",
+    ),
+    "a rule of onExit with two matchers": (
+        with_spec(
+            recovery={
+                "onExit": [{"action": "Fail", "signals": ["SIGKILL"], "exitCodes": {"operator": "In", "values": [2]}}]
+            }
+        ),
+        "A rule of spec.recovery.onExit (action Fail) has 2 of exitCodes, signals and reasons. "
+        "Give each rule exactly one of them, and write several rules for several.",
+    ),
     "replicas above maxReplicas": (
         with_spec(replicas=9),
         "spec.replicas (9) is outside spec.elasticPolicy (2 to 5). "

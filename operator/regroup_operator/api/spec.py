@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -339,6 +339,73 @@ def size_bytes(size: str) -> int:
     return int(size.removesuffix(unit)) * _UNITS[unit]
 
 
+Action = Literal["Fail", "Restart", "Ignore"]
+Signal = Literal[
+    "SIGHUP", "SIGINT", "SIGQUIT", "SIGILL", "SIGTRAP", "SIGABRT", "SIGBUS", "SIGFPE", "SIGKILL", "SIGUSR1", "SIGSEGV",
+    "SIGUSR2", "SIGPIPE", "SIGALRM", "SIGTERM", "SIGXCPU", "SIGXFSZ", "SIGSYS",
+]  # fmt: skip
+"""Signals that can end a process, by Linux' names. plan/failures/on_exit.py has their numbers."""
+EndReason = Literal["OOMKilled", "Evicted", "Preempted", "ImagePullBackOff", "CreateContainerError", "Unschedulable"]
+_ONE_MATCHER = "Give each rule exactly one of them, and write several rules for several."
+
+
+class ExitCodes(SpecModel):
+    """A set of exit codes. A process that ended by signal n has the code 128 + n, as in Kubernetes."""
+
+    operator: Literal["In", "NotIn"] = "In"
+    """In: the exit code is one of values. NotIn: it is none of them. A pod that was evicted or preempted has no exit code and
+    matches neither."""
+
+    values: list[Annotated[int, Field(ge=0, le=255)]] = Field(
+        min_length=1, max_length=255, json_schema_extra={"x-kubernetes-list-type": "atomic"}
+    )
+    """Exit codes, 0 to 255. 0 is a process that ended before its last step was committed."""
+
+
+class ExitRule(SpecModel):
+    """What one kind of failure leads to. It has exactly one of exitCodes, signals and reasons."""
+
+    model_config = with_rules(
+        cel(
+            "[has(self.exitCodes), has(self.signals), has(self.reasons)].filter(given, given).size() == 1",
+            f"A rule of spec.recovery.onExit has none or several of exitCodes, signals and reasons. {_ONE_MATCHER}",
+            "'A rule of spec.recovery.onExit (action ' + self.action + ') has %d of exitCodes, signals and reasons. "
+            f"{_ONE_MATCHER}'.format([[has(self.exitCodes), has(self.signals), has(self.reasons)].filter(given, given).size()])",
+        )
+    )
+
+    action: Action
+    """Fail: the job fails at once. Restart: what ended starts again, and counts against maxRestarts. Ignore: what ended starts
+    again, and counts nothing. A pod that has not started waits on with Restart and Ignore, as without a rule."""
+
+    exit_codes: ExitCodes | None = None
+    """Matches training processes and containers by their exit code."""
+
+    signals: list[Signal] | None = Field(
+        default=None, min_length=1, max_length=18, json_schema_extra={"x-kubernetes-list-type": "atomic"}
+    )
+    """Matches training processes and containers that ended by one of these signals, or with the exit code 128 + n: SIGHUP, SIGINT,
+    SIGQUIT, SIGILL, SIGTRAP, SIGABRT, SIGBUS, SIGFPE, SIGKILL, SIGUSR1, SIGSEGV, SIGUSR2, SIGPIPE, SIGALRM, SIGTERM, SIGXCPU,
+    SIGXFSZ, SIGSYS."""
+
+    reasons: list[EndReason] | None = Field(
+        default=None, min_length=1, max_length=6, json_schema_extra={"x-kubernetes-list-type": "atomic"}
+    )
+    """OOMKilled: a process or container was killed for lack of memory. Evicted: the pod was evicted by its kubelet, a drain or a
+    taint. Preempted: the pod had to make room for another one. ImagePullBackOff, CreateContainerError and Unschedulable: the pod
+    cannot start; InvalidImageName, ErrImageNeverPull, CreateContainerConfigError and RunContainerError count with them."""
+
+    @model_validator(mode="after")
+    def _one_matcher(self) -> ExitRule:
+        count = sum(matcher is not None for matcher in (self.exit_codes, self.signals, self.reasons))
+        if count != 1:
+            raise ValueError(
+                f"A rule of spec.recovery.onExit (action {self.action}) has {count} of exitCodes, signals and reasons. "
+                f"{_ONE_MATCHER}"
+            )
+        return self
+
+
 class RecoveryPolicy(SpecModel):
     """How many failures the job survives, and when a silent or hanging worker counts as failed."""
 
@@ -361,6 +428,13 @@ class RecoveryPolicy(SpecModel):
     killed and restarted in place, which counts as restarts. At least three times the median step time applies. Absent: the
     longest of 300 s, 20 times the median step time, and 3 times the longest time between two steps so far. The first step
     of a process may take 1800 s, and a job.pause() block its max_s. Only for scripts that use the library."""
+
+    on_exit: list[ExitRule] = Field(
+        default_factory=list, max_length=32, json_schema_extra={"x-kubernetes-list-type": "atomic"}
+    )
+    """Rules for failures. The first rule that matches applies. Only the first failure of a generation can fail the job by a rule,
+    because its peers may fail as a consequence. A failure that no rule matches is treated as without rules. A change applies to
+    later failures, and at once to pods that cannot start."""
 
 
 MANAGER = "regroup.dev/operator"
@@ -509,6 +583,8 @@ __all__ = [
     "Container",
     "ElasticPolicy",
     "EnvVar",
+    "ExitCodes",
+    "ExitRule",
     "JobSpec",
     "MemorySnapshotPolicy",
     "PodSpec",

@@ -153,6 +153,22 @@ class MemorySnapshotStatus(WrittenModel):
     """Newest step that every worker has in its memory snapshot: a loss of all processes at once goes back no further."""
 
 
+class JudgedExits(WrittenModel):
+    """What recovery.onExit has judged already, so that the next operator does not judge it again."""
+
+    generation: int = 0
+    """The newest generation in which something failed."""
+
+    rule: str | None = None
+    """The rule that the first failure of the generation matched. Absent: none."""
+
+    failed: dict[str, int] = Field(default_factory=dict)
+    """Workers that failed in the generation (the last 64), each with the incarnation of its processes at that time."""
+
+    ends: dict[str, int] = Field(default_factory=dict)
+    """By pod: how many ends of its trainer container have been seen, evictions included. Pods without one are left out."""
+
+
 class Restarts(WrittenModel):
     """How often processes, pods and generations had to start again."""
 
@@ -170,6 +186,12 @@ class Restarts(WrittenModel):
 
     recent: list[Timestamp] = Field(default_factory=list)
     """Times of the counted failures inside recovery.windowSeconds, oldest first."""
+
+    ignored: int | None = None
+    """Failures that a rule of recovery.onExit with the action Ignore matched. They are in no other count."""
+
+    judged: JudgedExits | None = None
+    """What recovery.onExit has judged already. Absent without rules. Do not edit."""
 
 
 class Samples(WrittenModel):
@@ -199,6 +221,9 @@ class Incident(WrittenModel):
 
     culprit: str | None = None
     """The worker that caused the incident."""
+
+    rule: str | None = None
+    """The rule of recovery.onExit that the first failure of the generation before matched."""
 
     detect_ms: float | None = None
     """Time from the failure to its detection, in milliseconds; for a silent worker, from its last progress. Absent if the

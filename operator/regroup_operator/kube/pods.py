@@ -109,6 +109,9 @@ def slim_pod(item: Mapping[str, Any], previous: Pod | None, now_s: float) -> Pod
         waiting_reason=waiting.get("reason", ""),
         waiting_message=waiting.get("message", ""),
         unschedulable=_unschedulable(status),
+        unscheduled_reason=_reason_of(status, "PodScheduled", "False"),
+        status_reason=status.get("reason") or "",
+        disruption=_reason_of(status, "DisruptionTarget", "True"),
         spec_digest=(metadata.get("annotations") or {}).get(ANNOTATION_SPEC_DIGEST, ""),
     )
 
@@ -131,6 +134,14 @@ def _unschedulable(status: Mapping[str, Any]) -> str:
     for condition in status.get("conditions") or ():
         if condition["type"] == "PodScheduled" and condition["status"] == "False":
             return str(condition.get("message") or condition.get("reason") or "Unschedulable")
+    return ""
+
+
+def _reason_of(status: Mapping[str, Any], kind: str, said: str) -> str:
+    """Return the reason of a pod's condition where its status is `said`, else empty."""
+    for condition in status.get("conditions") or ():
+        if condition["type"] == kind and condition["status"] == said:
+            return str(condition.get("reason") or "")
     return ""
 
 

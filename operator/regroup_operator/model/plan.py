@@ -63,6 +63,10 @@ class Failure:
     container: bool = False
     """The container ended, agent and all: its log is the previous container's."""
     generation: int = 0
+    incarnation: int = 0
+    """Of the worker's processes when it was reported; 0: of a whole container."""
+    hung: bool = False
+    """The operator had it killed, because it hung."""
 
 
 @dataclass(frozen=True)
@@ -127,6 +131,16 @@ class EarlyFailure:
 
 
 @dataclass(frozen=True)
+class IgnoredRow:
+    """Failures in a row that a rule ignores, with no step committed in between. `at`: of the last, seconds since the epoch."""
+
+    count: int
+    at: float
+    words: str
+    """Who ended last, how, and by which rule that counts nothing."""
+
+
+@dataclass(frozen=True)
 class Memory:
     """What the controller remembers of a job between two plans; lost with the operator, and safe to lose."""
 
@@ -169,6 +183,12 @@ class Memory:
     """By slot: the node on which its pod failed last."""
     crash: Crash | None = None
     """The crash that came last, while no step has been committed since."""
+    ignored: IgnoredRow | None = None
+    """What recovery.onExit ignores again and again."""
+    ignored_pods: Mapping[int, EarlyFailure] = field(default_factory=dict)
+    """By slot: pods in a row that were evicted or preempted soon after their start, and ignored."""
+    disrupted: frozenset[str] = frozenset()
+    """UIDs of pods whose eviction or preemption has been seen."""
     seen_pods: frozenset[str] = frozenset()
     script_failed: int = 0
     """Tier Script: the newest generation of which an exit has been counted."""

@@ -12,6 +12,9 @@ from regroup_operator.api.members import MemberId
 UNSEEN_CODE = 255
 """Exit code with which container runtimes report an end that nobody saw."""
 
+EVICTED, PREEMPTED = "Evicted", "Preempted"
+"""Values of Pod.disrupted: why a pod was ended from outside."""
+
 Key = tuple[str, str]
 """(namespace, name) of a job: the unit of the work queue."""
 
@@ -54,6 +57,12 @@ class Pod:
     waiting_message: str = ""
     unschedulable: str = ""
     """Message of PodScheduled=False, else empty."""
+    unscheduled_reason: str = ""
+    """Its reason: Unschedulable, or SchedulingGated while a queue holds the pod back."""
+    status_reason: str = ""
+    """status.reason: Evicted, Preempting, ..."""
+    disruption: str = ""
+    """Reason of condition DisruptionTarget=True: PreemptionByScheduler, EvictionByEvictionAPI, DeletionByTaintManager, ..."""
     spec_digest: str = ""
     """`api.worker_digest` of the spec that the pod was made from; empty: not known."""
 
@@ -67,6 +76,20 @@ class Pod:
         """True if nobody saw how the trainer container ended: node or container runtime stopped first. Runtimes then report
         exit code 255 (containerd with reason Unknown, CRI-O with Error), which the agent itself never returns."""
         return self.last_exit_code == UNSEEN_CODE or self.last_exit_reason == "ContainerStatusUnknown"
+
+    @property
+    def disrupted(self) -> str:
+        """EVICTED or PREEMPTED once somebody has decided to end the pod for that, else empty. The deletion of an object by a user
+        is neither, nor is the shutdown of a node."""
+        if self.disruption == "PreemptionByScheduler" or self.status_reason == "Preempting":
+            return PREEMPTED
+        evicted = self.disruption in ("EvictionByEvictionAPI", "DeletionByTaintManager")
+        return EVICTED if evicted or self.status_reason == "Evicted" else ""
+
+    @property
+    def num_ends(self) -> int:
+        """How often its trainer container has ended, as far as the API shows it."""
+        return self.container_restarts + (self.phase == "Failed" or self.disrupted != "")
 
     @cached_property
     def id(self) -> MemberId:

@@ -56,6 +56,7 @@ def plan_job(
     dues_s = (
         clock.now_s + settings.resync_s,
         facts.due_s,
+        failures.due_s,
         generation.due_s,
         pods.due_s,
         lifecycle.due_s if isinstance(lifecycle, Active) else None,

@@ -42,7 +42,7 @@ def test_spec_has_exactly_the_fields_that_have_behaviour() -> None:
         "template": ["metadata", "spec"],
         "checkpoint": ["everySeconds", "keep", "path", "volumeClaim"],
         "memorySnapshot": ["everySeconds", "sizeLimit"],
-        "recovery": ["disconnectSeconds", "hangSeconds", "maxRestarts", "rejoinSeconds", "windowSeconds"],
+        "recovery": ["disconnectSeconds", "hangSeconds", "maxRestarts", "onExit", "rejoinSeconds", "windowSeconds"],
         "runPolicy": [
             "activeDeadlineSeconds",
             "cleanPodPolicy",

@@ -158,7 +158,35 @@ def test_unschedulable_pod_says_why() -> None:
     condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": why}
     slim = slim_pod(changed(phase="Pending", conditions=[condition]), None, 0.0)
     assert slim is not None
-    assert slim.unschedulable == why
+    assert (slim.unschedulable, slim.unscheduled_reason) == (why, "Unschedulable")
+
+
+@pytest.mark.parametrize(
+    ("status", "disrupted"),
+    [
+        pytest.param({"reason": "Evicted", "phase": "Failed"}, "Evicted", id="the node ran out of memory or disk"),
+        pytest.param(
+            {"conditions": [("DisruptionTarget", "True", "EvictionByEvictionAPI")]}, "Evicted", id="kubectl drain"
+        ),
+        pytest.param({"conditions": [("DisruptionTarget", "True", "DeletionByTaintManager")]}, "Evicted", id="a taint"),
+        pytest.param(
+            {"conditions": [("DisruptionTarget", "True", "PreemptionByScheduler")]}, "Preempted", id="preemption"
+        ),
+        pytest.param({"conditions": [("DisruptionTarget", "False", "PreemptionByScheduler")]}, "", id="called off"),
+        pytest.param({"reason": "Preempting", "phase": "Failed"}, "Preempted", id="by the kubelet, for a critical pod"),
+        pytest.param({"conditions": [("DisruptionTarget", "True", "DeletionByPodGC")]}, "", id="its node is gone"),
+        pytest.param(
+            {"reason": "Terminated", "conditions": [("DisruptionTarget", "True", "TerminationByKubelet")]},
+            "",
+            id="node shutdown",
+        ),
+    ],
+)
+def test_who_ended_a_pod_from_outside(status: dict[str, Any], disrupted: str) -> None:
+    conditions = [{"type": kind, "status": said, "reason": why} for kind, said, why in status.get("conditions", ())]
+    slim = slim_pod(changed(**{**status, "conditions": conditions}), None, 0.0)
+    assert slim is not None
+    assert (slim.disrupted, slim.num_ends - slim.container_restarts) == (disrupted, int(disrupted != ""))
 
 
 @pytest.mark.parametrize(

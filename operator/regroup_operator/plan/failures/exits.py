@@ -10,11 +10,15 @@ ended (`Pod.end_unseen`), or the node has booted since they were started. So a c
 In tier Script, and before the tier is known, a lost rank fails the collectives of its peers, whose processes then exit, too: none
 counts of a generation from which a member went with its pod or leaves (deletions, drains and lost nodes are no failures of the
 job), and in tier Script one of each other generation.
+
+Evictions and preemptions are told apart from what counts: only a rule of spec.recovery.onExit makes failures of them
+(on_exit.py). With such rules the status says how many ends of each pod have been judged, and what ended while no operator looked
+is seen by the next one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from regroup_operator.api.members import MemberId
@@ -30,29 +34,44 @@ MAX_LEFT = 32
 
 @dataclass(frozen=True)
 class Seen:
-    """`failures`: what is new and counts against maxRestarts."""
+    """`failures`: what is new and counts against maxRestarts. `disrupted`: new evictions and preemptions, with their pods."""
 
     failures: tuple[Failure, ...]
     memory: Memory
+    disrupted: tuple[tuple[Pod, Failure], ...] = ()
 
 
 def see_failures(
-    obs: Observation, memory: Memory, clock: Clock, *, tier: str | None = None, current: Current | None = None
+    obs: Observation,
+    memory: Memory,
+    clock: Clock,
+    *,
+    tier: str | None = None,
+    current: Current | None = None,
+    ends: Mapping[str, int] | None = None,
+    released: Collection[str] = (),
 ) -> Seen:
     """Return the new failures, and the memory in which they are counted. `tier` is status.tier, `current` the newest
-    generation, None before the first."""
+    generation, None before the first; `ends` the ends of each pod that were judged before this operator's first look, None: all
+    of them; `released` the UIDs of pods that are not needed any more."""
     looked = LOOKED in memory.seen_pods
     exits, restarts = dict(memory.num_exits), dict(memory.container_restarts)
     boot_ids, bad_nodes, failed_on = dict(memory.boot_ids), dict(memory.bad_nodes), dict(memory.failed_on)
     new: list[Failure] = []
     exited: list[tuple[int, Failure]] = []
+    disrupted: list[tuple[Pod, Failure]] = []
     for pod in obs.pods:
         session = obs.sessions.get(pod.uid)
-        leaves = pod.terminating or (session is not None and session.draining is not None)
+        leaves = pod.terminating or pod.disrupted != "" or (session is not None and session.draining is not None)
         if session is not None:
             exited += _exits(pod, session, exits.get(pod.uid, 0), clock)
             exits[pod.uid] = session.num_exits
+        missed = not looked and ends is not None and pod.num_ends > ends.get(pod.name, 0)
         known = restarts.get(pod.uid, 0 if looked else pod.container_restarts)
+        if missed and not leaves and pod.phase != "Failed" and _failed_alone(pod):
+            new.append(_failure(pod, clock))  # of several only the last is known
+        if pod.disrupted and pod.uid not in memory.disrupted and (looked or missed) and pod.uid not in released:
+            disrupted.append((pod, _disruption(pod, clock)))
         boot_ids[pod.uid] = started_in = boot_ids.get(pod.uid) or pod.boot_id
         booted = pod.boot_id not in ("", started_in)
         if pod.container_restarts > known:
@@ -62,7 +81,7 @@ def see_failures(
         restarts[pod.uid] = pod.container_restarts
         if pod.phase != "Failed" or pod.uid in memory.seen_pods or not pod.node:
             continue
-        if looked and 0 < (pod.last_exit_code or 0) < 128 and not leaves:
+        if (looked or missed) and _has_error_code(pod) and not leaves:
             new.append(_failure(pod, clock))  # ended by itself: what ends a pod from outside does it by a signal
         if failed_on.get(pod.slot) == pod.node:
             bad_nodes[pod.slot] = (pod.node, clock.now_s)  # the last node only: a slot must not run out of nodes
@@ -84,8 +103,19 @@ def see_failures(
         bad_nodes=bad_nodes,
         failed_on=failed_on,
         seen_pods=frozenset(failed | (memory.seen_pods & there) | {LOOKED}),
+        disrupted=frozenset(pod.uid for pod in obs.pods if pod.disrupted),
     )
-    return Seen(tuple(new), memory)
+    return Seen(tuple(new), memory, tuple(disrupted))
+
+
+def _has_error_code(pod: Pod) -> bool:
+    return 0 < (pod.last_exit_code or 0) < 128
+
+
+def _failed_alone(pod: Pod) -> bool:
+    """Return whether the trainer container's last end was no doing of its node, although nobody looked: a node that shuts down ends
+    it by a signal, too."""
+    return _has_error_code(pod) or pod.last_exit_reason == "OOMKilled"
 
 
 def avoided_nodes(memory: Memory, now_s: float, window_s: float) -> dict[int, tuple[str, ...]]:
@@ -139,6 +169,8 @@ def _exit(pod: Pod, ended: ProcessExit, clock: Clock) -> Failure:
         pod.namespace,
         pod.name,
         generation=ended.generation,
+        incarnation=ended.incarnation,
+        hung=ended.hung != "",
     )
 
 
@@ -184,6 +216,20 @@ def _failure(pod: Pod, clock: Clock) -> Failure:
         pod.last_exit_code,
         reason="OOMKilled" if killed else "",
         detail=limit if killed else "",
+        namespace=pod.namespace,
+        pod=pod.name,
+        container=True,
+    )
+
+
+def _disruption(pod: Pod, clock: Clock) -> Failure:
+    """Return the end of a whole pod from outside."""
+    return Failure(
+        clock.wall,
+        str(pod.id),
+        None,
+        reason=pod.disrupted,
+        detail=pod.disruption or pod.status_reason,
         namespace=pod.namespace,
         pod=pod.name,
         container=True,

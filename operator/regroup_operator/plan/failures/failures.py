@@ -2,16 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from typing import Any
 
-from regroup_operator.model.plan import Memory, Verdict, timestamp
+from regroup_operator.api.spec import ExitRule
+from regroup_operator.model.plan import Failure, Memory, Verdict, timestamp
 from regroup_operator.model.worker import Standing, Worker
 from regroup_operator.plan.facts.facts import Facts, members_of
 from regroup_operator.plan.failures.crashes import crash_sentence, is_hopeless, note_crashes, repeats
 from regroup_operator.plan.failures.exits import excused_generations, see_failures
 from regroup_operator.plan.failures.hangs import HUNG, Hang, find_hang, hangs_in_a_row
 from regroup_operator.plan.failures.no_commit import NO_COMMIT, broke_without_commit, no_commit_failure
+from regroup_operator.plan.failures.on_exit import (
+    EXIT_RULE,
+    QUIET_S,
+    Rulings,
+    blocked_pod,
+    blocked_sentence,
+    is_disruption,
+    judge_exits,
+    judged_status,
+    note_ignored,
+    note_ignored_pods,
+    read_judged,
+    rule_words,
+)
 from regroup_operator.plan.failures.restarts import exit_words, judge_restarts, log_words
 
 
@@ -33,6 +50,14 @@ class Failures:
     """Generations in a row that broke before a step was committed, the newest included; 0: the newest did not."""
     verdict: Verdict | None = None
     """Why the job has to fail."""
+    num_ignored: int = 0
+    """Failures since the last plan that a rule ignores."""
+    judged: dict[str, Any] | None = None
+    """status.restarts.judged; None: the status has none."""
+    ignored: str = ""
+    """What is said of failures that are ignored again and again; empty: there are none."""
+    due_s: float | None = None
+    """When that is said no longer."""
 
     @property
     def members(self) -> tuple[Worker, ...]:
@@ -42,37 +67,71 @@ class Failures:
 
 def judge_failures(facts: Facts) -> Failures:
     """Count what has failed since the last plan, and judge whether it was too much."""
-    inputs, obs = facts.inputs, facts.inputs.obs
-    seen = see_failures(obs, facts.memory, inputs.clock, tier=facts.tier, current=facts.current)
+    inputs, obs, rules = facts.inputs, facts.inputs.obs, facts.inputs.job.spec.recovery.on_exit
+    was_judged, ends = read_judged(facts.status.get("restarts"))
+    seen = see_failures(
+        obs,
+        facts.memory,
+        inputs.clock,
+        tier=facts.tier,
+        current=facts.current,
+        ends=ends if rules else None,
+        released=facts.released,
+    )
+    rulings = judge_exits(
+        rules,
+        (*seen.failures, *(failure for _, failure in seen.disrupted)),
+        judged=was_judged,
+        current=facts.current.number if facts.current is not None else 0,
+    )
+    processes = tuple(failure for failure in rulings.counted if not is_disruption(failure))
     sessions = obs.sessions.values()
     committed_s = [s.progress_at_s for s in sessions if s.progress_at_s is not None]
+    committed_at = max(map(inputs.clock.wall_at, committed_s), default=None)
     crash = note_crashes(
         seen.memory.crash,
-        seen.failures,
-        committed_at=max(map(inputs.clock.wall_at, committed_s), default=None),
+        processes,
+        committed_at=committed_at,
         script=facts.tier == "Script",
         excused=excused_generations(sessions, seen.memory, facts.tier),
     )
-    memory = replace(seen.memory, crash=crash)
+    ignored_pods = {failure.pod for _, failure in rulings.ignored if is_disruption(failure)}
+    ignored = note_ignored(
+        seen.memory.ignored,
+        [(failure, _ignored_words(rules, index, failure)) for index, failure in rulings.ignored],
+        committed_at=committed_at,
+        now=inputs.clock.wall,
+    )
+    memory = replace(
+        seen.memory,
+        crash=crash,
+        ignored=ignored,
+        ignored_pods=note_ignored_pods(
+            seen.memory.ignored_pods,
+            [pod for pod, failure in seen.disrupted if failure.pod in ignored_pods],
+            obs.pods,
+            inputs.clock.now_s,
+        ),
+    )
     words = ""
     if crash is not None and repeats(crash):
         words = crash_sentence(crash, exit_words(crash.last), log_words(crash.last, inputs.logs))
-    verdict, recent = None, None
-    if seen.failures:
+    verdict, recent = _ruled(facts, rulings), None
+    if rulings.counted:
         recovery = inputs.job.spec.recovery
         known = (facts.status.get("restarts") or {}).get("recent", ())
         judged = judge_restarts(
             recent=[datetime.fromisoformat(at).timestamp() for at in known],
-            new=seen.failures,
+            new=rulings.counted,
             max_restarts=recovery.max_restarts,
             window_s=recovery.window_seconds,
             now=inputs.clock.wall,
             logs=inputs.logs,
         )
         recent = tuple(timestamp(at) for at in judged.recent)
-        if is_hopeless(crash):
+        if verdict is None and is_hopeless(crash):
             verdict = Verdict("RepeatedCrash", words)
-        elif judged.message is not None:
+        elif verdict is None and judged.message is not None:
             verdict = Verdict("TooManyRestarts", judged.message)
     hang, workers = _hang(facts)
     if verdict is None and hang.failure is not None:
@@ -81,7 +140,37 @@ def judge_failures(facts: Facts) -> Failures:
     if verdict is None and num_without_commit:
         no_commit = no_commit_failure(num_without_commit, members_of(workers))
         verdict = None if no_commit is None else Verdict(NO_COMMIT, no_commit)
-    return Failures(memory, workers, hang, len(seen.failures), recent, words, num_without_commit, verdict)
+    return Failures(
+        memory,
+        workers,
+        hang,
+        len(processes),
+        recent,
+        words,
+        num_without_commit,
+        verdict,
+        num_ignored=len(rulings.ignored),
+        judged=judged_status(rules, rulings.judged, obs.pods),
+        ignored="" if ignored is None or ignored.count < 2 else f"{ignored.count} failures in a row: {ignored.words}",
+        due_s=None if ignored is None else inputs.clock.now_s + max(0.0, ignored.at + QUIET_S - inputs.clock.wall),
+    )
+
+
+def _ruled(facts: Facts, rulings: Rulings) -> Verdict | None:
+    """Return the verdict of a rule of spec.recovery.onExit: on what has ended, or on a pod that cannot start."""
+    inputs, rules = facts.inputs, facts.inputs.job.spec.recovery.on_exit
+    if rulings.fails is not None:
+        index, failure = rulings.fails
+        logs = "" if is_disruption(failure) else f" {log_words(failure, inputs.logs)}"
+        line = f': "{failure.last_line}"' if failure.last_line else ""
+        return Verdict(EXIT_RULE, f"{exit_words(failure)}{line}; {rule_words(rules, index)} fails the job.{logs}")
+    needed = (p for p in inputs.obs.pods if p.slot < inputs.job.spec.replicas and p.uid not in facts.released)
+    blocked = blocked_pod(rules, needed)
+    return None if blocked is None else Verdict(EXIT_RULE, blocked_sentence(rules, *blocked))
+
+
+def _ignored_words(rules: Sequence[ExitRule], index: int, failure: Failure) -> str:
+    return f"{exit_words(failure)}; {rule_words(rules, index)} does not count it."
 
 
 def _hang(facts: Facts) -> tuple[Hang, tuple[Worker, ...]]:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from regroup_operator.model.plan import Failure
+from regroup_operator.model.records import EVICTED, PREEMPTED
 
 KUBECTL_LOGS = "kubectl logs --namespace={namespace} {pod} --container=trainer{previous}"
 """How a worker's log is read in a cluster; `regroup run` has another way."""
@@ -44,6 +45,8 @@ def judge_restarts(
 def exit_words(failure: Failure) -> str:
     """Return who ended and how: "Worker 1 (pod digits-worker-1-0) ended with exit code 1"."""
     pod = f" (pod {failure.pod})" if failure.pod else ""
+    if failure.reason in (EVICTED, PREEMPTED):
+        return f"Worker {failure.worker}{pod} was {failure.reason.lower()} ({failure.detail})"
     why = f" ({failure.reason}: {failure.detail})" if failure.reason else ""
     return f"Worker {failure.worker}{pod} ended with {_code(failure.exit_code)}{why}"
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from regroup_operator.api.members import MemberId
@@ -49,7 +49,7 @@ def plan_pods(facts: Facts, lifecycle: Lifecycle, generation: NextGeneration) ->
         now_s=inputs.clock.now_s,
         hello_timeout_s=inputs.settings.hello_timeout_s,
         blip_s=inputs.settings.late_timeout_s,
-        held=held_until(early),
+        held=_later(held_until(early), held_until(generation.memory.ignored_pods)),
     )
     delete = (*changes.delete, *(pod for pod in changes.release if not pod.terminating))
     if isinstance(lifecycle, Active):
@@ -73,6 +73,11 @@ def plan_pods(facts: Facts, lifecycle: Lifecycle, generation: NextGeneration) ->
         num_replaced=num_replaced if known.get("membership") else 0,
         due_s=changes.look_again_s,
     )
+
+
+def _later(first: Mapping[int, float], second: Mapping[int, float]) -> dict[int, float]:
+    """Return by slot the later of two times."""
+    return {slot: max(first.get(slot, 0.0), second.get(slot, 0.0)) for slot in {*first, *second}}
 
 
 def _clears(lifecycle: Lifecycle, policy: RunPolicy) -> bool:

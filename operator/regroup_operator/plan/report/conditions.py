@@ -171,12 +171,14 @@ def training_conditions(
     spares: str = "",
     memory: str = "",
     unsaved: str = "",
+    ignored: str = "",
 ) -> list[JobCondition]:
     """Return Training, Degraded, and Complete or Failed once the job has ended. `complete`: what Complete says already;
     `finished`: number and members of the generation that has finished, which may be the one before the newest; `note`: what
     a refusal said; `group`: as in phase_of; `crash`: what is said of a crash that repeats; `hang`: what is known of a step
     that is overdue; `leaving`: who is asked to leave and still needed; `spares`: who is ready and in no whole group; `memory`:
-    which missing worker was killed for lack of it; `unsaved`: why the last checkpoint is missing."""
+    which missing worker was killed for lack of it; `unsaved`: why the last checkpoint is missing; `ignored`: what is said of
+    failures that recovery.onExit ignores."""
     out: list[JobCondition] = []
     number = current.number if current else 0
     count = len(current.members) if current else 0
@@ -208,6 +210,8 @@ def training_conditions(
         )
     if crash and phase not in AT_REST:
         out.append(JobCondition("Degraded", "True", "Crashing", crash))
+    elif ignored and phase not in AT_REST:
+        out.append(JobCondition("Degraded", "True", "FailuresIgnored", ignored[:1000]))
     else:
         out.append(_degraded(phase, current, replicas, workers, hang, leaving, spares, memory))
     if phase == SUCCEEDED and complete is not None:

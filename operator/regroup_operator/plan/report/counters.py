@@ -7,11 +7,19 @@ from typing import Any
 
 
 def restarts_status(
-    known: Mapping[str, Any] | None, *, processes: int, pods: int, generations: int, recent: Sequence[str] | None
+    known: Mapping[str, Any] | None,
+    *,
+    processes: int,
+    pods: int,
+    generations: int,
+    recent: Sequence[str] | None,
+    ignored: int = 0,
+    judged: Mapping[str, Any] | None = None,
 ) -> dict[str, Any] | None:
     """Return status.restarts with what is new, None where there is none and nothing was. `recent`: the times of those that count
-    against maxRestarts; None: as they were."""
-    if known is None and not (processes or pods or generations or recent is not None):
+    against maxRestarts; None: as they were; `ignored`: new failures that a rule ignores; `judged`: as in the status, None: it has
+    none."""
+    if known is None and not (processes or pods or generations or ignored or recent is not None or judged is not None):
         return None
     restarts: dict[str, Any] = {"total": 0, "processes": 0, "pods": 0, "generations": 0, "recent": [], **(known or {})}
     restarts["processes"] += processes
@@ -21,4 +29,9 @@ def restarts_status(
         restarts["total"] = restarts["processes"] + restarts["pods"]  # made anew: an older operator wrote none
     if recent is not None:
         restarts["recent"] = list(recent)
+    if ignored:
+        restarts["ignored"] = (restarts.get("ignored") or 0) + ignored
+    restarts.pop("judged", None)
+    if judged is not None:
+        restarts["judged"] = dict(judged)
     return restarts

@@ -267,6 +267,7 @@ def _of_training(
             complete=ended.why if ended is not None and ended.succeeded else None,
             finished=ended.finished if ended is not None else None,
             crash=failures.crash,
+            ignored=failures.ignored,
             note=_refusal_note(generation.decision, workers),
             group=group,
             hang=failures.hang.message,

@@ -20,7 +20,7 @@ from regroup_operator.plan.lifecycle.lifecycle import Ended, Lifecycle, Suspende
 from regroup_operator.plan.pods.pods import PodChanges
 from regroup_operator.plan.report.breakdown import breakdown, times_of
 from regroup_operator.plan.report.counters import restarts_status
-from regroup_operator.plan.report.incidents import make_incident, with_times
+from regroup_operator.plan.report.incidents import GROWING, make_incident, with_times
 from regroup_operator.plan.report.observed import FIELD as OBSERVED_AT
 from regroup_operator.plan.report.observed import due_in_s, observe
 from regroup_operator.plan.report.overview import overview, urgency
@@ -54,8 +54,10 @@ def make_report(
         pods=pods.num_replaced,
         generations=int(number > 1),
         recent=failures.recent,
+        ignored=failures.num_ignored,
+        judged=failures.judged,
     )
-    status["incidents"] = _incidents(facts, generation)
+    status["incidents"] = _incidents(facts, failures, generation)
     if "startTime" in status and inputs.job.refusal is None:
         status["acceptedSpec"] = {name: value for name, value in inputs.job.raw["spec"].items() if name != "template"}
     if isinstance(lifecycle, Ended):
@@ -82,7 +84,7 @@ def make_report(
     )
 
 
-def _incidents(facts: Facts, generation: NextGeneration) -> list[dict[str, Any]] | None:
+def _incidents(facts: Facts, failures: Failures, generation: NextGeneration) -> list[dict[str, Any]] | None:
     """Return status.incidents: what the newest generation's members have measured since, and the one that is issued."""
     incidents, current, clock = list(facts.status.get("incidents", ())), facts.current, facts.inputs.clock
     if current is not None and incidents and incidents[-1]["generation"] == current.number:
@@ -95,6 +97,9 @@ def _incidents(facts: Facts, generation: NextGeneration) -> list[dict[str, Any]]
     document, decision = generation.document, generation.decision
     if document is not None and document.number > 1 and isinstance(decision, Announce):
         incident = make_incident(document.number, decision, generation.workers, clock)
+        judged = failures.judged or {}
+        if current is not None and judged.get("generation") == current.number and decision.cause not in GROWING:
+            incident |= {"rule": judged["rule"]} if "rule" in judged else {}
         if decision.cause == HUNG and current is not None:
             incident["stacks"] = stack_lines(current, generation.workers, facts.processes)
         incidents = [*incidents, incident][-MAX_INCIDENTS:]

@@ -1,0 +1,213 @@
+"""Judge failures by the rules of spec.recovery.onExit: which fails the job, which counts, which is ignored. Pure.
+
+The first rule that matches a failure applies. Only the first failure of a generation can fail the job by a rule: where one rank
+dies, others may end as a consequence, with codes that say nothing. A worker whose processes were started again since it failed in a
+generation is judged as if it were first: nobody else made it fail.
+
+What has been judged stands in status.restarts.judged, written together with the counts: the next operator neither forgets that a
+generation had its first failure, nor judges the end of a container twice (adr/0052).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from regroup_operator.api.spec import ExitRule
+from regroup_operator.model.plan import EarlyFailure, Failure, IgnoredRow
+from regroup_operator.model.records import EVICTED, PREEMPTED, Pod
+
+SIGNALS = {
+    "SIGHUP": 1, "SIGINT": 2, "SIGQUIT": 3, "SIGILL": 4, "SIGTRAP": 5, "SIGABRT": 6, "SIGBUS": 7, "SIGFPE": 8, "SIGKILL": 9,
+    "SIGUSR1": 10, "SIGSEGV": 11, "SIGUSR2": 12, "SIGPIPE": 13, "SIGALRM": 14, "SIGTERM": 15, "SIGXCPU": 24, "SIGXFSZ": 25,
+    "SIGSYS": 31,
+}  # fmt: skip
+"""Linux' numbers: where the operator runs is not where the processes do."""
+WAITS = {
+    "ImagePullBackOff": ("ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"),
+    "CreateContainerError": ("CreateContainerError", "CreateContainerConfigError", "RunContainerError"),
+}
+"""By the rule's reason: the kubelet's. ErrImagePull is the first try alone: ImagePullBackOff follows if it fails again."""
+UNSCHEDULABLE = "Unschedulable"
+EXIT_RULE = "ExitRule"
+"""Reason of condition Failed."""
+MAX_FAILED = 64
+"""So many workers that failed in one generation are written down. Of the others only a newer generation's failure is judged."""
+QUIET_S = 120.0
+"""Ignored failures further apart are no row: what runs that long has not failed at its start."""
+
+
+@dataclass(frozen=True)
+class Judged:
+    """What is known of the newest generation that had a failure; status.restarts.judged. `failed`: by worker, the incarnation."""
+
+    generation: int = 0
+    rule: str = ""
+    failed: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Rulings:
+    """`counted`: against maxRestarts, by a rule or for want of one. `ignored`: with the index of the rule."""
+
+    judged: Judged
+    counted: tuple[Failure, ...] = ()
+    ignored: tuple[tuple[int, Failure], ...] = ()
+    fails: tuple[int, Failure] | None = None
+    """The failure that fails the job, and the index of the rule that says so."""
+
+
+def judge_exits(rules: Sequence[ExitRule], failures: Iterable[Failure], *, judged: Judged, current: int) -> Rulings:
+    """Return what becomes of new failures, in the order of their times. `current` is the number of the newest generation, in
+    which the ends of whole containers are dated."""
+    counted: list[Failure] = []
+    ignored: list[tuple[int, Failure]] = []
+    fails: tuple[int, Failure] | None = None
+    for failure in sorted(failures, key=lambda f: (f.at, f.worker)):
+        index = first_match(rules, failure)
+        if index is None and is_disruption(failure):
+            continue  # a drain, or the loss of a worker
+        generation = current if failure.container else failure.generation
+        own, judged = _note(judged, failure, generation, rules, index)
+        action = "Restart" if index is None else rules[index].action
+        if index is not None and action == "Fail" and own and fails is None:
+            fails = (index, failure)
+        if index is not None and action == "Ignore":
+            ignored.append((index, failure))
+        else:
+            counted.append(failure)
+    return Rulings(judged, tuple(counted), tuple(ignored), fails)
+
+
+def _note(
+    judged: Judged, failure: Failure, generation: int, rules: Sequence[ExitRule], index: int | None
+) -> tuple[bool, Judged]:
+    """Return whether the failure is no consequence of another one, and what is known after it."""
+    if generation == 0 or generation < judged.generation:
+        return generation == 0, judged  # who is in no generation yet has no peers
+    words = "" if index is None else rule_words(rules, index)
+    if generation > judged.generation:
+        return True, Judged(generation, words, {failure.worker: failure.incarnation})
+    before = judged.failed.get(failure.worker)
+    own = before is not None and (failure.container or failure.incarnation > before)
+    newest = {**judged.failed, failure.worker: max(failure.incarnation, before or 0)}
+    kept = dict(list(newest.items())[-MAX_FAILED:])
+    return own, Judged(generation, words if own and words else judged.rule, kept)
+
+
+def first_match(rules: Sequence[ExitRule], failure: Failure) -> int | None:
+    """Return the index of the first rule that matches, None: none does. What the operator had killed because it hung matches
+    none: it has not ended by itself."""
+    if failure.hung:
+        return None
+    code = _code(failure)
+    for index, rule in enumerate(rules):
+        if rule.reasons is not None and failure.reason in rule.reasons:
+            return index
+        if rule.signals is not None and code in {128 + SIGNALS[name] for name in rule.signals}:
+            return index
+        codes = rule.exit_codes
+        if codes is not None and code is not None and (code in codes.values) == (codes.operator == "In"):
+            return index
+    return None
+
+
+def _code(failure: Failure) -> int | None:
+    """Return the exit code as Kubernetes writes it; None where there is none, as of a pod that was evicted."""
+    if failure.exit_code is None:
+        return None
+    return 128 - failure.exit_code if failure.exit_code < 0 else failure.exit_code
+
+
+def is_disruption(failure: Failure) -> bool:
+    """Return whether the pod was ended from outside."""
+    return failure.reason in (EVICTED, PREEMPTED)
+
+
+def blocked_pod(rules: Sequence[ExitRule], pods: Iterable[Pod]) -> tuple[int, Pod, str] | None:
+    """Return the first pod that cannot start and fails the job for it, with the index of the rule and the pod's reason. Each pod
+    is judged by its first matching rule."""
+    for pod in pods:
+        reason = _blocked_by(pod)
+        if not reason or not pod.usable:
+            continue
+        index = next((i for i, rule in enumerate(rules) if rule.reasons is not None and reason in rule.reasons), None)
+        if index is not None and rules[index].action == "Fail":
+            return index, pod, reason
+    return None
+
+
+def _blocked_by(pod: Pod) -> str:
+    """Return the rule's word for what keeps a pod from starting, else empty."""
+    if pod.unschedulable and pod.unscheduled_reason == UNSCHEDULABLE:
+        return UNSCHEDULABLE
+    return next((word for word, reasons in WAITS.items() if pod.waiting_reason in reasons), "")
+
+
+def blocked_sentence(rules: Sequence[ExitRule], index: int, pod: Pod, reason: str) -> str:
+    """Return why a pod that cannot start fails the job."""
+    said = pod.unschedulable if reason == UNSCHEDULABLE else pod.waiting_message
+    found = pod.waiting_reason if reason != UNSCHEDULABLE else reason
+    message = f": {said.rstrip('.')}"[:600] if said else ""
+    return (
+        f"Worker {pod.id} (pod {pod.name}) cannot start ({found}{message}); {rule_words(rules, index)} fails the job."
+    )
+
+
+def rule_words(rules: Sequence[ExitRule], index: int) -> str:
+    """Return a rule as sentences name it: "spec.recovery.onExit[0] (Fail, exitCodes In 2, 42)"."""
+    rule = rules[index]
+    if rule.exit_codes is not None:
+        words = f"exitCodes {rule.exit_codes.operator} {', '.join(map(str, rule.exit_codes.values))}"
+    elif rule.signals is not None:
+        words = f"signals {', '.join(rule.signals)}"
+    else:
+        words = f"reasons {', '.join(rule.reasons or ())}"
+    return f"spec.recovery.onExit[{index}] ({rule.action}, {words})"[:400]
+
+
+def note_ignored(
+    row: IgnoredRow | None, new: Sequence[tuple[Failure, str]], *, committed_at: float | None, now: float
+) -> IgnoredRow | None:
+    """Return the failures in a row that are ignored; None: there is no row. `new`: each with its words; `committed_at`: when a step
+    was last committed. Times are seconds since the epoch."""
+    for failure, words in new:
+        in_row = row is not None and failure.at < row.at + QUIET_S
+        row = IgnoredRow(row.count + 1 if row is not None and in_row else 1, failure.at, words)
+    if row is None or now >= row.at + QUIET_S or (committed_at is not None and committed_at > row.at):
+        return None
+    return row
+
+
+def note_ignored_pods(
+    known: Mapping[int, EarlyFailure], ended: Iterable[Pod], pods: Iterable[Pod], now_s: float
+) -> dict[int, EarlyFailure]:
+    """Return by slot how many pods in a row were evicted or preempted soon after their start, and ignored. `ended`: the new ones.
+    What makes room for others can do so for ever: pods/early.py holds each further one back longer."""
+    slots = {pod.slot for pod in pods}
+    out = {slot: row for slot, row in known.items() if slot in slots}
+    for pod in ended:
+        ran_s = 0.0 if pod.running_since_s is None else now_s - pod.running_since_s
+        before = out.get(pod.slot)
+        count = 1 if before is None or ran_s >= QUIET_S else before.count + 1
+        out[pod.slot] = EarlyFailure(count, pod.attempt, now_s)
+    return out
+
+
+def read_judged(restarts: Mapping[str, Any] | None) -> tuple[Judged, Mapping[str, int] | None]:
+    """Return what status.restarts says was judged, and by pod how many ends of it; None: no operator has written that."""
+    said = (restarts or {}).get("judged")
+    if said is None:
+        return Judged(), None
+    judged = Judged(said.get("generation", 0), said.get("rule") or "", said.get("failed") or {})
+    return judged, said.get("ends") or {}
+
+
+def judged_status(rules: Sequence[ExitRule], judged: Judged, pods: Iterable[Pod]) -> dict[str, Any] | None:
+    """Return status.restarts.judged, None where there are no rules. All ends that the pods show have been judged by now."""
+    if not rules:
+        return None
+    ends = {pod.name: pod.num_ends for pod in pods if pod.num_ends}
+    said = {"generation": judged.generation, "failed": dict(judged.failed), "ends": ends}
+    return {**said, "rule": judged.rule} if judged.rule else said

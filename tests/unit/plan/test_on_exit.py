@@ -1,0 +1,542 @@
+"""spec.recovery.onExit: which failure fails the job, which counts, which is ignored."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import permutations
+from typing import Any, get_args
+
+import pytest
+
+from regroup.protocol.state import Phase
+from regroup_operator.api.spec import ExitRule, Signal
+from regroup_operator.model.plan import Clock, EarlyFailure, Failure, IgnoredRow, JobPlan, Memory
+from regroup_operator.model.records import Pod, ProcessExit, Session
+from regroup_operator.plan.failures.on_exit import (
+    MAX_FAILED,
+    QUIET_S,
+    SIGNALS,
+    Judged,
+    blocked_pod,
+    first_match,
+    judge_exits,
+    note_ignored,
+    note_ignored_pods,
+    rule_words,
+)
+from tests.builders.plan import JobBuilder, make_pod, make_session, uid_of
+from tests.unit.plan.test_job import MEMBERSHIP, TRAINING, job, plan, trains
+
+WALL = 1_800_000_000.0
+
+
+def rule(action: str, **matcher: Any) -> ExitRule:
+    return ExitRule.model_validate({"action": action, **matcher})
+
+
+def codes(action: str, *values: int, operator: str = "In") -> ExitRule:
+    return rule(action, exitCodes={"operator": operator, "values": list(values)})
+
+
+def fails(code: int | None = 1, worker: str = "1", at: float = 10.0, generation: int = 1, **changes: Any) -> Failure:
+    values: dict[str, Any] = {"generation": generation, "incarnation": 1, "pod": f"digits-worker-{worker}-0"}
+    return Failure(at, worker, code, **values | changes)
+
+
+def evicted(worker: str = "1", at: float = 10.0, reason: str = "Evicted") -> Failure:
+    return fails(None, worker, at, 0, reason=reason, detail="EvictionByEvictionAPI", container=True, incarnation=0)
+
+
+OOM = fails(-9, reason="OOMKilled", detail="limit 2Gi")
+
+
+@pytest.mark.parametrize(
+    ("given", "failure", "matches"),
+    [
+        pytest.param(codes("Fail", 2, 42), fails(42), True, id="code, in"),
+        pytest.param(codes("Fail", 2, 42), fails(1), False, id="code, not in"),
+        pytest.param(codes("Fail", 2, operator="NotIn"), fails(1), True, id="code, NotIn: another one"),
+        pytest.param(codes("Fail", 2, operator="NotIn"), fails(2), False, id="code, NotIn: this one"),
+        pytest.param(codes("Fail", 0), fails(0), True, id="code 0 before the last step"),
+        pytest.param(codes("Fail", 137), fails(-9), True, id="a signal has the code of a shell and of Kubernetes"),
+        pytest.param(codes("Fail", 2, operator="NotIn"), fails(-9), True, id="a signal is none of the codes"),
+        pytest.param(codes("Fail", 2, operator="NotIn"), evicted(), False, id="an eviction has no code"),
+        pytest.param(codes("Fail", 2, operator="NotIn"), fails(None), False, id="nor has an end without one"),
+        pytest.param(rule("Fail", signals=["SIGTERM", "SIGKILL"]), fails(-9), True, id="signal"),
+        pytest.param(rule("Fail", signals=["SIGKILL"]), fails(137, container=True), True, id="signal of a container"),
+        pytest.param(rule("Fail", signals=["SIGKILL"]), fails(-15), False, id="another signal"),
+        pytest.param(rule("Fail", signals=["SIGKILL"]), fails(9), False, id="a code is no signal"),
+        pytest.param(
+            rule("Fail", signals=["SIGKILL"]), fails(-9, hung=True), False, id="killed by the operator: it hung"
+        ),
+        pytest.param(codes("Fail", 2, operator="NotIn"), fails(-9, hung=True), False, id="no rule is for what hung"),
+        pytest.param(rule("Fail", signals=["SIGKILL"]), OOM, True, id="what is killed for its memory gets SIGKILL"),
+        pytest.param(rule("Fail", reasons=["OOMKilled"]), OOM, True, id="out of memory"),
+        pytest.param(rule("Fail", reasons=["OOMKilled"]), fails(-9), False, id="killed, but not for its memory"),
+        pytest.param(rule("Fail", reasons=["Preempted", "Evicted"]), evicted(), True, id="evicted"),
+        pytest.param(rule("Fail", reasons=["Preempted"]), evicted(reason="Preempted"), True, id="preempted"),
+        pytest.param(rule("Fail", reasons=["Preempted"]), evicted(), False, id="evicted is not preempted"),
+    ],
+)
+def test_matchers(given: ExitRule, failure: Failure, matches: bool) -> None:
+    assert first_match([given], failure) == (0 if matches else None)
+    assert first_match([codes("Ignore", 99), given], failure) == (1 if matches else None)
+
+
+def test_first_rule_that_matches_applies() -> None:
+    rules = [codes("Restart", 2), codes("Fail", 1, 2), codes("Ignore", 1, operator="NotIn")]
+    assert [first_match(rules, fails(code)) for code in (2, 1, 3)] == [0, 1, 2]
+
+
+def test_every_signal_has_its_number() -> None:
+    assert tuple(SIGNALS) == get_args(Signal)
+    assert (SIGNALS["SIGBUS"], SIGNALS["SIGUSR1"], SIGNALS["SIGSYS"]) == (7, 10, 31)
+
+
+@pytest.mark.parametrize("reason", ["Evicted", "Preempted"])
+@pytest.mark.parametrize(
+    ("action", "of_exit", "of_eviction"),
+    [
+        ("Fail", "fails", "fails"),
+        ("Restart", "counts", "counts"),
+        ("Ignore", "ignored", "ignored"),
+        (None, "counts", ""),
+    ],
+)
+def test_actions(action: str | None, of_exit: str, of_eviction: str, reason: str) -> None:
+    rules = [] if action is None else [codes(action, 2), rule(action, reasons=[reason])]
+    for failure, want in ((fails(2), of_exit), (evicted(reason=reason), of_eviction)):
+        got = judge_exits(rules, [failure], judged=Judged(), current=1)
+        found = {
+            "fails": got.fails is not None,
+            "ignored": bool(got.ignored),
+            "counts": bool(got.counted and not got.fails),
+        }
+        assert [name for name, is_so in found.items() if is_so] == ([want] if want else [])
+
+
+FAIL_2_IGNORE_3 = [codes("Fail", 2), codes("Ignore", 3)]
+
+
+@pytest.mark.parametrize(
+    ("judged", "failures", "failing", "counted", "ignored"),
+    [
+        pytest.param(
+            Judged(), [fails(2, "1", 10.0), fails(3, "0", 11.0)], "1", ["1"], ["0"], id="the first fails the job"
+        ),
+        pytest.param(Judged(), [fails(2, "1", 11.0), fails(3, "0", 10.0)], None, ["1"], ["0"], id="it came second"),
+        pytest.param(Judged(), [fails(2, "1", 10.0), fails(3, "0", 10.0)], None, ["1"], ["0"], id="at once: by name"),
+        pytest.param(
+            Judged(), [fails(1, "0", 9.0), fails(2, "1", 10.0)], None, ["0", "1"], [], id="the first matched no rule"
+        ),
+        pytest.param(Judged(), [evicted("0", 9.0), fails(2, "1", 10.0)], "1", ["1"], [], id="a drain is no failure"),
+        pytest.param(Judged(1, "", {"0": 1}), [fails(2, "1")], None, ["1"], [], id="the first was judged before"),
+        pytest.param(
+            Judged(1, "", {"0": 1}), [fails(2, "1", generation=2)], "1", ["1"], [], id="of the next generation"
+        ),
+        pytest.param(Judged(2, "", {"0": 1}), [fails(2, "1")], None, ["1"], [], id="told late: of an older generation"),
+        pytest.param(Judged(1, "", {"1": 1}), [fails(2, "1")], None, ["1"], [], id="another process of that worker"),
+        pytest.param(
+            Judged(1, "", {"0": 1, "1": 1}),
+            [fails(2, "1", incarnation=2)],
+            "1",
+            ["1"],
+            [],
+            id="started again, and failed by itself",
+        ),
+        pytest.param(
+            Judged(1, "", {"1": 3}),
+            [fails(2, "1", container=True, incarnation=0)],
+            "1",
+            ["1"],
+            [],
+            id="its container, later",
+        ),
+        pytest.param(Judged(5, "", {"0": 1}), [fails(2, "4", generation=0)], "4", ["4"], [], id="in no generation yet"),
+        pytest.param(Judged(), [fails(2, "4", generation=0)], "4", ["4"], [], id="before the first generation"),
+        pytest.param(
+            Judged(1, "", {"0": 1}),
+            [fails(2, "1", generation=0, container=True, incarnation=0)],
+            None,
+            ["1"],
+            [],
+            id="a container, after a peer",
+        ),
+    ],
+)
+def test_first_failure_of_a_generation(
+    judged: Judged, failures: list[Failure], failing: str | None, counted: list[str], ignored: list[str]
+) -> None:
+    for order in permutations(failures):
+        got = judge_exits(FAIL_2_IGNORE_3, order, judged=judged, current=max(1, judged.generation))
+        assert (got.fails[1].worker if got.fails else None) == failing
+        assert sorted(f.worker for f in got.counted) == sorted(counted)
+        assert [f.worker for _, f in got.ignored] == ignored
+        at_once = got.judged
+        one_by_one = judged
+        for failure in sorted(failures, key=lambda f: (f.at, f.worker)):
+            one_by_one = judge_exits(
+                FAIL_2_IGNORE_3, [failure], judged=one_by_one, current=max(1, judged.generation)
+            ).judged
+        assert one_by_one == at_once, "one plan or several: what is known is the same"
+
+
+def test_written_down_workers_are_bounded() -> None:
+    many = [fails(3, str(n), 10.0 + n) for n in range(MAX_FAILED + 9)]
+    judged = judge_exits(FAIL_2_IGNORE_3, many, judged=Judged(), current=1).judged
+    assert len(judged.failed) == MAX_FAILED
+    assert judged.rule == "spec.recovery.onExit[1] (Ignore, exitCodes In 3)"
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (codes("Fail", 2, 42), "spec.recovery.onExit[0] (Fail, exitCodes In 2, 42)"),
+        (rule("Restart", signals=["SIGKILL"]), "spec.recovery.onExit[0] (Restart, signals SIGKILL)"),
+        (
+            rule("Ignore", reasons=["Evicted", "Preempted"]),
+            "spec.recovery.onExit[0] (Ignore, reasons Evicted, Preempted)",
+        ),
+    ],
+)
+def test_words(given: ExitRule, words: str) -> None:
+    assert rule_words([given], 0) == words
+
+
+PENDING: dict[str, Any] = {"phase": "Pending", "running_since_s": None}
+NO_NODE = make_pod(**PENDING, unschedulable="0/3 nodes are available.", unscheduled_reason="Unschedulable")
+
+
+@pytest.mark.parametrize(
+    ("pod", "reason"),
+    [
+        pytest.param(make_pod(**PENDING, waiting_reason="ImagePullBackOff"), "ImagePullBackOff", id="no image"),
+        pytest.param(
+            make_pod(**PENDING, waiting_reason="InvalidImageName"), "ImagePullBackOff", id="no name of an image"
+        ),
+        pytest.param(make_pod(**PENDING, waiting_reason="ErrImagePull"), "", id="the first pull: it is tried again"),
+        pytest.param(
+            make_pod(**PENDING, waiting_reason="CreateContainerConfigError"), "CreateContainerError", id="no secret"
+        ),
+        pytest.param(NO_NODE, "Unschedulable", id="no node"),
+        pytest.param(replace(NO_NODE, unscheduled_reason="SchedulingGated"), "", id="held back by a queue"),
+        pytest.param(replace(NO_NODE, terminating=True), "", id="not needed"),
+        pytest.param(make_pod(waiting_reason="CrashLoopBackOff"), "", id="it has started"),
+    ],
+)
+def test_pods_that_cannot_start(pod: Pod, reason: str) -> None:
+    every = ["ImagePullBackOff", "CreateContainerError", "Unschedulable"]
+    assert blocked_pod([rule("Fail", reasons=every)], [pod]) == ((0, pod, reason) if reason else None)
+    assert blocked_pod([rule("Restart", reasons=every), rule("Fail", reasons=every)], [pod]) is None
+    assert blocked_pod([rule("Ignore", reasons=every)], [pod]) is None
+    assert blocked_pod([], [pod]) is None
+
+
+@pytest.mark.parametrize(
+    ("row", "new_at", "committed_at", "now", "count"),
+    [
+        pytest.param(None, [10.0], None, 10.0, 1, id="the first"),
+        pytest.param(IgnoredRow(1, 10.0, ""), [20.0, 30.0], None, 30.0, 3, id="further ones"),
+        pytest.param(IgnoredRow(4, 10.0, ""), [10.0 + QUIET_S], None, 10.0 + QUIET_S, 1, id="it ran well in between"),
+        pytest.param(IgnoredRow(4, 10.0, ""), [], None, 9.0 + QUIET_S, 4, id="none new"),
+        pytest.param(IgnoredRow(4, 10.0, ""), [], None, 10.0 + QUIET_S, None, id="none for long"),
+        pytest.param(IgnoredRow(4, 10.0, ""), [], 11.0, 12.0, None, id="a step was committed since"),
+        pytest.param(IgnoredRow(4, 10.0, ""), [], 9.0, 12.0, 4, id="a step was committed before"),
+    ],
+)
+def test_rows_of_ignored_failures(
+    row: IgnoredRow | None, new_at: list[float], committed_at: float | None, now: float, count: int | None
+) -> None:
+    got = note_ignored(row, [(fails(at=at), "words") for at in new_at], committed_at=committed_at, now=now)
+    assert (None if got is None else got.count) == count
+
+
+def test_pods_that_are_evicted_in_a_row_wait_longer_each_time() -> None:
+    young, old = make_pod(1, 3, running_since_s=95.0), make_pod(2, 1, running_since_s=100.0 - QUIET_S)
+    known = {1: EarlyFailure(2, 2, 50.0), 2: EarlyFailure(2, 0, 50.0), 7: EarlyFailure(2, 0, 50.0)}
+    got = note_ignored_pods(known, [young, old], [young, old], 100.0)
+    assert got == {1: EarlyFailure(3, 3, 100.0), 2: EarlyFailure(1, 1, 100.0)}, "and a slot without pods is forgotten"
+
+
+# --- in a whole job ------------------------------------------------------------------------------------------------
+
+
+def ruled(*rules: ExitRule, status: dict[str, Any] | None = TRAINING, **recovery: Any) -> JobBuilder:
+    written = [r.model_dump(by_alias=True, exclude_none=True) for r in rules]
+    return job(status).with_recovery(onExit=written, **recovery)
+
+
+def exited(slot: int, code: int, at_s: float = 99.0, *, count: int = 1, incarnation: int = 1) -> Session:
+    one = ProcessExit(at_s, incarnation, 0, code, "ValueError: no data", 1)
+    return trains(slot, exits=(one,) * count, num_exits=count)
+
+
+def condition(got: JobPlan, kind: str) -> dict[str, Any]:
+    found: dict[str, Any] = next((c for c in got.status["conditions"] if c["type"] == kind), {})
+    return found
+
+
+def test_rule_fails_the_job_in_one_sentence() -> None:
+    got = plan(ruled(codes("Ignore", 3), codes("Fail", 2), maxRestarts=0), sessions=(exited(0, 2), trains(1)))
+    assert (got.status["phase"], condition(got, "Failed")["reason"]) == ("Failed", "ExitRule")
+    assert condition(got, "Failed")["message"] == (
+        'Worker 0 (pod digits-worker-0-0) ended with exit code 2: "ValueError: no data"; spec.recovery.onExit[1] '
+        "(Fail, exitCodes In 2) fails the job. kubectl logs --namespace=default digits-worker-0-0 --container=trainer"
+    )
+
+
+def test_ignored_failure_counts_nothing_and_a_row_of_them_is_told() -> None:
+    rules = ruled(codes("Ignore", 3), maxRestarts=0)
+    first = plan(rules, sessions=(exited(0, 3), trains(1)))
+    assert first.status["phase"] != "Failed"
+    restarts = first.status["restarts"]
+    assert (restarts["total"], restarts["recent"], restarts["ignored"]) == (0, [], 1)
+    assert condition(first, "Degraded")["reason"] != "FailuresIgnored"
+    again = plan(
+        ruled(codes("Ignore", 3), status=first.status, maxRestarts=0), memory=first.memory,
+        sessions=(exited(0, 3, count=3), trains(1)), clock=Clock(101.0, WALL + 1),
+    )  # fmt: skip
+    assert (again.status["restarts"]["ignored"], again.status["restarts"]["total"]) == (3, 0)
+    told = condition(again, "Degraded")
+    assert (told["status"], told["reason"]) == ("True", "FailuresIgnored")
+    assert told["message"].endswith("spec.recovery.onExit[0] (Ignore, exitCodes In 3) does not count it.")
+    later = plan(
+        ruled(codes("Ignore", 3), status=again.status), memory=again.memory, sessions=(exited(0, 3, count=3), trains(1)),
+        clock=Clock(101.0 + QUIET_S, WALL + QUIET_S + 1),
+    )  # fmt: skip
+    assert condition(later, "Degraded")["reason"] != "FailuresIgnored"
+
+
+def test_job_is_looked_at_again_when_a_row_is_over() -> None:
+    ended = ProcessExit(99.0, 1, 0, 3, "", 0)
+    sessions = tuple(make_session(slot, Phase.STARTING, exits=(ended,), num_exits=1) for slot in (0, 1))
+    told = plan(ruled(codes("Ignore", 3), status=None), sessions=sessions)
+    assert condition(told, "Degraded")["reason"] == "FailuresIgnored"
+    assert told.look_again_s == 99.0 + QUIET_S
+
+
+def test_restart_counts_as_without_rules() -> None:
+    with_rule = plan(ruled(codes("Restart", 2), codes("Fail", 2), maxRestarts=0), sessions=(exited(0, 2), trains(1)))
+    without = plan(job().with_recovery(maxRestarts=0), sessions=(exited(0, 2), trains(1)))
+    for got in (with_rule, without):
+        assert condition(got, "Failed")["reason"] == "TooManyRestarts"
+    assert "judged" not in without.status["restarts"]
+
+
+def test_next_operator_decides_by_what_the_status_says() -> None:
+    """The first failure of generation 1 was judged by the operator before: a peer's is no first one, although nothing else is
+    remembered."""
+    rules = (codes("Fail", 2), codes("Ignore", 3))
+    first = plan(ruled(*rules), sessions=(exited(0, 3), trains(1)))
+    assert first.status["restarts"]["judged"] == {
+        "generation": 1, "rule": "spec.recovery.onExit[1] (Ignore, exitCodes In 3)", "failed": {"0": 1}, "ends": {},
+    }  # fmt: skip
+    other = plan(ruled(*rules, status=first.status), memory=Memory(), sessions=(trains(0), exited(1, 2)))
+    same = plan(ruled(*rules, status=first.status), memory=first.memory, sessions=(exited(0, 3), exited(1, 2)))
+    for got in (other, same):
+        assert got.status["phase"] != "Failed"
+        assert got.status["restarts"]["judged"]["failed"] == {"0": 1, "1": 1}
+
+
+OOM_POD = make_pod(0, container_restarts=1, last_exit_code=137, last_exit_reason="OOMKilled")
+
+
+@pytest.mark.parametrize(
+    ("ends", "fails_by_rule"),
+    [
+        pytest.param({}, True, id="it ended while no operator looked"),
+        pytest.param({"digits-worker-0-0": 1}, False, id="the operator before has judged it"),
+        pytest.param(None, False, id="there were no rules then"),
+    ],
+)
+@pytest.mark.parametrize(
+    ("how", "unseen"),
+    [
+        pytest.param({}, False, id="by itself"),
+        pytest.param({"last_exit_code": 255, "last_exit_reason": "Unknown"}, True, id="with its node"),
+        pytest.param({"terminating": True}, True, id="on its way out"),
+    ],
+)
+def test_container_that_ended_while_no_operator_looked(
+    ends: dict[str, int] | None, fails_by_rule: bool, how: dict[str, Any], unseen: bool
+) -> None:
+    judged = {} if ends is None else {"restarts": {"judged": {"generation": 0, "failed": {}, "ends": ends}}}
+    builder = ruled(rule("Fail", reasons=["OOMKilled"]), status={**TRAINING, **judged})
+    pod = replace(OOM_POD, **how)
+    got = plan(builder, memory=Memory(), pods=(pod, make_pod(1)))
+    assert (got.status["phase"] == "Failed") == (fails_by_rule and not unseen)
+    assert got.status["restarts"]["processes"] == int(fails_by_rule and not unseen)
+    assert got.status["restarts"]["judged"]["ends"] == {"digits-worker-0-0": 1}
+    again = plan(
+        ruled(rule("Restart", reasons=["OOMKilled"]), status=got.status), memory=got.memory, pods=(pod, make_pod(1))
+    )
+    no_rules = plan(job({**TRAINING, **judged}), memory=Memory(), pods=(pod, make_pod(1)))
+    assert not no_rules.status.get("restarts", {}).get("processes"), "without rules what is not seen does not count"
+    assert again.status["restarts"]["processes"] == got.status["restarts"]["processes"], "judged once"
+
+
+@pytest.mark.parametrize("memory", [None, Memory()], ids=["the same operator", "the next one"])
+def test_rule_that_is_written_later_applies_to_later_failures(memory: Memory | None) -> None:
+    before = plan(ruled(), sessions=(exited(0, 2), trains(1)))
+    sessions = (exited(0, 2), trains(1)) if memory is None else (trains(0), trains(1))
+    edited = plan(ruled(codes("Fail", 2), status=before.status), memory=memory or before.memory, sessions=sessions)
+    assert edited.status["phase"] != "Failed"
+    later = plan(
+        ruled(codes("Fail", 2), status=edited.status), memory=edited.memory,
+        sessions=(exited(0, 2, 100.5, count=sessions[0].num_exits + 1, incarnation=2), trains(1)),
+    )  # fmt: skip
+    assert condition(later, "Failed")["reason"] == "ExitRule"
+    gone = plan(ruled(status=edited.status), memory=edited.memory, sessions=sessions)
+    assert "judged" not in gone.status["restarts"]
+
+
+@pytest.mark.parametrize(
+    ("action", "counted", "has_failed"),
+    [("Fail", 1, True), ("Restart", 1, False), ("Ignore", 0, False), (None, 0, False)],
+)
+@pytest.mark.parametrize("drains", [True, False], ids=["asked to leave", "over"])
+def test_eviction_counts_only_by_a_rule(action: str | None, counted: int, has_failed: bool, drains: bool) -> None:
+    rules = () if action is None else (rule(action, reasons=["Evicted"]),)
+    over: dict[str, Any] = {"terminating": True} if drains else {"phase": "Failed", "last_exit_code": 1}
+    pods = (make_pod(0, disruption="EvictionByEvictionAPI", **over), make_pod(1))
+    got = plan(ruled(*rules), pods=pods)
+    restarts = got.status.get("restarts", {})
+    assert (len(restarts.get("recent", ())), restarts.get("processes", 0)) == (counted, 0)
+    assert (got.status["phase"] == "Failed") == has_failed
+    again = plan(ruled(*rules, status=got.status), memory=got.memory, pods=pods)
+    assert len(again.status.get("restarts", {}).get("recent", ())) == counted, "counted once"
+
+
+@pytest.mark.parametrize(
+    ("ends", "counted"), [({}, 1), ({"digits-worker-0-0": 1}, 0), (None, 0)], ids=["new", "judged", "no rules then"]
+)
+def test_eviction_while_no_operator_looked(ends: dict[str, int] | None, counted: int) -> None:
+    judged = {} if ends is None else {"restarts": {"judged": {"generation": 0, "failed": {}, "ends": ends}}}
+    pods = (make_pod(0, disruption="EvictionByEvictionAPI", terminating=True), make_pod(1))
+    builder = ruled(rule("Restart", reasons=["Evicted"]), status={**TRAINING, **judged})
+    assert len(plan(builder, memory=Memory(), pods=pods).status["restarts"].get("recent", ())) == counted
+
+
+def test_eviction_of_a_pod_that_was_let_go_counts_nothing() -> None:
+    pods = (make_pod(0), make_pod(1), make_pod(2, disruption="EvictionByEvictionAPI", terminating=True))
+    builder = ruled(rule("Fail", reasons=["Evicted"]), status={**TRAINING, "released": [uid_of(2)]})
+    assert plan(builder, pods=pods).status["phase"] != "Failed"
+
+
+def test_process_that_hung_is_judged_by_no_rule() -> None:
+    hung = ProcessExit(99.0, 1, 0, -9, "", 1, hung="No step for 300 s.")
+    sessions = (trains(0, exits=(hung,), num_exits=1), trains(1))
+    got = plan(ruled(rule("Fail", signals=["SIGKILL"]), codes("Ignore", 137)), sessions=sessions)
+    assert (got.status["phase"] != "Failed", got.status["restarts"]["processes"]) == (True, 1)
+
+
+def test_counted_evictions_are_no_crash_of_the_script() -> None:
+    memory, status = None, TRAINING
+    for attempt in range(4):
+        at_s = 100.0 + 10 * attempt
+        pods = (make_pod(0), make_pod(1, attempt, disruption="PreemptionByScheduler", terminating=True))
+        got = plan(
+            ruled(rule("Restart", reasons=["Preempted"]), status=status), memory=memory, pods=pods, sessions=(trains(0),),
+            clock=Clock(at_s, WALL + at_s),
+        )  # fmt: skip
+        memory, status = got.memory, got.status
+    assert (got.status["phase"] != "Failed", len(got.status["restarts"]["recent"])) == (True, 4)
+    assert memory is not None
+    assert (memory.crash, memory.ignored_pods) == (None, {}), "and only what is ignored is held back"
+
+
+def test_pod_that_is_preempted_again_and_again_comes_back_later_each_time() -> None:
+    rules, memory, status, due = rule("Ignore", reasons=["Preempted"]), None, TRAINING, []
+    for attempt in range(3):
+        ended = make_pod(
+            1, attempt, phase="Failed", status_reason="Preempting", last_exit_code=143, running_since_s=95.0
+        )
+        got = plan(ruled(rules, status=status), memory=memory, pods=(make_pod(0), ended), sessions=(trains(0),))
+        memory, status = got.memory, got.status
+        due.append(bool(got.create))
+    assert due == [True, False, False]
+    assert memory is not None
+    assert memory.ignored_pods[1].count == 3
+
+
+def test_pod_that_cannot_start_fails_the_job_by_a_rule_only() -> None:
+    stuck = make_pod(1, **PENDING, waiting_reason="ImagePullBackOff", waiting_message="Back-off pulling image.")
+    pods, sessions = (make_pod(0), stuck), (trains(0),)
+    waits = plan(ruled(rule("Fail", reasons=["Unschedulable"])), pods=pods, sessions=sessions)
+    assert (waits.status["phase"] != "Failed", condition(waits, "PodsReady")["reason"]) == (True, "ImagePullBackOff")
+    edited = plan(
+        ruled(rule("Fail", reasons=["ImagePullBackOff"]), status=waits.status),
+        memory=waits.memory,
+        pods=pods,
+        sessions=sessions,
+    )
+    assert condition(edited, "Failed")["message"] == (
+        "Worker 1 (pod digits-worker-1-0) cannot start (ImagePullBackOff: Back-off pulling image); spec.recovery.onExit[0] "
+        "(Fail, reasons ImagePullBackOff) fails the job."
+    )
+    scaled = plan(ruled(rule("Fail", reasons=["ImagePullBackOff"])).with_replicas(1), pods=pods, sessions=sessions)
+    assert scaled.status["phase"] != "Failed", "its slot is not wanted"
+    let_go = ruled(rule("Fail", reasons=["ImagePullBackOff"]), status={**TRAINING, "released": [uid_of(1)]})
+    assert plan(let_go, pods=pods, sessions=sessions).status["phase"] != "Failed"
+
+
+def test_incident_names_the_rule() -> None:
+    died = exited(1, -15)
+    died = replace(died, condition=replace(died.condition, phase=Phase.READY, incarnation=2))
+    got = plan(ruled(rule("Ignore", signals=["SIGTERM"])), sessions=(trains(0), died))
+    assert got.status["membership"]["generation"] == 2
+    assert got.status["incidents"][-1]["rule"] == "spec.recovery.onExit[0] (Ignore, signals SIGTERM)"
+    second = {**TRAINING, "membership": {**MEMBERSHIP, "generation": 2}}
+    other = replace(trains(0), condition=replace(trains(0).condition, generation=2, entered=2, heard=2, adopted=2))
+    silent = replace(trains(1), connected=False, closed_at_s=50.0)
+    judged = {
+        "generation": 1,
+        "failed": {"1": 1},
+        "ends": {},
+        "rule": "spec.recovery.onExit[0] (Ignore, signals SIGTERM)",
+    }
+    later = plan(
+        ruled(rule("Ignore", signals=["SIGTERM"]), status={**second, "restarts": {"judged": judged}}),
+        sessions=(other, silent),
+    )
+    assert later.status["incidents"][-1]["cause"] == "Disconnected"
+    assert "rule" not in later.status["incidents"][-1], "that was in the generation before"
+    judged_now = {"restarts": {"judged": judged}}
+    joiner = make_session(2, Phase.READY, session=True)
+    grown = plan(
+        ruled(rule("Ignore", signals=["SIGTERM"]), status={**TRAINING, **judged_now}).with_replicas(3),
+        pods=(make_pod(0), make_pod(1), make_pod(2)), sessions=(trains(0), trains(1), joiner),
+    )  # fmt: skip
+    assert grown.status["incidents"][-1]["cause"] == "Resized"
+    assert "rule" not in grown.status["incidents"][-1], "nothing failed that it is for"
+    plain = plan(ruled(codes("Fail", 2)), sessions=(trains(0), died))
+    assert "rule" not in plain.status["incidents"][-1]
+
+
+# --- a member that fails after others have finished ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("tier", ["Session", "Script"])
+@pytest.mark.parametrize("memory", [None, Memory()], ids=["the same operator", "the next one"])
+def test_member_that_fails_after_success_elsewhere_is_no_success(tier: str, memory: Memory | None) -> None:
+    status = {**TRAINING, "tier": tier, "membership": MEMBERSHIP}
+    finished = trains(0, session=tier == "Session")
+    finished = replace(finished, condition=replace(finished.condition, phase=Phase.FINISHED))
+    for code in (1, -9):
+        failed = exited(1, code)
+        failed = replace(failed, condition=replace(failed.condition, phase=Phase.STARTING, generation=0, incarnation=2))
+        got = plan(ruled(codes("Fail", 99), status=status), memory=memory, sessions=(finished, failed))
+        assert got.status["phase"] not in ("Succeeded", "Failed")
+        assert not condition(got, "Complete")
+        if memory is None:
+            by_rule = plan(ruled(codes("Fail", 1, 137), status=status), sessions=(finished, failed))
+            assert condition(by_rule, "Failed")["reason"] == "ExitRule"
+
+
+def test_pod_that_failed_after_it_had_finished_is_no_success() -> None:
+    done = tuple(replace(one, condition=replace(one.condition, phase=Phase.FINISHED)) for one in (trains(0), trains(1)))
+    assert plan(sessions=done).status["phase"] == "Succeeded"
+    lost = make_pod(1, phase="Failed", last_exit_code=1)
+    got = plan(pods=(make_pod(0), lost), sessions=(done[0], replace(done[1], connected=False, closed_at_s=99.0)))
+    assert got.status["phase"] != "Succeeded"
+    assert uid_of(0) not in got.status.get("released", ())
