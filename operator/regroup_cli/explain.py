@@ -53,6 +53,8 @@ def line(job: Object) -> str:
         parts.append(f"step {_steps(progress)}")
     if summary.get("loss"):
         parts.append(f"loss {summary['loss']}")
+    if status.get("goodput"):
+        parts.append(f"goodput {status['goodput']['percent']}%")
     if summary.get("eta"):
         parts.append(f"ETA {summary['eta']}")
     return "  ".join(parts)

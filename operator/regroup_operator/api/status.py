@@ -127,6 +127,22 @@ class Progress(WrittenModel):
     """Time of the report."""
 
 
+class Goodput(WrittenModel):
+    """How much of the job's time went into steps that count. Only for scripts that use the library."""
+
+    percent: int
+    """productiveSeconds in percent of the time since startTime, without the time for which the job was suspended."""
+
+    productive_seconds: float
+    """Duration of all committed steps, each counted once. Not in it: what was redone, starts, waits for a generation, and hangs."""
+
+    step: int
+    """Up to this step they are counted."""
+
+    suspended_seconds: float = 0.0
+    """For how long the job was suspended."""
+
+
 class CheckpointStatus(WrittenModel):
     """The newest complete durable checkpoint of the job."""
 
@@ -329,6 +345,9 @@ class JobStatus(WrittenModel):
 
     restarts: Restarts | None = None
     """How often processes, pods and generations had to start again."""
+
+    goodput: Goodput | None = None
+    """How much of the job's time went into steps that count."""
 
     samples: Samples | None = None
     """The samples that the committed steps used."""

@@ -148,7 +148,7 @@ def test_steady_job_writes_nothing_but_progress(tmp_path: Path) -> None:
     world.advance(60, step_every_s=0.2)
     assert world.store.num_writes - before in range(5, 8)  # one each ten seconds
     changed = {key for key, value in world.status.items() if status[key] != value}
-    assert changed == {"progress", "samples", "observedAt"}
+    assert changed == {"progress", "samples", "goodput", "observedAt"}
 
 
 def test_idle_job_writes_only_that_it_is_seen(tmp_path: Path) -> None:

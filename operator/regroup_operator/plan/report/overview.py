@@ -93,7 +93,7 @@ def overview(
     return part, _notes(now, before)
 
 
-_PROGRESS = frozenset({"progress", "samples", "memorySnapshot", "observedAt", "replicas"})
+_PROGRESS = frozenset({"progress", "samples", "memorySnapshot", "observedAt", "replicas", "goodput"})
 """`replicas` is what an autoscaler reads, every 15 s."""
 _COUNTS = frozenset({"readyReplicas", "longestStartSeconds", "summary"})
 

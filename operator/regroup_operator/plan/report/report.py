@@ -8,6 +8,7 @@ from typing import Any
 
 from regroup.protocol.document import PLANNED
 from regroup.protocol.wire import Prune
+from regroup_operator.api.conditions import SUSPENDED
 from regroup_operator.api.status import MAX_INCIDENTS
 from regroup_operator.model.plan import Tell, Urgency, earliest
 from regroup_operator.model.ports import EventNote
@@ -17,9 +18,11 @@ from regroup_operator.plan.failures.failures import Failures
 from regroup_operator.plan.failures.hangs import HUNG, stack_lines
 from regroup_operator.plan.generation.generation import NextGeneration
 from regroup_operator.plan.lifecycle.lifecycle import Ended, Lifecycle, Suspended
+from regroup_operator.plan.lifecycle.run_policy import seconds_of
 from regroup_operator.plan.pods.pods import PodChanges
 from regroup_operator.plan.report.breakdown import breakdown, times_of
 from regroup_operator.plan.report.counters import restarts_status
+from regroup_operator.plan.report.goodput import goodput
 from regroup_operator.plan.report.incidents import GROWING, make_incident, with_times
 from regroup_operator.plan.report.observed import FIELD as OBSERVED_AT
 from regroup_operator.plan.report.observed import due_in_s, observe
@@ -65,6 +68,7 @@ def make_report(
     if isinstance(lifecycle, Suspended) and status.get("membership"):
         status["membership"] = {**status["membership"], "suspended": True}
     status.update(_progress(facts, generation, status))
+    status["goodput"] = _goodput(facts, lifecycle, status)
     status = {key: value for key, value in status.items() if value is not None}
     part, notes = overview(facts, failures, lifecycle, generation, status)
     status.update(part, agentImage=inputs.agent_image)
@@ -131,6 +135,30 @@ def _progress(facts: Facts, generation: NextGeneration, status: Mapping[str, Any
         if checkpoint is not None:
             changed["checkpoint"] = checkpoint
     return changed
+
+
+def _goodput(facts: Facts, lifecycle: Lifecycle, status: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return status.goodput. It changes with the progress only: a status is not written because time passes."""
+    known, wall = status.get("goodput"), facts.inputs.clock.wall
+    if isinstance(lifecycle, Suspended):
+        return known
+    said = next(
+        (c for c in facts.status.get("conditions", ()) if c["type"] == SUSPENDED and c["status"] == "True"), None
+    )
+    if known is not None and said is not None:
+        rested_s = max(0.0, wall - seconds_of(said["lastTransitionTime"]))
+        known = {**known, "suspendedSeconds": round(known.get("suspendedSeconds", 0.0) + rested_s, 3)}
+    same = status.get("progress") == facts.status.get("progress")
+    if facts.newest is None or status.get("startTime") is None or same:
+        return known
+    resting_s = (known or {}).get("suspendedSeconds", 0.0)
+    return goodput(
+        known,
+        newest_step=facts.newest.step,
+        first_step=facts.start_step,
+        step_s=facts.newest.report.step_s if facts.newest.report.step_s is not None else facts.newest.step_s,
+        running_s=wall - seconds_of(status["startTime"]) - resting_s,
+    )
 
 
 def _prune(facts: Facts, generation: NextGeneration, status: Mapping[str, Any]) -> tuple[Tell, ...]:

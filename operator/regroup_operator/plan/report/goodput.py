@@ -1,0 +1,43 @@
+"""Say how much of a job's time went into steps that count: status.goodput. Pure.
+
+Each committed step is credited once, with the duration that its rank measured. What is redone after a loss, waits for a group,
+starts, checkpoints and hangs are the rest. That is the runtime goodput of the literature (productive time over the time since the
+start); the time before the first generation is not in it, since queues and image pulls are no fault of the job, nor is the time
+for which it was suspended. Scripts without the library report no steps, and have none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+
+def goodput(
+    known: Mapping[str, Any] | None,
+    *,
+    newest_step: int,
+    first_step: int | None,
+    step_s: float | None,
+    running_s: float,
+) -> dict[str, Any] | None:
+    """Return status.goodput, None: nothing can be said yet.
+
+    `known`: what is stored; `newest_step`: the newest committed step; `first_step`: with which the job began (0, or that of a
+    checkpoint), None: not known; `step_s`: the duration of a step now, in seconds, None: not known; `running_s`: seconds since
+    the job's start, without those for which it was suspended.
+    """
+    known = known or {}
+    counted = known.get("step", first_step)
+    if counted is None or running_s <= 0.0:
+        return None
+    productive_s = float(known.get("productiveSeconds", 0.0))
+    if step_s is not None and newest_step > counted:
+        productive_s += (newest_step - counted) * step_s
+        counted = newest_step
+    productive_s = min(productive_s, running_s)
+    return {
+        "percent": int(100 * productive_s / running_s),
+        "productiveSeconds": round(productive_s, 3),
+        "step": counted,
+        "suspendedSeconds": known.get("suspendedSeconds", 0),
+    }
