@@ -411,7 +411,8 @@ class RecoveryPolicy(SpecModel):
 
     max_restarts: int = Field(default=10, ge=0, le=1_000_000)
     """Failures allowed within windowSeconds; the next one fails the job. A failure is a training process that ends by itself
-    with a non-zero code or a signal, or a container that fails. Deleted pods, drains, and lost or restarted nodes do not count."""
+    with a non-zero code or a signal, or a container that fails. Deleted pods, drains, and lost or restarted nodes do not count.
+    Rules in onExit change what counts."""
 
     window_seconds: int = Field(default=3600, ge=1, le=31_536_000)
     """Length of the window in which maxRestarts counts, in seconds."""
