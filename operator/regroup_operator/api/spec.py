@@ -348,6 +348,8 @@ Signal = Literal[
 EndReason = Literal["OOMKilled", "Evicted", "Preempted", "ImagePullBackOff", "CreateContainerError", "Unschedulable"]
 _ONE_MATCHER = "Give each rule exactly one of them, and write several rules for several."
 
+_NUM_MATCHERS = " + ".join(f"(has(self.{name}) ? 1 : 0)" for name in ("exitCodes", "signals", "reasons"))
+
 
 class ExitCodes(SpecModel):
     """A set of exit codes. A process that ended by signal n has the code 128 + n, as in Kubernetes."""
@@ -367,14 +369,15 @@ class ExitRule(SpecModel):
 
     model_config = with_rules(
         cel(
-            "[has(self.exitCodes), has(self.signals), has(self.reasons)].filter(given, given).size() == 1",
+            f"{_NUM_MATCHERS} == 1",
             f"A rule of spec.recovery.onExit has none or several of exitCodes, signals and reasons. {_ONE_MATCHER}",
-            "'A rule of spec.recovery.onExit (action ' + self.action + ') has %d of exitCodes, signals and reasons. "
-            f"{_ONE_MATCHER}'.format([[has(self.exitCodes), has(self.signals), has(self.reasons)].filter(given, given).size()])",
+            "'A rule of spec.recovery.onExit (action ' + self.action + ') has ' + "
+            "(has(self.exitCodes) || has(self.signals) || has(self.reasons) ? 'several' : 'none') + "
+            f"' of exitCodes, signals and reasons. {_ONE_MATCHER}'",
         )
     )
 
-    action: Action
+    action: Action = Field(json_schema_extra={"maxLength": 7})  # CEL estimates the cost of the sentence above from it
     """Fail: the job fails at once. Restart: what ended starts again, and counts against maxRestarts. Ignore: what ended starts
     again, and counts nothing. A pod that has not started waits on with Restart and Ignore, as without a rule."""
 
@@ -400,7 +403,8 @@ class ExitRule(SpecModel):
         count = sum(matcher is not None for matcher in (self.exit_codes, self.signals, self.reasons))
         if count != 1:
             raise ValueError(
-                f"A rule of spec.recovery.onExit (action {self.action}) has {count} of exitCodes, signals and reasons. "
+                f"A rule of spec.recovery.onExit (action {self.action}) has {'several' if count else 'none'} of exitCodes, "
+                "signals and reasons. "
                 f"{_ONE_MATCHER}"
             )
         return self
