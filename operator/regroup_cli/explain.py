@@ -90,7 +90,8 @@ def why(job: Object, pods: Iterable[Object], events: Iterable[Object]) -> list[s
     out += [sentence for pod in pods if (sentence := _stuck(pod))]
     newest = (status.get("incidents") or [None])[-1]
     if newest is not None:
-        out.append(f"Last incident, {newest['at']}: {newest['decision']}" + _times(newest))
+        rule = f" Matched {newest['rule']}." if newest.get("rule") else ""
+        out.append(f"Last incident, {newest['at']}: {newest['decision']}" + _times(newest) + rule)
     warnings = [e for e in events if e.get("type") == "Warning"]
     newest_events = sorted(warnings, key=_when)[-3:]
     out += [

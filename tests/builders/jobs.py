@@ -92,7 +92,7 @@ BAD_SPECS: dict[str, tuple[Change, str]] = {
     ),
     "a rule of onExit without a matcher": (
         with_spec(recovery={"onExit": [{"action": "Ignore"}]}),
-        "A rule of spec.recovery.onExit (action Ignore) has 0 of exitCodes, signals and reasons. "
+        "A rule of spec.recovery.onExit (action Ignore) has none of exitCodes, signals and reasons. "
         "Give each rule exactly one of them, and write several rules for several.",
     ),
     "a rule of onExit with two matchers": (
@@ -101,7 +101,7 @@ BAD_SPECS: dict[str, tuple[Change, str]] = {
                 "onExit": [{"action": "Fail", "signals": ["SIGKILL"], "exitCodes": {"operator": "In", "values": [2]}}]
             }
         ),
-        "A rule of spec.recovery.onExit (action Fail) has 2 of exitCodes, signals and reasons. "
+        "A rule of spec.recovery.onExit (action Fail) has several of exitCodes, signals and reasons. "
         "Give each rule exactly one of them, and write several rules for several.",
     ),
     "replicas above maxReplicas": (

@@ -227,6 +227,7 @@ class Agent:
     def _act(self, effect: ev.Effect) -> None:
         world = self.world
         if isinstance(effect, ev.Send):
+            world.has_hung |= isinstance(effect.report.body, wire.Fault) and effect.report.body.cause == "hung"
             if self.connected:
                 self._post(effect.report)
             elif isinstance(effect.report.body, wire.Fault):

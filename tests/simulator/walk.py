@@ -18,6 +18,9 @@ from tests.simulator.world import FOREVER, Pace, World
 MAX_REPLICAS = 5
 GROUPS_CHANCE = 0.1
 """So many of the jobs have workers in groups of two."""
+RULES_CHANCE = 0.1
+"""So many of the jobs ignore every failure by a rule of spec.recovery.onExit."""
+IGNORES = {"action": "Ignore", "exitCodes": {"operator": "NotIn", "values": [200]}}
 HANG_S = 30
 """spec.recovery.hangSeconds."""
 FIRST_STEP_S = 30.0
@@ -47,6 +50,8 @@ class Setting:
     """Each worker has a snapshot in memory after so many steps."""
     per_group: int = 1
     """Workers of a group. All sizes are multiples of it."""
+    ignores: bool = False
+    """A rule ignores every failure: whatever else happens, none may count."""
 
     def __str__(self) -> str:
         size = f"fixed at {self.replicas}" if self.fixed else f"{self.replicas} workers, at least {self.minimum}"
@@ -55,11 +60,14 @@ class Setting:
         return (
             f"{tier}, {size}, {self.processes} process(es) each, {self.total_steps} steps of {self.step_s:g} s, "
             f"checkpoint every {self.checkpoint_every or 'no'} steps, snapshot every {self.snapshot_every or 'no'} steps"
+            + (", failures are ignored" if self.ignores else "")
         )
 
     def job(self) -> JobBuilder:
         """Return the job's builder."""
-        job = make_job().with_replicas(self.replicas).with_recovery(maxRestarts=1_000_000, hangSeconds=HANG_S)
+        rules = [IGNORES] if self.ignores else []
+        recovery = {"maxRestarts": 1_000_000, "hangSeconds": HANG_S, "onExit": rules}
+        job = make_job().with_replicas(self.replicas).with_recovery(**recovery)
         job = job.fixed() if self.fixed else job.elastic(self.minimum, MAX_REPLICAS * self.per_group)
         job = job.with_spec(workersPerGroup=self.per_group) if self.per_group > 1 else job
         # What is durable lies on a claim, so that the operator asks for checkpoints and names them.
@@ -107,6 +115,7 @@ def setting_of(seed: int) -> Setting:
         quick=rng.random() < 0.25,
         # Of its own, so that the rest of a seed's setting is what it was before there were snapshots.
         snapshot_every=0 if script else random.Random(f"{seed}/snapshot").choice([0, 0, 1, 5, 25]),
+        ignores=random.Random(f"{seed}/rules").random() < RULES_CHANCE,
     )
     # Of its own, too: a job of groups is a job of workers with each of them doubled.
     if random.Random(f"{seed}/groups").random() >= GROUPS_CHANCE:
@@ -280,6 +289,8 @@ class Walk:
 
     def _judge(self) -> None:
         world = self.world
+        if self.setting.ignores:
+            self._judge_counts()
         if world.has_ended:
             self._judge_end()
             return
@@ -306,6 +317,14 @@ class Walk:
             raise Failed("stuck", f"no commit for {waited_s:.0f} s (bound {self.bound_s:.0f} s): {self._words()}")
         self.outcome.waited += 1
         self._heal()
+
+    def _judge_counts(self) -> None:
+        """Nothing counts that a rule ignores. Of what the operator had killed because it hung the rules say nothing."""
+        restarts = self.world.status.get("restarts") or {}
+        if restarts.get("recent") and not self.world.has_hung:
+            raise Failed(
+                "counted", f"{len(restarts['recent'])} failures count although all are ignored: {self._words()}"
+            )
 
     def _judge_end(self) -> None:
         world = self.world

@@ -256,6 +256,8 @@ class World:
         """Numbers that a restored status does not name any more."""
         self.committed: list[tuple[int, int]] = []
         self.num_commits = 0
+        self.has_hung = False
+        """Whether an agent has said that it killed a process because it hung."""
         self.last_commit_s = START_S
         self.in_part: set[StatePair] = set()
         """States that only some ranks of a group have committed."""

@@ -347,9 +347,7 @@ Signal = Literal[
 """Signals that can end a process, by Linux' names. plan/failures/on_exit.py has their numbers."""
 EndReason = Literal["OOMKilled", "Evicted", "Preempted", "ImagePullBackOff", "CreateContainerError", "Unschedulable"]
 _ONE_MATCHER = "Give each rule exactly one of them, and write several rules for several."
-_NUM_MATCHERS = "((has(self.exitCodes) ? 1 : 0) + (has(self.signals) ? 1 : 0) + (has(self.reasons) ? 1 : 0))"
-"""No list that is filtered, no string(), and an action of bounded length: the API server's estimate of what they cost is beyond
-its budget."""
+_NUM_MATCHERS = " + ".join(f"(has(self.{name}) ? 1 : 0)" for name in ("exitCodes", "signals", "reasons"))
 
 
 class ExitCodes(SpecModel):
@@ -372,13 +370,13 @@ class ExitRule(SpecModel):
         cel(
             f"{_NUM_MATCHERS} == 1",
             f"A rule of spec.recovery.onExit has none or several of exitCodes, signals and reasons. {_ONE_MATCHER}",
-            f"'A rule of spec.recovery.onExit (action ' + self.action + ') has ' + "
-            f"({_NUM_MATCHERS} == 0 ? '0' : {_NUM_MATCHERS} == 2 ? '2' : '3') + "
+            "'A rule of spec.recovery.onExit (action ' + self.action + ') has ' + "
+            "(has(self.exitCodes) || has(self.signals) || has(self.reasons) ? 'several' : 'none') + "
             f"' of exitCodes, signals and reasons. {_ONE_MATCHER}'",
         )
     )
 
-    action: Action = Field(json_schema_extra={"maxLength": 7})
+    action: Action = Field(json_schema_extra={"maxLength": 7})  # CEL estimates the cost of the sentence above from it
     """Fail: the job fails at once. Restart: what ended starts again, and counts against maxRestarts. Ignore: what ended starts
     again, and counts nothing. A pod that has not started waits on with Restart and Ignore, as without a rule."""
 
@@ -404,7 +402,8 @@ class ExitRule(SpecModel):
         count = sum(matcher is not None for matcher in (self.exit_codes, self.signals, self.reasons))
         if count != 1:
             raise ValueError(
-                f"A rule of spec.recovery.onExit (action {self.action}) has {count} of exitCodes, signals and reasons. "
+                f"A rule of spec.recovery.onExit (action {self.action}) has {'several' if count else 'none'} of exitCodes, "
+                "signals and reasons. "
                 f"{_ONE_MATCHER}"
             )
         return self
@@ -415,7 +414,8 @@ class RecoveryPolicy(SpecModel):
 
     max_restarts: int = Field(default=10, ge=0, le=1_000_000)
     """Failures allowed within windowSeconds; the next one fails the job. A failure is a training process that ends by itself
-    with a non-zero code or a signal, or a container that fails. Deleted pods, drains, and lost or restarted nodes do not count."""
+    with a non-zero code or a signal, or a container that fails. Deleted pods, drains, and lost or restarted nodes do not count.
+    Rules in onExit change what counts."""
 
     window_seconds: int = Field(default=3600, ge=1, le=31_536_000)
     """Length of the window in which maxRestarts counts, in seconds."""

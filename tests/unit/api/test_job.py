@@ -56,6 +56,44 @@ def test_pod_template_is_a_copy() -> None:
     assert trainer(raw)["name"] == "trainer"
 
 
+@pytest.mark.parametrize(
+    ("rule", "words"),
+    [
+        (
+            {"action": "Retry", "signals": ["SIGKILL"]},
+            "onExit[0].action (Retry) is refused: should be 'Fail', 'Restart' or",
+        ),
+        ({"action": "Fail", "signals": ["SIGFOO"]}, "onExit[0].signals[0] (SIGFOO) is refused: should be 'SIGHUP', "),
+        ({"action": "Fail", "reasons": ["Error"]}, "onExit[0].reasons[0] (Error) is refused: should be 'OOMKilled', "),
+        (
+            {"action": "Fail", "exitCodes": {"values": [256]}},
+            "onExit[0].exitCodes.values[0] (256) is refused: should be less",
+        ),
+        (
+            {"action": "Fail", "exitCodes": {"values": [-9]}},
+            "onExit[0].exitCodes.values[0] (-9) is refused: should be greater",
+        ),
+        (
+            {"action": "Fail", "exitCodes": {"values": []}},
+            "onExit[0].exitCodes.values is refused: list should have at least 1",
+        ),
+        ({"action": "Fail", "codes": [2]}, "onExit[0].codes is not a field of the resource."),
+        ({"signals": ["SIGKILL"]}, "onExit[0].action is missing. Add it."),
+    ],
+)
+def test_rule_that_says_what_is_not_there_is_refused(rule: dict[str, Any], words: str) -> None:
+    with pytest.raises(SpecError) as refused:
+        parse_job(make_job(recovery={"onExit": [rule]}))
+    assert str(refused.value).startswith(f"spec.recovery.{words}")
+
+
+def test_rules_for_failures_change_no_pod() -> None:
+    rules = [{"action": "Fail", "exitCodes": {"values": [2]}}, {"action": "Ignore", "reasons": ["Preempted"]}]
+    job = parse_job(make_job(recovery={"onExit": rules}))
+    assert [rule.action for rule in job.spec.recovery.on_exit] == ["Fail", "Ignore"]
+    assert worker_digest(job) == worker_digest(parse_job(make_job()))
+
+
 @pytest.mark.parametrize(("change", "sentence"), BAD_SPECS.values(), ids=BAD_SPECS.keys())
 def test_bad_spec_gets_the_sentence_of_the_api_server(change: Change, sentence: str) -> None:
     raw = make_job()

@@ -92,6 +92,12 @@ def test_news_are_told_once() -> None:
 NOT_READY = condition("PodsReady", "False", "Unschedulable", "2 of 3 worker pods run; digits-worker-2-0: no node.")
 PULLING = {"name": "trainer", "state": {"waiting": {"reason": "ImagePullBackOff", "message": "not found"}}}
 UNPLACED = {"type": "PodScheduled", "status": "False", "message": "0/3 nodes are available."}
+IGNORED = {
+    "generation": 3,
+    "at": "2026-01-01T10:00:09Z",
+    "decision": "worker 1 lost a process.",
+    "rule": "spec.recovery.onExit[0] (Ignore, signals SIGTERM)",
+}
 EVENTS = [
     {
         "type": "Warning",
@@ -119,6 +125,9 @@ EVENTS = [
         pytest.param(RUNNING, [], EVENTS,
                      ["digits is", "Last incident, 2026-01-01T10:00:09Z: grew to 3 workers (formed in 62 ms)",
                       "Event, 2026-01-01T10:00:02Z: ProcessExited: Generation 3"], id="what has happened"),
+        pytest.param(job(incidents=[IGNORED]), [], [],
+                     ["digits is", "Last incident, 2026-01-01T10:00:09Z: worker 1 lost a process. Matched spec.recovery.onExit[0]"],
+                     id="a failure that a rule matched"),
         pytest.param(job(conditions=[condition("Failed", "True", "TooManyRestarts", "11 failures."), NOT_READY], incidents=[],
                          summary={"state": "Failed"}), [], [],
                      ["digits is Failed.", "TooManyRestarts: 11 failures."], id="its end"),

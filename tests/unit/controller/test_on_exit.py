@@ -9,6 +9,7 @@ import pytest
 
 from tests.builders.plan import JobBuilder, make_job
 from tests.simulator.world import World
+from tests.unit.controller.test_operator import Killed, die_before_write
 from tests.unit.controller.test_script import observed
 
 FAIL_2_IGNORE_3 = [
@@ -43,6 +44,21 @@ def test_rule_fails_the_job(tmp_path: Path, away: bool) -> None:
     world.start_operator()
     world.advance(20)
     assert world.condition("Failed")["reason"] == "ExitRule"
+
+
+def test_end_of_a_container_is_judged_by_the_next_operator_if_the_first_one_dies_before_its_write(
+    tmp_path: Path,
+) -> None:
+    world = running(tmp_path, ruled())
+    die_before_write(world)
+    world.container_ended(world.agents[world.uid(1)], 2)
+    with pytest.raises(Killed):
+        world.advance(3)
+    assert world.phase == "Running"
+    world.start_operator()
+    world.until(lambda: world.phase == "Failed", limit_s=30.0)
+    assert world.condition("Failed")["reason"] == "ExitRule"
+    assert world.status["restarts"]["judged"]["ends"] == {"digits-worker-1-0": 1}
 
 
 def test_next_operator_knows_that_the_generation_has_had_its_first_failure(tmp_path: Path) -> None:

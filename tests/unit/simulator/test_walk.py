@@ -18,6 +18,7 @@ from regroup_operator.model.waits import UntilEvent
 from regroup_operator.model.worker import Current, Decision, Keep
 from regroup_operator.plan import job as plan_job_module
 from regroup_operator.plan.facts.facts import Facts
+from regroup_operator.plan.failures import on_exit
 from regroup_operator.plan.failures.failures import Failures
 from regroup_operator.plan.generation import decision, document, generation
 from regroup_operator.plan.generation.decision import next_generation
@@ -162,6 +163,14 @@ def test_end_that_not_all_have_reached_is_found(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(plan_job_module, "decide_lifecycle", early)
     assert run(PLAIN, [Fault("kill", after_s=3.0)]).sort == "untrue"
+
+
+def test_failure_that_counts_although_a_rule_ignores_it_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    ignoring, faults = replace(PLAIN, ignores=True), [Fault("kill", after_s=3.0)]
+    assert run(ignoring, faults).sort == ""
+
+    monkeypatch.setattr(on_exit, "first_match", lambda *_: None)
+    assert run(ignoring, faults).sort == "counted"
 
 
 def test_error_in_the_middle_of_a_reconcile_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -164,6 +164,8 @@ def _ruled(facts: Facts, rulings: Rulings) -> Verdict | None:
         logs = "" if is_disruption(failure) else f" {log_words(failure, inputs.logs)}"
         line = f': "{failure.last_line}"' if failure.last_line else ""
         return Verdict(EXIT_RULE, f"{exit_words(failure)}{line}; {rule_words(rules, index)} fails the job.{logs}")
+    if not rules:
+        return None
     needed = (p for p in inputs.obs.pods if p.slot < inputs.job.spec.replicas and p.uid not in facts.released)
     blocked = blocked_pod(rules, needed)
     return None if blocked is None else Verdict(EXIT_RULE, blocked_sentence(rules, *blocked))
