@@ -25,6 +25,8 @@ SILENCE_S = 9.0
 AHEAD_S = 1.0
 """The State may be ahead by so much: Succeeded is written before the processes are told to leave their loops, and a script's
 change before its processes are told to end."""
+KUBELET_S = 2.0
+"""So long does the kubelet leave a process whose pod was deleted without grace."""
 RESTART_LAG_S = 60.0
 """A pod on a node without power is made anew once the node is known to be lost."""
 SPEED_OVER_S, FACTOR = 60.0, 2.0
@@ -236,7 +238,10 @@ def _generation(row: Row, window: tuple[float, float], trace: Trace, run: Run) -
     trained = [c.generation for c in trace.commits if c.t <= window[0]]
     if trained and shown < trained[-1]:
         yield f"generation {shown} lags behind {trained[-1]}"
-    later = [c.generation for c in trace.commits if c.t <= row.after + LAG_S]
+    # Where a pod was deleted without grace its process may not hear of the next generation: the others train on with it until
+    # the kubelet ends it.
+    left_s = max((f.t + KUBELET_S - row.after for f in run.faults if f.deleted and f.t <= row.after), default=0.0)
+    later = [c.generation for c in trace.commits if c.t <= row.after + LAG_S + max(0.0, left_s)]
     if run.tier == "Script":  # it counts the groups that have formed: not every generation gets so far
         return
     if row.cells["STATE"] == "Running" and (not later or shown > max(later)):

@@ -246,6 +246,16 @@ def test_pod_that_was_deleted_may_train_on_and_need_not_be_ready(deleted: str, r
     assert judge(row(113.8, ready="1/2"), trained(), replace(run, faults=[Fault(114.0, 1)])) != []
 
 
+@pytest.mark.parametrize(("deleted", "true"), [("b", True), ("", False)])
+def test_generation_without_a_deleted_pod_may_begin_once_the_kubelet_has_ended_its_process(
+    deleted: str, true: bool
+) -> None:
+    """The new generation is shown 2.3 s before its first commit, and the old one trains until then."""
+    run = replace(RUN, faults=[Fault(117.9, 1, deleted=deleted)])
+    problems = judge(row(117.9, generation=2), trained(kill_at=120.0), run)
+    assert any("nobody trains in it" in problem for problem in problems) is not true
+
+
 def test_story_of_a_failure_is_told_in_order_of_time() -> None:
     run = Run(ASKED, [Fault(120.0, 1)])
     assert story(trained(kill_at=120.0), run).splitlines() == [
