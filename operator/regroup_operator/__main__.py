@@ -30,7 +30,7 @@ from regroup_operator.endpoint.registry import Registry
 from regroup_operator.endpoint.server import serve
 from regroup_operator.handlers import JobWatch
 from regroup_operator.kube import leader
-from regroup_operator.kube.authenticator import ClusterAuthenticator, ClusterReviewer
+from regroup_operator.kube.authenticator import ClusterAuthenticator, ClusterReviewer, admission_s
 from regroup_operator.kube.client import ApiError, Client
 from regroup_operator.kube.cluster_workers import ClusterWorkers
 from regroup_operator.kube.events import EventRecorder
@@ -58,6 +58,7 @@ class Operator:
         self._name = settings.pod_name or socket.gethostname()
         self._metrics = ops.Metrics()
         self._pods = PodStore(client, settings.watch_namespaces)
+        self._authenticator = ClusterAuthenticator(self._pods, ClusterReviewer(client))
         self._trust = Trust(client, settings)
         self._recorder = EventRecorder(client, self._name)
         self._queue = WorkQueue(
@@ -131,10 +132,9 @@ class Operator:
     async def _stand_by(self) -> None:
         """Listen (503) and learn of the pods, so that a term can begin at once."""
         settings = self._settings
-        authenticator = ClusterAuthenticator(self._pods, ClusterReviewer(self._client))
         runner, port = await serve(
             self._registry,
-            authenticator,
+            self._authenticator,
             self._trust.context,
             host=settings.membership_host,
             port=settings.membership_port,
@@ -165,6 +165,8 @@ class Operator:
             settings=settings.policy(),
             endpoint=settings.url.removeprefix("https://"),
             background=self._background,
+            admission_s=admission_s(len(self._pods.uids())),
+            waiting=self._authenticator.waiting,
             look_after=self._queue.add_after,
             agent_image=settings.agent_image,
             observer=self._metrics,

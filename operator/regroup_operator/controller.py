@@ -85,6 +85,8 @@ class Controller:
         settings: Settings,
         endpoint: str,
         background: Background,
+        admission_s: float = 0.0,
+        waiting: Callable[[], frozenset[str]] = frozenset,
         look_after: Callable[[Key, float], None] = lambda _key, _seconds: None,
         agent_image: str = "",
         logs: str = KUBECTL_LOGS,
@@ -93,8 +95,9 @@ class Controller:
         monotonic: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
     ) -> None:
-        """`background` runs what is made beside the plan; its owner ends it. `look_after(key, seconds)`: a job wants to be
-        reconciled then, because of what was made."""
+        """`background` runs what is made beside the plan; its owner ends it. `admission_s`: how long the agents that there are now
+        take to be admitted; `waiting()`: the UIDs of pods whose agents wait for that. `look_after(key, seconds)`: a job wants to
+        be reconciled then, because of what was made."""
         self._store, self._workers, self._recorder, self._registry = store, workers, recorder, registry
         self._settings, self._endpoint, self._agent_image, self._logs = settings, endpoint, agent_image, logs
         self._background, self._look_after = background, look_after
@@ -103,6 +106,7 @@ class Controller:
         self._monotonic, self._wall = monotonic, wall
         self._kept: dict[Key, _Kept] = {}
         self._term_started_s = monotonic()
+        self._admitted_by_s, self._waiting = self._term_started_s + admission_s, waiting
 
     async def reconcile(self, key: Key) -> float | None:
         """Bring one job forward. Returns the seconds after which it wants to be seen again, None: only an event helps.
@@ -162,7 +166,12 @@ class Controller:
             pods = self._workers.list(job.key, job.uid)
         refusal = kept.refusal or obstacle
         observation = Observation(
-            pods, self._registry.sessions(pods), self._term_started_s, self._registry.refusals(pods)
+            pods,
+            self._registry.sessions(pods),
+            term_started_s=self._term_started_s,
+            admitted_by_s=self._admitted_by_s,
+            waiting=self._waiting(),
+            refusals=self._registry.refusals(pods),
         )
         clock = Clock(self._monotonic(), self._wall())
         plan = plan_job(

@@ -3,17 +3,21 @@
 The token's own words are read first, unverified: they must fit a worker in the informer's memory, whose controller
 ownerReference (never a label) is a job. Only then is the API server asked, once per token until the token expires, within
 a rate. So a stranger cannot make the operator ask at all. Implements model.ports.Authenticator.
+
+After a fail-over all agents call at once. Whose turn has not come waits for it, and where that takes longer than an agent waits
+for an answer, it is turned away and keeps its place. Meanwhile it counts as alive (`waiting`).
 """
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import binascii
 import hashlib
 import math
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -26,8 +30,12 @@ from regroup_operator.model.ports import Forbidden, PodLookup, Unauthorized
 from regroup_operator.model.records import Pod
 
 AUDIENCE = "regroup"
-REVIEWS_PER_S = 100.0
+REVIEWS_PER_S = 200.0
 REVIEW_BURST = 500
+WAIT_S = 8.0
+"""For so long a request waits for its turn; the agent gives an answer up after 10 s."""
+PLACE_KEPT_S = 15.0
+"""For so long after its turn has come a place is kept for who has not called again: an agent does within two seconds."""
 MAX_TOKENS = 20_000
 REFUSED_FOR_S = 60.0
 """How long a token that the API server refused is refused without asking again."""
@@ -126,6 +134,7 @@ class ClusterAuthenticator:
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
         bucket: TokenBucket | None = None,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self._pods = pods
         self._reviewer = reviewer
@@ -134,6 +143,12 @@ class ClusterAuthenticator:
         self._bucket = bucket or TokenBucket(REVIEWS_PER_S, REVIEW_BURST)
         self._verdicts: OrderedDict[bytes, tuple[float, str]] = OrderedDict()
         """Digest of a token -> until when (wall clock), and the sentence that refuses it or empty."""
+        self._sleep = sleep
+        self._places: dict[str, float] = {}
+        """Pod UID -> when its turn comes. At most one for each worker's pod; those whose agents came no more are swept out."""
+        self._swept_s = float("-inf")
+        self._reviews: dict[bytes, asyncio.Task[Mapping[str, Any]]] = {}
+        """Digest of a token -> the review that is under way: several requests with one token share it."""
 
     async def authenticate(self, token: str, namespace: str, pod_name: str) -> Pod:
         """Return the pod that `token` is bound to, which is the one named. Raises Unauthorized, Forbidden, UnavailableError."""
@@ -142,9 +157,7 @@ class ClusterAuthenticator:
         digest = hashlib.sha256(token.encode()).digest()
         until, refusal = self._verdicts.get(digest, (0.0, ""))
         if until <= self._wall_clock():
-            if not self._bucket.take(self._clock()):
-                raise UnavailableError("Too many new tokens at once; try again in a second.")
-            refusal = refusal_in(await self._reviewer.review(token, AUDIENCE), pod)
+            refusal = refusal_in(await self._review(token, digest, pod.uid), pod)
             until = min(claims.expires_at, self._wall_clock() + REFUSED_FOR_S) if refusal else claims.expires_at
             self._verdicts[digest] = (until, refusal)
             while len(self._verdicts) > MAX_TOKENS:
@@ -152,6 +165,51 @@ class ClusterAuthenticator:
         if refusal:
             raise Unauthorized(refusal)
         return pod
+
+    def waiting(self) -> frozenset[str]:
+        """Return the UIDs of pods whose agents wait for their turn, or were told to call again for it."""
+        now_s = self._clock()
+        return frozenset(uid for uid, due_s in self._places.items() if now_s <= due_s + PLACE_KEPT_S)
+
+    async def _review(self, token: str, digest: bytes, pod_uid: str) -> Mapping[str, Any]:
+        review = self._reviews.get(digest)
+        if review is None:
+            await self._turn(pod_uid)
+            review = self._reviews.get(digest)
+        if review is None:
+            review = asyncio.ensure_future(self._reviewer.review(token, AUDIENCE))
+            self._reviews[digest] = review
+            review.add_done_callback(lambda _: self._reviews.pop(digest, None))
+        try:
+            return await asyncio.shield(review)  # an agent that hangs up ends nobody else's review
+        finally:
+            self._places.pop(pod_uid, None)
+
+    async def _turn(self, pod_uid: str) -> None:
+        """Return when it is this pod's turn. Raises UnavailableError where that takes too long; its place is kept."""
+        now_s = self._clock()
+        due_s = self._places.get(pod_uid)
+        if due_s is None or now_s > due_s + PLACE_KEPT_S:
+            self._sweep(now_s)
+            due_s = self._places[pod_uid] = self._bucket.reserve(now_s)
+        if due_s <= now_s:
+            return
+        await self._sleep(min(due_s - now_s, WAIT_S))
+        if due_s > now_s + WAIT_S:
+            raise UnavailableError(
+                f"{len(self._places)} agents wait to be admitted; the turn of this one comes in {due_s - now_s - WAIT_S:.0f} s. "
+                "Call again."
+            )
+
+    def _sweep(self, now_s: float) -> None:
+        if now_s >= self._swept_s + PLACE_KEPT_S:
+            self._swept_s = now_s
+            self._places = {uid: due_s for uid, due_s in self._places.items() if now_s <= due_s + PLACE_KEPT_S}
+
+
+def admission_s(num_agents: int, per_s: float = REVIEWS_PER_S, burst: float = REVIEW_BURST) -> float:
+    """Return how many seconds it takes until the last of so many agents that call at once can have been admitted. Pure."""
+    return 0.0 if num_agents <= burst else (num_agents - burst) / per_s + WAIT_S
 
 
 def refusal_in(status: Mapping[str, Any], pod: Pod) -> str:

@@ -14,10 +14,19 @@ class TokenBucket:
 
     def take(self, now_s: float) -> bool:
         """Take one token if there is one."""
-        if self._at_s is not None:
-            self._tokens = min(self._burst, self._tokens + (now_s - self._at_s) * self._per_s)
-        self._at_s = now_s
+        self._fill(now_s)
         if self._tokens < 1:
             return False
         self._tokens -= 1
         return True
+
+    def reserve(self, now_s: float) -> float:
+        """Take one token, perhaps one that is still to come; return from when on it is there."""
+        self._fill(now_s)
+        self._tokens -= 1
+        return now_s + max(0.0, -self._tokens / self._per_s)
+
+    def _fill(self, now_s: float) -> None:
+        if self._at_s is not None:
+            self._tokens = min(self._burst, self._tokens + (now_s - self._at_s) * self._per_s)
+        self._at_s = now_s

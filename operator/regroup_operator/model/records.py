@@ -244,5 +244,9 @@ class Observation:
     sessions: dict[str, Session] = field(default_factory=dict)
     """By pod UID."""
     term_started_s: float = 0.0
+    admitted_by_s: float = 0.0
+    """When the last of the agents that there were at the term's start can have been admitted, monotonic (rate of TokenReviews)."""
+    waiting: frozenset[str] = frozenset()
+    """UIDs of pods whose agents wait to be admitted: they are alive."""
     refusals: dict[str, str] = field(default_factory=dict)
     """By pod UID: the sentence with which the agent was turned away."""

@@ -31,6 +31,7 @@ def stand(
     released: frozenset[str] = frozenset(),
     term_started_s: float = 0.0,
     processes: int = 1,
+    **more: Any,
 ) -> Worker:
     """Return worker 0 of a generation of three; the others train unless said otherwise."""
     peers = others or (make_session(1, Phase.TRAINING, 1), make_session(2, Phase.TRAINING, 1))
@@ -46,6 +47,7 @@ def stand(
         term_started_s=term_started_s,
         disconnect_s=5.0,
         settings=Settings(),
+        **more,
     )
     return workers[0]
 
@@ -268,6 +270,21 @@ def test_progress_keeps_a_member_that_has_not_called_this_operator() -> None:
     assert (kept.standing, kept.lost_at_s) == (Standing.SILENT, 104.0)
     resaid = stand(make_pod(0), None, others=peers(10, 99.0), term_started_s=70.0)
     assert (resaid.standing, resaid.why) == (Standing.LOST, "NeverConnected")
+
+
+@pytest.mark.parametrize(
+    ("given", "want"),
+    [
+        pytest.param({}, (Standing.LOST, 90.0), id="the grace of the term is over"),
+        pytest.param({"admitted_by_s": 130.0}, (Standing.SILENT, 130.0), id="not all agents can have been admitted yet"),
+        pytest.param({"admitted_by_s": 80.0}, (Standing.LOST, 90.0), id="few agents"),
+        pytest.param({"waiting": frozenset({"uid-0.0"})}, (Standing.SILENT, 105.0), id="its agent waits to be admitted"),
+        pytest.param({"waiting": frozenset({"uid-1.0"})}, (Standing.LOST, 90.0), id="another agent does"),
+    ],
+)  # fmt: skip
+def test_member_that_has_not_called_a_new_leader(given: dict[str, Any], want: tuple[str, float]) -> None:
+    got = stand(make_pod(0), None, others=peers(10, 60.0), term_started_s=70.0, **given)
+    assert (got.standing, got.since_s if got.standing == Standing.LOST else got.lost_at_s) == want
 
 
 @pytest.mark.parametrize(

@@ -168,6 +168,8 @@ def gather_facts(inputs: Inputs) -> Facts:
         disconnect_s=job.spec.recovery.disconnect_seconds,
         settings=inputs.settings,
         setbacks=memory.setbacks,
+        admitted_by_s=obs.admitted_by_s,
+        waiting=obs.waiting,
     )
     newest = newest_progress(sessions.values(), current) if current else None
     adoption = see_adoption(stored, current, members_of(workers), sessions.values())

@@ -42,11 +42,14 @@ def assess(
     disconnect_s: float,
     settings: Settings,
     setbacks: Mapping[str, Setback] | None = None,
+    admitted_by_s: float = 0.0,
+    waiting: frozenset[str] = frozenset(),
 ) -> tuple[Worker, ...]:
     """Return every worker: the pods there are, and the members whose pods are gone. Sorted by id.
 
     `tier` is status.tier (None: not known yet), `processes` the number of a worker's processes, `setbacks` who kept
-    generations from forming, by pod UID.
+    generations from forming, by pod UID. `admitted_by_s`: when the last agent that there was at the term's start can have been
+    admitted; `waiting`: the pods whose agents wait for that.
     """
     pods = tuple(pods)
     members = frozenset(current.members) if current else frozenset()
@@ -62,12 +65,15 @@ def assess(
     runs_a_script = tier == "Script" and current is not None and current.adopted
     answer_s = SCRIPT_ANSWER_S if runs_a_script else ANSWER_S
 
+    grace_ends_s = max(term_started_s + settings.term_grace_s, admitted_by_s)
+
+    def grace_of(pod: Pod) -> float:
+        return max(grace_ends_s, now_s + disconnect_s) if pod.uid in waiting else grace_ends_s
+
     def add(worker: Worker, pod: Pod, session: Session | None) -> None:
         silent_until_s = None
         if tier == "Session" and current is not None and pod.alive and pod.uid not in released:
-            silent_until_s = _silent_until_s(
-                pod, session, term_started_s + settings.term_grace_s, disconnect_s + settings.replace_after_s
-            )
+            silent_until_s = _silent_until_s(pod, session, grace_of(pod), disconnect_s + settings.replace_after_s)
             silent_until_s = silent_until_s if silent_until_s and now_s < silent_until_s else None
         barred_until_s = setbacks[pod.uid].until_s if pod.uid in setbacks else 0.0
         if silent_until_s is not None or barred_until_s:  # of few workers: a copy of each of thousands takes its time
@@ -93,6 +99,7 @@ def assess(
             newest=newest,
             now_s=now_s,
             term_started_s=term_started_s,
+            grace_ends_s=grace_of(pod),
             disconnect_s=disconnect_s,
             answer_s=answer_s,
             settings=settings,
@@ -145,6 +152,7 @@ def _member(
     newest: Reported | None,
     now_s: float,
     term_started_s: float,
+    grace_ends_s: float,
     disconnect_s: float,
     answer_s: float,
     settings: Settings,
@@ -164,7 +172,7 @@ def _member(
     if pod.phase == "Failed" or (not pod.alive and not said_finished):
         return worker(Standing.LOST, now_s, DRAINED if _has_left(session) else "PodFailed")
     if session is None:
-        deadline = term_started_s + settings.term_grace_s
+        deadline = grace_ends_s
         if newest is not None and newest.step_s is not None:  # steps were committed in this term
             deadline = max(deadline, newest.at_s + disconnect_s)
         if now_s >= deadline:
