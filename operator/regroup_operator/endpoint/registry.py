@@ -27,6 +27,10 @@ PROGRESS_PLAN_S = 1.0
 """A job of which nothing but its progress is news is planned once in this time, however many workers report it."""
 
 
+MAX_LINES = 1000
+"""That many commands wait for an agent that reads none of them; then its stream ends, and it has to call again."""
+
+
 class Stream:
     """An open command stream: a queue of lines, ended by None."""
 
@@ -35,7 +39,11 @@ class Stream:
         self._lines: asyncio.Queue[bytes | None] = asyncio.Queue()
 
     def put(self, line: bytes | None) -> None:
-        """Queue one NDJSON line; None ends the stream."""
+        """Queue one NDJSON line; None ends the stream. One that is not read ends: a new one is told everything again."""
+        if line is not None and self._lines.qsize() >= MAX_LINES:
+            line = None
+            while not self._lines.empty():
+                self._lines.get_nowait()
         self._lines.put_nowait(line)
 
     async def get(self) -> bytes | None:

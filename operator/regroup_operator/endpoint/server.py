@@ -28,6 +28,11 @@ USER_TIMEOUT_MS = 5000
 TLS_BUFFER_BYTES = 16384
 """asyncio's default of 256 KiB a stream would cost thousands of idle agents gigabytes (measured: 281 against 41 KiB)."""
 
+BODY_TIMEOUT_S = 10.0
+"""For so long the rest of a message is waited for. The agent gives up after as long."""
+BACKLOG = 8192
+"""Connections that wait to be accepted: after a fail-over all agents call within a second or two. The kernel has its own bound."""
+
 HELLO_FIRST = "The agent must send hello first: this operator does not know its process yet."
 
 log = logging.getLogger(__name__)
@@ -44,7 +49,14 @@ class _Answer(Exception):
 class Endpoint:
     """The two calls. `leader` returns None where this process leads, else the leader's name (perhaps empty)."""
 
-    def __init__(self, registry: Registry, authenticator: Authenticator, leader: Callable[[], str | None]) -> None:
+    def __init__(
+        self,
+        registry: Registry,
+        authenticator: Authenticator,
+        leader: Callable[[], str | None],
+        body_timeout_s: float = BODY_TIMEOUT_S,
+    ) -> None:
+        self._body_timeout_s = body_timeout_s
         self._registry = registry
         self._authenticator = authenticator
         self._leader = leader
@@ -65,7 +77,11 @@ class Endpoint:
                 413, f"The message has {request.content_length} bytes; at most {MAX_REPORT_BYTES} are allowed."
             )
         try:
-            report = Report.decode(await request.read())
+            async with asyncio.timeout(self._body_timeout_s):
+                body = await request.read()
+            report = Report.decode(body)
+        except TimeoutError:
+            raise _Answer(408, f"The message has not come within {self._body_timeout_s:g} s. Send it again.") from None
         except web.HTTPRequestEntityTooLarge:
             raise _Answer(413, f"The message has more than the {MAX_REPORT_BYTES} bytes that are read.") from None
         except ProtocolError as error:
@@ -175,11 +191,12 @@ async def serve(
     host: str,
     port: int,
     leader: Callable[[], str | None],
+    body_timeout_s: float = BODY_TIMEOUT_S,
 ) -> tuple[web.AppRunner, int]:
     """Start the endpoint and return its runner (call `cleanup()`) and port (of use where `port` is 0)."""
     with contextlib.suppress(AttributeError):
         asyncio.sslproto.SSLProtocol.max_size = TLS_BUFFER_BYTES  # type: ignore[attr-defined]
-    app = Endpoint(registry, authenticator, leader).application()
+    app = Endpoint(registry, authenticator, leader, body_timeout_s).application()
     runner = web.AppRunner(
         app,
         access_log=None,
@@ -189,6 +206,6 @@ async def serve(
         handler_cancellation=True,  # or nobody would hear that an idle stream is gone, and the stream is the heartbeat
     )
     await runner.setup()
-    site = web.TCPSite(runner, host, port, ssl_context=ssl_context, backlog=1024)
+    site = web.TCPSite(runner, host, port, ssl_context=ssl_context, backlog=BACKLOG)
     await site.start()
     return runner, int(runner.addresses[0][1])

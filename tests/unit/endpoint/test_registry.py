@@ -11,7 +11,7 @@ import pytest
 
 from regroup.protocol.state import Busy
 from regroup.protocol.wire import Changed, Command, Draining, Ping, Progress, ProgressRequest, Report, Stop, Welcome
-from regroup_operator.endpoint.registry import Registry, Stream
+from regroup_operator.endpoint.registry import MAX_LINES, Registry, Stream
 from regroup_operator.model.records import Pod
 from regroup_operator.queue import Schedule
 from tests.unit.endpoint.reports import hello, make_report
@@ -211,6 +211,17 @@ def test_leader_that_ends_closes_all_streams() -> None:
     world.registry.report(POD, hello())
     stream = world.registry.open(POD, "boot")
     world.registry.close_all()
+    assert lines(stream) == [None]
+
+
+def test_stream_that_nobody_reads_ends_and_holds_no_more_than_its_bound() -> None:
+    world = Setting()
+    world.registry.report(POD, hello())
+    stream = world.registry.open(POD, "boot")
+    for _ in range(MAX_LINES):
+        world.registry.tell(POD.uid, POD.job_uid, 1, Ping())
+    assert stream._lines.qsize() == MAX_LINES
+    world.registry.tell(POD.uid, POD.job_uid, 1, Ping())
     assert lines(stream) == [None]
 
 

@@ -82,14 +82,16 @@ async def sentence(answer: aiohttp.ClientResponse) -> tuple[int, str]:
 
 
 @asynccontextmanager
-async def serving() -> AsyncIterator[Server]:
+async def serving(**limits: float) -> AsyncIterator[Server]:
     authority = Authority.create()
     context = server_context(*authority.issue(["localhost"], ["127.0.0.1"]))
     loop = asyncio.get_running_loop()
     enqueued: list[Key] = []
     leader: list[str | None] = [None]
     registry = Registry(loop.time, enqueued.append, lambda key, _: enqueued.append(key))
-    runner, port = await serve(registry, Tokens(), context, host="127.0.0.1", port=0, leader=lambda: leader[0])
+    runner, port = await serve(
+        registry, Tokens(), context, host="127.0.0.1", port=0, leader=lambda: leader[0], **limits
+    )
     trusted = ssl.create_default_context(cadata=authority.ca_pem.decode())
     connector = aiohttp.TCPConnector(ssl=trusted)
     try:
@@ -99,9 +101,9 @@ async def serving() -> AsyncIterator[Server]:
         await runner.cleanup()
 
 
-def with_server(test: Callable[[Server], Awaitable[None]]) -> None:
+def with_server(test: Callable[[Server], Awaitable[None]], **limits: float) -> None:
     async def run() -> None:
-        async with serving() as server:
+        async with serving(**limits) as server:
             await test(server)
 
     asyncio.run(run())
@@ -197,6 +199,22 @@ def test_message_of_64_kib_is_read() -> None:
         assert await server.post(FULL.strip().ljust(MAX_REPORT_BYTES)) == (204, "")
 
     with_server(test)
+
+
+def test_message_that_does_not_end_is_given_up() -> None:
+    async def scenario(server: Server) -> None:
+        never = asyncio.Event()
+
+        async def body() -> AsyncIterator[bytes]:
+            yield b'{"boot":'
+            await never.wait()
+
+        status, says = await server.post(body())
+        assert (status, says) == (408, "The message has not come within 0.2 s. Send it again.")
+        assert server.session() is None
+        assert await server.post(line(hello())) == (204, ""), "others are served"
+
+    with_server(scenario, body_timeout_s=0.2)
 
 
 @pytest.mark.parametrize(
