@@ -453,6 +453,8 @@ class Trainer:
     def _finish(self, group: Group) -> None:
         self.finished = True
         self.say(FinishedLocally(group.number, group.step))
+        if self.suspended:  # it was told so in its last step, and waits for no other word
+            self.agent.world.later(lambda: self.agent.exited(self, 0))
 
     def _send_left(self, cause: str | None = None, message: str = "", peer_rank: int | None = None) -> None:
         step = self.state.step if self.state else 0
