@@ -62,7 +62,10 @@ class Operator:
         self._trust = Trust(client, settings)
         self._recorder = EventRecorder(client, self._name)
         self._queue = WorkQueue(
-            self._reconcile, num_workers=settings.num_workers, observe=self._metrics.observe_reconcile
+            self._reconcile,
+            num_workers=settings.num_workers,
+            observe=self._metrics.observe_reconcile,
+            observe_wait=self._metrics.queue_wait_seconds.observe,
         )
         self._registry = Registry(time.monotonic, self._queue.add, self._queue.add_after)
         self._job_api, self._jobs = ClusterJobApi(client), JobCache()
@@ -80,6 +83,8 @@ class Operator:
         self._unready: str | None = "The CA has not been read yet."
         self._runners: list[web.AppRunner] = []
         self._pods.on_change(self._pod_changed)
+        client.observe = self._metrics.api_request
+        self._metrics.follow_jobs(self._jobs.objects, per_job=settings.per_job_metrics)
         self._metrics.follow(
             queue_depth=lambda: len(self._queue),
             connected_agents=self._registry.num_connected,

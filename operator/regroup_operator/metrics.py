@@ -15,6 +15,7 @@ from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from regroup_operator.api import Job
+from regroup_operator.job_metrics import JobMetrics, Jobs
 from regroup_operator.model.ports import JobStore
 from regroup_operator.model.records import Key
 
@@ -46,6 +47,35 @@ class Metrics:
             buckets=(0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1, 1.5, 2, 3, 5, 10, 20, 60),
             registry=self.registry,
         )
+        self.recovery_part_seconds = Histogram(
+            "regroup_recovery_part_seconds",
+            "The parts of a recovery: detect, decide, persist, form, transfer, firstStep; tier Script: start.",
+            ["part"],
+            buckets=(0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60),
+            registry=self.registry,
+        )
+        self.restarts = Counter(
+            "regroup_restarts", "What had to start again, by kind (process, pod).", ["kind"], registry=self.registry
+        )
+        self.queue_wait_seconds = Histogram(
+            "regroup_queue_wait_seconds",
+            "From the event that calls for a look at a job to that look.",
+            buckets=_SECONDS,
+            registry=self.registry,
+        )
+        self.api_requests = Counter(
+            "regroup_api_requests",
+            "Requests to the API server, by verb, resource and HTTP status (0: no answer).",
+            ["verb", "resource", "code"],
+            registry=self.registry,
+        )
+        self.api_request_seconds = Histogram(
+            "regroup_api_request_seconds",
+            "Duration of a request to the API server; of a watch, until it is open.",
+            ["verb"],
+            buckets=_SECONDS,
+            registry=self.registry,
+        )
         self.connected_agents = Gauge("regroup_connected_agents", "Open command streams.", registry=self.registry)
         self.leader = Gauge("regroup_leader", "1 while this operator leads, else 0.", registry=self.registry)
         self.status_writes = Counter("regroup_status_writes", "Statuses written.", registry=self.registry)
@@ -63,6 +93,15 @@ class Metrics:
         self.connected_agents.set_function(connected_agents)
         self.leader.set_function(leading)
         self.registry.register(_Dropped(dropped_reports))
+
+    def follow_jobs(self, jobs: Jobs, *, per_job: bool) -> None:
+        """Have the jobs read whenever somebody asks for the metrics; `per_job`: with series for each."""
+        self.registry.register(JobMetrics(jobs, per_job=per_job))
+
+    def api_request(self, verb: str, resource: str, code: int, seconds: float) -> None:
+        """Count a request; see kube.client.Observe."""
+        self.api_requests.labels(verb, resource, str(code)).inc()
+        self.api_request_seconds.labels(verb).observe(seconds)
 
     def generation_issued(self, kind: str) -> None:
         """Count a generation."""
@@ -89,7 +128,7 @@ class _Dropped(Collector):
 
 
 class ObservedStore:
-    """A JobStore that counts the incidents in what is written through it."""
+    """A JobStore that counts the incidents and restarts in what is written through it."""
 
     def __init__(self, store: JobStore, metrics: Metrics) -> None:
         self._store = store
@@ -109,6 +148,13 @@ class ObservedStore:
                 self._metrics.incidents.labels(incident.get("cause") or "Unknown").inc()
             if _recovered(incident) and not _recovered(old or {}):
                 self._metrics.recovery_seconds.observe(recovery_s(incident))
+                for part in PARTS:
+                    if incident.get(f"{part}Ms") is not None:
+                        self._metrics.recovery_part_seconds.labels(part).observe(incident[f"{part}Ms"] / 1000)
+        old_restarts, restarts = job.status.restarts, status.get("restarts") or {}
+        for kind, key in (("process", "processes"), ("pod", "pods")):
+            counted = getattr(old_restarts, key) if old_restarts is not None else 0
+            self._metrics.restarts.labels(kind).inc(max(0, restarts.get(key, 0) - counted))
         return stored
 
     async def confirm(self, job: Job, within_s: float) -> None:
@@ -120,6 +166,10 @@ class ObservedStore:
         await self._store.remove(job)
 
 
+PARTS = ("detect", "decide", "persist", "form", "transfer", "firstStep", "start")
+"""Of a recovery, as in status.incidents."""
+
+
 def _recovered(incident: Mapping[str, Any]) -> bool:
     """Whether the incident's generation has committed a step, or in tier Script runs."""
     return incident.get("firstStepMs") is not None or incident.get("startMs") is not None
@@ -128,8 +178,7 @@ def _recovered(incident: Mapping[str, Any]) -> bool:
 def recovery_s(incident: Mapping[str, Any]) -> float:
     """Return the seconds from the event to the first step after it, or in tier Script until its processes run: the sum of the
     parts that are known."""
-    parts = ("detectMs", "decideMs", "persistMs", "formMs", "transferMs", "firstStepMs", "startMs")
-    return sum(float(incident.get(part) or 0.0) for part in parts) / 1000
+    return sum(float(incident.get(f"{part}Ms") or 0.0) for part in PARTS) / 1000
 
 
 async def serve(metrics: Metrics, host: str, port: int, is_ready: Callable[[], str | None]) -> web.AppRunner:

@@ -112,8 +112,12 @@ class WorkQueue:
         num_workers: int = 16,
         clock: Callable[[], float] = time.monotonic,
         observe: Callable[[float, bool], None] | None = None,
+        observe_wait: Callable[[float], None] | None = None,
     ) -> None:
-        """`observe(seconds, succeeded)` is called after each run, for metrics."""
+        """`observe(seconds, succeeded)` is called after each run, `observe_wait(seconds)` before it, for metrics: since it was
+        asked for at once. A run whose time has come by itself has waited for nobody."""
+        self._observe_wait = observe_wait
+        self._asked_s: dict[Key, float] = {}
         self._reconcile = reconcile
         self._clock = clock
         self._observe = observe
@@ -129,6 +133,7 @@ class WorkQueue:
     def add(self, key: Key) -> None:
         """Have `key` reconciled soon. Never blocks."""
         self._schedule.add(key)
+        self._asked_s.setdefault(key, self._clock())
         self._wake.set()
 
     def add_after(self, key: Key, delay_s: float) -> None:
@@ -171,6 +176,9 @@ class WorkQueue:
 
     async def _one(self, key: Key) -> None:
         started_s = self._clock()
+        asked_s = self._asked_s.pop(key, None)
+        if asked_s is not None and self._observe_wait is not None:
+            self._observe_wait(started_s - asked_s)
         succeeded = False
         try:
             again_s = await self._reconcile(key)

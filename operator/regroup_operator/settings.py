@@ -56,6 +56,9 @@ class OperatorSettings(BaseModel):
     ops_port: int = Field(default=8080, ge=0, le=65535)
     """Port of /healthz, /readyz and /metrics; 0 takes a free one (tests)."""
 
+    per_job_metrics: bool = False
+    """Whether /metrics has series for each job (regroup_job_*). Their number grows with the jobs."""
+
     agent_image: str = "regroup-operator:dev"
     """Image that the workers' agent is copied from: the operator's own, so that both speak the same protocol."""
 

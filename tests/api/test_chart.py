@@ -69,6 +69,9 @@ EFFECTS = {
     "agent.imagePullSecrets": '["theirs"]',
     "watchNamespaces": '["team"]',
     "admissionPolicy": '{"enabled": false}',
+    "metrics.perJob": "true",
+    "metrics.serviceMonitor": '{"enabled": true}',
+    "metrics.rules": '{"enabled": true}',
     "logLevel": '"debug"',
     "settings": '{"joinQuietSeconds": 2}',
     "resources": '{"limits": {"cpu": "7"}}',
@@ -82,7 +85,7 @@ EFFECTS = {
 def test_every_value_has_an_effect() -> None:
     def leaves(values: dict[str, Any], at: str = "") -> Iterator[str]:
         for name, value in values.items():
-            if not at and name in ("image", "agent"):
+            if not at and name in ("image", "agent", "metrics"):
                 yield from leaves(value, f"{name}.")
             else:
                 yield at + name
@@ -91,6 +94,22 @@ def test_every_value_has_an_effect() -> None:
     default = rendered()
     assert set(leaves(values)) == set(EFFECTS)
     assert [name for name, value in EFFECTS.items() if rendered(f"{name}={value}") == default] == []
+
+
+def test_monitor_finds_its_own_service_and_the_operators_only() -> None:
+    text = rendered('metrics={"serviceMonitor":{"enabled":true,"labels":{"release":"prom"}},"rules":{"enabled":true}}')
+    documents = [d for d in yaml.safe_load_all(text) if d]
+    (monitor,) = (d for d in documents if d["kind"] == "ServiceMonitor")
+    assert monitor["metadata"]["labels"]["release"] == "prom"
+    wanted = monitor["spec"]["selector"]["matchLabels"].items()
+    services = [d for d in documents if d["kind"] == "Service" and d["metadata"]["labels"].items() >= wanted]
+    assert [s["metadata"]["name"] for s in services] == ["regroup-metrics"]
+    (operator,) = (d for d in documents if d["kind"] == "Deployment")
+    pods = operator["spec"]["template"]["metadata"]["labels"]
+    assert pods.items() >= services[0]["spec"]["selector"].items()
+    (budget,) = (d for d in documents if d["kind"] == "PodDisruptionBudget")
+    assert pods.items() >= budget["spec"]["selector"]["matchLabels"].items()
+    assert not any(d["kind"] == "PodDisruptionBudget" for d in yaml.safe_load_all(rendered("replicas=1")) if d)
 
 
 def test_operator_of_some_namespaces_gets_its_rights_there_only() -> None:

@@ -47,7 +47,11 @@ def test_operator_reads_every_variable_that_the_deployment_sets() -> None:
     template = (CHART / "templates" / "deployment.yaml").read_text()
     names = re.findall(r"- name: (REGROUP_SETTINGS_[A-Z_]+)\n", template)
     assert len(names) >= 5
-    sample = {"REGROUP_SETTINGS_LOG_LEVEL": "info", "REGROUP_SETTINGS_AGENT_IMAGE_PULL_POLICY": "Always"}
+    sample = {
+        "REGROUP_SETTINGS_LOG_LEVEL": "info",
+        "REGROUP_SETTINGS_AGENT_IMAGE_PULL_POLICY": "Always",
+        "REGROUP_SETTINGS_PER_JOB_METRICS": "true",
+    }
     load({name: sample.get(name, "x") for name in names})
 
 

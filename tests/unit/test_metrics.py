@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import re
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -13,6 +15,7 @@ from regroup_operator.api import Job, parse_job
 from regroup_operator.model.records import Key
 from tests.builders.jobs import stored_job
 
+ROOT = Path(__file__).resolve().parents[2]
 AT = "2025-11-21T13:00:00Z"
 
 
@@ -36,9 +39,15 @@ class Store:
         pass
 
 
-def write(metrics: ops.Metrics, before: list[dict[str, Any]], after: list[dict[str, Any]]) -> None:
-    job = parse_job(stored_job(status={"incidents": before}))
-    asyncio.run(ops.ObservedStore(Store(), metrics).write_status(job, {"incidents": after}))
+def write(
+    metrics: ops.Metrics,
+    before: list[dict[str, Any]],
+    after: list[dict[str, Any]],
+    before_restarts: dict[str, int] | None = None,
+    **status: Any,
+) -> None:
+    job = parse_job(stored_job(status={"incidents": before, "restarts": before_restarts}))
+    asyncio.run(ops.ObservedStore(Store(), metrics).write_status(job, {"incidents": after, **status}))
 
 
 def value(registry: CollectorRegistry, name: str, **labels: str) -> float:
@@ -96,3 +105,74 @@ def test_ops_port_answers_health_readiness_and_metrics() -> None:
             assert line in lines
 
     asyncio.run(scenario())
+
+
+def job_of(name: str, **status: Any) -> dict[str, Any]:
+    return {"metadata": {"namespace": "team", "name": name}, "status": status}
+
+
+JOBS: list[dict[str, Any]] = [
+    job_of("a", phase="Running", goodput={"percent": 90}, progress={"step": 7, "loss": 0.5}, restarts={"total": 2}),
+    job_of("b", phase="Recovering", goodput={"percent": 70}, readyReplicas=3, membership={"generation": 4}),
+    job_of("c", phase="Succeeded", goodput={"percent": 10}),
+    {"metadata": {"namespace": "team", "name": "new"}},
+]
+
+
+def test_jobs_by_phase_and_their_goodput_are_read_when_somebody_asks() -> None:
+    jobs, metrics = list(JOBS), ops.Metrics()
+    metrics.follow_jobs(lambda: jobs, per_job=False)
+    assert {p: value(metrics.registry, "regroup_jobs", phase=p) for p in ("Running", "Recovering", "Pending", "Failed")} == {
+        "Running": 1, "Recovering": 1, "Pending": 1, "Failed": 0,
+    }  # fmt: skip
+    assert value(metrics.registry, "regroup_goodput_ratio") == 0.8, "of running jobs"
+    assert metrics.registry.get_sample_value("regroup_job_step", {"namespace": "team", "job": "a"}) is None
+    jobs.clear()
+    assert value(metrics.registry, "regroup_jobs", phase="Running") == 0
+    assert metrics.registry.get_sample_value("regroup_goodput_ratio") is None
+
+
+def test_series_of_a_job_go_with_it() -> None:
+    jobs, metrics = list(JOBS), ops.Metrics()
+    metrics.follow_jobs(lambda: jobs, per_job=True)
+    of_a = {"namespace": "team", "job": "a"}
+    names = ("step", "loss", "restarts", "goodput_ratio")
+    assert [value(metrics.registry, f"regroup_job_{name}", **of_a) for name in names] == [7, 0.5, 2, 0.9]
+    assert value(metrics.registry, "regroup_job_generation", namespace="team", job="b") == 4
+    del jobs[0]
+    assert metrics.registry.get_sample_value("regroup_job_step", of_a) is None
+
+
+def test_parts_of_a_recovery_and_restarts_are_counted_once() -> None:
+    metrics = ops.Metrics()
+    ended = incident(2, detectMs=20, persistMs=10, formMs=50, firstStepMs=100)
+    write(metrics, [], [ended], restarts={"processes": 2, "pods": 1})
+    write(metrics, [ended], [ended], before_restarts={"processes": 2, "pods": 1}, restarts={"processes": 3, "pods": 1})
+    parts = ("detect", "form", "firstStep", "transfer")
+    assert [value(metrics.registry, "regroup_recovery_part_seconds_count", part=part) for part in parts] == [1, 1, 1, 0]
+    assert abs(value(metrics.registry, "regroup_recovery_part_seconds_sum", part="form") - 0.05) < 1e-9
+    assert [value(metrics.registry, "regroup_restarts_total", kind=kind) for kind in ("process", "pod")] == [3, 1]
+
+
+def names_in(metrics: ops.Metrics) -> set[str]:
+    """Every family, as Prometheus names it."""
+    metrics.follow(queue_depth=lambda: 0, connected_agents=lambda: 0, dropped_reports=lambda: 0, leading=lambda: False)
+    metrics.follow_jobs(lambda: JOBS, per_job=True)
+    counters = {family.name: "_total" if family.type == "counter" else "" for family in metrics.registry.collect()}
+    return {name + end for name, end in counters.items()}
+
+
+def test_page_on_metrics_has_each_metric_and_no_other() -> None:
+    text = (ROOT / "docs/metrics.md").read_text()
+    assert set(re.findall(r"^\| `(regroup_\w+)`", text, re.MULTILINE)) == names_in(ops.Metrics())
+
+
+def test_every_alert_asks_for_metrics_that_exist_and_has_a_section_in_the_runbook() -> None:
+    rules = (ROOT / "helm/regroup/templates/monitoring.yaml").read_text()
+    alerts = re.findall(r"alert: (\w+)", rules)
+    assert len(alerts) >= 7
+    asked = {re.sub(r"_(bucket|count|sum)$", "", name) for name in re.findall(r"regroup_\w+", rules)}
+    assert asked <= names_in(ops.Metrics())
+    sections = re.findall(r"^## (\w+)$", (ROOT / "docs/runbook.md").read_text(), re.MULTILINE)
+    assert sections == alerts
+    assert re.findall(r"runbook: docs/runbook.md#(\w+)", rules) == [alert.lower() for alert in alerts]

@@ -10,7 +10,8 @@ import asyncio
 import contextlib
 import logging
 import os
-from collections.abc import AsyncIterator, Mapping
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote, urlencode
@@ -59,6 +60,10 @@ class ApiUnavailable(ApiError, UnavailableError):
     """No verdict: no connection, deadline passed, 429 or 5xx. The request may have taken effect."""
 
 
+Observe = Callable[[str, str, int, float], None]
+"""observe(verb, resource, HTTP status, seconds) of each request; 0: there was no answer."""
+
+
 @dataclass(frozen=True)
 class Resource:
     """A kind of object by its place in the API; `group` is empty for the core."""
@@ -93,6 +98,7 @@ class Client:
         self.configuration = configuration
         self._api = ApiClient(configuration)
         self._refresher: asyncio.Task[None] | None = None
+        self.observe: Observe = lambda _verb, _resource, _code, _seconds: None
 
     @classmethod
     async def connect(cls, kubeconfig: str | None = None, context: str | None = None) -> Client:
@@ -143,7 +149,7 @@ class Client:
         self, resource: Resource, namespace: str | None, name: str, *, timeout_s: float = REQUEST_TIMEOUT_S
     ) -> dict[str, Any]:
         """Return the object as it is now."""
-        return await self._call("GET", resource.path(namespace, name), timeout_s=timeout_s)
+        return await self._call(("get", resource), "GET", resource.path(namespace, name), timeout_s=timeout_s)
 
     async def list(
         self,
@@ -159,7 +165,9 @@ class Client:
         """Return one page; its metadata.continue is the next call's `continue_token`."""
         query = {"limit": str(limit), "labelSelector": label_selector, "continue": continue_token}
         accept = METADATA_ONLY if metadata_only else ""
-        return await self._call("GET", resource.path(namespace), query=query, accept=accept, timeout_s=timeout_s)
+        return await self._call(
+            ("list", resource), "GET", resource.path(namespace), query=query, accept=accept, timeout_s=timeout_s
+        )
 
     async def watch(
         self,
@@ -179,7 +187,9 @@ class Client:
             "timeoutSeconds": str(server_timeout_s),
         }
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S, sock_read=WATCH_SILENCE_S)
-        response = await self._send("GET", resource.path(namespace), query, None, "application/json", timeout)
+        response = await self._send(
+            ("watch", resource), "GET", resource.path(namespace), query, None, "application/json", timeout
+        )
         try:
             if response.status != 200:
                 raise error_of(response.status, await response.read())
@@ -205,7 +215,9 @@ class Client:
     ) -> dict[str, Any]:
         """Create the object and return it; `strict` refuses unknown and duplicate fields instead of dropping them."""
         query = {"dryRun": "All" if dry_run else "", "fieldValidation": "Strict" if strict else ""}
-        return await self._call("POST", resource.path(namespace), query=query, body=body, timeout_s=timeout_s)
+        return await self._call(
+            ("create", resource), "POST", resource.path(namespace), query=query, body=body, timeout_s=timeout_s
+        )
 
     async def replace(
         self,
@@ -218,7 +230,9 @@ class Client:
         timeout_s: float = REQUEST_TIMEOUT_S,
     ) -> dict[str, Any]:
         """PUT the object; with metadata.resourceVersion in `body` it is a compare-and-swap (ApiConflict)."""
-        return await self._call("PUT", resource.path(namespace, name, subresource), body=body, timeout_s=timeout_s)
+        return await self._call(
+            ("update", resource), "PUT", resource.path(namespace, name, subresource), body=body, timeout_s=timeout_s
+        )
 
     async def patch(
         self,
@@ -232,7 +246,9 @@ class Client:
     ) -> dict[str, Any]:
         """Merge-patch the object: keys with None are removed."""
         path = resource.path(namespace, name, subresource)
-        return await self._call("PATCH", path, body=body, content_type=MERGE_PATCH, timeout_s=timeout_s)
+        return await self._call(
+            ("patch", resource), "PATCH", path, body=body, content_type=MERGE_PATCH, timeout_s=timeout_s
+        )
 
     async def delete(
         self,
@@ -250,10 +266,11 @@ class Client:
         only = {"uid": uid, "resourceVersion": resource_version}
         if uid is not None or resource_version is not None:
             body["preconditions"] = {key: value for key, value in only.items() if value is not None}
-        await self._call("DELETE", resource.path(namespace, name), body=body, timeout_s=timeout_s)
+        await self._call(("delete", resource), "DELETE", resource.path(namespace, name), body=body, timeout_s=timeout_s)
 
     async def _call(
         self,
+        what: tuple[str, Resource],
         method: str,
         path: str,
         *,
@@ -264,7 +281,7 @@ class Client:
         timeout_s: float,
     ) -> dict[str, Any]:
         timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=min(CONNECT_TIMEOUT_S, timeout_s))
-        response = await self._send(method, path, query or {}, body, content_type, timeout, accept)
+        response = await self._send(what, method, path, query or {}, body, content_type, timeout, accept)
         try:
             data = await response.read()
             if response.status >= 300:
@@ -278,6 +295,7 @@ class Client:
 
     async def _send(
         self,
+        what: tuple[str, Resource],
         method: str,
         path: str,
         query: Mapping[str, str],
@@ -296,10 +314,15 @@ class Client:
         if authorization:
             headers["Authorization"] = authorization
         url = f"{self.configuration.host}{path}{'?' + text if text else ''}"
+        started_s, code = time.monotonic(), 0
         try:
             wrapped = await self._api.call_api(method, url, headers, body, _request_timeout=timeout)
+            code = wrapped.response.status
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise ApiUnavailable(0, "Transport", f"No answer to {method} {path}: {_text(error)}.") from error
+        finally:
+            verb, resource = what
+            self.observe(verb, resource.plural, code, time.monotonic() - started_s)
         response: aiohttp.ClientResponse = wrapped.response
         return response
 

@@ -93,6 +93,10 @@ class JobCache:
             del self._entries[key]
             self._parsed.pop(key, None)
 
+    def objects(self) -> list[Mapping[str, Any]]:
+        """Return the objects of all jobs, not to be changed."""
+        return [entry.raw for entry in self._entries.values()]
+
     def snapshot(self) -> dict[Key, Entry]:
         """Return the entries as they are: what `sweep` compares with."""
         return dict(self._entries)

@@ -181,3 +181,31 @@ def test_workers_run_side_by_side_but_never_on_one_key() -> None:
         return most_per_key, most
 
     assert asyncio.run(scenario()) == (1, 3)
+
+
+def test_wait_is_counted_from_the_first_event_and_not_for_what_was_to_come_later() -> None:
+    async def scenario() -> list[float]:
+        waits: list[float] = []
+        now_s, over = 0.0, asyncio.Event()
+        runs = 0
+
+        async def reconcile(_: tuple[str, str]) -> float | None:
+            nonlocal runs
+            runs += 1
+            if runs == 2:
+                over.set()
+            return 0.0 if runs == 1 else None
+
+        queue = WorkQueue(reconcile, clock=lambda: now_s, observe_wait=waits.append)
+        queue.add(A)
+        now_s = 2.0
+        queue.add(A)
+        now_s = 3.0
+        task = asyncio.create_task(queue.run())
+        async with asyncio.timeout(5):
+            await over.wait()
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        return waits
+
+    assert asyncio.run(scenario()) == [3.0]

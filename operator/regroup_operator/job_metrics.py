@@ -1,0 +1,83 @@
+"""What Prometheus sees of the jobs: read from their statuses whenever it asks, so that a job that is gone leaves no series.
+
+By phase for all jobs together; a series for each job only where the installation wants that (`perJobMetrics`), since their number
+grows with the jobs that there ever were.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+Jobs = Callable[[], Iterable[Mapping[str, Any]]]
+"""The objects of all jobs, as last known."""
+
+PHASES = ("Pending", "Starting", "Running", "Recovering", "Suspending", "Suspended", "Succeeded", "Failed")
+"""Each has a series at all times: a phase without jobs is 0, and an alert on it can be written before the first."""
+
+
+class JobMetrics(Collector):
+    """Reads the jobs when Prometheus asks. Time: O(jobs)."""
+
+    def __init__(self, jobs: Jobs, *, per_job: bool) -> None:
+        self._jobs, self._per_job = jobs, per_job
+
+    def collect(self) -> Iterable[Metric]:
+        """Yield the families."""
+        jobs = list(self._jobs())
+        by_phase = GaugeMetricFamily("regroup_jobs", "Jobs by phase.", labels=["phase"])
+        counts = Counter((job.get("status") or {}).get("phase") or "Pending" for job in jobs)
+        for phase in (*PHASES, *sorted(counts.keys() - set(PHASES))):
+            by_phase.add_metric([phase], counts[phase])
+        yield by_phase
+        known = [status["goodput"]["percent"] for job in jobs if "goodput" in (status := running_status(job))]
+        if known:
+            text = "Mean over running jobs of the share of their time that went into steps that count."
+            yield GaugeMetricFamily("regroup_goodput_ratio", text, value=sum(known) / len(known) / 100)
+        if self._per_job:
+            yield from _each(jobs)
+
+
+def running_status(job: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the status of a job that is running or recovering, else nothing."""
+    status: Mapping[str, Any] = job.get("status") or {}
+    return status if status.get("phase") in ("Running", "Recovering") else {}
+
+
+_OF_A_JOB: tuple[tuple[str, str, Callable[[Mapping[str, Any]], Any]], ...] = (
+    ("step", "Last committed step.", lambda status: (status.get("progress") or {}).get("step")),
+    ("loss", "Loss of that step.", lambda status: (status.get("progress") or {}).get("loss")),
+    (
+        "samples_per_second",
+        "Committed samples per second.",
+        lambda status: (status.get("progress") or {}).get("samplesPerSecond"),
+    ),
+    ("ready_workers", "Workers that are ready.", lambda status: status.get("readyReplicas")),
+    ("generation", "Newest generation.", lambda status: (status.get("membership") or {}).get("generation")),
+    (
+        "restarts",
+        "Processes and pods that had to start again.",
+        lambda status: (status.get("restarts") or {}).get("total"),
+    ),
+    ("goodput_ratio", "Share of the job's time that went into steps that count.", lambda status: _ratio(status)),
+)
+
+
+def _ratio(status: Mapping[str, Any]) -> float | None:
+    goodput = status.get("goodput")
+    return None if goodput is None else goodput["percent"] / 100
+
+
+def _each(jobs: Iterable[Mapping[str, Any]]) -> Iterable[Metric]:
+    jobs = list(jobs)
+    for name, text, value_of in _OF_A_JOB:
+        family = GaugeMetricFamily(f"regroup_job_{name}", text, labels=["namespace", "job"])
+        for job in jobs:
+            value = value_of(job.get("status") or {})
+            if value is not None:
+                family.add_metric([job["metadata"]["namespace"], job["metadata"]["name"]], float(value))
+        yield family
