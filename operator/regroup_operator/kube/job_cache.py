@@ -57,7 +57,7 @@ class JobCache:
                 job = error
             known = self._parsed[key] = (entry, job)
         if isinstance(known[1], SpecError):
-            raise known[1]
+            raise known[1].with_traceback(None)  # else it would grow with each raise
         return known[1]
 
     def see(self, raw: Mapping[str, Any]) -> bool:

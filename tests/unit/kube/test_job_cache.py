@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from regroup_operator.api import ConflictError, Job, NotFoundError, RegroupError, UnavailableError, parse_job
+from regroup_operator.api import ConflictError, Job, NotFoundError, RegroupError, SpecError, UnavailableError, parse_job
 from regroup_operator.kube.job_cache import JobCache
 from regroup_operator.kube.jobs import CachedJobStore, slim
 from tests.builders.jobs import stored_job
@@ -226,6 +226,21 @@ def test_confirm(now_s: float, raw: dict[str, Any] | None, requests: int, holds:
         assert setting.api.calls == ["get"] * (1 + requests)
 
     run(scenario)
+
+
+def test_job_that_breaks_a_rule_is_parsed_once_and_refused_each_time() -> None:
+    cache = JobCache()
+    raw = make_raw(5)
+    raw["spec"]["replicas"] = -1
+    cache.answered(raw, None, 0.0)
+    entry = cache.get(KEY)
+    assert entry is not None
+    errors = []
+    for _ in range(3):
+        with pytest.raises(SpecError) as caught:
+            cache.parse(KEY, entry)
+        errors.append((id(caught.value), len(caught.traceback)))
+    assert len(set(errors)) == 1, "the same error, whose traceback does not grow"
 
 
 def test_managed_fields_are_not_kept() -> None:
