@@ -37,7 +37,7 @@ from regroup_operator.kube.events import EventRecorder
 from regroup_operator.kube.job_cache import JobCache, key_of
 from regroup_operator.kube.jobs import JOBS, CachedJobStore, ClusterJobApi
 from regroup_operator.kube.lease import Elector, LeaseTimes
-from regroup_operator.kube.pods import PodStore
+from regroup_operator.kube.pods import Agents, PodStore
 from regroup_operator.model.records import Key
 from regroup_operator.queue import WorkQueue
 from regroup_operator.render import Renderer, RenderSettings
@@ -58,7 +58,7 @@ class Operator:
         self._name = settings.pod_name or socket.gethostname()
         self._metrics = ops.Metrics()
         self._pods = PodStore(client, settings.watch_namespaces)
-        self._authenticator = ClusterAuthenticator(self._pods, ClusterReviewer(client))
+        self._authenticator = ClusterAuthenticator(Agents(self._pods), ClusterReviewer(client))
         self._trust = Trust(client, settings)
         self._recorder = EventRecorder(client, self._name)
         self._queue = WorkQueue(

@@ -53,6 +53,16 @@ JOBS: Mapping[str, dict[str, Any]] = {
         "container": {"resources": _LIMITS},
     },
     "no-image": {"replicas": 3, "image": "localhost/no-such-image:1"},
+    "useless": {
+        "replicas": 2,
+        "command": ["python", "-c", "import sys; print('no such option'); sys.exit(3)"],
+        "recovery": {"maxRestarts": 100, "onExit": [{"action": "Fail", "exitCodes": {"values": [2, 3]}}]},
+    },
+    "no-image-rule": {
+        "replicas": 2,
+        "image": "localhost/no-such-image:2",
+        "recovery": {"onExit": [{"action": "Fail", "reasons": ["ImagePullBackOff"]}]},
+    },
 }
 """They go wrong by themselves, so that they can do it all at once."""
 
@@ -154,6 +164,23 @@ def test_command_that_exits_1_at_once_fails_the_job_with_its_last_line(wrong: di
     assert _one_line(failed["message"])
     assert _warning(job, "Failed") == failed["message"]
     assert job.status()["summary"]["state"] == "Failed"
+
+
+def test_exit_code_that_a_rule_names_fails_the_job_without_another_try(wrong: dict[str, TracedJob]) -> None:
+    job = wrong["useless"]
+    failed = _wait_condition(job, "Failed", "True", 60)
+    assert (failed["reason"], _one_line(failed["message"])) == ("ExitRule", True)
+    assert "exit code 3" in failed["message"], failed
+    assert "spec.recovery.onExit[0]" in failed["message"], failed
+    assert (job.status().get("restarts") or {}).get("processes", 0) <= 2, "each worker's process ended once"
+
+
+def test_pod_that_a_rule_does_not_wait_for_fails_the_job(wrong: dict[str, TracedJob]) -> None:
+    job = wrong["no-image-rule"]
+    failed = _wait_condition(job, "Failed", "True", 60)
+    assert failed["reason"] == "ExitRule"
+    assert "no-such-image" in failed["message"], failed
+    assert "spec.recovery.onExit[0]" in failed["message"], failed
 
 
 def test_state_that_cannot_be_saved_is_refused_by_name(wrong: dict[str, TracedJob]) -> None:

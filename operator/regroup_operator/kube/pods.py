@@ -145,6 +145,23 @@ def _reason_of(status: Mapping[str, Any], kind: str, said: str) -> str:
     return ""
 
 
+GONE_S = 5.0
+"""For so long the agent of a pod that has vanished from the API is still heard. One that was deleted by force has processes for two
+seconds; turned away, it would not hear that the others go on without it, and they train on with it until the kubelet ends it."""
+
+
+class Agents:
+    """The pods whose agents may call: those of a PodStore, and for a moment those that have just vanished. A PodLookup for the
+    authenticator; decisions see the pods that there are."""
+
+    def __init__(self, pods: PodStore) -> None:
+        self._pods = pods
+
+    def pod(self, namespace: str, name: str) -> Pod | None:
+        """See PodLookup."""
+        return self._pods.pod(namespace, name) or self._pods.gone(namespace, name)
+
+
 class PodStore:
     """The worker pods of all jobs. Implements model.ports.PodLookup; `run()` keeps it true until cancelled."""
 
@@ -160,6 +177,8 @@ class PodStore:
         self._pods: dict[tuple[str, str], Pod] = {}
         self._by_job: dict[tuple[str, str], dict[str, Pod]] = {}
         self._callbacks: list[Callable[[Key], None]] = []
+        self._gone: dict[tuple[str, str], tuple[Pod, float]] = {}
+        """Those that have vanished within GONE_S, and when."""
         self._client = client
         selector = f"{LABEL_ROLE}={ROLE_WORKER}"
         self.informers = [
@@ -237,12 +256,24 @@ class PodStore:
             of_job.pop(old.name, None)
             if not of_job:
                 self._by_job.pop((old.namespace, old.job_uid), None)
+            if new is None:
+                self._remember(old)
         if new is not None:
             self._pods[new.namespace, new.name] = new
             self._by_job.setdefault((new.namespace, new.job_uid), {})[new.name] = new
         for pod in {(p.namespace, p.job) for p in (old, new) if p is not None}:
             for callback in self._callbacks:
                 callback(pod)
+
+    def gone(self, namespace: str, name: str) -> Pod | None:
+        """Return the pod that had this name if it has vanished from the API a moment ago."""
+        pod, at_s = self._gone.get((namespace, name), (None, 0.0))
+        return pod if self._clock() <= at_s + GONE_S else None
+
+    def _remember(self, pod: Pod) -> None:
+        now_s = self._clock()
+        self._gone = {name: gone for name, gone in self._gone.items() if now_s <= gone[1] + GONE_S}
+        self._gone[pod.namespace, pod.name] = pod, now_s
 
     def _node_changed(self, old: Node | None, new: Node | None) -> None:
         node = new or old

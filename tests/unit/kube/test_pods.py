@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import copy
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
-from regroup_operator.kube.pods import slim_node, slim_pod
+from regroup_operator.kube.client import Client
+from regroup_operator.kube.pods import GONE_S, Agents, PodStore, slim_node, slim_pod
 
 POD: dict[str, Any] = {
     "apiVersion": "v1",
@@ -233,3 +234,29 @@ def test_slot_and_attempt_are_those_of_the_name_whatever_its_labels_say() -> Non
     pod = slim_pod({**POD, "metadata": POD["metadata"] | {"labels": labels}}, None, 0.0)
     assert pod is not None
     assert pod.id == (3, 1)
+
+
+def test_agent_of_a_pod_that_has_just_vanished_is_still_heard() -> None:
+    """Deleted by force, its processes live for two seconds; no decision sees the pod any more."""
+    now_s = 100.0
+    store = PodStore(cast("Client", None), clock=lambda: now_s)
+    agents, copy = Agents(store), store.informers[0].copy
+    copy.replace([POD], "1")
+    assert store.pod("team", "digits-worker-3-1") is agents.pod("team", "digits-worker-3-1") is not None
+    copy.replace([], "2")
+    assert (store.pod("team", "digits-worker-3-1"), len(store.uids())) == (None, 0)
+    gone = agents.pod("team", "digits-worker-3-1")
+    assert gone is not None
+    assert gone.uid == "pod-uid"
+    again = {**POD, "metadata": POD["metadata"] | {"uid": "another"}}
+    copy.replace([again], "3")
+    found = agents.pod("team", "digits-worker-3-1")
+    assert found is not None
+    assert found.uid == "another", "the pod that there is comes first"
+    copy.replace([], "4")
+    now_s += GONE_S + 0.1
+    assert agents.pod("team", "digits-worker-3-1") is None
+    other = {**POD, "metadata": POD["metadata"] | {"name": "digits-worker-4-0"}}
+    copy.replace([other], "5")
+    copy.replace([], "6")
+    assert len(store._gone) == 1, "what is older is forgotten"
