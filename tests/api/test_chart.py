@@ -62,6 +62,7 @@ EFFECTS = {
     "replicas": "3",
     "image.repository": '"elsewhere/operator"',
     "image.tag": '"2"',
+    "image.digest": '"sha256:0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"',
     "image.pullPolicy": '"Always"',
     "imagePullSecrets": '[{"name": "mine"}]',
     "agent.image": '"elsewhere/agent"',
@@ -69,6 +70,7 @@ EFFECTS = {
     "agent.imagePullSecrets": '["theirs"]',
     "watchNamespaces": '["team"]',
     "admissionPolicy": '{"enabled": false}',
+    "networkPolicy": '{"enabled": true}',
     "metrics.perJob": "true",
     "metrics.serviceMonitor": '{"enabled": true}',
     "metrics.rules": '{"enabled": true}',
@@ -94,6 +96,22 @@ def test_every_value_has_an_effect() -> None:
     default = rendered()
     assert set(leaves(values)) == set(EFFECTS)
     assert [name for name, value in EFFECTS.items() if rendered(f"{name}={value}") == default] == []
+
+
+def test_digest_counts_for_operator_and_agent_and_the_policy_covers_the_operator() -> None:
+    digest = "sha256:" + "0123456789abcdef" * 4
+    text = rendered(f'image={{"digest":"{digest}"}}', 'networkPolicy={"enabled":true}')
+    documents = [d for d in yaml.safe_load_all(text) if d]
+    (operator,) = (d for d in documents if d["kind"] == "Deployment")
+    template = operator["spec"]["template"]
+    (container,) = template["spec"]["containers"]
+    image = f"localhost/regroup-operator@{digest}"
+    agent = next(e["value"] for e in container["env"] if e["name"] == "REGROUP_SETTINGS_AGENT_IMAGE")
+    assert (container["image"], agent) == (image, image)
+    (policy,) = (d for d in documents if d["kind"] == "NetworkPolicy")
+    assert template["metadata"]["labels"].items() >= policy["spec"]["podSelector"]["matchLabels"].items()
+    ports = {p["name"] for p in container["ports"]}
+    assert {port["port"] for rule in policy["spec"]["ingress"] for port in rule["ports"]} == ports
 
 
 def test_monitor_finds_its_own_service_and_the_operators_only() -> None:

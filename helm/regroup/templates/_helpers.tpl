@@ -12,7 +12,11 @@ app.kubernetes.io/component: operator
 {{- end }}
 
 {{- define "regroup.image" -}}
+{{- if .Values.image.digest -}}
+{{ .Values.image.repository }}@{{ .Values.image.digest }}
+{{- else -}}
 {{ .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}
+{{- end -}}
 {{- end }}
 
 {{- /* What the operator may do where its jobs are: follow jobs (and delete those that have expired), and own their pods, Services and ConfigMaps. */}}
