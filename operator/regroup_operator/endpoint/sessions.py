@@ -12,6 +12,8 @@ MAX_EXITS = 32
 MAX_TAIL = 1500
 MAX_LINE = 500
 """Characters that are kept of what a process or a trainer said last."""
+MAX_AGE_S = 30 * 86400.0
+"""No agent speaks of anything older. Times are computed from ages, and beyond some years there is no date."""
 RESENT_WITHIN_S = 1.0
 """A fault that is sent again (its answer was lost) is dated by its age; this far apart it is still the same one."""
 
@@ -49,7 +51,7 @@ def apply_report(session: Session | None, report: Report, now_s: float) -> Sessi
         condition_at_s=now_s if moved else session.condition_at_s,
         heard_at_s=now_s,
         start_s=now_s - session.condition_at_s if _started(before, condition) else session.start_s,
-        busy_since_s=tuple(now_s - busy.age_s for busy in condition.busy),
+        busy_since_s=tuple(now_s - _age_s(busy.age_s) for busy in condition.busy),
         busy_ended_s=now_s if _ended(before.busy, condition.busy) else session.busy_ended_s,
         seal=report.seal,
         store_port=report.store_port,
@@ -75,6 +77,11 @@ def _standing(session: Session) -> object:
     condition = replace(session.condition, step=0, busy=())
     busy = [(busy.kind, busy.name) for busy in session.condition.busy]
     return condition, busy, session.seal, session.store_port, session.draining
+
+
+def _age_s(seconds: float) -> float:
+    """Return an age as it can be: not of the future, and not older than anything."""
+    return min(max(0.0, seconds), MAX_AGE_S)
 
 
 def _started(before: Condition, now: Condition) -> bool:
@@ -125,7 +132,7 @@ def _apply_body(session: Session, report: Report, now_s: float) -> Session:
             first = body
         # The same step said again (after `progress?`, after a reconnect) is no sign of life.
         moved = not same or session.progress is None or body.step > session.progress.step
-        at_s = now_s - body.age_ms / 1000
+        at_s = now_s - _age_s(body.age_ms / 1000)
         if body.checkpoint_problem is not None:
             body = replace(body, checkpoint_problem=_clean(body.checkpoint_problem))
         return replace(
@@ -154,7 +161,7 @@ def _step_s(session: Session, progress: Progress, at_s: float) -> float | None:
 
 
 def _apply_fault(session: Session, report: Report, fault: Fault, now_s: float) -> Session:
-    at_s = now_s - fault.observed_ms / 1000
+    at_s = now_s - _age_s(fault.observed_ms / 1000)
     fault = replace(
         fault,
         message=_clean(fault.message),

@@ -189,6 +189,8 @@ class Report:
         """Parse a POST's body. Raises ProtocolError."""
         data = codec.parse(text)
         report = codec.from_json(cls, data, "report")
+        if not 0 <= report.store_port < 65536:  # it goes into the status, whose schema knows ports
+            raise codec.ProtocolError(f"report.store_port ({report.store_port}) is no port. Send 0 to 65535.")
         body = REPORTS.decode(report.body)
         if isinstance(body, Progress) and body.checkpoint is not None:
             codec.from_json(CheckpointRef, body.checkpoint, "progress.checkpoint")

@@ -1,0 +1,106 @@
+"""Reports that no agent of ours would send: each is refused with one sentence or taken, none is a bug, and from whatever was
+taken a plan can be made, whose status its schema takes."""
+
+from __future__ import annotations
+
+import copy
+import json
+import random
+from typing import Any
+
+import pytest
+
+from regroup.protocol import codec
+from regroup.protocol.codec import ProtocolError
+from regroup.protocol.wire import Changed, Draining, Fault, Finished, Formed, Hello, Progress, Report
+from regroup_operator.api import parse_job, parse_status
+from regroup_operator.endpoint.sessions import apply_report
+from regroup_operator.model.plan import Clock, Memory
+from regroup_operator.model.records import Observation, Settings
+from regroup_operator.plan.job import plan_job
+from tests.builders.plan import make_job
+from tests.simulator.world import KEY, WALL, World
+
+BODIES: list[Any] = [
+    Hello(1, 1), Changed(), Formed(1.0), Progress(3, loss=0.5, checkpoint={"generation": 1, "step": 2, "directory": "d"}),
+    Fault("exit", "gone", exit_code=1, local_rank=0), Draining(20.0), Finished(60),
+]  # fmt: skip
+ODD: list[Any] = [
+    None, True, -1, 0, 1, 2**31, 2**63, 1e308, -1e308, 0.1, "", "x", "\ud800", "\x00", "a" * 3000, [], {}, [[]], {"a": None},
+    ["x"] * 50, {"type": "hello"}, "NaN", float("nan"), float("inf"),
+]  # fmt: skip
+
+
+def places(value: Any, at: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """Return the paths of all values in a JSON document."""
+    found = [at]
+    if isinstance(value, dict):
+        found += [p for key, inner in value.items() for p in places(inner, (*at, key))]
+    elif isinstance(value, list):
+        found += [p for index, inner in enumerate(value) for p in places(inner, (*at, index))]
+    return found
+
+
+def mutated(rng: random.Random, document: Any) -> Any:
+    """Return the document with some of its values replaced, removed, or others added."""
+    document = json.loads(json.dumps(document))
+    for _ in range(rng.randint(1, 3)):
+        path = rng.choice([p for p in places(document) if p])
+        parent = document
+        for key in path[:-1]:
+            parent = parent[key]
+        what = rng.random()
+        if what < 0.7:
+            parent[path[-1]] = copy.deepcopy(rng.choice(ODD))
+        elif what < 0.9 or not isinstance(parent, dict):
+            del parent[path[-1]]
+        else:
+            parent[rng.choice(["x", "type", "body", "é"])] = copy.deepcopy(rng.choice(ODD))
+        if not isinstance(document, dict) or not places(document)[1:]:
+            break
+    return document
+
+
+def decoded(text: str) -> Report | str:
+    """Return the report, or the sentence that refuses it."""
+    try:
+        return Report.decode(text.encode())
+    except ProtocolError as error:
+        return str(error)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_odd_reports_are_refused_or_taken_and_a_plan_can_be_made_from_what_was_taken(seed: int) -> None:
+    rng, num_taken = random.Random(seed), 0
+    world = World(None, make_job().with_replicas(2).elastic(1, 2), checkpoint_every=5)
+    world.advance(3, step_every_s=0.1)
+    assert world.operator is not None
+    job, clock = parse_job(world.store.read()), Clock(world.now_s, WALL + world.now_s)
+    pods = world.pods.list(KEY, job.uid)
+    sessions = world.operator.registry.sessions(pods)
+    session = sessions[pods[0].uid]
+    valid = [
+        codec.to_json(
+            Report(job.uid, pods[0].uid, session.boot, session.condition, session.seal, session.store_port, body)
+        )
+        for body in BODIES
+    ]
+    for _ in range(1500):
+        report = decoded(json.dumps(mutated(rng, rng.choice(valid))))
+        if isinstance(report, str):
+            assert report
+            assert "\n" not in report
+            continue
+        if (report.pod_uid, report.job_uid) != (pods[0].uid, job.uid):
+            continue  # the endpoint refuses it
+        after = apply_report(session, report, world.now_s)
+        if after is None:
+            continue
+        num_taken += 1
+        observation = Observation(pods, {**sessions, pods[0].uid: after})
+        plan = plan_job(
+            job, observation, Memory(), clock, fresh_uid="u", settings=Settings(), endpoint="e", agent_image="i"
+        )
+        stored = json.loads(json.dumps(plan.status, allow_nan=False))
+        parse_status({"status": stored})
+    assert num_taken > 100, "most of them are so odd that they prove little"
