@@ -273,6 +273,37 @@ def test_metrics_are_there(api: Api, namespace: str, leader: Replica) -> None:
         "regroup_dropped_reports_total 0.0", "regroup_status_writes_total",
     ):  # fmt: skip
         assert re.search(f"^(# TYPE )?{name.removesuffix('_total')}", text, re.MULTILINE), name
+    for line in (
+        r'regroup_jobs\{phase="Pending"\} 1\.0',
+        r'regroup_api_requests_total\{code="201",resource="pods",verb="create"\} \d+',
+        r'regroup_api_requests_total\{code="200",resource="distributedtrainingjobs",verb="update"\} \d+',
+        r'regroup_api_request_seconds_count\{verb="watch"\} \d+',
+        r"regroup_queue_wait_seconds_count [1-9]",
+    ):
+        assert re.search(f"^{line}", text, re.MULTILINE), line
+    assert "regroup_job_" not in text, "no series for each job unless asked for"
+
+
+def test_looks_at_a_job_cost_no_requests(api: Api, namespace: str, leader: Replica) -> None:
+    """Its pods change, and each change leads to a look: the job is read once, at the first."""
+    create(api, namespace)
+    until(lambda: len(pod_names(api, namespace)) == 3, "three pods")
+    looks = "regroup_reconcile_seconds_count"
+    gets = r'regroup_api_requests_total\{code="200",resource="distributedtrainingjobs",verb="get"\}'
+    before = leader.page("/metrics")[1]
+    assert num_of(before, gets) >= 1
+    for n in range(4):
+        for pod in pod_names(api, namespace):
+            body = json.dumps({"status": {"phase": "Running", "podIP": f"10.0.0.{n + 1}"}})
+            where = (f"--namespace={namespace}", "--subresource=status", "--type=merge")
+            api.done("patch", pod, *where, f"--patch={body}")
+    until(lambda: num_of(leader.page("/metrics")[1], looks) >= num_of(before, looks) + 6, "looks")
+    assert num_of(leader.page("/metrics")[1], gets) == num_of(before, gets)
+
+
+def num_of(page: str, name: str) -> float:
+    """Return the sum of a metric's series."""
+    return sum(float(value) for value in re.findall(rf"^{name}(?:\{{.*\}})? (\S+)$", page, re.MULTILINE))
 
 
 def test_second_replica_waits_and_takes_over_from_one_that_ends(api: Api, operators: Replicas, leader: Replica) -> None:
