@@ -228,11 +228,11 @@ class Pods:
             return
         free = [n.name for n in self.nodes.values() if n.is_open and n.name not in self._avoided[uid]]
         if not free:
-            self.by_uid[uid] = replace(pod, unschedulable="0 nodes are available.")
+            self.by_uid[uid] = replace(pod, unschedulable="0 nodes are available.", unscheduled_reason="Unschedulable")
             return
         count = {name: sum(p.node == name for p in self.by_uid.values()) for name in free}
         node = min(free, key=lambda name: (count[name], name))
-        self.by_uid[uid] = replace(pod, node=node, unschedulable="")
+        self.by_uid[uid] = replace(pod, node=node, unschedulable="", unscheduled_reason="")
         self._world.after(self._world.pace.some(self._world.pace.container_s), lambda: self._world.run_pod(uid))
 
     def schedule_all(self) -> None:

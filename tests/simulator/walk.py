@@ -10,6 +10,7 @@ from pathlib import Path
 from regroup_operator.api import parse_job
 from regroup_operator.model.records import Settings
 from regroup_operator.plan.generation.lateness import LONGEST_START
+from regroup_operator.plan.pods.capacity import LAST_S
 from tests.builders.plan import JobBuilder, make_job
 from tests.simulator.bound import NAMED, WAITS, bound_s
 from tests.simulator.faults import KINDS, MOMENT_S, Fault, draw
@@ -52,6 +53,11 @@ class Setting:
     """Workers of a group. All sizes are multiples of it."""
     ignores: bool = False
     """A rule ignores every failure: whatever else happens, none may count."""
+    spares: int = 0
+    cooldown_s: int = 0
+    """spec.elasticPolicy.growthCooldownSeconds."""
+    pending_s: int = 0
+    """spec.elasticPolicy.pendingTimeoutSeconds; 0: absent."""
 
     def __str__(self) -> str:
         size = f"fixed at {self.replicas}" if self.fixed else f"{self.replicas} workers, at least {self.minimum}"
@@ -61,14 +67,22 @@ class Setting:
             f"{tier}, {size}, {self.processes} process(es) each, {self.total_steps} steps of {self.step_s:g} s, "
             f"checkpoint every {self.checkpoint_every or 'no'} steps, snapshot every {self.snapshot_every or 'no'} steps"
             + (", failures are ignored" if self.ignores else "")
+            + (f", {self.spares} spares" if self.spares else "")
+            + (f", grows every {self.cooldown_s} s at most" if self.cooldown_s else "")
+            + (f", pods are pending for {self.pending_s} s at most" if self.pending_s else "")
         )
 
     def job(self) -> JobBuilder:
         """Return the job's builder."""
         rules = [IGNORES] if self.ignores else []
-        recovery = {"maxRestarts": 1_000_000, "hangSeconds": HANG_S, "onExit": rules}
+        recovery = {"maxRestarts": 1_000_000, "hangSeconds": HANG_S, "onExit": rules, "spares": self.spares}
         job = make_job().with_replicas(self.replicas).with_recovery(**recovery)
-        job = job.fixed() if self.fixed else job.elastic(self.minimum, MAX_REPLICAS * self.per_group)
+        job = job.fixed() if self.fixed else job
+        if not self.fixed:
+            policy = {"minReplicas": self.minimum, "maxReplicas": MAX_REPLICAS * self.per_group}
+            policy |= {"growthCooldownSeconds": self.cooldown_s}
+            policy |= {"pendingTimeoutSeconds": self.pending_s} if self.pending_s else {}
+            job = job.with_spec(elasticPolicy=policy)
         job = job.with_spec(workersPerGroup=self.per_group) if self.per_group > 1 else job
         # What is durable lies on a claim, so that the operator asks for checkpoints and names them.
         if self.snapshot_every:
@@ -116,11 +130,16 @@ def setting_of(seed: int) -> Setting:
         # Of its own, so that the rest of a seed's setting is what it was before there were snapshots.
         snapshot_every=0 if script else random.Random(f"{seed}/snapshot").choice([0, 0, 1, 5, 25]),
         ignores=random.Random(f"{seed}/rules").random() < RULES_CHANCE,
+        spares=random.Random(f"{seed}/spares").choice([0, 0, 0, 1]),
+        cooldown_s=random.Random(f"{seed}/cooldown").choice([0, 0, 20]),
+        pending_s=random.Random(f"{seed}/pending").choice([0, 0, 10]),
     )
     # Of its own, too: a job of groups is a job of workers with each of them doubled.
     if random.Random(f"{seed}/groups").random() >= GROUPS_CHANCE:
         return setting
-    return replace(setting, per_group=2, replicas=2 * setting.replicas, minimum=2 * setting.minimum)
+    return replace(
+        setting, per_group=2, replicas=2 * setting.replicas, minimum=2 * setting.minimum, spares=2 * setting.spares
+    )
 
 
 def faults_of(seed: int, kinds: list[str], most: int = 8) -> list[Fault]:
@@ -273,6 +292,8 @@ class Walk:
         self._struck_s, self._kind = world.now_s, "healed"
         self._recover()
         end_s = world.now_s + self.bound_s + 60.0
+        if self.setting.pending_s:
+            end_s += LAST_S  # a worker that was given back often is tried again so late
         while not world.has_ended and not self._is_whole():
             if world.now_s > end_s:
                 raise Failed("not whole", f"all is well and the job stays as it is: {self._words()}")

@@ -228,6 +228,15 @@ class ElasticPolicy(SpecModel):
     """Highest value for spec.replicas. It reserves no resources. Immutable once the job has started, because workers check
     the batch size against this limit at startup."""
 
+    growth_cooldown_seconds: int = Field(default=0, ge=0, le=86_400)
+    """Seconds after a change of spec.replicas took effect during which the job does not grow. It shrinks at once, and replaces
+    lost workers at once. Use it with an autoscaler: each growth interrupts training for a moment."""
+
+    pending_timeout_seconds: int | None = Field(default=None, ge=1, le=31_536_000)
+    """Seconds that a worker pod may be unschedulable while at least minReplicas other workers have a node. The pod is then deleted
+    and tried again after 60 s, later after up to 30 minutes; the job trains with the workers that it has. Absent: the pod waits as
+    long as it takes."""
+
     @model_validator(mode="after")
     def _ordered(self) -> ElasticPolicy:
         if self.min_replicas > self.max_replicas:
@@ -423,6 +432,10 @@ class RecoveryPolicy(SpecModel):
     disconnect_seconds: int = Field(default=5, ge=1, le=3600)
     """Seconds without a connection and without progress after which a worker counts as lost."""
 
+    spares: int = Field(default=0, ge=0, le=MAX_REPLICAS)
+    """Workers beyond spec.replicas that are started and wait. When a worker is lost or drained, a spare takes its place at
+    once, and the replacement becomes the next spare. A multiple of workersPerGroup. Spares hold GPUs."""
+
     rejoin_seconds: int = Field(default=0, ge=0, le=3600)
     """Seconds that the other workers wait for a crashed process to restart in place, before they continue without its worker.
     0: they continue at once. Fixed-size jobs always wait."""
@@ -493,6 +506,7 @@ COUNTS_OF_WORKERS = (
     ("spec.replicas", ""),
     ("spec.elasticPolicy.minReplicas", "!has(self.elasticPolicy) || "),
     ("spec.elasticPolicy.maxReplicas", "!has(self.elasticPolicy) || "),
+    ("spec.recovery.spares", "!has(self.recovery) || "),
 )
 """The fields that count workers, and where each is given: all are multiples of workersPerGroup."""
 _MULTIPLE = "Choose a multiple of workersPerGroup."
@@ -538,8 +552,8 @@ class JobSpec(SpecModel):
 
     workers_per_group: int = Field(default=1, ge=1, le=MAX_REPLICAS)
     """Workers that hold one copy of the model together. Members of a generation are chosen in whole groups of this many. replicas,
-    minReplicas and maxReplicas must be multiples of it. Workers without a whole group are spares. Immutable once the job has
-    started."""
+    minReplicas, maxReplicas and recovery.spares must be multiples of it. Workers without a whole group are spares. Immutable once
+    the job has started."""
 
     template: PodTemplate
     """The pod template of every worker. Immutable once the job has started."""
@@ -571,8 +585,9 @@ class JobSpec(SpecModel):
     @model_validator(mode="after")
     def _in_whole_groups(self) -> JobSpec:
         policy, size = self.elastic_policy, self.workers_per_group
-        counts = (self.replicas, *((policy.min_replicas, policy.max_replicas) if policy is not None else ()))
-        for (name, _), count in zip(COUNTS_OF_WORKERS, counts, strict=False):
+        limits = (policy.min_replicas, policy.max_replicas) if policy is not None else (0, 0)
+        counts = (self.replicas, *limits, self.recovery.spares)
+        for (name, _), count in zip(COUNTS_OF_WORKERS, counts, strict=True):
             if count % size:
                 raise ValueError(f"{name} ({count}) is not a multiple of spec.workersPerGroup ({size}). {_MULTIPLE}")
         return self

@@ -127,6 +127,16 @@ class Progress(WrittenModel):
     """Time of the report."""
 
 
+class Growth(WrittenModel):
+    """The size that the job has now, and when spec.replicas last changed it."""
+
+    replicas: int
+    """Workers, without spares."""
+
+    changed_at: Timestamp | None = None
+    """Time at which the size changed. Absent: it has not changed since the job began to train."""
+
+
 class Goodput(WrittenModel):
     """How much of the job's time went into steps that count. Only for scripts that use the library."""
 
@@ -345,6 +355,9 @@ class JobStatus(WrittenModel):
 
     restarts: Restarts | None = None
     """How often processes, pods and generations had to start again."""
+
+    growth: Growth | None = None
+    """The size that spec.elasticPolicy.growthCooldownSeconds counts from. Absent: it is not set."""
 
     goodput: Goodput | None = None
     """How much of the job's time went into steps that count."""

@@ -44,6 +44,11 @@ def timestamp(wall: float) -> str:
     return datetime.fromtimestamp(wall, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
+def seconds_of(time: str) -> float:
+    """Return seconds since the epoch of an RFC 3339 time."""
+    return datetime.fromisoformat(time).timestamp()
+
+
 @dataclass(frozen=True)
 class Failure:
     """One counted failure. `at` is seconds since the epoch."""
@@ -185,6 +190,10 @@ class Memory:
     """The crash that came last, while no step has been committed since."""
     ignored: IgnoredRow | None = None
     """What recovery.onExit ignores again and again."""
+    unplaced: Mapping[str, float] = field(default_factory=dict)
+    """By pod UID: since when it has been unschedulable (monotonic)."""
+    given_back: Mapping[int, EarlyFailure] = field(default_factory=dict)
+    """By slot: pods in a row that were deleted because no node had room for them."""
     ignored_pods: Mapping[int, EarlyFailure] = field(default_factory=dict)
     """By slot: pods in a row that were evicted or preempted soon after their start, and ignored."""
     disrupted: frozenset[str] = frozenset()

@@ -159,6 +159,13 @@ class Bounds:
     """Tier Session: workers hold the job's state."""
     per_group: int = 1
     """Workers of a group: `replicas` and `minimum` are multiples of it, and members are chosen in whole groups."""
+    spares: int = 0
+    """Workers beyond `replicas` that wait to take a place."""
+
+    @property
+    def slots(self) -> int:
+        """How many slots have workers. Any `replicas` of them may train."""
+        return self.replicas + self.spares
 
     @property
     def groups(self) -> int:

@@ -65,7 +65,7 @@ def plan_job(
         report.due_s,
         commands_due_s(facts, generation.members),
     )
-    notes = (*facts.adoption.notes, *generation.notes, *report.notes)
+    notes = (*facts.adoption.notes, *generation.notes, *pods.notes, *report.notes)
     return JobPlan(
         status=report.status,
         # What is told as an event is written at once, or it would be told at every look until then.

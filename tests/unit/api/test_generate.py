@@ -36,13 +36,21 @@ def test_spec_has_exactly_the_fields_that_have_behaviour() -> None:
     spec = _schema()["properties"]["spec"]["properties"]
     assert {name: sorted(node.get("properties", {})) for name, node in spec.items()} == {
         "replicas": [],
-        "elasticPolicy": ["maxReplicas", "minReplicas"],
+        "elasticPolicy": ["growthCooldownSeconds", "maxReplicas", "minReplicas", "pendingTimeoutSeconds"],
         "processesPerWorker": [],
         "workersPerGroup": [],
         "template": ["metadata", "spec"],
         "checkpoint": ["everySeconds", "keep", "path", "volumeClaim"],
         "memorySnapshot": ["everySeconds", "sizeLimit"],
-        "recovery": ["disconnectSeconds", "hangSeconds", "maxRestarts", "onExit", "rejoinSeconds", "windowSeconds"],
+        "recovery": [
+            "disconnectSeconds",
+            "hangSeconds",
+            "maxRestarts",
+            "onExit",
+            "rejoinSeconds",
+            "spares",
+            "windowSeconds",
+        ],
         "runPolicy": [
             "activeDeadlineSeconds",
             "cleanPodPolicy",

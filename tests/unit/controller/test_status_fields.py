@@ -58,7 +58,9 @@ class Reader(World):
 
 def test_every_field_is_written_in_the_life_of_a_job(tmp_path: Path) -> None:
     rules = [{"action": "Ignore", "signals": ["SIGKILL"]}]
-    world = Reader(tmp_path, make_job().with_replicas(3).with_recovery(hangSeconds=5, onExit=rules), total_steps=80)
+    job = make_job().with_replicas(3).with_recovery(hangSeconds=5, onExit=rules)
+    policy = {"minReplicas": 1, "maxReplicas": 5, "growthCooldownSeconds": 1}
+    world = Reader(tmp_path, job.with_spec(elasticPolicy=policy), total_steps=80)
     world.advance(12, step_every_s=0.5)
     world.vanish(sorted(world.pods.by_uid)[1])
     world.advance(5, step_every_s=0.5)

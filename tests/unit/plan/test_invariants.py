@@ -73,6 +73,8 @@ BOUNDS = [
     Bounds(5, 1, True, rejoin_s=2.0),
     Bounds(2, 1, True),
     Bounds(3, 3, False),
+    Bounds(2, 1, True, spares=1),
+    Bounds(2, 2, False, spares=1),
 ]
 SETTINGS = Settings()
 
@@ -128,7 +130,7 @@ def test_no_number_is_used_twice_and_nobody_is_released_early() -> None:
         make_pod(1, 2),
     ]
     named_sets: list[tuple[MemberId, ...]] = [(), (MemberId(1, 0),), (MemberId(1, 4), MemberId(0, 0))]
-    for pod, standing, named, settled, replicas in product(
+    for pod, standing, named, settled, slots in product(
         pods, (Standing.TRAINING, Standing.SILENT, Standing.OUTSIDE), named_sets, (True, False), (1, 2, 3)
     ):
         worker = make_worker(1, standing, pod=pod)
@@ -139,7 +141,7 @@ def test_no_number_is_used_twice_and_nobody_is_released_early() -> None:
         workers = (make_worker(0), worker)
         got = plan_workers(
             workers=workers,
-            replicas=replicas,
+            slots=slots,
             released=frozenset(),
             named=named,
             bad_nodes={},
@@ -150,7 +152,7 @@ def test_no_number_is_used_twice_and_nobody_is_released_early() -> None:
         )
         used = {w.id for w in workers if w.pod} | set(named)
         for create in got.create:
-            assert create.slot < replicas
+            assert create.slot < slots
             assert all(create.attempt > attempt for slot, attempt in used if slot == create.slot)
         assert settled or not got.release
         for gone in got.release:

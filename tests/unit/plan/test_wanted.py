@@ -24,7 +24,7 @@ def outside(slot: int, attempt: int = 0, **changes: Any) -> Worker:
 
 def changes(*workers: Worker, **given: Any) -> WorkerChanges:
     values: dict[str, Any] = {
-        "replicas": 3, "released": frozenset(), "named": (), "bad_nodes": {}, "settled": True, "ended": False,
+        "slots": 3, "released": frozenset(), "named": (), "bad_nodes": {}, "settled": True, "ended": False,
         "now_s": 100.0, "hello_timeout_s": 20.0,
     }  # fmt: skip
     return plan_workers(workers=workers, **values | given)
@@ -69,7 +69,7 @@ SILENT_ON_DEAD_NODE = make_worker(1, Standing.SILENT, pod=make_pod(1, node_ready
         pytest.param((A, stopped(100.0 - 19), C), {}, [], id="an agent that exited a moment ago comes back"),
         pytest.param((A, stopped(100.0 - 20), C), {}, [(1, 1)], id="an agent that exited long ago does not"),
         pytest.param((A, stopped(0.0, told_stop=True), C), {}, [], id="one that was told to"),
-        pytest.param((A, B, C), {"replicas": 1}, [], id="fewer wanted: nothing is made"),
+        pytest.param((A, B, C), {"slots": 1}, [], id="fewer wanted: nothing is made"),
         pytest.param((A,), {"ended": True}, [], id="a job that has ended gets nothing"),
     ],
 )  # fmt: skip
@@ -85,11 +85,11 @@ def test_replacement_avoids_the_nodes_on_which_the_slot_failed() -> None:
 @pytest.mark.parametrize(
     ("workers", "given", "want"),
     [
-        pytest.param((A, B, outside(2)), {"replicas": 2}, [uid_of(2)], id="a slot that is not wanted any more"),
-        pytest.param((A, B, C), {"replicas": 2}, [], id="not while it is a member"),
-        pytest.param((A, B, outside(2)), {"replicas": 2, "settled": False}, [], id="not before all have adopted (RELEASE)"),
+        pytest.param((A, B, outside(2)), {"slots": 2}, [uid_of(2)], id="a slot that is not wanted any more"),
+        pytest.param((A, B, C), {"slots": 2}, [], id="not while it is a member"),
+        pytest.param((A, B, outside(2)), {"slots": 2, "settled": False}, [], id="not before all have adopted (RELEASE)"),
         pytest.param(
-            (A, B, outside(2)), {"replicas": 2, "released": frozenset({uid_of(2)})}, [], id="what is released is released once"
+            (A, B, outside(2)), {"slots": 2, "released": frozenset({uid_of(2)})}, [], id="what is released is released once"
         ),
         pytest.param((A, B, outside(2)), {}, [], id="a joiner of a wanted slot stays"),
         pytest.param(
@@ -106,7 +106,7 @@ def test_replacement_avoids_the_nodes_on_which_the_slot_failed() -> None:
         ),
         pytest.param((A, B, C, outside(2, 1)), {}, [uid_of(2, 1)], id="the member serves, its double goes"),
         pytest.param((A, B, outside(3, pod=make_pod(3, phase="Failed"))), {}, [], id="a dead pod is nobody"),
-        pytest.param((A, outside(2)), {"replicas": 2, "ended": True}, [], id="a job that has ended releases nobody"),
+        pytest.param((A, outside(2)), {"slots": 2, "ended": True}, [], id="a job that has ended releases nobody"),
     ],
 )  # fmt: skip
 def test_release(workers: tuple[Worker, ...], given: Any, want: list[str]) -> None:

@@ -14,6 +14,7 @@ from regroup_operator.model.worker import Current, Standing, Worker
 from regroup_operator.plan.facts.adoption import Adoption, see_adoption
 from regroup_operator.plan.facts.current import SCRIPT_AFTER_S, decide_tier, outdated, read_current
 from regroup_operator.plan.facts.peers import with_peers
+from regroup_operator.plan.facts.size import Size, decide_size
 from regroup_operator.plan.facts.stalls import FIRST_STALL_S, Reported, newest_progress
 from regroup_operator.plan.facts.standing import assess
 
@@ -61,6 +62,13 @@ class Facts:
     adoption: Adoption
     workers: tuple[Worker, ...]
     newest: Reported | None
+    size: Size
+    """How many workers the job has now: spec.replicas, or fewer while a growth waits."""
+
+    @property
+    def slots(self) -> int:
+        """How many slots have pods: spares, too."""
+        return self.size.replicas + self.inputs.job.spec.recovery.spares
 
     @property
     def known(self) -> dict[str, Any]:
@@ -133,6 +141,7 @@ class Facts:
             dues_s.append(current.announced_at_s + UNADOPTED_S)
         if self.newest is not None and not self.asks:
             dues_s.append(self.newest.stalls_at_s)
+        dues_s.append(self.size.due_s)
         return earliest(dues_s, after_s=now_s)
 
 
@@ -172,6 +181,9 @@ def gather_facts(inputs: Inputs) -> Facts:
         waiting=obs.waiting,
     )
     newest = newest_progress(sessions.values(), current) if current else None
+    size = decide_size(job, stored.get("growth"), clock, runs=current is not None and not current.suspended)
+    if size.growth is not None or "growth" in stored:
+        changed["growth"] = size.growth
     adoption = see_adoption(stored, current, members_of(workers), sessions.values())
     if adoption.completed:
         memory = replace(memory, readers=frozenset())
@@ -187,6 +199,7 @@ def gather_facts(inputs: Inputs) -> Facts:
         adoption=adoption,
         workers=workers,
         newest=newest,
+        size=size,
     )
 
 

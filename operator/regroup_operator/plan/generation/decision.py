@@ -481,7 +481,7 @@ def _choose(
     def order(worker: Worker) -> tuple[object, ...]:
         is_last = worker.pod is not None and worker.pod.uid in last
         slot, attempt = worker.id
-        place = (slot >= bounds.replicas, worker.id not in whole, slot, -attempt)
+        place = (slot >= bounds.slots, worker.id not in whole, slot, -attempt)
         usual = (is_last, worker.abandoned, not worker.is_member, *place)
         seal = worker.session.seal if worker.session else None
         if not holders_first or seal is None or seal.state is None:

@@ -156,12 +156,13 @@ def _readers(facts: Facts, memory: Memory) -> frozenset[str]:
 def _bounds(facts: Facts) -> Bounds:
     job = facts.inputs.job
     return Bounds(
-        job.spec.replicas,
+        facts.size.replicas,
         job.min_replicas,
         job.elastic,
         job.spec.recovery.rejoin_seconds,
         session=facts.tier == "Session",
         per_group=facts.per_group,
+        spares=job.spec.recovery.spares,
     )
 
 

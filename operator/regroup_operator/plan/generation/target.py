@@ -83,18 +83,18 @@ def _best(
 ) -> tuple[Worker, ...]:
     """Return who should train of one position, best first.
 
-    Members of slots below `replicas` first, then who joins such a slot, then members of higher slots while they are
-    needed; of each of them those first whose group is whole.
+    Members of slots below `bounds.slots` first, then who joins such a slot, then members of higher slots while they are
+    needed; of each of them those first whose group is whole. A spare that has become a member stays one.
     """
     staying = sorted((w for w in members if not w.draining), key=lambda w: w.id not in whole)
     joining = sorted(
-        (w for w in joiners if w.id.slot < bounds.replicas),
+        (w for w in joiners if w.id.slot < bounds.slots),
         key=lambda w: (w.id not in whole, w.id.slot, -w.id.attempt),
     )
     if not staying:
         return _hand_over(members, joining, bounds)
-    low = [w for w in staying if w.id.slot < bounds.replicas]
-    high = [w for w in staying if w.id.slot >= bounds.replicas]
+    low = [w for w in staying if w.id.slot < bounds.slots]
+    high = [w for w in staying if w.id.slot >= bounds.slots]
     holders, others = (low, high) if low else (high[:1], high[1:])
     return one_per_slot([*holders, *joining, *others])[: bounds.groups]
 
@@ -104,7 +104,7 @@ def _hand_over(members: Sequence[Worker], joining: list[Worker], bounds: Bounds)
     are needed beside them, at least one, until the others have its state. Where that leaves no place for any of those that
     come, one of them is in for one generation all the same (rule HANDOVER)."""
     coming = {w.id.slot for w in joining}
-    keepers = sorted(members, key=lambda w: (not w.connected, w.id.slot >= bounds.replicas, w.id.slot in coming, w.id))
+    keepers = sorted(members, key=lambda w: (not w.connected, w.id.slot >= bounds.slots, w.id.slot in coming, w.id))
     keepers = keepers[: max(1, bounds.min_groups - len(coming))]
     target = one_per_slot([*keepers, *joining])[: bounds.groups]
     if bounds.session and joining and not any(w in joining for w in target):

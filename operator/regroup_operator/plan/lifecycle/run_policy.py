@@ -7,20 +7,14 @@ operator. A clock that is set wrong by a minute moves a deadline by a minute.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import datetime
 from typing import Any
 
 from regroup_operator.api.conditions import SUSPENDED
 from regroup_operator.api.spec import RunPolicy
-from regroup_operator.model.plan import Verdict
+from regroup_operator.model.plan import Verdict, seconds_of
 
 DEADLINE_EXCEEDED = "DeadlineExceeded"
 START_DEADLINE_EXCEEDED = "StartDeadlineExceeded"
-
-
-def seconds_of(time: str) -> float:
-    """Return seconds since the epoch of an RFC 3339 time."""
-    return datetime.fromisoformat(time).timestamp()
 
 
 def resumed_at(status: Mapping[str, Any]) -> float | None:

@@ -7,13 +7,15 @@ from dataclasses import dataclass, replace
 
 from regroup_operator.api.members import MemberId
 from regroup_operator.api.spec import RunPolicy
-from regroup_operator.model.plan import Memory
+from regroup_operator.model.plan import Memory, earliest
+from regroup_operator.model.ports import EventNote
 from regroup_operator.model.records import Pod
 from regroup_operator.plan.facts.current import named_members
 from regroup_operator.plan.facts.facts import Facts
 from regroup_operator.plan.failures.exits import avoided_nodes, count_created
 from regroup_operator.plan.generation.generation import NextGeneration
 from regroup_operator.plan.lifecycle.lifecycle import Active, Ended, Lifecycle, Suspending
+from regroup_operator.plan.pods.capacity import judge_capacity
 from regroup_operator.plan.pods.early import held_until, note_early, surplus
 from regroup_operator.plan.pods.wanted import CreateWorker, plan_workers
 
@@ -29,16 +31,28 @@ class PodChanges:
     num_replaced: int
     """Of the pods to make: those that replace one that was lost, and were not counted yet."""
     due_s: float | None = None
+    words: str = ""
+    """Why pods are missing that are made later; empty: there are none."""
+    notes: tuple[EventNote, ...] = ()
 
 
 def plan_pods(facts: Facts, lifecycle: Lifecycle, generation: NextGeneration) -> PodChanges:
     """Return the changes. Before the first generation a pod that is made anew counts as no restart."""
     inputs, current = facts.inputs, facts.current
     early = note_early(facts.memory.early_failures, inputs.obs.pods, inputs.clock.now_s)
+    capacity = judge_capacity(
+        policy=inputs.job.spec.elastic_policy if isinstance(lifecycle, Active) else None,
+        pods=inputs.obs.pods,
+        released=facts.released,
+        slots=facts.slots,
+        unplaced=facts.memory.unplaced,
+        rows=facts.memory.given_back,
+        clock=inputs.clock,
+    )
     known = {**facts.known, **generation.changed}
     changes = plan_workers(
         workers=generation.workers,
-        replicas=inputs.job.spec.replicas,
+        slots=facts.slots,
         released=facts.released,
         named=named_members(known),
         bad_nodes=avoided_nodes(generation.memory, inputs.clock.now_s, inputs.job.spec.recovery.window_seconds),
@@ -49,7 +63,8 @@ def plan_pods(facts: Facts, lifecycle: Lifecycle, generation: NextGeneration) ->
         now_s=inputs.clock.now_s,
         hello_timeout_s=inputs.settings.hello_timeout_s,
         blip_s=inputs.settings.late_timeout_s,
-        held=_later(held_until(early), held_until(generation.memory.ignored_pods)),
+        held=_latest(held_until(early), held_until(generation.memory.ignored_pods), capacity.held or {}),
+        given_back=capacity.given_back,
     )
     delete = (*changes.delete, *(pod for pod in changes.release if not pod.terminating))
     if isinstance(lifecycle, Active):
@@ -66,18 +81,20 @@ def plan_pods(facts: Facts, lifecycle: Lifecycle, generation: NextGeneration) ->
         leaving={w.pod.uid for w in generation.workers if w.pod is not None and w.draining and w.connected},
     )
     return PodChanges(
-        memory=replace(memory, early_failures=early),
+        memory=replace(memory, early_failures=early, unplaced=capacity.unplaced, given_back=capacity.rows),
         create=changes.create,
         delete=delete,
         released=_released(facts, (pod.uid for pod in changes.release)),
         num_replaced=num_replaced if known.get("membership") else 0,
-        due_s=changes.look_again_s,
+        due_s=earliest((changes.look_again_s, capacity.due_s), after_s=inputs.clock.now_s),
+        words=capacity.words,
+        notes=capacity.notes,
     )
 
 
-def _later(first: Mapping[int, float], second: Mapping[int, float]) -> dict[int, float]:
-    """Return by slot the later of two times."""
-    return {slot: max(first.get(slot, 0.0), second.get(slot, 0.0)) for slot in {*first, *second}}
+def _latest(*times_s: Mapping[int, float]) -> dict[int, float]:
+    """Return by slot the latest of its times."""
+    return {slot: max(some[slot] for some in times_s if slot in some) for slot in set().union(*times_s)}
 
 
 def _clears(lifecycle: Lifecycle, policy: RunPolicy) -> bool:

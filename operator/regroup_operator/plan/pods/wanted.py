@@ -1,10 +1,10 @@
 """Decide which worker pods to create, to release and to delete.
 
-Pure. Every slot below spec.replicas has one pod that can serve; a pod is replaced when it is gone or failed, when it is asked to
-leave, when its node is not ready and its agent silent, or when its agent has exited and does not come back; before the first
-generation also when the spec has changed since it was made. Asked to leave is a pod that is being deleted, and one whose agent
-got SIGTERM: a kubelet that evicts a pod, or shuts its node down, deletes nothing. A pod leaves by rule RELEASE: only after all
-members of the newest generation have adopted, and only once its UID stands in status.released. Never a forced delete.
+Pure. Every slot of the job (spares have slots, too) has one pod that can serve. A pod is replaced when it is gone or failed, when
+it is asked to leave, when its node is not ready and its agent silent, or when its agent has exited and does not come back; before
+the first generation also when the spec has changed since it was made. Asked to leave is a pod that is being deleted, and one whose
+agent got SIGTERM: a kubelet that evicts a pod, or shuts its node down, deletes nothing. A pod leaves by rule RELEASE: only after
+all members of the newest generation have adopted, and only once its UID stands in status.released. Never a forced delete.
 
 Once the job has ended its workers end by themselves, and their pods stay for their logs. A pod that would not end is
 deleted: nothing of the job shall go on, or hold a GPU.
@@ -46,7 +46,7 @@ class WorkerChanges:
 def plan_workers(
     *,
     workers: Iterable[Worker],
-    replicas: int,
+    slots: int,
     released: frozenset[str],
     named: Iterable[MemberId],
     bad_nodes: Mapping[int, tuple[str, ...]],
@@ -57,6 +57,7 @@ def plan_workers(
     hello_timeout_s: float,
     blip_s: float = 0.0,
     held: Mapping[int, float] | None = None,
+    given_back: frozenset[str] = frozenset(),
 ) -> WorkerChanges:
     """Return the changes to the job's pods.
 
@@ -66,7 +67,7 @@ def plan_workers(
     it (a generation that is about to be written is not), so that nobody else is needed any more. `ended`: the job is
     complete or failed, nothing is created or released; what does not end by itself within `hello_timeout_s` of its
     agent's last word is deleted. `blip_s`: a pod that starts keeps its slot for so long while its node is not ready. `held`: by
-    slot, until when no pod is made (early.py).
+    slot, until when no pod is made (early.py, capacity.py). `given_back`: UIDs of pods that never had a node and leave at once.
     """
     pods = [w for w in workers if w.pod is not None]
     leaving = tuple(w.pod for w in pods if w.pod and w.pod.uid in released and not w.pod.terminating)
@@ -81,28 +82,28 @@ def plan_workers(
         attempts[slot] = max(attempts.get(slot, -1), attempt)
     serving: dict[int, Worker] = {}
     for worker in sorted(pods, key=_progress):
-        gone = worker.pod is None or worker.pod.uid in released | abandoned
+        gone = worker.pod is None or worker.pod.uid in released | abandoned | given_back
         if (
             not gone
             and _serves(worker, now_s, blip_s, hello_timeout_s)
             and not _has_exited(worker, now_s, hello_timeout_s)
         ):
             serving.setdefault(worker.id.slot, worker)
-    held = {slot: until_s for slot, until_s in (held or {}).items() if until_s > now_s and slot < replicas}
+    held = {slot: until_s for slot, until_s in (held or {}).items() if until_s > now_s and slot < slots}
     create = tuple(
         CreateWorker(slot, attempts.get(slot, -1) + 1, bad_nodes.get(slot, ()))
-        for slot in range(replicas)
+        for slot in range(slots)
         if slot not in serving and slot not in held
     )
     release = tuple(
         w.pod
         for w in pods
         if w.pod is not None
-        and (settled or _never_took_part(w, abandoned, named))
+        and (settled or w.pod.uid in given_back or _never_took_part(w, abandoned, named))
         and not w.is_member
         and w.pod.uid not in released
         and w.pod.alive
-        and (w.id.slot >= replicas or w.draining or serving.get(w.id.slot, w).id != w.id)
+        and (w.id.slot >= slots or w.draining or w.pod.uid in given_back or serving.get(w.id.slot, w).id != w.id)
     )
     dues = [w.session.condition_at_s + hello_timeout_s for w in pods if w.session and _said_stopped(w)]
     dues += [due_s for w in pods if (due_s := _unready_until_s(w, blip_s, hello_timeout_s)) is not None]

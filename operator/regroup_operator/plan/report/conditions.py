@@ -26,7 +26,9 @@ AT_REST_WORDS = {
     SUCCEEDED: "The job has ended.",
     FAILED: "The job has ended.",
 }
-ORDINARY = ("Starting", "Ended", SUSPENDING, SUSPENDED)
+HELD_BACK = "HeldBack"
+"""Reason of PodsReady=False: pods are missing that are made later, by spec.elasticPolicy."""
+ORDINARY = ("Starting", "Ended", SUSPENDING, SUSPENDED, HELD_BACK)
 """Reasons of PodsReady=False that pass by themselves."""
 
 
@@ -78,9 +80,11 @@ def worker_conditions(
     settings: Settings,
     endpoint: str,
     refusals: Mapping[str, str],
+    spares: int = 0,
+    held: str = "",
 ) -> list[JobCondition]:
     """Return PodsReady and AgentsConnected. `ended`: one of AT_REST, None: the job wants its pods; `refusals`: why agents
-    were turned away, by pod UID."""
+    were turned away, by pod UID; `held`: why pods are missing that are not made now."""
     if ended:
         reason = "Ended" if ended in (SUCCEEDED, FAILED) else ended
         return [JobCondition(kind, "False", reason, AT_REST_WORDS[ended]) for kind in (PODS_READY, AGENTS_CONNECTED)]
@@ -98,6 +102,8 @@ def worker_conditions(
     running_uids = {p.uid for p in running}
     unplaced = next((p for p in pods if p.unschedulable), None)
     counts = f"{min(len(running), replicas)} of {replicas} worker pods run"
+    if spares:
+        counts += f", {min(max(0, len(running) - replicas), spares)} of {spares} spares"
     if len(running) >= replicas:
         out = [JobCondition("PodsReady", "True", "AllRunning", f"{counts}.")]
     elif stuck is not None:
@@ -113,6 +119,8 @@ def worker_conditions(
                 "PodsReady", "False", "Unschedulable", f"{counts}; {unplaced.name}: {unplaced.unschedulable}"[:1000]
             )
         ]
+    elif held and len(running) == len(pods):
+        out = [JobCondition("PodsReady", "False", HELD_BACK, f"{counts}; {held}."[:1000])]
     else:
         out = [JobCondition("PodsReady", "False", "Starting", f"{counts}.")]
     late = [

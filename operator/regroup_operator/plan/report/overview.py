@@ -24,6 +24,7 @@ from regroup_operator.plan.facts.groups import spare_words
 from regroup_operator.plan.failures.failures import Failures
 from regroup_operator.plan.generation.generation import NextGeneration
 from regroup_operator.plan.lifecycle.lifecycle import Active, Ended, Lifecycle, Refused, Suspended, Suspending
+from regroup_operator.plan.pods.pods import PodChanges
 from regroup_operator.plan.report.conditions import (
     FAILED,
     ORDINARY,
@@ -43,7 +44,12 @@ from regroup_operator.plan.report.snapshots import NOT_TAKEN, judge_snapshots
 
 
 def overview(
-    facts: Facts, failures: Failures, lifecycle: Lifecycle, generation: NextGeneration, status: Mapping[str, Any]
+    facts: Facts,
+    failures: Failures,
+    lifecycle: Lifecycle,
+    generation: NextGeneration,
+    pods: PodChanges,
+    status: Mapping[str, Any],
 ) -> tuple[dict[str, Any], list[EventNote]]:
     """Return the part of the status that people read, and the events of what has changed in it. `status`: the rest, as planned."""
     job, clock = facts.inputs.job, facts.inputs.clock
@@ -64,7 +70,7 @@ def overview(
     )
     now = {
         **_accepted(lifecycle),
-        **_of_workers(facts, rest, generation),
+        **_of_workers(facts, rest, generation, pods),
         **_of_saving(facts, lifecycle, generation, status, before),
     }
     now |= _suspended(facts, lifecycle, status, before)
@@ -78,7 +84,7 @@ def overview(
         "conditions": conditions,
         "observedGeneration": job.spec_generation,
         "phase": phase,
-        "replicas": sum(p.usable for p in facts.inputs.obs.pods),
+        "replicas": _num_workers(facts),
         "readyReplicas": ready,
         "selector": selector(job.name),
         "summary": summary(
@@ -199,12 +205,16 @@ def _continues(facts: Facts, status: Mapping[str, Any]) -> str:
     return "No pod is left. Resumed, the job continues from its newest checkpoint."
 
 
-def _of_workers(facts: Facts, rest: str | None, generation: NextGeneration) -> dict[str, JobCondition]:
+def _of_workers(
+    facts: Facts, rest: str | None, generation: NextGeneration, pods: PodChanges
+) -> dict[str, JobCondition]:
     inputs = facts.inputs
     return _by_type(
         worker_conditions(
             workers=generation.workers,
             replicas=inputs.job.spec.replicas,
+            spares=inputs.job.spec.recovery.spares,
+            held="; ".join(filter(None, [facts.size.words, pods.words])),
             ended=rest,
             now_s=inputs.clock.now_s,
             settings=inputs.settings,
@@ -261,7 +271,7 @@ def _of_training(
             phase=phase,
             decision=generation.decision,
             current=current,
-            replicas=job.spec.replicas,
+            replicas=facts.size.replicas,
             workers=workers,
             failure=ended.why if ended is not None and not ended.succeeded else None,
             complete=ended.why if ended is not None and ended.succeeded else None,
@@ -305,6 +315,12 @@ def _notes(now: Mapping[str, JobCondition], before: Mapping[str, Mapping[str, An
     if pods.status == "False" and pods.reason not in ORDINARY and not was_stuck:
         notes.append(EventNote("Warning", pods.reason, pods.message))
     return notes
+
+
+def _num_workers(facts: Facts) -> int:
+    """Return how many workers there are without the spares: an autoscaler takes them for the size of the job."""
+    count = sum(p.usable for p in facts.inputs.obs.pods)
+    return count - max(0, min(facts.inputs.job.spec.recovery.spares, count - facts.size.replicas))
 
 
 def _num_ready(facts: Facts, workers: Sequence[Worker]) -> int:

@@ -10,7 +10,7 @@ from regroup.protocol.document import PLANNED
 from regroup.protocol.wire import Prune
 from regroup_operator.api.conditions import SUSPENDED
 from regroup_operator.api.status import MAX_INCIDENTS
-from regroup_operator.model.plan import Tell, Urgency, earliest
+from regroup_operator.model.plan import Tell, Urgency, earliest, seconds_of
 from regroup_operator.model.ports import EventNote
 from regroup_operator.model.worker import Announce
 from regroup_operator.plan.facts.facts import Facts
@@ -18,7 +18,6 @@ from regroup_operator.plan.failures.failures import Failures
 from regroup_operator.plan.failures.hangs import HUNG, stack_lines
 from regroup_operator.plan.generation.generation import NextGeneration
 from regroup_operator.plan.lifecycle.lifecycle import Ended, Lifecycle, Suspended
-from regroup_operator.plan.lifecycle.run_policy import seconds_of
 from regroup_operator.plan.pods.pods import PodChanges
 from regroup_operator.plan.report.breakdown import breakdown, times_of
 from regroup_operator.plan.report.counters import restarts_status
@@ -70,7 +69,7 @@ def make_report(
     status.update(_progress(facts, generation, status))
     status["goodput"] = _goodput(facts, lifecycle, status)
     status = {key: value for key, value in status.items() if value is not None}
-    part, notes = overview(facts, failures, lifecycle, generation, status)
+    part, notes = overview(facts, failures, lifecycle, generation, pods, status)
     status.update(part, agentImage=inputs.agent_image)
     every_s = inputs.settings.progress_write_s
     status[OBSERVED_AT] = observe(status, facts.status, inputs.clock, ended=has_ended, every_s=every_s)

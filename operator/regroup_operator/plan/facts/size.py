@@ -1,0 +1,53 @@
+"""How many workers the job has now. Pure.
+
+`spec.elasticPolicy.growthCooldownSeconds`: after a change of `spec.replicas` has taken effect the job does not grow for so long.
+An autoscaler reads noisy numbers, and each growth interrupts training for a moment. Held back are the pods, not the members, so
+that no GPU waits for the end of the time. A replacement is no growth: it takes a slot that the job had already.
+docs/design/adr/0055-size-of-an-elastic-job.md
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from regroup_operator.api import Job
+from regroup_operator.model.plan import Clock, seconds_of, timestamp
+
+
+@dataclass(frozen=True)
+class Size:
+    """`growth`: status.growth; None: the status has none. `words`: why there are fewer workers than spec.replicas; empty: there
+    are not. `due_s`: when the job grows."""
+
+    replicas: int
+    growth: dict[str, Any] | None = None
+    words: str = ""
+    due_s: float | None = None
+
+
+def decide_size(job: Job, known: Mapping[str, Any] | None, clock: Clock, *, runs: bool) -> Size:
+    """Return the size. `known`: status.growth as stored; `runs`: the job has a generation and is not suspended. Before that it has
+    nothing to interrupt, and each size is its first."""
+    wanted, policy = job.spec.replicas, job.spec.elastic_policy
+    if policy is None or not policy.growth_cooldown_seconds:
+        return Size(wanted)
+    if known is None or not runs:
+        return Size(wanted, {"replicas": wanted})
+    before, changed_at = known["replicas"], known.get("changedAt")
+    if wanted == before:
+        return Size(wanted, dict(known))
+    # A clock that was set back does not stop the job from growing for longer than the time itself.
+    left_s = 0.0
+    if changed_at is not None:
+        left_s = min(
+            seconds_of(changed_at) + policy.growth_cooldown_seconds - clock.wall, policy.growth_cooldown_seconds
+        )
+    now = max(before, policy.min_replicas)
+    if wanted <= now or left_s <= 0:
+        return Size(wanted, {"replicas": wanted, "changedAt": clock.timestamp()})
+    at = timestamp(round(clock.wall + left_s))
+    growth = dict(known) if now == before else {"replicas": now, "changedAt": clock.timestamp()}
+    words = f"the job grows from {now} to {wanted} workers at {at} (spec.elasticPolicy.growthCooldownSeconds)"
+    return Size(now, growth, words, clock.now_s + left_s)

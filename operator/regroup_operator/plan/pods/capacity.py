@@ -1,0 +1,98 @@
+"""Give back worker pods for which no node has room, and try again later. Pure.
+
+`spec.elasticPolicy.pendingTimeoutSeconds`. A pod that stays pending keeps its place in the scheduler's queue and makes an
+autoscaler of nodes try again and again. The job runs smaller without it. A job with fewer than minReplicas placed workers gives
+nothing back: it waits for its start, and runPolicy.startDeadlineSeconds bounds that.
+docs/design/adr/0055-size-of-an-elastic-job.md
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+
+from regroup_operator.api.spec import ElasticPolicy
+from regroup_operator.model.plan import Clock, EarlyFailure, earliest
+from regroup_operator.model.ports import EventNote
+from regroup_operator.model.records import Pod
+from regroup_operator.plan.failures.on_exit import UNSCHEDULABLE
+
+FIRST_S, LAST_S = 60.0, 1800.0
+"""Time until a slot is tried again, doubled for each further time in a row up to the second."""
+
+
+@dataclass(frozen=True)
+class Capacity:
+    """`given_back`: UIDs of the pods to delete. `unplaced`, `rows`: what the memory keeps. `held`: by slot, until when no pod is
+    made. `words`: what is said of them; empty: nothing is held."""
+
+    unplaced: Mapping[str, float]
+    rows: Mapping[int, EarlyFailure]
+    given_back: frozenset[str] = frozenset()
+    held: Mapping[int, float] | None = None
+    words: str = ""
+    notes: tuple[EventNote, ...] = ()
+    due_s: float | None = None
+
+
+def judge_capacity(
+    *,
+    policy: ElasticPolicy | None,
+    pods: Iterable[Pod],
+    released: Collection[str],
+    slots: int,
+    unplaced: Mapping[str, float],
+    rows: Mapping[int, EarlyFailure],
+    clock: Clock,
+) -> Capacity:
+    """Return which pods are given back now. `unplaced`, `rows`: as they were left by the plan before; `slots`: how many the job
+    has."""
+    if policy is None or policy.pending_timeout_seconds is None:
+        return Capacity({}, {})
+    usable = [p for p in pods if p.usable and p.uid not in released]
+    waiting = [p for p in usable if not p.node and p.unscheduled_reason == UNSCHEDULABLE]
+    since_s = {p.uid: unplaced.get(p.uid, clock.now_s) for p in waiting}
+    placed = {p.slot for p in usable if p.node}
+    rows = {slot: row for slot, row in rows.items() if slot < slots and slot not in placed}
+    if len(placed) < policy.min_replicas:
+        return _held(since_s, rows, clock)
+    timeout_s = float(policy.pending_timeout_seconds)
+    overdue = [p for p in waiting if clock.now_s >= since_s[p.uid] + timeout_s]
+    notes = []
+    for pod in overdue:
+        before = rows.get(pod.slot)
+        rows[pod.slot] = row = EarlyFailure((before.count if before else 0) + 1, pod.attempt, clock.now_s)
+        why = f" ({pod.unschedulable})" if pod.unschedulable else ""
+        notes.append(
+            EventNote(
+                "Warning",
+                "PodGivenBack",
+                f"Pod {pod.name} has been unschedulable for {timeout_s:.0f} s{why}"[:800]
+                + f"; it is deleted and tried again in {_pause_s(row):.0f} s.",
+            )
+        )
+    dues_s = [since_s[p.uid] + timeout_s for p in waiting]
+    return _held(
+        since_s, rows, clock, frozenset(p.uid for p in overdue), tuple(notes), earliest(dues_s, after_s=clock.now_s)
+    )
+
+
+def _pause_s(row: EarlyFailure) -> float:
+    return min(LAST_S, FIRST_S * 2.0 ** min(row.count - 1, 10))
+
+
+def _held(
+    since_s: Mapping[str, float],
+    rows: Mapping[int, EarlyFailure],
+    clock: Clock,
+    given_back: frozenset[str] = frozenset(),
+    notes: tuple[EventNote, ...] = (),
+    due_s: float | None = None,
+) -> Capacity:
+    until_s = {slot: row.at_s + _pause_s(row) for slot, row in rows.items()}
+    held = {slot: at_s for slot, at_s in until_s.items() if at_s > clock.now_s}
+    words = ""
+    if held:
+        what = "worker was" if len(held) == 1 else "workers were"
+        words = f"{len(held)} {what} unschedulable for too long; the next try is at {clock.stamp(min(held.values()))}"
+    return Capacity(since_s, rows, given_back, held, words, notes, due_s)

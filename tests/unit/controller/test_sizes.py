@@ -1,0 +1,106 @@
+"""The number of workers: spares, growth, and workers for which there is no room."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from tests.builders.plan import JobBuilder, make_job
+from tests.simulator.world import World
+
+
+def elastic(replicas: int, **policy: Any) -> JobBuilder:
+    return make_job().with_replicas(replicas).with_spec(elasticPolicy={"minReplicas": 1, "maxReplicas": 8, **policy})
+
+
+def running(tmp_path: Path, job: JobBuilder) -> World:
+    world = World(tmp_path, job, known_session=True, num_nodes=4)
+    world.advance(10.0, step_every_s=0.5)
+    return world
+
+
+def slots(world: World) -> list[int]:
+    return sorted(p.slot for p in world.pods.by_uid.values() if p.usable)
+
+
+def test_spare_waits_and_takes_the_place_of_a_lost_worker_in_one_generation(tmp_path: Path) -> None:
+    world = running(tmp_path, make_job().with_replicas(3).fixed().with_recovery(spares=1))
+    assert (world.generation, world.training(), slots(world)) == (1, "0-0,1-0,2-0", [0, 1, 2, 3])
+    assert (world.status["summary"]["ready"], world.status["replicas"]) == ("3/3", 3)
+    assert world.condition("PodsReady")["message"] == "3 of 3 worker pods run, 1 of 1 spares."
+    world.vanish(world.uid(1))
+    world.until(lambda: world.training() == "0-0,2-0,3-0", limit_s=3.0, step_every_s=0.5)
+    world.advance(60.0, step_every_s=0.5)
+    assert (world.generation, world.training(), slots(world)) == (2, "0-0,2-0,3-0", [0, 1, 2, 3])
+    assert world.condition("Degraded")["status"] == "False"
+    world.vanish(world.uid(3))
+    world.until(lambda: world.training() == "0-0,1-1,2-0", limit_s=3.0, step_every_s=0.5)
+
+
+def test_drained_worker_is_replaced_by_a_spare_in_one_generation(tmp_path: Path) -> None:
+    world = running(tmp_path, elastic(2).with_recovery(spares=1))
+    world.terminate(world.uid(0))
+    world.until(lambda: world.training() == "1-0,2-0", limit_s=5.0, step_every_s=0.5)
+    world.advance(60.0, step_every_s=0.5)
+    assert (world.generation, world.status["membership"]["kind"]) == (2, "planned")
+    assert slots(world) == [0, 1, 2]
+
+
+def test_growth_uses_the_spare_and_shrinking_makes_one(tmp_path: Path) -> None:
+    world = running(tmp_path, elastic(2).with_recovery(spares=1))
+    world.scale(3)
+    world.until(lambda: world.training() == "0-0,1-0,2-0", limit_s=5.0, step_every_s=0.5)
+    world.until(lambda: slots(world) == [0, 1, 2, 3])
+    world.scale(1)
+    world.until(lambda: slots(world) == [0, 1], limit_s=30.0, step_every_s=0.5)
+    assert world.training() == "0-0"
+
+
+def test_spares_that_are_taken_away_leave(tmp_path: Path) -> None:
+    world = running(tmp_path, elastic(2).with_recovery(spares=2))
+    assert slots(world) == [0, 1, 2, 3]
+    world.store.change_spec(lambda spec: spec["recovery"].update(spares=0))
+    world.dirty()
+    world.until(lambda: slots(world) == [0, 1], limit_s=30.0, step_every_s=0.5)
+    assert world.generation == 1
+
+
+def test_growth_waits_for_the_end_of_its_time_and_a_replacement_does_not(tmp_path: Path) -> None:
+    world = running(tmp_path, elastic(2, growthCooldownSeconds=60))
+    world.scale(3)
+    world.until(lambda: world.training() == "0-0,1-0,2-0", limit_s=10.0, step_every_s=0.5)
+    world.scale(5)
+    world.vanish(world.uid(2))
+    world.until(lambda: world.training() == "0-0,1-0,2-1", limit_s=20.0, step_every_s=0.5)
+    assert slots(world) == [0, 1, 2]
+    pods = world.condition("PodsReady")
+    assert (pods["status"], pods["reason"]) == ("False", "HeldBack")
+    assert "grows from 3 to 5 workers at" in pods["message"]
+    assert world.condition("Degraded")["status"] == "False"
+    world.kill_operator()
+    world.start_operator()
+    world.advance(20.0, step_every_s=0.5)
+    assert slots(world) == [0, 1, 2]
+    world.until(lambda: world.training().count(",") == 4, limit_s=60.0, step_every_s=0.5)
+    world.scale(1)
+    world.until(lambda: world.training() == "0-0", limit_s=5.0, step_every_s=0.5)
+
+
+def test_worker_without_room_is_given_back_and_tried_again(tmp_path: Path) -> None:
+    world = running(tmp_path, elastic(2, pendingTimeoutSeconds=20))
+    for node in world.pods.nodes.values():
+        node.is_cordoned = True
+    world.scale(3)
+    world.advance(10.0, step_every_s=0.5)
+    assert slots(world) == [0, 1, 2]
+    assert world.condition("PodsReady")["reason"] == "Unschedulable"
+    world.until(lambda: slots(world) == [0, 1], limit_s=20.0, step_every_s=0.5)
+    world.advance(2.0, step_every_s=0.5)
+    assert world.condition("PodsReady")["reason"] == "HeldBack"
+    assert [note.reason for note in world.notes].count("PodGivenBack") == 1
+    assert world.training() == "0-0,1-0"
+    for node in world.pods.nodes.values():
+        node.is_cordoned = False
+    world.pods.schedule_all()
+    world.until(lambda: world.training() == "0-0,1-0,2-0", limit_s=70.0, step_every_s=0.5)
+    assert "pods" not in world.status.get("restarts", {}) or world.status["restarts"]["pods"] == 0
