@@ -51,7 +51,13 @@ def _json(value: Any) -> str:
 def test_good_job_gets_the_defaults_of_the_design(api: Api, namespace: str) -> None:
     create(api, job_in(namespace, with_spec(checkpoint={"volumeClaim": "ckpt"})))
     spec = api.get("dtj", "digits", f"--namespace={namespace}")["spec"]
-    assert spec["recovery"] == {"maxRestarts": 10, "windowSeconds": 3600, "disconnectSeconds": 5, "rejoinSeconds": 0}
+    assert spec["recovery"] == {
+        "maxRestarts": 10,
+        "windowSeconds": 3600,
+        "disconnectSeconds": 5,
+        "rejoinSeconds": 0,
+        "spares": 0,
+    }
     assert spec["checkpoint"] == {"volumeClaim": "ckpt", "everySeconds": 300, "keep": 3}
     assert "processesPerWorker" not in spec
 
