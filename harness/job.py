@@ -40,7 +40,7 @@ class JobView:
     def pods(self) -> list[dict[str, Any]]:
         """Return its worker pods, by slot."""
         found: dict[str, list[dict[str, Any]]] = json.loads(
-            self.kubectl.read(self._pods(), labelSelector=f"regroup.dev/job-name={self.name}")
+            self.kubectl.read(self._pods(), labelSelector=f"regroup.dev/job-name={self.name},regroup.dev/role=worker")
         )
         return sorted(
             found["items"], key=lambda p: (int(p["metadata"]["labels"]["regroup.dev/slot"]), p["metadata"]["name"])

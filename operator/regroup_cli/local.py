@@ -139,6 +139,14 @@ class LocalWorkers:
         pods = (a.pod for a in self._agents.values())
         return tuple(sorted((p for p in pods if p.job_uid == job_uid and p.job == key[1]), key=lambda p: p.id))
 
+    def roles(self, key: Key, job_uid: str) -> tuple[Pod, ...]:  # noqa: ARG002
+        """See Workers. The command line asks for none."""
+        return ()
+
+    async def create_role(self, job: Job, role: str, index: int, attempt: int) -> bool:  # noqa: ARG002
+        """See Workers."""
+        raise SpecError("spec.roles needs a cluster. Start these processes yourself.")
+
     def pod(self, namespace: str, name: str) -> Pod | None:
         """See PodLookup."""
         return next((a.pod for a in self._agents.values() if (a.pod.namespace, a.pod.name) == (namespace, name)), None)

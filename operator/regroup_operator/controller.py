@@ -164,6 +164,7 @@ class Controller:
             goes_on = job.status.start_time is not None or bool(pods)
             obstacle, prepare_s = await kept.maker.prepare(job, goes_on=goes_on)
             pods = self._workers.list(job.key, job.uid)
+        roles = self._workers.roles(job.key, job.uid)
         refusal = kept.refusal or obstacle
         observation = Observation(
             pods,
@@ -172,6 +173,7 @@ class Controller:
             admitted_by_s=self._admitted_by_s,
             waiting=self._waiting(),
             refusals=self._registry.refusals(pods),
+            roles=roles,
         )
         clock = Clock(self._monotonic(), self._wall())
         plan = plan_job(
@@ -191,7 +193,7 @@ class Controller:
         if plan.expired:
             await self._store.remove(job)
             return None
-        make_s = kept.maker.want(written or job, plan, pods, confirmed=written is not None)
+        make_s = kept.maker.want(written or job, plan, (*pods, *roles), confirmed=written is not None)
         due = [d for d in (plan.look_again_s, prepare_s, write_s, make_s) if d is not None]
         return max(0.0, min(due) - self._monotonic()) if due else None
 

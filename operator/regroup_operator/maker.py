@@ -41,17 +41,20 @@ UNSEEN_S = 5.0
 
 @dataclass(frozen=True)
 class CreatePod:
-    """A worker's pod that is missing."""
+    """A pod that is missing: a worker's, or of a role. `slot`: or index."""
 
     slot: int
     attempt: int
-    avoid_nodes: tuple[str, ...]
+    avoid_nodes: tuple[str, ...] = ()
+    role: str = ""
 
 
 Step = CreatePod | Pod
 """A pod to make, or one to delete."""
 StepKey = tuple[str, int | str]
-"""Of its back-off: what is done, and with which slot or UID."""
+"""Of its back-off: what is done, and with which place or UID."""
+Place = int | str
+"""A worker's slot, or `<role>-<index>`."""
 
 
 @dataclass(frozen=True)
@@ -85,10 +88,10 @@ class Maker:
         """Until when nothing is made or deleted: there was no answer."""
         self._wanted: Wanted | None = None
         self._is_making = False
-        self._made: dict[int, tuple[int, float]] = {}
-        """By slot: the attempt number that exists by the API server's word, and since when."""
-        self._attempts: dict[int, int] = {}
-        """By slot: the attempt number that was asked for last."""
+        self._made: dict[Place, tuple[int, float]] = {}
+        """By place: the attempt number that exists by the API server's word, and since when."""
+        self._attempts: dict[Place, int] = {}
+        """By place: the attempt number that was asked for last."""
         self._obstacle: EventNote | None = None
         self._told_s: dict[str, float] = {}
         self._spec_generation = 0
@@ -127,6 +130,8 @@ class Maker:
         self._look_at(job, pods)
         steps: dict[StepKey, Step] = {("delete", pod.uid): pod for pod in plan.delete}
         steps |= {("create", slot): CreatePod(slot, attempt, avoid) for slot, attempt, avoid in plan.create}
+        for role, index, attempt in plan.create_roles:
+            steps["create", _place(role, index)] = CreatePod(index, attempt, role=role)
         self._wanted = Wanted(job, steps, confirmed)
         if not self._is_making and self._batch(1):
             self._is_making = True
@@ -217,18 +222,21 @@ class Maker:
 
     async def _create(self, job: Job, step: CreatePod) -> None:
         """Create a worker; where a pod of that name is not ours, or is going, or does not show, under the next free number."""
-        slot, attempt = step.slot, step.attempt
+        place, attempt = _place(step.role, step.slot), step.attempt
         while True:
-            self._attempts[slot] = attempt
-            known = self._made.get(slot)
+            self._attempts[place] = attempt
+            known = self._made.get(place)
             try:
-                made = await self._workers.create(job, slot, attempt, step.avoid_nodes)
+                if step.role:
+                    made = await self._workers.create_role(job, step.role, step.slot, attempt)
+                else:
+                    made = await self._workers.create(job, step.slot, attempt, step.avoid_nodes)
             except AlreadyExists:
                 attempt += 1
                 continue
             now_s = self._monotonic()
             if made or known is None or known[0] != attempt:
-                self._made[slot] = attempt, now_s
+                self._made[place] = attempt, now_s
                 return
             if now_s < known[1] + UNSEEN_S:
                 return
@@ -241,9 +249,10 @@ class Maker:
             self._spec_generation = job.spec_generation
             self._pods.forget(lambda _: True)
             self._rounds.forget(lambda _: True)
-        seen = {(p.slot, p.attempt) for p in pods}
-        self._made = {slot: made for slot, made in self._made.items() if (slot, made[0]) not in seen}
-        ran = {("create", p.slot) for p in pods if _has_run(p) and p.attempt >= self._attempts.get(p.slot, 0)}
+        places = [(_place(p.role, p.slot), p) for p in pods]
+        seen = {(place, p.attempt) for place, p in places}
+        self._made = {place: made for place, made in self._made.items() if (place, made[0]) not in seen}
+        ran = {("create", place) for place, p in places if _has_run(p) and p.attempt >= self._attempts.get(place, 0)}
         there = {("delete", p.uid) for p in pods}
         self._pods.forget(
             lambda key: key in ran or (key not in there and isinstance(key, tuple) and key[0] == "delete")
@@ -266,6 +275,10 @@ def verdict_of(error: RegroupError, count: int, reason: str) -> EventNote | None
     if isinstance(error, UnavailableError | ConflictError) and count < TOLD_AFTER:
         return None
     return EventNote("Warning", error.reason if isinstance(error, SpecError) else reason, str(error))
+
+
+def _place(role: str, index: int) -> Place:
+    return f"{role}-{index}" if role else index
 
 
 def _has_run(pod: Pod) -> bool:

@@ -50,6 +50,12 @@ def trainer(job: Manifest) -> Manifest:
 Change = Callable[[Manifest], Any]
 
 
+def role(name: str = "board", **spec: Any) -> Manifest:
+    """Return a role of one pod with a container that sleeps."""
+    container = {"name": "main", "image": "localhost/regroup-trainer:dev", "command": ["sleep", "1000"]}
+    return {"name": name, "template": {"spec": {"containers": [container], **spec}}}
+
+
 def with_spec(**fields: Any) -> Change:
     """Return a change that sets fields of spec."""
     return lambda job: job["spec"].update(copy.deepcopy(fields))
@@ -150,6 +156,22 @@ BAD_SPECS: dict[str, tuple[Change, str]] = {
         "spec.template.spec.restartPolicy (Never) must be OnFailure, because workers recover in place. "
         "Remove the field or set OnFailure.",
     ),
+    "spares that are no whole groups": (
+        with_spec(
+            workersPerGroup=2, replicas=2, elasticPolicy={"minReplicas": 2, "maxReplicas": 4}, recovery={"spares": 1}
+        ),
+        "spec.recovery.spares (1) is not a multiple of spec.workersPerGroup (2). Choose a multiple of workersPerGroup.",
+    ),
+    "role that is called worker": (
+        with_spec(roles=[role("worker")]),
+        "A name in spec.roles is not allowed. Use at most 12 characters of a-z and 0-9, first a letter, and another word than "
+        "worker.",
+    ),
+    "role with a hyphen": (
+        with_spec(roles=[role("a-b")]),
+        "A name in spec.roles is not allowed. Use at most 12 characters of a-z and 0-9, first a letter, and another word than "
+        "worker.",
+    ),
     "checkpoint in two places": (
         with_spec(checkpoint={"volumeClaim": "ckpt", "path": "/ckpt"}),
         "spec.checkpoint needs exactly one of volumeClaim and path. Keep the one that says where checkpoints go.",
@@ -196,6 +218,7 @@ def _once(what: str) -> str:
 
 ELASTIC: Change = with_spec()
 BAD_CHANGES: dict[str, tuple[Change, Change, str]] = {
+    "roles": (ELASTIC, with_spec(roles=[role()]), _once("spec.roles cannot change")),
     "template": (
         ELASTIC,
         lambda job: job["spec"]["template"]["spec"].update(nodeSelector={"a": "b"}),

@@ -18,7 +18,8 @@ from regroup_operator.api import (
     parse_job,
     worker_digest,
 )
-from regroup_operator.api.names import worker_pod_name
+from regroup_operator.api.job import role_digest
+from regroup_operator.api.names import role_pod_name, worker_pod_name
 from regroup_operator.model.records import Key, Pod
 
 if TYPE_CHECKING:
@@ -169,6 +170,8 @@ class Pods:
     def __init__(self, world: World, num_nodes: int = 0) -> None:
         self._world = world
         self.by_uid: dict[str, Pod] = {}
+        self.of_roles: dict[str, Pod] = {}
+        """By UID."""
         self.stale: tuple[Pod, ...] | None = None
         """What operators see in place of the pods there are: their watch lags behind."""
         self.pending: set[int] = set()
@@ -179,7 +182,10 @@ class Pods:
 
     def list(self, key: Key, job_uid: str) -> tuple[Pod, ...]:  # noqa: ARG002
         pods = self.by_uid.values() if self.stale is None else self.stale
-        return tuple(sorted((p for p in pods if p.job_uid == job_uid), key=lambda p: p.id))
+        return tuple(sorted((p for p in pods if p.job_uid == job_uid and not p.role), key=lambda p: p.id))
+
+    def roles(self, key: Key, job_uid: str) -> tuple[Pod, ...]:  # noqa: ARG002
+        return tuple(p for p in self.of_roles.values() if p.job_uid == job_uid)
 
     def pod(self, namespace: str, name: str) -> Pod | None:
         return next((p for p in self.by_uid.values() if (p.namespace, p.name) == (namespace, name)), None)
@@ -191,6 +197,26 @@ class Pods:
 
     async def validate(self, job: Job) -> None:  # noqa: ARG002
         self._reach()
+
+    async def create_role(self, job: Job, role: str, index: int, attempt: int) -> bool:
+        """A role's pod runs at once."""
+        self._reach()
+        name = role_pod_name(job.name, role, index, attempt)
+        if any(p.name == name for p in self.of_roles.values()):
+            return False
+        uid = f"pod{next(self._uids)}"
+        self.of_roles[uid] = Pod(
+            job.namespace, name, uid, job.name, job.uid, index, attempt, phase="Running", node="node-0", role=role,
+            running_since_s=self._world.now_s, spec_digest=role_digest(job, role),
+        )  # fmt: skip
+        self._world.dirty()
+        return True
+
+    def end_role(self, name: str, phase: str = "Failed", **changes: Any) -> None:
+        """The pod of a role ends."""
+        uid = next(uid for uid, p in self.of_roles.items() if p.name == name)
+        self.of_roles[uid] = replace(self.of_roles[uid], phase=phase, running_since_s=None, **changes)
+        self._world.dirty()
 
     async def create(self, job: Job, slot: int, attempt: int, avoid_nodes: tuple[str, ...]) -> bool:
         self._reach()
@@ -213,6 +239,10 @@ class Pods:
 
     async def delete(self, pod: Pod) -> None:
         self._reach()
+        if pod.role:
+            self.of_roles.pop(pod.uid, None)
+            self._world.dirty()
+            return
         released = pod.uid in self._world.status.get("released", ())
         ended = self._world.phase in ("Suspending", "Succeeded", "Failed")
         assert released or pod.phase in ("Pending", "Failed") or ended, (

@@ -98,9 +98,18 @@ class Job:
         """Return the position of a slot's worker in its group of workers: the same for every pod of the slot."""
         return slot % self.spec.workers_per_group
 
+    def role_template(self, name: str) -> dict[str, Any]:
+        """Return a copy of a role's template as the user wrote it, for the caller to change."""
+        found = next(role for role in self.raw["spec"]["roles"] if role["name"] == name)
+        return copy.deepcopy(dict(found["template"]))
+
     def pod_template(self) -> dict[str, Any]:
         """Return a copy of spec.template as the user wrote it, for the caller to change."""
         return copy.deepcopy(dict(self.raw["spec"]["template"]))
+
+
+NOT_REPEATED = ("template", "roles")
+"""Fields of the spec that status.acceptedSpec leaves out: they cannot change once the job has started, and are long."""
 
 
 def parse_job(raw: Mapping[str, Any]) -> Job:
@@ -163,7 +172,10 @@ def parse_stored(raw: Mapping[str, Any]) -> Job:
         if status.start_time is None:
             raise
         # None: an older operator started it.
-        spec = {**(status.accepted_spec or raw["spec"]), "template": raw["spec"]["template"]}
+        spec = {
+            **(status.accepted_spec or raw["spec"]),
+            **{f: raw["spec"][f] for f in NOT_REPEATED if f in raw["spec"]},
+        }
         return replace(_job_of({**raw, "spec": spec}, _spec_of(spec)), refusal=error)
 
 
@@ -203,6 +215,11 @@ def processes_per_worker(job: Job) -> int:
     return 1
 
 
+def role_digest(job: Job, name: str) -> str:
+    """Return a short digest of everything in the spec that a role's pod is made from."""
+    return hashlib.sha256(json.dumps(job.role_template(name), sort_keys=True).encode()).hexdigest()[:12]
+
+
 def worker_digest(job: Job) -> str:
     """Return a short digest of everything in the spec that a worker's pod is made from.
 
@@ -225,10 +242,7 @@ def worker_digest(job: Job) -> str:
     return hashlib.sha256(json.dumps(made_from, sort_keys=True).encode()).hexdigest()[:12]
 
 
-def _template_problems(spec_raw: Mapping[str, Any], spec: JobSpec) -> Iterator[str]:
-    """Yield a sentence for each thing in the template that collides with what render/ adds."""
-    where = "spec.template"
-    template = spec_raw["template"]
+def _reserved_metadata(template: Mapping[str, Any], where: str) -> Iterator[str]:
     for key in (template.get("metadata") or {}).get("labels") or {}:
         if key.startswith("regroup.dev/"):
             yield f"{where}.metadata.labels has {key}, but labels under regroup.dev/ are set by Regroup. Remove it."
@@ -238,6 +252,15 @@ def _template_problems(spec_raw: Mapping[str, Any], spec: JobSpec) -> Iterator[s
                 f"{where}.metadata.annotations has {key}, but annotations under regroup.dev/ are set by Regroup. "
                 "Remove it."
             )
+
+
+def _template_problems(spec_raw: Mapping[str, Any], spec: JobSpec) -> Iterator[str]:
+    """Yield a sentence for each thing in the templates that collides with what render/ adds."""
+    for role in spec_raw.get("roles") or ():
+        yield from _reserved_metadata(role["template"], f"spec.roles[{role['name']}].template")
+    where = "spec.template"
+    template = spec_raw["template"]
+    yield from _reserved_metadata(template, where)
     pod = template["spec"]
     for volume in _mappings(pod.get("volumes")):
         if str(volume.get("name", "")).startswith("regroup-") or volume.get("name") == "regroup":

@@ -40,6 +40,34 @@ def parse_worker_pod_name(pod_name: str) -> tuple[str, int, int] | None:
     return found["job"], int(found["slot"]), int(found["attempt"])
 
 
+ROLE_PATTERN = "^[a-z][a-z0-9]{0,11}$"
+"""A role's name: short and without a hyphen, so that `<job>-<role>-<index>` fits into a host name and can be read back."""
+_ROLE_POD = re.compile(r"^(?P<job>.+)-(?P<role>[a-z][a-z0-9]{0,11})-(?P<index>0|[1-9]\d*)-(?P<attempt>0|[1-9]\d*)$")
+
+
+def role_pod_name(job_name: str, role: str, index: int, attempt: int) -> str:
+    """Return the name of the pod that is the `attempt`-th (from 0) made for a place of a role."""
+    return f"{role_host_name(job_name, role, index)}-{attempt}"
+
+
+def role_host_name(job_name: str, role: str, index: int) -> str:
+    """Return the host name of a place of a role: the same for each of its pods."""
+    return f"{job_name}-{role}-{index}"
+
+
+def parse_role_pod_name(pod_name: str) -> tuple[str, str, int, int] | None:
+    """Return (job name, role, index, attempt) of the name of a role's pod, or None when it is not one. A worker's is none."""
+    found = _ROLE_POD.match(pod_name)
+    if found is None or found["role"] == ROLE_WORKER:
+        return None
+    return found["job"], found["role"], int(found["index"]), int(found["attempt"])
+
+
+def role_labels(job_name: str, role: str) -> dict[str, str]:
+    """Return the labels that select the pods of one role of a job."""
+    return {LABEL_JOB_NAME: job_name, LABEL_ROLE: role}
+
+
 def service_name(job_name: str) -> str:
     """Return the name of the job's headless Service."""
     return job_name

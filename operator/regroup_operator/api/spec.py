@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from regroup_operator.api.base import OpenModel, SpecModel, cel, with_rules
-from regroup_operator.api.names import TRAINER_CONTAINER
+from regroup_operator.api.names import ROLE_PATTERN, ROLE_WORKER, TRAINER_CONTAINER
 
 MAX_REPLICAS = 5000
 
@@ -206,6 +206,44 @@ class PodTemplate(SpecModel):
 
     spec: PodSpec
     """The pod's spec."""
+
+
+class RolePodSpec(OpenModel):
+    """A pod's spec as Kubernetes defines it. The operator validates it with a dry run before it creates any pod."""
+
+    containers: list[dict[str, Any]] = Field(min_length=1, max_length=16)
+    """The pod's containers. Regroup adds nothing to them but environment variables."""
+
+    restart_policy: Literal["Always", "OnFailure", "Never"] = Field(default="OnFailure", alias="restartPolicy")
+    """Always, OnFailure: containers that end are restarted in their pod, and a pod that fails is replaced. Never: a pod that fails
+    by its own exit code fails the job. A pod that succeeds is not replaced."""
+
+
+class RoleTemplate(SpecModel):
+    """The pod template of a role."""
+
+    metadata: TemplateMeta | None = None
+    """Labels and annotations for the pods."""
+
+    spec: RolePodSpec
+    """The pod's spec."""
+
+
+class Role(SpecModel):
+    """Further pods of the job beside its workers, such as an evaluator or TensorBoard. They are never members of a generation, and
+    they end with the job."""
+
+    name: str = Field(min_length=1, max_length=12)
+    """Name of the role, unique in the job: a-z and 0-9, first a letter. Not worker. It is in the names of the pods."""
+
+    replicas: int = Field(default=1, ge=1, le=64)
+    """Number of pods. Each is reached as <job>-<role>-<index>.<job>."""
+
+    template: RoleTemplate
+    """The pod template."""
+
+
+_ROLE_NAME = "Use at most 12 characters of a-z and 0-9, first a letter, and another word than worker."
 
 
 class ElasticPolicy(SpecModel):
@@ -535,6 +573,10 @@ class JobSpec(SpecModel):
             "self.elasticPolicy.maxReplicas])",
         ),
         *(_whole_groups(field, given) for field, given in COUNTS_OF_WORKERS),
+        cel(
+            f"!has(self.roles) || self.roles.all(r, r.name != '{ROLE_WORKER}' && r.name.matches('{ROLE_PATTERN}'))",
+            f"A name in spec.roles is not allowed. {_ROLE_NAME}",
+        ),
     )
 
     replicas: int = Field(default=1, ge=1, le=MAX_REPLICAS)
@@ -558,6 +600,13 @@ class JobSpec(SpecModel):
     template: PodTemplate
     """The pod template of every worker. Immutable once the job has started."""
 
+    roles: list[Role] = Field(
+        default_factory=list,
+        max_length=8,
+        json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
+    )
+    """Further pods beside the workers, such as an evaluator or TensorBoard. Immutable once the job has started."""
+
     checkpoint: CheckpointPolicy | None = None
     """Where and how often the whole training state is saved. It is read only if all workers are lost at once. Absent: the
     state lives in the workers only. Immutable once the job has started."""
@@ -571,6 +620,16 @@ class JobSpec(SpecModel):
 
     run_policy: RunPolicy = Field(default_factory=RunPolicy, json_schema_extra={"default": {}})
     """When the job runs, how long it may, and what is left of it."""
+
+    @model_validator(mode="after")
+    def _role_names(self) -> JobSpec:
+        names = [role.name for role in self.roles]
+        if any(name == ROLE_WORKER or re.fullmatch(ROLE_PATTERN.strip("^$"), name) is None for name in names):
+            raise ValueError(f"A name in spec.roles is not allowed. {_ROLE_NAME}")
+        twice = next((name for name in names if names.count(name) > 1), None)
+        if twice is not None:
+            raise ValueError(f"spec.roles has {twice} twice. Give each role a name of its own.")
+        return self
 
     @model_validator(mode="after")
     def _replicas_inside(self) -> JobSpec:
@@ -609,6 +668,7 @@ __all__ = [
     "PodSpec",
     "PodTemplate",
     "RecoveryPolicy",
+    "Role",
     "is_reserved_env",
     "size_bytes",
 ]

@@ -127,6 +127,25 @@ class Progress(WrittenModel):
     """Time of the report."""
 
 
+class RoleStatus(WrittenModel):
+    """The pods of one role."""
+
+    name: str
+    """Name of the role."""
+
+    replicas: int
+    """Number of pods wanted."""
+
+    ready: int
+    """Number of pods whose containers run."""
+
+    succeeded: list[int] | None = None
+    """Indices of the pods that have succeeded. They are not replaced."""
+
+    message: str | None = None
+    """Why a pod cannot start. Absent: none is known."""
+
+
 class Growth(WrittenModel):
     """The size that the job has now, and when spec.replicas last changed it."""
 
@@ -355,6 +374,9 @@ class JobStatus(WrittenModel):
 
     restarts: Restarts | None = None
     """How often processes, pods and generations had to start again."""
+
+    roles: list[RoleStatus] | None = None
+    """The pods of spec.roles. Absent: the job has none."""
 
     growth: Growth | None = None
     """The size that spec.elasticPolicy.growthCooldownSeconds counts from. Absent: it is not set."""

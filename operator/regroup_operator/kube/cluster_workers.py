@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from regroup_operator.api import Job, NotFoundError, SpecError, UnavailableError
-from regroup_operator.api.names import worker_pod_name
 from regroup_operator.kube.client import CONFIG_MAPS, PODS, SERVICES, ApiConflict, ApiError, Client, Resource
 from regroup_operator.kube.pods import PodStore, controller_of
 from regroup_operator.model.ports import AlreadyExists
@@ -31,6 +30,10 @@ class Rendering(Protocol):
 
     def trial_pod(self, job: Job) -> dict[str, Any]:
         """Return a pod for the dry run, with generateName. May raise SpecError."""
+        ...
+
+    def role_pod(self, job: Job, role: str, index: int, attempt: int) -> dict[str, Any]:
+        """Return the pod of a role."""
         ...
 
     def service(self, job: Job) -> dict[str, Any]:
@@ -62,6 +65,10 @@ class ClusterWorkers:
         """Return the job's worker pods from memory, by slot and attempt."""
         return self._pods.list(key, job_uid)
 
+    def roles(self, key: Key, job_uid: str) -> tuple[Pod, ...]:
+        """Return the pods of the job's roles from memory, by role, index and attempt."""
+        return self._pods.roles(key, job_uid)
+
     def on_change(self, callback: Callable[[Key], None]) -> None:
         """Have `callback(key)` called whenever a pod of that job appears, changes or vanishes."""
         self._pods.on_change(callback)
@@ -83,14 +90,23 @@ class ClusterWorkers:
         self._prepared[job.uid] = (self._clock(), service, config_map)
 
     async def validate(self, job: Job) -> None:
-        """Try the worker's pod without keeping it. Raises SpecError with one sentence when the API server refuses it.
+        """Try the worker's pod, and one of each role, without keeping them. Raises SpecError with one sentence when the API server
+        refuses one.
 
         Only what is wrong with the pod itself is a verdict: a quota, or a webhook that takes no dry runs, is not.
         """
+        await self._try(job, self._rendering.trial_pod(job), TEMPLATE)
+        for role in job.spec.roles:
+            pod = self._rendering.role_pod(job, role.name, 0, 0)
+            pod["metadata"]["generateName"] = f"{job.name}-dry-run-"
+            del pod["metadata"]["name"]
+            await self._try(job, pod, template_of(role.name))
+
+    async def _try(self, job: Job, pod: dict[str, Any], where: str) -> None:
         try:
-            await self._client.create(PODS, job.namespace, self._rendering.trial_pod(job), dry_run=True, strict=True)
+            await self._client.create(PODS, job.namespace, pod, dry_run=True, strict=True)
         except ApiError as error:
-            refusal = refusal_of(error, job.namespace)
+            refusal = refusal_of(error, job.namespace, where)
             if refusal is not None:
                 raise refusal from None
             if isinstance(error, UnavailableError):
@@ -102,11 +118,17 @@ class ClusterWorkers:
         Raises AlreadyExists when the name is taken otherwise, SpecError when the pod is refused, else ApiError (a quota,
         a webhook, the namespace being deleted): try again later.
         """
-        body = self._rendering.pod(job, slot, attempt, avoid_nodes)
+        return await self._create(job, self._rendering.pod(job, slot, attempt, avoid_nodes), TEMPLATE)
+
+    async def create_role(self, job: Job, role: str, index: int, attempt: int) -> bool:
+        """Create the pod of a role, as `create` does a worker's."""
+        return await self._create(job, self._rendering.role_pod(job, role, index, attempt), template_of(role))
+
+    async def _create(self, job: Job, body: dict[str, Any], where: str) -> bool:
         try:
             await self._client.create(PODS, job.namespace, body)
         except ApiConflict as error:
-            name = worker_pod_name(job.name, slot, attempt)
+            name = body["metadata"]["name"]
             if error.reason != "AlreadyExists":
                 raise
             try:
@@ -120,7 +142,7 @@ class ClusterWorkers:
                 raise AlreadyExists(f"Pod {name} is still terminating.") from None
             return False
         except ApiError as error:
-            raise (refusal_of(error, job.namespace) or error) from None
+            raise (refusal_of(error, job.namespace, where) or error) from None
         return True
 
     async def delete(self, pod: Pod) -> None:
@@ -170,29 +192,38 @@ _INVALID = re.compile(r"is invalid: (?P<what>.*)$", re.DOTALL)
 _POD_SECURITY = re.compile(r'violates PodSecurity "(?P<level>[^"]+)": (?P<what>.*)$', re.DOTALL)
 
 
-def refusal_of(error: ApiError, namespace: str) -> SpecError | None:
-    """Return the verdict on the job in the API server's refusal of its pod, or None when it is not one."""
+TEMPLATE = "spec.template"
+
+
+def template_of(role: str) -> str:
+    """Return where a role's template stands, for people."""
+    return f"spec.roles[{role}].template"
+
+
+def refusal_of(error: ApiError, namespace: str, where: str = TEMPLATE) -> SpecError | None:
+    """Return the verdict on the job in the API server's refusal of its pod, or None when it is not one. `where`: the pod's
+    template."""
     text = str(error)
     if error.status == 400 and "admission webhook" not in text:
         found = _STRICT.search(text) or _DECODE.search(text)
-        what = _in_template(found["what"]) if found else text
-        return SpecError(f"spec.template is not a pod: {_end(what)} Correct it.", reason="InvalidTemplate")
+        what = _in_template(found["what"], where) if found else text
+        return SpecError(f"{where} is not a pod: {_end(what)} Correct it.", reason="InvalidTemplate")
     if error.status == 422 and error.reason == "Invalid":
         found = _INVALID.search(text)
-        what = _in_template(found["what"]) if found else text
-        return SpecError(f"spec.template is refused: {_end(what)} Correct it.", reason="InvalidTemplate")
+        what = _in_template(found["what"], where) if found else text
+        return SpecError(f"{where} is refused: {_end(what)} Correct it.", reason="InvalidTemplate")
     if error.status == 403 and (found := _POD_SECURITY.search(text)):
         return SpecError(
-            f"spec.template breaks Pod Security {found['level']} of namespace {namespace}: {_end(found['what'])} "
-            "Set these fields in spec.template, or use another namespace.",
+            f"{where} breaks Pod Security {found['level']} of namespace {namespace}: {_end(found['what'])} "
+            f"Set these fields in {where}, or use another namespace.",
             reason="PodSecurity",
         )
     return None
 
 
-def _in_template(text: str) -> str:
+def _in_template(text: str, where: str) -> str:
     """Name fields by where the user finds them: spec.containers[0] of the pod is spec.template.spec.containers[0]."""
-    return re.sub(r'(?<![\w.])(["\[]?)(spec|metadata)\.', r"\1spec.template.\2.", text)
+    return re.sub(r'(?<![\w.])(["\[]?)(spec|metadata)\.', lambda m: f"{m[1]}{where}.{m[2]}.", text)
 
 
 def _end(text: str) -> str:

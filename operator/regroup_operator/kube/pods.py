@@ -16,9 +16,9 @@ from typing import Any
 from regroup_operator.api import GROUP, KIND
 from regroup_operator.api.names import (
     ANNOTATION_SPEC_DIGEST,
-    LABEL_ROLE,
-    ROLE_WORKER,
+    LABEL_JOB_NAME,
     TRAINER_CONTAINER,
+    parse_role_pod_name,
     parse_worker_pod_name,
 )
 from regroup_operator.kube.client import NODES, PODS, ApiError, Client
@@ -66,18 +66,22 @@ def controller_of(item: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 
 def slim_pod(item: Mapping[str, Any], previous: Pod | None, now_s: float) -> Pod | None:
-    """Return the worker's record, or None if a job of ours does not control the pod or its name is not a worker's.
+    """Return the record of a worker's or a role's pod, or None if a job of ours does not control the pod or its name is neither.
 
-    `now_s` is the monotonic clock; it dates the trainer container's first sighting as running, which `previous` keeps.
+    `now_s` is the monotonic clock; it dates the trainer container's first sighting as running, which `previous` keeps. Of a role's
+    pod the container that does not run, or else the first one, stands for it.
     """
     metadata = item["metadata"]
     owner = controller_of(item)
-    parsed = parse_worker_pod_name(metadata["name"])
-    if owner is None or parsed is None or parsed[0] != owner["name"]:
+    place = _place_of(metadata["name"])
+    if owner is None or place is None or place[0] != owner["name"]:
         return None
+    _, role, slot, attempt = place
     status = item.get("status") or {}
     containers = status.get("containerStatuses") or []
     trainer: Mapping[str, Any] = next((c for c in containers if c["name"] == TRAINER_CONTAINER), {})
+    if role:
+        trainer = min(containers, key=lambda c: "running" in (c.get("state") or {}), default={})
     restarts = trainer.get("restartCount", 0)
     ended = (trainer.get("state") or {}).get("terminated") or (trainer.get("lastState") or {}).get("terminated") or {}
     waiting = _abnormal_wait([*(status.get("initContainerStatuses") or []), *containers])
@@ -92,8 +96,9 @@ def slim_pod(item: Mapping[str, Any], previous: Pod | None, now_s: float) -> Pod
         uid=metadata["uid"],
         job=owner["name"],
         job_uid=owner["uid"],
-        slot=parsed[1],
-        attempt=parsed[2],
+        slot=slot,
+        attempt=attempt,
+        role=role,
         phase=status.get("phase") or "Pending",
         ip=status.get("podIP") or "",
         node=(item.get("spec") or {}).get("nodeName") or "",
@@ -114,6 +119,12 @@ def slim_pod(item: Mapping[str, Any], previous: Pod | None, now_s: float) -> Pod
         disruption=_reason_of(status, "DisruptionTarget", "True"),
         spec_digest=(metadata.get("annotations") or {}).get(ANNOTATION_SPEC_DIGEST, ""),
     )
+
+
+def _place_of(name: str) -> tuple[str, str, int, int] | None:
+    """Return (job name, role, slot or index, attempt) of a pod's name; the role of a worker is empty."""
+    worker = parse_worker_pod_name(name)
+    return parse_role_pod_name(name) if worker is None else (worker[0], "", worker[1], worker[2])
 
 
 def _memory_limit(item: Mapping[str, Any]) -> str:
@@ -163,7 +174,7 @@ class Agents:
 
 
 class PodStore:
-    """The worker pods of all jobs. Implements model.ports.PodLookup; `run()` keeps it true until cancelled."""
+    """The pods of all jobs, of workers and of roles. Implements model.ports.PodLookup; `run()` keeps it true until cancelled."""
 
     def __init__(
         self,
@@ -180,9 +191,10 @@ class PodStore:
         self._gone: dict[tuple[str, str], tuple[Pod, float]] = {}
         """Those that have vanished within GONE_S, and when."""
         self._client = client
-        selector = f"{LABEL_ROLE}={ROLE_WORKER}"
         self.informers = [
-            Informer[Pod](client, PODS, self._slim, self._pod_changed, namespace=namespace, label_selector=selector)
+            Informer[Pod](
+                client, PODS, self._slim, self._pod_changed, namespace=namespace, label_selector=LABEL_JOB_NAME
+            )
             for namespace in (namespaces or (None,))
         ]
         self.nodes = Informer[Node](client, NODES, lambda item, old: slim_node(item, old, clock()), self._node_changed)
@@ -201,17 +213,23 @@ class PodStore:
         await self.nodes.synced.wait()
 
     def pod(self, namespace: str, name: str) -> Pod | None:
-        """Return a worker pod by name, or None."""
-        return self._pods.get((namespace, name))
+        """Return a worker pod by name, or None. A role's pod has no agent, and may not speak as one."""
+        pod = self._pods.get((namespace, name))
+        return None if pod is None or pod.role else pod
 
     def list(self, key: Key, job_uid: str) -> tuple[Pod, ...]:
-        """Return the pods that the job with this UID controls, by slot and attempt."""
+        """Return the worker pods that the job with this UID controls, by slot and attempt."""
         pods = self._by_job.get((key[0], job_uid), {}).values()
-        return tuple(sorted(pods, key=lambda pod: (pod.slot, pod.attempt)))
+        return tuple(sorted((pod for pod in pods if not pod.role), key=lambda pod: (pod.slot, pod.attempt)))
+
+    def roles(self, key: Key, job_uid: str) -> tuple[Pod, ...]:
+        """Return the pods of roles that the job with this UID controls, by role, index and attempt."""
+        pods = self._by_job.get((key[0], job_uid), {}).values()
+        return tuple(sorted((pod for pod in pods if pod.role), key=lambda pod: (pod.role, pod.slot, pod.attempt)))
 
     def uids(self) -> frozenset[str]:
         """Return the UIDs of all worker pods."""
-        return frozenset(pod.uid for pod in self._pods.values())
+        return frozenset(pod.uid for pod in self._pods.values() if not pod.role)
 
     def on_change(self, callback: Callable[[Key], None]) -> None:
         """Have `callback(key of the job)` called whenever one of its pods appears, changes or vanishes."""
@@ -256,7 +274,7 @@ class PodStore:
             of_job.pop(old.name, None)
             if not of_job:
                 self._by_job.pop((old.namespace, old.job_uid), None)
-            if new is None:
+            if new is None and not old.role:
                 self._remember(old)
         if new is not None:
             self._pods[new.namespace, new.name] = new

@@ -194,6 +194,8 @@ class Memory:
     """By pod UID: since when it has been unschedulable (monotonic)."""
     given_back: Mapping[int, EarlyFailure] = field(default_factory=dict)
     """By slot: pods in a row that were deleted because no node had room for them."""
+    role_rows: Mapping[tuple[str, int], EarlyFailure] = field(default_factory=dict)
+    """By role and index: pods in a row that failed."""
     ignored_pods: Mapping[int, EarlyFailure] = field(default_factory=dict)
     """By slot: pods in a row that were evicted or preempted soon after their start, and ignored."""
     disrupted: frozenset[str] = frozenset()
@@ -235,6 +237,8 @@ class JobPlan:
     tell: tuple[Tell, ...] = ()
     create: tuple[tuple[int, int, tuple[str, ...]], ...] = ()
     """(slot, attempt, nodes to avoid)."""
+    create_roles: tuple[tuple[str, int, int], ...] = ()
+    """(role, index, attempt)."""
     delete: tuple[Pod, ...] = ()
     notes: tuple[EventNote, ...] = ()
     look_again_s: float | None = None

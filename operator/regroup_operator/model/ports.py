@@ -75,6 +75,14 @@ class Workers(PodLookup, Protocol):
         """Create a worker pod. Returns False if this job has one of that name already. Raises AlreadyExists, SpecError."""
         ...
 
+    def roles(self, key: Key, job_uid: str) -> tuple[Pod, ...]:
+        """Return the pods of the job's roles that the API has, from the informer's memory, sorted."""
+        ...
+
+    async def create_role(self, job: Job, role: str, index: int, attempt: int) -> bool:
+        """Create the pod of a role. Returns and raises as `create`."""
+        ...
+
     async def delete(self, pod: Pod) -> None:
         """Delete a pod with its UID as precondition and its own grace. A pod that is gone is no error."""
         ...

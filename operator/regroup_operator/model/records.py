@@ -63,8 +63,10 @@ class Pod:
     """status.reason: Evicted, Preempting, ..."""
     disruption: str = ""
     """Reason of condition DisruptionTarget=True: PreemptionByScheduler, EvictionByEvictionAPI, DeletionByTaintManager, ..."""
+    role: str = ""
+    """Of spec.roles; `slot` is then its index. Empty: a worker."""
     spec_digest: str = ""
-    """`api.worker_digest` of the spec that the pod was made from; empty: not known."""
+    """`api.worker_digest` (of a role: `role_digest`) of the spec that the pod was made from; empty: not known."""
 
     @property
     def alive(self) -> bool:
@@ -250,3 +252,5 @@ class Observation:
     """UIDs of pods whose agents wait to be admitted: they are alive."""
     refusals: dict[str, str] = field(default_factory=dict)
     """By pod UID: the sentence with which the agent was turned away."""
+    roles: tuple[Pod, ...] = ()
+    """The pods of spec.roles."""

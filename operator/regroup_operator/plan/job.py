@@ -73,6 +73,7 @@ def plan_job(
         memory=pods.memory,
         tell=(*generation.tell, *report.tell, *commands),
         create=tuple((c.slot, c.attempt, c.avoid_nodes) for c in pods.create),
+        create_roles=pods.roles.create,
         delete=pods.delete,
         notes=notes,
         look_again_s=earliest(dues_s, after_s=clock.now_s),

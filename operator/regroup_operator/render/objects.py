@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from regroup_operator.api import GROUP, KIND, VERSION, Job
-from regroup_operator.api.names import config_map_name, service_name, worker_labels
+from regroup_operator.api.names import LABEL_JOB_NAME, config_map_name, service_name, worker_labels
 
 
 def service(job: Job) -> dict[str, Any]:
-    """Return the headless Service that gives each worker a DNS name, ready or not."""
+    """Return the headless Service that gives each worker a DNS name, ready or not; where the job has roles, their pods, too."""
+    everyone = {LABEL_JOB_NAME: job.name}
     return {
         "apiVersion": "v1",
         "kind": "Service",
@@ -17,7 +18,7 @@ def service(job: Job) -> dict[str, Any]:
         "spec": {
             "clusterIP": "None",
             "publishNotReadyAddresses": True,
-            "selector": worker_labels(job.name),
+            "selector": everyone if job.spec.roles else worker_labels(job.name),
         },
     }
 

@@ -9,6 +9,7 @@ from typing import Any
 from regroup_operator.api import Job
 from regroup_operator.render.objects import config_map, service
 from regroup_operator.render.pod import RenderSettings, dry_run_pod, worker_pod
+from regroup_operator.render.role import role_pod
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,10 @@ class Renderer:
     def trial_pod(self, job: Job) -> dict[str, Any]:
         """Return a pod for a dry run, with generateName. Raises SpecError."""
         return dry_run_pod(job, settings=self.settings)
+
+    def role_pod(self, job: Job, role: str, index: int, attempt: int) -> dict[str, Any]:
+        """Return the pod of a role."""
+        return role_pod(job, role, index, attempt)
 
     def service(self, job: Job) -> dict[str, Any]:
         """Return the headless Service."""

@@ -40,6 +40,7 @@ def test_spec_has_exactly_the_fields_that_have_behaviour() -> None:
         "processesPerWorker": [],
         "workersPerGroup": [],
         "template": ["metadata", "spec"],
+        "roles": [],
         "checkpoint": ["everySeconds", "keep", "path", "volumeClaim"],
         "memorySnapshot": ["everySeconds", "sizeLimit"],
         "recovery": [

@@ -32,6 +32,9 @@ class Api:
     async def create(self, job: Job, slot: int, attempt: int, avoid_nodes: tuple[str, ...]) -> bool:  # noqa: ARG002
         return await self._call("create", slot, attempt)
 
+    async def create_role(self, job: Job, role: str, index: int, attempt: int) -> bool:  # noqa: ARG002
+        return await self._call(f"create {role}", index, attempt)
+
     async def delete(self, pod: Pod) -> None:
         await self._call("delete", pod.slot, pod.attempt)
 
@@ -231,5 +234,29 @@ def test_nothing_is_made_by_a_plan_that_wrote_nothing_before_the_job_is_confirme
         setting.want(0, 1, 2, confirmed=False)
         await setting.idle()
         assert (setting.created(), setting.api.confirms) == ([0, 1, 2], [])
+
+    run(scenario)
+
+
+def test_pods_of_roles_are_made_too_each_with_a_back_off_of_its_own() -> None:
+    async def scenario(setting: Setting) -> None:
+        setting.api.answers[0, 3] = UnavailableError("no answer")
+        plan = JobPlan(
+            status={},
+            urgency=Urgency.LATER,
+            memory=Memory(),
+            create=((0, 0, ()),),
+            create_roles=(("ps", 0, 3), ("ps", 1, 0)),
+        )
+        setting.maker.want(JOB, plan, (), confirmed=True)
+        await setting.idle()
+        assert ("create ps", 0, 3) in setting.api.calls
+        setting.api.answers.clear()
+        setting.now_s = 100.0
+        role = make_pod(1, 0, role="ps")
+        again = JobPlan(status={}, urgency=Urgency.LATER, memory=Memory(), create_roles=(("ps", 0, 3),), delete=(role,))
+        setting.maker.want(JOB, again, (role,), confirmed=True)
+        await setting.idle()
+        assert setting.api.calls[-2:] == [("delete", 1, 0), ("create ps", 0, 3)]
 
     run(scenario)

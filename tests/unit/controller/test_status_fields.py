@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from regroup_operator.api.crd import object_schema
+from tests.builders.jobs import role
 from tests.builders.plan import JobBuilder, make_job
 from tests.simulator.world import World
 
@@ -60,8 +61,10 @@ def test_every_field_is_written_in_the_life_of_a_job(tmp_path: Path) -> None:
     rules = [{"action": "Ignore", "signals": ["SIGKILL"]}]
     job = make_job().with_replicas(3).with_recovery(hangSeconds=5, onExit=rules)
     policy = {"minReplicas": 1, "maxReplicas": 5, "growthCooldownSeconds": 1}
-    world = Reader(tmp_path, job.with_spec(elasticPolicy=policy), total_steps=80)
+    world = Reader(tmp_path, job.with_spec(elasticPolicy=policy, roles=[role(), role("eval")]), total_steps=80)
     world.advance(12, step_every_s=0.5)
+    world.pods.end_role("digits-eval-0-0", phase="Succeeded")
+    world.pods.end_role("digits-board-0-0", phase="Pending", waiting_reason="ErrImagePull")
     world.vanish(sorted(world.pods.by_uid)[1])
     world.advance(5, step_every_s=0.5)
     world.kill_process(sorted(world.agents)[0])

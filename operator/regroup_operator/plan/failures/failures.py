@@ -30,6 +30,7 @@ from regroup_operator.plan.failures.on_exit import (
     rule_words,
 )
 from regroup_operator.plan.failures.restarts import exit_words, judge_restarts, log_words
+from regroup_operator.plan.failures.roles import role_verdict
 
 
 @dataclass(frozen=True)
@@ -133,6 +134,8 @@ def judge_failures(facts: Facts) -> Failures:
             verdict = Verdict("RepeatedCrash", words)
         elif verdict is None and judged.message is not None:
             verdict = Verdict("TooManyRestarts", judged.message)
+    if verdict is None:
+        verdict = role_verdict(inputs.job, obs.roles)
     hang, workers = _hang(facts)
     if verdict is None and hang.failure is not None:
         verdict = Verdict(HUNG, hang.failure)

@@ -87,7 +87,7 @@ def decide_lifecycle(facts: Facts, failures: Failures) -> Lifecycle:
     if finished is not None:
         return _ended(facts, Ended(succeeded=True, finished=finished))
     if facts.inputs.job.spec.run_policy.suspend or is_told:
-        return Suspending() if facts.inputs.obs.pods else Suspended()
+        return Suspending() if facts.inputs.obs.pods or facts.inputs.obs.roles else Suspended()
     if failures.verdict is not None:
         return _ended(facts, Ended(succeeded=False, why=failures.verdict))
     refusal = facts.inputs.refusal

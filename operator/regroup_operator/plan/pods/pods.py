@@ -17,6 +17,7 @@ from regroup_operator.plan.generation.generation import NextGeneration
 from regroup_operator.plan.lifecycle.lifecycle import Active, Ended, Lifecycle, Suspending
 from regroup_operator.plan.pods.capacity import judge_capacity
 from regroup_operator.plan.pods.early import held_until, note_early, surplus
+from regroup_operator.plan.pods.roles import NO_ROLES, RoleChanges, plan_roles
 from regroup_operator.plan.pods.wanted import CreateWorker, plan_workers
 
 
@@ -34,6 +35,8 @@ class PodChanges:
     words: str = ""
     """Why pods are missing that are made later; empty: there are none."""
     notes: tuple[EventNote, ...] = ()
+    roles: RoleChanges = NO_ROLES
+    """Its pods to delete are in `delete`, too."""
 
 
 def plan_pods(facts: Facts, lifecycle: Lifecycle, generation: NextGeneration) -> PodChanges:
@@ -72,6 +75,15 @@ def plan_pods(facts: Facts, lifecycle: Lifecycle, generation: NextGeneration) ->
     elif _clears(lifecycle, inputs.job.spec.run_policy):
         going = {pod.uid for pod in delete}
         delete += tuple(p for p in inputs.obs.pods if not p.alive and not p.terminating and p.uid not in going)
+    roles = plan_roles(
+        job=inputs.job,
+        pods=inputs.obs.roles,
+        known=facts.status.get("roles", ()),
+        rows=facts.memory.role_rows,
+        active=isinstance(lifecycle, Active),
+        cleans=_clears(lifecycle, inputs.job.spec.run_policy),
+        now_s=inputs.clock.now_s,
+    )
     num_replaced, memory = count_created(
         [MemberId(c.slot, c.attempt) for c in changes.create],
         inputs.obs.pods,
@@ -81,14 +93,17 @@ def plan_pods(facts: Facts, lifecycle: Lifecycle, generation: NextGeneration) ->
         leaving={w.pod.uid for w in generation.workers if w.pod is not None and w.draining and w.connected},
     )
     return PodChanges(
-        memory=replace(memory, early_failures=early, unplaced=capacity.unplaced, given_back=capacity.rows),
+        memory=replace(
+            memory, early_failures=early, unplaced=capacity.unplaced, given_back=capacity.rows, role_rows=roles.rows
+        ),
         create=changes.create,
-        delete=delete,
+        delete=(*delete, *roles.delete),
         released=_released(facts, (pod.uid for pod in changes.release)),
         num_replaced=num_replaced if known.get("membership") else 0,
-        due_s=earliest((changes.look_again_s, capacity.due_s), after_s=inputs.clock.now_s),
+        due_s=earliest((changes.look_again_s, capacity.due_s, roles.due_s), after_s=inputs.clock.now_s),
         words=capacity.words,
-        notes=capacity.notes,
+        notes=(*capacity.notes, *roles.notes),
+        roles=roles,
     )
 
 

@@ -101,7 +101,7 @@ def overview(
 
 _PROGRESS = frozenset({"progress", "samples", "memorySnapshot", "observedAt", "replicas", "goodput"})
 """`replicas` is what an autoscaler reads, every 15 s."""
-_COUNTS = frozenset({"readyReplicas", "longestStartSeconds", "summary"})
+_COUNTS = frozenset({"readyReplicas", "longestStartSeconds", "summary", "roles"})
 
 
 def urgency(status: Mapping[str, Any], stored: Mapping[str, Any]) -> Urgency:
@@ -186,7 +186,7 @@ def _suspended(
 def _left_of(facts: Facts) -> str:
     """Return what a job that is being suspended waits for. A pod on a node that is off, or cut off, is gone only once the API has
     it no more: until then a process of the job may be alive there."""
-    pods = sorted(facts.inputs.obs.pods, key=lambda pod: pod.id)
+    pods = [*sorted(facts.inputs.obs.pods, key=lambda pod: pod.id), *facts.inputs.obs.roles]
     lost = [pod.name for pod in pods if not pod.node_ready]
     if not lost:
         return "The workers stop after a step, and their pods are deleted."

@@ -9,6 +9,7 @@ from typing import Any
 from regroup.protocol.document import PLANNED
 from regroup.protocol.wire import Prune
 from regroup_operator.api.conditions import SUSPENDED
+from regroup_operator.api.job import NOT_REPEATED
 from regroup_operator.api.status import MAX_INCIDENTS
 from regroup_operator.model.plan import Tell, Urgency, earliest, seconds_of
 from regroup_operator.model.ports import EventNote
@@ -50,6 +51,7 @@ def make_report(
     number = 0 if generation.document is None else generation.document.number
     status: dict[str, Any] = {**facts.known, **generation.changed}
     status["released"] = pods.released
+    status["roles"] = pods.roles.status
     status["restarts"] = restarts_status(
         facts.status.get("restarts"),
         processes=failures.num_processes,
@@ -61,7 +63,8 @@ def make_report(
     )
     status["incidents"] = _incidents(facts, failures, generation)
     if "startTime" in status and inputs.job.refusal is None:
-        status["acceptedSpec"] = {name: value for name, value in inputs.job.raw["spec"].items() if name != "template"}
+        spec = inputs.job.raw["spec"]
+        status["acceptedSpec"] = {name: value for name, value in spec.items() if name not in NOT_REPEATED}
     if isinstance(lifecycle, Ended):
         status["completionTime"] = lifecycle.completed
     if isinstance(lifecycle, Suspended) and status.get("membership"):

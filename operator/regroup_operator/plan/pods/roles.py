@@ -1,0 +1,141 @@
+"""Keep the pods of spec.roles running beside the workers. Pure.
+
+A role's pods are never members and never cause a generation. Each place of a role has one pod. It is replaced once it has failed or
+is gone, never beside another one: a parameter server, say, must not run twice. That is a StatefulSet's rule, and like there a pod
+on a node without power keeps its place until somebody deletes it by force. They run while the job is active and end with it.
+docs/design/adr/0053-roles.md
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from regroup_operator.api import Job
+from regroup_operator.api.job import role_digest
+from regroup_operator.api.spec import Role
+from regroup_operator.model.plan import EarlyFailure, earliest
+from regroup_operator.model.ports import EventNote
+from regroup_operator.model.records import Pod
+
+FIRST_S, LAST_S = 10.0, 300.0
+"""Pause before the second pod in a row of a place, doubled for each further one up to the second."""
+LASTED_S = 60.0
+"""A pod that has run for so long ends a row of failed ones."""
+
+Place = tuple[str, int]
+"""Role and index."""
+
+
+@dataclass(frozen=True)
+class RoleChanges:
+    """`create`: role, index, attempt. `status`: status.roles; None: the job has none. `rows`: by place, failed pods in a row, for
+    the memory."""
+
+    rows: Mapping[Place, EarlyFailure]
+    create: tuple[tuple[str, int, int], ...] = ()
+    delete: tuple[Pod, ...] = ()
+    status: list[dict[str, Any]] | None = None
+    due_s: float | None = None
+    notes: tuple[EventNote, ...] = ()
+
+
+NO_ROLES = RoleChanges({})
+
+
+def plan_roles(
+    *,
+    job: Job,
+    pods: tuple[Pod, ...],
+    known: Iterable[Mapping[str, Any]],
+    rows: Mapping[Place, EarlyFailure],
+    active: bool,
+    cleans: bool,
+    now_s: float,
+) -> RoleChanges:
+    """Return what to make and to delete. `known`: status.roles as stored; `active`: the job wants its pods; `cleans`: once it
+    does not, pods that have ended are deleted, too."""
+    if not active:
+        unwanted = tuple(p for p in pods if not p.terminating and (cleans or p.alive))
+        return RoleChanges({}, delete=unwanted, status=_status(job, pods, known))
+    started = job.status.start_time is not None
+    digests = {role.name: role_digest(job, role.name) for role in job.spec.roles}
+    places = {(role.name, index) for role in job.spec.roles for index in range(role.replicas)}
+    before, rows = rows, _note(rows, pods, places, now_s)
+    notes = tuple(
+        _words(place, row) for place, row in rows.items() if place not in before or before[place].count < row.count
+    )
+    status = _status(job, pods, known)
+    done = {(one["name"], index) for one in status or () for index in one.get("succeeded", ())}
+    create: list[tuple[str, int, int]] = []
+    delete: list[Pod] = []
+    dues_s: list[float] = []
+    for place in sorted(places | {(p.role, p.slot) for p in pods}):
+        of_place = sorted((p for p in pods if (p.role, p.slot) == place), key=lambda p: p.attempt)
+        outdated = [p for p in of_place if not started and p.spec_digest != digests.get(p.role)]
+        if place not in places or outdated:
+            delete += [p for p in (of_place if place not in places else outdated) if not p.terminating]
+            continue
+        # Of those that failed the newest stays, for its log.
+        delete += [p for p in of_place[:-1] if p.phase == "Failed" and not p.terminating]
+        if place in done or any(p.alive or p.terminating for p in of_place):
+            continue
+        due_s = rows[place].at_s + _pause_s(rows[place].count) if place in rows else now_s
+        if due_s > now_s:
+            dues_s.append(due_s)
+        else:
+            create.append((*place, of_place[-1].attempt + 1 if of_place else 0))
+    dues_s += [p.running_since_s + LASTED_S for p in pods if (p.role, p.slot) in rows and p.running_since_s is not None]
+    return RoleChanges(rows, tuple(create), tuple(delete), status, earliest(dues_s, after_s=now_s), notes)
+
+
+def _words(place: Place, row: EarlyFailure) -> EventNote:
+    pause_s = _pause_s(row.count)
+    when = "at once" if pause_s == 0 else f"after {pause_s:.0f} s"
+    return EventNote(
+        "Warning", "RolePodFailed", f"Pod {place[1]} of role {place[0]} has failed; it is replaced {when}."
+    )
+
+
+def _note(
+    rows: Mapping[Place, EarlyFailure], pods: Iterable[Pod], places: set[Place], now_s: float
+) -> dict[Place, EarlyFailure]:
+    """Return by place how many pods in a row have failed; one that has lasted ends the row."""
+    out = {place: row for place, row in rows.items() if place in places}
+    for pod in sorted(pods, key=lambda p: p.attempt):
+        place, row = (pod.role, pod.slot), out.get((pod.role, pod.slot))
+        if pod.phase == "Failed" and (row is None or pod.attempt > row.attempt):
+            out[place] = EarlyFailure((row.count if row else 0) + 1, pod.attempt, now_s)
+        elif row is not None and pod.attempt > row.attempt and _has_lasted(pod, now_s):
+            del out[place]
+    return out
+
+
+def _has_lasted(pod: Pod, now_s: float) -> bool:
+    return pod.alive and pod.running_since_s is not None and now_s >= pod.running_since_s + LASTED_S
+
+
+def _pause_s(count: int) -> float:
+    """Return the pause after so many failures in a row. The first one is made good at once."""
+    return 0.0 if count < 2 else min(LAST_S, FIRST_S * 2.0 ** min(count - 2, 10))
+
+
+def _status(job: Job, pods: Iterable[Pod], known: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]] | None:
+    before = {one["name"]: one for one in known}
+    return [
+        _of_role(role, [p for p in pods if p.role == role.name], before.get(role.name, {})) for role in job.spec.roles
+    ] or None
+
+
+def _of_role(role: Role, pods: list[Pod], before: Mapping[str, Any]) -> dict[str, Any]:
+    succeeded = {*before.get("succeeded", ()), *(p.slot for p in pods if p.phase == "Succeeded")}
+    ready = [p for p in pods if p.usable and p.phase == "Running" and p.running_since_s is not None and p.node_ready]
+    out: dict[str, Any] = {"name": role.name, "replicas": role.replicas, "ready": len(ready)}
+    if succeeded:
+        out["succeeded"] = sorted(index for index in succeeded if index < role.replicas)
+    stuck = next((p for p in pods if p.usable and (p.waiting_reason or p.unschedulable)), None)
+    if stuck is not None:
+        why = f"{stuck.waiting_reason} {stuck.waiting_message}".strip() or stuck.unschedulable
+        out["message"] = f"{stuck.name}: {why}"[:300]
+    return out

@@ -1,0 +1,137 @@
+"""The pods of roles: one for each place, replaced when they fail, gone with the job."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from regroup_operator.api import Job
+from regroup_operator.api.job import role_digest
+from regroup_operator.model.plan import EarlyFailure
+from regroup_operator.model.records import Pod
+from regroup_operator.plan.failures.roles import role_verdict
+from regroup_operator.plan.pods.roles import RoleChanges, plan_roles
+from tests.builders.jobs import role
+from tests.builders.plan import make_job, make_pod
+
+NOW_S = 1000.0
+
+
+def job_of(*roles: dict[str, Any], started: bool = True) -> Job:
+    job = make_job().with_replicas(2).with_spec(roles=list(roles) or [role("ps") | {"replicas": 2}])
+    return (job.with_status({"startTime": "2026-01-01T00:00:00Z"}) if started else job).build()
+
+
+JOB = job_of()
+
+
+def pod(index: int = 0, attempt: int = 0, name: str = "ps", job: Job = JOB, **changes: Any) -> Pod:
+    given: dict[str, Any] = {"role": name, "uid": f"{name}-{index}-{attempt}", "running_since_s": 990.0}
+    given["spec_digest"] = role_digest(job, name) if any(r.name == name for r in job.spec.roles) else "other"
+    return make_pod(index, attempt, **given | changes)
+
+
+def failed(index: int = 0, attempt: int = 0, **changes: Any) -> Pod:
+    return pod(index, attempt, phase="Failed", **{"running_since_s": None, "last_exit_code": 1} | changes)
+
+
+def plan(*pods: Pod, **given: Any) -> RoleChanges:
+    values: dict[str, Any] = {"job": JOB, "known": (), "rows": {}, "active": True, "cleans": False, "now_s": NOW_S}
+    return plan_roles(pods=pods, **values | given)
+
+
+@pytest.mark.parametrize(
+    ("pods", "create", "delete"),
+    [
+        pytest.param((), [("ps", 0, 0), ("ps", 1, 0)], [], id="at the start"),
+        pytest.param((pod(0), pod(1)), [], [], id="all there"),
+        pytest.param((pod(0), failed(1, 4)), [("ps", 1, 5)], [], id="the first failure is made good at once"),
+        pytest.param((pod(0), pod(1, terminating=True)), [], [], id="never two of one place"),
+        pytest.param((pod(0), pod(1, phase="Succeeded")), [], [], id="one that has succeeded"),
+        pytest.param((pod(0), failed(1, 0), pod(1, 1)), [], ["ps-1-0"], id="the failed one before goes"),
+        pytest.param((pod(0), pod(1), pod(2)), [], ["ps-2-0"], id="a place that is not wanted"),
+        pytest.param((pod(0), pod(1), pod(0, name="old")), [], ["old-0-0"], id="a role that is not wanted"),
+        pytest.param((pod(0, spec_digest="other"), pod(1)), [], [], id="a started job keeps its pods"),
+    ],
+)  # fmt: skip
+def test_pods(pods: tuple[Pod, ...], create: list[Any], delete: list[str]) -> None:
+    got = plan(*pods)
+    assert list(got.create) == create
+    assert [p.uid for p in got.delete] == delete
+
+
+def test_before_the_start_a_pod_of_an_earlier_template_is_made_anew() -> None:
+    job = job_of(started=False)
+    got = plan(pod(0, spec_digest="other"), job=job)
+    assert [p.uid for p in got.delete] == ["ps-0-0"]
+    assert got.create == (("ps", 1, 0),)
+
+
+def test_pods_that_fail_in_a_row_come_later_and_later() -> None:
+    rows: Any = {}
+    for attempt, pause_s in enumerate([0, 10, 20, 40, 80, 160, 300, 300]):
+        got = plan(failed(0, attempt), job=job_of(role("ps")), rows=rows)
+        assert [note.note for note in got.notes] == [
+            "Pod 0 of role ps has failed; it is replaced " + ("at once." if pause_s == 0 else f"after {pause_s} s.")
+        ]
+        assert got.due_s == (None if pause_s == 0 else NOW_S + pause_s)
+        assert got.create == ((("ps", 0, attempt + 1),) if pause_s == 0 else ())
+        rows = got.rows
+        assert plan(failed(0, attempt), job=job_of(role("ps")), rows=rows).notes == ()
+
+
+def test_pod_that_has_lasted_ends_the_row() -> None:
+    row = {("ps", 0): EarlyFailure(3, 2, 900.0)}
+    assert plan(pod(0, 3, running_since_s=941.0), pod(1), rows=row).due_s == 1001.0
+    assert plan(pod(0, 3, running_since_s=940.0), pod(1), rows=row).rows == {}
+    assert plan(pod(0, 2, running_since_s=10.0), pod(1), rows=row).rows == row  # an older one
+
+
+def test_memory_keeps_only_places_that_are_wanted() -> None:
+    assert plan(pod(0), pod(1), rows={("ps", 7): EarlyFailure(1, 0, 0.0)}).rows == {}
+
+
+@pytest.mark.parametrize(("cleans", "delete"), [(False, ["ps-0-0"]), (True, ["ps-0-0", "ps-1-0"])])
+def test_they_end_with_the_job(cleans: bool, delete: list[str]) -> None:
+    got = plan(pod(0), failed(1), active=False, cleans=cleans)
+    assert ([p.uid for p in got.delete], got.create) == (delete, ())
+
+
+def test_what_has_succeeded_is_remembered_when_its_pod_is_gone() -> None:
+    got = plan(pod(0), pod(1, phase="Succeeded"))
+    assert got.status == [{"name": "ps", "replicas": 2, "ready": 1, "succeeded": [1]}]
+    again = plan(pod(0), known=got.status)
+    assert (again.create, again.status) == ((), got.status)
+
+
+def test_status_says_why_a_pod_cannot_start() -> None:
+    got = plan(
+        pod(0, phase="Pending", running_since_s=None, waiting_reason="ErrImagePull", waiting_message="no such image")
+    )
+    assert got.status == [
+        {"name": "ps", "replicas": 2, "ready": 0, "message": "digits-worker-0-0: ErrImagePull no such image"}
+    ]
+
+
+def test_job_without_roles_has_no_status_of_them() -> None:
+    assert plan(job=make_job().with_replicas(2).build()) == RoleChanges({})
+
+
+@pytest.mark.parametrize(
+    ("policy", "changes", "fails"),
+    [
+        pytest.param("Never", {}, True, id="by itself"),
+        pytest.param("OnFailure", {}, False, id="it is restarted"),
+        pytest.param("Never", {"status_reason": "Evicted"}, False, id="evicted"),
+        pytest.param("Never", {"terminating": True}, False, id="deleted"),
+        pytest.param("Never", {"last_exit_code": None}, False, id="before it ran"),
+        pytest.param("Never", {"last_exit_code": 255, "last_exit_reason": "Unknown"}, False, id="with its node"),
+    ],
+)
+def test_role_that_fails_the_job(policy: str, changes: dict[str, Any], fails: bool) -> None:
+    job = job_of(role("ps", restartPolicy=policy))
+    verdict = role_verdict(job, [failed(0, **changes)])
+    assert (verdict is not None) == fails
+    if verdict is not None:
+        assert (verdict.reason, "exit code 1" in verdict.message) == ("RoleFailed", True)

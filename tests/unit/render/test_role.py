@@ -1,0 +1,77 @@
+"""The pod of a role."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from regroup_operator.api import Job
+from regroup_operator.kube.pods import slim_pod
+from regroup_operator.render.objects import service
+from regroup_operator.render.role import role_pod
+from tests.builders.jobs import role
+from tests.builders.plan import make_job
+
+
+def job_of(**spec: Any) -> Job:
+    one = role("ps", **spec)
+    one["template"]["metadata"] = {"labels": {"team": "a"}, "annotations": {"note": "b"}}
+    return make_job().with_spec(roles=[one | {"replicas": 2}]).build()
+
+
+def test_pod_is_the_template_with_a_name_an_address_and_three_variables() -> None:
+    pod = role_pod(job_of(), "ps", 1, 3)
+    meta, spec = pod["metadata"], pod["spec"]
+    assert meta["name"] == "digits-ps-1-3"
+    assert meta["ownerReferences"][0]["kind"] == "DistributedTrainingJob"
+    assert meta["labels"] | {
+        "regroup.dev/job-name": "digits", "regroup.dev/role": "ps", "regroup.dev/slot": "1", "regroup.dev/attempt": "3",
+        "app.kubernetes.io/component": "ps", "team": "a",
+    } == meta["labels"]  # fmt: skip
+    assert (meta["annotations"]["note"], spec["hostname"], spec["subdomain"]) == ("b", "digits-ps-1", "digits")
+    assert (spec["restartPolicy"], spec["automountServiceAccountToken"]) == ("OnFailure", False)
+    assert spec["containers"][0]["env"] == [
+        {"name": "REGROUP_JOB_NAME", "value": "digits"},
+        {"name": "REGROUP_ROLE", "value": "ps"},
+        {"name": "REGROUP_ROLE_INDEX", "value": "1"},
+    ]
+    assert "initContainers" not in spec
+    assert "volumes" not in spec
+
+
+def test_what_the_user_says_stays() -> None:
+    job = job_of(restartPolicy="Never", hostname="mine", automountServiceAccountToken=True)
+    spec = role_pod(job, "ps", 0, 0)["spec"]
+    assert (spec["restartPolicy"], spec["hostname"], spec["automountServiceAccountToken"]) == ("Never", "mine", True)
+    assert role_pod(job, "ps", 0, 0)["spec"]["containers"][0]["env"] == spec["containers"][0]["env"]  # nothing piles up
+
+
+def test_service_gives_names_to_the_pods_of_roles_where_there_are_some() -> None:
+    assert service(job_of())["spec"]["selector"] == {"regroup.dev/job-name": "digits"}
+    assert service(make_job().build())["spec"]["selector"] == {
+        "regroup.dev/job-name": "digits",
+        "regroup.dev/role": "worker",
+    }
+
+
+def running(**state: Any) -> dict[str, Any]:
+    return {"name": "main", "restartCount": 0, "state": state}
+
+
+@pytest.mark.parametrize(
+    ("statuses", "runs", "code"),
+    [
+        pytest.param([running(running={})], True, None, id="it runs"),
+        pytest.param([], False, None, id="not yet"),
+        pytest.param([running(terminated={"exitCode": 3})], False, 3, id="it has ended"),
+        pytest.param([running(running={}), running(terminated={"exitCode": 3})], False, 3, id="one of two has ended"),
+    ],
+)
+def test_record_of_a_roles_pod(statuses: list[Any], runs: bool, code: int | None) -> None:
+    item = role_pod(job_of(), "ps", 1, 3)
+    item["metadata"] |= {"namespace": "default", "uid": "u"}
+    got = slim_pod(item | {"status": {"phase": "Running", "containerStatuses": statuses}}, None, 5.0)
+    assert got is not None
+    assert (got.role, got.slot, got.attempt, got.name) == ("ps", 1, 3, "digits-ps-1-3")
+    assert (got.running_since_s, got.last_exit_code) == (5.0 if runs else None, code)
