@@ -26,7 +26,15 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from regroup.protocol import env
-from regroup_operator.api import ConflictError, Job, check_change, parse_job, processes_per_worker, worker_digest
+from regroup_operator.api import (
+    ConflictError,
+    Job,
+    SpecError,
+    check_change,
+    parse_job,
+    processes_per_worker,
+    worker_digest,
+)
 from regroup_operator.api.members import MemberId
 from regroup_operator.api.names import worker_pod_name
 from regroup_operator.model.ports import EventNote, Unauthorized
