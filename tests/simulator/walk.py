@@ -11,6 +11,7 @@ from regroup_operator.api import parse_job
 from regroup_operator.model.records import Settings
 from regroup_operator.plan.generation.lateness import LONGEST_START
 from regroup_operator.plan.pods.capacity import LAST_S
+from tests.builders.jobs import role
 from tests.builders.plan import JobBuilder, make_job
 from tests.simulator.bound import NAMED, WAITS, bound_s
 from tests.simulator.faults import KINDS, MOMENT_S, Fault, draw
@@ -58,6 +59,8 @@ class Setting:
     """spec.elasticPolicy.growthCooldownSeconds."""
     pending_s: int = 0
     """spec.elasticPolicy.pendingTimeoutSeconds; 0: absent."""
+    roles: int = 0
+    """Pods of a role beside the workers."""
 
     def __str__(self) -> str:
         size = f"fixed at {self.replicas}" if self.fixed else f"{self.replicas} workers, at least {self.minimum}"
@@ -68,6 +71,7 @@ class Setting:
             f"checkpoint every {self.checkpoint_every or 'no'} steps, snapshot every {self.snapshot_every or 'no'} steps"
             + (", failures are ignored" if self.ignores else "")
             + (f", {self.spares} spares" if self.spares else "")
+            + (f", {self.roles} pods of a role" if self.roles else "")
             + (f", grows every {self.cooldown_s} s at most" if self.cooldown_s else "")
             + (f", pods are pending for {self.pending_s} s at most" if self.pending_s else "")
         )
@@ -83,6 +87,7 @@ class Setting:
             policy |= {"growthCooldownSeconds": self.cooldown_s}
             policy |= {"pendingTimeoutSeconds": self.pending_s} if self.pending_s else {}
             job = job.with_spec(elasticPolicy=policy)
+        job = job.with_spec(roles=[role() | {"replicas": self.roles}]) if self.roles else job
         job = job.with_spec(workersPerGroup=self.per_group) if self.per_group > 1 else job
         # What is durable lies on a claim, so that the operator asks for checkpoints and names them.
         if self.snapshot_every:
@@ -130,6 +135,7 @@ def setting_of(seed: int) -> Setting:
         # Of its own, so that the rest of a seed's setting is what it was before there were snapshots.
         snapshot_every=0 if script else random.Random(f"{seed}/snapshot").choice([0, 0, 1, 5, 25]),
         ignores=random.Random(f"{seed}/rules").random() < RULES_CHANCE,
+        roles=random.Random(f"{seed}/roles").choice([0, 0, 0, 2]),
         spares=random.Random(f"{seed}/spares").choice([0, 0, 0, 1]),
         cooldown_s=random.Random(f"{seed}/cooldown").choice([0, 0, 20]),
         pending_s=random.Random(f"{seed}/pending").choice([0, 0, 10]),

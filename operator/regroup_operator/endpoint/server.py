@@ -11,7 +11,7 @@ import json
 import logging
 import socket
 import ssl
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 
 from aiohttp import web
 
@@ -30,6 +30,9 @@ TLS_BUFFER_BYTES = 16384
 
 BODY_TIMEOUT_S = 10.0
 """For so long the rest of a message is waited for. The agent gives up after as long."""
+REQUEST_TIMEOUT_S = 10.0
+"""For so long the first request of a connection is waited for, headers and all. Who is not an agent of ours is not waited for
+again: the connection closes with the answer."""
 BACKLOG = 8192
 """Connections that wait to be accepted: after a fail-over all agents call within a second or two. The kernel has its own bound."""
 
@@ -183,6 +186,41 @@ def _keep_alive(request: web.Request) -> None:
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, USER_TIMEOUT_MS)
 
 
+class Strangers:
+    """Connections that have not asked for anything yet: each holds memory and a descriptor, and aiohttp waits for them as long as
+    for an agent that is silent between two reports."""
+
+    def __init__(self, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+        self._asked: set[object] = set()
+        self._since_s: dict[object, float] = {}
+
+    @web.middleware
+    async def greet(
+        self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    ) -> web.StreamResponse:
+        """Note that a connection has asked, and close it after the answer if it may not."""
+        self._asked.add(request.protocol)
+        answer = await handler(request)
+        if answer.status in (400, 401, 403, 404, 405):
+            answer.force_close()
+        return answer
+
+    def overdue(self, connections: Collection[web.RequestHandler], now_s: float) -> list[web.RequestHandler]:
+        """Return the connections that have had their time, and forget those that are gone."""
+        there = set(connections)
+        self._asked &= there
+        self._since_s = {c: self._since_s.get(c, now_s) for c in there if c not in self._asked}
+        return [c for c in there if now_s >= self._since_s.get(c, now_s) + self._timeout_s]
+
+    async def sweep(self, connections: Callable[[], Collection[web.RequestHandler]]) -> None:
+        """Close overdue connections until cancelled."""
+        while True:
+            await asyncio.sleep(self._timeout_s / 4)
+            for connection in self.overdue(connections(), asyncio.get_running_loop().time()):
+                connection.force_close()
+
+
 async def serve(
     registry: Registry,
     authenticator: Authenticator,
@@ -192,11 +230,23 @@ async def serve(
     port: int,
     leader: Callable[[], str | None],
     body_timeout_s: float = BODY_TIMEOUT_S,
+    request_timeout_s: float = REQUEST_TIMEOUT_S,
 ) -> tuple[web.AppRunner, int]:
     """Start the endpoint and return its runner (call `cleanup()`) and port (of use where `port` is 0)."""
     with contextlib.suppress(AttributeError):
         asyncio.sslproto.SSLProtocol.max_size = TLS_BUFFER_BYTES  # type: ignore[attr-defined]
     app = Endpoint(registry, authenticator, leader, body_timeout_s).application()
+    strangers = Strangers(request_timeout_s)
+    app.middlewares.insert(0, strangers.greet)
+
+    async def sweeping(_: web.Application) -> AsyncIterator[None]:
+        task = asyncio.create_task(strangers.sweep(lambda: runner.server.connections if runner.server else ()))
+        yield
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+    app.cleanup_ctx.append(sweeping)
     runner = web.AppRunner(
         app,
         access_log=None,

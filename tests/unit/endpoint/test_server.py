@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -309,3 +310,99 @@ def test_certificate_carries_its_names_only() -> None:
                 assert answer.status == 204
 
     with_server(test)
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        pytest.param(b"", id="nothing"),
+        pytest.param(b"POST /v1/names", id="half a request line"),
+        pytest.param(b"POST /v1 HTTP/1.1\r\nHost: x\r\nX: ", id="half of the headers"),
+    ],
+)
+def test_connection_that_asks_for_nothing_is_closed_and_others_are_served(first: bytes) -> None:
+    """Bytes that come one after the other are no request either."""
+
+    async def scenario(server: Server) -> None:
+        assert await server.post(line(hello())) == (204, "")
+        reader, writer = await _connect(server)
+        writer.write(first)
+
+        async def trickle() -> None:
+            while first:
+                writer.write(b"a")
+                await asyncio.sleep(0.05)
+
+        trickling = asyncio.create_task(trickle())
+        async with server.stream() as agent:
+            await until_async(lambda: server.session().connected, "the stream is open", every_s=0.001)
+            async with asyncio.timeout(DEADLINE_S):
+                with contextlib.suppress(ConnectionError):
+                    assert await reader.read() == b""
+            server.registry.tell(POD_UID, JOB_UID, 3, Welcome("Session"))
+            assert await agent.content.readline(), "the agent's stream stays"
+        trickling.cancel()
+        writer.close()
+        assert await server.post(line(hello())) == (204, ""), "the agent's idle connection, too"
+
+    with_server(scenario, request_timeout_s=0.4)
+
+
+@pytest.mark.parametrize(("token", "status"), [("wrong", b"401"), ("token-1", b"403")])
+def test_stranger_gets_one_answer_on_a_connection(token: str, status: bytes) -> None:
+    async def scenario(server: Server) -> None:
+        reader, writer = await _connect(server)
+        request = (
+            f"POST {PATH}reports HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {token}\r\nContent-Length: 2\r\n\r\n{{}}"
+        )
+        writer.write(request.encode())
+        async with asyncio.timeout(DEADLINE_S):
+            answer = await reader.read()
+        assert answer.split(b" ")[1] == status
+        writer.close()
+
+    with_server(scenario)
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        b"\x00" * 5000,
+        b"GET " + b"/" * 9000 + b" HTTP/1.1\r\n\r\n",
+        b"GET / HTTP/1.1\r\n" + b"A: b\r\n" * 20000 + b"\r\n",
+    ],
+)
+def test_garbage_is_answered_or_cut_off_and_others_are_served(garbage: bytes) -> None:
+    async def scenario(server: Server) -> None:
+        reader, writer = await _connect(server)
+        with contextlib.suppress(ConnectionError):
+            writer.write(garbage)
+            await writer.drain()
+            async with asyncio.timeout(DEADLINE_S):
+                answer = await reader.read()
+            assert answer == b"" or answer.split(b" ")[1][:1] == b"4"
+        writer.close()
+        assert await server.post(line(hello())) == (204, "")
+
+    with_server(scenario, request_timeout_s=0.4)
+
+
+def test_many_silent_connections_at_once_keep_no_agent_out() -> None:
+    async def scenario(server: Server) -> None:
+        silent = [await _connect(server) for _ in range(200)]
+        assert await server.post(line(hello())) == (204, "")
+        async with asyncio.timeout(DEADLINE_S):
+            for reader, _ in silent:
+                with contextlib.suppress(ConnectionError):
+                    assert await reader.read() == b""
+        for _, writer in silent:
+            writer.close()
+        assert await server.post(line(hello())) == (204, "")
+
+    with_server(scenario, request_timeout_s=0.5)
+
+
+async def _connect(server: Server) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    trusted = ssl.create_default_context(cadata=server.authority.ca_pem.decode())
+    trusted.check_hostname = False
+    return await asyncio.open_connection("127.0.0.1", int(server.url.rsplit(":", 1)[1]), ssl=trusted)
