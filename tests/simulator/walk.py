@@ -11,6 +11,7 @@ from regroup_operator.api import parse_job
 from regroup_operator.model.records import Settings
 from regroup_operator.plan.generation.lateness import LONGEST_START
 from regroup_operator.plan.pods.capacity import LAST_S
+from regroup_operator.plan.pods.roles import LAST_S as ROLE_LAST_S
 from tests.builders.jobs import role
 from tests.builders.plan import JobBuilder, make_job
 from tests.simulator.bound import NAMED, WAITS, bound_s
@@ -257,6 +258,10 @@ class Walk:
             world.on_moment = None
         for _ in range(fault.turns):
             world._turn()
+        # A pod of a role fails with each fault: it changes nothing for the workers.
+        of_roles = sorted(p.name for p in world.pods.of_roles.values() if p.phase == "Running")
+        if of_roles:
+            world.pods.end_role(of_roles[fault.at % len(of_roles)], last_exit_code=1)
         if KINDS[fault.kind].strike(world, fault):
             self.outcome.hits.append(fault.kind)
             if fault.kind in HANGS and LONGEST_START not in world.status:
@@ -300,6 +305,8 @@ class Walk:
         end_s = world.now_s + self.bound_s + 60.0
         if self.setting.pending_s:
             end_s += LAST_S  # a worker that was given back often is tried again so late
+        if self.setting.roles:
+            end_s += ROLE_LAST_S
         while not world.has_ended and not self._is_whole():
             if world.now_s > end_s:
                 raise Failed("not whole", f"all is well and the job stays as it is: {self._words()}")
@@ -310,6 +317,8 @@ class Walk:
 
     def _is_whole(self) -> bool:
         world = self.world
+        if sum(p.phase == "Running" for p in world.pods.of_roles.values()) != self.setting.roles:
+            return False
         if world.script == "plain":
             return len(world.script_group()) == world.replicas * world.processes
         return world.training().count(",") + 1 == world.replicas and world.training() != ""
