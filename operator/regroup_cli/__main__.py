@@ -1,4 +1,4 @@
-"""The command line: `regroup run`, `regroup train`, `regroup scale`, `regroup status`."""
+"""The command line: `regroup run`, `regroup train`, `regroup scale`, `regroup status`, `regroup checkpoint`, `regroup replay`."""
 
 from __future__ import annotations
 
@@ -163,6 +163,15 @@ def parser() -> argparse.ArgumentParser:
         "name", nargs="?", metavar="NAME", help="a checkpoint, as `list` names it (default: the newest)"
     )
     verify.add_argument("--all", action="store_true", help="every complete checkpoint")
+    replayed = commands.add_parser(
+        "replay",
+        help="show an operator's decision log, and make its decisions again",
+        description="Show the decisions in FILE, an operator's decision log, and make each again from what it was made from. "
+        "Exit code 1 if this version decides one otherwise.",
+        epilog="example: regroup replay --job team/digits decisions.jsonl",
+    )
+    replayed.add_argument("file", metavar="FILE", help="the decision log, or one of its older parts")
+    replayed.add_argument("--job", metavar="NAMESPACE/NAME", help="only decisions on this job (default: all)")
     status = commands.add_parser("status", help="print the status of a local job as JSON")
     status.add_argument("state_dir", metavar="DIR", help="the directory that `regroup run` printed")
     return top
@@ -190,6 +199,10 @@ def main(argv: list[str] | None = None) -> int:
             from regroup_cli import checkpoint
 
             return checkpoint.run(args)
+        if args.command == "replay":
+            from regroup_cli import replay
+
+            return replay.run(args)
         return _local(args)
     except SpecError as error:
         for line in str(error).splitlines():

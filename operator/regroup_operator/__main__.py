@@ -18,6 +18,7 @@ import sys
 import time
 import uuid
 from collections.abc import Coroutine, Mapping
+from pathlib import Path
 from typing import Any
 
 from aiohttp import web
@@ -26,6 +27,7 @@ from regroup_operator import metrics as ops
 from regroup_operator.api import RegroupError
 from regroup_operator.background import LoopBackground
 from regroup_operator.controller import Controller
+from regroup_operator.decision_log import DecisionLog
 from regroup_operator.endpoint.registry import Registry
 from regroup_operator.endpoint.server import serve
 from regroup_operator.handlers import JobWatch
@@ -161,6 +163,9 @@ class Operator:
             agent_image_pull_secrets=tuple(settings.agent_image_pull_secrets),
             checkpoint_wait_s=settings.checkpoint_s,
         )
+        decisions = None
+        if settings.decision_log:
+            decisions = DecisionLog(Path(settings.decision_log), settings.decision_log_mib * 2**20)
         store = CachedJobStore(self._job_api, self._jobs, look=self._queue.add, recorder=self._recorder)
         self._controller = Controller(
             store=ops.ObservedStore(store, self._metrics),
@@ -175,6 +180,7 @@ class Operator:
             look_after=self._queue.add_after,
             agent_image=settings.agent_image,
             observer=self._metrics,
+            decisions=decisions,
             progress_writes_per_s=settings.progress_writes_per_second,
         )
         self._watch.start()

@@ -22,6 +22,7 @@ from typing import Protocol
 
 from regroup_operator.api import ConflictError, Job, SpecError, UnavailableError, parse_status
 from regroup_operator.background import Background
+from regroup_operator.decision_log import DecisionLog, has_decided, record_inputs
 from regroup_operator.endpoint.registry import Registry
 from regroup_operator.maker import TOLD_AFTER, Maker
 from regroup_operator.model.bucket import TokenBucket
@@ -68,6 +69,8 @@ class _Kept:
     judged_generation: int | None = None
     num_unjudged: int = 0
     """How often the template was tried without an answer."""
+    logged: object = None
+    """What the last line of the decision log asked for: each look asks again until it is there."""
     unanswered: deque[JobPlan] = field(default_factory=lambda: deque(maxlen=UNANSWERED))
     """Plans whose status was sent and perhaps stored: no answer came."""
 
@@ -91,6 +94,7 @@ class Controller:
         agent_image: str = "",
         logs: str = KUBECTL_LOGS,
         observer: Observer | None = None,
+        decisions: DecisionLog | None = None,
         progress_writes_per_s: float = 20.0,
         monotonic: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
@@ -101,7 +105,7 @@ class Controller:
         self._store, self._workers, self._recorder, self._registry = store, workers, recorder, registry
         self._settings, self._endpoint, self._agent_image, self._logs = settings, endpoint, agent_image, logs
         self._background, self._look_after = background, look_after
-        self._observer = observer
+        self._observer, self._decisions = observer, decisions
         self._progress_writes = TokenBucket(progress_writes_per_s, max(1.0, progress_writes_per_s))
         self._monotonic, self._wall = monotonic, wall
         self._kept: dict[Key, _Kept] = {}
@@ -175,20 +179,22 @@ class Controller:
             refusals=self._registry.refusals(pods),
             roles=roles,
         )
-        clock = Clock(self._monotonic(), self._wall())
+        clock, memory = Clock(self._monotonic(), self._wall()), kept.memory
+        fresh_uid, why = uuid.uuid4().hex[:8], _why(refusal, job)
         plan = plan_job(
             job,
             observation,
-            kept.memory,
+            memory,
             clock,
-            fresh_uid=uuid.uuid4().hex[:8],
+            fresh_uid=fresh_uid,
             settings=self._settings,
             endpoint=self._endpoint,
             agent_image=self._agent_image,
-            refusal=_why(refusal, job),
+            refusal=why,
             logs=self._logs,
         )
         written, write_s = await self._write(job, plan, clock, kept)
+        self._log(job, kept, observation, memory, clock, fresh_uid, why, plan, written=written is not None)
         self._say(job, plan)
         if plan.expired:
             await self._store.remove(job)
@@ -196,6 +202,38 @@ class Controller:
         make_s = kept.maker.want(written or job, plan, (*pods, *roles), confirmed=written is not None)
         due = [d for d in (plan.look_again_s, prepare_s, write_s, make_s) if d is not None]
         return max(0.0, min(due) - self._monotonic()) if due else None
+
+    def _log(
+        self,
+        job: Job,
+        kept: _Kept,
+        observation: Observation,
+        memory: Memory,
+        clock: Clock,
+        fresh_uid: str,
+        refusal: Verdict | None,
+        plan: JobPlan,
+        *,
+        written: bool,
+    ) -> None:
+        """Write a line for a plan that has decided something new."""
+        asked = (plan.create, plan.create_roles, plan.delete, plan.tell)
+        if self._decisions is None or not has_decided(plan, written=written) or (not written and asked == kept.logged):
+            return
+        kept.logged = asked
+        inputs = record_inputs(
+            job,
+            observation,
+            memory,
+            clock,
+            fresh_uid=fresh_uid,
+            settings=self._settings,
+            endpoint=self._endpoint,
+            agent_image=self._agent_image,
+            refusal=refusal,
+            logs=self._logs,
+        )
+        self._decisions.write(inputs, plan)
 
     def _recall(self, job: Job) -> _Kept:
         kept = self._kept.get(job.key)

@@ -59,6 +59,12 @@ class OperatorSettings(BaseModel):
     per_job_metrics: bool = False
     """Whether /metrics has series for each job (regroup_job_*). Their number grows with the jobs."""
 
+    decision_log: str = ""
+    """File for the decision log (docs/runbook.md), with older parts beside it. Empty: none is written."""
+
+    decision_log_mib: int = Field(default=20, ge=1, le=1024)
+    """Largest size of one of its five files, in MiB."""
+
     agent_image: str = "regroup-operator:dev"
     """Image that the workers' agent is copied from: the operator's own, so that both speak the same protocol."""
 

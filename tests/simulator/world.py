@@ -26,6 +26,7 @@ from regroup.protocol.state import StatePair
 from regroup_operator.api import Job, RegroupError, parse_job
 from regroup_operator.api.members import parse_members
 from regroup_operator.controller import Controller
+from regroup_operator.decision_log import DecisionLog
 from regroup_operator.endpoint.registry import Registry, Stream
 from regroup_operator.kube.job_cache import JobCache
 from regroup_operator.kube.jobs import CachedJobStore
@@ -120,6 +121,7 @@ class Operator:
             look_after=lambda _, wait_s: self.look_in(wait_s),
             monotonic=lambda: world.now_s,
             wall=lambda: WALL + world.now_s + world.wall_skew_s,
+            decisions=world.decisions,
             progress_writes_per_s=world.progress_writes_per_s,
         )
         self._failures = 0
@@ -199,6 +201,9 @@ class Operator:
 
 class World:
     """See the module's text. `script`: session, plain (never attaches), crash (exits 1 at once)."""
+
+    decisions: DecisionLog | None = None
+    """What operators that start from now on write their decisions to."""
 
     def __init__(
         self,

@@ -73,7 +73,7 @@ def test_pods_that_fail_in_a_row_come_later_and_later() -> None:
     for attempt, pause_s in enumerate([0, 10, 20, 40, 80, 160, 300, 300]):
         got = plan(failed(0, attempt), job=job_of(role("ps")), rows=rows)
         assert [note.note for note in got.notes] == [
-            "Pod 0 of role ps has failed; it is replaced " + ("at once." if pause_s == 0 else f"after {pause_s} s.")
+            "The pod of role ps-0 has failed; it is replaced " + ("at once." if pause_s == 0 else f"after {pause_s} s.")
         ]
         assert got.due_s == (None if pause_s == 0 else NOW_S + pause_s)
         assert got.create == ((("ps", 0, attempt + 1),) if pause_s == 0 else ())
@@ -82,14 +82,14 @@ def test_pods_that_fail_in_a_row_come_later_and_later() -> None:
 
 
 def test_pod_that_has_lasted_ends_the_row() -> None:
-    row = {("ps", 0): EarlyFailure(3, 2, 900.0)}
+    row = {"ps-0": EarlyFailure(3, 2, 900.0)}
     assert plan(pod(0, 3, running_since_s=941.0), pod(1), rows=row).due_s == 1001.0
     assert plan(pod(0, 3, running_since_s=940.0), pod(1), rows=row).rows == {}
     assert plan(pod(0, 2, running_since_s=10.0), pod(1), rows=row).rows == row  # an older one
 
 
 def test_memory_keeps_only_places_that_are_wanted() -> None:
-    assert plan(pod(0), pod(1), rows={("ps", 7): EarlyFailure(1, 0, 0.0)}).rows == {}
+    assert plan(pod(0), pod(1), rows={"ps-7": EarlyFailure(1, 0, 0.0)}).rows == {}
 
 
 @pytest.mark.parametrize(("cleans", "delete"), [(False, ["ps-0-0"]), (True, ["ps-0-0", "ps-1-0"])])

@@ -8,7 +8,7 @@ docs/design/adr/0053-roles.md
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,8 +24,8 @@ FIRST_S, LAST_S = 10.0, 300.0
 LASTED_S = 60.0
 """A pod that has run for so long ends a row of failed ones."""
 
-Place = tuple[str, int]
-"""Role and index."""
+Place = str
+"""`<role>-<index>`."""
 
 
 @dataclass(frozen=True)
@@ -61,50 +61,58 @@ def plan_roles(
         return RoleChanges({}, delete=unwanted, status=_status(job, pods, known))
     started = job.status.start_time is not None
     digests = {role.name: role_digest(job, role.name) for role in job.spec.roles}
-    places = {(role.name, index) for role in job.spec.roles for index in range(role.replicas)}
-    before, rows = rows, _note(rows, pods, places, now_s)
+    wanted = {
+        place_of(role.name, index): (role.name, index) for role in job.spec.roles for index in range(role.replicas)
+    }
+    before, rows = rows, _note(rows, pods, wanted, now_s)
     notes = tuple(
         _words(place, row) for place, row in rows.items() if place not in before or before[place].count < row.count
     )
     status = _status(job, pods, known)
-    done = {(one["name"], index) for one in status or () for index in one.get("succeeded", ())}
+    done = {place_of(one["name"], index) for one in status or () for index in one.get("succeeded", ())}
     create: list[tuple[str, int, int]] = []
-    delete: list[Pod] = []
+    delete = [p for p in pods if _place(p) not in wanted and not p.terminating]
     dues_s: list[float] = []
-    for place in sorted(places | {(p.role, p.slot) for p in pods}):
-        of_place = sorted((p for p in pods if (p.role, p.slot) == place), key=lambda p: p.attempt)
-        outdated = [p for p in of_place if not started and p.spec_digest != digests.get(p.role)]
-        if place not in places or outdated:
-            delete += [p for p in (of_place if place not in places else outdated) if not p.terminating]
-            continue
+    for place, (name, index) in wanted.items():
+        there = sorted((p for p in pods if _place(p) == place), key=lambda p: p.attempt)
+        outdated = [p for p in there if not started and p.spec_digest != digests[name]]
         # Of those that failed the newest stays, for its log.
-        delete += [p for p in of_place[:-1] if p.phase == "Failed" and not p.terminating]
-        if place in done or any(p.alive or p.terminating for p in of_place):
+        delete += [
+            p for p in there if not p.terminating and (p in outdated or (p.phase == "Failed" and p != there[-1]))
+        ]
+        if outdated or place in done or any(p.alive or p.terminating for p in there):
             continue
         due_s = rows[place].at_s + _pause_s(rows[place].count) if place in rows else now_s
         if due_s > now_s:
             dues_s.append(due_s)
         else:
-            create.append((*place, of_place[-1].attempt + 1 if of_place else 0))
-    dues_s += [p.running_since_s + LASTED_S for p in pods if (p.role, p.slot) in rows and p.running_since_s is not None]
+            create.append((name, index, there[-1].attempt + 1 if there else 0))
+    dues_s += [p.running_since_s + LASTED_S for p in pods if _place(p) in rows and p.running_since_s is not None]
     return RoleChanges(rows, tuple(create), tuple(delete), status, earliest(dues_s, after_s=now_s), notes)
+
+
+def place_of(role: str, index: int) -> Place:
+    """Return the name of one place of a role."""
+    return f"{role}-{index}"
+
+
+def _place(pod: Pod) -> Place:
+    return place_of(pod.role, pod.slot)
 
 
 def _words(place: Place, row: EarlyFailure) -> EventNote:
     pause_s = _pause_s(row.count)
     when = "at once" if pause_s == 0 else f"after {pause_s:.0f} s"
-    return EventNote(
-        "Warning", "RolePodFailed", f"Pod {place[1]} of role {place[0]} has failed; it is replaced {when}."
-    )
+    return EventNote("Warning", "RolePodFailed", f"The pod of role {place} has failed; it is replaced {when}.")
 
 
 def _note(
-    rows: Mapping[Place, EarlyFailure], pods: Iterable[Pod], places: set[Place], now_s: float
+    rows: Mapping[Place, EarlyFailure], pods: Iterable[Pod], wanted: Collection[Place], now_s: float
 ) -> dict[Place, EarlyFailure]:
     """Return by place how many pods in a row have failed; one that has lasted ends the row."""
-    out = {place: row for place, row in rows.items() if place in places}
+    out = {place: row for place, row in rows.items() if place in wanted}
     for pod in sorted(pods, key=lambda p: p.attempt):
-        place, row = (pod.role, pod.slot), out.get((pod.role, pod.slot))
+        place, row = _place(pod), out.get(_place(pod))
         if pod.phase == "Failed" and (row is None or pod.attempt > row.attempt):
             out[place] = EarlyFailure((row.count if row else 0) + 1, pod.attempt, now_s)
         elif row is not None and pod.attempt > row.attempt and _has_lasted(pod, now_s):

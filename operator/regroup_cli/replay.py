@@ -1,0 +1,83 @@
+"""`regroup replay`: an operator's decision log as a table, each decision made again."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from regroup_operator.api import SpecError
+from regroup_operator.decision_log import DecisionLogError, Line, decision_of, difference, from_line, replay
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print a row for each decision; return 1 if one is made otherwise now. Raises SpecError where the file cannot be read."""
+    num_lines = 0
+    try:
+        with open(args.file, encoding="utf-8") as lines:
+            for number, text in enumerate(lines, 1):
+                found = from_line(text)
+                key = (
+                    f"{found.inputs.job['metadata'].get('namespace', 'default')}/{found.inputs.job['metadata']['name']}"
+                )
+                if args.job not in (None, key):
+                    continue
+                num_lines += 1
+                for what, why in rows(found):
+                    print(f"{_time(found)}  {key}  {what}{f': {why}' if why else ''}")
+                other = difference(found.decision, decision_of(replay(found.inputs)))
+                if other is not None:
+                    where, then, now = other
+                    print(f"{args.file}, line {number}: {where} was {_short(then)} and is {_short(now)} now.")
+                    return 1
+    except DecisionLogError as error:
+        raise SpecError(f"{args.file}, line {number}: {error}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise SpecError(f"FILE ({args.file}) cannot be read ({error}). Give an operator's decision log.") from None
+    if num_lines == 0:
+        raise SpecError(f"FILE ({args.file}) has no decision{f' on {args.job}' if args.job else ''}.")
+    print(f"{num_lines} decisions, all made again alike.")
+    return 0
+
+
+def rows(line: Line) -> Iterator[tuple[str, str]]:
+    """Yield what was decided, and why, in the operator's own words."""
+    decision, before = line.decision, line.inputs.job.get("status") or {}
+    after = decision["status"]
+    said = {c["type"]: c for c in before.get("conditions", ())}
+    changed = [c for c in after.get("conditions", ()) if _word(said.get(c["type"], {})) != _word(c)]
+    if decision["announced"]:
+        membership = after["membership"]
+        yield f"generation {membership['generation']} of workers {membership['members']}", _newest(after)
+    for one in changed:
+        yield f"{one['type']}={one['status']} ({one['reason']})", one["message"]
+    for slot, attempt, avoid in decision["create"]:
+        yield f"make worker {slot}.{attempt}", f"not on {', '.join(avoid)}" if avoid else ""
+    for role, index, attempt in decision["create_roles"]:
+        yield f"make pod {index}.{attempt} of role {role}", ""
+    if decision["delete"]:
+        yield f"delete {', '.join(decision['delete'])}", ""
+    if decision["tell"]:
+        yield f"tell {len(decision['tell'])} agents", ""
+    for note in decision["notes"]:
+        yield f"event {note['reason']}", note["note"]
+
+
+def _newest(status: Mapping[str, Any]) -> str:
+    incidents = status.get("incidents") or []
+    newest = incidents[-1] if incidents else {}
+    return str(newest.get("decision", "")) if newest.get("generation") == status["membership"]["generation"] else ""
+
+
+def _word(condition: Mapping[str, Any]) -> tuple[Any, Any]:
+    return condition.get("status"), condition.get("reason")
+
+
+def _time(line: Line) -> str:
+    return datetime.fromtimestamp(line.inputs.clock.wall, UTC).strftime("%Y-%m-%dT%H:%M:%S.%f")[:-3] + "Z"
+
+
+def _short(value: Any) -> str:
+    text = str(value)
+    return text if len(text) <= 120 else f"{text[:117]}..."

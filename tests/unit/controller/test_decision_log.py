@@ -1,0 +1,126 @@
+"""The decision log: every line of a random life is made again alike, in another process, and holds no secret."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from regroup_cli import __main__ as cli
+from regroup_operator.decision_log import NUM_FILES, DecisionLog, decision_of, difference, from_line, replay
+from tests.builders.jobs import role
+from tests.builders.plan import JobBuilder, make_job
+from tests.simulator.faults import KINDS
+from tests.simulator.walk import Walk, faults_of, setting_of
+from tests.simulator.world import World
+
+SECRET = "do-not-tell"
+
+
+def logged(world: World, path: Path, max_bytes: int = 2**30) -> DecisionLog:
+    """Have each operator of a world log to a file."""
+    log = world.decisions = DecisionLog(path, max_bytes)
+    for operator in world.operators:
+        operator.controller._decisions = log
+    return log
+
+
+def job() -> JobBuilder:
+    secret: dict[str, Any] = {"name": "TOKEN", "value": SECRET}
+    builder = make_job().with_replicas(3).elastic(1, 5).with_spec(roles=[role()])
+    manifest = builder.manifest()
+    for template in (manifest["spec"]["template"], manifest["spec"]["roles"][0]["template"]):
+        container = template["spec"]["containers"][0]
+        container |= {"env": [secret], "args": [SECRET]}
+        template["metadata"] = {"annotations": {"note": SECRET}}
+    return builder.with_spec(template=manifest["spec"]["template"], roles=manifest["spec"]["roles"])
+
+
+def life(tmp_path: Path, **given: Any) -> Path:
+    path = tmp_path / "decisions.jsonl"
+    world = World(tmp_path, job(), known_session=True)
+    log = logged(world, path, **given)
+    world.advance(5.0, step_every_s=0.5)
+    world.vanish(world.uid(1))
+    world.advance(5.0, step_every_s=0.5)
+    world.scale(2)
+    world.advance(5.0, step_every_s=0.5)
+    world.suspend(True)
+    world.until(lambda: world.phase == "Suspended", step_every_s=0.5)
+    log.close()
+    return path
+
+
+def test_every_decision_is_made_again_alike_and_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = life(tmp_path)
+    assert cli.main(["replay", str(path)]) == 0
+    shown = capsys.readouterr().out
+    for words in ("generation 1 of workers 0-2", "make worker 1.1", "make pod 0.0 of role board", "delete digits-worker-2-0",
+                  "Suspended=True", "decisions, all made again alike."):  # fmt: skip
+        assert words in shown
+    # The order of sets differs from process to process.
+    for seed in ("1", "2"):
+        done = subprocess.run(
+            [sys.executable, "-m", "regroup_cli", "replay", "--job", "default/digits", str(path)],
+            env={"PYTHONHASHSEED": seed, "PATH": ""}, capture_output=True, text=True, check=False, timeout=60,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stdout[-500:] + done.stderr
+
+
+def test_line_holds_no_secret_of_a_template(tmp_path: Path) -> None:
+    assert SECRET not in life(tmp_path).read_text()
+
+
+def test_another_decision_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = life(tmp_path)
+    lines = path.read_text().splitlines()
+    body = json.loads(lines[3])
+    body["decision"]["status"]["phase"] = "Dancing"
+    path.write_text("\n".join([*lines[:3], json.dumps(body), *lines[4:]]))
+    assert cli.main(["replay", str(path)]) == 1
+    assert "line 4: status.phase was Dancing and is " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "has no decision."),
+        ("{}\n", "line 1: The line is no decision of this release"),
+        ("no json\n", "line 1: The line is no decision of this release"),
+        ('{"version":99}\n', "line 1: The line is of version 99; this program reads 1."),
+    ],
+)
+def test_file_that_is_no_log_is_refused_with_a_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, says: str
+) -> None:
+    path = tmp_path / "file"
+    path.write_text(text)
+    assert cli.main(["replay", str(path)]) == 2
+    error = capsys.readouterr().err
+    assert says in error
+    assert "Traceback" not in error
+
+
+def test_log_has_a_bound(tmp_path: Path) -> None:
+    life(tmp_path, max_bytes=40_000)
+    files = sorted(tmp_path.glob("decisions.jsonl*"))
+    assert 1 < len(files) <= NUM_FILES
+    assert all(f.stat().st_size <= 40_000 for f in files)
+
+
+@pytest.mark.parametrize("seed", range(700, 724))
+def test_decisions_of_random_walks_are_made_again_alike(tmp_path: Path, seed: int) -> None:
+    setting = setting_of(seed)
+    walk = Walk(setting, faults_of(seed, sorted(KINDS)))
+    log = logged(walk.world, tmp_path / "decisions.jsonl")
+    assert walk.run().sort == ""
+    log.close()
+    lines = (tmp_path / "decisions.jsonl").read_text().splitlines()
+    assert lines
+    for text in lines:
+        line = from_line(text)
+        assert difference(line.decision, decision_of(replay(line.inputs))) is None
