@@ -1,13 +1,16 @@
-"""The network between two programs, in the hands of a test: it forwards HTTP, and can keep one request back until later."""
+"""The network between two programs, in the hands of a test: it forwards HTTP, can keep one request back until later, and fails in
+the ways in which an API server and the network to it do."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import ssl
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import aiohttp
 from aiohttp import web
@@ -26,6 +29,33 @@ class Passed:
     """0: not answered yet."""
     answer: bytes = b""
     """Empty for a stream."""
+    is_watch: bool = False
+
+
+@dataclass
+class Fault:
+    """What happens to the next `times` requests that fit.
+
+    `how`: status (answered with `status`, forwarded to nobody), reset (the connection breaks before the request), lost (it breaks
+    before the answer: the request took effect), never (no answer comes, and the connection stays), expired (a watch ends with the
+    event ERROR 410), then (forwarded; `then` is called before the answer goes back).
+    """
+
+    fits: Callable[[Passed], bool]
+    how: str
+    times: int = 1
+    status: int = 500
+    then: Callable[[], None] | None = None
+    hit: threading.Event = field(default_factory=threading.Event)
+
+
+_REASONS = {409: "Conflict", 410: "Expired", 429: "TooManyRequests", 500: "InternalError", 503: "ServiceUnavailable"}
+
+
+def _refusal(status: int) -> dict[str, object]:
+    """Return the body with which an API server refuses a request."""
+    kind = {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure", "code": status}
+    return {**kind, "reason": _REASONS[status], "message": f"A test answers {status}."}
 
 
 @dataclass
@@ -60,6 +90,10 @@ class Edge:
         """Everything but what is only read, in the order of arrival."""
         self._upstream, self._serving = upstream, serving
         self._held: Held | None = None
+        self._faults: list[Fault] = []
+        self._is_down = False
+        self._streams: set[asyncio.BaseTransport] = set()
+        """Connections of those to whom an answer is being streamed."""
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
@@ -71,6 +105,22 @@ class Edge:
         """Keep the next request back that fits; the ones after it pass."""
         self._held = Held(fits)
         return self._held
+
+    def fail(self, fits: Callable[[Passed], bool], how: str, **given: Any) -> Fault:
+        """Have the next requests that fit fail in this way (see Fault)."""
+        fault = Fault(fits, how, **given)
+        self._faults.append(fault)
+        return fault
+
+    def heal(self) -> None:
+        """Have nothing fail any more."""
+        self._faults.clear()
+        self._is_down = False
+
+    def go_down(self) -> None:
+        """Break every connection and refuse every request until `heal`."""
+        self._is_down = True
+        self.turn_to(self.target)
 
     def turn_to(self, target: str) -> None:
         """Forward to another target from now on; what is open to the one before is closed."""
@@ -98,6 +148,8 @@ class Edge:
         connector = aiohttp.TCPConnector(ssl=self._upstream, limit=0)
         new = aiohttp.ClientSession(connector=connector, auto_decompress=False, timeout=aiohttp.ClientTimeout())
         old, self._session = self._session, new
+        for stream in self._streams.copy():
+            stream.close()
         if old is not None:
             await old.close()
 
@@ -113,10 +165,17 @@ class Edge:
         await asyncio.gather(*rest, return_exceptions=True)
 
     async def _forward(self, request: web.Request) -> web.StreamResponse:
-        passed = Passed(request.method, request.path, await request.read())
+        passed = Passed(
+            request.method, request.path, await request.read(), is_watch=request.query.get("watch", "") in ("1", "true")
+        )
         held = self._held
         if request.method != "GET":
             self.passed.append(passed)
+        fault = next((f for f in self._faults if f.times > 0 and f.fits(passed)), None)
+        if self._is_down or fault is not None:
+            refused = await self._fail(request, passed, fault)
+            if refused is not None:
+                return refused
         if held is not None and held.fits(passed):
             self._held = None
             await held.wait(passed)
@@ -128,12 +187,46 @@ class Edge:
         try:
             async with self._session.request(request.method, url, headers=headers, data=passed.body or None) as answer:
                 passed.status = answer.status
+                if fault is not None and fault.how in ("lost", "then"):
+                    passed.answer = await answer.read()
+                    if fault.then is not None:
+                        fault.then()
+                    fault.hit.set()
+                    if fault.how == "lost":
+                        return self._cut(request)
+                    return web.Response(status=answer.status, body=passed.answer, content_type="application/json")
                 return await self._answer(request, passed, answer)
         except aiohttp.ClientError as error:
             raise web.HTTPBadGateway(text=str(error)) from None
         finally:
             if held is not None:
                 held.answered.set()
+
+    async def _fail(self, request: web.Request, passed: Passed, fault: Fault | None) -> web.StreamResponse | None:
+        """Do what a fault does before a request is forwarded; None: it is forwarded."""
+        if fault is None:
+            return self._cut(request)
+        fault.times -= 1
+        if fault.how in ("lost", "then"):
+            return None
+        fault.hit.set()
+        if fault.how == "reset":
+            return self._cut(request)
+        if fault.how == "never":
+            await asyncio.Event().wait()  # until the edge closes: whoever asked has a bound of its own
+        body = _refusal(fault.status)
+        if fault.how == "expired":
+            event = json.dumps({"type": "ERROR", "object": _refusal(410)}) + "\n"
+            return web.Response(status=200, text=event, content_type="application/json")
+        passed.status = fault.status
+        headers = {"Retry-After": "1"} if fault.status == 429 else {}
+        return web.json_response(body, status=fault.status, headers=headers)
+
+    @staticmethod
+    def _cut(request: web.Request) -> web.Response:
+        if request.transport is not None:
+            request.transport.abort()
+        return web.Response()
 
     async def _answer(self, request: web.Request, passed: Passed, answer: aiohttp.ClientResponse) -> web.StreamResponse:
         headers = {k: v for k, v in answer.headers.items() if k.lower() not in _PER_HOP - {"content-encoding"}}
@@ -142,11 +235,17 @@ class Edge:
             return web.Response(status=answer.status, headers=headers, body=passed.answer)
         response = web.StreamResponse(status=answer.status, headers=headers)
         await response.prepare(request)
+        stream = request.transport
+        if stream is not None:
+            self._streams.add(stream)
         try:
             async for chunk in answer.content.iter_any():
                 await response.write(chunk)
         except ConnectionError:  # whoever asked is gone
             pass
+        finally:
+            if stream is not None:
+                self._streams.discard(stream)
         return response
 
 

@@ -12,6 +12,7 @@ Its last line is the hash of parameters, buffers and the optimizer's state.
 import hashlib
 import json
 import os
+import sys
 import time
 from pathlib import Path
 
@@ -60,4 +61,6 @@ with regroup.session(
             with trace.open("a") as lines:
                 lines.write(json.dumps({"generation": job.generation, "step": step.index, "rank": job.rank}) + "\n")
 tensors = [*model.state_dict().values(), *(t for s in optimizer.state.values() for t in s.values())]
-print("hash", hashlib.sha256(b"".join(t.numpy().tobytes() for t in tensors)).hexdigest(), flush=True)
+# In one piece: several processes write to one place, and print writes its end apart.
+sys.stdout.write(f"hash {hashlib.sha256(b''.join(t.numpy().tobytes() for t in tensors)).hexdigest()}\n")
+sys.stdout.flush()
