@@ -22,7 +22,7 @@ from regroup_operator.kube.secret import load_or_create
 from regroup_operator.model.ports import AlreadyExists, EventNote
 from regroup_operator.render import Renderer, RenderSettings
 from tests.api.conftest import Api
-from tests.builders.jobs import make_job
+from tests.builders.jobs import make_job, role
 
 SETTINGS = RenderSettings("https://regroup.ops.svc:8443", "localhost/regroup-operator:dev")
 
@@ -227,6 +227,21 @@ def test_prepare_makes_service_and_config_map_and_follows_the_bundle(api: Api, n
         world.bundle = "old and new"
         await world.workers.prepare(world.job)
         assert (await world.client.get(CONFIG_MAPS, namespace, "digits-regroup"))["data"]["ca.crt"] == "old and new"
+
+    in_world(api, namespace, scenario)
+
+
+def test_service_follows_the_roles_of_a_job_that_has_not_started(api: Api, namespace: str) -> None:
+    async def scenario(world: World) -> None:
+        def selector() -> dict[str, str]:
+            found: dict[str, str] = api.get("service", "digits", f"--namespace={namespace}")["spec"]["selector"]
+            return found
+
+        alone, wide = world.job, parse_job({**world.job.raw, "spec": {**world.job.raw["spec"], "roles": [role()]}})
+        workers = {"regroup.dev/job-name": "digits", "regroup.dev/role": "worker"}
+        for job, want in ((alone, workers), (wide, {"regroup.dev/job-name": "digits"}), (alone, workers)):
+            await world.workers.prepare(job)
+            assert selector() == want
 
     in_world(api, namespace, scenario)
 

@@ -6,6 +6,7 @@ should be is the plan's business. Also translates the API server's refusals into
 
 from __future__ import annotations
 
+import copy
 import re
 import time
 from collections.abc import Callable, Mapping
@@ -172,8 +173,12 @@ class ClusterWorkers:
                 "Delete it, or give the job another name.",
                 reason="NameTaken",
             )
-        if not contains(found, wanted):
-            await self._client.patch(resource, job.namespace, name, wanted)
+        surplus = found.get("spec", {}).get("selector", {}).keys() - wanted.get("spec", {}).get("selector", {}).keys()
+        if surplus or not contains(found, wanted):
+            body = copy.deepcopy(wanted)
+            # A job that has a role now has a wider Service; a merge patch takes away only what it names.
+            body.get("spec", {}).get("selector", {}).update(dict.fromkeys(surplus))
+            await self._client.patch(resource, job.namespace, name, body)
 
 
 def contains(found: Any, wanted: Any) -> bool:
