@@ -8,7 +8,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 from regroup_operator.api import SpecError
-from regroup_operator.decision_log import DecisionLogError, Line, decision_of, difference, from_line, replay
+from regroup_operator.decision_log import DecisionLogError, Line, decision_of, difference, from_line
+from regroup_operator.plan.job import plan_job
 
 
 def run(args: argparse.Namespace) -> int:
@@ -18,15 +19,13 @@ def run(args: argparse.Namespace) -> int:
         with open(args.file, encoding="utf-8") as lines:
             for number, text in enumerate(lines, 1):
                 found = from_line(text)
-                key = (
-                    f"{found.inputs.job['metadata'].get('namespace', 'default')}/{found.inputs.job['metadata']['name']}"
-                )
+                key = "/".join(found.inputs.job.key)
                 if args.job not in (None, key):
                     continue
                 num_lines += 1
                 for what, why in rows(found):
                     print(f"{_time(found)}  {key}  {what}{f': {why}' if why else ''}")
-                other = difference(found.decision, decision_of(replay(found.inputs)))
+                other = difference(found.decision, decision_of(plan_job(found.inputs)))
                 if other is not None:
                     where, then, now = other
                     print(f"{args.file}, line {number}: {where} was {_short(then)} and is {_short(now)} now.")
@@ -43,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
 
 def rows(line: Line) -> Iterator[tuple[str, str]]:
     """Yield what was decided, and why, in the operator's own words."""
-    decision, before = line.decision, line.inputs.job.get("status") or {}
+    decision, before = line.decision, line.inputs.job.status.to_dict()
     after = decision["status"]
     said = {c["type"]: c for c in before.get("conditions", ())}
     changed = [c for c in after.get("conditions", ()) if _word(said.get(c["type"], {})) != _word(c)]

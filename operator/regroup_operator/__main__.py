@@ -79,6 +79,9 @@ class Operator:
             f"{self._name}_{uuid.uuid4().hex[:8]}",
             LeaseTimes(settings.lease_duration_s, settings.lease_renew_deadline_s, settings.lease_retry_s),
         )
+        self._decisions = None
+        if settings.decision_log:
+            self._decisions = DecisionLog(Path(settings.decision_log), settings.decision_log_mib * 2**20)
         self._sweep_soon = asyncio.Event()
         self._watch = JobWatch(client, settings.watch_namespaces, self._job_changed, self._sweep_soon.set)
         self._controller: Controller | None = None
@@ -163,9 +166,6 @@ class Operator:
             agent_image_pull_secrets=tuple(settings.agent_image_pull_secrets),
             checkpoint_wait_s=settings.checkpoint_s,
         )
-        decisions = None
-        if settings.decision_log:
-            decisions = DecisionLog(Path(settings.decision_log), settings.decision_log_mib * 2**20)
         store = CachedJobStore(self._job_api, self._jobs, look=self._queue.add, recorder=self._recorder)
         self._controller = Controller(
             store=ops.ObservedStore(store, self._metrics),
@@ -180,7 +180,7 @@ class Operator:
             look_after=self._queue.add_after,
             agent_image=settings.agent_image,
             observer=self._metrics,
-            decisions=decisions,
+            decisions=self._decisions,
             progress_writes_per_s=settings.progress_writes_per_second,
         )
         self._watch.start()

@@ -22,7 +22,7 @@ from typing import Protocol
 
 from regroup_operator.api import ConflictError, Job, SpecError, UnavailableError, parse_status
 from regroup_operator.background import Background
-from regroup_operator.decision_log import DecisionLog, has_decided, record_inputs
+from regroup_operator.decision_log import DecisionLog, has_decided
 from regroup_operator.endpoint.registry import Registry
 from regroup_operator.maker import TOLD_AFTER, Maker
 from regroup_operator.model.bucket import TokenBucket
@@ -30,6 +30,7 @@ from regroup_operator.model.plan import Clock, JobPlan, Memory, Urgency, Verdict
 from regroup_operator.model.ports import EventNote, JobStore, Recorder, Workers
 from regroup_operator.model.records import Key, Observation, Settings
 from regroup_operator.plan.commands import stop_leaving
+from regroup_operator.plan.facts.facts import Inputs
 from regroup_operator.plan.failures.restarts import KUBECTL_LOGS
 from regroup_operator.plan.job import plan_job
 
@@ -179,22 +180,21 @@ class Controller:
             refusals=self._registry.refusals(pods),
             roles=roles,
         )
-        clock, memory = Clock(self._monotonic(), self._wall()), kept.memory
-        fresh_uid, why = uuid.uuid4().hex[:8], _why(refusal, job)
-        plan = plan_job(
+        inputs = Inputs(
             job,
             observation,
-            memory,
-            clock,
-            fresh_uid=fresh_uid,
-            settings=self._settings,
+            kept.memory,
+            Clock(self._monotonic(), self._wall()),
+            self._settings,
+            fresh_uid=uuid.uuid4().hex[:8],
             endpoint=self._endpoint,
             agent_image=self._agent_image,
-            refusal=why,
             logs=self._logs,
+            refusal=_why(refusal, job),
         )
-        written, write_s = await self._write(job, plan, clock, kept)
-        self._log(job, kept, observation, memory, clock, fresh_uid, why, plan, written=written is not None)
+        plan = plan_job(inputs)
+        written, write_s = await self._write(job, plan, inputs.clock, kept)
+        self._log(inputs, plan, kept, written=written is not None)
         self._say(job, plan)
         if plan.expired:
             await self._store.remove(job)
@@ -203,37 +203,14 @@ class Controller:
         due = [d for d in (plan.look_again_s, prepare_s, write_s, make_s) if d is not None]
         return max(0.0, min(due) - self._monotonic()) if due else None
 
-    def _log(
-        self,
-        job: Job,
-        kept: _Kept,
-        observation: Observation,
-        memory: Memory,
-        clock: Clock,
-        fresh_uid: str,
-        refusal: Verdict | None,
-        plan: JobPlan,
-        *,
-        written: bool,
-    ) -> None:
+    def _log(self, inputs: Inputs, plan: JobPlan, kept: _Kept, *, written: bool) -> None:
         """Write a line for a plan that has decided something new."""
-        asked = (plan.create, plan.create_roles, plan.delete, plan.tell)
-        if self._decisions is None or not has_decided(plan, written=written) or (not written and asked == kept.logged):
+        if self._decisions is None or not has_decided(plan, written=written):
             return
-        kept.logged = asked
-        inputs = record_inputs(
-            job,
-            observation,
-            memory,
-            clock,
-            fresh_uid=fresh_uid,
-            settings=self._settings,
-            endpoint=self._endpoint,
-            agent_image=self._agent_image,
-            refusal=refusal,
-            logs=self._logs,
-        )
-        self._decisions.write(inputs, plan)
+        asked = (plan.create, plan.create_roles, plan.delete, plan.tell)
+        if written or asked != kept.logged:
+            kept.logged = asked
+            self._decisions.write(inputs, plan)
 
     def _recall(self, job: Job) -> _Kept:
         kept = self._kept.get(job.key)

@@ -14,16 +14,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
-from regroup_operator.api import Job, RegroupError, worker_digest
+from regroup_operator.api import RegroupError, SpecError, StatusError, worker_digest
 from regroup_operator.api.job import parse_stored, role_digest
 from regroup_operator.api.names import TRAINER_CONTAINER
-from regroup_operator.model.plan import Clock, JobPlan, Memory, Urgency, Verdict
-from regroup_operator.model.records import Observation, Pod, Settings
-from regroup_operator.plan.job import plan_job
+from regroup_operator.model.plan import JobPlan, Urgency
+from regroup_operator.model.records import Pod
+from regroup_operator.plan.facts.facts import Inputs
 
 VERSION = 1
 NUM_FILES = 5
@@ -31,30 +31,14 @@ _METADATA = ("name", "namespace", "uid", "resourceVersion", "generation", "creat
 
 
 class DecisionLogError(RegroupError):
-    """A line cannot be read."""
-
-
-@dataclass(frozen=True)
-class PlanInputs:
-    """What a plan was made from. `job`: its object, without what the plan does not read."""
-
-    job: dict[str, Any]
-    observation: Observation
-    memory: Memory
-    clock: Clock
-    fresh_uid: str
-    settings: Settings
-    endpoint: str
-    agent_image: str
-    refusal: Verdict | None
-    logs: str
+    """The log cannot be written, or a line of it cannot be read."""
 
 
 @dataclass(frozen=True)
 class Line:
     """One decision that was read back."""
 
-    inputs: PlanInputs
+    inputs: Inputs
     decision: dict[str, Any]
 
 
@@ -62,12 +46,17 @@ class DecisionLog:
     """Writes lines to a file, and to a new one when it is full: NUM_FILES files of `max_bytes` at most."""
 
     def __init__(self, path: Path, max_bytes: int) -> None:
-        """Raises OSError if the file cannot be opened."""
-        self._handler = logging.handlers.RotatingFileHandler(
-            path, maxBytes=max_bytes, backupCount=NUM_FILES - 1, encoding="utf-8"
-        )
+        """Raises DecisionLogError with one sentence if the file cannot be opened."""
+        try:
+            self._handler = logging.handlers.RotatingFileHandler(
+                path, maxBytes=max_bytes, backupCount=NUM_FILES - 1, encoding="utf-8"
+            )
+        except OSError as error:
+            raise DecisionLogError(
+                f"The decision log {path} cannot be written ({error.strerror}). Name a file in a directory that is there."
+            ) from None
 
-    def write(self, inputs: PlanInputs, plan: JobPlan) -> None:
+    def write(self, inputs: Inputs, plan: JobPlan) -> None:
         """Append a line. A full disk costs the line, never the job: the handler reports it on stderr."""
         record = logging.LogRecord("", logging.INFO, "", 0, to_line(inputs, plan), None, None)
         self._handler.handle(record)
@@ -84,22 +73,10 @@ def has_decided(plan: JobPlan, *, written: bool) -> bool:
     )
 
 
-def record_inputs(
-    job: Job,
-    observation: Observation,
-    memory: Memory,
-    clock: Clock,
-    *,
-    fresh_uid: str,
-    settings: Settings,
-    endpoint: str,
-    agent_image: str,
-    refusal: Verdict | None,
-    logs: str,
-) -> PlanInputs:
-    """Return the arguments of `plan_job` in the form that a line keeps. The digests of templates, which the plan compares with
-    those of pods, become the digests of what is kept of them."""
-    raw = _reduced(job.raw)
+def to_line(inputs: Inputs, plan: JobPlan) -> str:
+    """Return the JSON of a line. The digests of templates, which the plan compares with those of pods, become the digests of what is
+    kept of them."""
+    job, raw = inputs.job, _reduced(inputs.job.raw)
     kept = replace(job, raw=raw)
     digests = {worker_digest(job): worker_digest(kept)}
     digests |= {role_digest(job, role.name): role_digest(kept, role.name) for role in job.spec.roles}
@@ -107,13 +84,9 @@ def record_inputs(
     def pods(given: tuple[Pod, ...]) -> tuple[Pod, ...]:
         return tuple(replace(p, spec_digest=digests.get(p.spec_digest, p.spec_digest)) for p in given)
 
-    observation = replace(observation, pods=pods(observation.pods), roles=pods(observation.roles))
-    return PlanInputs(raw, observation, memory, clock, fresh_uid, settings, endpoint, agent_image, refusal, logs)
-
-
-def to_line(inputs: PlanInputs, plan: JobPlan) -> str:
-    """Return the JSON of a line."""
-    body = {"version": VERSION, "inputs": _adapter().dump_python(inputs, mode="json"), "decision": decision_of(plan)}
+    inputs = replace(inputs, obs=replace(inputs.obs, pods=pods(inputs.obs.pods), roles=pods(inputs.obs.roles)))
+    parts = {name: part.dump_python(getattr(inputs, name), mode="json") for name, part in _parts().items()}
+    body = {"version": VERSION, "inputs": {"job": raw, **parts}, "decision": decision_of(plan)}
     return json.dumps(body, separators=(",", ":"))
 
 
@@ -125,28 +98,13 @@ def from_line(text: str) -> Line:
             raise DecisionLogError(
                 f"The line is of version {body['version']}; this program reads {VERSION}. Use the operator's release."
             )
-        return Line(_adapter().validate_python(body["inputs"]), body["decision"])
-    except (ValueError, KeyError, TypeError, ValidationError) as error:
+        parts = {name: part.validate_python(body["inputs"][name]) for name, part in _parts().items()}
+        return Line(Inputs(job=parse_stored(body["inputs"]["job"]), **parts), dict(body["decision"]))
+    except (ValueError, KeyError, TypeError, SpecError, StatusError) as error:
         first = str(error).split("\n")[0]
         raise DecisionLogError(
             f"The line is no decision of this release: {first}. Use the operator's release."
         ) from None
-
-
-def replay(inputs: PlanInputs) -> JobPlan:
-    """Return the plan that this version makes from the same inputs."""
-    return plan_job(
-        parse_stored(inputs.job),
-        inputs.observation,
-        inputs.memory,
-        inputs.clock,
-        fresh_uid=inputs.fresh_uid,
-        settings=inputs.settings,
-        endpoint=inputs.endpoint,
-        agent_image=inputs.agent_image,
-        refusal=inputs.refusal,
-        logs=inputs.logs,
-    )
 
 
 def decision_of(plan: JobPlan) -> dict[str, Any]:
@@ -173,8 +131,9 @@ def difference(recorded: Mapping[str, Any], replayed: Mapping[str, Any], at: str
 
 
 @cache
-def _adapter() -> TypeAdapter[PlanInputs]:
-    return TypeAdapter(PlanInputs)
+def _parts() -> dict[str, TypeAdapter[Any]]:
+    """Return how each of the inputs but the job is written and read."""
+    return {name: TypeAdapter(hint) for name, hint in get_type_hints(Inputs).items() if name != "job"}
 
 
 def _reduced(raw: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from regroup_operator.api import Job
-from regroup_operator.model.plan import Clock, JobPlan, Memory, Urgency, Verdict, earliest
-from regroup_operator.model.records import Observation, Settings
+from regroup_operator.model.plan import JobPlan, Urgency, earliest
 from regroup_operator.model.worker import Wait
 from regroup_operator.plan.commands import commands_due_s, plan_commands
 from regroup_operator.plan.facts.facts import Inputs, gather_facts
 from regroup_operator.plan.failures.failures import judge_failures
-from regroup_operator.plan.failures.restarts import KUBECTL_LOGS
 from regroup_operator.plan.generation.generation import plan_generation
 from regroup_operator.plan.lifecycle.lifecycle import Active, Ended, Suspended, decide_lifecycle, stop_word
 from regroup_operator.plan.pods.pods import plan_pods
@@ -19,22 +16,9 @@ RESUME_S = 0.1
 """A job whose suspension was taken back before its pods were gone is planned again so soon."""
 
 
-def plan_job(
-    job: Job,
-    obs: Observation,
-    memory: Memory,
-    clock: Clock,
-    *,
-    fresh_uid: str,
-    settings: Settings,
-    endpoint: str,
-    agent_image: str,
-    refusal: Verdict | None = None,
-    logs: str = KUBECTL_LOGS,
-) -> JobPlan:
-    """Return the plan. `fresh_uid` names the next generation if one is issued; `refusal`: what keeps the job from running as it is
-    written; `logs` says how a worker's log is read."""
-    inputs = Inputs(job, obs, memory, clock, settings, fresh_uid, endpoint, agent_image, logs, refusal)
+def plan_job(inputs: Inputs) -> JobPlan:
+    """Return the plan."""
+    job, clock, settings = inputs.job, inputs.clock, inputs.settings
     facts = gather_facts(inputs)
     failures = judge_failures(facts)
     lifecycle = decide_lifecycle(facts, failures)

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from regroup_cli import __main__ as cli
-from regroup_operator.decision_log import NUM_FILES, DecisionLog, decision_of, difference, from_line, replay
+from regroup_operator.decision_log import NUM_FILES, DecisionLog, DecisionLogError, decision_of, difference, from_line
+from regroup_operator.plan.job import plan_job
 from tests.builders.jobs import role
 from tests.builders.plan import JobBuilder, make_job
 from tests.simulator.faults import KINDS
@@ -105,6 +106,22 @@ def test_file_that_is_no_log_is_refused_with_a_sentence(
     assert "Traceback" not in error
 
 
+def test_line_whose_job_is_none_is_refused_with_a_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = life(tmp_path)
+    body = json.loads(path.read_text().splitlines()[0])
+    for broken in ({}, {**body["inputs"]["job"], "spec": {}}, "digits"):
+        path.write_text(json.dumps({**body, "inputs": {**body["inputs"], "job": broken}}))
+        assert cli.main(["replay", str(path)]) == 2
+        assert "line 1: The line is no decision of this release" in capsys.readouterr().err
+
+
+def test_file_that_cannot_be_written_is_refused_with_a_sentence(tmp_path: Path) -> None:
+    with pytest.raises(
+        DecisionLogError, match=r"none/log cannot be written \(No such file or directory\)\. Name a file"
+    ):
+        DecisionLog(tmp_path / "none" / "log", 1000)
+
+
 def test_log_has_a_bound(tmp_path: Path) -> None:
     life(tmp_path, max_bytes=40_000)
     files = sorted(tmp_path.glob("decisions.jsonl*"))
@@ -123,4 +140,4 @@ def test_decisions_of_random_walks_are_made_again_alike(tmp_path: Path, seed: in
     assert lines
     for text in lines:
         line = from_line(text)
-        assert difference(line.decision, decision_of(replay(line.inputs))) is None
+        assert difference(line.decision, decision_of(plan_job(line.inputs))) is None

@@ -17,6 +17,8 @@ from regroup_operator.api import parse_job, parse_status
 from regroup_operator.endpoint.sessions import apply_report
 from regroup_operator.model.plan import Clock, Memory
 from regroup_operator.model.records import Observation, Settings
+from regroup_operator.plan.facts.facts import Inputs
+from regroup_operator.plan.failures.restarts import KUBECTL_LOGS
 from regroup_operator.plan.job import plan_job
 from tests.builders.plan import make_job
 from tests.simulator.world import KEY, WALL, World
@@ -98,9 +100,7 @@ def test_odd_reports_are_refused_or_taken_and_a_plan_can_be_made_from_what_was_t
             continue
         num_taken += 1
         observation = Observation(pods, {**sessions, pods[0].uid: after})
-        plan = plan_job(
-            job, observation, Memory(), clock, fresh_uid="u", settings=Settings(), endpoint="e", agent_image="i"
-        )
+        plan = plan_job(Inputs(job, observation, Memory(), clock, Settings(), "u", "e", "i", KUBECTL_LOGS))
         stored = json.loads(json.dumps(plan.status, allow_nan=False))
         parse_status({"status": stored})
     assert num_taken > 100, "most of them are so odd that they prove little"

@@ -23,7 +23,9 @@ from regroup.protocol.wire import (
 )
 from regroup_operator.model.plan import Clock, JobPlan, Memory, Spell, Urgency, Verdict
 from regroup_operator.model.records import Observation, Pod, ProcessExit, Session, Settings
+from regroup_operator.plan.facts.facts import Inputs
 from regroup_operator.plan.facts.stalls import FIRST_STALL_S, SCRIPT_ASK_EVERY_S
+from regroup_operator.plan.failures.restarts import KUBECTL_LOGS
 from regroup_operator.plan.job import plan_job
 from tests.builders.plan import JobBuilder, make_job, make_pod, make_progress, make_session, uid_of
 
@@ -58,9 +60,12 @@ def plan(
     pods = (make_pod(0), make_pod(1)) if pods is None else pods
     sessions = (trains(0), trains(1)) if sessions is None else sessions
     seen = Memory(seen_pods=frozenset({"-"}))
+    observation = Observation(pods, {s.pod_uid: s for s in sessions}, term_started_s)
     return plan_job(
-        (builder or job()).build(), Observation(pods, {s.pod_uid: s for s in sessions}, term_started_s), memory or seen,
-        clock, fresh_uid="fresh", settings=SETTINGS, endpoint="regroup.ns.svc:8443", agent_image="agent:1", refusal=refusal,
+        Inputs(
+            (builder or job()).build(), observation, memory or seen, clock, SETTINGS, fresh_uid="fresh",
+            endpoint="regroup.ns.svc:8443", agent_image="agent:1", logs=KUBECTL_LOGS, refusal=refusal,
+        )
     )  # fmt: skip
 
 
