@@ -74,8 +74,8 @@ def has_decided(plan: JobPlan, *, written: bool) -> bool:
 
 
 def to_line(inputs: Inputs, plan: JobPlan) -> str:
-    """Return the JSON of a line. The digests of templates, which the plan compares with those of pods, become the digests of what is
-    kept of them."""
+    """Return the JSON of a line. The digests of templates, which the plan compares with those of pods, become the digests of what
+    is kept of them."""
     job, raw = inputs.job, _reduced(inputs.job.raw)
     kept = replace(job, raw=raw)
     digests = {worker_digest(job): worker_digest(kept)}

@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 
 from regroup_operator.api import ConflictError, Job, RegroupError, SpecError, UnavailableError
+from regroup_operator.api.names import role_place
 from regroup_operator.background import Background
 from regroup_operator.model.plan import JobPlan
 from regroup_operator.model.ports import AlreadyExists, EventNote, JobStore, Recorder, Workers
@@ -39,6 +40,10 @@ UNSEEN_S = 5.0
 """A pod of ours that exists, and that the informer has not shown for so long after it was made, counts as taken."""
 
 
+Place = int | str
+"""A worker's slot, or the place of a role."""
+
+
 @dataclass(frozen=True)
 class CreatePod:
     """A pod that is missing: a worker's, or of a role. `slot`: or index."""
@@ -48,13 +53,15 @@ class CreatePod:
     avoid_nodes: tuple[str, ...] = ()
     role: str = ""
 
+    @property
+    def place(self) -> Place:
+        return role_place(self.role, self.slot) if self.role else self.slot
+
 
 Step = CreatePod | Pod
 """A pod to make, or one to delete."""
 StepKey = tuple[str, int | str]
 """Of its back-off: what is done, and with which place or UID."""
-Place = int | str
-"""A worker's slot, or `<role>-<index>`."""
 
 
 @dataclass(frozen=True)
@@ -131,7 +138,7 @@ class Maker:
         steps: dict[StepKey, Step] = {("delete", pod.uid): pod for pod in plan.delete}
         steps |= {("create", slot): CreatePod(slot, attempt, avoid) for slot, attempt, avoid in plan.create}
         for role, index, attempt in plan.create_roles:
-            steps["create", _place(role, index)] = CreatePod(index, attempt, role=role)
+            steps["create", role_place(role, index)] = CreatePod(index, attempt, role=role)
         self._wanted = Wanted(job, steps, confirmed)
         if not self._is_making and self._batch(1):
             self._is_making = True
@@ -222,7 +229,7 @@ class Maker:
 
     async def _create(self, job: Job, step: CreatePod) -> None:
         """Create a worker; where a pod of that name is not ours, or is going, or does not show, under the next free number."""
-        place, attempt = _place(step.role, step.slot), step.attempt
+        place, attempt = step.place, step.attempt
         while True:
             self._attempts[place] = attempt
             known = self._made.get(place)
@@ -249,10 +256,9 @@ class Maker:
             self._spec_generation = job.spec_generation
             self._pods.forget(lambda _: True)
             self._rounds.forget(lambda _: True)
-        places = [(_place(p.role, p.slot), p) for p in pods]
-        seen = {(place, p.attempt) for place, p in places}
+        seen = {(p.place, p.attempt) for p in pods}
         self._made = {place: made for place, made in self._made.items() if (place, made[0]) not in seen}
-        ran = {("create", place) for place, p in places if _has_run(p) and p.attempt >= self._attempts.get(place, 0)}
+        ran = {("create", p.place) for p in pods if _has_run(p) and p.attempt >= self._attempts.get(p.place, 0)}
         there = {("delete", p.uid) for p in pods}
         self._pods.forget(
             lambda key: key in ran or (key not in there and isinstance(key, tuple) and key[0] == "delete")
@@ -275,10 +281,6 @@ def verdict_of(error: RegroupError, count: int, reason: str) -> EventNote | None
     if isinstance(error, UnavailableError | ConflictError) and count < TOLD_AFTER:
         return None
     return EventNote("Warning", error.reason if isinstance(error, SpecError) else reason, str(error))
-
-
-def _place(role: str, index: int) -> Place:
-    return f"{role}-{index}" if role else index
 
 
 def _has_run(pod: Pod) -> bool:

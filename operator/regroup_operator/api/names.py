@@ -50,9 +50,14 @@ def role_pod_name(job_name: str, role: str, index: int, attempt: int) -> str:
     return f"{role_host_name(job_name, role, index)}-{attempt}"
 
 
+def role_place(role: str, index: int) -> str:
+    """Return the name of a place of a role within its job."""
+    return f"{role}-{index}"
+
+
 def role_host_name(job_name: str, role: str, index: int) -> str:
     """Return the host name of a place of a role: the same for each of its pods."""
-    return f"{job_name}-{role}-{index}"
+    return f"{job_name}-{role_place(role, index)}"
 
 
 def parse_role_pod_name(pod_name: str) -> tuple[str, str, int, int] | None:

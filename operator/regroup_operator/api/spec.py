@@ -189,13 +189,13 @@ class PodSpec(OpenModel):
 
 
 class TemplateMeta(SpecModel):
-    """Labels and annotations for every worker's pod, in addition to those that Regroup sets."""
+    """Labels and annotations for the pods, in addition to those that Regroup sets."""
 
     labels: dict[str, str] | None = Field(default=None, max_length=128)
-    """Labels for every worker's pod. Keys under regroup.dev/ are reserved and refused."""
+    """Labels for the pods. Keys under regroup.dev/ are reserved and refused."""
 
     annotations: dict[str, str] | None = Field(default=None, max_length=128)
-    """Annotations for every worker's pod. Keys under regroup.dev/ are reserved and refused."""
+    """Annotations for the pods. Keys under regroup.dev/ are reserved and refused."""
 
 
 class PodTemplate(SpecModel):

@@ -152,16 +152,18 @@ class Endpoint:
 async def _errors(
     request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
 ) -> web.StreamResponse:
+    """Answer with a sentence. A connection is kept only for what passes by itself: an agent that has to say hello first, or the API
+    server that does not answer. Everybody else has had an answer, and an agent of ours connects again."""
     try:
         return await handler(request)
     except _Answer as answer:
-        return _sentence(answer.status, str(answer))
+        return _sentence(answer.status, str(answer), keep=answer.status == 409)
     except Unauthorized as error:
         return _sentence(401, str(error))
     except Forbidden as error:
         return _sentence(403, str(error))
     except UnavailableError as error:
-        return _sentence(503, str(error))
+        return _sentence(503, str(error), keep=True)
     except web.HTTPException as error:
         return _sentence(error.status, f"{error.reason}: {request.method} {request.path}.")
     except Exception:
@@ -169,8 +171,11 @@ async def _errors(
         return _sentence(500, "The operator failed to answer; its log says why. Try again.")
 
 
-def _sentence(status: int, sentence: str) -> web.Response:
-    return web.Response(status=status, text=json.dumps({"error": sentence}), content_type="application/json")
+def _sentence(status: int, sentence: str, *, keep: bool = False) -> web.Response:
+    answer = web.Response(status=status, text=json.dumps({"error": sentence}), content_type="application/json")
+    if not keep:
+        answer.force_close()
+    return answer
 
 
 def _keep_alive(request: web.Request) -> None:
@@ -199,12 +204,9 @@ class Strangers:
     async def greet(
         self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
     ) -> web.StreamResponse:
-        """Note that a connection has asked, and close it after the answer if it may not."""
+        """Note that a connection has asked."""
         self._asked.add(request.protocol)
-        answer = await handler(request)
-        if answer.status in (400, 401, 403, 404, 405):
-            answer.force_close()
-        return answer
+        return await handler(request)
 
     def overdue(self, connections: Collection[web.RequestHandler], now_s: float) -> list[web.RequestHandler]:
         """Return the connections that have had their time, and forget those that are gone."""

@@ -194,8 +194,8 @@ class Memory:
     """By pod UID: since when it has been unschedulable (monotonic)."""
     given_back: Mapping[int, EarlyFailure] = field(default_factory=dict)
     """By slot: pods in a row that were deleted because no node had room for them."""
-    role_rows: Mapping[str, EarlyFailure] = field(default_factory=dict)
-    """By `<role>-<index>`: pods in a row that failed."""
+    role_rows: Mapping[int | str, EarlyFailure] = field(default_factory=dict)
+    """By place of a role: pods in a row that failed."""
     ignored_pods: Mapping[int, EarlyFailure] = field(default_factory=dict)
     """By slot: pods in a row that were evicted or preempted soon after their start, and ignored."""
     disrupted: frozenset[str] = frozenset()

@@ -8,6 +8,7 @@ from functools import cached_property
 from regroup.protocol.state import Condition, Seal
 from regroup.protocol.wire import Adopted, Draining, Fault, Formed, Progress, Stacks
 from regroup_operator.api.members import MemberId
+from regroup_operator.api.names import role_place
 
 UNSEEN_CODE = 255
 """Exit code with which container runtimes report an end that nobody saw."""
@@ -97,6 +98,11 @@ class Pod:
     def id(self) -> MemberId:
         """The pod's name within its job."""
         return MemberId(self.slot, self.attempt)
+
+    @property
+    def place(self) -> int | str:
+        """What it is made for: a worker's slot, or the place of a role."""
+        return role_place(self.role, self.slot) if self.role else self.slot
 
     @property
     def usable(self) -> bool:

@@ -65,6 +65,18 @@ def test_spares_that_are_taken_away_leave(tmp_path: Path) -> None:
     assert world.generation == 1
 
 
+def test_spare_that_does_not_come_keeps_no_job_from_training(tmp_path: Path) -> None:
+    world = World(
+        tmp_path, make_job().with_replicas(2).fixed().with_recovery(spares=1), known_session=True, start=False
+    )
+    world.pods.pending = {2}
+    world.start_operator()
+    world.advance(5.0, step_every_s=0.5)
+    assert world.training() == "0-0,1-0"
+    assert (world.condition("PodsReady")["status"], world.condition("Degraded")["status"]) == ("True", "False")
+    assert world.condition("PodsReady")["message"] == "2 of 2 worker pods run, 0 of 1 spares."
+
+
 def test_growth_waits_for_the_end_of_its_time_and_a_replacement_does_not(tmp_path: Path) -> None:
     world = running(tmp_path, elastic(2, growthCooldownSeconds=60))
     world.scale(3)

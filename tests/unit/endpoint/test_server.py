@@ -348,9 +348,15 @@ def test_connection_that_asks_for_nothing_is_closed_and_others_are_served(first:
     with_server(scenario, request_timeout_s=0.4)
 
 
-@pytest.mark.parametrize(("token", "status"), [("wrong", b"401"), ("token-1", b"403")])
-def test_stranger_gets_one_answer_on_a_connection(token: str, status: bytes) -> None:
+@pytest.mark.parametrize(
+    ("token", "leader", "status"),
+    [("wrong", None, b"401"), ("token-1", None, b"403"), ("token-0", "other", b"503"), ("bug", None, b"500")],
+)
+def test_stranger_gets_one_answer_on_a_connection(token: str, leader: str | None, status: bytes) -> None:
+    """So does everybody from a standby, which holds thousands of connections for nobody."""
+
     async def scenario(server: Server) -> None:
+        server.leader[0] = leader
         reader, writer = await _connect(server)
         request = (
             f"POST {PATH}reports HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {token}\r\nContent-Length: 2\r\n\r\n{{}}"

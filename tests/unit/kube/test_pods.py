@@ -260,3 +260,19 @@ def test_agent_of_a_pod_that_has_just_vanished_is_still_heard() -> None:
     copy.replace([other], "5")
     copy.replace([], "6")
     assert len(store._gone) == 1, "what is older is forgotten"
+
+
+def test_pod_of_a_role_is_no_worker_and_may_not_speak_as_one() -> None:
+    """Whoever may write its template could give it a token for the endpoint."""
+    store = PodStore(cast("Client", None), clock=lambda: 100.0)
+    agents, memory = Agents(store), store.informers[0].copy
+    board = {**POD, "metadata": POD["metadata"] | {"name": "digits-board-0-0", "uid": "role-uid"}}
+    memory.replace([POD, board], "1")
+    key = ("team", "digits")
+    assert [p.uid for p in store.list(key, "job-uid")] == ["pod-uid"]
+    assert [(p.uid, p.place) for p in store.roles(key, "job-uid")] == [("role-uid", "board-0")]
+    assert store.uids() == {"pod-uid"}
+    assert agents.pod("team", "digits-board-0-0") is None
+    memory.replace([POD], "2")
+    assert agents.pod("team", "digits-board-0-0") is None
+    assert store.roles(key, "job-uid") == ()

@@ -8,12 +8,13 @@ docs/design/adr/0053-roles.md
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from regroup_operator.api import Job
 from regroup_operator.api.job import role_digest
+from regroup_operator.api.names import role_place
 from regroup_operator.api.spec import Role
 from regroup_operator.model.plan import EarlyFailure, earliest
 from regroup_operator.model.ports import EventNote
@@ -24,8 +25,8 @@ FIRST_S, LAST_S = 10.0, 300.0
 LASTED_S = 60.0
 """A pod that has run for so long ends a row of failed ones."""
 
-Place = str
-"""`<role>-<index>`."""
+Place = int | str
+"""Of a role's pod: `names.role_place`."""
 
 
 @dataclass(frozen=True)
@@ -59,45 +60,42 @@ def plan_roles(
     if not active:
         unwanted = tuple(p for p in pods if not p.terminating and (cleans or p.alive))
         return RoleChanges({}, delete=unwanted, status=_status(job, pods, known))
-    started = job.status.start_time is not None
-    digests = {role.name: role_digest(job, role.name) for role in job.spec.roles}
-    wanted = {
-        place_of(role.name, index): (role.name, index) for role in job.spec.roles for index in range(role.replicas)
-    }
-    before, rows = rows, _note(rows, pods, wanted, now_s)
+    wanted = {role_place(role.name, i): (role.name, i) for role in job.spec.roles for i in range(role.replicas)}
+    of_place: dict[Place, list[Pod]] = {}
+    for pod in sorted(pods, key=lambda p: p.attempt):
+        of_place.setdefault(pod.place, []).append(pod)
+    before, rows = rows, _note(rows, of_place, wanted, now_s)
     notes = tuple(
         _words(place, row) for place, row in rows.items() if place not in before or before[place].count < row.count
     )
     status = _status(job, pods, known)
-    done = {place_of(one["name"], index) for one in status or () for index in one.get("succeeded", ())}
+    done = {role_place(one["name"], index) for one in status or () for index in one.get("succeeded", ())}
+    outdated = _outdated(job, pods)
     create: list[tuple[str, int, int]] = []
-    delete = [p for p in pods if _place(p) not in wanted and not p.terminating]
+    delete = [p for p in pods if p.place not in wanted or p.uid in outdated]
     dues_s: list[float] = []
     for place, (name, index) in wanted.items():
-        there = sorted((p for p in pods if _place(p) == place), key=lambda p: p.attempt)
-        outdated = [p for p in there if not started and p.spec_digest != digests[name]]
+        there = of_place.get(place, [])
         # Of those that failed the newest stays, for its log.
-        delete += [
-            p for p in there if not p.terminating and (p in outdated or (p.phase == "Failed" and p != there[-1]))
-        ]
-        if outdated or place in done or any(p.alive or p.terminating for p in there):
+        delete += [p for p in there[:-1] if p.phase == "Failed" and p.uid not in outdated]
+        if place in done or any(p.alive or p.terminating or p.uid in outdated for p in there):
             continue
         due_s = rows[place].at_s + _pause_s(rows[place].count) if place in rows else now_s
         if due_s > now_s:
             dues_s.append(due_s)
         else:
             create.append((name, index, there[-1].attempt + 1 if there else 0))
-    dues_s += [p.running_since_s + LASTED_S for p in pods if _place(p) in rows and p.running_since_s is not None]
-    return RoleChanges(rows, tuple(create), tuple(delete), status, earliest(dues_s, after_s=now_s), notes)
+    dues_s += [p.running_since_s + LASTED_S for p in pods if p.place in rows and p.running_since_s is not None]
+    going = tuple(p for p in delete if not p.terminating)
+    return RoleChanges(rows, tuple(create), going, status, earliest(dues_s, after_s=now_s), notes)
 
 
-def place_of(role: str, index: int) -> Place:
-    """Return the name of one place of a role."""
-    return f"{role}-{index}"
-
-
-def _place(pod: Pod) -> Place:
-    return place_of(pod.role, pod.slot)
+def _outdated(job: Job, pods: Iterable[Pod]) -> frozenset[str]:
+    """Return the UIDs of pods that were made from an earlier template, before the job has started."""
+    if job.status.start_time is not None:
+        return frozenset()
+    digests = {role.name: role_digest(job, role.name) for role in job.spec.roles}
+    return frozenset(p.uid for p in pods if p.role in digests and p.spec_digest != digests[p.role])
 
 
 def _words(place: Place, row: EarlyFailure) -> EventNote:
@@ -107,16 +105,20 @@ def _words(place: Place, row: EarlyFailure) -> EventNote:
 
 
 def _note(
-    rows: Mapping[Place, EarlyFailure], pods: Iterable[Pod], wanted: Collection[Place], now_s: float
+    rows: Mapping[Place, EarlyFailure],
+    of_place: Mapping[Place, Sequence[Pod]],
+    wanted: Collection[Place],
+    now_s: float,
 ) -> dict[Place, EarlyFailure]:
     """Return by place how many pods in a row have failed; one that has lasted ends the row."""
     out = {place: row for place, row in rows.items() if place in wanted}
-    for pod in sorted(pods, key=lambda p: p.attempt):
-        place, row = _place(pod), out.get(_place(pod))
-        if pod.phase == "Failed" and (row is None or pod.attempt > row.attempt):
-            out[place] = EarlyFailure((row.count if row else 0) + 1, pod.attempt, now_s)
-        elif row is not None and pod.attempt > row.attempt and _has_lasted(pod, now_s):
-            del out[place]
+    for place, pods in of_place.items():
+        for pod in pods:
+            row = out.get(place)
+            if pod.phase == "Failed" and (row is None or pod.attempt > row.attempt):
+                out[place] = EarlyFailure((row.count if row else 0) + 1, pod.attempt, now_s)
+            elif row is not None and pod.attempt > row.attempt and _has_lasted(pod, now_s):
+                del out[place]
     return out
 
 
