@@ -150,6 +150,18 @@ def test_template_that_is_no_pod_is_refused_in_one_sentence(
     in_world(api, namespace, scenario, **with_trainer(**fields))
 
 
+def test_template_of_a_role_is_tried_too_and_named(api: Api, namespace: str) -> None:
+    async def scenario(world: World) -> None:
+        with pytest.raises(SpecError) as caught:
+            await world.workers.validate(world.job)
+        assert str(caught.value) == (
+            'spec.roles[board].template is not a pod: unknown field "spec.roles[board].template.spec.hostNetwrok". Correct it.'
+        )
+        assert (await world.client.list(PODS, namespace))["items"] == []
+
+    in_world(api, namespace, scenario, roles=[role("ok"), role("board", hostNetwrok=True)])
+
+
 def test_good_template_passes_and_leaves_nothing(api: Api, namespace: str) -> None:
     async def scenario(world: World) -> None:
         await world.workers.validate(world.job)

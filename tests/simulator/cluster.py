@@ -172,6 +172,8 @@ class Pods:
         self.by_uid: dict[str, Pod] = {}
         self.of_roles: dict[str, Pod] = {}
         """By UID."""
+        self.roles_linger = False
+        """Pods of roles that are deleted stay until somebody takes them out of `of_roles`."""
         self.stale: tuple[Pod, ...] | None = None
         """What operators see in place of the pods there are: their watch lags behind."""
         self.pending: set[int] = set()
@@ -240,7 +242,10 @@ class Pods:
     async def delete(self, pod: Pod) -> None:
         self._reach()
         if pod.role:
-            self.of_roles.pop(pod.uid, None)
+            if self.roles_linger:
+                self.of_roles[pod.uid] = replace(pod, terminating=True)
+            else:
+                self.of_roles.pop(pod.uid, None)
             self._world.dirty()
             return
         released = pod.uid in self._world.status.get("released", ())

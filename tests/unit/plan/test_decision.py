@@ -933,6 +933,13 @@ def test_sentences_name_numbers_and_culprits() -> None:
     assert planned.message == "1 worker joins, 1 worker leaves: 3 workers train."
 
 
+def test_among_spares_a_whole_group_goes_before_a_broken_one_of_lower_slots() -> None:
+    """All slots are equal: four workers of which two train, of two groups; one of the first group is lost."""
+    workers = [lost(1), make_worker(0), make_worker(2), make_worker(3)]
+    current = make_current(members=(0, 1, 2, 3))
+    assert words(decide(workers, current, make_bounds(2, 2, per_group=2, spares=2)))[2] == "2,3"
+
+
 def test_pause_between_generations_that_do_not_form_has_no_end_of_numbers() -> None:
     """A volume that cannot be read for a night: at the 1026th attempt the pause was no float any more, and each plan failed."""
     members = [make_worker(slot, Standing.BROKEN, since_s=NOW_S - 60.0) for slot in (0, 1, 2)]

@@ -93,6 +93,10 @@ def test_replacement_avoids_the_nodes_on_which_the_slot_failed() -> None:
         ),
         pytest.param((A, B, outside(2)), {}, [], id="a joiner of a wanted slot stays"),
         pytest.param(
+            (A, B, outside(2, session=None)), {"given_back": frozenset({uid_of(2)}), "settled": False}, [uid_of(2)],
+            id="one that no node has room for: nobody waits for it",
+        ),
+        pytest.param(
             (A, B, outside(2, pod=make_pod(2, terminating=True))), {}, [uid_of(2)],
             id="one that is being deleted and is no member: it may go early",
         ),
