@@ -161,8 +161,8 @@ def goes_on(world: World, kubelet: Kubelet, break_it: Callable[[Edge], object]) 
         world.trains(2, before)
     finally:
         world.wire.heal()
-    kubelet.forget()
     until(lambda: len(kubelet.pods()) == 2, "two pods", timeout_s=30, every_s=0.2)
+    kubelet.forget()
     world.be_led()
     until(lambda: counted(world) == failures + 1, f"{failures + 1} failures are counted", timeout_s=10, every_s=0.2)
     assert {name.split("-")[2] for name in kubelet.pods()} == {"0", "1"}
