@@ -53,7 +53,7 @@ class Kubelet:
             env.POD_IP: "127.0.0.1",
             env.JOB_NAME: JOB,
             env.PROCESSES: "1",
-            env.MAX_RESTARTS: "10",
+            env.MAX_RESTARTS: "1000",
             env.CA_FILE: str(ca_file),
             env.PRELOAD: "json",
             "NOTES": str(self._notes),
@@ -249,7 +249,9 @@ def trained(api: Api, directory: Path, namespace: str) -> Iterator[tuple[World, 
         world = World(api, namespace, lambda: life.enter_context(edge(server, trusted)), service, start)
         kubelet = Kubelet(api, namespace, service, directory / "ca.crt", directory)
         life.callback(kubelet.stop)
-        job = make_job(JOB, replicas=2, elasticPolicy={"minReplicas": 1, "maxReplicas": 3})
+        job = make_job(
+            JOB, replicas=2, elasticPolicy={"minReplicas": 1, "maxReplicas": 3}, recovery={"maxRestarts": 1000}
+        )
         job["metadata"]["namespace"] = namespace
         api.done("create", "--filename=-", document=job)
         # Nothing of it is left to the operators of the next one; there is no garbage collector.
