@@ -13,7 +13,7 @@ from regroup_operator.api import (
     parse_job,
     parse_stored,
     processes_per_worker,
-    spec,
+    template,
     worker_digest,
 )
 from tests.builders.jobs import BAD_SPECS, Change, make_job, stored_job, trainer, with_pod, with_spec, with_trainer
@@ -293,6 +293,6 @@ MEMBERSHIP = {"generation": 1, "uid": "u", "kind": "forced", "digest": "d", "wor
 
 
 def test_reserved_names_are_those_of_the_protocol() -> None:
-    assert frozenset(env.RESERVED) == spec.RESERVED_ENV
-    assert set(env.RESERVED_PREFIXES) == set(spec.RESERVED_ENV_PREFIXES)
-    assert frozenset(env.ALLOWED) == spec.ALLOWED_ENV
+    assert frozenset(env.RESERVED) == template.RESERVED_ENV
+    assert set(env.RESERVED_PREFIXES) == set(template.RESERVED_ENV_PREFIXES)
+    assert frozenset(env.ALLOWED) == template.ALLOWED_ENV

@@ -1,14 +1,17 @@
-"""Reports that no agent of ours would send: each is refused with one sentence or taken, none is a bug, and from whatever was
-taken a plan can be made, whose status its schema takes."""
+"""Reports and requests that no agent of ours would send: each is refused with one sentence or taken, none is a bug, and from
+whatever was taken a plan can be made, whose status its schema takes."""
 
 from __future__ import annotations
 
 import copy
 import json
 import random
+from dataclasses import replace
 from typing import Any
+from urllib.parse import quote
 
 import pytest
+import yarl
 
 from regroup.protocol import codec
 from regroup.protocol.codec import ProtocolError
@@ -22,6 +25,8 @@ from regroup_operator.plan.failures.restarts import KUBECTL_LOGS
 from regroup_operator.plan.job import plan_job
 from tests.builders.plan import make_job
 from tests.simulator.world import KEY, WALL, World
+from tests.unit.endpoint.reports import hello, make_report
+from tests.unit.endpoint.serving import OTHER, PATH, POD, Server, sentence, with_server
 
 BODIES: list[Any] = [
     Hello(1, 1), Changed(), Formed(1.0), Progress(3, loss=0.5, checkpoint={"generation": 1, "step": 2, "directory": "d"}),
@@ -104,3 +109,102 @@ def test_odd_reports_are_refused_or_taken_and_a_plan_can_be_made_from_what_was_t
         stored = json.loads(json.dumps(plan.status, allow_nan=False))
         parse_status({"status": stored})
     assert num_taken > 100, "most of them are so odd that they prove little"
+
+
+TEXTS = [
+    "",
+    "0",
+    "1",
+    "2",
+    "-1",
+    "9" * 400,
+    "\u0661",
+    "x" * 3000,
+    "%00",
+    "a/../b",
+    "\u00e9",
+    "'\"<>",
+    "boot",
+    "null",
+    "{}",
+]
+SEGMENTS = [
+    "v1",
+    "namespaces",
+    "team",
+    "pods",
+    POD.name,
+    OTHER.name,
+    "reports",
+    "commands",
+    "..",
+    "",
+    "%2e%2e",
+    "*",
+    "\u00e9",
+]
+METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS", "TRACE", "REPORT"]
+SCHEMES = [
+    "Bearer token-0",
+    "Bearer token-1",
+    "bearer token-0",
+    "Bearer",
+    "Bearer ",
+    "Basic token-0",
+    "",
+    "Bearer " + "t" * 5000,
+]
+
+
+def odd_request(rng: random.Random, valid: list[Any]) -> tuple[str, str, dict[str, str], bytes]:
+    """Return method, path with query, headers and body: mostly those of an agent, with something odd among them."""
+    reports = rng.random() < 0.6
+    method, path = ("POST", "reports") if reports else ("GET", "commands")
+    path = PATH + path
+    headers = {"Authorization": "Bearer token-0"}
+    query = {} if reports else {"boot": "boot", "protocol": "1"}
+    body = json.dumps(mutated(rng, rng.choice(valid))).encode() if reports else b""
+    for odd in rng.sample(["method", "path", "query", "token", "headers", "body", "nothing"], 2):
+        if odd == "method":
+            method = rng.choice(METHODS)
+        elif odd == "path":
+            path = "/" + "/".join(quote(rng.choice(SEGMENTS), safe="%*.") for _ in range(rng.randint(0, 7)))
+        elif odd == "query":
+            query = {rng.choice(["boot", "protocol", "x"]): rng.choice(TEXTS) for _ in range(2)}
+        elif odd == "token":
+            headers["Authorization"] = rng.choice(SCHEMES)
+        elif odd == "headers":
+            headers[rng.choice(["Content-Type", "Accept", "X-Forwarded-For", "Range", "If-Match"])] = quote(
+                rng.choice(TEXTS)
+            )
+        elif odd == "body":
+            body = rng.choice([b"", b"\xff\xfe", rng.randbytes(200), b"[" * 50_000, b'{"a":' * 9000, b"0" * 70_000])
+    text = "&".join(f"{key}={quote(value)}" for key, value in query.items())
+    return method, f"{path}?{text}" if text else path, headers, body
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_odd_requests_get_a_sentence_and_disturb_nobody(seed: int) -> None:
+    rng, statuses = random.Random(seed), set[int]()
+    valid = [codec.to_json(make_report(body)) for body in BODIES]
+
+    async def test(server: Server) -> None:
+        other = replace(hello(), pod_uid=OTHER.uid)
+        path = PATH.replace(POD.name, OTHER.name)
+        assert await server.post(codec.line(other), token="token-1", path=f"{path}reports") == (204, "")
+        before = server.registry.sessions([OTHER])[OTHER.uid]
+        for _ in range(400):
+            method, target, headers, body = odd_request(rng, valid)
+            url = yarl.URL(server.url + target, encoded=True)
+            async with server.http.request(method, url, headers=headers, data=body) as answer:
+                statuses.add(answer.status)
+                assert answer.status < 500, (method, target, headers, body[:200], await answer.text())
+                if answer.status >= 300 and method != "HEAD":
+                    _, says = await sentence(answer)
+                    assert says
+                    assert "\n" not in says
+        assert server.registry.sessions([OTHER])[OTHER.uid] == before, "another pod's session was changed"
+        assert await server.post(codec.line(hello())) == (204, "")
+
+    with_server(test, body_timeout_s=0.2)
+    assert statuses >= {200, 204, 400, 401, 403, 404, 405, 413}, "requests of one kind only prove little"

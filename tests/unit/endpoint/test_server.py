@@ -6,9 +6,7 @@ import asyncio
 import contextlib
 import json
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from collections.abc import AsyncIterator
 from typing import Any
 
 import aiohttp
@@ -17,97 +15,16 @@ import pytest
 from harness.polling import until_async
 from regroup.protocol import MAX_REPORT_BYTES, codec
 from regroup.protocol.wire import Command, Progress, Report, Welcome
-from regroup_operator.api import UnavailableError
-from regroup_operator.endpoint.certificates import Authority, reload, server_context
-from regroup_operator.endpoint.registry import Registry
-from regroup_operator.endpoint.server import serve
-from regroup_operator.model.ports import Forbidden, Unauthorized
-from regroup_operator.model.records import Key, Pod
+from regroup_operator.endpoint.certificates import Authority, reload
 from tests.unit.endpoint.reports import JOB_UID, POD_UID, hello, make_report
-
-POD = Pod("team", "digits-worker-0-0", POD_UID, "digits", JOB_UID, 0, 0)
-OTHER = replace(POD, name="digits-worker-1-0", uid="other-uid", slot=1)
-PATH = "/v1/namespaces/team/pods/digits-worker-0-0/"
-TOKENS = {"token-0": POD, "token-1": OTHER}
-DEADLINE_S = 5.0
-
-
-class Tokens:
-    """The Authenticator port with two workers."""
-
-    async def authenticate(self, token: str, namespace: str, pod_name: str) -> Pod:
-        if token == "unreachable":
-            raise UnavailableError("The API server does not answer; try again.")
-        if token == "bug":
-            raise ZeroDivisionError
-        pod = TOKENS.get(token)
-        if pod is None:
-            raise Unauthorized("The token is not valid.")
-        if (pod.namespace, pod.name) != (namespace, pod_name):
-            raise Forbidden(f"The token is bound to pod {pod.name}, not to {pod_name}.")
-        return pod
-
-
-@dataclass
-class Server:
-    registry: Registry
-    http: aiohttp.ClientSession
-    url: str
-    context: ssl.SSLContext
-    authority: Authority
-    enqueued: list[Key]
-    leader: list[str | None]
-
-    async def post(self, data: Any, token: str | None = "token-0", path: str = PATH + "reports") -> tuple[int, str]:
-        """Return (status, sentence or empty)."""
-        headers = {} if token is None else {"Authorization": f"Bearer {token}"}
-        async with self.http.post(self.url + path, data=data, headers=headers) as answer:
-            return await sentence(answer)
-
-    def stream(self, boot: str = "boot", protocol: str = "1", token: str = "token-0") -> Any:
-        query = f"commands?boot={boot}&protocol={protocol}"
-        return self.http.get(self.url + PATH + query, headers={"Authorization": f"Bearer {token}"})
-
-    def session(self) -> Any:
-        return self.registry.sessions([POD]).get(POD_UID)
-
-
-async def sentence(answer: aiohttp.ClientResponse) -> tuple[int, str]:
-    text = await answer.text()
-    if answer.status < 300:
-        return answer.status, ""
-    assert answer.content_type == "application/json"
-    body = json.loads(text)
-    assert list(body) == ["error"]
-    return answer.status, body["error"]
-
-
-@asynccontextmanager
-async def serving(**limits: float) -> AsyncIterator[Server]:
-    authority = Authority.create()
-    context = server_context(*authority.issue(["localhost"], ["127.0.0.1"]))
-    loop = asyncio.get_running_loop()
-    enqueued: list[Key] = []
-    leader: list[str | None] = [None]
-    registry = Registry(loop.time, enqueued.append, lambda key, _: enqueued.append(key))
-    runner, port = await serve(
-        registry, Tokens(), context, host="127.0.0.1", port=0, leader=lambda: leader[0], **limits
-    )
-    trusted = ssl.create_default_context(cadata=authority.ca_pem.decode())
-    connector = aiohttp.TCPConnector(ssl=trusted)
-    try:
-        async with aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(DEADLINE_S)) as http:
-            yield Server(registry, http, f"https://127.0.0.1:{port}", context, authority, enqueued, leader)
-    finally:
-        await runner.cleanup()
-
-
-def with_server(test: Callable[[Server], Awaitable[None]], **limits: float) -> None:
-    async def run() -> None:
-        async with serving(**limits) as server:
-            await test(server)
-
-    asyncio.run(run())
+from tests.unit.endpoint.serving import (
+    DEADLINE_S,
+    PATH,
+    POD,
+    Server,
+    sentence,
+    with_server,
+)
 
 
 def line(report: Report) -> bytes:

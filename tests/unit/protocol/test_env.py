@@ -11,7 +11,7 @@ from pathlib import Path
 
 from regroup.protocol import env
 from regroup_operator.api import parse_job
-from regroup_operator.api.spec import ALLOWED_ENV, RESERVED_ENV, RESERVED_ENV_PREFIXES
+from regroup_operator.api.template import ALLOWED_ENV, RESERVED_ENV, RESERVED_ENV_PREFIXES
 from regroup_operator.render import RenderSettings
 from regroup_operator.render.pod import worker_pod
 from tests.builders.jobs import stored_job

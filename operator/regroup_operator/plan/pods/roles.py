@@ -15,7 +15,7 @@ from typing import Any
 from regroup_operator.api import Job
 from regroup_operator.api.job import role_digest
 from regroup_operator.api.names import role_place
-from regroup_operator.api.spec import Role
+from regroup_operator.api.template import Role
 from regroup_operator.model.plan import EarlyFailure, earliest
 from regroup_operator.model.ports import EventNote
 from regroup_operator.model.records import Pod
