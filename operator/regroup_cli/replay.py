@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Any
@@ -18,7 +19,13 @@ def run(args: argparse.Namespace) -> int:
     try:
         with open(args.file, encoding="utf-8") as lines:
             for number, text in enumerate(lines, 1):
-                found = from_line(text)
+                try:
+                    found = from_line(text)
+                except DecisionLogError:
+                    if text.endswith("\n") or _is_json(text):
+                        raise
+                    print("The last line is not whole: it was being written when the file was copied.")
+                    break
                 key = "/".join(found.inputs.job.key)
                 if args.job not in (None, key):
                     continue
@@ -61,6 +68,14 @@ def rows(line: Line) -> Iterator[tuple[str, str]]:
         yield f"tell {len(decision['tell'])} agents", ""
     for note in decision["notes"]:
         yield f"event {note['reason']}", note["note"]
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _newest(status: Mapping[str, Any]) -> str:

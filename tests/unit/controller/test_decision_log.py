@@ -106,6 +106,22 @@ def test_file_that_is_no_log_is_refused_with_a_sentence(
     assert "Traceback" not in error
 
 
+def test_file_that_was_copied_while_a_line_was_being_written_is_replayed_without_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = life(tmp_path)
+    whole = path.read_text()
+    num_lines = whole.count("\n")
+    path.write_text(whole[:-20])
+    assert cli.main(["replay", str(path)]) == 0
+    out = capsys.readouterr().out
+    assert "The last line is not whole" in out
+    assert f"{num_lines - 1} decisions, all made again alike." in out
+    path.write_text(whole.splitlines()[0][:-20])
+    assert cli.main(["replay", str(path)]) == 2
+    assert "has no decision." in capsys.readouterr().err
+
+
 def test_line_whose_job_is_none_is_refused_with_a_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = life(tmp_path)
     body = json.loads(path.read_text().splitlines()[0])
