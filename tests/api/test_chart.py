@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 from collections.abc import Iterator
 from typing import Any
@@ -12,8 +13,11 @@ import yaml
 from cluster import binaries
 from harness.polling import until
 from manifests import render
+from regroup_operator.api import parse_job
+from regroup_operator.api.names import LABEL_JOB_NAME
+from regroup_operator.render import RenderSettings, worker_pod
 from tests.api.conftest import ROOT, Api
-from tests.builders.jobs import make_job
+from tests.builders.jobs import make_job, stored_job
 
 OPERATOR = f"--as=system:serviceaccount:{render.NAMESPACE}:regroup"
 
@@ -108,10 +112,27 @@ def test_digest_counts_for_operator_and_agent_and_the_policy_covers_the_operator
     image = f"localhost/regroup-operator@{digest}"
     agent = next(e["value"] for e in container["env"] if e["name"] == "REGROUP_SETTINGS_AGENT_IMAGE")
     assert (container["image"], agent) == (image, image)
-    (policy,) = (d for d in documents if d["kind"] == "NetworkPolicy")
+    (policy,) = (d for d in documents if d["kind"] == "NetworkPolicy")  # none for workers unless asked for
     assert template["metadata"]["labels"].items() >= policy["spec"]["podSelector"]["matchLabels"].items()
     ports = {p["name"] for p in container["ports"]}
     assert {port["port"] for rule in policy["spec"]["ingress"] for port in rule["ports"]} == ports
+
+
+def test_workers_of_a_namespace_are_reached_by_pods_of_jobs_only(api: Api, namespace: str) -> None:
+    value = {"namespaces": [namespace, "other"], "from": [{"ipBlock": {"cidr": "10.1.0.0/16"}}]}
+    text = rendered(f"networkPolicy.workers={json.dumps(value)}")
+    policies = [d for d in yaml.safe_load_all(text) if d and d["kind"] == "NetworkPolicy"]
+    assert [p["metadata"]["namespace"] for p in policies] == value["namespaces"]
+    api.done("create", "--validate=strict", "--filename=-", document=policies[0])
+    job = parse_job(stored_job())
+    labels = worker_pod(job, 0, 0, settings=RenderSettings("https://operator:8443", "agent:1"))["metadata"]["labels"]
+    assert labels.items() >= policies[0]["spec"]["podSelector"]["matchLabels"].items()
+    jobs, others = policies[0]["spec"]["ingress"]
+    (peer,) = jobs["from"]
+    assert list(peer) == ["podSelector"], "pods of other namespaces would be let in"
+    assert [(e["key"], e["operator"]) for e in peer["podSelector"]["matchExpressions"]] == [(LABEL_JOB_NAME, "Exists")]
+    assert LABEL_JOB_NAME in labels
+    assert others == {"from": value["from"]}
 
 
 def test_monitor_finds_its_own_service_and_the_operators_only() -> None:
