@@ -233,6 +233,24 @@ def test_pods_that_cannot_start(pod: Pod, reason: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("slots", "spares", "per_group", "fails"),
+    [
+        pytest.param([2], 0, 1, True, id="no spares"),
+        pytest.param([0], 1, 1, False, id="the others are enough, whichever it is"),
+        pytest.param([0, 2], 1, 1, True, id="one more than the spares"),
+        pytest.param([0, 1], 2, 2, False, id="two of one group"),
+        pytest.param([1, 2], 2, 2, True, id="two groups, and one is spare"),
+    ],
+)
+def test_pods_that_cannot_start_fail_the_job_once_the_spares_do_not_make_up_for_them(
+    slots: list[int], spares: int, per_group: int, fails: bool
+) -> None:
+    pods = [replace(NO_NODE, slot=slot, uid=f"uid-{slot}") for slot in slots]
+    got = blocked_pod([rule("Fail", reasons=["Unschedulable"])], pods, spares=spares, per_group=per_group)
+    assert got == ((0, pods[0], "Unschedulable") if fails else None)
+
+
+@pytest.mark.parametrize(
     ("row", "new_at", "committed_at", "now", "count"),
     [
         pytest.param(None, [10.0], None, 10.0, 1, id="the first"),
@@ -476,6 +494,8 @@ def test_pod_that_cannot_start_fails_the_job_by_a_rule_only() -> None:
     )
     scaled = plan(ruled(rule("Fail", reasons=["ImagePullBackOff"])).with_replicas(1), pods=pods, sessions=sessions)
     assert scaled.status["phase"] != "Failed", "its slot is not wanted"
+    spared = plan(ruled(rule("Fail", reasons=["ImagePullBackOff"]), spares=1), pods=pods, sessions=sessions)
+    assert spared.status["phase"] != "Failed", "a spare makes up for it"
     let_go = ruled(rule("Fail", reasons=["ImagePullBackOff"]), status={**TRAINING, "released": [uid_of(1)]})
     assert plan(let_go, pods=pods, sessions=sessions).status["phase"] != "Failed"
 

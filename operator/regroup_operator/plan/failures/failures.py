@@ -169,8 +169,9 @@ def _ruled(facts: Facts, rulings: Rulings) -> Verdict | None:
         return Verdict(EXIT_RULE, f"{exit_words(failure)}{line}; {rule_words(rules, index)} fails the job.{logs}")
     if not rules:
         return None
-    needed = (p for p in inputs.obs.pods if p.slot < inputs.job.spec.replicas and p.uid not in facts.released)
-    blocked = blocked_pod(rules, needed)
+    needed = (p for p in inputs.obs.pods if p.slot < facts.slots and p.uid not in facts.released)
+    spares = inputs.job.spec.recovery.spares
+    blocked = blocked_pod(rules, needed, spares=spares, per_group=facts.per_group)
     return None if blocked is None else Verdict(EXIT_RULE, blocked_sentence(rules, *blocked))
 
 

@@ -125,17 +125,22 @@ def is_disruption(failure: Failure) -> bool:
     return failure.reason in (EVICTED, PREEMPTED)
 
 
-def blocked_pod(rules: Sequence[ExitRule], pods: Iterable[Pod]) -> tuple[int, Pod, str] | None:
+def blocked_pod(
+    rules: Sequence[ExitRule], pods: Iterable[Pod], *, spares: int = 0, per_group: int = 1
+) -> tuple[int, Pod, str] | None:
     """Return the first pod that cannot start and fails the job for it, with the index of the rule and the pod's reason. Each pod
-    is judged by its first matching rule."""
+    is judged by its first matching rule. `spares`: how many workers the job can do without; they count in whole groups of
+    `per_group` workers."""
+    found, groups = [], set()
     for pod in pods:
         reason = _blocked_by(pod)
         if not reason or not pod.usable:
             continue
         index = next((i for i, rule in enumerate(rules) if rule.reasons is not None and reason in rule.reasons), None)
         if index is not None and rules[index].action == "Fail":
-            return index, pod, reason
-    return None
+            found.append((index, pod, reason))
+            groups.add(pod.slot // per_group)
+    return found[0] if len(groups) * per_group > spares else None
 
 
 def _blocked_by(pod: Pod) -> str:
