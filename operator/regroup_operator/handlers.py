@@ -18,7 +18,7 @@ from typing import Any
 import kopf
 
 from regroup_operator.api import GROUP, PLURAL, VERSION
-from regroup_operator.kube.client import CONNECT_TIMEOUT_S, REQUEST_TIMEOUT_S, Client
+from regroup_operator.kube.client import CONNECT_TIMEOUT_S, REQUEST_TIMEOUT_S, WATCH_SILENCE_S, Client
 from regroup_operator.kube.jobs import slim
 
 log = logging.getLogger(__name__)
@@ -65,6 +65,7 @@ def kopf_settings() -> kopf.OperatorSettings:
     settings.networking.connect_timeout = CONNECT_TIMEOUT_S
     settings.watching.connect_timeout = CONNECT_TIMEOUT_S
     settings.watching.server_timeout = 290
+    settings.watching.inactivity_timeout = WATCH_SILENCE_S
     settings.process.ultimate_exiting_timeout = None
     return settings
 

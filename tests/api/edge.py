@@ -37,8 +37,8 @@ class Fault:
     """What happens to the next `times` requests that fit.
 
     `how`: status (answered with `status`, forwarded to nobody), reset (the connection breaks before the request), lost (it breaks
-    before the answer: the request took effect), never (no answer comes, and the connection stays), expired (a watch ends with the
-    event ERROR 410), then (forwarded; `then` is called before the answer goes back).
+    before the answer: the request took effect), never (no answer comes, and the connection stays), silent (a watch begins, and no
+    event comes), expired (a watch ends with the event ERROR 410), then (forwarded; `then` is called before the answer goes back).
     """
 
     fits: Callable[[Passed], bool]
@@ -212,7 +212,9 @@ class Edge:
         fault.hit.set()
         if fault.how == "reset":
             return self._cut(request)
-        if fault.how == "never":
+        if fault.how == "silent":
+            await web.StreamResponse(headers={"Content-Type": "application/json"}).prepare(request)
+        if fault.how in ("never", "silent"):
             await asyncio.Event().wait()  # until the edge closes: whoever asked has a bound of its own
         body = _refusal(fault.status)
         if fault.how == "expired":

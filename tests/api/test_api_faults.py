@@ -15,14 +15,12 @@ from typing import Any
 import pytest
 
 from harness.polling import until
+from regroup_operator.kube.client import WATCH_SILENCE_S
 from tests.api.conftest import Api
 from tests.api.edge import Edge, Passed
 from tests.api.trained import Kubelet, World, is_pod, is_status, trained
 
 LONG = bool(os.environ.get("REGROUP_LONG"))
-pytestmark = pytest.mark.skipif(
-    not LONG, reason="REGROUP_LONG: two minutes alone, and its bounds want a machine of their own"
-)
 
 
 @pytest.fixture(scope="module")
@@ -97,6 +95,19 @@ def test_watch_that_has_expired_is_begun_anew(running: tuple[World, Kubelet], wh
     goes_on(world, kubelet, expire)
 
 
+@pytest.mark.skipif(not LONG, reason="REGROUP_LONG: a watch has 90 s in which to say something")
+@pytest.mark.parametrize("what", ["pods", "distributedtrainingjobs"])
+def test_watch_that_says_nothing_is_given_up(running: tuple[World, Kubelet], what: str) -> None:
+    world, kubelet = running
+
+    def silence(wire: Edge) -> None:
+        fault = wire.fail(watches(what), "silent")
+        wire.turn_to(wire.target)  # ends the watches that are open
+        assert fault.hit.wait(30), "nobody watched again"
+
+    goes_on(world, kubelet, silence, timeout_s=WATCH_SILENCE_S + 60)
+
+
 @pytest.mark.parametrize("nth", range(1, 13 if LONG else 6))
 def test_operator_that_is_killed_after_a_write_is_followed_by_one_that_goes_on(
     running: tuple[World, Kubelet], nth: int
@@ -150,20 +161,20 @@ def test_operator_whose_clock_is_an_hour_off_leads_and_is_followed(running: tupl
     goes_on(world, kubelet, lambda _: None)
 
 
-def goes_on(world: World, kubelet: Kubelet, break_it: Callable[[Edge], object]) -> None:
-    """Kill a trainer, grow and shrink while something fails; judge what came of it."""
+def goes_on(world: World, kubelet: Kubelet, break_it: Callable[[Edge], object], timeout_s: float = 60.0) -> None:
+    """Kill a trainer, grow and shrink while something fails; judge what came of it. `timeout_s`: for each change."""
     world.be_led()
     before = world.trains(2)["generation"]
     failures = counted(world)
     try:
         break_it(world.wire)
         kubelet.kill_a_trainer()
-        world.trains(2, before)
+        world.trains(2, before, timeout_s)
         world.scale(3)
         kubelet.run(3)
-        world.trains(3, before)
+        world.trains(3, before, timeout_s)
         world.scale(2)
-        world.trains(2, before)
+        world.trains(2, before, timeout_s)
     finally:
         world.wire.heal()
     until(lambda: len(kubelet.pods()) == 2, "two pods", timeout_s=30, every_s=0.2)

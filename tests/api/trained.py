@@ -190,7 +190,7 @@ class World:
         if self._service.target != target:
             self._service.turn_to(target)
 
-    def trains(self, workers: int, after: int = 0) -> dict[str, Any]:
+    def trains(self, workers: int, after: int = 0, timeout_s: float = 60.0) -> dict[str, Any]:
         """Wait until a generation above `after` with so many members is adopted and commits; return the membership."""
 
         def there() -> dict[str, Any]:
@@ -201,7 +201,7 @@ class World:
                 membership if trains and membership["worldSize"] == workers and membership["generation"] > after else {}
             )
 
-        return until(there, f"{workers} workers train", timeout_s=60, every_s=0.2, details=self._described)
+        return until(there, f"{workers} workers train", timeout_s=timeout_s, every_s=0.2, details=self._described)
 
     def _described(self) -> str:
         return self._api.done("describe", "dtj", JOB, f"--namespace={self._namespace}")

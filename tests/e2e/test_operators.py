@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import signal
 import statistics
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
 
 from cluster.errors import ClusterError
 from cluster.kubectl import Kubectl, wait_until
@@ -23,6 +26,10 @@ from tests.e2e.truth import SEEN_S, UNLED_S, seconds, unwritten
 USUAL_S, QUIET_S, WATCHED_S = 8.0, 20.0, 4.0
 """Before the kill, after it, and after the new leader's first status."""
 PACE_S = 0.05
+PAUSE_S = 0.5
+"""As for a resize (test_resize.py): four operators start during an upgrade, on the cores that the trainers have."""
+DECISIONS = "/tmp/decisions.jsonl"
+"""As in docs/runbook.md."""
 
 
 def test_killed_operator_disturbs_nobody(shared_jobs: SharedJobs, operator: Kubectl) -> None:
@@ -60,6 +67,48 @@ def test_killed_operator_disturbs_nobody(shared_jobs: SharedJobs, operator: Kube
     assert seconds(rows[-1].cells["SEEN"]) <= SEEN_S, "the new leader's status is old"
     after = job.trace()
     assert set(after.pids(generation)) == set(pids), "a worker was disturbed"
+
+
+def test_upgrade_of_the_chart_disturbs_nobody_and_its_decisions_can_be_made_again(
+    shared_jobs: SharedJobs, operator: Kubectl, tmp_path: Path
+) -> None:
+    """Both operators are replaced twice, one after the other, with another value: the steps go on. Then a process is killed, and
+    the log that the value has switched on says what was decided."""
+    (job,) = shared_jobs.take("elastic", pace_s=PACE_S)
+    before = job.training(steps=20)
+    generation, newest = before.commits[-1].generation, job.newest()
+    old = {pod["metadata"]["uid"] for pod in operator.get("pods", f"--namespace={installation.SYSTEM}")["items"]}
+    begun = time.time()
+    job.wait_trace(lambda t: t.commits[-1].t >= begun + USUAL_S, USUAL_S + 20, "steps before the upgrade")
+    upgrading = time.time()
+    installation.install(operator, **{"settings.decisionLog": DECISIONS})
+    try:
+        upgraded = time.time()
+        trace = job.wait_trace(
+            lambda t: t.commits[-1].t >= upgraded + WATCHED_S, WATCHED_S + 20, "training goes on after the upgrade"
+        )
+        job.wait(30, "the status follows the new operator", step=trace.step_at(upgraded))
+        usual = trace.intervals_s(since=begun, until=upgrading)
+        then = trace.intervals_s(since=upgrading, until=upgraded + WATCHED_S)
+        p99 = statistics.quantiles(usual, n=100)[98]
+        print(f"steps: p99 {p99 * 1000:.1f} ms before, slowest {max(then) * 1000:.1f} ms during and after the upgrade")
+        assert max(then) <= max(3 * p99, PAUSE_S), (max(then), p99)
+        assert trace.commits[-1].generation == generation, "a generation was issued"
+        assert job.newest() == newest
+        assert set(trace.pids(generation)) == set(before.pids(generation)), "a worker was disturbed"
+        leader = installation.leader(operator)
+        assert leader is not None
+        assert leader["metadata"]["uid"] not in old
+        killed = _kill(job, trace, rank=1)
+        job.changed(trace, lambda p: p == killed, workers=WORKERS, survivors=2, generations=(1, 2))
+        name = leader["metadata"]["name"]
+        log = tmp_path / "decisions.jsonl"
+        log.write_text(operator.run("--namespace", installation.SYSTEM, "exec", name, "--", "cat", DECISIONS))
+        said = _replayed(log, f"{job.namespace}/{job.name}")
+        assert f"generation {job.newest()} of workers" in said, said[-3000:]
+        assert "all made again alike" in said
+    finally:
+        installation.install(operator, **{"settings.decisionLog": ""})
 
 
 def test_two_operators_never_give_one_number_to_two_lists(shared_jobs: SharedJobs, operator: Kubectl) -> None:
@@ -116,6 +165,14 @@ def _watched(job: SharedJob) -> Iterator[dict[int, set[tuple[str, str]]]]:
         finally:
             done.set()
         watcher.result()
+
+
+def _replayed(log: Path, job: str) -> str:
+    """Return what `regroup replay` prints; it must find that every decision is made again alike."""
+    command = [str(Path(sys.executable).with_name("regroup")), "replay", "--job", job, str(log)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    return done.stdout
 
 
 def _kill(job: SharedJob, before: Trace, *, rank: int) -> Process:
