@@ -43,6 +43,20 @@ def test_chart_offers_every_time_of_the_membership_policy() -> None:
     assert {variable(field.name) for field in dataclasses.fields(Settings)} <= offered
 
 
+FIXED = {
+    "service_name", "operator_url", "membership_host", "membership_port", "ops_host", "ops_port", "lease_name", "ca_secret_name",
+}  # fmt: skip
+"""What the chart's own Service, ports and names decide."""
+
+
+def test_every_setting_can_be_set_through_the_chart_or_is_the_charts_own() -> None:
+    template = (CHART / "templates" / "deployment.yaml").read_text()
+    offered = {environment_name(name) for name in settings_in_chart()}
+    offered |= set(re.findall(r"- name: (REGROUP_SETTINGS_[A-Z_]+)\n", template))
+    missing = {name for name in OperatorSettings.model_fields if variable(name) not in offered}
+    assert missing == FIXED
+
+
 def test_operator_reads_every_variable_that_the_deployment_sets() -> None:
     template = (CHART / "templates" / "deployment.yaml").read_text()
     names = re.findall(r"- name: (REGROUP_SETTINGS_[A-Z_]+)\n", template)
@@ -55,7 +69,7 @@ def test_operator_reads_every_variable_that_the_deployment_sets() -> None:
     load({name: sample.get(name, "x") for name in names})
 
 
-@pytest.mark.parametrize("name", settings_in_chart())
+@pytest.mark.parametrize("name", [name for name, node in settings_in_chart().items() if node["type"] != "string"])
 def test_chart_takes_no_number_that_the_operator_refuses(name: str) -> None:
     """What helm takes and the operator does not would be a pod that starts again and again."""
     bounds = settings_in_chart()[name]
@@ -69,9 +83,9 @@ def test_chart_takes_no_number_that_the_operator_refuses(name: str) -> None:
         load(others | {environment_name(name): str(too_small)})
 
 
-def test_number_of_each_field_has_the_type_of_the_chart() -> None:
+def test_value_of_each_field_has_the_type_of_the_chart() -> None:
     fields = {variable(name): field.annotation for name, field in OperatorSettings.model_fields.items()}
-    types = {"integer": int, "number": float}
+    types = {"integer": int, "number": float, "string": str}
     assert {name: fields[environment_name(name)] for name in settings_in_chart()} == {
         name: types[bounds["type"]] for name, bounds in settings_in_chart().items()
     }
