@@ -1,4 +1,4 @@
-"""3 -> 5 -> 2 while training: survivors keep their processes, the change costs at most half a second.
+"""3 -> 5 -> 2 while training, by kubectl and by an autoscaler: survivors keep their processes, a change costs half a second.
 
 Two joiners may join one after the other. While the second starts its pod and imports torch it takes the CPU from the change
 that the first one makes: that change is printed, and not judged. The last change of a resize always is.
@@ -6,7 +6,10 @@ that the first one makes: that change is printed, and not judged. The last chang
 
 from __future__ import annotations
 
-from cluster.kubectl import wait_until
+from typing import Any
+
+from cluster.kubectl import Kubectl, wait_until
+from tests.e2e.external_metric import NAME, external_metric
 from tests.e2e.shared import WORKERS, SharedJobs
 
 PAUSE_S = 0.5
@@ -39,3 +42,47 @@ def test_resized_in_place(shared_jobs: SharedJobs) -> None:
         "the workers that left have no pods",
         timeout_s=30,
     )
+
+
+def test_horizontal_pod_autoscaler_grows_and_shrinks_the_job_in_place(
+    shared_jobs: SharedJobs, operator: Kubectl
+) -> None:
+    """Kubernetes' own autoscaler, by a metric of one for each worker: it reads and writes the scale subresource only."""
+    (job,) = shared_jobs.take("elastic")
+    with external_metric(operator, job.namespace, WORKERS) as metric:
+        operator.apply(_autoscaler(job.namespace, job.name))
+        try:
+            before = job.training(steps=10)
+            wait_until(lambda: metric.num_reads >= 1, "the autoscaler reads the metric", timeout_s=60)
+            for replicas, workers in ((5, WORKERS), (2, 5)):
+                metric.value = replicas
+                before = job.changed(
+                    before,
+                    lambda p, r=replicas: int(p[0].rsplit("-", 2)[1]) >= r,  # type: ignore[misc]
+                    workers=replicas,
+                    survivors=min(workers, replicas),
+                    generations=(1, 2) if replicas == 5 else (1, 1),
+                    redone=0,
+                )
+            said = operator.get("--namespace", job.namespace, "horizontalpodautoscaler", job.name)["status"]
+            assert {c["type"]: c["status"] for c in said["conditions"]}["ScalingActive"] == "True"
+            assert said["desiredReplicas"] == 2
+        finally:
+            operator.run("--namespace", job.namespace, "delete", "horizontalpodautoscaler", job.name)
+
+
+def _autoscaler(namespace: str, job: str) -> dict[str, Any]:
+    target = {"apiVersion": "regroup.dev/v1alpha1", "kind": "DistributedTrainingJob", "name": job}
+    average = {"metric": {"name": NAME}, "target": {"type": "AverageValue", "averageValue": "1"}}
+    return {
+        "apiVersion": "autoscaling/v2",
+        "kind": "HorizontalPodAutoscaler",
+        "metadata": {"name": job, "namespace": namespace},
+        "spec": {
+            "scaleTargetRef": target,
+            "minReplicas": 1,
+            "maxReplicas": 5,
+            "metrics": [{"type": "External", "external": average}],
+            "behavior": {"scaleDown": {"stabilizationWindowSeconds": 0}},
+        },
+    }
