@@ -69,6 +69,38 @@ def test_killed_operator_disturbs_nobody(shared_jobs: SharedJobs, operator: Kube
     assert set(after.pids(generation)) == set(pids), "a worker was disturbed"
 
 
+def test_two_operators_never_give_one_number_to_two_lists(shared_jobs: SharedJobs, operator: Kubectl) -> None:
+    """The leader is stopped past its lease, workers die meanwhile, the other operator acts; then the old one goes on."""
+    (job,) = shared_jobs.take("elastic")
+    before = job.training()
+    leader = installation.leader(operator)
+    assert leader is not None
+    uid, name = leader["metadata"]["uid"], leader["metadata"]["name"]
+    with _watched(job) as seen:
+        stopped = faults.signal_main(uid, "regroup_operator", signal.SIGSTOP)
+        try:
+            killed = _kill(job, before, rank=1)
+            wait_until(lambda: _leads_instead(operator, name), timeout_s=60, what="the other operator leads")
+            # The process may have started again before the other operator decides: then one generation is enough. An agent
+            # that finds the other operator late misses the first.
+            between = job.changed(
+                before, lambda p: p == killed, workers=WORKERS, survivors=2, generations=(1, 3), pausing=lambda _: True
+            )
+            killed_then = _kill(job, between, rank=0)
+        finally:
+            faults.signal_main(uid, "regroup_operator", signal.SIGCONT)
+        wait_until(
+            lambda: not alive(stopped), timeout_s=20, what="the operator that has lost its lease ends its process"
+        )
+        job.changed(between, lambda p: p == killed_then, workers=WORKERS, survivors=2, generations=(2, 2))
+    assert len(seen) >= 3, "generations were watched"
+    assert all(len(lists) == 1 for lists in seen.values()), seen
+    trace = job.trace()
+    for number in trace.generations():
+        ranks = list(trace.pids(number).values())
+        assert len(ranks) == len(set(ranks)), f"two processes had one rank in generation {number}"
+
+
 def test_upgrade_of_the_chart_disturbs_nobody_and_its_decisions_can_be_made_again(
     shared_jobs: SharedJobs, operator: Kubectl, tmp_path: Path
 ) -> None:
@@ -109,38 +141,8 @@ def test_upgrade_of_the_chart_disturbs_nobody_and_its_decisions_can_be_made_agai
         assert "all made again alike" in said
     finally:
         installation.install(operator, **{"settings.decisionLog": ""})
-
-
-def test_two_operators_never_give_one_number_to_two_lists(shared_jobs: SharedJobs, operator: Kubectl) -> None:
-    """The leader is stopped past its lease, workers die meanwhile, the other operator acts; then the old one goes on."""
-    (job,) = shared_jobs.take("elastic")
-    before = job.training()
-    leader = installation.leader(operator)
-    assert leader is not None
-    uid, name = leader["metadata"]["uid"], leader["metadata"]["name"]
-    with _watched(job) as seen:
-        stopped = faults.signal_main(uid, "regroup_operator", signal.SIGSTOP)
-        try:
-            killed = _kill(job, before, rank=1)
-            wait_until(lambda: _leads_instead(operator, name), timeout_s=60, what="the other operator leads")
-            # The process may have started again before the other operator decides: then one generation is enough. An agent
-            # that finds the other operator late misses the first.
-            between = job.changed(
-                before, lambda p: p == killed, workers=WORKERS, survivors=2, generations=(1, 3), pausing=lambda _: True
-            )
-            killed_then = _kill(job, between, rank=0)
-        finally:
-            faults.signal_main(uid, "regroup_operator", signal.SIGCONT)
-        wait_until(
-            lambda: not alive(stopped), timeout_s=20, what="the operator that has lost its lease ends its process"
-        )
-        job.changed(between, lambda p: p == killed_then, workers=WORKERS, survivors=2, generations=(2, 2))
-    assert len(seen) >= 3, "generations were watched"
-    assert all(len(lists) == 1 for lists in seen.values()), seen
-    trace = job.trace()
-    for number in trace.generations():
-        ranks = list(trace.pids(number).values())
-        assert len(ranks) == len(set(ranks)), f"two processes had one rank in generation {number}"
+        step = job.trace().commits[-1].step
+        job.wait(60, "the operators of the next test have taken over", step=step)
 
 
 @contextmanager
