@@ -47,6 +47,8 @@ class Fault:
     status: int = 500
     then: Callable[[], None] | None = None
     hit: threading.Event = field(default_factory=threading.Event)
+    over: threading.Event = field(default_factory=threading.Event)
+    """Whoever asked has given up a watch that is silent."""
 
 
 _REASONS = {409: "Conflict", 410: "Expired", 429: "TooManyRequests", 500: "InternalError", 503: "ServiceUnavailable"}
@@ -214,7 +216,11 @@ class Edge:
             return self._cut(request)
         if fault.how == "silent":
             await web.StreamResponse(headers={"Content-Type": "application/json"}).prepare(request)
-        if fault.how in ("never", "silent"):
+            while request.transport is not None and not request.transport.is_closing():
+                await asyncio.sleep(0.1)
+            fault.over.set()
+            return self._cut(request)
+        if fault.how == "never":
             await asyncio.Event().wait()  # until the edge closes: whoever asked has a bound of its own
         body = _refusal(fault.status)
         if fault.how == "expired":

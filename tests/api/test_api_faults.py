@@ -98,14 +98,17 @@ def test_watch_that_has_expired_is_begun_anew(running: tuple[World, Kubelet], wh
 @pytest.mark.skipif(not LONG, reason="REGROUP_LONG: a watch has 90 s in which to say something")
 @pytest.mark.parametrize("what", ["pods", "distributedtrainingjobs"])
 def test_watch_that_says_nothing_is_given_up(running: tuple[World, Kubelet], what: str) -> None:
+    """Of jobs the metadata are listed meanwhile; what is new of pods waits for the next watch."""
     world, kubelet = running
+    faults = []
 
     def silence(wire: Edge) -> None:
-        fault = wire.fail(watches(what), "silent")
+        faults.append(wire.fail(watches(what), "silent"))
         wire.turn_to(wire.target)  # ends the watches that are open
-        assert fault.hit.wait(30), "nobody watched again"
+        assert faults[0].hit.wait(30), "nobody watched again"
 
     goes_on(world, kubelet, silence, timeout_s=WATCH_SILENCE_S + 60)
+    assert faults[0].over.wait(WATCH_SILENCE_S + 30), "the watch is still open"
 
 
 @pytest.mark.parametrize("nth", range(1, 13 if LONG else 6))
