@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 
 from aiohttp import web
 
-from regroup.protocol import MAX_REPORT_BYTES, VERSION
+from regroup.protocol import MAX_REPORT_BYTES, OLDEST, VERSION
 from regroup.protocol.codec import ProtocolError
 from regroup.protocol.wire import Hello, Report
 from regroup_operator.api import UnavailableError
@@ -39,6 +39,14 @@ BACKLOG = 8192
 HELLO_FIRST = "The agent must send hello first: this operator does not know its process yet."
 
 log = logging.getLogger(__name__)
+
+
+def unsupported(version: int) -> str | None:
+    """Return the sentence for an agent of a protocol version that this operator does not serve; None: it does."""
+    if OLDEST <= version <= VERSION:
+        return None
+    served = f"{VERSION}" if OLDEST == VERSION else f"{OLDEST} to {VERSION}"
+    return f"Protocol version {version} is not supported; this operator supports {served}. Use an agent of the operator's release."
 
 
 class _Answer(Exception):
@@ -129,14 +137,10 @@ class Endpoint:
         return response
 
     def _check_version(self, pod: Pod, version: int) -> None:
-        if version == VERSION:
-            return
-        known = (
-            f"Protocol version {version} is not supported; this operator supports {VERSION}. "
-            "Use an agent of the operator's release."
-        )
-        self._registry.refuse(pod, known)
-        raise _Answer(400, known)
+        refusal = unsupported(version)
+        if refusal is not None:
+            self._registry.refuse(pod, refusal)
+            raise _Answer(400, refusal)
 
     async def _authenticated(self, request: web.Request) -> Pod:
         leader = self._leader()

@@ -8,7 +8,10 @@ Standard library only, Python 3.9: the package travels inside the agent's zipapp
 """
 
 VERSION = 1
-"""Version of the operator <-> agent protocol. A session with another one is refused with a sentence."""
+"""Version of the operator <-> agent protocol: of what this release's agents send."""
+OLDEST = 1
+"""Oldest version that an operator serves: agents stay as they are while the operator is upgraded. Within a version, messages gain
+only fields that may be missing. A session with any other version is refused with a sentence."""
 
 MAX_REPORT_BYTES = 64 * 1024
 """Largest message that the operator reads from an agent."""

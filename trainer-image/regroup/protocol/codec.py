@@ -130,6 +130,7 @@ class Registry:
     """The message classes of one direction, by their TYPE."""
 
     def __init__(self, *classes: type[Any]) -> None:
+        self.classes = classes
         self._classes = {cls.TYPE: cls for cls in classes}
 
     def decode(self, data: Any) -> Any:
