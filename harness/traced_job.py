@@ -184,10 +184,14 @@ def start(
     image: str = IMAGE,
     environment: dict[str, Any] | None = None,
     container: dict[str, Any] | None = None,
+    pod: dict[str, Any] | None = None,
     grace_s: int = 5,
     **spec: Any,
 ) -> TracedJob:
-    """Apply a job that runs one of the files in `scripts` from a ConfigMap, with the trace's volume at /trace."""
+    """Apply a job that runs one of the files in `scripts` from a ConfigMap, with the trace's volume at /trace.
+
+    `container` and `pod` add to the trainer container and to the pod's spec.
+    """
     directory = installation.volume(k, namespace, f"{name}-trace")
     files = {path.name: path.read_text() for path in scripts.glob("*.py")}
     k.apply(
@@ -218,6 +222,7 @@ def start(
                 {"name": "scripts", "configMap": {"name": "scripts"}},
                 {"name": "trace", "persistentVolumeClaim": {"claimName": f"{name}-trace"}},
             ],
+            **(pod or {}),
         }
     }
     job = {"replicas": replicas, "template": template, **spec}
