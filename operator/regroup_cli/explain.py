@@ -12,6 +12,8 @@ NORMAL = {"Accepted": "True", "PodsReady": "True", "AgentsConnected": "True", "T
           "CheckpointsSaved": "True", "SnapshotsTaken": "True"}  # fmt: skip
 """What a condition says of a job that trains well."""
 ENDS = ("Complete", "Failed", "Suspended")
+COMPLETING = "Completing"
+"""State of a job whose workers have finished and that waits for roles: condition Complete says for which."""
 SUCCEEDED, FAILED = "Succeeded", "Failed"
 
 
@@ -82,7 +84,9 @@ def why(job: Object, pods: Iterable[Object], events: Iterable[Object]) -> list[s
     if "conditions" not in status:
         out = [f"No operator has looked at {name} yet. Is one running? See its Deployment and Lease."]
     out += [f"{c['reason']}: {c['message']}" for kind in ENDS if (c := conditions.get(kind)) and c["status"] == "True"]
-    if not any(kind in conditions and conditions[kind]["status"] == "True" for kind in ENDS):
+    if now == COMPLETING and "Complete" in conditions:
+        out.append(f"{conditions['Complete']['reason']}: {conditions['Complete']['message']}")
+    elif not any(kind in conditions and conditions[kind]["status"] == "True" for kind in ENDS):
         for kind, normal in NORMAL.items():
             found = conditions.get(kind)
             if found is not None and found["status"] not in (normal, "Unknown"):

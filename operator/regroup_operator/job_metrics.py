@@ -16,7 +16,17 @@ from prometheus_client.registry import Collector
 Jobs = Callable[[], Iterable[Mapping[str, Any]]]
 """The objects of all jobs, as last known."""
 
-PHASES = ("Pending", "Starting", "Running", "Recovering", "Suspending", "Suspended", "Succeeded", "Failed")
+PHASES = (
+    "Pending",
+    "Starting",
+    "Running",
+    "Recovering",
+    "Completing",
+    "Suspending",
+    "Suspended",
+    "Succeeded",
+    "Failed",
+)
 """Each has a series at all times: a phase without jobs is 0, and an alert on it can be written before the first."""
 
 

@@ -23,7 +23,7 @@ from regroup_operator.api.crd import UNSEEN_STATUS
 from regroup_operator.endpoint.certificates import Authority
 from tests.api.conftest import Api
 from tests.api.replicas import Replica, Replicas, replicas
-from tests.builders.jobs import make_job
+from tests.builders.jobs import make_job, role
 
 DEADLINE_S = 40.0
 
@@ -140,6 +140,32 @@ def test_started_job_that_breaks_a_newer_rule_keeps_its_workers(api: Api, namesp
     assert accepted is not None
     assert (accepted["status"], accepted["reason"]) == ("False", "InvalidSpec")
     until(lambda: status(api, namespace).get("summary", {}).get("state") == "Pending", "its state")
+    assert leader.page("/healthz")[0] == 200
+
+
+def test_job_whose_workers_have_finished_waits_for_its_role(api: Api, namespace: str, leader: Replica) -> None:
+    """There are no agents here: the test says that the workers have finished, as an operator before this one would have."""
+    create(api, namespace, roles=[role("eval") | {"requiredForCompletion": True}])
+    until(lambda: len(pod_names(api, namespace)) == 4, "three workers and the role")
+    job = api.get("dtj", "digits", f"--namespace={namespace}")
+    at = "2026-01-01T00:00:00Z"
+    job["status"] |= {"startTime": at, "finished": {"generation": 1, "workers": 3, "at": at}}
+    api.done("replace", "--subresource=status", "--filename=-", document=job)
+    until(partial(is_at, api, namespace, "Completing", 1), "it waits, without its workers")
+    complete = condition(api, namespace, "Complete")
+    assert complete is not None
+    assert (complete["status"], complete["reason"]) == ("False", "WaitingForRoles")
+    scaled = api.done("scale", "dtj", "digits", "--replicas=5", f"--namespace={namespace}")
+    assert "scaled" in scaled
+    found = api.get("dtj", "digits", f"--namespace={namespace}", "--subresource=scale")
+    until(lambda: status(api, namespace)["observedGeneration"] == 2, "it has looked at the new size")
+    assert (found["spec"]["replicas"], found["status"]["replicas"], len(pod_names(api, namespace))) == (5, 0, 1)
+    ended = ["patch", "pod", "digits-eval-0-0", f"--namespace={namespace}", "--subresource=status", "--type=merge"]
+    api.done(*ended, '--patch={"status":{"phase":"Succeeded"}}')
+    until(lambda: status(api, namespace)["summary"]["state"] == "Succeeded", "the end")
+    assert status(api, namespace)["roles"] == [
+        {"name": "eval", "replicas": 1, "ready": 0, "succeeded": [0], "awaited": 0}
+    ]
     assert leader.page("/healthz")[0] == 200
 
 

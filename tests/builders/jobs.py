@@ -172,6 +172,11 @@ BAD_SPECS: dict[str, tuple[Change, str]] = {
         "A name in spec.roles is not allowed. Use at most 12 characters of a-z and 0-9, first a letter, and another word than "
         "worker.",
     ),
+    "role that never completes and is required to": (
+        with_spec(roles=[role("eval", restartPolicy="Always") | {"requiredForCompletion": True}]),
+        "spec.roles has eval with requiredForCompletion and restartPolicy Always, so that its pods never complete. "
+        "Use OnFailure or Never, or remove requiredForCompletion.",
+    ),
     "checkpoint in two places": (
         with_spec(checkpoint={"volumeClaim": "ckpt", "path": "/ckpt"}),
         "spec.checkpoint needs exactly one of volumeClaim and path. Keep the one that says where checkpoints go.",

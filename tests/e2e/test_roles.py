@@ -1,4 +1,5 @@
-"""Roles and spares on real pods: an address in the DNS, replaced without a generation, gone with the job; one change for a loss."""
+"""Roles and spares on real pods: an address in the DNS, replaced without a generation, gone with the job; a role that the job waits
+for; one change for a loss."""
 
 from __future__ import annotations
 
@@ -6,7 +7,8 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from cluster.kubectl import wait_until
+from cluster.kubectl import Kubectl, wait_until
+from harness import faults, installation
 from harness.traced_job import IMAGE, TracedJob, alive
 
 SERVES = "import http.server as h; h.ThreadingHTTPServer(('', 8080), h.SimpleHTTPRequestHandler).serve_forever()"
@@ -76,6 +78,38 @@ def test_roles_run_beside_the_workers_and_end_with_the_job(jobs: Callable[..., T
         lambda: not pods_of(job, "board") and not pods_of(job, "eval"), "suspension takes the roles", timeout_s=60
     )
     wait_until(lambda: job.status()["phase"] == "Suspended", "the job is suspended", timeout_s=60)
+
+
+WAITS = "import os, time\nwhile not os.path.exists('/tmp/go'): time.sleep(0.2)"
+
+
+def test_job_waits_for_its_evaluator_without_its_workers(jobs: Callable[..., TracedJob], operator: Kubectl) -> None:
+    """The operator is killed meanwhile: the next one does not start the workers again."""
+    job = jobs(
+        replicas=2,
+        elastic=None,
+        environment={"STEPS": 60},
+        roles=[role("eval", WAITS) | {"requiredForCompletion": True}, role("board", SERVES)],
+    )
+    job.wait(180, "the workers have finished", state="Completing")
+    wait_until(lambda: not any(alive(p) for p in job.pods()), "the workers' pods have ended", timeout_s=60)
+    steps = len(job.trace().commits)
+    leader = installation.leader(operator)
+    assert leader is not None
+    faults.kill_main(leader["metadata"]["uid"], "regroup_operator")
+    before = job.status()["observedAt"]
+    wait_until(lambda: job.status()["observedAt"] > before, "an operator has looked at it again", timeout_s=60)
+    status = job.status()
+    assert (status["phase"], status["replicas"], status["roles"][0]["awaited"]) == ("Completing", 0, 1)
+    assert {p["status"]["phase"] for p in job.pods()} == {"Succeeded"}
+    assert alive(pods_of(job, "board")[0]), "the other roles run on"
+    job.kubectl.run("--namespace", job.namespace, "exec", f"{job.name}-eval-0-0", "--", "touch", "/tmp/go")
+    job.wait(60, "the evaluator has succeeded", state="Succeeded")
+    said = {c["type"]: c for c in job.status()["conditions"]}["Complete"]
+    assert (said["status"], said["reason"]) == ("True", "Finished")
+    assert said["message"].endswith("and all pods of role eval have succeeded.")
+    wait_until(lambda: not pods_of(job, "board"), "the other roles end with the job", timeout_s=30)
+    assert (len(job.pods()), len(job.trace().commits)) == (2, steps), "a worker was started again"
 
 
 def test_spare_takes_the_place_of_a_killed_process_in_one_generation(jobs: Callable[..., TracedJob]) -> None:

@@ -223,6 +223,7 @@ class Pods:
     async def create(self, job: Job, slot: int, attempt: int, avoid_nodes: tuple[str, ...]) -> bool:
         self._reach()
         name = worker_pod_name(job.name, slot, attempt)
+        assert not self._world.has_trained, f"{name} is made after the workers have finished"
         if self.pod(job.namespace, name) is not None:
             return False
         uid = f"pod{next(self._uids)}"
@@ -249,7 +250,7 @@ class Pods:
             self._world.dirty()
             return
         released = pod.uid in self._world.status.get("released", ())
-        ended = self._world.phase in ("Suspending", "Succeeded", "Failed")
+        ended = self._world.phase == "Suspending" or self._world.has_trained
         assert released or pod.phase in ("Pending", "Failed") or ended, (
             f"{pod.name} was deleted before its release was written"
         )

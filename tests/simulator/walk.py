@@ -62,6 +62,8 @@ class Setting:
     """spec.elasticPolicy.pendingTimeoutSeconds; 0: absent."""
     roles: int = 0
     """Pods of a role beside the workers."""
+    required: bool = False
+    """The job is complete only once they have succeeded."""
 
     def __str__(self) -> str:
         size = f"fixed at {self.replicas}" if self.fixed else f"{self.replicas} workers, at least {self.minimum}"
@@ -73,6 +75,7 @@ class Setting:
             + (", failures are ignored" if self.ignores else "")
             + (f", {self.spares} spares" if self.spares else "")
             + (f", {self.roles} pods of a role" if self.roles else "")
+            + (" that it waits for" if self.required else "")
             + (f", grows every {self.cooldown_s} s at most" if self.cooldown_s else "")
             + (f", pods are pending for {self.pending_s} s at most" if self.pending_s else "")
         )
@@ -88,7 +91,8 @@ class Setting:
             policy |= {"growthCooldownSeconds": self.cooldown_s}
             policy |= {"pendingTimeoutSeconds": self.pending_s} if self.pending_s else {}
             job = job.with_spec(elasticPolicy=policy)
-        job = job.with_spec(roles=[role() | {"replicas": self.roles}]) if self.roles else job
+        beside = role() | {"replicas": self.roles, "requiredForCompletion": self.required}
+        job = job.with_spec(roles=[beside]) if self.roles else job
         job = job.with_spec(workersPerGroup=self.per_group) if self.per_group > 1 else job
         # What is durable lies on a claim, so that the operator asks for checkpoints and names them.
         if self.snapshot_every:
@@ -141,6 +145,8 @@ def setting_of(seed: int) -> Setting:
         cooldown_s=random.Random(f"{seed}/cooldown").choice([0, 0, 20]),
         pending_s=random.Random(f"{seed}/pending").choice([0, 0, 10]),
     )
+    if setting.roles and random.Random(f"{seed}/required").random() < 0.6:
+        setting = replace(setting, required=True)
     # Of its own, too: a job of groups is a job of workers with each of them doubled.
     if random.Random(f"{seed}/groups").random() >= GROUPS_CHANCE:
         return setting
@@ -258,10 +264,8 @@ class Walk:
             world.on_moment = None
         for _ in range(fault.turns):
             world._turn()
-        # A pod of a role fails with each fault: it changes nothing for the workers.
-        of_roles = sorted(p.name for p in world.pods.of_roles.values() if p.phase == "Running")
-        if of_roles:
-            world.pods.end_role(of_roles[fault.at % len(of_roles)], last_exit_code=1)
+        # A pod of a role ends with each fault: it changes nothing for the workers.
+        self._end_a_role(fault.at, fails=not self.setting.required or fault.other > 0)
         if KINDS[fault.kind].strike(world, fault):
             self.outcome.hits.append(fault.kind)
             if fault.kind in HANGS and LONGEST_START not in world.status:
@@ -271,6 +275,14 @@ class Walk:
         self._seen = world.num_commits
         self._struck_s, self._kind = world.now_s, fault.kind
         self._healed = False
+
+    def _end_a_role(self, at: int, *, fails: bool) -> None:
+        world = self.world
+        of_roles = sorted(p.name for p in world.pods.of_roles.values() if p.phase == "Running")
+        if of_roles and fails:
+            world.pods.end_role(of_roles[at % len(of_roles)], last_exit_code=1)
+        elif of_roles:
+            world.pods.end_role(of_roles[at % len(of_roles)], phase="Succeeded")
 
     # --- what must hold --------------------------------------------------------------------------------------------
 
@@ -284,8 +296,8 @@ class Walk:
     def _recover(self) -> None:
         """Let time pass until the job has committed after the last fault, or has ended."""
         world = self.world
-        while world.num_commits <= self._seen and not world.has_ended:
-            world.advance(LOOK_S, self.setting.step_s, done=lambda: world.num_commits > self._seen or world.has_ended)
+        while world.num_commits <= self._seen and not world.has_trained:
+            world.advance(LOOK_S, self.setting.step_s, done=lambda: world.num_commits > self._seen or world.has_trained)
             self._judge()
         if self._seen and world.num_commits > self._seen:
             self.outcome.recoveries.append((self._kind, world.last_commit_s - self._struck_s))
@@ -310,6 +322,8 @@ class Walk:
         while not world.has_ended and not self._is_whole():
             if world.now_s > end_s:
                 raise Failed("not whole", f"all is well and the job stays as it is: {self._words()}")
+            if world.has_trained:
+                self._end_a_role(0, fails=False)
             world.advance(LOOK_S, self.setting.step_s, done=self._is_whole)
             self._judge()
         if world.has_ended:
@@ -317,7 +331,11 @@ class Walk:
 
     def _is_whole(self) -> bool:
         world = self.world
-        if sum(p.phase == "Running" for p in world.pods.of_roles.values()) != self.setting.roles:
+        if world.has_trained:
+            return False  # it has to end
+        (said,) = world.status.get("roles") or [{}]
+        ran = sum(p.phase == "Running" for p in world.pods.of_roles.values()) + len(said.get("succeeded", ()))
+        if ran != self.setting.roles:
             return False
         if world.script == "plain":
             return len(world.script_group()) == world.replicas * world.processes
@@ -329,6 +347,9 @@ class Walk:
             self._judge_counts()
         if world.has_ended:
             self._judge_end()
+            return
+        if world.has_trained:
+            self._judge_waiting()
             return
         if world.num_commits > self._seen and world.now_s - world.last_commit_s < self.bound_s:
             return
@@ -362,10 +383,20 @@ class Walk:
                 "counted", f"{len(restarts['recent'])} failures count although all are ignored: {self._words()}"
             )
 
+    def _judge_waiting(self) -> None:
+        """The workers have finished, and the job waits for its roles."""
+        world = self.world
+        if world.phase not in ("Completing", "Suspending", "Suspended"):
+            raise Failed("untrue", f"the workers have finished, and it says {world.phase}")
+        if not world.status["roles"][0].get("awaited"):
+            raise Failed("untrue", f"it waits for nothing: {world.status['roles']}")
+
     def _judge_end(self) -> None:
         world = self.world
         if world.phase == "Failed":
             raise Failed("failed", f"the job failed: {world.condition('Failed').get('message')}")
+        if self.setting.required and len(world.status["roles"][0].get("succeeded", ())) != self.setting.roles:
+            raise Failed("untrue", f"Succeeded, and its roles have not: {world.status['roles']}")
         done = world.committed[-1][1] if world.committed else 0
         if done != self.setting.total_steps:
             raise Failed("untrue", f"Succeeded at step {done} of {self.setting.total_steps}")

@@ -721,6 +721,11 @@ class World:
         return self.phase in ("Succeeded", "Failed")
 
     @property
+    def has_trained(self) -> bool:
+        """Whether the status says that the workers have finished, or that the job has ended: none is needed any more."""
+        return self.has_ended or "finished" in self.status
+
+    @property
     def replicas(self) -> int:
         replicas: int = self.store.view["spec"]["replicas"]
         return replicas

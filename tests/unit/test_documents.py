@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import yaml
 
 from harness import rooms
+from regroup_operator.api.conditions import TYPES
+from regroup_operator.api.status import State
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = sorted(
@@ -93,6 +95,13 @@ def test_columns_in_the_design_are_those_of_kubectl() -> None:
     columns = {c["name"]: c.get("priority", 0) for c in CRD["additionalPrinterColumns"]}
     assert narrow.split(", ") == [name for name, priority in columns.items() if not priority]
     assert wide.split(", ") == [name for name, priority in columns.items() if priority]
+
+
+def test_guide_explains_every_state_and_condition() -> None:
+    text = (ROOT / "docs/guide.md").read_text().split("## 5. State, conditions")[1]
+    rows = {line.split("|")[1].strip() for line in text.splitlines() if line.startswith("|")}
+    assert set(get_args(State)) <= rows
+    assert set(TYPES) - {"Suspended"} <= rows, "Suspended is explained with its states"
 
 
 def test_fields_of_the_status_in_the_design_exist() -> None:

@@ -15,7 +15,16 @@ from regroup_operator.api.base import Timestamp, WrittenModel
 from regroup_operator.api.conditions import Condition
 
 State = Literal[
-    "Pending", "Starting", "Running", "Recovering", "Waiting", "Suspending", "Suspended", "Succeeded", "Failed"
+    "Pending",
+    "Starting",
+    "Running",
+    "Recovering",
+    "Waiting",
+    "Completing",
+    "Suspending",
+    "Suspended",
+    "Succeeded",
+    "Failed",
 ]
 
 MAX_LINEAGE = 32
@@ -142,8 +151,24 @@ class RoleStatus(WrittenModel):
     succeeded: list[int] | None = None
     """Indices of the pods that have succeeded. They are not replaced."""
 
+    awaited: int | None = None
+    """Number of pods that have to succeed before the job is Complete. Absent: the job does not wait for the role."""
+
     message: str | None = None
     """Why a pod cannot start. Absent: none is known."""
+
+
+class Finished(WrittenModel):
+    """The generation that has finished training."""
+
+    generation: int
+    """Number of the generation."""
+
+    workers: int
+    """Number of its workers."""
+
+    at: Timestamp
+    """Time at which the operator heard of it."""
 
 
 class Growth(WrittenModel):
@@ -377,6 +402,10 @@ class JobStatus(WrittenModel):
 
     roles: list[RoleStatus] | None = None
     """The pods of spec.roles. Absent: the job has none."""
+
+    finished: Finished | None = None
+    """The generation that has finished, once the job only waits for its roles (spec.roles[].requiredForCompletion): no worker
+    starts any more. Do not edit."""
 
     growth: Growth | None = None
     """The size that spec.elasticPolicy.growthCooldownSeconds counts from. Absent: it is not set."""

@@ -214,6 +214,9 @@ class RolePodSpec(OpenModel):
     by its own exit code fails the job. A pod that succeeds is not replaced."""
 
 
+_COMPLETES = "Use OnFailure or Never, or remove requiredForCompletion."
+
+
 class RoleTemplate(SpecModel):
     """The pod template of a role."""
 
@@ -228,11 +231,34 @@ class Role(SpecModel):
     """Further pods of the job beside its workers, such as an evaluator or TensorBoard. They are never members of a generation, and
     they end with the job."""
 
+    model_config = with_rules(
+        cel(
+            "!self.requiredForCompletion || self.template.spec.restartPolicy != 'Always'",
+            "A role in spec.roles has requiredForCompletion and restartPolicy Always, so that its pods never complete. "
+            f"{_COMPLETES}",
+            "'spec.roles has ' + self.name + ' with requiredForCompletion and restartPolicy Always, so that its pods never "
+            f"complete. {_COMPLETES}'",
+        )
+    )
+
     name: str = Field(min_length=1, max_length=12)
     """Name of the role, unique in the job: a-z and 0-9, first a letter. Not worker. It is in the names of the pods."""
 
     replicas: int = Field(default=1, ge=1, le=64)
     """Number of pods. Each is reached as <job>-<role>-<index>.<job>."""
 
+    required_for_completion: bool = False
+    """True: the job is Complete only once the workers have finished and every pod of this role has succeeded. In between its State
+    is Completing: the workers' pods end, and the pods of all roles run on. Not with restartPolicy Always."""
+
     template: RoleTemplate
     """The pod template."""
+
+    @model_validator(mode="after")
+    def _completes(self) -> Role:
+        if self.required_for_completion and self.template.spec.restart_policy == "Always":
+            raise ValueError(
+                f"spec.roles has {self.name} with requiredForCompletion and restartPolicy Always, so that its pods never "
+                f"complete. {_COMPLETES}"
+            )
+        return self

@@ -8,7 +8,14 @@ from regroup_operator.plan.commands import commands_due_s, plan_commands
 from regroup_operator.plan.facts.facts import Inputs, gather_facts
 from regroup_operator.plan.failures.failures import judge_failures
 from regroup_operator.plan.generation.generation import plan_generation
-from regroup_operator.plan.lifecycle.lifecycle import Active, Ended, Suspended, decide_lifecycle, stop_word
+from regroup_operator.plan.lifecycle.lifecycle import (
+    Active,
+    Completing,
+    Ended,
+    Suspended,
+    decide_lifecycle,
+    stop_word,
+)
 from regroup_operator.plan.pods.pods import plan_pods
 from regroup_operator.plan.report.report import make_report
 
@@ -26,12 +33,13 @@ def plan_job(inputs: Inputs) -> JobPlan:
     pods = plan_pods(facts, lifecycle, generation)
     report = make_report(facts, failures, lifecycle, generation, pods)
     known = pods.memory.document if facts.current is not None and facts.current.known else None
+    stop = stop_word(lifecycle)
     commands = plan_commands(
         workers=generation.workers,
         tier=facts.tier,
         document=generation.document or known,
         released=frozenset(report.status.get("released", ())),
-        stop=stop_word(lifecycle),
+        stop=stop,
         stalled=facts.asks,
         ask=generation.decision.ask if isinstance(generation.decision, Wait) else frozenset(),
         now_s=clock.now_s,
@@ -43,11 +51,12 @@ def plan_job(inputs: Inputs) -> JobPlan:
         failures.due_s,
         generation.due_s,
         pods.due_s,
-        lifecycle.due_s if isinstance(lifecycle, Active) else None,
+        lifecycle.due_s if isinstance(lifecycle, Active | Completing) else None,
         expires_s,
         clock.now_s + RESUME_S if isinstance(lifecycle, Suspended) and not job.spec.run_policy.suspend else None,
         report.due_s,
-        commands_due_s(facts, generation.members),
+        # Who is told to stop is not asked whether it is there.
+        commands_due_s(facts, generation.members) if stop is None else None,
     )
     notes = (*facts.adoption.notes, *generation.notes, *pods.notes, *report.notes)
     return JobPlan(

@@ -61,7 +61,8 @@ def test_every_field_is_written_in_the_life_of_a_job(tmp_path: Path) -> None:
     rules = [{"action": "Ignore", "signals": ["SIGKILL"]}]
     job = make_job().with_replicas(3).with_recovery(hangSeconds=5, onExit=rules)
     policy = {"minReplicas": 1, "maxReplicas": 5, "growthCooldownSeconds": 1}
-    world = Reader(tmp_path, job.with_spec(elasticPolicy=policy, roles=[role(), role("eval")]), total_steps=80)
+    roles = [role(), role("eval"), role("report") | {"requiredForCompletion": True}]
+    world = Reader(tmp_path, job.with_spec(elasticPolicy=policy, roles=roles), total_steps=80)
     world.advance(12, step_every_s=0.5)
     world.pods.end_role("digits-eval-0-0", phase="Succeeded")
     world.pods.end_role("digits-board-0-0", phase="Pending", waiting_reason="ErrImagePull")
@@ -76,5 +77,7 @@ def test_every_field_is_written_in_the_life_of_a_job(tmp_path: Path) -> None:
     world.suspend(True)
     world.until(lambda: world.phase == "Suspended", step_every_s=0.5)
     world.suspend(False)
+    world.until(lambda: world.phase == "Completing", step_every_s=0.5)
+    world.pods.end_role("digits-report-0-0", phase="Succeeded")
     world.until(lambda: world.phase == "Succeeded", step_every_s=0.5)
     assert set(declared(object_schema()["properties"]["status"])) - world.found == ELSEWHERE

@@ -10,6 +10,7 @@ from regroup_operator.api import Job
 from regroup_operator.api.job import role_digest
 from regroup_operator.model.plan import EarlyFailure
 from regroup_operator.model.records import Pod
+from regroup_operator.plan.facts.roles import awaited, awaited_words, succeeded
 from regroup_operator.plan.failures.roles import role_verdict
 from regroup_operator.plan.pods.roles import RoleChanges, plan_roles
 from tests.builders.jobs import role
@@ -103,6 +104,50 @@ def test_what_has_succeeded_is_remembered_when_its_pod_is_gone() -> None:
     assert got.status == [{"name": "ps", "replicas": 2, "ready": 1, "succeeded": [1]}]
     again = plan(pod(0), known=got.status)
     assert (again.create, again.status) == ((), got.status)
+
+
+@pytest.mark.parametrize("phase", ["Succeeded", "Running"])
+def test_pod_that_is_deleted_has_not_succeeded_whatever_it_ends_with(phase: str) -> None:
+    """A server that ends well on SIGTERM, because somebody drains its node, runs again elsewhere."""
+    ends = pod(0, phase=phase, terminating=True)
+    got = plan(ends, pod(1))
+    assert (got.create, got.status) == ((), [{"name": "ps", "replicas": 2, "ready": 1}])
+    assert plan(pod(1), known=got.status).create == (("ps", 0, 0),)
+
+
+def test_success_before_the_start_counts_only_while_its_pod_is_there() -> None:
+    """Until then the template can be another one."""
+    job = job_of(started=False)
+    got = plan(pod(0, phase="Succeeded", job=job), pod(1, job=job), job=job)
+    assert got.status is not None
+    assert got.status[0]["succeeded"] == [0]
+    assert plan(pod(1, job=job), job=job, known=got.status).create == (("ps", 0, 0),)
+
+
+@pytest.mark.parametrize(
+    ("pods", "known", "left"),
+    [
+        pytest.param((), (), {"eval": 2}, id="none has succeeded"),
+        pytest.param((pod(0, name="eval", phase="Succeeded"),), (), {"eval": 1}, id="one of two"),
+        pytest.param((pod(0, name="eval", phase="Succeeded"),), [1], {"eval": 0}, id="the other one before"),
+        pytest.param((pod(0, name="eval", phase="Succeeded", terminating=True),), (), {"eval": 2}, id="deleted"),
+        pytest.param((pod(7, name="eval", phase="Succeeded"),), [9], {"eval": 2}, id="places that are not wanted"),
+        pytest.param((pod(0, phase="Succeeded"),), (), {"eval": 2}, id="another role"),
+    ],
+)
+def test_pods_that_the_job_waits_for(pods: tuple[Pod, ...], known: Any, left: dict[str, int]) -> None:
+    job = job_of(role("eval") | {"replicas": 2, "requiredForCompletion": True}, role("ps"))
+    said = [{"name": "eval", "succeeded": list(known)}]
+    assert awaited(job, succeeded(job, pods, said)) == left
+    got = plan(*pods, job=job, known=said)
+    assert [one.get("awaited") for one in got.status or ()] == [left["eval"], None]
+
+
+def test_words_for_the_roles_that_the_job_waits_for() -> None:
+    required = {"requiredForCompletion": True}
+    job = job_of(role("eval") | {"replicas": 2} | required, role("report") | required, role("ps"))
+    assert awaited_words(job, {"eval": 1, "report": 0}) == "role eval (1 of 2 pods have succeeded)"
+    assert awaited_words(job, {"eval": 2, "report": 1}).endswith(", role report (0 of 1 pods have succeeded)")
 
 
 def test_status_says_why_a_pod_cannot_start() -> None:

@@ -14,6 +14,7 @@ from regroup_operator.model.worker import Current, Standing, Worker
 from regroup_operator.plan.facts.adoption import Adoption, see_adoption
 from regroup_operator.plan.facts.current import SCRIPT_AFTER_S, decide_tier, outdated, read_current
 from regroup_operator.plan.facts.peers import with_peers
+from regroup_operator.plan.facts.roles import awaited, succeeded
 from regroup_operator.plan.facts.size import Size, decide_size
 from regroup_operator.plan.facts.stalls import FIRST_STALL_S, Reported, newest_progress
 from regroup_operator.plan.facts.standing import assess
@@ -64,6 +65,12 @@ class Facts:
     newest: Reported | None
     size: Size
     """How many workers the job has now: spec.replicas, or fewer while a growth waits."""
+
+    @property
+    def awaited(self) -> dict[str, int]:
+        """By role that is required for completion, how many of its pods have not succeeded."""
+        job, roles = self.inputs.job, self.inputs.obs.roles
+        return awaited(job, succeeded(job, roles, self.status.get("roles", ())))
 
     @property
     def slots(self) -> int:

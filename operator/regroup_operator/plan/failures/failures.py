@@ -51,6 +51,8 @@ class Failures:
     """Generations in a row that broke before a step was committed, the newest included; 0: the newest did not."""
     verdict: Verdict | None = None
     """Why the job has to fail."""
+    of_roles: Verdict | None = None
+    """Why a role fails the job: all that still can once its workers have finished."""
     num_ignored: int = 0
     """Failures since the last plan that a rule ignores."""
     judged: dict[str, Any] | None = None
@@ -134,8 +136,9 @@ def judge_failures(facts: Facts) -> Failures:
             verdict = Verdict("RepeatedCrash", words)
         elif verdict is None and judged.message is not None:
             verdict = Verdict("TooManyRestarts", judged.message)
+    of_roles = role_verdict(inputs.job, obs.roles)
     if verdict is None:
-        verdict = role_verdict(inputs.job, obs.roles)
+        verdict = of_roles
     hang, workers = _hang(facts)
     if verdict is None and hang.failure is not None:
         verdict = Verdict(HUNG, hang.failure)
@@ -152,6 +155,7 @@ def judge_failures(facts: Facts) -> Failures:
         words,
         num_without_commit,
         verdict,
+        of_roles,
         num_ignored=len(rulings.ignored),
         judged=judged_status(rules, rulings.judged, obs.pods),
         ignored="" if ignored is None or ignored.count < 2 else f"{ignored.count} failures in a row: {ignored.words}",

@@ -3,11 +3,16 @@
 Refused -> Active -> Ended, and Active -> Suspending -> Suspended -> Active as the user wants. A job is refused only before its
 first generation; a refusal that comes later is said in a condition, and the job goes on. Where a job is to be suspended, that
 comes before what would fail it: a process that fails while it is told to stop fails nothing.
+
+A job with roles that are required for its completion is Completing between Active and Ended, and can be suspended from there.
+That its workers have finished is written to status.finished before they are told to stop; from then on none is started.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from regroup.protocol.document import PLANNED
 from regroup.protocol.state import Phase
@@ -36,14 +41,31 @@ class Active:
 
 
 @dataclass(frozen=True)
+class Completing:
+    """Its workers have finished, and are stopped; it waits for roles to succeed (spec.roles[].requiredForCompletion)."""
+
+    finished: tuple[int, int]
+    """Number and members of the generation that has finished, which may be the one before the newest."""
+    refusal: Verdict | None = None
+    due_s: float | None = None
+    """As of Active."""
+
+
+@dataclass(frozen=True)
 class Suspending:
     """Its processes are told to stop after a step, and its pods are deleted as they end."""
+
+    finished: tuple[int, int] | None = None
+    """As of Completing, where its workers have finished; None: they have not."""
 
 
 @dataclass(frozen=True)
 class Suspended:
     """It has no pods. What it continues from is its newest checkpoint. One whose suspension was taken back meanwhile is Suspended
-    once, so that the status says in which generation it was, and Active from the next plan on."""
+    once, so that the status says in which generation it was, and Active (or Completing) from the next plan on."""
+
+    finished: tuple[int, int] | None = None
+    """As of Suspending."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +94,7 @@ class Ended:
 SUSPENDING = "Suspending"
 """Reason of condition Suspended while the pods end. Once they are told to, the job is suspended whatever the user wants then."""
 
-Lifecycle = Refused | Active | Suspending | Suspended | Ended
+Lifecycle = Refused | Active | Completing | Suspending | Suspended | Ended
 
 
 def decide_lifecycle(facts: Facts, failures: Failures) -> Lifecycle:
@@ -83,27 +105,43 @@ def decide_lifecycle(facts: Facts, failures: Failures) -> Lifecycle:
             return _ended(facts, Ended(condition["type"] == COMPLETE, why, had_ended=True))
     # Who has been told to stop cannot do after its last step what it would have done.
     is_told = any(c["type"] == SUSPENDED and c["reason"] == SUSPENDING for c in facts.status.get("conditions", ()))
-    finished = None if is_told else _finished_generation(facts.current, failures.workers)
-    if finished is not None:
+    finished = _known_finished(facts.status)
+    if finished is None and not is_told:
+        finished = _finished_generation(facts.current, failures.workers)
+    if finished is not None and not any(facts.awaited.values()):
         return _ended(facts, Ended(succeeded=True, finished=finished))
     if facts.inputs.job.spec.run_policy.suspend or is_told:
-        return Suspending() if facts.inputs.obs.pods or facts.inputs.obs.roles else Suspended()
-    if failures.verdict is not None:
-        return _ended(facts, Ended(succeeded=False, why=failures.verdict))
+        has_pods = facts.inputs.obs.pods or facts.inputs.obs.roles
+        return Suspending(finished) if has_pods else Suspended(finished)
+    failure = failures.verdict if finished is None else failures.of_roles
+    if failure is not None:
+        return _ended(facts, Ended(succeeded=False, why=failure))
     refusal = facts.inputs.refusal
     if refusal is not None and facts.status.get("startTime") is None:
         return Refused(refusal)
-    verdict, due_s = _deadline(facts, failures)
+    verdict, due_s = _deadline(facts, failures, waits=finished is None)
     if verdict is not None:
         return _ended(facts, Ended(succeeded=False, why=verdict))
-    return Active(refusal, due_s)
+    return Active(refusal, due_s) if finished is None else Completing(finished, refusal, due_s)
 
 
 def stop_word(lifecycle: Lifecycle) -> str | None:
     """Return what the agents are told with `stop`, None: they are not."""
     if isinstance(lifecycle, Ended):
         return lifecycle.outcome
+    if finished_of(lifecycle) is not None:
+        return COMPLETE
     return SUSPENDED if isinstance(lifecycle, Suspending) else None
+
+
+def finished_of(lifecycle: Lifecycle) -> tuple[int, int] | None:
+    """Return number and members of the generation that has finished while the job waits for roles, None: it does not."""
+    return lifecycle.finished if isinstance(lifecycle, Completing | Suspending | Suspended) else None
+
+
+def _known_finished(status: Mapping[str, Any]) -> tuple[int, int] | None:
+    known = status.get("finished")
+    return None if known is None else (known["generation"], known["workers"])
 
 
 def _ended(facts: Facts, ended: Ended) -> Ended:
@@ -113,14 +151,14 @@ def _ended(facts: Facts, ended: Ended) -> Ended:
     return replace(ended, completed=completed, expires_s=None if in_s is None else clock.now_s + in_s)
 
 
-def _deadline(facts: Facts, failures: Failures) -> tuple[Verdict | None, float | None]:
-    """Return which deadline of the job is over, and when the next one will be, monotonic."""
+def _deadline(facts: Facts, failures: Failures, *, waits: bool) -> tuple[Verdict | None, float | None]:
+    """Return which deadline of the job is over, and when the next one will be, monotonic. `waits`: it may still have to begin."""
     job, clock = facts.inputs.job, facts.inputs.clock
     verdict, in_s = overdue(
         job.spec.run_policy,
         facts.status,
         created=job.created,
-        waits=facts.current is None or facts.current.suspended,
+        waits=waits and (facts.current is None or facts.current.suspended),
         ready=sum(w.available for w in failures.workers),
         needed=job.min_replicas,
         now=clock.wall,

@@ -14,7 +14,7 @@ from regroup_operator.plan.facts.current import named_members
 from regroup_operator.plan.facts.facts import Facts
 from regroup_operator.plan.failures.exits import avoided_nodes, count_created
 from regroup_operator.plan.generation.generation import NextGeneration
-from regroup_operator.plan.lifecycle.lifecycle import Active, Ended, Lifecycle, Suspending
+from regroup_operator.plan.lifecycle.lifecycle import Active, Completing, Ended, Lifecycle, Suspending
 from regroup_operator.plan.pods.capacity import judge_capacity
 from regroup_operator.plan.pods.early import held_until, note_early, surplus
 from regroup_operator.plan.pods.roles import NO_ROLES, RoleChanges, plan_roles
@@ -80,7 +80,7 @@ def plan_pods(facts: Facts, lifecycle: Lifecycle, generation: NextGeneration) ->
         pods=inputs.obs.roles,
         known=facts.status.get("roles", ()),
         rows=facts.memory.role_rows,
-        active=isinstance(lifecycle, Active),
+        active=isinstance(lifecycle, Active | Completing),
         cleans=_clears(lifecycle, inputs.job.spec.run_policy),
         now_s=inputs.clock.now_s,
     )

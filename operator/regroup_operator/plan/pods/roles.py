@@ -2,8 +2,9 @@
 
 A role's pods are never members and never cause a generation. Each place of a role has one pod. It is replaced once it has failed or
 is gone, never beside another one: a parameter server, say, must not run twice. That is a StatefulSet's rule, and like there a pod
-on a node without power keeps its place until somebody deletes it by force. They run while the job is active and end with it.
-docs/design/adr/0053-roles.md
+on a node without power keeps its place until somebody deletes it by force. They run while the job trains, or waits for some of
+them to succeed, and end with it.
+docs/design/adr/0053-roles.md, docs/design/adr/0058-roles-that-the-job-waits-for.md
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from regroup_operator.api.template import Role
 from regroup_operator.model.plan import EarlyFailure, earliest
 from regroup_operator.model.ports import EventNote
 from regroup_operator.model.records import Pod
+from regroup_operator.plan.facts.roles import awaited, succeeded
 
 FIRST_S, LAST_S = 10.0, 300.0
 """Pause before the second pod in a row of a place, doubled for each further one up to the second."""
@@ -69,7 +71,7 @@ def plan_roles(
         _words(place, row) for place, row in rows.items() if place not in before or before[place].count < row.count
     )
     status = _status(job, pods, known)
-    done = {role_place(one["name"], index) for one in status or () for index in one.get("succeeded", ())}
+    done = {role_place(name, i) for name, indices in succeeded(job, pods, known).items() for i in indices}
     outdated = _outdated(job, pods)
     create: list[tuple[str, int, int]] = []
     delete = [p for p in pods if p.place not in wanted or p.uid in outdated]
@@ -131,19 +133,22 @@ def _pause_s(count: int) -> float:
     return 0.0 if count < 2 else min(LAST_S, FIRST_S * 2.0 ** min(count - 2, 10))
 
 
-def _status(job: Job, pods: Iterable[Pod], known: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]] | None:
-    before = {one["name"]: one for one in known}
+def _status(job: Job, pods: Sequence[Pod], known: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]] | None:
+    done = succeeded(job, pods, known)
+    waits = awaited(job, done)
     return [
-        _of_role(role, [p for p in pods if p.role == role.name], before.get(role.name, {})) for role in job.spec.roles
+        _of_role(role, [p for p in pods if p.role == role.name], done[role.name], waits.get(role.name))
+        for role in job.spec.roles
     ] or None
 
 
-def _of_role(role: Role, pods: list[Pod], before: Mapping[str, Any]) -> dict[str, Any]:
-    succeeded = {*before.get("succeeded", ()), *(p.slot for p in pods if p.phase == "Succeeded")}
+def _of_role(role: Role, pods: list[Pod], done: frozenset[int], awaited: int | None) -> dict[str, Any]:
     ready = [p for p in pods if p.usable and p.phase == "Running" and p.running_since_s is not None and p.node_ready]
     out: dict[str, Any] = {"name": role.name, "replicas": role.replicas, "ready": len(ready)}
-    if succeeded:
-        out["succeeded"] = sorted(index for index in succeeded if index < role.replicas)
+    if done:
+        out["succeeded"] = sorted(done)
+    if awaited is not None:
+        out["awaited"] = awaited
     stuck = next((p for p in pods if p.usable and (p.waiting_reason or p.unschedulable)), None)
     if stuck is not None:
         why = f"{stuck.waiting_reason} {stuck.waiting_message}".strip() or stuck.unschedulable

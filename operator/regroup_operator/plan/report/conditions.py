@@ -13,22 +13,25 @@ from regroup_operator.model.records import Settings
 from regroup_operator.model.worker import Announce, Current, Decision, Standing, Wait, Worker
 from regroup_operator.plan.report.script_group import passed
 
-PENDING, STARTING, RUNNING, RECOVERING, WAITING, SUSPENDING, SUSPENDED, SUCCEEDED, FAILED = (
-    "Pending", "Starting", "Running", "Recovering", "Waiting", "Suspending", "Suspended", "Succeeded", "Failed",
+PENDING, STARTING, RUNNING, RECOVERING, WAITING, COMPLETING, SUSPENDING, SUSPENDED, SUCCEEDED, FAILED = (
+    "Pending", "Starting", "Running", "Recovering", "Waiting", "Completing", "Suspending", "Suspended", "Succeeded", "Failed",
 )  # fmt: skip
-AT_REST = (SUSPENDING, SUSPENDED, SUCCEEDED, FAILED)
+AT_REST = (COMPLETING, SUSPENDING, SUSPENDED, SUCCEEDED, FAILED)
 """Phases in which the job does not want to train."""
 
 
 AT_REST_WORDS = {
+    COMPLETING: "The workers have finished; see condition Complete.",
     SUSPENDING: "The job is being suspended.",
     SUSPENDED: "The job is suspended.",
     SUCCEEDED: "The job has ended.",
     FAILED: "The job has ended.",
 }
+WAITING_FOR_ROLES = "WaitingForRoles"
+"""Reason of Complete=False: the workers have finished, and roles that are required for completion have not."""
 HELD_BACK = "HeldBack"
 """Reason of PodsReady=False: pods are missing that are made later, by spec.elasticPolicy."""
-ORDINARY = ("Starting", "Ended", SUSPENDING, SUSPENDED, HELD_BACK)
+ORDINARY = ("Starting", "Ended", COMPLETING, SUSPENDING, SUSPENDED, HELD_BACK)
 """Reasons of PodsReady=False that pass by themselves."""
 
 
@@ -180,13 +183,15 @@ def training_conditions(
     memory: str = "",
     unsaved: str = "",
     ignored: str = "",
+    roles: str = "",
 ) -> list[JobCondition]:
     """Return Training, Degraded, and Complete or Failed once the job has ended. `complete`: what Complete says already;
     `finished`: number and members of the generation that has finished, which may be the one before the newest; `note`: what
     a refusal said; `group`: as in phase_of; `crash`: what is said of a crash that repeats; `hang`: what is known of a step
     that is overdue; `leaving`: who is asked to leave and still needed; `spares`: who is ready and in no whole group; `memory`:
     which missing worker was killed for lack of it; `unsaved`: why the last checkpoint is missing; `ignored`: what is said of
-    failures that recovery.onExit ignores."""
+    failures that recovery.onExit ignores; `roles`: which are required for completion, and while the job waits for them, how far
+    they are."""
     out: list[JobCondition] = []
     number = current.number if current else 0
     count = len(current.members) if current else 0
@@ -227,8 +232,13 @@ def training_conditions(
     elif phase == SUCCEEDED:
         number, count = finished or (number, count)
         reason = "FinishedUnsaved" if unsaved else "Finished"
-        what = f"All {_workers(count)} of generation {number} finished."
+        and_roles = f", and all pods of {roles} have succeeded" if roles else ""
+        what = f"All {_workers(count)} of generation {number} finished{and_roles}."
         out.append(JobCondition("Complete", "True", reason, " ".join(filter(None, [what, unsaved]))))
+    elif finished is not None and phase != FAILED:
+        number, count = finished
+        what = f"All {_workers(count)} of generation {number} finished. The job waits for {roles}."
+        out.append(JobCondition("Complete", "False", WAITING_FOR_ROLES, " ".join(filter(None, [what, unsaved]))[:1000]))
     if phase == FAILED:
         failure = failure or Verdict("Failed", "The job failed.")
         out.append(JobCondition("Failed", "True", failure.reason, failure.message))
@@ -278,9 +288,9 @@ def _degraded(
 def summary(
     *, phase: str, refused: str | None, ready: int, replicas: int, progress: dict[str, Any], samples: dict[str, Any]
 ) -> dict[str, str]:
-    """Return the texts of kubectl's columns. A job that has ended has no workers that could be ready or not."""
+    """Return the texts of kubectl's columns. A job whose workers have finished has none that could be ready or not."""
     step, total, loss = progress.get("step"), progress.get("totalSteps"), progress.get("loss")
-    shown = "" if phase in (SUCCEEDED, FAILED) else f"{ready}/{replicas}"
+    shown = "" if phase in (COMPLETING, SUCCEEDED, FAILED) else f"{ready}/{replicas}"
     out = {"state": refused or phase, "ready": shown, "progress": "", "loss": "", "eta": ""}
     if step is not None and total:
         out["progress"] = f"{100 * step // total}%"

@@ -21,15 +21,27 @@ from regroup_operator.model.ports import EventNote
 from regroup_operator.model.worker import RESUMED, Decision, Standing, Wait, Worker
 from regroup_operator.plan.facts.facts import Facts
 from regroup_operator.plan.facts.groups import spare_words
+from regroup_operator.plan.facts.roles import awaited_words
 from regroup_operator.plan.failures.failures import Failures
 from regroup_operator.plan.generation.generation import NextGeneration
-from regroup_operator.plan.lifecycle.lifecycle import Active, Ended, Lifecycle, Refused, Suspended, Suspending
+from regroup_operator.plan.lifecycle.lifecycle import (
+    Active,
+    Completing,
+    Ended,
+    Lifecycle,
+    Refused,
+    Suspended,
+    Suspending,
+    finished_of,
+)
 from regroup_operator.plan.pods.pods import PodChanges
 from regroup_operator.plan.report.conditions import (
+    COMPLETING,
     FAILED,
     ORDINARY,
     SUCCEEDED,
     SUSPENDING,
+    WAITING_FOR_ROLES,
     phase_of,
     summary,
     training_conditions,
@@ -74,7 +86,9 @@ def overview(
         **_of_saving(facts, lifecycle, generation, status, before),
     }
     now |= _suspended(facts, lifecycle, status, before)
-    now |= _of_training(facts, failures, lifecycle, generation, status, phase, group, now)
+    now |= _of_training(facts, failures, lifecycle, generation, pods, status, phase, group, now)
+    if FAILED in now and COMPLETE in before:  # it waited for its roles
+        now |= _by_type([JobCondition(COMPLETE, "False", FAILED, "The job has failed; see condition Failed.")])
     conditions = list(facts.status.get("conditions", ()))
     for one in now.values():
         conditions = set_condition(conditions, one.type, one.status, one.reason, one.message,  # type: ignore[arg-type]
@@ -149,7 +163,7 @@ def _by_type(conditions: Iterable[JobCondition]) -> dict[str, JobCondition]:
 def _accepted(lifecycle: Lifecycle) -> dict[str, JobCondition]:
     """Return whether the spec is what the job runs by."""
     why = lifecycle.why if isinstance(lifecycle, Refused) else None
-    if isinstance(lifecycle, Active):
+    if isinstance(lifecycle, Active | Completing):
         why = lifecycle.refusal
     if why is None:
         return _by_type([JobCondition(ACCEPTED, "True", "Valid", "The job can run as written.")])
@@ -160,6 +174,8 @@ def _at_rest(lifecycle: Lifecycle) -> str | None:
     """Return the phase of a job that does not want to train, None: it does."""
     if isinstance(lifecycle, Ended):
         return SUCCEEDED if lifecycle.succeeded else FAILED
+    if isinstance(lifecycle, Completing):
+        return COMPLETING
     if isinstance(lifecycle, Suspending | Suspended):
         return SUSPENDING if isinstance(lifecycle, Suspending) else PHASE_SUSPENDED
     return None
@@ -196,6 +212,8 @@ def _left_of(facts: Facts) -> str:
 
 def _continues(facts: Facts, status: Mapping[str, Any]) -> str:
     """Return from where a suspended job will continue."""
+    if "finished" in status:
+        return "No pod is left. The workers have finished; resumed, the job waits for its roles."
     if not status.get("membership"):
         return "No pod is left. The job has not begun."
     if facts.tier == "Script":
@@ -232,22 +250,22 @@ def _of_saving(
     before: Mapping[str, Mapping[str, Any]],
 ) -> dict[str, JobCondition]:
     """Return whether checkpoints are saved and snapshots taken. A condition stays as it was where nothing new is known, and once
-    the job has ended."""
+    the job has ended or its workers have finished."""
     spec, judged = facts.inputs.job.spec, dict[str, JobCondition | None]()
     if spec.checkpoint is not None:
         judged[CHECKPOINTS_SAVED] = judge_saving(
             current=facts.current,
             workers=generation.workers,
             checkpoint=status.get("checkpoint"),
-            succeeded=isinstance(lifecycle, Ended) and lifecycle.succeeded,
+            succeeded=finished_of(lifecycle) is not None or (isinstance(lifecycle, Ended) and lifecycle.succeeded),
             now_s=facts.inputs.clock.now_s,
             settings=facts.inputs.settings,
         )
     if spec.memory_snapshot is not None:
         step = (status.get("memorySnapshot") or {}).get("step")
         judged[SNAPSHOTS_TAKEN] = judge_snapshots(current=facts.current, workers=generation.workers, step=step)
-    had_ended = isinstance(lifecycle, Ended) and lifecycle.had_ended
-    new = [one for one in judged.values() if one is not None and not had_ended]
+    is_settled = (isinstance(lifecycle, Ended) and lifecycle.had_ended) or "finished" in facts.status
+    new = [one for one in judged.values() if one is not None and not is_settled]
     kept = (before[kind] for kind in (CHECKPOINTS_SAVED, SNAPSHOTS_TAKEN) if kind in before)
     known = [JobCondition(c["type"], c["status"], c["reason"], c["message"]) for c in kept]
     return _by_type([*known, *new])
@@ -258,6 +276,7 @@ def _of_training(
     failures: Failures,
     lifecycle: Lifecycle,
     generation: NextGeneration,
+    pods: PodChanges,
     status: Mapping[str, Any],
     phase: str,
     group: str | None,
@@ -275,7 +294,8 @@ def _of_training(
             workers=workers,
             failure=ended.why if ended is not None and not ended.succeeded else None,
             complete=ended.why if ended is not None and ended.succeeded else None,
-            finished=ended.finished if ended is not None else None,
+            finished=ended.finished if ended is not None else finished_of(lifecycle),
+            roles=_of_roles(facts, pods, waits=ended is None),
             crash=failures.crash,
             ignored=failures.ignored,
             note=_refusal_note(generation.decision, workers),
@@ -295,11 +315,21 @@ def _of_training(
     )
 
 
+def _of_roles(facts: Facts, pods: PodChanges, *, waits: bool) -> str:
+    """Return which roles are required for completion; where the job `waits` for them, how far they are, and why a pod cannot
+    start."""
+    waited = facts.awaited
+    if not waits:
+        return ", ".join(f"role {name}" for name in waited)
+    stuck = [one["message"] for one in pods.roles.status or () if one.get("awaited") and "message" in one]
+    return "; ".join([awaited_words(facts.inputs.job, waited), *stuck])
+
+
 def _notes(now: Mapping[str, JobCondition], before: Mapping[str, Mapping[str, Any]]) -> list[EventNote]:
     """Return an event for the end, for a refusal, for what is not saved, and for a pod that cannot start: each once."""
     notes = []
     for kind, event in ((COMPLETE, SUCCEEDED), (FAILED, FAILED)):
-        if kind in now and before.get(kind, {}).get("status") != "True":
+        if kind in now and now[kind].status == "True" and before.get(kind, {}).get("status") != "True":
             notes.append(EventNote("Normal" if kind == COMPLETE else "Warning", event, now[kind].message))
     for kind, lacks, event in (
         (ACCEPTED, "", ""),
@@ -310,6 +340,8 @@ def _notes(now: Mapping[str, JobCondition], before: Mapping[str, Mapping[str, An
         wrong = one is not None and one.status == "False" and lacks in ("", one.reason)
         if one is not None and wrong and before.get(kind, {}).get("message") != one.message:
             notes.append(EventNote("Warning", event or one.reason, one.message))
+    if COMPLETE in now and now[COMPLETE].reason == WAITING_FOR_ROLES and COMPLETE not in before:
+        notes.append(EventNote("Normal", COMPLETING, now[COMPLETE].message))
     pods, was = now[PODS_READY], before.get(PODS_READY, {"status": "Unknown", "reason": ""})
     was_stuck = was["status"] == "False" and was["reason"] not in ORDINARY
     if pods.status == "False" and pods.reason not in ORDINARY and not was_stuck:

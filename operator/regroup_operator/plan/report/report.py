@@ -18,7 +18,7 @@ from regroup_operator.plan.facts.facts import Facts
 from regroup_operator.plan.failures.failures import Failures
 from regroup_operator.plan.failures.hangs import HUNG, stack_lines
 from regroup_operator.plan.generation.generation import NextGeneration
-from regroup_operator.plan.lifecycle.lifecycle import Ended, Lifecycle, Suspended
+from regroup_operator.plan.lifecycle.lifecycle import Ended, Lifecycle, Suspended, finished_of
 from regroup_operator.plan.pods.pods import PodChanges
 from regroup_operator.plan.report.breakdown import breakdown, times_of
 from regroup_operator.plan.report.counters import restarts_status
@@ -67,7 +67,11 @@ def make_report(
         status["acceptedSpec"] = {name: value for name, value in spec.items() if name not in NOT_REPEATED}
     if isinstance(lifecycle, Ended):
         status["completionTime"] = lifecycle.completed
-    if isinstance(lifecycle, Suspended) and status.get("membership"):
+    finished = finished_of(lifecycle)
+    if finished is not None and "finished" not in status:
+        number, count = finished
+        status["finished"] = {"generation": number, "workers": count, "at": inputs.clock.timestamp()}
+    if isinstance(lifecycle, Suspended) and finished is None and status.get("membership"):
         status["membership"] = {**status["membership"], "suspended": True}
     status.update(_progress(facts, generation, status))
     status["goodput"] = _goodput(facts, lifecycle, status)
