@@ -59,7 +59,7 @@ class Operator:
         self._settings = settings
         self._name = settings.pod_name or socket.gethostname()
         self._metrics = ops.Metrics()
-        self._pods = PodStore(client, settings.watch_namespaces)
+        self._pods = PodStore(client, settings.watch_namespaces, drain_taints=settings.drain_taints)
         self._authenticator = ClusterAuthenticator(Agents(self._pods), ClusterReviewer(client))
         self._trust = Trust(client, settings)
         self._recorder = EventRecorder(client, self._name)

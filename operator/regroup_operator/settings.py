@@ -56,6 +56,23 @@ class OperatorSettings(BaseModel):
     ops_port: int = Field(default=8080, ge=0, le=65535)
     """Port of /healthz, /readyz and /metrics; 0 takes a free one (tests)."""
 
+    drain_taints: list[str] = Field(
+        default_factory=lambda: [
+            "aws-node-termination-handler/asg-lifecycle-termination",
+            "aws-node-termination-handler/rebalance-recommendation",
+            "aws-node-termination-handler/scheduled-maintenance",
+            "aws-node-termination-handler/spot-itn",
+            "cloud.google.com/impending-node-termination",
+            "karpenter.sh/disrupted",
+            "medik8s.io/drain",
+            "remediator.kubernetes.azure.com/unschedulable",
+            "ToBeDeletedByClusterAutoscaler",
+        ]
+    )
+    """Keys of taints that announce the end of a node: workers there hand over at once. Empty: none. A node that is only cordoned
+    (node.kubernetes.io/unschedulable) is not left. It needs the right to read nodes, which an operator for single namespaces has
+    not."""
+
     per_job_metrics: bool = False
     """Whether /metrics has series for each job (regroup_job_*). Their number grows with the jobs."""
 

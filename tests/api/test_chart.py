@@ -73,6 +73,7 @@ EFFECTS = {
     "agent.pullPolicy": '"Never"',
     "agent.imagePullSecrets": '["theirs"]',
     "watchNamespaces": '["team"]',
+    "drainTaints": '["team/ends"]',
     "admissionPolicy": '{"enabled": false}',
     "networkPolicy": '{"enabled": true}',
     "metrics.perJob": "true",

@@ -6,6 +6,7 @@ import asyncio
 import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,7 @@ def worker(namespace: str, slot: int, node: str = "") -> dict[str, Any]:
 async def store(kubeconfig: Path) -> AsyncIterator[tuple[Client, PodStore, list[Key]]]:
     """Yield a client and a running, synced pod store with the keys that it called out."""
     client = await Client.connect(str(kubeconfig))
-    pods = PodStore(client)
+    pods = PodStore(client, drain_taints=["team/ends"])
     changed: list[Key] = []
     pods.on_change(changed.append)
     task = asyncio.create_task(pods.run())
@@ -108,6 +109,32 @@ def test_pods_readiness_follows_their_node(api: Api, namespace: str) -> None:
             await until_async(lambda: not found(pods, namespace)[0].node_ready, "the node's deletion")
 
     asyncio.run(scenario())
+
+
+def test_notices_come_from_the_taints_of_a_node_and_the_conditions_of_a_pod(api: Api, namespace: str) -> None:
+    async def scenario() -> None:
+        node = f"node-{namespace}"
+        async with store(api.kubeconfig) as (client, pods, changed):
+            await client.create(NODES, None, {"apiVersion": "v1", "kind": "Node", "metadata": {"name": node}})
+            await client.create(PODS, namespace, worker(namespace, 0, node))
+            await until_async(lambda: any(pod.node == node for pod in found(pods, namespace)), "the pod")
+            changed.clear()
+            for key, why in (("team/ends", f"its node {node} has taint team/ends"), ("team/else", "")):
+                taints = [{"key": key, "effect": "NoSchedule"}]
+                await client.patch(NODES, None, node, {"spec": {"taints": taints}})
+                await until_async(partial(notice_is, pods, namespace, why), why or "no notice")
+            assert (namespace, "digits") in changed
+            conditions = [{"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI"}]
+            status = {"status": {"conditions": conditions}}
+            await client.patch(PODS, namespace, "digits-worker-0-0", status, subresource="status")
+            why = "its condition DisruptionTarget says EvictionByEvictionAPI"
+            await until_async(partial(notice_is, pods, namespace, why), why)
+
+    asyncio.run(scenario())
+
+
+def notice_is(pods: PodStore, namespace: str, why: str) -> bool:
+    return [pod.notice for pod in found(pods, namespace)] == [why]
 
 
 async def set_ready(client: Client, node: str, status: str) -> None:

@@ -169,6 +169,51 @@ def test_job_whose_workers_have_finished_waits_for_its_role(api: Api, namespace:
     assert leader.page("/healthz")[0] == 200
 
 
+def test_pods_with_a_notice_are_replaced_elsewhere_before_anybody_deletes_them(
+    api: Api, namespace: str, leader: Replica
+) -> None:
+    """One by a taint of its node, one by its condition. There is no scheduler here: the test places the first one."""
+    create(api, namespace)
+    until(lambda: len(pod_names(api, namespace)) == 3, "three pods")
+    node = f"node-{namespace}"
+    ready = {"conditions": [{"type": "Ready", "status": "True"}]}
+    api.done("create", "--filename=-", document={"apiVersion": "v1", "kind": "Node", "metadata": {"name": node}})
+    api.done("patch", "node", node, "--subresource=status", "--type=merge", f"--patch={json.dumps({'status': ready})}")
+    target = {"apiVersion": "v1", "kind": "Node", "name": node}
+    binding = {"apiVersion": "v1", "kind": "Binding", "metadata": {"name": "digits-worker-0-0"}, "target": target}
+    path = f"/api/v1/namespaces/{namespace}/pods/digits-worker-0-0/binding"
+    api.done("create", f"--raw={path}", "--filename=-", document=binding)
+    api.done("taint", "node", node, "karpenter.sh/disrupted:NoSchedule")
+    until(lambda: "pod/digits-worker-0-1" in pod_names(api, namespace), "a successor")
+    successor = api.get("pod", "digits-worker-0-1", f"--namespace={namespace}")["spec"]
+    (avoided,) = successor["affinity"]["nodeAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"]
+    assert avoided["preference"]["matchFields"][0]["values"] == [node]
+
+    def is_deleted() -> bool:
+        pod = api.get("pods", f"--namespace={namespace}")["items"]
+        return any("deletionTimestamp" in p["metadata"] for p in pod if p["metadata"]["name"] == "digits-worker-0-0")
+
+    until(is_deleted, "the deletion of the pod that leaves")
+    condition_of = {"type": "DisruptionTarget", "status": "True", "reason": "PreemptionByScheduler"}
+    patch = json.dumps({"status": {"conditions": [condition_of]}})
+    ask = ["patch", "pod", "digits-worker-1-0", f"--namespace={namespace}", "--subresource=status", "--type=merge"]
+    api.done(*ask, f"--patch={patch}")
+    until(lambda: "pod/digits-worker-1-1" in pod_names(api, namespace), "its successor")
+    until(lambda: "pod/digits-worker-1-0" not in pod_names(api, namespace), "its end")
+
+    def told() -> set[str]:
+        events = api.get("events", f"--namespace={namespace}")["items"]
+        return {e.get("note") or e["message"] for e in events if e["reason"] == "WorkerLeaving"}
+
+    wanted = {
+        f"Worker 0 is asked to leave: its node {node} has taint karpenter.sh/disrupted.",
+        "Worker 1 is asked to leave: its condition DisruptionTarget says PreemptionByScheduler.",
+    }
+    until(lambda: told() == wanted, "the events")
+    assert "restarts" not in status(api, namespace)
+    assert leader.page("/healthz")[0] == 200
+
+
 def test_kubectl_regroup_over_a_real_kubectl(
     api: Api, namespace: str, leader: Replica, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,4 +1,5 @@
-"""kubectl drain: workers leave at a step boundary, what comes runs on other nodes, no step is done again, and no restart counts."""
+"""kubectl drain, and a notice before it: workers leave at a step boundary, what comes runs on other nodes, no step is done again,
+and no restart counts."""
 
 from __future__ import annotations
 
@@ -107,6 +108,42 @@ def test_only_worker_is_drained_and_its_successor_goes_on_with_the_next_step(job
     print(f"kubectl drain took {took_s} s of {GRACE_S}; longest time between two steps: {longest_s:.2f} s")
     assert max(took_s) < GRACE_S
     assert longest_s <= 2.0, "training stood while the successor started"
+
+
+NOTICE = "aws-node-termination-handler/spot-itn"
+
+
+def test_worker_hands_over_when_its_node_gets_a_notice_and_nobody_deletes_its_pod(
+    jobs: Callable[..., TracedJob],
+) -> None:
+    """What a termination handler does first. The node is tainted, nothing is evicted."""
+    job = jobs(
+        "notice", replicas=2, elastic=None, grace_s=GRACE_S, environment={"STEPS": 100_000, "STEP_SECONDS": 0.05}
+    )
+    before = job.training(workers=2)
+    generation, at = before.commits[-1].generation, homes(job)
+    node = sorted(at.values())[-1]
+    leaving = {pod for pod, home in at.items() if home == node}
+    job.kubectl.run("taint", "node", node, f"{NOTICE}=now:NoSchedule")
+    try:
+        began = time.monotonic()
+        trace = job.training(workers=2, steps=10, after=generation)
+        wait_until(lambda: not leaving & homes(job).keys(), "the pods that left are gone", timeout_s=60)
+        took_s = time.monotonic() - began
+        now = homes(job)
+    finally:
+        job.kubectl.run("taint", "node", node, f"{NOTICE}-")
+    assert node not in now.values(), "a successor runs on the node that ends"
+    assert {pod: home for pod, home in now.items() if pod in at} == {p: n for p, n in at.items() if p not in leaving}
+    assert judge.whole(trace.judged(), redone=0) == []
+    assert causes(job, generation) == {"Drained"}
+    assert restarts(job) == 0
+    assert f"its node {node} has taint {NOTICE}" in job.status()["incidents"][-1]["decision"]
+    pauses = pauses_s(trace, generation)
+    print(
+        f"{len(leaving)} worker(s) had handed over {took_s:.1f} s after the notice; pauses at each change, s: {pauses}"
+    )
+    assert max(pauses) <= PAUSE_S
 
 
 def forbid(k: Kubectl, namespace: str, job: str) -> None:

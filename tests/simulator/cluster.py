@@ -157,6 +157,8 @@ class Node:
     """What the API says of it."""
     is_cordoned: bool = False
     """No pod is scheduled to it."""
+    has_notice: bool = False
+    """It has a taint that announces its end."""
 
     @property
     def is_open(self) -> bool:

@@ -104,6 +104,8 @@ KINDS: dict[str, Kind] = {
     "delete-pod": Kind(strikes.delete_pod, 2),
     "term-agent": Kind(strikes.terminate_agent, 2),
     "drain-node": Kind(strikes.drain_node, 2, (10.0, 40.0, FOREVER)),
+    "taint-node": Kind(strikes.taint_node, 2, (1.0, 10.0, 60.0, FOREVER)),
+    "disrupt-pod": Kind(strikes.disrupt_pod, 2, (0.5, 10.0, 120.0)),
     "vanish": Kind(strikes.vanish, 2),
     "power-off": Kind(strikes.power_off, 1, (60.0, 200.0, FOREVER)),
     "reboot": Kind(strikes.reboot, 1, (6.0, 12.0)),

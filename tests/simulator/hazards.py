@@ -67,6 +67,30 @@ def cordon(world: World, node: Node, for_s: float) -> None:
     world.lasts(for_s, uncordon)
 
 
+def taint(world: World, node: Node, for_s: float, *, forbids: bool, ends: bool) -> None:
+    """Give a node a taint that announces its end. `forbids`: no pod is scheduled there; `ends`: when its time is over its pods are
+    deleted. Pods that come later were placed there all the same: it does not concern them (kube/pods.py)."""
+    node.has_notice, node.is_cordoned = True, forbids
+    concerned = {pod.uid for pod in world.pods.on_node(node.name)}
+    _say_tainted(world, concerned, "team/ends")
+
+    def untaint() -> None:
+        node.has_notice = node.is_cordoned = False
+        if ends:
+            for uid in concerned:
+                world.terminate(uid)
+        _say_tainted(world, concerned, "")
+        world.pods.schedule_all()
+
+    world.lasts(for_s, untaint)
+
+
+def _say_tainted(world: World, uids: set[str], key: str) -> None:
+    for uid in uids & world.pods.by_uid.keys():
+        world.pods.by_uid[uid] = replace(world.pods.by_uid[uid], drain_taint=key)
+    world.dirty()
+
+
 # --- links ---------------------------------------------------------------------------------------------------------
 
 

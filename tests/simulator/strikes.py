@@ -258,6 +258,39 @@ def drain_node(world: World, fault: Fault) -> bool:
     return True
 
 
+def taint_node(world: World, fault: Fault) -> bool:
+    """A node gets a taint that announces its end; where `turns` is odd no pod is scheduled there any more. It vanishes after a
+    while, where `other` is not 0 with the pods that are left there."""
+    node = world.pods.nodes[pick_node(world, fault)]
+    pods = world.pods.on_node(node.name)
+    if node.has_notice or node.is_cordoned or not pods:
+        return False
+    hazards.taint(world, node, fault.for_s, forbids=bool(fault.turns % 2), ends=bool(fault.other))
+    return True
+
+
+def disrupt_pod(world: World, fault: Fault) -> bool:
+    """A pod gets condition DisruptionTarget. It is deleted after a while; where `other` is 0 that never happens, and the condition
+    is taken back, as Kubernetes does."""
+    pod = pick_pod(world, fault)
+    if pod is None or not pod.usable or pod.disruption:
+        return False
+    reasons = ("EvictionByEvictionAPI", "PreemptionByScheduler", "SomebodyElse")
+    world.pods.by_uid[pod.uid] = replace(pod, disruption=reasons[fault.size % len(reasons)])
+    world.dirty()
+
+    def end() -> None:
+        there = world.pods.by_uid.get(pod.uid)
+        if there is not None and fault.other:
+            world.terminate(pod.uid)
+        elif there is not None:
+            world.pods.by_uid[pod.uid] = replace(there, disruption="")
+            world.dirty()
+
+    world.lasts(fault.for_s, end)
+    return True
+
+
 def vanish(world: World, fault: Fault) -> bool:
     """kubectl delete pod --force."""
     pod = pick_pod(world, fault)

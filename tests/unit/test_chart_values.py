@@ -104,6 +104,12 @@ def test_schema_knows_every_value_and_nothing_else() -> None:
     assert given == known - {"global"}  # helm itself puts that in
 
 
+def test_taints_that_announce_the_end_of_a_node_are_the_operators_own() -> None:
+    values = yaml.safe_load((CHART / "values.yaml").read_text())
+    assert values["drainTaints"] == OperatorSettings().drain_taints
+    assert load({variable("drain_taints"): ""}).drain_taints == [], "an empty list in the chart is none"
+
+
 def test_membership_service_publishes_unready_addresses() -> None:
     """After an outage of the API server a pod may be called unready for a minute while its process runs and holds the lease."""
     documents = yaml.safe_load_all((CHART.parents[1] / "manifests" / "install.yaml").read_text())

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -31,6 +31,19 @@ _NORMAL_WAITS = frozenset({"ContainerCreating", "PodInitializing"})
 
 
 @dataclass(frozen=True)
+class Taint:
+    """A taint of a node, or a toleration that names its key: an empty effect tolerates each, `value` None any value."""
+
+    key: str
+    value: str | None
+    effect: str
+
+    def tolerates(self, taint: Taint) -> bool:
+        """Return whether this toleration, if it is one, is for a taint."""
+        return self.key == taint.key and self.value in (None, taint.value) and self.effect in ("", taint.effect)
+
+
+@dataclass(frozen=True)
 class Node:
     """A node, slim."""
 
@@ -41,18 +54,27 @@ class Node:
     """When it was first seen not to be ready, monotonic."""
     starts: bool = False
     """Its kubelet itself says that it is not ready. Of a silent kubelet the control plane says Unknown."""
+    taints: tuple[Taint, ...] = ()
+    """Those that announce its end."""
 
 
-def slim_node(item: Mapping[str, Any], previous: Node | None, now_s: float) -> Node:
-    """Return the node's name, its boot ID, and what its condition Ready says. `now_s` is the monotonic clock."""
+def slim_node(item: Mapping[str, Any], previous: Node | None, now_s: float, drain: Collection[str] = ()) -> Node:
+    """Return the node's name, its boot ID, what its condition Ready says, and those of its taints whose keys are in `drain`.
+    `now_s` is the monotonic clock."""
     status = item.get("status") or {}
     said = next((c["status"] for c in status.get("conditions") or () if c["type"] == "Ready"), "Unknown")
     ready = said == "True"
     since_s = None
     if not ready:
         since_s = now_s if previous is None or previous.unready_since_s is None else previous.unready_since_s
+    taints = ((item.get("spec") or {}).get("taints")) or ()
     return Node(
-        item["metadata"]["name"], ready, (status.get("nodeInfo") or {}).get("bootID", ""), since_s, said == "False"
+        item["metadata"]["name"],
+        ready,
+        (status.get("nodeInfo") or {}).get("bootID", ""),
+        since_s,
+        said == "False",
+        tuple(Taint(t["key"], t.get("value") or "", t["effect"]) for t in taints if t["key"] in drain),
     )
 
 
@@ -63,6 +85,34 @@ def controller_of(item: Mapping[str, Any]) -> Mapping[str, Any] | None:
             ours = owner.get("kind") == KIND and str(owner.get("apiVersion", "")).startswith(f"{GROUP}/")
             return owner if ours else None
     return None
+
+
+@dataclass(frozen=True)
+class Place:
+    """What a pod's record of its node does not say: why its node's taints may not concern it. Kept beside the record."""
+
+    node: str
+    tolerations: tuple[Taint, ...]
+    before: frozenset[str] = frozenset()
+    """Keys of taints that its node had before the pod: it was placed there all the same, and so would be the next one."""
+
+    def concerned(self, taints: Sequence[Taint]) -> str:
+        """Return the key of the first of these taints that asks the pod to leave; empty: none does."""
+        keys = (
+            t.key for t in taints if t.key not in self.before and not any(own.tolerates(t) for own in self.tolerations)
+        )
+        return next(keys, "")
+
+
+def tolerations_of(item: Mapping[str, Any], drain: Collection[str]) -> tuple[Taint, ...]:
+    """Return the pod's tolerations that name one of the keys in `drain`. One without a key tolerates everything; GPU pods often
+    have it to be placed at all, and it says nothing of staying."""
+    given = (item.get("spec") or {}).get("tolerations") or ()
+    return tuple(
+        Taint(t["key"], None if t.get("operator") == "Exists" else t.get("value") or "", t.get("effect") or "")
+        for t in given
+        if t.get("key") in drain
+    )
 
 
 def slim_pod(item: Mapping[str, Any], previous: Pod | None, now_s: float) -> Pod | None:
@@ -116,7 +166,7 @@ def slim_pod(item: Mapping[str, Any], previous: Pod | None, now_s: float) -> Pod
         unschedulable=_unschedulable(status),
         unscheduled_reason=_reason_of(status, "PodScheduled", "False"),
         status_reason=status.get("reason") or "",
-        disruption=_reason_of(status, "DisruptionTarget", "True"),
+        disruption=_disruption_of(status),
         spec_digest=(metadata.get("annotations") or {}).get(ANNOTATION_SPEC_DIGEST, ""),
     )
 
@@ -156,6 +206,12 @@ def _reason_of(status: Mapping[str, Any], kind: str, said: str) -> str:
     return ""
 
 
+def _disruption_of(status: Mapping[str, Any]) -> str:
+    """Return the reason of condition DisruptionTarget=True, which need not have one, else empty."""
+    found = (c for c in status.get("conditions") or () if c["type"] == "DisruptionTarget" and c["status"] == "True")
+    return next((str(c.get("reason") or "Unknown") for c in found), "")
+
+
 GONE_S = 5.0
 """For so long the agent of a pod that has vanished from the API is still heard. One that was deleted by force has processes for two
 seconds; turned away, it would not hear that the others go on without it, and they train on with it until the kubelet ends it."""
@@ -182,9 +238,13 @@ class PodStore:
         namespaces: Sequence[str] = (),
         *,
         clock: Callable[[], float] = time.monotonic,
+        drain_taints: Sequence[str] = (),
     ) -> None:
-        """`namespaces` empty: all."""
+        """`namespaces` empty: all. `drain_taints`: keys of taints that announce the end of a node."""
         self._clock = clock
+        self._drain = frozenset(drain_taints)
+        self._places: dict[tuple[str, str], tuple[str, Place]] = {}
+        """By name: the UID of a worker's pod that has a node, and what its node's taints mean to it."""
         self._pods: dict[tuple[str, str], Pod] = {}
         self._by_job: dict[tuple[str, str], dict[str, Pod]] = {}
         self._callbacks: list[Callable[[Key], None]] = []
@@ -197,7 +257,9 @@ class PodStore:
             )
             for namespace in (namespaces or (None,))
         ]
-        self.nodes = Informer[Node](client, NODES, lambda item, old: slim_node(item, old, clock()), self._node_changed)
+        self.nodes = Informer[Node](
+            client, NODES, lambda item, old: slim_node(item, old, clock(), self._drain), self._node_changed
+        )
 
     async def run(self) -> None:
         """Run the informers until cancelled."""
@@ -248,7 +310,32 @@ class PodStore:
 
     def _slim(self, item: Mapping[str, Any], previous: Pod | None) -> Pod | None:
         pod = slim_pod(item, previous, self._clock())
-        return None if pod is None else self._with_node(pod)
+        if pod is None:
+            return None
+        if not pod.role and self._drain:
+            self._note_place(item, pod, previous)
+        return self._with_node(pod)
+
+    def _note_place(self, item: Mapping[str, Any], pod: Pod, previous: Pod | None) -> None:
+        """Remember what a pod tolerates, and which taints its node had when it was placed there."""
+        uid, known = self._places.get((pod.namespace, pod.name), ("", None))
+        if not pod.node or (uid == pod.uid and known is not None):
+            return
+        node = self.nodes.items.get(("", pod.node))
+        # Of a pod that was there before this operator looked it is not known what came first.
+        was_seen = previous is not None and previous.uid == pod.uid
+        before = frozenset(t.key for t in node.taints) if was_seen and node is not None else frozenset[str]()
+        self._places[pod.namespace, pod.name] = pod.uid, Place(pod.node, tolerations_of(item, self._drain), before)
+
+    def _drain_taint(self, node: Node | None, pod: Pod) -> str:
+        uid, place = self._places.get((pod.namespace, pod.name), ("", None))
+        if node is None or place is None or uid != pod.uid:
+            return ""
+        still = place.before & {t.key for t in node.taints}
+        if still != place.before:  # one that went and comes again is a new notice
+            place = replace(place, before=still)
+            self._places[pod.namespace, pod.name] = uid, place
+        return place.concerned(node.taints)
 
     def _with_node(self, pod: Pod) -> Pod:
         """Set what follows from the node. One not heard of yet counts as ready until the nodes are known; a vanished one
@@ -258,7 +345,14 @@ class PodStore:
         boot_id = node.boot_id if node is not None else pod.boot_id
         since_s = self._unready_since_s(node, pod, ready)
         starts = node is not None and node.starts
-        return replace(pod, node_ready=ready, node_unready_since_s=since_s, node_starts=starts, boot_id=boot_id)
+        return replace(
+            pod,
+            node_ready=ready,
+            node_unready_since_s=since_s,
+            node_starts=starts,
+            boot_id=boot_id,
+            drain_taint=self._drain_taint(node, pod),
+        )
 
     def _unready_since_s(self, node: Node | None, pod: Pod, ready: bool) -> float | None:
         """Return since when a pod's node is not ready. One that has vanished is dated by this pod's own record."""
@@ -276,6 +370,7 @@ class PodStore:
                 self._by_job.pop((old.namespace, old.job_uid), None)
             if new is None and not old.role:
                 self._remember(old)
+                self._places.pop((old.namespace, old.name), None)
         if new is not None:
             self._pods[new.namespace, new.name] = new
             self._by_job.setdefault((new.namespace, new.job_uid), {})[new.name] = new
@@ -303,7 +398,12 @@ class PodStore:
                     since_s = self._unready_since_s(new, pod, ready)
                     starts = new is not None and new.starts
                     changed = replace(
-                        pod, node_ready=ready, node_unready_since_s=since_s, node_starts=starts, boot_id=node.boot_id
+                        pod,
+                        node_ready=ready,
+                        node_unready_since_s=since_s,
+                        node_starts=starts,
+                        boot_id=node.boot_id,
+                        drain_taint=self._drain_taint(new, pod),
                     )
                     if changed != pod:
                         informer.items[name] = changed

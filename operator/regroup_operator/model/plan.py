@@ -200,6 +200,8 @@ class Memory:
     """By slot: pods in a row that were evicted or preempted soon after their start, and ignored."""
     disrupted: frozenset[str] = frozenset()
     """UIDs of pods whose eviction or preemption has been seen."""
+    noticed: frozenset[str] = frozenset()
+    """UIDs of pods that are asked to leave by a notice, and of which that was told."""
     seen_pods: frozenset[str] = frozenset()
     script_failed: int = 0
     """Tier Script: the newest generation of which an exit has been counted."""

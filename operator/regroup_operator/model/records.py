@@ -64,6 +64,9 @@ class Pod:
     """status.reason: Evicted, Preempting, ..."""
     disruption: str = ""
     """Reason of condition DisruptionTarget=True: PreemptionByScheduler, EvictionByEvictionAPI, DeletionByTaintManager, ..."""
+    drain_taint: str = ""
+    """Key of a taint that announces the end of its node (settings.drain_taints), and that came after the pod; empty: there is none,
+    or the pod's template tolerates it by its key."""
     role: str = ""
     """Of spec.roles; `slot` is then its index. Empty: a worker."""
     spec_digest: str = ""
@@ -88,6 +91,15 @@ class Pod:
             return PREEMPTED
         evicted = self.disruption in ("EvictionByEvictionAPI", "DeletionByTaintManager")
         return EVICTED if evicted or self.status_reason == "Evicted" else ""
+
+    @property
+    def notice(self) -> str:
+        """Why it is asked to leave before anybody has deleted it or told its agent, as a clause; empty: it is not."""
+        if not self.alive or self.terminating:
+            return ""
+        if self.drain_taint:
+            return f"its node {self.node} has taint {self.drain_taint}"
+        return f"its condition DisruptionTarget says {self.disruption}" if self.disruption else ""
 
     @property
     def num_ends(self) -> int:

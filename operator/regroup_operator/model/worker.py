@@ -79,10 +79,21 @@ class Worker:
 
     @property
     def draining(self) -> bool:
-        """True once the worker is on its way out."""
+        """True once the worker is asked to leave: its end has begun, or a notice says that it will come (Pod.notice)."""
+        return self.is_ending or (self.pod is not None and self.pod.notice != "")
+
+    @property
+    def is_ending(self) -> bool:
+        """True once its pod is being deleted or its agent got SIGTERM: its grace period runs. Who has only a notice stays a member
+        until another worker takes its place."""
         return (
             self.pod is None or self.pod.terminating or (self.session is not None and self.session.draining is not None)
         )
+
+    @property
+    def notice(self) -> str:
+        """Why it is asked to leave where only a notice does that so far; else empty."""
+        return "" if self.pod is None or self.is_ending else self.pod.notice
 
     @property
     def may_hold(self) -> bool:

@@ -1,13 +1,14 @@
 """A pod is asked to leave: its state is with others before it goes, no committed step is done again, and nobody counts it.
 
-However it is asked: by a deletion, an eviction (which is one), or only by the kubelet's SIGTERM; in the middle of what else
-happens, and where there is nowhere to go. The scale-down is in test_change.py.
+However it is asked: by a deletion, an eviction (which is one), only by the kubelet's SIGTERM, or by a notice before both; in the
+middle of what else happens, and where there is nowhere to go. The scale-down is in test_change.py.
 """
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -40,10 +41,26 @@ def delete_twice(world: World, uid: str) -> None:
     sigterm(world, uid)
 
 
+def taint(world: World, uid: str) -> None:
+    """A termination handler taints the node; nobody deletes the pod, and no agent hears of it."""
+    pod = world.pods.by_uid[uid]
+    world.pods.by_uid[uid] = replace(pod, drain_taint="team/ends")
+    world.pods.nodes[pod.node].is_cordoned = True
+    world.dirty()
+
+
+def disrupt(world: World, uid: str) -> None:
+    """Somebody says that the pod will be ended, and has not done it yet."""
+    world.pods.by_uid[uid] = replace(world.pods.by_uid[uid], disruption="EvictionByEvictionAPI")
+    world.dirty()
+
+
 WAYS = [
     pytest.param(delete, id="deleted"),
     pytest.param(sigterm, id="SIGTERM only"),
     pytest.param(delete_twice, id="a second SIGTERM"),
+    pytest.param(taint, id="a taint of its node"),
+    pytest.param(disrupt, id="condition DisruptionTarget"),
 ]
 
 
@@ -112,7 +129,8 @@ def test_worker_that_is_asked_to_leave_hands_over(
     assert world.training() == changes
     assert leaves not in world.pods.by_uid
     assert all(trainer.alive for trainer in survivors)
-    assert len(causes(world)) == generations
+    # Who only has a notice does not go before its successor has come.
+    assert len(causes(world)) == (1 if ask in (taint, disrupt) and replicas > 1 else generations)
     assert set(causes(world)) <= {"Drained", "Resized"}
     assert {note.kind for note in world.notes} == {"Normal"}
     assert_nothing_lost(world)
@@ -286,6 +304,80 @@ def test_drain_with_nowhere_to_go_costs_what_is_on_no_volume(replicas: int, chec
         assert world.rolled_back == committed
         assert "RolledBack" in [note.reason for note in world.notes]
         assert world.status["restarts"]["total"] == 0
+
+
+def test_notice_says_why_a_worker_leaves() -> None:
+    world = training(2, fixed=True, start_s=10.0)
+    node = world.pods.by_uid[world.uid(1)].node
+    taint(world, world.uid(1))
+    world.advance(2.0, STEP_S)
+    why = f"its node {node} has taint team/ends"
+    assert world.condition("Degraded")["reason"] == "Leaving"
+    assert f"Worker 1 is asked to leave ({why}) and trains on" in world.condition("Degraded")["message"]
+    assert [n.note for n in world.notes if n.reason == "WorkerLeaving"] == [f"Worker 1 is asked to leave: {why}."]
+    world.until(lambda: world.training() == "0-0,1-1", 30.0, STEP_S)
+    assert f"({why})" in world.status["incidents"][-1]["decision"]
+    assert world.pods.by_uid[world.uid(1, 1)].node != node
+    assert node in world.pods._avoided[world.uid(1, 1)]
+    assert_nothing_lost(world)
+
+
+@pytest.mark.parametrize("way", [taint, disrupt])
+def test_notice_that_is_taken_back_before_the_hand_over_changes_nothing(way: Asks) -> None:
+    world = training(2, fixed=True, start_s=10.0)
+    uid = world.uid(1)
+    way(world, uid)
+    world.advance(3.0, STEP_S)
+    assert world.names() == ["0-0", "1-0", "1-1"], "its successor starts"
+    world.pods.by_uid[uid] = replace(world.pods.by_uid[uid], drain_taint="", disruption="")
+    world.dirty()
+    assert longest_pause_s(world, 40.0) <= STEP_S
+    assert (world.training(), world.names(), world.generation) == ("0-0,1-0", ["0-0", "1-0"], 1)
+    assert [n.reason for n in world.notes][-1:] == ["WorkerStays"]
+    assert world.condition("Degraded")["status"] == "False"
+    assert not world.status.get("restarts", {}).get("total")
+
+
+@pytest.mark.parametrize("replicas", [1, 3])
+def test_notice_with_nowhere_to_go_ends_nothing(replicas: int) -> None:
+    """Every node is tainted: it trains on for as long as its pods are there, and makes no further pods."""
+    world = training(replicas)
+    for slot in range(replicas):
+        taint(world, world.uid(slot))
+    for node in world.pods.nodes.values():
+        node.is_cordoned = True
+    assert longest_pause_s(world, 300.0) <= STEP_S
+    assert world.training() == ",".join(f"{slot}-0" for slot in range(replicas))
+    assert len(world.names()) == 2 * replicas
+    assert world.condition("Degraded")["reason"] == "Leaving"
+    for node in world.pods.nodes.values():
+        node.is_cordoned = False
+    world.pods._avoided = dict.fromkeys(world.pods._avoided, ())
+    world.pods.schedule_all()
+    world.until(lambda: world.training() == ",".join(f"{slot}-1" for slot in range(replicas)), 60.0, STEP_S)
+    assert_nothing_lost(world)
+
+
+def test_deletion_after_the_hand_over_finds_nothing_to_end() -> None:
+    """The notice came two minutes before: nobody waits for anything when the pod would have been ended."""
+    world = training(3)
+    leaves = world.uid(1)
+    disrupt(world, leaves)
+    assert longest_pause_s(world, 40.0) <= STEP_S
+    delete(world, leaves)
+    assert longest_pause_s(world, 10.0) <= STEP_S
+    assert (world.training(), causes(world)) == ("0-0,1-1,2-0", ["Drained"])
+
+
+def test_operator_restarts_after_a_notice() -> None:
+    world = training(3, fixed=True)
+    taint(world, world.uid(1))
+    world.advance(1.0, STEP_S)
+    world.kill_operator()
+    world.start_operator()
+    assert longest_pause_s(world, 40.0) <= STEP_S
+    assert (world.training(), causes(world)) == ("0-0,1-1,2-0", ["Drained"])
+    assert_nothing_lost(world)
 
 
 def test_deleted_pod_of_a_node_that_is_off_was_lost_and_counts() -> None:

@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 
 from regroup_operator.kube.client import Client
-from regroup_operator.kube.pods import GONE_S, Agents, PodStore, slim_node, slim_pod
+from regroup_operator.kube.pods import GONE_S, Agents, PodStore, Taint, slim_node, slim_pod, tolerations_of
 
 POD: dict[str, Any] = {
     "apiVersion": "v1",
@@ -260,6 +260,140 @@ def test_agent_of_a_pod_that_has_just_vanished_is_still_heard() -> None:
     copy.replace([other], "5")
     copy.replace([], "6")
     assert len(store._gone) == 1, "what is older is forgotten"
+
+
+ENDS = "team/ends"
+
+
+def node(*keys: str, name: str = "node-2", effect: str = "NoSchedule") -> dict[str, Any]:
+    taints = [{"key": key, "effect": effect} for key in keys]
+    ready = {"conditions": [{"type": "Ready", "status": "True"}]}
+    return {"metadata": {"name": name, "resourceVersion": "1"}, "spec": {"taints": taints}, "status": ready}
+
+
+def placed(on: str = "node-2", tolerations: list[dict[str, Any]] | None = None, uid: str = "pod-uid") -> dict[str, Any]:
+    spec = {**POD["spec"], "nodeName": on, "tolerations": tolerations or []}
+    return {**POD, "metadata": POD["metadata"] | {"uid": uid}, "spec": spec}
+
+
+def asked(store: PodStore) -> str:
+    pod = store.pod("team", "digits-worker-3-1")
+    assert pod is not None
+    return pod.notice
+
+
+def watching(*pods: dict[str, Any], nodes: tuple[dict[str, Any], ...] = (node(),)) -> PodStore:
+    """Return a store that knows these nodes and pods."""
+    store = PodStore(cast("Client", None), clock=lambda: 100.0, drain_taints=[ENDS, "team/other"])
+    store.nodes.num_lists = 1
+    store.nodes.copy.replace(list(nodes), "1")
+    store.informers[0].copy.replace(list(pods), "1")
+    return store
+
+
+def test_taint_that_announces_the_end_of_its_node_asks_a_pod_to_leave_until_it_is_gone() -> None:
+    store, changed = watching(placed()), list[tuple[str, str]]()
+    store.on_change(changed.append)
+    assert asked(store) == ""
+    store.nodes.copy.replace([node(ENDS)], "2")
+    assert (asked(store), changed) == ("its node node-2 has taint team/ends", [("team", "digits")])
+    store.nodes.copy.replace([node()], "3")
+    assert (asked(store), len(changed)) == ("", 2)
+
+
+@pytest.mark.parametrize("key", ["node.kubernetes.io/unschedulable", "somebody/else"])
+def test_node_that_is_cordoned_or_has_another_taint_is_not_left(key: str) -> None:
+    store, changed = watching(placed()), list[tuple[str, str]]()
+    store.on_change(changed.append)
+    store.nodes.copy.replace([node(key)], "2")
+    assert (asked(store), changed) == ("", [])
+
+
+@pytest.mark.parametrize("effect", ["NoSchedule", "PreferNoSchedule", "NoExecute"])
+def test_any_effect_counts(effect: str) -> None:
+    store = watching(placed())
+    store.nodes.copy.replace([node(ENDS, effect=effect)], "2")
+    assert asked(store) != ""
+
+
+@pytest.mark.parametrize(
+    ("toleration", "stays"),
+    [
+        pytest.param({"key": ENDS, "operator": "Exists"}, True, id="by its key"),
+        pytest.param({"key": ENDS, "value": "spot"}, True, id="and value"),
+        pytest.param({"key": ENDS, "value": "else"}, False, id="another value"),
+        pytest.param({"key": ENDS, "operator": "Exists", "effect": "NoSchedule"}, True, id="and effect"),
+        pytest.param({"key": ENDS, "operator": "Exists", "effect": "NoExecute"}, False, id="another effect"),
+        pytest.param({"operator": "Exists"}, False, id="everything: that is said to be placed, not to stay"),
+        pytest.param({"key": "team/other", "operator": "Exists"}, False, id="another key"),
+    ],
+)
+def test_pod_that_tolerates_the_taint_by_its_key_stays(toleration: dict[str, Any], stays: bool) -> None:
+    store = watching(placed(tolerations=[toleration]))
+    tainted = node(ENDS)
+    tainted["spec"]["taints"][0]["value"] = "spot"
+    store.nodes.copy.replace([tainted], "2")
+    assert (asked(store) == "") == stays
+
+
+def test_pod_that_is_placed_on_a_tainted_node_is_not_asked_again_and_again() -> None:
+    """Its successor would be placed there, too. Another taint, or the same one once more, is a new notice."""
+    unplaced = placed()
+    del unplaced["spec"]["nodeName"]
+    store = watching(unplaced, nodes=(node(ENDS),))
+    store.informers[0].copy.replace([placed()], "2")
+    assert asked(store) == ""
+    store.nodes.copy.replace([node(ENDS, "team/other")], "2")
+    assert asked(store).endswith("taint team/other")
+    store.nodes.copy.replace([node()], "3")
+    store.nodes.copy.replace([node(ENDS)], "4")
+    assert asked(store).endswith("taint team/ends")
+
+
+def test_pod_that_was_there_before_the_operator_is_asked() -> None:
+    assert asked(watching(placed(), nodes=(node(ENDS),))) != ""
+
+
+def test_pod_is_asked_if_the_nodes_are_heard_of_later() -> None:
+    store = watching(placed(), nodes=())
+    store.nodes.copy.replace([node(ENDS)], "2")
+    assert asked(store) != ""
+
+
+def test_nothing_is_kept_of_a_pod_that_is_gone() -> None:
+    store = watching(placed())
+    assert len(store._places) == 1
+    store.informers[0].copy.replace([placed(uid="another")], "2")
+    store.nodes.copy.replace([node(ENDS)], "2")
+    assert asked(store) != ""
+    store.informers[0].copy.replace([], "3")
+    assert store._places == {}
+
+
+def test_without_the_right_to_read_nodes_there_is_no_notice_of_a_taint() -> None:
+    store = watching(placed(), nodes=())
+    assert asked(store) == ""
+    assert tolerations_of(placed(tolerations=[{"key": ENDS}]), [ENDS]) == (Taint(ENDS, "", ""),)
+
+
+@pytest.mark.parametrize(
+    ("conditions", "deleted", "notice"),
+    [
+        ([("True", "PreemptionByScheduler")], False, "its condition DisruptionTarget says PreemptionByScheduler"),
+        ([("True", "")], False, "its condition DisruptionTarget says Unknown"),
+        ([("False", "PreemptionByScheduler")], False, ""),
+        ([("True", "EvictionByEvictionAPI")], True, ""),
+    ],
+)
+def test_condition_that_announces_the_end_of_a_pod_is_a_notice(
+    conditions: list[tuple[str, str]], deleted: bool, notice: str
+) -> None:
+    said = [{"type": "DisruptionTarget", "status": status, "reason": why} for status, why in conditions]
+    pod = changed(conditions=said)
+    pod["metadata"] |= {"deletionTimestamp": "2026-01-01T00:00:00Z"} if deleted else {}
+    slim = slim_pod(pod, None, 0.0)
+    assert slim is not None
+    assert slim.notice == notice
 
 
 def test_pod_of_a_role_is_no_worker_and_may_not_speak_as_one() -> None:

@@ -46,6 +46,15 @@ def leaves(slot: int) -> Worker:
             "period. If none is ready by then, training continues from step 0, because the job writes no checkpoints.",
             id="all, and nothing is saved",
         ),
+        pytest.param(
+            [A, make_worker(1, pod=make_pod(1, node="n2", drain_taint="a/b"))], NEWEST, KEEP, False,
+            "Worker 1 is asked to leave (its node n2 has taint a/b) and trains on until another pod has the state, until its pod "
+            "ends. If none is ready by then, the others wait for one.", id="by a notice",
+        ),
+        pytest.param(
+            [A, make_worker(1, pod=make_pod(1, terminating=True, drain_taint="a/b"))], NEWEST, KEEP, False,
+            f"{TRAINS} If none is ready by then, the others wait for one.", id="deleted after the notice",
+        ),
     ],
 )  # fmt: skip
 def test_words(members: list[Worker], current: Current | None, decision: Decision, saves: bool, want: str) -> None:

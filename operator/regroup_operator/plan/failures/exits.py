@@ -62,7 +62,12 @@ def see_failures(
     disrupted: list[tuple[Pod, Failure]] = []
     for pod in obs.pods:
         session = obs.sessions.get(pod.uid)
-        leaves = pod.terminating or pod.disrupted != "" or (session is not None and session.draining is not None)
+        leaves = (
+            pod.terminating
+            or pod.disrupted != ""
+            or pod.notice != ""
+            or (session is not None and session.draining is not None)
+        )
         if session is not None:
             exited += _exits(pod, session, exits.get(pod.uid, 0), clock)
             exits[pod.uid] = session.num_exits

@@ -110,7 +110,8 @@ def next_generation(
 
 
 def _first(workers: tuple[Worker, ...], bounds: Bounds, now_s: float, settings: Settings) -> Decision:
-    ready = list(one_per_slot(sorted((w for w in workers if w.available and not w.draining), key=lambda w: w.id)))
+    able = (w for w in workers if w.available and not w.is_ending)
+    ready = list(one_per_slot(sorted(able, key=lambda w: (w.draining, w.id))))
     whole = unbroken(ready, (), bounds.per_group)
     chosen = choose(sorted(ready, key=lambda w: w.id not in whole), bounds.replicas, (), bounds.per_group)
     if len(chosen) >= bounds.replicas:
@@ -234,7 +235,7 @@ def _forced(
     able = [w for w in workers if w.available and w.id not in overdue]
     # Rule WITNESS: a set that refused is tried again with those who may hold the state first, those leaving included.
     with_leaving = refusal is not None or _needs_leaving(able, bounds)
-    able = [w for w in able if with_leaving or not w.draining]
+    able = [w for w in able if with_leaving or not w.is_ending]
     unheard = _unheard(able, members, culprit, bounds)
     answer_s = ANSWER_S if bounds.session else SCRIPT_RESTART_S
     waits = [w for w in unheard if now_s < _asked_s(w, now_s) + answer_s]
@@ -265,7 +266,7 @@ def _forced(
     )
     if cut:
         usable = [w for w in workers if w.available and w.id not in cut | overdue | silent and _can_leave(w, current)]
-        barred = [w for w in usable if now_s < w.barred_until_s and (with_leaving or not w.draining)]
+        barred = [w for w in usable if now_s < w.barred_until_s and (with_leaving or not w.is_ending)]
         others = with_returning([w for w in able if w.id not in cut], barred, links)
         reachable = _choose(others, bounds, current, holders_first=with_leaving, last=last)
         # Too few are left: the same set is tried again, with another store and a pause. The link may heal.
@@ -321,13 +322,13 @@ def _forced(
 
 
 def _needs_leaving(able: list[Worker], bounds: Bounds) -> bool:
-    """Return whether those that are asked to leave are needed once more: the others are too few to go on, or none of a position
+    """Return whether those whose end has begun are needed once more: the others are too few to go on, or none of a position
     may hold the job's state, which would be lost at the end of a grace period."""
-    staying = [w for w in able if not w.draining]
+    staying = [w for w in able if not w.is_ending]
     if not bounds.session or whole_size(staying, bounds.per_group) < bounds.minimum:
         return bounds.session
     holders = by_position((w for w in able if w.may_hold), bounds.per_group)
-    return any(some and all(w.draining for w in some) for some in holders)
+    return any(some and all(w.is_ending for w in some) for some in holders)
 
 
 def _replaceable(able: list[Worker], chosen: Iterable[Worker], bounds: Bounds) -> frozenset[MemberId]:
@@ -418,7 +419,7 @@ def _new_groups(current: Current, workers: tuple[Worker, ...], bounds: Bounds, h
     """Every rank waits in a collective of the newest generation, for `hang`: they keep their processes and their state."""
     able = [w for w in workers if w.available]
     with_leaving = _needs_leaving(able, bounds)
-    able = [w for w in able if with_leaving or not w.draining]
+    able = [w for w in able if with_leaving or not w.is_ending]
     chosen = _choose(able, bounds, current, holders_first=with_leaving)
     if len(chosen) < bounds.minimum:
         return Wait(

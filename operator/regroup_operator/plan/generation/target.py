@@ -54,12 +54,14 @@ def change(members: tuple[Worker, ...], target: tuple[Worker, ...], now_s: float
     leaves = f"{count(range(leaving), 'worker')} {verb_of(range(leaving), 'leave')}" if leaving else ""
     what = ", ".join(filter(None, [joins, leaves]))
     drained = [w for w in members if w.draining]
+    whys = sorted({w.notice for w in drained if w.notice})
+    why = f" ({'; '.join(whys[:3])})" if whys else ""
     reason = DRAINED if drained else "Resized"
     return Announce(
         PLANNED,
         target,
         reason,
-        f"{what}: {count(target, 'worker')} {verb_of(target, 'train')}.",
+        f"{what}{why}: {count(target, 'worker')} {verb_of(target, 'train')}.",
         cause=reason,
         culprit=",".join(str(w.id) for w in drained),
         detected_at_s=max([w.since_s for w in new], default=now_s),
@@ -84,8 +86,12 @@ def _best(
     """Return who should train of one position, best first.
 
     Members of slots below `bounds.slots` first, then who joins such a slot, then members of higher slots while they are
-    needed; of each of them those first whose group is whole. A spare that has become a member stays one.
+    needed; of each of them those first whose group is whole. A spare that has become a member stays one. Members with a notice
+    come last: they train until somebody takes their place.
     """
+    noticed = sorted(
+        (w for w in members if w.draining and not w.is_ending), key=lambda w: (w.id.slot >= bounds.slots, w.id)
+    )
     staying = sorted((w for w in members if not w.draining), key=lambda w: w.id not in whole)
     joining = sorted(
         (w for w in joiners if w.id.slot < bounds.slots),
@@ -96,17 +102,19 @@ def _best(
     low = [w for w in staying if w.id.slot < bounds.slots]
     high = [w for w in staying if w.id.slot >= bounds.slots]
     holders, others = (low, high) if low else (high[:1], high[1:])
-    return one_per_slot([*holders, *joining, *others])[: bounds.groups]
+    return one_per_slot([*holders, *joining, *others, *noticed])[: bounds.groups]
 
 
 def _hand_over(members: Sequence[Worker], joining: list[Worker], bounds: Bounds) -> tuple[Worker, ...]:
     """Return who should train of a position where all members are leaving, best first: those that come, and as many members as
-    are needed beside them, at least one, until the others have its state. Where that leaves no place for any of those that
-    come, one of them is in for one generation all the same (rule HANDOVER)."""
+    are needed beside them, at least one, until the others have its state; and those that only have a notice, in all places that
+    nobody takes. Where that leaves no place for any of those that come, one of them is in for one generation all the same (rule
+    HANDOVER)."""
     coming = {w.id.slot for w in joining}
     keepers = sorted(members, key=lambda w: (not w.connected, w.id.slot >= bounds.slots, w.id.slot in coming, w.id))
-    keepers = keepers[: max(1, bounds.min_groups - len(coming))]
-    target = one_per_slot([*keepers, *joining])[: bounds.groups]
+    needed = max(1, bounds.min_groups - len(coming))
+    keepers, others = keepers[:needed], keepers[needed:]
+    target = one_per_slot([*keepers, *joining, *(w for w in others if not w.is_ending)])[: bounds.groups]
     if bounds.session and joining and not any(w in joining for w in target):
         target = (keepers[0], joining[0])
     return target

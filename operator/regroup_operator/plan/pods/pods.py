@@ -17,6 +17,7 @@ from regroup_operator.plan.generation.generation import NextGeneration
 from regroup_operator.plan.lifecycle.lifecycle import Active, Completing, Ended, Lifecycle, Suspending
 from regroup_operator.plan.pods.capacity import judge_capacity
 from regroup_operator.plan.pods.early import held_until, note_early, surplus
+from regroup_operator.plan.pods.notices import Notices, judge_notices, with_tainted
 from regroup_operator.plan.pods.roles import NO_ROLES, RoleChanges, plan_roles
 from regroup_operator.plan.pods.wanted import CreateWorker, plan_workers
 
@@ -52,13 +53,17 @@ def plan_pods(facts: Facts, lifecycle: Lifecycle, generation: NextGeneration) ->
         rows=facts.memory.given_back,
         clock=inputs.clock,
     )
+    notices = Notices(frozenset())
+    if isinstance(lifecycle, Active):
+        notices = judge_notices(generation.workers, facts.memory.noticed, facts.released)
     known = {**facts.known, **generation.changed}
+    bad_nodes = avoided_nodes(generation.memory, inputs.clock.now_s, inputs.job.spec.recovery.window_seconds)
     changes = plan_workers(
         workers=generation.workers,
         slots=facts.slots,
         released=facts.released,
         named=named_members(known),
-        bad_nodes=avoided_nodes(generation.memory, inputs.clock.now_s, inputs.job.spec.recovery.window_seconds),
+        bad_nodes=with_tainted(bad_nodes, inputs.obs.pods, facts.slots),
         abandoned=generation.abandoned,
         # Who waits outside may be the last to hold the job's state.
         settled=generation.document is None and (current is None or (current.adopted and generation.stands)),
@@ -94,7 +99,12 @@ def plan_pods(facts: Facts, lifecycle: Lifecycle, generation: NextGeneration) ->
     )
     return PodChanges(
         memory=replace(
-            memory, early_failures=early, unplaced=capacity.unplaced, given_back=capacity.rows, role_rows=roles.rows
+            memory,
+            early_failures=early,
+            unplaced=capacity.unplaced,
+            given_back=capacity.rows,
+            role_rows=roles.rows,
+            noticed=notices.noticed,
         ),
         create=changes.create,
         delete=(*delete, *roles.delete),
@@ -102,7 +112,7 @@ def plan_pods(facts: Facts, lifecycle: Lifecycle, generation: NextGeneration) ->
         num_replaced=num_replaced if known.get("membership") else 0,
         due_s=earliest((changes.look_again_s, capacity.due_s, roles.due_s), after_s=inputs.clock.now_s),
         words=capacity.words,
-        notes=(*capacity.notes, *roles.notes),
+        notes=(*notices.notes, *capacity.notes, *roles.notes),
         roles=roles,
     )
 

@@ -2,8 +2,9 @@
 
 Pure. Every slot of the job (spares have slots, too) has one pod that can serve. A pod is replaced when it is gone or failed, when
 it is asked to leave, when its node is not ready and its agent silent, or when its agent has exited and does not come back; before
-the first generation also when the spec has changed since it was made. Asked to leave is a pod that is being deleted, and one whose
-agent got SIGTERM: a kubelet that evicts a pod, or shuts its node down, deletes nothing. A pod leaves by rule RELEASE: only after
+the first generation also when the spec has changed since it was made. Asked to leave is a pod that is being deleted, one whose
+agent got SIGTERM (a kubelet that evicts a pod, or shuts its node down, deletes nothing), and one of which a notice says that one
+of both will come (Pod.notice): if the notice is taken back, it serves again. A pod leaves by rule RELEASE: only after
 all members of the newest generation have adopted, and only once its UID stands in status.released. Never a forced delete.
 
 Once the job has ended its workers end by themselves, and their pods stay for their logs. A pod that would not end is

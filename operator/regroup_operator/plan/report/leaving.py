@@ -1,4 +1,4 @@
-"""Say which members are asked to leave and still train, because nobody has taken their place yet. Pure.
+"""Say which members are asked to leave, why, and that they still train, because nobody has taken their place yet. Pure.
 
 Where the others are enough, who leaves is in the next generation no more, which takes a step: nothing is said of that.
 """
@@ -27,10 +27,13 @@ def leaving_words(
         return ""
     one = len(leaving) == 1
     who = f"Worker {leaving[0].id} is" if one else f"Workers {', '.join(str(w.id) for w in leaving)} are"
-    said = (
-        f"{who} asked to leave and {'trains' if one else 'train'} on until another pod has the state, at most until the end of "
-        f"{'its' if one else 'their'} grace period."
-    )
+    whys = sorted({w.notice for w in leaving if w.notice})
+    why = f" ({'; '.join(whys[:3])})" if whys else ""
+    # A notice does not say when the pod will end: it may be deleted with its grace, or its node be switched off.
+    end = "until their pods end" if not one else "until its pod ends"
+    if not any(w.notice for w in leaving):
+        end = f"at most until the end of {'its' if one else 'their'} grace period"
+    said = f"{who} asked to leave{why} and {'trains' if one else 'train'} on until another pod has the state, {end}."
     if not any(some and all(w in leaving for w in some) for some in by_position(members, per_group)):
         return f"{said} If none is ready by then, the others wait for one."
     what = "the checkpoint that is written at its end" if saves else "step 0, because the job writes no checkpoints"
