@@ -26,7 +26,7 @@ class Watch:
 
     def __init__(self, observed: Observed) -> None:
         self.observed = observed
-        self._has_answered = False
+        self.has_answered = False
         """What has never answered says nothing by its silence: a firewall may drop what is tried."""
         self._num_failed = 0
         self._first_s = self._begun_s = 0.0
@@ -38,7 +38,7 @@ class Watch:
 
     def answered(self) -> float:
         """The attempt was answered, by a refusal too. Return when the next one begins."""
-        self._has_answered, self._num_failed = True, 0
+        self.has_answered, self._num_failed = True, 0
         return self._begun_s + EVERY_S
 
     def failed(self) -> float:
@@ -46,7 +46,7 @@ class Watch:
         if self._num_failed == 0:
             self._first_s = self._begun_s
         self._num_failed += 1
-        hurries = self._has_answered and self._num_failed < 2 * MANY
+        hurries = self.has_answered and self._num_failed < 2 * MANY
         return self._begun_s + (AGAIN_S if hurries else EVERY_S)
 
     def skipped(self) -> float:
@@ -55,7 +55,7 @@ class Watch:
 
     def silent_s(self, now_s: float) -> float:
         """Return for how long nothing has been heard, at least; 0.0 for one that answers, or never has."""
-        if not self._has_answered or self._num_failed == 0:
+        if not self.has_answered or self._num_failed == 0:
             return 0.0
         lasted_s = max(0.0, now_s - self._first_s)
         return lasted_s if self._num_failed >= MANY else min(lasted_s, self._num_failed * AGAIN_S)
@@ -63,7 +63,7 @@ class Watch:
     @property
     def level(self) -> float:
         """SUSPECT_S or SILENT_S once nothing has been heard for so long, else 0.0: a report follows each change."""
-        if not self._has_answered:
+        if not self.has_answered:
             return 0.0
         tried_s = self._num_failed * AGAIN_S
         return SILENT_S if tried_s >= SILENT_S else SUSPECT_S if tried_s >= SUSPECT_S else 0.0

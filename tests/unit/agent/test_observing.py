@@ -8,7 +8,7 @@ import pytest
 
 from _regroup_agent import events as ev
 from _regroup_agent.observing import AGAIN_S, EVERY_S, MANY, Watch
-from regroup.protocol import wire
+from regroup.protocol import codec, wire
 from regroup.protocol.wire import SILENT_S, SUSPECT_S, Observed
 from tests.unit.agent.drive import Drive
 
@@ -137,7 +137,7 @@ def test_silence_of_who_is_not_observed_any_more_is_forgotten() -> None:
 
 
 def test_agent_of_an_earlier_release_is_observed_nowhere_and_observes_nobody() -> None:
-    sent = wire.codec.to_json(Drive().report)
+    sent = codec.to_json(Drive().report)
     del sent["observedPort"], sent["unheard"]
-    report = wire.Report.decode(wire.codec.canonical(sent))
+    report = wire.Report.decode(codec.canonical(sent))
     assert (report.observed_port, report.unheard) == (0, ())

@@ -139,7 +139,7 @@ def test_who_is_observed_still_is_not_forgotten() -> None:
         one.observe([stays])
         assert one.watches == (watch,)
         one.observe([])
-        assert one.watches == ()
+        assert not one.watches
 
     asyncio.run(run())
     assert levels == []

@@ -21,7 +21,11 @@ def training(
     tmp_path: Path, job: JobBuilder | None = None, *, seed: int = 0, num_nodes: int = 3, **kwargs: Any
 ) -> World:
     """Return a job of three workers on three nodes that trains, and whose agents observe each other."""
-    values = {"settings": Settings(term_grace_s=0.0), "observes": True, "pace": Pace(random.Random(seed))} | kwargs
+    values: dict[str, Any] = {
+        "settings": Settings(term_grace_s=0.0),
+        "observes": True,
+        "pace": Pace(random.Random(seed)),
+    } | kwargs
     world = World(tmp_path, job or make_job().with_replicas(3).elastic(1, 5), num_nodes=num_nodes, **values)
     world.advance(0.1)
     world.advance(3, step_every_s=0.1)

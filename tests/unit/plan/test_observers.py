@@ -90,7 +90,7 @@ def test_observed_addresses_are_those_that_the_agents_report() -> None:
 def says(slot: int, of: int = 0, age_s: float = 1.5, **changes: Any) -> Session:
     """An observer that has just said that it hears nothing of worker `of`."""
     silence = Silence(uid_of(of), NOW_S - age_s, age_s)
-    values = {"heard_at_s": NOW_S, "unheard": (silence,), "observed_port": 7000 + slot} | changes
+    values: dict[str, Any] = {"heard_at_s": NOW_S, "unheard": (silence,), "observed_port": 7000 + slot} | changes
     return make_session(slot, Phase.TRAINING, 1, **values)
 
 
