@@ -105,6 +105,11 @@ def power_on(name: str) -> None:
         images.load_into_node(node, image)
 
 
+def pause_network(name: str, seconds: float) -> float:
+    """Cut a node off from everything for some seconds; return how long that was."""
+    return nodes.pause_network(_member(name, "pause-network"), seconds)
+
+
 def restart_kubelet(name: str) -> None:
     """Kill a node's kubelet and return when the next one says that the node is Ready."""
     node = _member(name, "restart-kubelet")
@@ -168,6 +173,7 @@ def refusal(command: str, existing: str) -> str:
         "load": "push the images to a registry that it pulls from and name them in the chart's values: nothing is loaded",
         "power-off": "its machines are not ours to switch off",
         "power-on": "its machines are not ours to switch on",
+        "pause-network": "its machines are not ours to cut off",
         "restart-kubelet": "its kubelets are not ours to kill",
     }
     return f"REGROUP_CONTEXT={existing} names an existing cluster; {reasons[command]}."

@@ -11,6 +11,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -87,6 +88,17 @@ def power_off(node: Node) -> None:
     processes.stop(directory(node), "unshare")
     # Left-over cgroups cost the next kubelet 3 s each.
     _remove_cgroups(node)
+
+
+def pause_network(node: Node, seconds: float) -> float:
+    """Pull the node's cable and plug it in again; return how long it was out. Its processes run on and every connection stays."""
+    began = time.monotonic()
+    _run(["ip", "link", "set", node.link, "down"])
+    try:
+        time.sleep(max(0.0, seconds - (time.monotonic() - began)))
+    finally:
+        _run(["ip", "link", "set", node.link, "up"])
+    return time.monotonic() - began
 
 
 def kill_kubelet(node: Node) -> None:

@@ -122,6 +122,11 @@ def power_on(node: str) -> None:
     lifecycle.power_on(node)
 
 
+def pause_network(node: str, seconds: float) -> float:
+    """Cut a node off from everything for some seconds; return how long that was."""
+    return lifecycle.pause_network(node, seconds)
+
+
 def restart_kubelet(node: str) -> None:
     """Kill a node's kubelet; return when the next one reports. Its containers run on."""
     lifecycle.restart_kubelet(node)

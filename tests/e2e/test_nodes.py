@@ -23,6 +23,7 @@ from tests.e2e.truth import UNLED_S, unwritten
 TRIALS = trials(1, long=10)
 """tests/e2e/test_truth.py cuts a node's power, too, under each tier."""
 REBOOTS = trials(1, long=3)
+PAUSES, PAUSE_S = trials(4, long=40), 1.0
 USUALLY_S, NEVER_AFTER_S, WITH_LEADER_S = 10.0, 15.0, 60.0
 PACE_S = 0.1
 """All jobs step at once."""
@@ -101,6 +102,30 @@ def test_node_that_restarts_within_seconds_costs_no_restart_and_is_named(
             assert {job.exit_code(pod) for pod in pods} == {UNSEEN_CODE}
             assert job.counted() == counted[job.kind], f"the restarted node counts against the {job.kind} job's budget"
             named(job, newest[job.kind], node, pods)
+
+
+def test_pause_of_a_nodes_network_loses_nobody(shared_jobs: SharedJobs, operator: Kubectl, power: Power) -> None:
+    """Observers on the other nodes hear nothing of its workers for a second, and neither does the operator: no step is lost."""
+    power.all_on()
+    jobs = shared_jobs.take(*KINDS, pace_s=PACE_S, spread=True)
+    for job in jobs:
+        job.settled()
+    before = {job.kind: job.training() for job in jobs}
+    containers, newest = ({job.kind: ask(job) for job in jobs} for ask in (SharedJob.containers, SharedJob.newest))
+    nodes = sorted({p["spec"]["nodeName"] for job in jobs for p in job.pods() if alive(p)} - {leader_node(operator)})
+    lasted = []
+    for number in range(PAUSES):
+        steps = {job.kind: job.trace().commits[-1].step for job in jobs}
+        lasted.append(round(faults.pause_network(nodes[number % len(nodes)], PAUSE_S), 3))
+        for job in jobs:
+            job.wait_trace(partial(_goes_on, beyond=steps[job.kind] + 10), 60, f"steps after pause {number}")
+    print(f"pauses of a node's network, s: {lasted}", flush=True)
+    assert min(lasted) >= PAUSE_S
+    for job in jobs:
+        trace, generation = job.trace(), before[job.kind].commits[-1].generation
+        assert trace.commits[-1].generation == generation, f"{job.kind}: a generation was issued\n{job.decisions(0)}"
+        assert trace.pids(generation) == before[job.kind].pids(generation), f"{job.kind}: a worker was disturbed"
+        assert (job.containers(), job.newest()) == (containers[job.kind], newest[job.kind])
 
 
 def test_kubelet_that_is_killed_disturbs_nobody(shared_jobs: SharedJobs, power: Power) -> None:

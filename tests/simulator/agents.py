@@ -13,6 +13,7 @@ from regroup.protocol import VERSION, codec, wire
 from regroup.protocol.snapshot import SnapshotState
 from regroup_operator.endpoint.registry import Stream
 from regroup_operator.model.records import Pod
+from tests.simulator.observing import Observer
 from tests.simulator.trainers import Trainer
 
 if TYPE_CHECKING:
@@ -36,7 +37,9 @@ class Agent:
         self.world, self.uid, self.name = world, pod.uid, pod.name
         self.saved, self.boot = saved, f"{pod.uid}/{boot}"
         self.core = Core(
-            Identity(pod.job_uid, pod.uid, self.boot, world.processes),
+            Identity(
+                pod.job_uid, pod.uid, self.boot, world.processes, observed_port=6000 + pod.slot if world.observes else 0
+            ),
             saved,
             session=world.known_session,
             snapshots={} if memory is None else {0: memory},
@@ -48,6 +51,7 @@ class Agent:
         self.stream: Stream | None = None
         self.operator: Operator | None = None
         """The one at the other end of the stream."""
+        self.observer = Observer(self)
         self.alive = True
         self.stopped = self.muted = False
         self._stopped_s = 0.0
@@ -75,6 +79,7 @@ class Agent:
             and world.operator is not None
             and not world.operator.paused
             and self.uid not in world.unreachable
+            and self.uid not in world.dark
             and self.uid in world.pods.by_uid
             and self.next_call_s <= world.now_s
         )
@@ -251,6 +256,8 @@ class Agent:
         elif isinstance(effect, ev.Signal):
             trainer = self.trainers[effect.local_rank]
             world.later(lambda: self.signalled(trainer, effect.signum))
+        elif isinstance(effect, ev.Observe):
+            self.observer.observe(effect.observed)
         elif isinstance(effect, ev.Exit):
             world.later(lambda: world.container_ended(self, effect.code))
 

@@ -127,6 +127,7 @@ KINDS: dict[str, Kind] = {
     "hang-all": Kind(strikes.hang_all, 0.3, session_only=True),
     "lose-file": Kind(strikes.lose_file, 1),
     "disk-full": Kind(strikes.fill_agent_disk, 1, (1.0, 4.0)),
+    "pause-node": Kind(strikes.pause_node, 2, (0.2, 1.0)),
     "cut-nodes": Kind(strikes.cut_nodes, 1, (2.0, 12.0, 70.0)),
     "lag-watch": Kind(strikes.lag_watch, 1, (1.0, 5.0, 15.0)),
     "clock-jump": Kind(strikes.clock_jump, 0.5, (5.0, FOREVER)),

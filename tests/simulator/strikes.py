@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 SLOW_STEP_S = 3.0
 """A slow rank takes so long for a step."""
 SLOW_START_S = 60.0
+PAUSE_S = 1.0
+"""No pause of a network that lasts no longer may cost anything."""
 REBOOT_S = 12.0
 """A node's quick reboot takes no longer."""
 
@@ -349,6 +351,7 @@ def cut_link(world: World, fault: Fault) -> bool:
         return False
     link = frozenset(pair)
     world.cut_links.add(link)
+    world.watch_out()
     world.after(world.pace.probe_s, lambda: hazards.meet_cut_links(world))
     world.lasts(fault.for_s, lambda: world.cut_links.discard(link))
     return True
@@ -360,6 +363,7 @@ def cut_one_way(world: World, fault: Fault) -> bool:
     if pair is None:
         return False
     world.deaf_links.add(pair)
+    world.watch_out()
     world.after(world.pace.probe_s, lambda: hazards.meet_cut_links(world))
     world.lasts(fault.for_s, lambda: world.deaf_links.discard(pair))
     return True
@@ -371,6 +375,15 @@ def cut_nodes(world: World, fault: Fault) -> bool:
     start = fault.at % len(names)
     to = (start + 1 + fault.other % (len(names) - 1)) % len(names)
     hazards.cut_nodes(world, names[start], names[to], fault.for_s)
+    return True
+
+
+def pause_node(world: World, fault: Fault) -> bool:
+    """Nothing passes to or from a node for a moment; every connection outlasts it. Shorter than what proves a loss."""
+    uids = [pod.uid for pod in world.pods.on_node(pick_node(world, fault)) if pod.uid in world.agents]
+    if not uids or world.dark & set(uids):
+        return False
+    world.pause_network(uids, min(fault.for_s, PAUSE_S))
     return True
 
 

@@ -21,6 +21,8 @@ from tests.simulator.world import FOREVER, Pace, World
 MAX_REPLICAS = 5
 GROUPS_CHANCE = 0.1
 """So many of the jobs have workers in groups of two."""
+OBSERVES_CHANCE = 0.75
+"""In so many of the jobs agents observe each other; in the others they are of an earlier release."""
 RULES_CHANCE = 0.1
 """So many of the jobs ignore every failure by a rule of spec.recovery.onExit."""
 IGNORES = {"action": "Ignore", "exitCodes": {"operator": "NotIn", "values": [200]}}
@@ -64,6 +66,8 @@ class Setting:
     """Pods of a role beside the workers."""
     required: bool = False
     """The job is complete only once they have succeeded."""
+    observes: bool = False
+    """Agents observe each other from other nodes."""
 
     def __str__(self) -> str:
         size = f"fixed at {self.replicas}" if self.fixed else f"{self.replicas} workers, at least {self.minimum}"
@@ -76,6 +80,7 @@ class Setting:
             + (f", {self.spares} spares" if self.spares else "")
             + (f", {self.roles} pods of a role" if self.roles else "")
             + (" that it waits for" if self.required else "")
+            + (", agents observe each other" if self.observes else "")
             + (f", grows every {self.cooldown_s} s at most" if self.cooldown_s else "")
             + (f", pods are pending for {self.pending_s} s at most" if self.pending_s else "")
         )
@@ -115,7 +120,7 @@ class Setting:
             None, self.job(), processes=self.processes, script="plain" if self.script else "session",
             known_session=self.known, total_steps=self.total_steps, settings=self.settings(),
             pace=pace, num_nodes=4, checkpoint_every=self.checkpoint_every, by_json=self.seed % 8 == 0, backs_off=True,
-            snapshot_every=self.snapshot_every,
+            snapshot_every=self.snapshot_every, observes=self.observes,
         )  # fmt: skip
 
 
@@ -141,6 +146,7 @@ def setting_of(seed: int) -> Setting:
         snapshot_every=0 if script else random.Random(f"{seed}/snapshot").choice([0, 0, 1, 5, 25]),
         ignores=random.Random(f"{seed}/rules").random() < RULES_CHANCE,
         roles=random.Random(f"{seed}/roles").choice([0, 0, 0, 2]),
+        observes=random.Random(f"{seed}/observes").random() < OBSERVES_CHANCE,
         spares=random.Random(f"{seed}/spares").choice([0, 0, 0, 1]),
         cooldown_s=random.Random(f"{seed}/cooldown").choice([0, 0, 20]),
         pending_s=random.Random(f"{seed}/pending").choice([0, 0, 10]),

@@ -20,9 +20,11 @@ from pathlib import Path
 from typing import Any
 
 from _regroup_agent import events as ev
+from _regroup_agent.observing import EVERY_S
 from _regroup_agent.statefile import Saved
 from regroup.protocol.snapshot import SnapshotState
 from regroup.protocol.state import StatePair
+from regroup.protocol.wire import SILENT_S
 from regroup_operator.api import Job, RegroupError, parse_job
 from regroup_operator.api.members import parse_members
 from regroup_operator.controller import Controller
@@ -222,13 +224,23 @@ class World:
         by_json: bool = True,
         snapshot_every: int = 0,
         backs_off: bool = False,
+        observes: bool = False,
         start: bool = True,
     ) -> None:
+        """`observes`: agents observe each other from other nodes, else they are of an earlier release."""
         self.now_s = START_S
         self.processes, self.script, self.known_session = processes, script, known_session
         self.total_steps = total_steps
         self.settings, self.progress_writes_per_s = settings or Settings(), progress_writes_per_s
         self.pace, self.by_json, self.backs_off = pace or Pace(), by_json, backs_off
+        self.observes = observes
+        self.dark: set[str] = set()
+        """Pod UIDs whose node has no power, or whose network is paused: nothing passes in or out."""
+        self.paused: set[str] = set()
+        """Those of them whose pause is too short to prove anything."""
+        self.num_unheard = 0
+        """How often a worker was lost because observers did not hear it."""
+        self._cut_s, self._judged = START_S - 1000.0, 0
         self.operators: list[Operator] = []
         self.store = Store(self._wrote, self._job_changed)
         self.store.create(job.with_spec(processesPerWorker=processes).manifest())
@@ -535,6 +547,8 @@ class World:
             trainer.alive = False  # its group hangs: nobody hears of it
         self.unreachable.add(uid)
         self.pods.by_uid[uid] = replace(pod, node_ready=True)
+        self.dark.add(uid)
+        self.watch_out()
 
     def lose_power(self, agent: Agent) -> None:
         """A worker's machine is off: who talked to it finds out when the kernel gives up."""
@@ -557,6 +571,59 @@ class World:
         self.unreachable.discard(uid)
         if uid in self.agents:
             self.agents[uid].unmute()
+
+    # --- what observers hear -----------------------------------------------------------------------------------------
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether some way between two workers may be cut."""
+        off = any(not node.is_up for node in self.pods.nodes.values())
+        return off or bool(self.dark or self.cut_links or self.deaf_links or self.deaf_nodes)
+
+    def watch_out(self) -> None:
+        """Something is cut, or whole again."""
+        for agent in list(self.agents.values()):
+            if agent.alive:
+                agent.observer.wake()
+
+    def answers(self, observer: str, uid: str) -> bool:
+        """Return whether an attempt of one pod to reach another is answered by the kernel there: the way must be open in both
+        directions."""
+        pods = [self.pods.by_uid.get(one) for one in (observer, uid)]
+        lost = any(pod is None or not self.pods.has_power(pod) for pod in pods)
+        if lost or self.who_misses(observer, uid) or {observer, uid} & self.dark - self.paused:
+            self._cut_s = self.now_s
+            return False
+        return not {observer, uid} & self.dark
+
+    def _judge_unheard(self, status: dict[str, Any]) -> None:
+        """A pause alone loses nobody: who is lost because nobody hears it was cut off for longer than that."""
+        newest = (status.get("incidents") or [{}])[-1]
+        if newest.get("cause") == "Unheard" and newest["generation"] > self._judged:
+            self._judged = newest["generation"]
+            self.num_unheard += 1
+            assert self.now_s - self._cut_s <= 2 * EVERY_S + SILENT_S, (
+                f"a pause has lost a worker: {newest['decision']}"
+            )
+
+    def pause_network(self, uids: Iterable[str], for_s: float) -> None:
+        """Nothing passes between these pods and anybody else for a while, the operator included; connections outlast it."""
+        paused = set(uids)
+        agents = [self.agents[uid] for uid in paused if uid in self.agents]
+        self.dark |= paused
+        self.paused |= paused if for_s < SILENT_S else set()
+        for agent in agents:
+            agent.muted = agent.connected or agent.muted
+
+        def go_on() -> None:
+            self.dark -= paused
+            self.paused -= paused
+            for agent in agents:
+                if agent.alive and agent.uid not in self.unreachable:
+                    agent.unmute()
+
+        self.watch_out()
+        self.lasts(for_s, go_on)
 
     def who_misses(self, a: str, b: str) -> tuple[str, ...]:
         """Return which of two workers notice that they cannot form a group together."""
@@ -705,6 +772,7 @@ class World:
         return max([*heard, *(max(s.entered, s.sealed) for s in disks)], default=0) >= number
 
     def _wrote(self, status: dict[str, Any]) -> None:
+        self._judge_unheard(status)
         self.released += [uid for uid in status.get("released", ()) if uid not in self.released]
         if "membership" in status:
             self.saw_generation(status["membership"]["generation"], status["membership"]["uid"])

@@ -117,6 +117,8 @@ class Core:
             self._commanded(event.command, now_s)
         elif isinstance(event, ev.StoreOpened):
             worker.store_port = event.port
+        elif isinstance(event, ev.Watched):
+            worker.watches = event.watches
         elif isinstance(event, ev.Connected):
             worker.connected = True
             self._resay(now_s)
@@ -266,6 +268,10 @@ class Core:
     def _heard(self, body: wire.Generation, now_s: float) -> None:
         worker = self._worker
         worker.heard, worker.generation, worker.document = body.number, body, None
+        if body.observes != worker.observes:
+            worker.observes = body.observes
+            worker.watches = tuple(watch for watch in worker.watches if watch.observed in body.observes)
+            worker.effects.append(ev.Observe(body.observes))
         for process in worker.processes:
             if not body.member and not process.inside:
                 process.broken = None  # it waits for the next generation, like any other worker that is ready

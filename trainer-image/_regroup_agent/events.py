@@ -13,6 +13,7 @@ from regroup.protocol import wire
 from regroup.protocol.snapshot import SnapshotState
 
 from .memory import Memory
+from .observing import Watch
 from .statefile import Saved
 
 # --- events --------------------------------------------------------------------------------------------------------
@@ -97,6 +98,13 @@ class StoreOpened:
 
 
 @dataclass(frozen=True)
+class Watched:
+    """What is known of a member that this agent observes has changed. `watches`: all of them, as they are now and will be."""
+
+    watches: tuple[Watch, ...]
+
+
+@dataclass(frozen=True)
 class Terminated:
     """The agent got SIGTERM: the pod is being deleted; or SIGINT: `regroup run` ends."""
 
@@ -125,6 +133,7 @@ Event = Union[
     Exited,
     Probed,
     StoreOpened,
+    Watched,
     Terminated,
     Preloaded,
     Tick,
@@ -179,6 +188,13 @@ class Probe:
 
 
 @dataclass(frozen=True)
+class Observe:
+    """Observe these members from now on, and nobody else."""
+
+    observed: tuple[wire.Observed, ...]
+
+
+@dataclass(frozen=True)
 class YieldStore:
     """Close the fresh listening socket, its port is the script's now, and open another."""
 
@@ -195,4 +211,4 @@ class Log:
     text: str
 
 
-Effect = Union[Send, Tell, Persist, Start, Signal, Probe, YieldStore, Exit, Log]
+Effect = Union[Send, Tell, Persist, Start, Signal, Probe, Observe, YieldStore, Exit, Log]

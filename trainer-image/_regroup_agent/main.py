@@ -38,6 +38,7 @@ from .local_server import LocalServer
 from .memory import LOOK_EVERY_S, MemoryCgroup
 from .output import Output
 from .posix import become_subreaper
+from .prober import Prober, QuietPort
 from .statefile import StateFile
 from .store_socket import StoreSocket
 from .trainers import Trainers
@@ -66,7 +67,11 @@ class Agent:
         boot = secrets.token_hex(8)
         grace_s = float(environ.get(env.GRACE_SECONDS) or 25.0)
         saves = bool(environ.get(env.CHECKPOINT_DIR))
-        identity = Identity(environ[env.JOB_UID], environ[env.POD_UID], boot, self._processes, grace_s, saves)
+        self._quiet = QuietPort(environ[env.POD_IP])
+        self._prober = Prober(lambda watches: self._feed(ev.Watched(watches)))
+        identity = Identity(
+            environ[env.JOB_UID], environ[env.POD_UID], boot, self._processes, grace_s, saves, self._quiet.port
+        )
         python = python_command(self._command)
         self._store = StoreSocket(environ[env.POD_IP])
         preload = preload_modules(environ)
@@ -149,6 +154,7 @@ class Agent:
             link.remove_done_callback(self._link_ended)
             await self._link.flush(1.0)
             link.cancel()
+            self._prober.observe(())
             self._server.close()
             if made:
                 shutil.rmtree(made, ignore_errors=True)
@@ -181,6 +187,8 @@ class Agent:
                 self._trainers.signal(effect.local_rank, effect.signum)
             elif isinstance(effect, ev.Probe):
                 self._probe(effect)
+            elif isinstance(effect, ev.Observe):
+                self._prober.observe(effect.observed)
             elif isinstance(effect, ev.YieldStore):
                 self._store.take().close()
                 self._later(ev.StoreOpened(self._store.port))

@@ -18,6 +18,7 @@ from . import aggregate, ending, progress
 from . import events as ev
 from .aggregate import SCRIPT, SESSION, UNKNOWN_TIER, Facts, Process
 from .memory import OOM_KILLED, out_of_memory
+from .observing import Watch
 from .statefile import UNKNOWN, Saved
 
 
@@ -31,6 +32,8 @@ class Identity:
     """Seconds between SIGTERM to the agent and the kubelet's SIGKILL."""
     saves: bool = False
     """The script has a place for checkpoints."""
+    observed_port: int = 0
+    """Where other agents see whether this pod's kernel answers; 0: nowhere."""
 
 
 class Worker:
@@ -52,6 +55,9 @@ class Worker:
         self.store_port = 0
         self.generation: wire.Generation | None = None
         """The newest heard, by this agent process."""
+        self.observes: tuple[wire.Observed, ...] = ()
+        self.watches: tuple[Watch, ...] = ()
+        """What is known of the members that it observes, since the first change."""
         self.document: Document | None = None
         self.ending: ending.Ending | None = None
         self.stopped = False
@@ -137,7 +143,8 @@ class Worker:
         """What must not change without a report."""
         condition, seal = self.condition_and_seal()
         busy = tuple(replace(one, age_s=0.0) for one in condition.busy)
-        return replace(condition, step=0, heard=0, busy=busy), seal
+        unheard = tuple((watch.observed.pod_uid, watch.level) for watch in self.watches if watch.level)
+        return replace(condition, step=0, heard=0, busy=busy), seal, unheard
 
     def report(self, body: Any) -> wire.Report:
         """Return a report of this moment: the whole condition and seal around `body`."""
@@ -145,7 +152,21 @@ class Worker:
         condition, seal = self.condition_and_seal()
         self.said = self.key()
         mine = self.identity
-        return wire.Report(mine.job_uid, mine.pod_uid, mine.boot, condition, seal, self.store_port, body)
+        return wire.Report(
+            mine.job_uid,
+            mine.pod_uid,
+            mine.boot,
+            condition,
+            seal,
+            self.store_port,
+            body,
+            observed_port=mine.observed_port,
+            unheard=tuple(
+                wire.Unheard(watch.observed.pod_uid, round(watch.silent_s(self.now_s), 3))
+                for watch in self.watches
+                if watch.level
+            ),
+        )
 
     def keep_seal(self) -> None:
         """Keep what the seal promises, on disk before any report says it (rule HEARD). What was entered is there already."""

@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from regroup.protocol.state import Busy, Condition, Phase
-from regroup.protocol.wire import Adopted, Draining, Fault, Formed, Hello, Progress, Report, Stacks
-from regroup_operator.model.records import ProcessExit, Session
+from regroup.protocol.wire import SILENT_S, Adopted, Draining, Fault, Formed, Hello, Progress, Report, Stacks
+from regroup_operator.model.records import ProcessExit, Session, Silence
 
 MAX_EXITS = 32
+MAX_UNHEARD = 64
 MAX_TAIL = 1500
 MAX_LINE = 500
 """Characters that are kept of what a process or a trainer said last."""
@@ -56,6 +57,12 @@ def apply_report(session: Session | None, report: Report, now_s: float) -> Sessi
         seal=report.seal,
         store_port=report.store_port,
         unanswered_since_s=None,
+        observed_port=report.observed_port,
+        unheard=tuple(
+            Silence(one.pod_uid, now_s - age_s, age_s)
+            for one in report.unheard[:MAX_UNHEARD]
+            for age_s in (_age_s(one.age_s),)
+        ),
     )
     return _apply_body(session, report, now_s)
 
@@ -76,7 +83,8 @@ def _standing(session: Session) -> object:
     """Return what a decision may depend on of what every report says again: all but the step and ages."""
     condition = replace(session.condition, step=0, busy=())
     busy = [(busy.kind, busy.name) for busy in session.condition.busy]
-    return condition, busy, session.seal, session.store_port, session.draining
+    unheard = [(one.pod_uid, one.age_s >= SILENT_S) for one in session.unheard]
+    return condition, busy, session.seal, session.store_port, session.draining, session.observed_port, unheard
 
 
 def _age_s(seconds: float) -> float:

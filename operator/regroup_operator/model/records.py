@@ -123,6 +123,17 @@ class Pod:
 
 
 @dataclass(frozen=True)
+class Silence:
+    """An agent has heard nothing of another worker (adr/0057)."""
+
+    pod_uid: str
+    since_s: float
+    """Since when, on the controller's monotonic clock, or earlier."""
+    age_s: float
+    """How long that was when it said so."""
+
+
+@dataclass(frozen=True)
 class Session:
     """What the membership endpoint knows of one agent; replaced whole at each report. Times are monotonic seconds."""
 
@@ -187,6 +198,10 @@ class Session:
     """When `progress?` or `ping` was last sent to this agent."""
     unanswered_since_s: float | None = None
     """When the first of them was sent that nothing has followed; None: the agent has spoken since."""
+    observed_port: int = 0
+    """Where other agents see whether its pod's kernel answers; 0: nowhere."""
+    unheard: tuple[Silence, ...] = ()
+    """What it observes and has heard nothing of, by its last report."""
 
     def hung(self, generation: int) -> str:
         """Return why a process of this generation was killed because it hung; empty where none was."""

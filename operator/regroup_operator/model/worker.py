@@ -30,6 +30,8 @@ class Standing:
 
 DISCONNECTED, UNRESPONSIVE = "Disconnected", "Unresponsive"
 """Worker.why of one that is lost because it cannot be reached."""
+UNHEARD = "Unheard"
+"""Worker.why of one that is lost because neither observers on other nodes nor the operator hear anything of it."""
 DRAINED = "Drained"
 """Worker.why of one that was asked to leave and has; the cause of the generation that goes on without it."""
 RESUMED = "Resumed"

@@ -6,16 +6,19 @@ The controller sends after the status is written (rules PERSIST, RELEASE).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 from itertools import accumulate
+from math import inf
 
 from regroup.protocol.document import PLANNED, Document
 from regroup.protocol.state import Phase
-from regroup.protocol.wire import DocumentCommand, Generation, Ping, ProgressRequest, Stop, Welcome
+from regroup.protocol.wire import DocumentCommand, Generation, Observed, Ping, ProgressRequest, Stop, Welcome
 from regroup_operator.model.plan import Tell, earliest
 from regroup_operator.model.records import Pod, Session
 from regroup_operator.model.worker import Standing, Worker
 from regroup_operator.plan.facts.facts import Facts
+from regroup_operator.plan.facts.observers import who_observes
 from regroup_operator.plan.facts.stalls import ANSWER_S, SCRIPT_ANSWER_S, SCRIPT_ASK_EVERY_S
 
 ASK_EVERY_S = 1.0
@@ -34,13 +37,16 @@ def plan_commands(
     stalled: bool,
     now_s: float,
     ask: frozenset[str] = frozenset(),
+    suspected: Mapping[str, float] | None = None,
 ) -> Iterator[Tell]:
     """Yield the commands. `document` is the newest generation's, where this operator has it; `stop` the outcome of a job
     that has ended: everybody is stopped then, before only the released. `stalled`: steps, or an adoption, are overdue. `ask`:
-    the pod UIDs of those who must answer before a generation names them."""
+    the pod UIDs of those who must answer before a generation names them. `suspected`: since when an observer has heard nothing,
+    by pod UID."""
     workers = tuple(workers)
-    assignment = _Assignment(document) if document is not None else None
-    every_s = max(ASK_EVERY_S, len(workers) / ASKED_PER_S)
+    assignment = _Assignment(document, workers) if document is not None else None
+    every_s = _every_s(workers)
+    words = _due_words(workers, suspected or {}, now_s - every_s)
     silent = any(w.is_member and w.standing == Standing.SILENT for w in workers)
     withheld = document is not None and tier == "Session" and _waits_for_joiners(document, workers)
     for worker in workers:
@@ -64,8 +70,30 @@ def plan_commands(
             asks = session.asked_at_s is None or now_s >= session.asked_at_s + every_s
         else:
             asks = tier == "Script" and session.unanswered_since_s is None and now_s >= script_due_s(session)
-        if asks or (pod.uid in ask and session.unanswered_since_s is None):
+        must_answer = pod.uid in ask or session.heard_at_s < words.get(pod.uid, -inf)
+        if asks or (must_answer and session.unanswered_since_s is None):
             yield Tell(pod.uid, ProgressRequest() if silent else Ping())
+
+
+def _every_s(workers: Sequence[Worker]) -> float:
+    return max(ASK_EVERY_S, len(workers) / ASKED_PER_S)
+
+
+def _due_words(workers: Sequence[Worker], suspected: Mapping[str, float], lately_s: float) -> dict[str, float]:
+    """Return since when a worker must have spoken, by pod UID, or be asked. Who is suspected: lately, again and again, and the
+    others on its node: since then. So it is known who is there when the next generation is decided (adr/0017); in a small job of
+    all workers, which costs less than to wait for their answers then."""
+    if not suspected:
+        return {}
+    nodes: dict[str, float] = {}
+    for worker in workers:
+        if worker.pod is not None and worker.pod.uid in suspected:
+            node, since_s = worker.pod.node, suspected[worker.pod.uid]
+            nodes[node] = min(since_s, nodes.get(node, since_s))
+    everybody_s = min(suspected.values()) if len(workers) <= ASKED_PER_S else -inf
+    pods = [worker.pod for worker in workers if worker.pod is not None]
+    words = {pod.uid: nodes.get(pod.node, everybody_s) for pod in pods}
+    return words | {uid: max(since_s, lately_s) for uid, since_s in suspected.items()}
 
 
 def stop_leaving(leaving: Iterable[tuple[Pod, Session]]) -> Iterator[Tell]:
@@ -91,6 +119,8 @@ def commands_due_s(facts: Facts, members: Sequence[Worker]) -> float | None:
     if facts.asks or any(w.standing == Standing.SILENT for w in members):
         asked = [s.unanswered_since_s for s in sessions]
         dues_s = [now_s + ASK_EVERY_S, *(at_s + ANSWER_S for at_s in asked if at_s is not None)]
+    if facts.silences.suspected:
+        dues_s.append(now_s + _every_s(facts.workers))
     if facts.tier == "Script":
         dues_s += [script_due_s(s) for s in sessions if s.connected]
     return earliest(dues_s, after_s=now_s)
@@ -119,11 +149,16 @@ def _has_arrived(worker: Worker, number: int) -> bool:
 class _Assignment:
     """One generation, told to many: what they share is computed once."""
 
-    def __init__(self, document: Document) -> None:
+    def __init__(self, document: Document, workers: Sequence[Worker]) -> None:
+        self._workers = workers
         self.number, self.host = document.number, document.store.pod_uid
         self._document, self._digest, self._world_size = document, document.digest(), document.world_size
         offsets = accumulate((m.processes for m in document.members), initial=0)
         self._places = {m.pod_uid: place for m, place in zip(document.members, enumerate(offsets))}
+
+    @cached_property
+    def _observes(self) -> dict[str, tuple[Observed, ...]]:
+        return who_observes(w for w in self._workers if w.pod is not None and w.pod.uid in self._places)
 
     def of(self, pod: Pod) -> Iterator[Tell]:
         """Yield what this pod is told; the store's host gets the document, too."""
@@ -145,6 +180,7 @@ class _Assignment:
             hosts_store=hosts,
             document_digest=self._digest,
             reason=document.reason,
+            observes=self._observes.get(pod.uid, ()),
         )
         yield Tell(pod.uid, body)
         if hosts:

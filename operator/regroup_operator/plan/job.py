@@ -42,6 +42,7 @@ def plan_job(inputs: Inputs) -> JobPlan:
         stop=stop,
         stalled=facts.asks,
         ask=generation.decision.ask if isinstance(generation.decision, Wait) else frozenset(),
+        suspected=facts.silences.suspected,
         now_s=clock.now_s,
     )
     expires_s = lifecycle.expires_s if isinstance(lifecycle, Ended) else None

@@ -8,9 +8,16 @@ from typing import Any
 import pytest
 
 from regroup.protocol.state import Phase, Seal, StatePair
-from regroup.protocol.wire import Adopted, Changed, Draining, Fault, Formed, Progress, Report
-from regroup_operator.endpoint.sessions import MAX_EXITS, apply_report, stream_closed, stream_opened
-from regroup_operator.model.records import Session
+from regroup.protocol.wire import Adopted, Changed, Draining, Fault, Formed, Progress, Report, Unheard
+from regroup_operator.endpoint.sessions import (
+    MAX_EXITS,
+    MAX_UNHEARD,
+    apply_report,
+    is_routine,
+    stream_closed,
+    stream_opened,
+)
+from regroup_operator.model.records import Session, Silence
 from tests.unit.endpoint.reports import hello, make_report
 
 
@@ -192,3 +199,23 @@ def test_bodies_are_kept_with_their_generation() -> None:
     assert (got.formed_generation, got.adopted_generation) == (1, 1)
     assert got.adopted is not None
     assert got.adopted.start_step == 7
+
+
+def test_silence_that_an_observer_reports_is_dated_and_is_replaced_by_its_next_report() -> None:
+    told = replace(make_report(), observed_port=7000, unheard=(Unheard("other", 1.5), Unheard("third", -3.0)))
+    before = session(told, now_s=50.0)
+    assert before.observed_port == 7000
+    assert before.unheard == (Silence("other", 48.5, 1.5), Silence("third", 50.0, 0.0))
+    assert session(told, make_report(), now_s=50.0).unheard == ()
+    many = replace(make_report(), unheard=tuple(Unheard(f"pod{at}", 1.5) for at in range(5000)))
+    assert len(session(many).unheard) == MAX_UNHEARD
+
+
+def test_progress_with_news_of_an_observer_is_looked_at_at_once() -> None:
+    plain = make_report(Progress(3))
+    before = replace(session(plain), connected=True)
+    for unheard, routine in (((), True), ((Unheard("other", 0.5),), False)):
+        report = replace(make_report(Progress(4)), unheard=unheard)
+        after = apply_report(before, report, 11.0)
+        assert after is not None
+        assert is_routine(before, after, report) == routine

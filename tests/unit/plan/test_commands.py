@@ -13,7 +13,7 @@ from regroup_operator.model.records import Session
 from regroup_operator.model.worker import Standing, Worker
 from regroup_operator.plan.commands import plan_commands, script_due_s
 from regroup_operator.plan.facts.stalls import SCRIPT_ANSWER_S, SCRIPT_ASK_EVERY_S
-from tests.builders.plan import JOB_UID, make_session, make_worker, uid_of
+from tests.builders.plan import JOB_UID, make_pod, make_session, make_worker, uid_of
 
 NUMBER = 2
 NOW_S = 100.0
@@ -114,3 +114,70 @@ def test_who_must_answer_before_a_generation_names_it_is_asked(session: Session,
 )
 def test_when_the_agent_of_a_script_is_looked_at_again(session: Session, due_s: float) -> None:
     assert script_due_s(session) == due_s
+
+
+# --- observers -----------------------------------------------------------------------------------------------------
+
+
+def on_node(slot: int, node: str, **session: Any) -> Worker:
+    """A worker that trains on a node and was heard last at 90 s unless said otherwise."""
+    values = {"heard_at_s": 90.0} | session
+    return make_worker(slot, pod=make_pod(slot, node=node), session=make_session(slot, Phase.TRAINING, 1, **values))
+
+
+def asked(workers: list[Worker], suspected: dict[str, float]) -> list[int]:
+    """Return the slots of those that are asked whether they are there."""
+    commands = plan_commands(
+        workers=workers, tier="Session", document=None, released=frozenset(), stop=None, stalled=False, now_s=NOW_S,
+        suspected=suspected,
+    )  # fmt: skip
+    uids = [tell.pod_uid for tell in commands if isinstance(tell.body, Ping)]
+    return [w.id.slot for w in workers if w.pod is not None and w.pod.uid in uids]
+
+
+@pytest.mark.parametrize(
+    ("others", "want"),
+    [
+        pytest.param([], [0], id="who is suspected is asked at once"),
+        pytest.param([on_node(1, "a")], [0, 1], id="and who is on its node"),
+        pytest.param(
+            [on_node(1, "b")], [0, 1], id="and in a small job everybody, or the next generation waits for them"
+        ),
+        pytest.param([on_node(1, "b", heard_at_s=99.5)], [0], id="but nobody who has spoken since"),
+        pytest.param([on_node(1, "a", unanswered_since_s=99.0)], [0], id="nor again who has not answered"),
+        pytest.param([on_node(1, "a"), *(on_node(s, "b") for s in range(2, 60))], [0, 1], id="in a large job its node"),
+    ],
+)
+def test_who_is_asked_once_an_observer_hears_nothing(others: list[Worker], want: list[int]) -> None:
+    assert asked([on_node(0, "a"), *others], {uid_of(0): 99.4}) == want
+
+
+@pytest.mark.parametrize(
+    ("heard_s", "want"),
+    [
+        pytest.param(99.9, [], id="it has answered, and is not asked at every look"),
+        pytest.param(98.9, [0], id="but again after a while: its node may lose its power later"),
+    ],
+)
+def test_who_answers_and_is_suspected_is_asked_again_after_a_while(heard_s: float, want: list[int]) -> None:
+    assert asked([on_node(0, "a", heard_at_s=heard_s), on_node(1, "b", heard_at_s=99.9)], {uid_of(0): 95.0}) == want
+
+
+def test_generation_tells_each_member_whom_it_observes_and_others_nobody() -> None:
+    workers = [
+        make_worker(slot, Standing.PENDING, pod=make_pod(slot, node=f"n{slot}"),
+                    session=make_session(slot, Phase.READY, observed_port=7000 + slot))
+        for slot in range(4)
+    ]  # fmt: skip
+    commands = plan_commands(
+        workers=workers, tier="Session", document=document(FORCED, 0, 1, 2, host=0), released=frozenset(), stop=None,
+        stalled=False, now_s=NOW_S,
+    )  # fmt: skip
+    told = {t.pod_uid: t.body for t in commands if isinstance(t.body, Generation)}
+    observed = {uid: [one.pod_uid for one in body.observes] for uid, body in told.items()}
+    assert observed == {
+        uid_of(0): [uid_of(1), uid_of(2)],
+        uid_of(1): [uid_of(0), uid_of(2)],
+        uid_of(2): [uid_of(0), uid_of(1)],
+        uid_of(3): [],
+    }

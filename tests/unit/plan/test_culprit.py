@@ -52,6 +52,9 @@ def test_broken_group_names_who_was_lost(members: list[Worker], names: str, text
         pytest.param(Standing.DIED, "ContainerRestarted", "worker 1 on node node-1 was restarted with its container",
                      id="not known why yet"),
         pytest.param(Standing.LOST, "Disconnected", "worker 1 on node node-1 cannot be reached", id="a power cut"),
+        pytest.param(
+            Standing.LOST, "Unheard", "worker 1 on node node-1 cannot be reached from other nodes", id="seen by observers"
+        ),
         pytest.param(Standing.LOST, "Drained", "worker 1 on node node-1 left at the end of its grace period", id="a drain"),
         pytest.param(Standing.LOST, "PodDeleted", "worker 1 was lost with its pod", id="a pod that is deleted"),
         pytest.param(Standing.DIED, "OOMKilled", "worker 1 was killed for lack of memory (OOMKilled)", id="memory"),

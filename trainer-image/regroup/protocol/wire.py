@@ -161,6 +161,20 @@ class Stacks:
 
 REPORTS = codec.Registry(Hello, Changed, Formed, Adopted, Progress, Fault, Draining, Finished, Stacks)
 
+SUSPECT_S = 0.5
+"""An observer says so once it has heard nothing of a member for so long."""
+SILENT_S = 1.5
+"""An observer that has heard nothing of a member for so long counts, with a second one, as proof that it is lost."""
+
+
+@dataclass(frozen=True)
+class Unheard:
+    """A member that this agent observes and that has stopped answering (adr/0057). Said again in every report until it answers."""
+
+    pod_uid: str
+    age_s: float
+    """How long the observer had heard nothing when this was sent, at least: what it could not try does not count."""
+
 
 @dataclass(frozen=True)
 class Report:
@@ -175,6 +189,10 @@ class Report:
     store_port: int
     """The fresh listening socket that the agent keeps for the next store; 0: none."""
     body: Any = field(default=None)
+    observed_port: int = 0
+    """The port that other agents try to connect to, to see whether this pod's kernel answers; 0: none."""
+    unheard: tuple[Unheard, ...] = ()
+    """Of the members that this agent observes, those that it has heard nothing of for SUSPECT_S or longer."""
 
     @property
     def incarnation(self) -> int:
@@ -191,6 +209,8 @@ class Report:
         report = codec.from_json(cls, data, "report")
         if not 0 <= report.store_port < 65536:  # it goes into the status, whose schema knows ports
             raise codec.ProtocolError(f"report.store_port ({report.store_port}) is no port. Send 0 to 65535.")
+        if not 0 <= report.observed_port < 65536:
+            raise codec.ProtocolError(f"report.observedPort ({report.observed_port}) is no port. Send 0 to 65535.")
         body = REPORTS.decode(report.body)
         if isinstance(body, Progress) and body.checkpoint is not None:
             codec.from_json(CheckpointRef, body.checkpoint, "progress.checkpoint")
@@ -207,6 +227,17 @@ class Welcome:
     TYPE = "welcome"
     tier: str
     """Session, Script or Unknown."""
+
+
+@dataclass(frozen=True)
+class Observed:
+    """A member that the receiver observes: it tries to connect there, again and again, and says when nothing answers."""
+
+    pod_uid: str
+    host: str
+    """Of its pod: an IP address."""
+    port: int
+    """A port on which nobody listens: its kernel refuses the connection, and has answered."""
 
 
 @dataclass(frozen=True)
@@ -230,6 +261,8 @@ class Generation:
     hosts_store: bool
     document_digest: str
     reason: str = ""
+    observes: tuple[Observed, ...] = ()
+    """Members on other nodes that this worker observes from now on, and nobody else."""
 
 
 @dataclass(frozen=True)

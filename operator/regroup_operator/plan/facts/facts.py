@@ -13,6 +13,7 @@ from regroup_operator.model.records import Observation, Settings
 from regroup_operator.model.worker import Current, Standing, Worker
 from regroup_operator.plan.facts.adoption import Adoption, see_adoption
 from regroup_operator.plan.facts.current import SCRIPT_AFTER_S, decide_tier, outdated, read_current
+from regroup_operator.plan.facts.observers import Silences, see_silences
 from regroup_operator.plan.facts.peers import with_peers
 from regroup_operator.plan.facts.roles import awaited, succeeded
 from regroup_operator.plan.facts.size import Size, decide_size
@@ -63,6 +64,8 @@ class Facts:
     adoption: Adoption
     workers: tuple[Worker, ...]
     newest: Reported | None
+    silences: Silences
+    """What members that observe each other have not heard."""
     size: Size
     """How many workers the job has now: spec.replicas, or fewer while a growth waits."""
 
@@ -148,7 +151,7 @@ class Facts:
             dues_s.append(current.announced_at_s + UNADOPTED_S)
         if self.newest is not None and not self.asks:
             dues_s.append(self.newest.stalls_at_s)
-        dues_s.append(self.size.due_s)
+        dues_s += [self.size.due_s, *self.silences.due_s(self.inputs.obs.sessions)]
         return earliest(dues_s, after_s=now_s)
 
 
@@ -172,6 +175,8 @@ def gather_facts(inputs: Inputs) -> Facts:
     if tier is not None:
         changed["tier"] = tier
     processes = processes_per_worker(job)
+    ids = frozenset(current.members) if current else frozenset()
+    silences = see_silences(obs.pods, sessions, (pod for pod in obs.pods if pod.id in ids))
     workers = assess(
         current=current,
         tier=tier,
@@ -186,6 +191,7 @@ def gather_facts(inputs: Inputs) -> Facts:
         setbacks=memory.setbacks,
         admitted_by_s=obs.admitted_by_s,
         waiting=obs.waiting,
+        unheard=silences.proven,
     )
     newest = newest_progress(sessions.values(), current) if current else None
     size = decide_size(job, stored.get("growth"), clock, runs=current is not None and not current.suspended)
@@ -206,6 +212,7 @@ def gather_facts(inputs: Inputs) -> Facts:
         adoption=adoption,
         workers=workers,
         newest=newest,
+        silences=silences,
         size=size,
     )
 

@@ -12,10 +12,12 @@ from dataclasses import replace
 from math import inf
 
 from regroup.protocol.state import Phase
+from regroup.protocol.wire import SILENT_S
 from regroup_operator.api.members import MemberId
 from regroup_operator.model.plan import Setback
 from regroup_operator.model.records import Pod, Session, Settings
-from regroup_operator.model.worker import DISCONNECTED, DRAINED, UNRESPONSIVE, Current, Standing, Worker
+from regroup_operator.model.worker import DISCONNECTED, DRAINED, UNHEARD, UNRESPONSIVE, Current, Standing, Worker
+from regroup_operator.plan.facts.observers import is_lost
 from regroup_operator.plan.facts.stalls import ANSWER_S, SCRIPT_ANSWER_S, Reported, newest_progress
 
 _ATTACHED = (Phase.READY, Phase.FORMING, Phase.ARRIVED, Phase.ADOPTING, Phase.TRAINING, Phase.BROKEN, Phase.FINISHED)
@@ -44,12 +46,14 @@ def assess(
     setbacks: Mapping[str, Setback] | None = None,
     admitted_by_s: float = 0.0,
     waiting: frozenset[str] = frozenset(),
+    unheard: Mapping[str, float] | None = None,
 ) -> tuple[Worker, ...]:
     """Return every worker: the pods there are, and the members whose pods are gone. Sorted by id.
 
     `tier` is status.tier (None: not known yet), `processes` the number of a worker's processes, `setbacks` who kept
     generations from forming, by pod UID. `admitted_by_s`: when the last agent that there was at the term's start can have been
-    admitted; `waiting`: the pods whose agents wait for that.
+    admitted; `waiting`: the pods whose agents wait for that. `unheard`: since when observers have heard nothing of a worker, by pod
+    UID (observers.Silences.proven).
     """
     pods = tuple(pods)
     members = frozenset(current.members) if current else frozenset()
@@ -102,6 +106,7 @@ def assess(
             grace_ends_s=grace_of(pod),
             disconnect_s=disconnect_s,
             answer_s=answer_s,
+            unheard_s=(unheard or {}).get(pod.uid),
             settings=settings,
         )
         add(member, pod, session)
@@ -155,6 +160,7 @@ def _member(
     grace_ends_s: float,
     disconnect_s: float,
     answer_s: float,
+    unheard_s: float | None,
     settings: Settings,
 ) -> Worker:
     def worker(standing: str, since_s: float, why: str = "", lost_at_s: float | None = None) -> Worker:
@@ -178,10 +184,14 @@ def _member(
         if now_s >= deadline:
             return worker(Standing.LOST, deadline, "NeverConnected")
         return worker(Standing.SILENT, term_started_s, lost_at_s=deadline)
+    if not session.connected and session.condition.phase == Phase.STOPPED:
+        standing = Standing.FINISHED if session.told_stop else Standing.LOST
+        return worker(standing, now_s, DRAINED if _has_left(session) else "Stopped")
+    if unheard_s is not None and session.condition.phase != Phase.STOPPED:
+        silent_s = is_lost(session, unheard_s, newest.at_s if newest is not None else None, now_s)
+        if silent_s is not None:
+            return replace(worker(Standing.LOST, silent_s + SILENT_S, UNHEARD), last_seen_s=silent_s)
     if not session.connected:
-        if session.condition.phase == Phase.STOPPED:
-            standing = Standing.FINISHED if session.told_stop else Standing.LOST
-            return worker(standing, now_s, DRAINED if _has_left(session) else "Stopped")
         closed = session.closed_at_s if session.closed_at_s is not None else now_s
         base = closed - settings.probe_s
         if session.unanswered_since_s is not None:

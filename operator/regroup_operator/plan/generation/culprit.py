@@ -84,6 +84,7 @@ def _verb(worker: Worker) -> str:
         "Drained": "left at the end of its grace period",
         "Disconnected": "cannot be reached",
         "Unresponsive": "does not answer",
+        "Unheard": "cannot be reached from other nodes",
         "NeverConnected": "has never connected",
         "NodeRestarted": "was restarted, because the node had stopped its containers",
         "ContainerRestarted": "was restarted with its container",

@@ -19,6 +19,7 @@ from regroup_operator.model.waits import UntilEvent
 from regroup_operator.model.worker import (
     DISCONNECTED,
     RESUMED,
+    UNHEARD,
     UNRESPONSIVE,
     Announce,
     Bounds,
@@ -37,6 +38,7 @@ from regroup_operator.plan.generation.culprit import name_culprit
 from regroup_operator.plan.generation.links import Links, cut_off, state_of, with_links, with_returning
 from regroup_operator.plan.generation.target import change, count, one_per_slot, overtaking, target_of, verb_of
 
+_UNREACHED = (DISCONNECTED, UNRESPONSIVE, UNHEARD)
 _GONE = (Standing.LOST, Standing.DIED)
 _IN_GROUP = (Phase.FORMING, Phase.ARRIVED, Phase.ADOPTING, Phase.TRAINING)
 _OUTSIDE_IT = (Standing.PENDING, Standing.SILENT, Standing.STARTING)
@@ -373,7 +375,7 @@ def _uids(workers: Iterable[Worker]) -> frozenset[str]:
 def _silent_since_s(worker: Worker) -> float | None:
     """Return since when nothing was heard of a member that is lost because it cannot be reached; None: it is not."""
     session = worker.session
-    if worker.standing != Standing.LOST or worker.why not in (DISCONNECTED, UNRESPONSIVE) or session is None:
+    if worker.standing != Standing.LOST or worker.why not in _UNREACHED or session is None:
         return None
     return session.unanswered_since_s if session.closed_at_s is None else session.closed_at_s
 
