@@ -33,6 +33,7 @@ from regroup_operator.plan.commands import stop_leaving
 from regroup_operator.plan.facts.facts import Inputs
 from regroup_operator.plan.failures.restarts import KUBECTL_LOGS
 from regroup_operator.plan.job import plan_job
+from regroup_operator.plan.report.urgency import differing, write_due_s
 
 logger = logging.getLogger(__name__)
 
@@ -40,8 +41,6 @@ CONFLICTS = 5
 """Plans in a row that may lose the race for the status before the work queue's back-off takes over."""
 UNANSWERED = 5
 """Plans of one job that are kept while the answer to their write is not known."""
-SOON_S = 1.0
-"""Between two writes of what people count: pods that start one after the other cost one write together."""
 BUDGET_RETRY_S = 1.0
 """When progress is due but all jobs together have written enough of it."""
 
@@ -248,17 +247,17 @@ class Controller:
         """Write the status if it changed, and if that may not wait. Returns the job as written, None: it was not, and
         when the write is due, on the monotonic clock."""
         written = None
-        memory = plan.memory
-        if plan.status != job.status.to_dict():
-            wait_s = self._settings.progress_write_s if plan.urgency == Urgency.LATER else SOON_S
-            due = clock.now_s if memory.written_s is None else memory.written_s + wait_s
-            if plan.urgency < Urgency.NOW:
-                is_progress = plan.urgency == Urgency.LATER
-                if is_progress and clock.now_s >= due and not self._progress_writes.take(clock.now_s):
-                    due = clock.now_s + BUDGET_RETRY_S
-                if clock.now_s < due:
-                    kept.memory = memory
-                    return None, due
+        memory, changed = plan.memory, plan.status != job.status.to_dict()
+        differs = differing(memory.differs_since_s, plan.urgency if changed else None, clock.now_s)
+        memory = replace(memory, differs_since_s=differs)
+        if changed:
+            due = write_due_s(plan.urgency, memory, now_s=clock.now_s, progress_write_s=self._settings.progress_write_s)
+            is_progress = plan.urgency == Urgency.LATER
+            if is_progress and clock.now_s >= due and not self._progress_writes.take(clock.now_s):
+                due = clock.now_s + BUDGET_RETRY_S
+            if clock.now_s < due:
+                kept.memory = memory
+                return None, due
             started = self._monotonic()
             try:
                 written = await self._store.write_status(job, plan.status)
@@ -267,7 +266,7 @@ class Controller:
                 raise
             kept.unanswered.clear()
             ended = self._monotonic()
-            memory = replace(memory, written_s=ended)
+            memory = replace(memory, written_s=ended, differs_since_s={})
             if plan.announced:
                 memory = replace(memory, persist_ms=(ended - started) * 1000)
             if self._observer:
@@ -284,7 +283,7 @@ class Controller:
         plan = next((p for p in kept.unanswered if parse_status({"status": p.status}).to_dict() == stored), None)
         if plan is not None:
             kept.unanswered.clear()
-            kept.memory = replace(plan.memory, written_s=self._monotonic())
+            kept.memory = replace(plan.memory, written_s=self._monotonic(), differs_since_s={})
             self._say(job, plan)
 
     def _say(self, job: Job, plan: JobPlan) -> None:

@@ -1,6 +1,7 @@
 """Judge a line of `kubectl get trainingjobs -o wide` against the trainers' own trace. Pure.
 
-A cell is true if some moment between `LAG_S` before the question and the answer makes it true (`Step`: `STEP_LAG_S`). A process
+A cell is true if some moment between `LAG_S` before the question and the answer makes it true (`Step`: `STEP_LAG_S`; `Ready` of
+a job that starts: `START_LAG_S`). A process
 is *surely* ready from its first commit to its last, and *perhaps* ready from the time its script was built to its last commit:
 what it waits for in between (a step boundary, the group) no trace shows.
 
@@ -17,7 +18,7 @@ from dataclasses import dataclass
 
 from harness.trace import Trace
 
-LAG_S, STEP_LAG_S = 2.0, 12.0
+LAG_S, STEP_LAG_S, START_LAG_S = 2.0, 12.0, 7.0
 SEEN_S = 13.0
 """The operator writes every ten seconds at least, and kubectl rounds."""
 SILENCE_S = 9.0
@@ -259,9 +260,11 @@ def _ready(row: Row, window: tuple[float, float], trace: Trace, run: Run) -> Ite
     possible = {*before, *(a.replicas for a in asked if window[0] < a.t <= window[1])}
     if wanted not in possible:
         yield f"{wanted} wanted, but the user asked for {sorted(possible)}"
-    moments = _moments(window, trace)
+    starts = row.cells["STATE"] in ("Pending", "Starting")
+    counted = (row.before - (START_LAG_S if starts else LAG_S), row.after)
+    moments = _moments(counted, trace)
     gone = {f.deleted: f.t for f in run.faults if f.deleted}
-    moments += [t for t in gone.values() if window[0] <= t <= window[1]]
+    moments += [t for t in gone.values() if counted[0] <= t <= counted[1]]
     least = min(
         min(len(_ready_pods(trace, t, surely=True) - {p for p in gone if gone[p] <= t}), wanted) for t in moments
     )

@@ -256,6 +256,21 @@ def test_generation_without_a_deleted_pod_may_begin_once_the_kubelet_has_ended_i
     assert any("nobody trains in it" in problem for problem in problems) is not true
 
 
+@pytest.mark.parametrize(
+    ("at", "shown", "says"),
+    [
+        pytest.param(109.0, "Starting 0/2", None, id="a start is told of late"),
+        pytest.param(113.0, "Starting 0/2", "the trace says 2 to 2", id="but not so late"),
+        pytest.param(109.0, "Running 0/2", "the trace says 2 to 2", id="and only a start"),
+        pytest.param(103.0, "Starting 1/2", "the trace says 0 to 0", id="nor ahead of time"),
+    ],
+)
+def test_ready_of_a_job_that_starts_may_be_older(at: float, shown: str, says: str | None) -> None:
+    state, ready = shown.split()
+    problems = [p for p in judge(row(at, state, ready, step=0 if at < 106 else None), trained(), RUN) if "ready" in p]
+    assert any(says in problem for problem in problems) if says else problems == []
+
+
 def test_story_of_a_failure_is_told_in_order_of_time() -> None:
     run = Run(ASKED, [Fault(120.0, 1)])
     assert story(trained(kill_at=120.0), run).splitlines() == [

@@ -145,6 +145,19 @@ class IgnoredRow:
     """Who ended last, how, and by which rule that counts nothing."""
 
 
+class Urgency(IntEnum):
+    """How long the write of a status may wait."""
+
+    LATER = 0
+    """Only progress has changed: until settings.progress_write_s after the last write."""
+    STARTING = 1
+    """What people count, of a job that starts: until it has differed for so long as plan/report/urgency.py says."""
+    SOON = 2
+    """Something that people count, or the words of a condition: the same, for a shorter time."""
+    NOW = 3
+    """Something that a decision or an announcement depends on, a phase, an event: not at all."""
+
+
 @dataclass(frozen=True)
 class Memory:
     """What the controller remembers of a job between two plans; lost with the operator, and safe to lose."""
@@ -208,6 +221,10 @@ class Memory:
     script_left: tuple[int, ...] = ()
     """Not in tier Session: the generations that lost a member's pod or agent, oldest first."""
     written_s: float | None = None
+    """When the status was written last (monotonic)."""
+    differs_since_s: Mapping[Urgency, float] = field(default_factory=dict)
+    """By urgency, STARTING and SOON: since when the planned status has differed from the stored one in what is at least so
+    urgent (monotonic)."""
 
 
 @dataclass(frozen=True)
@@ -216,17 +233,6 @@ class Tell:
 
     pod_uid: str
     body: Any
-
-
-class Urgency(IntEnum):
-    """How long the write of a status may wait."""
-
-    LATER = 0
-    """Only progress has changed: until settings.progress_write_s after the last write."""
-    SOON = 1
-    """Something that people count, or the words of a condition: until SOON_S after the last write."""
-    NOW = 2
-    """Something that a decision or an announcement depends on, a phase, an event: not at all."""
 
 
 @dataclass(frozen=True)

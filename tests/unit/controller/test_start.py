@@ -172,19 +172,38 @@ def test_progress_of_all_jobs_together_is_written_so_often_and_nothing_else_wait
     assert world.generation >= 2  # the third one comes when the restarted process is back, at once in this world
 
 
-def test_start_of_many_workers_costs_few_writes_and_their_number_is_a_second_old_at_most(tmp_path: Path) -> None:
-    pace = Pace(random.Random(1), start_s=(1.0, 3.0), container_s=(0.5, 3.0))
-    world = World(tmp_path, make_job().with_replicas(32).elastic(2, 32), start=False, pace=pace, num_nodes=32)
+@pytest.mark.parametrize("known_session", [False, True])
+@pytest.mark.parametrize("replicas", [1, 8, 32])
+def test_start_within_seconds_costs_three_writes(tmp_path: Path, replicas: int, known_session: bool) -> None:
+    """One says that the job is accepted, one names the generation, one says that it runs."""
+    pace = Pace(random.Random(1), start_s=(1.0, 3.0), container_s=(0.5, 3.0), form_s=(0.05, 0.3), adopt_s=(0.05, 0.3))
+    job = make_job().with_replicas(replicas).elastic(1, 32)
+    world = World(tmp_path, job, start=False, pace=pace, num_nodes=replicas, known_session=known_session)
+    world.start_operator()
+    world.until(lambda: world.phase == "Running", limit_s=20.0)
+    assert (world.store.num_writes, world.generation) == (3, 1)
+    assert (world.status["tier"], world.status["lineage"]) == ("Session", [{"generation": 1, "startStep": 0}])
+    world.advance(2.0)
+    assert world.store.num_writes <= 4, "the last numbers of the start"
+    assert world.status["summary"]["ready"] == f"{replicas}/{replicas}"
+
+
+def test_slow_start_costs_a_write_every_five_seconds_and_its_number_is_no_older(tmp_path: Path) -> None:
+    world = World(tmp_path, make_job().with_replicas(32).fixed(), start=False, known_session=True)
+    world.pods.pending = set(range(32))
     registry = world.start_operator().registry
+    world.advance(1.0)
     ready: list[int] = []
-    while world.phase != "Running":
+    for tenth in range(620):
+        if tenth % 20 == 0 and tenth // 20 < 31:
+            world.run_pod(world.uid(tenth // 20))
         world.advance(0.1)
-        ready.append(
-            sum(
-                session.condition.phase == Phase.READY
-                for session in registry.sessions(world.pods.by_uid.values()).values()
-            )
-        )
+        sessions = registry.sessions(world.pods.by_uid.values()).values()
+        ready.append(sum(session.condition.phase == Phase.READY for session in sessions))
         known = world.status.get("readyReplicas", 0)
-        assert world.generation or known >= ready[max(0, len(ready) - 12)], "the number is more than a second old"
-    assert world.store.num_writes <= 3 + 5, "one to begin, one generation, Running; and one a second of five"
+        assert known >= ([0] * 52 + ready)[-52], "the number is more than five seconds old"
+    assert ready[-1] == 31
+    assert world.store.num_writes in range(10, 14), "one to begin, and one in five seconds after each change"
+    world.run_pod(world.uid(31))
+    world.advance(1.0)
+    assert (world.phase, world.generation) == ("Running", 1), "what a decision depends on waits for nothing"

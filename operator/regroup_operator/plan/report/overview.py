@@ -16,7 +16,7 @@ from regroup_operator.api.conditions import (
     TRAINING,
 )
 from regroup_operator.api.names import selector
-from regroup_operator.model.plan import JobCondition, Urgency
+from regroup_operator.model.plan import JobCondition
 from regroup_operator.model.ports import EventNote
 from regroup_operator.model.worker import RESUMED, Decision, Standing, Wait, Worker
 from regroup_operator.plan.facts.facts import Facts
@@ -111,35 +111,6 @@ def overview(
         ),
     }
     return part, _notes(now, before)
-
-
-_PROGRESS = frozenset({"progress", "samples", "memorySnapshot", "observedAt", "replicas", "goodput"})
-"""`replicas` is what an autoscaler reads, every 15 s."""
-_COUNTS = frozenset({"readyReplicas", "longestStartSeconds", "summary", "roles"})
-
-
-def urgency(status: Mapping[str, Any], stored: Mapping[str, Any]) -> Urgency:
-    """Return how soon the status is written, by what differs from the stored one.
-
-    While a job starts, each pod changes a number in it: with a write for each, a job of 32 workers took 66 to Running.
-    """
-    if _decisive(status) != _decisive(stored):
-        return Urgency.NOW
-    return Urgency.SOON if _shown(status) != _shown(stored) else Urgency.LATER
-
-
-def _decisive(status: Mapping[str, Any]) -> dict[str, Any]:
-    kept = {k: v for k, v in status.items() if k not in _PROGRESS | _COUNTS}
-    kept["conditions"] = [(c["type"], c["status"]) for c in status.get("conditions", ())]
-    kept["incidents"] = [(i["generation"], i.get("cause"), i.get("decision")) for i in status.get("incidents", ())]
-    kept["phase"] = "Pending" if status.get("phase") == "Starting" else status.get("phase")
-    return kept
-
-
-def _shown(status: Mapping[str, Any]) -> dict[str, Any]:
-    kept = {k: v for k, v in status.items() if k not in _PROGRESS}
-    kept["summary"] = {k: v for k, v in (status.get("summary") or {}).items() if k in ("state", "ready")}
-    return kept
 
 
 def _is_resumed(status: Mapping[str, Any]) -> bool:

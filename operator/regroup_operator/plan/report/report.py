@@ -26,9 +26,10 @@ from regroup_operator.plan.report.goodput import goodput
 from regroup_operator.plan.report.incidents import GROWING, make_incident, with_times
 from regroup_operator.plan.report.observed import FIELD as OBSERVED_AT
 from regroup_operator.plan.report.observed import due_in_s, observe
-from regroup_operator.plan.report.overview import overview, urgency
+from regroup_operator.plan.report.overview import overview
 from regroup_operator.plan.report.progress import checkpoint_status, progress_status
 from regroup_operator.plan.report.snapshots import snapshot_status
+from regroup_operator.plan.report.urgency import urgency
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,6 @@ class Report:
 
     status: dict[str, Any]
     urgency: Urgency
-    """False: only progress has changed, which may wait."""
     notes: tuple[EventNote, ...]
     tell: tuple[Tell, ...]
     due_s: float | None

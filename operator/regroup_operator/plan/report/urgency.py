@@ -1,0 +1,84 @@
+"""How soon a changed status is written. Pure.
+
+Each write is a request to the API server, and each pod of a job that starts changes a number in the status. So only what a
+decision depends on is written at once; the rest is collected for as long as a reader may be shown what is out of date
+(docs/design/adr/0060-few-writes-to-running.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from regroup_operator.api.conditions import AGENTS_CONNECTED, PODS_READY
+from regroup_operator.model.plan import Memory, Urgency
+from regroup_operator.plan.report.conditions import PENDING, STARTING
+
+SOON_S = 1.0
+"""How old a number or the words of a condition may be in the status of a job that trains, or has trained."""
+STARTING_S = 5.0
+"""How old they may be in the status of a job that starts."""
+
+_AGES_S = {Urgency.STARTING: STARTING_S, Urgency.SOON: SOON_S}
+
+_PROGRESS = frozenset({"progress", "samples", "memorySnapshot", "observedAt", "replicas", "goodput"})
+"""`replicas` is what an autoscaler reads, every 15 s."""
+_COUNTS = frozenset({"readyReplicas", "longestStartSeconds", "summary", "roles"})
+_OF_PODS = frozenset({PODS_READY, AGENTS_CONNECTED})
+"""Conditions that only count what there is."""
+
+
+def urgency(status: Mapping[str, Any], stored: Mapping[str, Any]) -> Urgency:
+    """Return how soon the status is written, by what differs from the stored one."""
+    starts = all(s.get("phase") in (PENDING, STARTING) for s in (status, stored))
+    first = starts and not stored.get("lineage")
+    if _decisive(status, starts=starts, first=first) != _decisive(stored, starts=starts, first=first):
+        return Urgency.NOW
+    if status.get("lineage") != stored.get("lineage"):
+        return Urgency.SOON
+    if _shown(status) == _shown(stored):
+        return Urgency.LATER
+    return Urgency.STARTING if starts else Urgency.SOON
+
+
+def differing(known: Mapping[Urgency, float], urgency: Urgency | None, now_s: float) -> dict[Urgency, float]:
+    """Return Memory.differs_since_s of a status that is not written yet, and differs from the stored one by `urgency` (None: not
+    at all). `known`: the same, as of the last plan."""
+    return {level: known.get(level, now_s) for level in _AGES_S if urgency is not None and urgency >= level}
+
+
+def write_due_s(urgency: Urgency, memory: Memory, *, now_s: float, progress_write_s: float) -> float:
+    """Return when a status that differs from the stored one is written (monotonic); not after `now_s`: at once.
+
+    `progress_write_s`: the time between two writes of progress alone.
+    """
+    if urgency == Urgency.NOW:
+        return now_s
+    if urgency == Urgency.LATER:
+        return now_s if memory.written_s is None else memory.written_s + progress_write_s
+    return min(since_s + _AGES_S[level] for level, since_s in memory.differs_since_s.items())
+
+
+def _decisive(status: Mapping[str, Any], *, starts: bool, first: bool) -> dict[str, Any]:
+    """Return what a decision or an announcement depends on. `starts`: it is the status of a job that starts; `first`: and that
+    has no lineage yet."""
+    kept = {k: v for k, v in status.items() if k not in _PROGRESS | _COUNTS}
+    counted = _OF_PODS if starts else frozenset()
+    kept["conditions"] = [(c["type"], c["status"]) for c in status.get("conditions", ()) if c["type"] not in counted]
+    kept["incidents"] = [(i["generation"], i.get("cause"), i.get("decision")) for i in status.get("incidents", ())]
+    if starts:
+        kept.pop("phase", None)
+        if kept.get("tier") == "Session":
+            # Any operator reads this from the agents' reports. Script is decided once, and cannot be seen later.
+            kept.pop("tier")
+    if first:
+        kept.pop("lineage", None)
+        if "membership" in kept:
+            kept["membership"] = {k: v for k, v in kept["membership"].items() if k != "startStep"}
+    return kept
+
+
+def _shown(status: Mapping[str, Any]) -> dict[str, Any]:
+    kept = {k: v for k, v in status.items() if k not in _PROGRESS}
+    kept["summary"] = {k: v for k, v in (status.get("summary") or {}).items() if k in ("state", "ready")}
+    return kept
