@@ -131,11 +131,13 @@ class OperatorSettings(BaseModel):
     """Seconds that it waits at most after the first one did."""
 
     planned_timeout_s: float = Field(default=Settings.planned_timeout_s, gt=0)
-    """Seconds until a planned generation that not all members entered is dropped for a forced one."""
+    """Seconds until a planned generation that not all members entered is dropped for a forced one; at least three of the
+    job's steps."""
 
     form_timeout_s: float = Field(default=Settings.form_timeout_s, gt=0)
     """Seconds until a forced generation that its members have not entered, or not formed, is announced anew without those
-    that hold it up. Doubled for each generation in a row that did not form."""
+    that hold it up. To enter it they have at least three of the job's steps. The time to form is doubled for each generation
+    in a row that did not form."""
 
     adopt_timeout_s: float = Field(default=Settings.adopt_timeout_s, gt=0)
     """The same for members that copy the state or read a checkpoint. Doubled, too."""

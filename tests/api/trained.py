@@ -232,8 +232,8 @@ def is_pod(request: Passed) -> bool:
 
 
 @contextmanager
-def trained(api: Api, directory: Path, namespace: str) -> Iterator[tuple[World, Kubelet]]:
-    """A job of two workers, between one and three, for as long as the block lasts."""
+def trained(api: Api, directory: Path, namespace: str, workers: int = 2) -> Iterator[tuple[World, Kubelet]]:
+    """A job of so many workers, between one and one more, for as long as the block lasts."""
     server = yaml.safe_load(api.kubeconfig.read_text())["clusters"][0]["cluster"]["server"]
     trusted = ssl.create_default_context(cafile=str(api.kubeconfig.parent / "ca.crt"))
     authority = Authority.create()
@@ -250,12 +250,15 @@ def trained(api: Api, directory: Path, namespace: str) -> Iterator[tuple[World, 
         kubelet = Kubelet(api, namespace, service, directory / "ca.crt", directory)
         life.callback(kubelet.stop)
         job = make_job(
-            JOB, replicas=2, elasticPolicy={"minReplicas": 1, "maxReplicas": 3}, recovery={"maxRestarts": 1000}
+            JOB,
+            replicas=workers,
+            elasticPolicy={"minReplicas": 1, "maxReplicas": workers + 1},
+            recovery={"maxRestarts": 1000},
         )
         job["metadata"]["namespace"] = namespace
         api.done("create", "--filename=-", document=job)
         # Nothing of it is left to the operators of the next one; there is no garbage collector.
         life.callback(api.done, "delete", "pods", "--all", "--force", "--grace-period=0", f"--namespace={namespace}")
         life.callback(api.done, "delete", "dtj", JOB, f"--namespace={namespace}")
-        kubelet.run(2)
+        kubelet.run(workers)
         yield world, kubelet

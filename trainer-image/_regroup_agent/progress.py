@@ -13,7 +13,7 @@ from typing import TypeVar
 from regroup.protocol import local, wire
 from regroup.protocol.state import Times
 
-Said = TypeVar("Said")
+Value = TypeVar("Value")
 
 INTERVAL_S = 1.0
 REPORTS_PER_S = 50.0
@@ -106,7 +106,7 @@ def _waits(times: Times | None) -> float:
     return math.inf if times is None else times.waits
 
 
-def _first(said: Said | None, before: Said | None) -> Said | None:
+def _first(said: Value | None, before: Value | None) -> Value | None:
     return before if said is None else said
 
 

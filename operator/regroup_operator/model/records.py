@@ -240,12 +240,13 @@ class Settings:
     join_max_s: float = 5.0
     """... but not longer than this after the first one did."""
     planned_timeout_s: float = 30.0
-    """A planned generation that its members have not all entered by then is dropped for a forced one."""
+    """A planned generation that its members have not all entered by then (at least three steps) is dropped for a forced one."""
     settle_s: float = 0.25
     """After a broken collective without a known culprit: wait this long for the culprit's own report."""
     form_timeout_s: float = 20.0
-    """A forced generation that its members have not all entered by then, or not formed so long after the last one entered,
-    is announced anew, without those that did not enter. Doubled for each generation in a row that did not form."""
+    """A forced generation that its members have not all entered by then (at least three steps), or not formed so long after
+    the last one entered, is announced anew, without those that did not enter. Doubled for each generation in a row that did
+    not form."""
     adopt_timeout_s: float = 60.0
     """The same for a generation that has formed, while its members copy the state or read a checkpoint. Doubled, too."""
     start_timeout_s: float = 600.0

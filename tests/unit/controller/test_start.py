@@ -207,3 +207,19 @@ def test_slow_start_costs_a_write_every_five_seconds_and_its_number_is_no_older(
     world.run_pod(world.uid(31))
     world.advance(1.0)
     assert (world.phase, world.generation) == ("Running", 1), "what a decision depends on waits for nothing"
+
+
+def test_change_of_size_is_written_as_it_goes_and_no_oftener(tmp_path: Path) -> None:
+    """A generation, its start step, its adoption; until that the generation before trains, and the conditions say so."""
+    pace = Pace(random.Random(1), form_s=(0.05, 0.3), adopt_s=(0.05, 0.3))
+    world = World(tmp_path, make_job().with_replicas(3).elastic(1, 5), pace=pace, known_session=True)
+    world.advance(15.0, step_every_s=0.25)
+    world.scale(4)
+    world.until(lambda: world.generation == 2, step_every_s=0.05)
+    before = world.store.num_writes
+    assert (world.status["membership"]["adopted"], world.condition("Degraded")["status"]) == (False, "True")
+    assert world.condition("Training")["message"] == "Generation 1 trains with 3 workers."
+    world.until(lambda: world.status["membership"]["adopted"], step_every_s=0.05)
+    assert world.store.num_writes - before == 2
+    assert world.condition("Training")["message"] == "Generation 2 trains with 4 workers."
+    assert world.condition("Degraded")["message"] == "4 of 4 workers train."

@@ -13,6 +13,7 @@ from regroup_operator.api.members import MemberId
 from regroup_operator.model.records import Settings
 from regroup_operator.model.waits import UntilEvent
 from regroup_operator.model.worker import Announce, Bounds, Current, Decision, Keep, Refusal, Standing, Wait, Worker
+from regroup_operator.plan.facts.allowances import entry_s
 from regroup_operator.plan.generation.decision import RECONNECT_S, RETRY_S, names_of, next_generation
 from regroup_operator.plan.generation.links import Links
 from tests.builders.plan import (
@@ -275,6 +276,21 @@ def test_entering_waits_for_the_end_of_a_long_step() -> None:
     workers, current = [PENDING_0, PENDING_1, FORMS_2], replace(LATE, announced_at_s=50.0)
     assert words(decide(workers, current, make_bounds(3, 1), step_s=25.0)) == ("keep",)
     assert words(decide(workers, current, make_bounds(3, 1), step_s=16.0)) == (FORCED, "GenerationOverdue", "2")
+
+
+@pytest.mark.parametrize(
+    ("kind", "step_s", "want_s"),
+    [
+        pytest.param(FORCED, 0.0, SETTINGS.form_timeout_s, id="no step is known"),
+        pytest.param(FORCED, 6.0, SETTINGS.form_timeout_s, id="a short step"),
+        pytest.param(FORCED, 60.0, 180.0, id="three steps of a minute"),
+        pytest.param(PLANNED, 0.0, SETTINGS.planned_timeout_s, id="planned, no step is known"),
+        pytest.param(PLANNED, 9.0, SETTINGS.planned_timeout_s, id="planned, a short step"),
+        pytest.param(PLANNED, 60.0, 180.0, id="planned, three steps of a minute"),
+    ],
+)
+def test_time_to_enter_a_generation_grows_with_the_step(kind: str, step_s: float, want_s: float) -> None:
+    assert entry_s(kind, step_s, SETTINGS) == want_s
 
 
 @pytest.mark.parametrize(

@@ -193,8 +193,9 @@ def training_conditions(
     failures that recovery.onExit ignores; `roles`: which are required for completion, and while the job waits for them, how far
     they are."""
     out: list[JobCondition] = []
-    number = current.number if current else 0
-    count = len(current.members) if current else 0
+    number, count = (
+        _trains(current) if phase == RUNNING else (current.number, len(current.members)) if current else (0, 0)
+    )
     if phase == RUNNING and group == Group.UNOBSERVED:
         out.append(
             JobCondition(
@@ -266,7 +267,7 @@ def _degraded(
         return JobCondition("Degraded", "True", "NoProgress", hang[:1000])
     if phase == RUNNING and leaving:
         return JobCondition("Degraded", "True", "Leaving", leaving[:1000])
-    count = len(current.members) if current else 0
+    _, count = _trains(current)
     if phase == RUNNING and count < replicas:
         reason = "OOMKilled" if memory else "FewerMembers"
         return JobCondition(
@@ -310,6 +311,18 @@ def duration(seconds: float) -> str:
             rest = whole % size // small
             return f"{whole // size}{unit}" + (f"{rest}{small_unit}" if rest else "")
     return f"{whole}s"
+
+
+def _trains(current: Current | None) -> tuple[int, int]:
+    """Return number and members of the generation that trains while the job is Running: until all members have adopted a
+    planned one, that is the one before."""
+    if current is None:
+        return 0, 0
+    if current.adopted or current.kind != PLANNED or not current.older:
+        return current.number, len(current.members)
+    begun = {entry.generation for entry in current.lineage}
+    before = max(current.older, key=lambda older: (older.number in begun, older.number))
+    return before.number, len(before.pod_uids)
 
 
 def _workers(count: int) -> str:

@@ -1,4 +1,4 @@
-"""What people see of a job: conditions, phase, columns, and the events that go with them. Pure; the words are status.py's."""
+"""What people see of a job: conditions, phase, columns, and the events that go with them. Pure; the words are conditions.py's."""
 
 from __future__ import annotations
 
