@@ -606,3 +606,29 @@ def test_launcher_as_command_is_refused_with_a_sentence(worker: Worker, launcher
     assert worker.agent is not None
     assert worker.agent.wait(10) == 2
     assert f"regroup: The command starts with {launcher}" in worker.log()
+
+
+def test_member_that_stops_answering_is_reported_until_it_answers_again(operator: OperatorEdge, worker: Worker) -> None:
+    """A full queue of connections drops whatever comes, as a machine without power does."""
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen(0)
+        worker.start_raw()
+        welcome(operator)
+        ready(operator)
+        observed = wire.Observed("other", *other.getsockname())
+        train(operator, worker, observes=(observed,))
+        other.settimeout(10)
+        other.accept()[0].close()  # it has answered once; the next connections fill the queue
+        began = time.monotonic()
+        heard = operator.wait(lambda h: any(one.age_s >= wire.SILENT_S for one in h.report.unheard))
+        assert time.monotonic() - began >= wire.SILENT_S
+        assert [one.pod_uid for one in heard.report.unheard] == ["other"]
+        first = next(h for h in operator.heard if h.report.unheard)
+        assert wire.SUSPECT_S <= first.report.unheard[0].age_s < wire.SILENT_S
+        before = len(operator.heard)
+        other.listen(4096)
+        operator.wait(lambda h: not h.report.unheard, after=before)
+    observed_port = operator.heard[0].report.observed_port
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", observed_port), timeout=5)

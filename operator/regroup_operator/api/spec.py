@@ -244,7 +244,8 @@ class RecoveryPolicy(SpecModel):
     """Length of the window in which maxRestarts counts, in seconds."""
 
     disconnect_seconds: int = Field(default=5, ge=1, le=3600)
-    """Seconds without a connection and without progress after which a worker counts as lost."""
+    """Seconds without a connection and without progress after which a worker counts as lost. Independent of it, a worker is
+    lost when workers on two other nodes, and the operator, have heard nothing of it for 1.5 seconds."""
 
     spares: int = Field(default=0, ge=0, le=MAX_REPLICAS)
     """Workers beyond spec.replicas that are started and wait. When a worker is lost or drained, a spare takes its place at

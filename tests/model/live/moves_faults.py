@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tests.model.live.moves_operator import ended, slow_moves
+from tests.model.live.moves_operator import ended, lost_moves, slow_moves
 from tests.model.live.moves_worker import absent
 from tests.model.live.records import ABSENT, EXIT, HEARD, NO_FAULT, STARTING, State, Worker
 from tests.model.live.view import View, pay, with_worker
@@ -37,6 +37,9 @@ def _of_worker(view: View, state: State, place: int, worker: Worker) -> Iterator
     if worker.is_connected and (after := pay(state, "stream")):
         cut_off = with_worker(after, place, worker._replace(is_connected=0))
         yield Move(f"FAULT w{place}'s stream ends", True, cut_off)
+    if after := pay(state, "lost"):
+        for move in lost_moves(view, after, place):
+            yield move._replace(label=f"FAULT {move.label}", is_fault=True)
     has_place = view.scenario.slots.count(view.scenario.slots[place]) > 1  # for the successor
     if has_place and not worker.drains and (after := pay(state, "drain")):
         yield Move(f"FAULT w{place} is drained", True, with_worker(after, place, worker._replace(drains=1)))

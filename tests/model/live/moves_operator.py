@@ -102,6 +102,17 @@ def slow_moves(view: View, state: State) -> Iterator[Move]:
             yield _announce(view, state, FORCED, chosen, how=f"(w{sorted(late)} late) ")
 
 
+def lost_moves(view: View, state: State, place: int) -> Iterator[Move]:
+    """A member that lives, trains perhaps and has an open stream is taken for lost: observers hear nothing of it (rule OBSERVERS).
+    Where too few others are there the operator waits, and hears it again."""
+    member = (place, state.workers[place].uid)
+    if member not in state.members or not is_alive(state, member) or not state.workers[place].is_connected:
+        return
+    chosen = _choose(view, state, {place}, has_refused=False)
+    if len(chosen) >= state.minimum:
+        yield _announce(view, state, FORCED, chosen, how=f"(w{place} taken for lost) ")
+
+
 def ended(worker: Worker) -> Worker:
     """The worker without its process: what that held is lost, what its agent keeps in its file is not."""
     return worker._replace(phase=STARTING, hangs=0, inside=0, left=0, state=NO_STATE, state_adopted=0)

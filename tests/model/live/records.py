@@ -149,6 +149,7 @@ class Budget(NamedTuple):
     drain: int = 0
     slow: int = 0
     disk: int = 0
+    lost: int = 0
     total: int = 0
 
 

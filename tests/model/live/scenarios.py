@@ -92,6 +92,11 @@ HOLDS = {
     "the operator restarts and a process dies": (LiveScenario(faults=Budget(operator=1, crash=1, total=2)), 1435),
     "a stream ends and a process dies": (LiveScenario(faults=Budget(stream=1, crash=1, total=2)), 1750),
     "a container restarts and replicas change": (LiveScenario(faults=Budget(container=1, scale=1, total=2)), 2015),
+    "a member is taken for lost and a process dies": (LiveScenario(faults=Budget(lost=1, crash=1, total=2)), 19961),
+    "a member of three is taken for lost": (
+        LiveScenario(slots=(0, 1, 2), replicas=3, faults=Budget(lost=1, total=1)),
+        1189,
+    ),
     "two of two are needed, any one fault": (replace(LATE, minimum=2, minimums=(2,), has_late_reports=False), 311),
     "a drain in one slot and a process dies": (
         LiveScenario(slots=(0, 0), replicas=1, faults=Budget(drain=1, crash=1, total=2)),
@@ -124,7 +129,19 @@ WIDE = {
 """For `python -m tests.model LIVE`."""
 
 MANY = Budget(
-    crash=4, all_crash=1, container=2, pod=2, hang=2, stream=3, operator=2, scale=3, drain=1, slow=2, disk=1, total=6
+    crash=4,
+    all_crash=1,
+    container=2,
+    pod=2,
+    hang=2,
+    stream=3,
+    operator=2,
+    scale=3,
+    drain=1,
+    slow=2,
+    disk=1,
+    lost=2,
+    total=6,
 )
 WILD = {
     "two workers": replace(LATE, faults=MANY),
