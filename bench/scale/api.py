@@ -30,6 +30,8 @@ class Api:
             maxsize=_CONNECTIONS,
             retries=False,
         )
+        self.is_closed = False
+        self._watches: list[urllib3.BaseHTTPResponse] = []
 
     def get(self, path: str) -> Any:
         """Return the answer to GET. Raises BenchError, as all calls here, with the server's words."""
@@ -55,24 +57,30 @@ class Api:
 
     def watch(self, path: str, version: str) -> Iterator[Mapping[str, Any]]:
         """Yield the events of a collection after resource version `version`, until the server or `close` ends the watch."""
-        query = f"watch=true&resourceVersion={version}&allowWatchBookmarks=false"
         answer = self._pool.request(
             "GET",
-            f"{self._url}{path}?{query}",
+            f"{self._url}{path}?watch=true&resourceVersion={version}",
             preload_content=False,
             timeout=urllib3.Timeout(connect=5, read=None),
         )
+        self._watches.append(answer)
         rest = b""
         try:
-            for chunk in answer.stream(1 << 16, decode_content=True):
+            for chunk in answer.stream(1 << 16):
                 *lines, rest = (rest + chunk).split(b"\n")
                 for line in lines:
                     yield orjson.loads(line)
+        except (urllib3.exceptions.HTTPError, OSError):
+            pass  # closed, or the server has ended
         finally:
+            self._watches.remove(answer)
             answer.close()
 
     def close(self) -> None:
-        """Close the connections that are kept."""
+        """End all watches, and close the connections that are kept; `is_closed` from then on."""
+        self.is_closed = True
+        for answer in list(self._watches):
+            answer.shutdown()
         self._pool.clear()
 
     def _call(

@@ -1,7 +1,7 @@
 """Exact counts of API requests, from the API server's audit log: who asked, with which verb, for which resource.
 
-The policy is the same for every system. It leaves out what is not the systems' own doing: the fake kubelets, the benchmark's
-client, leases and health checks. A watch counts once, when it begins.
+The policy is the same for every system. It leaves out the benchmark's client, leases and health checks. A watch counts once,
+when it begins.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
-UNCOUNTED = ("kwok", "admin", "system:apiserver", "kube-apiserver-kubelet-client")
+UNCOUNTED = ("admin", "system:apiserver", "kube-apiserver-kubelet-client")
 """Users that are no part of any system. `admin` is the benchmark itself."""
 
 

@@ -45,21 +45,26 @@ class Plane:
         """The administrator's. Its requests are not counted."""
         self.authority = Authority(directory / "pki")
         self.api = Api(self.kubeconfig)
+        self.job_metrics = ""
+        """Where the Job controller's metrics are."""
         self._audit = audit.AuditLog(directory / "audit.log")
 
     def kubeconfig_of(self, user: str, groups: Sequence[str] = ()) -> Path:
-        """Return a kubeconfig with a client certificate for `user`, whose requests are counted under that name.
-
-        Name a service account system:serviceaccount:NAMESPACE:NAME: its bindings, and the API server's fairness, hold for it.
-        """
+        """Return a kubeconfig with a client certificate for `user`, whose requests are counted under that name."""
         name = user.replace(":", "-")
         self.authority.issue(name, user=user, groups=groups)
         return self.authority.kubeconfig(name, self.url)
 
     def service_account(self, namespace: str, name: str) -> tuple[str, Path]:
-        """Return the user of a service account, and a kubeconfig for it with its groups."""
-        user = f"system:serviceaccount:{namespace}:{name}"
-        return user, self.kubeconfig_of(user, ("system:serviceaccounts", f"system:serviceaccounts:{namespace}"))
+        """Return the user of a service account that exists, and a kubeconfig with a token for it, good for a day."""
+        path = f"/api/v1/namespaces/{namespace}/serviceaccounts/{name}/token"
+        asked = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {"expirationSeconds": 86400}}
+        token = self.api.post(path, asked)["status"]["token"]
+        config = json.loads(self.kubeconfig.read_text())
+        config["users"][0]["user"] = {"token": token}
+        file = self.directory / f"{namespace}-{name}.kubeconfig"
+        file.write_text(json.dumps(config))
+        return f"system:serviceaccount:{namespace}:{name}", file
 
     def requests(self) -> Mapping[audit.Key, int]:
         """Return the number of API requests so far by (user, verb, resource); what is not counted says `audit`."""
@@ -80,6 +85,12 @@ class Plane:
     def cpu_s(self, pid: int) -> float:
         """Return the CPU seconds of a process so far; `meter.Meter` measures several over a time."""
         return meter.cpu_s(pid)
+
+    def is_established(self, definition: str) -> bool:
+        """Return whether the API server serves a custom resource, by the name of its definition."""
+        path = f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{definition}"
+        conditions = self.api.get(path).get("status", {}).get("conditions") or []
+        return any(one["type"] == "Established" and one["status"] == "True" for one in conditions)
 
     def spawn(
         self, name: str, command: Sequence[str | Path], *, environment: Mapping[str, str] | None = None
@@ -148,10 +159,15 @@ def _start_controllers(plane: Plane) -> None:
         f"--node-monitor-grace-period={_NODE_GRACE}",
     ]
     for name, which in (("kube-controller-manager", "*,-job-controller"), (JOB_CONTROLLER, "job-controller")):
-        port = f"--secure-port={apiserver.free_port()}"
-        plane.spawn(name, [programs / "kube-controller-manager", *controllers, f"--controllers={which}", port])
-    port = f"--secure-port={apiserver.free_port()}"
-    plane.spawn("kube-scheduler", [programs / "kube-scheduler", *own, *_identity(scheduler), port])
+        port = apiserver.free_port()
+        ours = [f"--controllers={which}", f"--secure-port={port}"]
+        plane.spawn(name, [programs / "kube-controller-manager", *controllers, *ours])
+        if name == JOB_CONTROLLER:
+            plane.job_metrics = f"https://127.0.0.1:{port}/metrics"
+    plane.spawn(
+        "kube-scheduler",
+        [programs / "kube-scheduler", *own, *_identity(scheduler), f"--secure-port={apiserver.free_port()}"],
+    )
 
 
 def _identity(kubeconfig: Path) -> list[str]:
@@ -162,7 +178,7 @@ def _identity(kubeconfig: Path) -> list[str]:
 def _start_kwok(plane: Plane) -> None:
     program = binaries.build_once(builds.KWOK) / "kwok"
     kubeconfig = plane.kubeconfig_of("kwok", ("system:masters",))
-    command = [program, f"--kubeconfig={kubeconfig}", f"--config={_FAKE_KUBELET}", "--v=WARN"]
+    command: list[str | Path] = [program, f"--kubeconfig={kubeconfig}", f"--config={_FAKE_KUBELET}", "--v=WARN"]
     # Its own default configuration would be read from the home directory, and hold stages that complete jobs.
     home = plane.directory / "kwok"
     home.mkdir(exist_ok=True)
