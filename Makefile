@@ -94,6 +94,10 @@ bench-tiers: venv ## What memory snapshots and checkpoints cost: a table and ben
 bench-quotas: venv ## Equal shares and shares by speed, one of four ranks slowed twofold: a table and bench/out/quotas.json
 	$(PY) -m bench.quotas
 
+.PHONY: bench-scale
+bench-scale: venv ## Pods a second, API requests, CPU and memory beside JobSet, Trainer and Job: tables and bench/out/scale.json (JOBS=500, ONLY="job jobset", QUICK=1)
+	$(PY) -m bench.scale $(if $(JOBS),--jobs $(JOBS)) $(if $(ONLY),--only $(ONLY)) $(if $(QUICK),--quick) $(if $(QUICK)$(ONLY),,--figure docs/scale.svg)
+
 .PHONY: cluster-up
 cluster-up: venv ## Start the one-machine Kubernetes and leave it running (root)
 	$(PY) -m cluster up

@@ -71,8 +71,8 @@ def start(
     programs = binaries.ensure()
     authority = Authority(directory / "pki")
     authority.issue("apiserver", user="kube-apiserver", hosts=sorted({*_HOSTS, address}))
-    authority.issue("admin", user="admin", group="system:masters")
-    authority.issue("apiserver-kubelet-client", user="kube-apiserver-kubelet-client", group="system:masters")
+    authority.issue("admin", user="admin", groups=["system:masters"])
+    authority.issue("apiserver-kubelet-client", user="kube-apiserver-kubelet-client", groups=["system:masters"])
     authority.issue("front-proxy-client", user="front-proxy-client")
     port_file = directory / "ports"
     if processes.recorded(directory, "kube-apiserver") and processes.recorded(directory, "etcd"):

@@ -1,7 +1,8 @@
-"""Build every program of the cluster from the one Go module in `go/`, once per content of that module.
+"""Build programs from a Go module, once per content of that module; first of all the cluster's own from `go/`.
 
 Callers (`up`, `tests/api`) use `ensure()` and get a directory with kube-apiserver, etcd, kubectl, helm and the rest.
 All Kubernetes components and etcd are one program that looks at argv[0]; the directory holds symbolic links to it.
+Benchmarks build what they compare with in the same way: `Build` and `build_once`.
 """
 
 import fcntl
@@ -9,8 +10,9 @@ import hashlib
 import os
 import subprocess
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from cluster import paths, progress, toolchain
@@ -27,7 +29,21 @@ LINKS = (
     "kubectl",
     "etcd",
 )
-_EXPECTED_BUILD_S = 280.0
+
+
+@dataclass(frozen=True)
+class Build:
+    """Some packages of one Go module, and the directory that takes their programs."""
+
+    title: str
+    module: Path
+    packages: Sequence[str]
+    out: Path
+    expected_s: float
+    """How long it takes about, for the progress bar."""
+    ldflags: str = "-s -w"
+    links: Sequence[str] = ()
+    """Symbolic links to the program `kube`, beside it."""
 
 
 def ensure() -> Path:
@@ -36,29 +52,50 @@ def ensure() -> Path:
     Blocks for minutes on the first call of a machine; a second process waits for the first one's build.
     Raises ClusterError when Go is missing or the build fails.
     """
-    out = paths.bin_dir()
+    return build_once(_cluster())
+
+
+def build_once(build: Build) -> Path:
+    """Return `build.out` with its programs, as `ensure` does for the cluster's own."""
+    out = build.out
     out.mkdir(parents=True, exist_ok=True)
-    stamp_file, wanted = out / ".stamp", stamp()
+    stamp_file, wanted = out / ".stamp", stamp(build)
     with _locked(out.parent / "build.lock"):
         if stamp_file.exists() and stamp_file.read_text() == wanted:
             return out
         stamp_file.unlink(missing_ok=True)
         go = toolchain.find_go()
-        _download(go)
-        _build(go, out)
-        for link in LINKS:
+        _download(go, build.module)
+        _build(go, build)
+        for link in build.links:
             (out / link).unlink(missing_ok=True)
             (out / link).symlink_to("kube")
         stamp_file.write_text(wanted)
     return out
 
 
-def stamp() -> str:
+def module_directory(build: Build, path: str) -> Path:
+    """Return where the sources of a module that `build` depends on lie; read only. Raises ClusterError."""
+    go = toolchain.find_go()
+    _download(go, build.module)
+    listed = subprocess.run(
+        [go, "list", "-m", "-f", "{{.Dir}}", path], cwd=build.module, env=_environment(), capture_output=True, text=True
+    )
+    if listed.returncode != 0:
+        raise ClusterError(f"{path} is no module of {build.module}: {_tail(listed.stderr)}")
+    return Path(listed.stdout.strip())
+
+
+def stamp(build: Build) -> str:
     """Return a digest of everything that decides what the build produces."""
-    digest = hashlib.sha256("\n".join((*PACKAGES, *LINKS, _ldflags())).encode())
-    for file in sorted(p for p in paths.GO_MODULE.rglob("*") if p.is_file()):
-        digest.update(f"{file.relative_to(paths.GO_MODULE)}\0".encode() + file.read_bytes())
+    digest = hashlib.sha256("\n".join((*build.packages, *build.links, build.ldflags)).encode())
+    for file in sorted(p for p in build.module.rglob("*") if p.is_file()):
+        digest.update(f"{file.relative_to(build.module)}\0".encode() + file.read_bytes())
     return digest.hexdigest()
+
+
+def _cluster() -> Build:
+    return Build("Kubernetes binaries", paths.GO_MODULE, PACKAGES, paths.bin_dir(), 280.0, _ldflags(), LINKS)
 
 
 def _ldflags() -> str:
@@ -79,26 +116,29 @@ def _environment() -> dict[str, str]:
     return {**os.environ, "CGO_ENABLED": "0", "GOFLAGS": "", "GOTOOLCHAIN": "local"}
 
 
-def _download(go: Path) -> None:
+def _download(go: Path, module: Path) -> None:
     with progress.step("Go modules", "download", expected_s=15):
-        done = subprocess.run(
-            [go, "mod", "download"], cwd=paths.GO_MODULE, env=_environment(), capture_output=True, text=True
-        )
+        done = subprocess.run([go, "mod", "download"], cwd=module, env=_environment(), capture_output=True, text=True)
     if done.returncode != 0:
         raise ClusterError(
             f"The Go modules could not be downloaded, check the network or GOPROXY: {_tail(done.stderr)}"
         )
 
 
-def _build(go: Path, out: Path) -> None:
+def _build(go: Path, build: Build) -> None:
+    packages, module = build.packages, build.module
     listed = subprocess.run(
-        [go, "list", "-deps", *PACKAGES], cwd=paths.GO_MODULE, env=_environment(), capture_output=True, text=True
+        [go, "list", "-deps", *packages], cwd=module, env=_environment(), capture_output=True, text=True
     )
     num_packages = max(1, listed.stdout.count("\n"))
-    command = [go, "build", "-v", "-trimpath", "-buildvcs=false", "-ldflags", _ldflags(), "-o", f"{out}/", *PACKAGES]
-    with progress.step("Kubernetes binaries", "build", expected_s=_EXPECTED_BUILD_S) as bar:
+    flags = ["-v", "-trimpath", "-buildvcs=false", "-ldflags", build.ldflags, "-o", f"{build.out}/"]
+    with progress.step(build.title, "build", expected_s=build.expected_s) as bar:
         process = subprocess.Popen(
-            list(map(str, command)), cwd=paths.GO_MODULE, env=_environment(), stderr=subprocess.PIPE, text=True
+            list(map(str, [go, "build", *flags, *packages])),
+            cwd=module,
+            env=_environment(),
+            stderr=subprocess.PIPE,
+            text=True,
         )
         assert process.stderr is not None
         last: deque[str] = deque(maxlen=20)
@@ -107,7 +147,7 @@ def _build(go: Path, out: Path) -> None:
             bar.fraction = min(0.97, num_done / num_packages)
             bar.note = f"package {num_done} of {num_packages}"
         if process.wait() != 0:
-            raise ClusterError(f"The Go build in {paths.GO_MODULE} failed: {_tail(''.join(last))}")
+            raise ClusterError(f"The Go build in {module} failed: {_tail(''.join(last))}")
 
 
 def _tail(text: str) -> str:

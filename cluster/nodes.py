@@ -220,7 +220,9 @@ def _write_config(node: Node) -> Path:
     home, programs, pki = directory(node), binaries.ensure(), paths.state() / "pki"
     server = f"https://{addresses.HOST_ADDRESS}:{addresses.API_PORT}"
     authority = Authority(pki)
-    authority.issue(node.name, user=f"system:node:{node.name}", group="system:nodes", hosts=[node.name, node.address])
+    authority.issue(
+        node.name, user=f"system:node:{node.name}", groups=["system:nodes"], hosts=[node.name, node.address]
+    )
     kubeconfig = authority.kubeconfig(node.name, server)
     _write_json(home / "kubelet.json", _kubelet(node, pki))
     _write_json(home / "kube-proxy.json", _kube_proxy(node, pki))

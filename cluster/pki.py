@@ -24,7 +24,7 @@ class Authority:
         directory.chmod(0o700)
         if not self.certificate_file("ca").exists():
             key = _new_key(self.key_file("ca"))
-            name = _name("kube-ca", None)
+            name = _name("kube-ca", ())
             builder = _builder(name, name, key).add_extension(x509.BasicConstraints(ca=True, path_length=None), True)
             _write(self.certificate_file("ca"), builder.sign(key, hashes.SHA256()))
         self._key = _load_key(self.key_file("ca"))
@@ -43,13 +43,13 @@ class Authority:
         """Return where the private key of that name lies."""
         return self.directory / f"{name}.key"
 
-    def issue(self, name: str, *, user: str, group: str | None = None, hosts: Sequence[str] = ()) -> None:
-        """Write a key and a certificate for a user (and server, when it has hosts: DNS names and addresses)."""
+    def issue(self, name: str, *, user: str, groups: Sequence[str] = (), hosts: Sequence[str] = ()) -> None:
+        """Write a key and a certificate for a user in `groups` (and server, when it has hosts: DNS names and addresses)."""
         if self.certificate_file(name).exists():
             return
         key = _new_key(self.key_file(name))
         usages = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.CLIENT_AUTH, ExtendedKeyUsageOID.SERVER_AUTH])
-        builder = _builder(_name(user, group), self._name, key).add_extension(usages, False)
+        builder = _builder(_name(user, groups), self._name, key).add_extension(usages, False)
         if hosts:
             builder = builder.add_extension(x509.SubjectAlternativeName([_host(h) for h in hosts]), False)
         _write(self.certificate_file(name), builder.sign(self._key, hashes.SHA256()))
@@ -96,9 +96,9 @@ def _builder(subject: x509.Name, issuer: x509.Name, key: _Key) -> x509.Certifica
     )
 
 
-def _name(user: str, group: str | None) -> x509.Name:
-    organization = [x509.NameAttribute(NameOID.ORGANIZATION_NAME, group)] if group else []
-    return x509.Name([*organization, x509.NameAttribute(NameOID.COMMON_NAME, user)])
+def _name(user: str, groups: Sequence[str]) -> x509.Name:
+    organizations = [x509.NameAttribute(NameOID.ORGANIZATION_NAME, group) for group in groups]
+    return x509.Name([*organizations, x509.NameAttribute(NameOID.COMMON_NAME, user)])
 
 
 def _host(host: str) -> x509.GeneralName:

@@ -198,7 +198,9 @@ class Controller:
         if plan.expired:
             await self._store.remove(job)
             return None
-        make_s = kept.maker.want(written or job, plan, (*pods, *roles), confirmed=written is not None)
+        # The write has taken time, in which an earlier plan's pods may have been made.
+        there = (*self._workers.list(job.key, job.uid), *self._workers.roles(job.key, job.uid))
+        make_s = kept.maker.want(written or job, plan, there, confirmed=written is not None)
         due = [d for d in (plan.look_again_s, prepare_s, write_s, make_s) if d is not None]
         return max(0.0, min(due) - self._monotonic()) if due else None
 

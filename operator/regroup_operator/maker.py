@@ -66,7 +66,7 @@ StepKey = tuple[str, int | str]
 
 @dataclass(frozen=True)
 class Wanted:
-    """What the newest plan wants; `confirmed`: the job was there when it was made."""
+    """What the newest plan wants, less what has been done of it; `confirmed`: the job was there when it was made."""
 
     job: Job
     steps: dict[StepKey, Step]
@@ -132,13 +132,21 @@ class Maker:
         """Have the pods deleted and made that the plan asks for; what an earlier plan asked for counts no more.
 
         Returns when to look again (monotonic); None: only an event helps, or `look_again` will be called. `confirmed`: the
-        plan's status was written just now, so that the job is there.
+        plan's status was written just now, so that the job is there. `pods`: those that there are now. They may be more than the
+        plan knew, since its status has been written meanwhile: what it asks for is not done twice.
         """
         self._look_at(job, pods)
         steps: dict[StepKey, Step] = {("delete", pod.uid): pod for pod in plan.delete}
         steps |= {("create", slot): CreatePod(slot, attempt, avoid) for slot, attempt, avoid in plan.create}
         for role, index, attempt in plan.create_roles:
             steps["create", role_place(role, index)] = CreatePod(index, attempt, role=role)
+        made = {(p.place, p.attempt) for p in pods}
+        going = {p.uid for p in pods if p.terminating}
+        steps = {
+            key: step
+            for key, step in steps.items()
+            if (step.uid not in going if isinstance(step, Pod) else (step.place, step.attempt) not in made)
+        }
         self._wanted = Wanted(job, steps, confirmed)
         if not self._is_making and self._batch(1):
             self._is_making = True
@@ -226,6 +234,9 @@ class Maker:
                 self._tell(wanted.job, note)
         else:
             results.append(True)
+            # Not by its back-off alone: under load a round takes longer than that, and so does the next plan.
+            if self._wanted is not None and self._wanted.steps.get(key) == step:
+                del self._wanted.steps[key]
 
     async def _create(self, job: Job, step: CreatePod) -> None:
         """Create a worker; where a pod of that name is not ours, or is going, or does not show, under the next free number."""

@@ -17,12 +17,13 @@ import pytest
 
 from cluster import binaries
 from harness.polling import until
+from harness.replica import Replica
 from manifests import render
 from regroup_cli import plugin
 from regroup_operator.api.crd import UNSEEN_STATUS
 from regroup_operator.endpoint.certificates import Authority
 from tests.api.conftest import Api
-from tests.api.replicas import Replica, Replicas, replicas
+from tests.api.replicas import Replicas, replicas
 from tests.builders.jobs import make_job, role
 
 DEADLINE_S = 40.0

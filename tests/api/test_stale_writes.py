@@ -11,9 +11,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from harness.replica import Replica
 from tests.api.conftest import Api
 from tests.api.edge import Held
-from tests.api.replicas import Replica
 from tests.api.trained import JOB, Kubelet, World, is_pod, is_status, trained
 
 

@@ -12,9 +12,10 @@ import yaml
 
 from cluster import apiserver, binaries
 from harness.polling import until
+from harness.replica import Replica
 from manifests import render
 from tests.api.conftest import CRD, ROOT, Api
-from tests.api.replicas import Replica, Replicas
+from tests.api.replicas import FAST_LEASE, Replicas
 from tests.api.test_operator import create, leaders_label, status
 
 
@@ -73,7 +74,7 @@ def test_jobs_of_these_namespaces_are_served_and_no_others(
     (tmp_path / "kubeconfig").write_text(yaml.safe_dump(config))
     monkeypatch.setenv("REGROUP_SETTINGS_WATCH_NAMESPACES", "team")
     create(narrow, "other")
-    operator = Replica("", tmp_path / "kubeconfig", tmp_path / "log")
+    operator = Replica("", tmp_path / "kubeconfig", tmp_path / "log", namespace=render.NAMESPACE, settings=FAST_LEASE)
     try:
         until(operator.ready, "ready")
         create(narrow, "team")

@@ -24,12 +24,13 @@ import yaml
 from _regroup_agent.build import build
 from harness import processes
 from harness.polling import until
+from harness.replica import Replica
 from manifests import render
 from regroup.protocol import env
 from regroup_operator.endpoint.certificates import Authority, server_context
 from tests.api.conftest import Api
 from tests.api.edge import Edge, Passed, edge
-from tests.api.replicas import Replica, Replicas, replicas
+from tests.api.replicas import Replicas, replicas
 from tests.builders.jobs import make_job
 
 TRAINER = Path(__file__).parents[1] / "trainer" / "raw_trainer.py"

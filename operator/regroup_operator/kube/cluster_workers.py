@@ -127,7 +127,7 @@ class ClusterWorkers:
 
     async def _create(self, job: Job, body: dict[str, Any], where: str) -> bool:
         try:
-            await self._client.create(PODS, job.namespace, body)
+            made = await self._client.create(PODS, job.namespace, body)
         except ApiConflict as error:
             name = body["metadata"]["name"]
             if error.reason != "AlreadyExists":
@@ -144,6 +144,7 @@ class ClusterWorkers:
             return False
         except ApiError as error:
             raise (refusal_of(error, job.namespace, where) or error) from None
+        self._pods.made(made)
         return True
 
     async def delete(self, pod: Pod) -> None:

@@ -59,6 +59,12 @@ class Copy(Generic[T]):
             self._put(name_of(item), item)
         self.resource_version = item["metadata"]["resourceVersion"]
 
+    def made(self, item: Mapping[str, Any]) -> None:
+        """Take the answer to a create, which may come long before its event does. One that the watch has passed is dropped: what
+        it shows of the object is newer, even that it is gone. Versions are compared as in job_cache.py."""
+        if _number(item["metadata"]["resourceVersion"]) > _number(self.resource_version):
+            self._put(name_of(item), item)
+
     def _put(self, name: Name, item: Mapping[str, Any]) -> None:
         old = self.items.get(name)
         new = self._slim(item, old)
@@ -95,7 +101,7 @@ class Informer(Generic[T]):
         """How often the whole collection was listed; more than once means that a watch was lost for good."""
         self._client = client
         self._resource = resource
-        self._namespace = namespace
+        self.namespace = namespace
         self._selector = label_selector
         self._page_size = page_size
         self._backoff_s = BACKOFF_MIN_S
@@ -129,7 +135,7 @@ class Informer(Generic[T]):
         while True:
             page = await self._client.list(
                 self._resource,
-                self._namespace,
+                self.namespace,
                 label_selector=self._selector,
                 limit=self._page_size,
                 continue_token=token,
@@ -145,7 +151,7 @@ class Informer(Generic[T]):
     async def _watch(self) -> None:
         stream = self._client.watch(
             self._resource,
-            self._namespace,
+            self.namespace,
             resource_version=self.copy.resource_version,
             label_selector=self._selector,
             server_timeout_s=random.randint(240, 300),
@@ -155,6 +161,11 @@ class Informer(Generic[T]):
                 self.copy.apply(event)
                 self._backoff_s = BACKOFF_MIN_S
         self._backoff_s = BACKOFF_MIN_S
+
+
+def _number(resource_version: str) -> int:
+    """Return a resourceVersion as an integer; 0 for one that is none."""
+    return int(resource_version) if resource_version.isdecimal() else 0
 
 
 def name_of(item: Mapping[str, Any]) -> Name:

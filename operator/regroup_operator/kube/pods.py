@@ -289,6 +289,14 @@ class PodStore:
         pods = self._by_job.get((key[0], job_uid), {}).values()
         return tuple(sorted((pod for pod in pods if pod.role), key=lambda pod: (pod.role, pod.slot, pod.attempt)))
 
+    def made(self, item: Mapping[str, Any]) -> None:
+        """Take a pod as the API server has just created it. The watch may show it seconds later; a plan that does not know of it
+        would have it created again."""
+        namespace = item["metadata"]["namespace"]
+        for informer in self.informers:
+            if informer.namespace in (None, namespace) and informer.synced.is_set():
+                informer.copy.made(item)
+
     def uids(self) -> frozenset[str]:
         """Return the UIDs of all worker pods."""
         return frozenset(pod.uid for pod in self._pods.values() if not pod.role)

@@ -260,3 +260,30 @@ def test_pods_of_roles_are_made_too_each_with_a_back_off_of_its_own() -> None:
         assert setting.api.calls[-2:] == [("delete", 1, 0), ("create ps", 0, 3)]
 
     run(scenario)
+
+
+def test_what_is_done_is_not_done_again_however_long_a_round_takes() -> None:
+    """Of thousands of workers, or while the API server is slow, the rest of a round takes longer than any back-off."""
+
+    async def scenario(setting: Setting) -> None:
+        call = setting.api._call
+
+        async def slow(verb: str, slot: int, attempt: int) -> bool:
+            setting.now_s += 10.0
+            return await call(verb, slot, attempt)
+
+        setting.api._call = slow  # type: ignore[method-assign]
+        setting.want(*range(9), delete=(make_pod(9),))
+        await setting.idle()
+        assert setting.api.calls == [("delete", 9, 0), *(("create", slot, 0) for slot in range(9))]
+
+    run(scenario)
+
+
+def test_pod_that_was_made_while_the_plan_was_written_is_not_made_again() -> None:
+    async def scenario(setting: Setting) -> None:
+        setting.want(0, 1, 2, pods=(make_pod(0), make_pod(2)))
+        await setting.idle()
+        assert setting.created() == [1]
+
+    run(scenario)

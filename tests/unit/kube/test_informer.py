@@ -162,3 +162,28 @@ def test_lost_connection_lists_again_because_the_server_may_have_another_history
     informer, changes = asyncio.run(informed(server, 2))
     assert (informer.num_lists, server.watches) == (2, ["5", "5"])
     assert changes[-2:] == [(None, "new:x"), ("new:x", None)]
+
+
+def test_answer_to_a_create_is_known_before_its_event_and_the_event_is_no_news() -> None:
+    copy, changes = make_copy()
+    copy.replace([], "7")
+    copy.made(thing("a", 9, "x"))
+    assert changes == [(None, "a:x")]
+    assert copy.resource_version == "7", "the watch has not come so far"
+    copy.apply({"type": "ADDED", "object": thing("b", 8, "x")})
+    copy.apply({"type": "ADDED", "object": thing("a", 9, "x")})
+    assert changes == [(None, "a:x"), (None, "b:x")]
+
+
+def test_answer_to_a_create_that_the_watch_has_passed_changes_nothing() -> None:
+    """Else a pod that is gone already would stay in the copy until the next list."""
+    copy, changes = make_copy()
+    copy.replace([], "7")
+    copy.apply({"type": "ADDED", "object": thing("a", 9, "x")})
+    copy.apply({"type": "DELETED", "object": thing("a", 10, "x")})
+    copy.made(thing("a", 9, "x"))
+    assert changes == [(None, "a:x"), ("a:x", None)]
+    copy.apply({"type": "ADDED", "object": thing("b", 11, "x")})
+    copy.apply({"type": "MODIFIED", "object": thing("b", 12, "y")})
+    copy.made(thing("b", 11, "x"))
+    assert copy.items["n", "b"] == "b:y"

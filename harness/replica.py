@@ -1,0 +1,78 @@
+"""One operator as a process of its own, as its image runs it: `python -m regroup_operator`, here on loopback."""
+
+from __future__ import annotations
+
+import os
+import signal
+import ssl
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from pathlib import Path
+
+from cluster.apiserver import free_port
+
+END_TIMEOUT_S = 40.0
+
+
+class Replica:
+    """One operator process. `settings`: more of them (REGROUP_SETTINGS_ and the name), absent: those of the chart."""
+
+    def __init__(
+        self, name: str, kubeconfig: Path, log: Path, *, namespace: str, settings: Mapping[str, str] | None = None
+    ) -> None:
+        """`namespace`: of the operator, where a pod called `name` stands for its own."""
+        self.name, self.log = name, log
+        self.agents, self.ops = free_port(), free_port()
+        chosen = {
+            "NAMESPACE": namespace,
+            "MEMBERSHIP_HOST": "127.0.0.1",
+            "MEMBERSHIP_PORT": str(self.agents),
+            "OPS_HOST": "127.0.0.1",
+            "OPS_PORT": str(self.ops),
+            "POD_NAME": name,
+            **(settings or {}),
+        }
+        environ = {**os.environ, "KUBECONFIG": str(kubeconfig)}
+        environ |= {f"REGROUP_SETTINGS_{key}": value for key, value in chosen.items()}
+        with log.open("w") as file:
+            self.process = subprocess.Popen([sys.executable, "-m", "regroup_operator"], env=environ, stderr=file)
+
+    def page(self, path: str) -> tuple[int, str]:
+        """Return status and text of a page of the ops port; (0, "") while nobody listens."""
+        return get(f"http://127.0.0.1:{self.ops}{path}")
+
+    def agent_call(self, ca: str | None = None) -> tuple[int, str]:
+        """Return what an agent without a token is told; (0, why) where TLS or TCP fail."""
+        context = ssl.create_default_context(cadata=ca)
+        context.check_hostname = False  # the certificate is for the Service's name, which only a cluster resolves
+        return get(f"https://127.0.0.1:{self.agents}/v1/namespaces/n/pods/p/commands", context)
+
+    def ready(self) -> bool:
+        """Whether it says so; fails if it ended."""
+        assert self.process.poll() is None, self.log.read_text()
+        return self.page("/readyz")[0] == 200
+
+    def leads(self) -> bool:
+        """Whether it says so; fails if it ended."""
+        assert self.process.poll() is None, self.log.read_text()
+        return "regroup_leader 1.0" in self.page("/metrics")[1]
+
+    def stop(self, number: int = signal.SIGTERM) -> int:
+        """Signal it, wait for its end, return its exit status."""
+        if self.process.poll() is None:
+            self.process.send_signal(number)
+        return self.process.wait(END_TIMEOUT_S)
+
+
+def get(url: str, context: ssl.SSLContext | None = None) -> tuple[int, str]:
+    """Return status and text of a page; (0, why) where nobody answers."""
+    try:
+        with urllib.request.urlopen(url, timeout=5, context=context) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+    except OSError as error:
+        return 0, str(error)
