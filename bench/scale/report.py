@@ -62,19 +62,8 @@ def tables(found: Mapping[str, Any]) -> Group:
 def _compared(found: Mapping[str, Any], systems: list[str]) -> Table:
     setup = found["setup"]
     out = Table(title=f"Jobs of {setup['pods_per_job']} pods, created at once, until every pod runs")
-    for heading in (
-        "",
-        "jobs",
-        "pods/s",
-        "status true",
-        "requests/pod",
-        "own",
-        "CPU/pod",
-        "memory",
-        "reconcile p50",
-        "p99",
-    ):
-        out.add_column(heading, justify="right" if heading else "left")
+    for heading in ("", "jobs", "pods/s", "true, s", "requests", "own", "CPU, ms", "MiB"):
+        out.add_column(heading, justify="right" if heading else "left", no_wrap=True)
     for name in systems:
         one = found[name]
         for size in [*one["fewer"].values(), one]:
