@@ -16,6 +16,7 @@ import ssl
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -131,7 +132,9 @@ class _Process:
         """Return what all agents have seen so far."""
         counts = self._groups.counts
         ended = sum(agent.ended for agent in self._agents.values())
-        return asdict(counts) | {"agents": len(self._agents) - ended, "last_seen_s": self._last_seen_s}
+        # Not asdict: of a Counter it makes one of pairs.
+        found = {name: dict(value) if isinstance(value, Counter) else value for name, value in vars(counts).items()}
+        return found | {"agents": len(self._agents) - ended, "last_seen_s": self._last_seen_s}
 
     async def do_groups(self, job: str) -> list[dict[str, Any]]:
         """Return the last generations of a job that its agents have heard of, the oldest first."""

@@ -187,8 +187,16 @@ class Regroup:
 
     def read(self, replica: Replica | None = None) -> Reading:
         """Return what an operator's /metrics says, absent: the leader's."""
-        page = (replica or self.leader).page("/metrics")[1]
-        return parse_metrics(page, time.monotonic())
+        chosen = replica or self.leader
+
+        def page() -> str:
+            status, text = chosen.page("/metrics")
+            return text if status == 200 else ""
+
+        text = until(
+            page, f"{chosen.name} shows its metrics", timeout_s=START_S, every_s=0.1, details=chosen.log.read_text
+        )
+        return parse_metrics(text, time.monotonic())
 
     def agents(self) -> Fleet:
         """Return the agents' process."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -29,8 +29,8 @@ class Replicas:
         self._started: list[Replica] = []
         api.done("apply", "--server-side", "--force-conflicts", f"--filename={install}")
 
-    def __call__(self, name: str, server: str | None = None) -> Replica:
-        """Start one; `server`: where it finds the API server, if not where it is."""
+    def __call__(self, name: str, server: str | None = None, settings: Mapping[str, str] | None = None) -> Replica:
+        """Start one; `server`: where it finds the API server, if not where it is. `settings`: beside a lease that is short."""
         template = self._api.get("deployment", "regroup-operator", f"--namespace={render.NAMESPACE}")["spec"][
             "template"
         ]
@@ -44,7 +44,7 @@ class Replicas:
             self._kubeconfig(number, server),
             self._directory / f"{name}-{number}.log",
             namespace=render.NAMESPACE,
-            settings=FAST_LEASE,
+            settings={**FAST_LEASE, **(settings or {})},
         )
         self._started.append(replica)
         return replica

@@ -1,7 +1,8 @@
 """When a committed step is reported: at most once an interval, but at once where somebody waits for it. Pure.
 
-The interval grows with the job, so that all workers together send about 50 progress reports a second at most; the two
-lowest members always speak once a second, and the operator asks the others when it needs them (`progress?`).
+The two lowest members speak once a second, since what they say is the job's progress. The others, of whom the operator wants where
+the time of a step goes and what their snapshots lack, speak every ten seconds, as often as a status is written, and less often in a
+large job; the operator asks them when it needs them (`progress?`). So its work grows with the jobs more than with their workers.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from regroup.protocol.state import Times
 Value = TypeVar("Value")
 
 INTERVAL_S = 1.0
+OTHERS_S = 10.0
 REPORTS_PER_S = 50.0
 
 
@@ -112,4 +114,4 @@ def _first(said: Value | None, before: Value | None) -> Value | None:
 
 def interval_s(group_rank: int, world_size: int) -> float:
     """Return the seconds between two progress reports of a member."""
-    return INTERVAL_S if group_rank < 2 else max(INTERVAL_S, world_size / REPORTS_PER_S)
+    return INTERVAL_S if group_rank < 2 else max(OTHERS_S, world_size / REPORTS_PER_S)

@@ -83,8 +83,9 @@ class ClusterWorkers:
         known = self._prepared.get(job.uid)
         if known is not None and known[1:] == (service, config_map) and self._clock() < known[0] + PREPARED_FOR_S:
             return
-        await self._ensure(job, SERVICES, service)
-        await self._ensure(job, CONFIG_MAPS, config_map)
+        is_new = known is None and job.status.start_time is None
+        await self._ensure(job, SERVICES, service, is_new=is_new)
+        await self._ensure(job, CONFIG_MAPS, config_map, is_new=is_new)
         self._prepared = {
             uid: entry for uid, entry in self._prepared.items() if self._clock() < entry[0] + PREPARED_FOR_S
         }
@@ -154,8 +155,15 @@ class ClusterWorkers:
         except (NotFoundError, ApiConflict):
             pass
 
-    async def _ensure(self, job: Job, resource: Resource, wanted: dict[str, Any]) -> None:
+    async def _ensure(self, job: Job, resource: Resource, wanted: dict[str, Any], *, is_new: bool) -> None:
+        """Have one object as it is wanted. `is_new`: it is hardly there yet, so that it is not looked for first."""
         name = wanted["metadata"]["name"]
+        if is_new:
+            try:
+                await self._client.create(resource, job.namespace, wanted)
+                return
+            except ApiConflict:
+                pass
         try:
             found = await self._client.get(resource, job.namespace, name)
         except NotFoundError:

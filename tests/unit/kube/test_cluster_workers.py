@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
 import pytest
 
-from regroup_operator.kube.client import error_of
-from regroup_operator.kube.cluster_workers import contains, refusal_of
+from regroup_operator.api import Job, parse_job
+from regroup_operator.kube.client import ApiConflict, ApiNotFound, Resource, error_of
+from regroup_operator.kube.cluster_workers import ClusterWorkers, contains, refusal_of
+from regroup_operator.kube.pods import PodStore
+from regroup_operator.render import Renderer, RenderSettings
+from tests.builders.jobs import stored_job
 
 
 def status(code: int, reason: str, message: str) -> bytes:
@@ -82,3 +87,45 @@ def test_everything_else_is_no_verdict(code: int, reason: str, message: str) -> 
 )
 def test_contains_ignores_what_the_api_server_added(found: Any, wanted: Any, same: bool) -> None:
     assert contains(found, wanted) is same
+
+
+class Requests:
+    """The verbs that prepare a job, on objects by plural."""
+
+    def __init__(self) -> None:
+        self.objects: dict[str, dict[str, Any]] = {}
+        self.calls: list[str] = []
+
+    async def get(self, resource: Resource, namespace: str, name: str) -> dict[str, Any]:  # noqa: ARG002
+        self.calls.append(f"get {resource.plural}")
+        if resource.plural not in self.objects:
+            raise ApiNotFound(404, "NotFound", "")
+        return self.objects[resource.plural]
+
+    async def create(self, resource: Resource, namespace: str, body: dict[str, Any]) -> dict[str, Any]:  # noqa: ARG002
+        self.calls.append(f"create {resource.plural}")
+        if resource.plural in self.objects:
+            raise ApiConflict(409, "AlreadyExists", "")
+        self.objects[resource.plural] = body
+        return body
+
+
+def test_what_a_new_job_has_once_is_not_looked_for_before_it_is_made() -> None:
+    """Of each of hundreds of jobs that are created at once it would be two requests; one that has started has it already."""
+    requests = Requests()
+    rendering = Renderer(RenderSettings("https://regroup:8443", "agent:1"), lambda: "CA")
+
+    def prepare(job: Job) -> list[str]:
+        """Prepare it as an operator that has just begun to lead."""
+        requests.calls.clear()
+        client: Any = requests
+        asyncio.run(ClusterWorkers(client, PodStore(client), rendering).prepare(job))
+        return requests.calls
+
+    assert prepare(parse_job(stored_job())) == ["create services", "create configmaps"]
+    assert prepare(parse_job(stored_job())) == [
+        *("create services", "get services"),
+        *("create configmaps", "get configmaps"),
+    ]
+    started = parse_job({**stored_job(), "status": {"startTime": "2026-01-01T00:00:00Z"}})
+    assert prepare(started) == ["get services", "get configmaps"]
