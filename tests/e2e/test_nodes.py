@@ -24,12 +24,14 @@ TRIALS = trials(1, long=10)
 """tests/e2e/test_truth.py cuts a node's power, too, under each tier."""
 REBOOTS = trials(1, long=3)
 PAUSES, PAUSE_S = trials(4, long=40), 1.0
-USUALLY_S, NEVER_AFTER_S, WITH_LEADER_S = 10.0, 15.0, 60.0
+USUALLY_S, NEVER_AFTER_S, WITH_LEADER_S = 4.0, 10.0, 60.0
+"""The aim is 2.5 s: 1.5 to 1.75 s until two observers have heard nothing (adr/0057), then a write, a group and a step. Four
+jobs recover at once here, on few cores. Without observers it is 5 s at least."""
 PACE_S = 0.1
 """All jobs step at once."""
 
 
-def test_survivors_of_a_power_cut_step_again_within_ten_seconds(
+def test_survivors_of_a_power_cut_step_again_within_seconds(
     shared_jobs: SharedJobs, operator: Kubectl, power: Power
 ) -> None:
     power.all_on()

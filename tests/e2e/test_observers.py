@@ -23,7 +23,6 @@ from threading import Thread
 
 import pytest
 
-from _regroup_agent.observing import EVERY_S
 from _regroup_agent.prober import QuietPort
 from cluster import host
 from regroup.protocol.wire import SILENT_S, SUSPECT_S
@@ -36,8 +35,8 @@ PREFIX = f"rgob{os.getpid() % 10000}"
 SWITCH = f"{PREFIX}-sw"
 DISABLED, FORWARDING = 0, 3
 """States of a bridge's port."""
-SEEN_WITHIN_S = EVERY_S + SILENT_S
-SLACK_S = 0.3
+SEEN_S = 2.2
+"""1.75 s, and what a busy machine adds."""
 
 
 def run(*words: str, text: str = "") -> None:
@@ -188,7 +187,7 @@ def test_thousand_pauses_of_a_second_are_no_silence_and_a_cut_is(observers: list
     )
 
     cut_s, all_cut_s = switch(DISABLED, machines)
-    deadline_s = all_cut_s + SEEN_WITHIN_S + 5.0
+    deadline_s = all_cut_s + SEEN_S + 5.0
     while time.monotonic() < deadline_s and not all(len(o.levels(SILENT_S, cut_s)) == NUM_MACHINES for o in observers):
         time.sleep(0.02)
     seen = sorted(at_s - cut_s for one in observers for at_s in one.levels(SILENT_S, cut_s).values())
@@ -197,4 +196,4 @@ def test_thousand_pauses_of_a_second_are_no_silence_and_a_cut_is(observers: list
     )
     print(f"a cut is said after {seen[0]:.2f} to {seen[-1]:.2f} s, half of them within {seen[len(seen) // 2]:.2f} s")
     assert seen[0] >= SILENT_S - (all_cut_s - cut_s) - 0.01
-    assert seen[int(0.9 * len(seen))] <= SEEN_WITHIN_S + SLACK_S
+    assert seen[int(0.9 * len(seen))] <= SEEN_S

@@ -4,20 +4,20 @@ An attempt is a TCP connect to a port of the other pod on which nobody listens. 
 processes there do; a machine without power or network says nothing. Pure, with the clock passed in; `prober` does the I/O.
 
 A pause of one second must never look like SILENT_S of silence. So silence is counted in attempts that failed in a row, each of
-them a fresh one and AGAIN_S after the last: an observer that gets no CPU makes fewer attempts, and its silence does not grow.
+them a fresh one and EVERY_S after the last: an observer that gets no CPU makes fewer attempts, and its silence does not grow.
 """
 
 from __future__ import annotations
 
 from regroup.protocol.wire import SILENT_S, SUSPECT_S, Observed
 
-EVERY_S = 0.5
-"""Between two attempts while the other one answers."""
-WITHIN_S = 0.25
-"""An attempt that nothing has answered by then has failed."""
-AGAIN_S = WITHIN_S
-"""After one that failed the next follows at once."""
-MANY = round(SILENT_S / AGAIN_S)
+EVERY_S = 0.25
+"""Between two attempts."""
+WITHIN_S = EVERY_S
+"""An attempt that nothing has answered by then has failed, and the next follows at once."""
+SELDOM_S = 1.0
+"""Between two attempts to reach what has never answered, or has been silent for long."""
+MANY = round(SILENT_S / EVERY_S)
 """So many attempts in a row that failed are SILENT_S of silence."""
 
 
@@ -46,8 +46,8 @@ class Watch:
         if self._num_failed == 0:
             self._first_s = self._begun_s
         self._num_failed += 1
-        hurries = self.has_answered and self._num_failed < 2 * MANY
-        return self._begun_s + (AGAIN_S if hurries else EVERY_S)
+        matters = self.has_answered and self._num_failed < 2 * MANY
+        return self._begun_s + (EVERY_S if matters else SELDOM_S)
 
     def skipped(self) -> float:
         """The attempt could not be made for want of something here. It proves nothing; return when the next one begins."""
@@ -58,12 +58,12 @@ class Watch:
         if not self.has_answered or self._num_failed == 0:
             return 0.0
         lasted_s = max(0.0, now_s - self._first_s)
-        return lasted_s if self._num_failed >= MANY else min(lasted_s, self._num_failed * AGAIN_S)
+        return lasted_s if self._num_failed >= MANY else min(lasted_s, self._num_failed * EVERY_S)
 
     @property
     def level(self) -> float:
         """SUSPECT_S or SILENT_S once nothing has been heard for so long, else 0.0: a report follows each change."""
         if not self.has_answered:
             return 0.0
-        tried_s = self._num_failed * AGAIN_S
+        tried_s = self._num_failed * EVERY_S
         return SILENT_S if tried_s >= SILENT_S else SUSPECT_S if tried_s >= SUSPECT_S else 0.0

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from _regroup_agent import events as ev
-from _regroup_agent.observing import AGAIN_S, EVERY_S, MANY, Watch
+from _regroup_agent.observing import EVERY_S, MANY, SELDOM_S, Watch
 from regroup.protocol import codec, wire
 from regroup.protocol.wire import SILENT_S, SUSPECT_S, Observed
 from tests.unit.agent.drive import Drive
@@ -47,34 +47,34 @@ def test_who_has_never_answered_is_not_said_to_be_silent() -> None:
     watch = Watch(OTHER)
     for at in range(20):
         watch.begin(at / 2)
-        assert watch.failed() == at / 2 + EVERY_S
+        assert watch.failed() == at / 2 + SELDOM_S
     assert (watch.level, watch.silent_s(20.0)) == (0.0, 0.0)
 
 
-def test_answer_ends_the_silence_and_the_haste() -> None:
+def test_answer_ends_the_silence() -> None:
     watch = silent_watch(5)
     watch.begin(101.25)
     assert watch.answered() == 101.25 + EVERY_S
     assert (watch.level, watch.silent_s(101.3)) == (0.0, 0.0)
 
 
-def test_attempts_are_repeated_in_haste_only_while_that_decides_something() -> None:
+def test_attempts_are_as_frequent_only_while_they_decide_something() -> None:
     watch, gaps, at_s = silent_watch(0), [], 100.0
     for _ in range(2 * MANY + 3):
         watch.begin(at_s)
         next_s = watch.failed()
         gaps.append(next_s - at_s)
         at_s = next_s
-    assert gaps == [AGAIN_S] * (2 * MANY - 1) + [EVERY_S] * 4
+    assert gaps == [EVERY_S] * (2 * MANY - 1) + [SELDOM_S] * 4
 
 
 def test_silence_of_an_observer_without_cpu_does_not_grow() -> None:
     """Its loop stood still for 5 s: what it could not try is no silence."""
     watch = silent_watch(3)
-    assert watch.silent_s(105.0) == 3 * AGAIN_S
+    assert watch.silent_s(105.0) == 3 * EVERY_S
     watch.begin(105.0)
     watch.skipped()
-    assert (watch.level, watch.silent_s(105.5)) == (SUSPECT_S, 3 * AGAIN_S)
+    assert (watch.level, watch.silent_s(105.5)) == (SUSPECT_S, 3 * EVERY_S)
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -119,7 +119,7 @@ def test_silence_is_said_at_each_level_and_again_in_every_report_until_it_is_ove
     drive = Drive().session().generation(1, observes=(OTHER, THIRD)).wait(0.1)
     for num_failed, age_s in ((2, 0.5), (6, 1.51)):
         watch = silent_watch(num_failed)
-        drive.now_s = 100.0 + num_failed * AGAIN_S
+        drive.now_s = 100.0 + num_failed * EVERY_S
         drive.feed(ev.Watched((watch, Watch(THIRD)))).wait(0.02)
         assert drive.of(ev.Send)[-1].report.unheard == (wire.Unheard("uid-1", age_s),)
     assert drive.report.unheard == (wire.Unheard("uid-1", 1.51),), "said again"

@@ -21,7 +21,7 @@ HERE = "127.0.0.1"
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Attempts follow each other ten times as fast."""
     monkeypatch.setattr(prober, "WITHIN_S", 0.05)
-    for name in ("EVERY_S", "AGAIN_S"):
+    for name in ("EVERY_S", "SELDOM_S"):
         monkeypatch.setattr(f"_regroup_agent.observing.{name}", 0.05)
 
 

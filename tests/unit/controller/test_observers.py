@@ -13,8 +13,8 @@ from tests.builders.plan import JobBuilder, make_job
 from tests.simulator import hazards
 from tests.simulator.world import Pace, World
 
-SEEN_S = 2.1
-"""Half a second between two attempts, 1.5 s of silence, and what it takes to look."""
+SEEN_S = 1.85
+"""A quarter of a second between two attempts, 1.5 s of silence, and what it takes to look."""
 
 
 def training(
