@@ -126,7 +126,7 @@ def test_two_lists_of_members_with_one_number_are_found(monkeypatch: pytest.Monk
         return 1 + (current.number if current else 0)
 
     monkeypatch.setattr(document, "_next_number", from_the_status)
-    faults = [Fault("kill", after_s=3.0), Fault("restore", size=8), Fault("kill", after_s=1.0)]
+    faults = [Fault("kill", after_s=3.0), Fault("restore", size=4), Fault("kill", after_s=1.0)]
     outcome = run(PLAIN, faults)
     assert outcome.sort.startswith("broken")
     assert "stands for two lists of members" in outcome.message
