@@ -38,7 +38,8 @@ from regroup_operator.kube.cluster_workers import ClusterWorkers
 from regroup_operator.kube.events import EventRecorder
 from regroup_operator.kube.job_cache import JobCache, key_of
 from regroup_operator.kube.jobs import JOBS, CachedJobStore, ClusterJobApi
-from regroup_operator.kube.lease import Elector, LeaseTimes
+from regroup_operator.kube.lease import LeaseTimes
+from regroup_operator.kube.lease_thread import LeaseThread
 from regroup_operator.kube.pods import Agents, PodStore
 from regroup_operator.model.records import Key
 from regroup_operator.queue import WorkQueue
@@ -72,8 +73,8 @@ class Operator:
         self._registry = Registry(time.monotonic, self._queue.add, self._queue.add_after)
         self._job_api, self._jobs = ClusterJobApi(client), JobCache()
         self._background = LoopBackground()
-        self._elector = Elector(
-            client,
+        self._elector = LeaseThread(
+            self._lease_client,
             settings.namespace,
             settings.lease_name,
             f"{self._name}_{uuid.uuid4().hex[:8]}",
@@ -233,6 +234,11 @@ class Operator:
             listed |= await self._job_api.list_metadata(namespace)
         for key in self._jobs.sweep(before, listed):
             self._queue.add(key)
+
+    async def _lease_client(self) -> Client:
+        client = await Client.connect()
+        client.observe = self._metrics.api_request
+        return client
 
     async def _resource_exists(self) -> None:
         while True:

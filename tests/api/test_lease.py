@@ -1,4 +1,5 @@
-"""The lease between real processes: never two leaders, quick hand-over, and a stopped leader that ends when it wakes."""
+"""The lease between real processes: never two leaders, quick hand-over, a stopped leader that ends when it wakes, a busy one that
+stays, and one that hangs and ends."""
 
 from __future__ import annotations
 
@@ -22,15 +23,36 @@ from regroup_operator.kube.microtime import micro_time
 from tests.api.conftest import Api
 
 CANDIDATE = """
-import asyncio, signal, sys
+import asyncio, os, signal, sys, time
 from regroup_operator.kube.client import Client
-from regroup_operator.kube.lease import Elector, LeaseTimes, boot_clock
+from regroup_operator.kube.lease import LeaseTimes, boot_clock
+from regroup_operator.kube.lease_thread import LeaseThread
 
-async def main(kubeconfig, namespace, name, out, duration, renew, retry):
-    client = await Client.connect(kubeconfig)
-    elector = Elector(client, namespace, "regroup", name, LeaseTimes(int(duration), float(renew), float(retry)))
+def compute(seconds):
+    end = time.monotonic() + float(seconds)
+    while time.monotonic() < end:
+        pass
+
+def hang():
+    os.set_blocking(2, False)
+    try:
+        while True:
+            os.write(2, b"x" * 4096)  # and nobody reads the log
+    except BlockingIOError:
+        os.set_blocking(2, True)
+    os.write(2, b"x" * 4096)
+
+async def main(kubeconfig, namespace, name, out, duration, renew, retry, busy, silence):
+    times = LeaseTimes(int(duration), float(renew), float(retry))
+    elector = LeaseThread(
+        lambda: Client.connect(kubeconfig), namespace, "regroup", name, times, silence_s=float(silence)
+    )
     stop = asyncio.Event()
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGTERM, stop.set)
+    loop.add_signal_handler(signal.SIGUSR1, compute, busy)
+    loop.add_signal_handler(signal.SIGUSR2, hang)
+    loop.add_signal_handler(signal.SIGHUP, time.sleep, 3600)
 
     async def log():
         with open(out, "a") as file:
@@ -50,24 +72,27 @@ async def main(kubeconfig, namespace, name, out, duration, renew, retry):
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
     await elector.release()
-    await client.close()
 
 asyncio.run(main(*sys.argv[1:]))
 """
 DEADLINE_S = 30.0
 SHORT, LONG = ("3", "2", "0.3"), ("20", "15", "0.3")
 """Duration, renew deadline, pause between two tries, in seconds. LONG: waiting the lease out cannot be taken for a hand-over."""
+BUSY_S, SILENCE_S = 5.0, 2.0
+"""How long a candidate's event loop computes when it is told to: longer than a SHORT lease. How long it may be silent: in the tests
+that are about it, else for longer than they take."""
 
 
 class Candidate:
     """A process that wants to lead and writes down each moment in which it believes that it does."""
 
-    def __init__(self, api: Api, namespace: str, name: str, directory: Path, times: Sequence[str]) -> None:
+    def __init__(
+        self, api: Api, namespace: str, name: str, directory: Path, times: Sequence[str], silence_s: float = 60.0
+    ) -> None:
         self.log = directory / name
         self.log.touch()
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", CANDIDATE, str(api.kubeconfig), namespace, name, str(self.log), *times]
-        )
+        arguments = [str(api.kubeconfig), namespace, name, str(self.log), *times, str(BUSY_S), str(silence_s)]
+        self.process = subprocess.Popen([sys.executable, "-c", CANDIDATE, *arguments], stderr=subprocess.PIPE)
 
     def moments(self) -> list[float]:
         return [float(line) for line in self.log.read_text().splitlines()]
@@ -91,9 +116,9 @@ def interleaved(first: Candidate, second: Candidate) -> bool:
 def pair(
     api: Api, namespace: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> Iterator[tuple[Candidate, Candidate]]:
-    """A leader, and one that waits; their lease is SHORT, or the parameter."""
-    times = getattr(request, "param", SHORT)
-    first = Candidate(api, namespace, "first", tmp_path, times)
+    """A leader, and one that waits; their lease is SHORT, or of the parameter, as is how long the leader may be silent."""
+    times, silence_s = getattr(request, "param", (SHORT, 60.0))
+    first = Candidate(api, namespace, "first", tmp_path, times, silence_s)
     until(first.leads, "the first one leads")
     second = Candidate(api, namespace, "second", tmp_path, times)
     yield first, second
@@ -101,9 +126,11 @@ def pair(
         if candidate.process.poll() is None:
             candidate.process.kill()
         candidate.process.wait()
+        assert candidate.process.stderr is not None
+        candidate.process.stderr.close()
 
 
-@pytest.mark.parametrize("pair", [LONG], ids=["long lease"], indirect=True)
+@pytest.mark.parametrize("pair", [(LONG, 60.0)], ids=["long lease"], indirect=True)
 def test_leader_that_ends_hands_over_at_once(pair: tuple[Candidate, Candidate]) -> None:
     first, second = pair
     first.signal(signal.SIGTERM)
@@ -155,3 +182,36 @@ def test_leader_stopped_past_its_lease_ends_when_it_wakes(pair: tuple[Candidate,
     assert first.process.wait(DEADLINE_S) == 1
     until(second.leads, "the second one goes on leading")
     assert not interleaved(first, second), "it led again after it woke"
+
+
+def test_leader_whose_event_loop_is_busy_past_its_lease_keeps_it(pair: tuple[Candidate, Candidate]) -> None:
+    first, second = pair
+    first.signal(signal.SIGUSR1)
+
+    def is_back() -> bool:
+        assert first.process.poll() is None, "it ended"
+        return any(after - before > BUSY_S for before, after in itertools.pairwise(first.moments()))
+
+    until(is_back, "the first one has computed, and leads")
+    assert second.moments() == []
+    first.signal(signal.SIGTERM)
+    assert first.process.wait(DEADLINE_S) == 0
+
+
+@pytest.mark.parametrize("pair", [(SHORT, SILENCE_S)], ids=["short silence"], indirect=True)
+@pytest.mark.parametrize(
+    ("how", "is_said"),
+    [
+        pytest.param(signal.SIGHUP, True, id="it never comes back"),
+        pytest.param(signal.SIGUSR2, False, id="it writes a log that nobody reads"),
+    ],
+)
+def test_leader_whose_event_loop_hangs_ends(pair: tuple[Candidate, Candidate], how: int, is_said: bool) -> None:
+    first, second = pair
+    first.signal(how)
+    assert first.process.wait(DEADLINE_S) == 1
+    assert first.process.stderr is not None
+    said = first.process.stderr.read().decode()
+    assert ("The event loop has not begun a turn for 2 s (at " in said) == is_said, said
+    until(second.leads, "the second one leads")
+    assert not interleaved(first, second)

@@ -35,6 +35,9 @@ REQUEST_TIMEOUT_S = 10.0
 again: the connection closes with the answer."""
 BACKLOG = 8192
 """Connections that wait to be accepted: after a fail-over all agents call within a second or two. The kernel has its own bound."""
+ACCEPTS = 32
+"""Connections that are accepted in one turn of the event loop. asyncio takes its `backlog` for both, and a turn with thousands of
+handshakes, each of about a millisecond, would keep everything else waiting."""
 
 HELLO_FIRST = "The agent must send hello first: this operator does not know its process yet."
 
@@ -227,6 +230,17 @@ class Strangers:
                 connection.force_close()
 
 
+class _Site(web.TCPSite):
+    """A TCPSite with `ACCEPTS` and `BACKLOG`."""
+
+    async def start(self) -> None:
+        await super().start()
+        assert isinstance(self._server, asyncio.Server)
+        for listening in self._server.sockets:
+            with listening.dup() as same:
+                same.listen(BACKLOG)  # the last call counts: asyncio's had the small number
+
+
 async def serve(
     registry: Registry,
     authenticator: Authenticator,
@@ -262,6 +276,6 @@ async def serve(
         handler_cancellation=True,  # or nobody would hear that an idle stream is gone, and the stream is the heartbeat
     )
     await runner.setup()
-    site = web.TCPSite(runner, host, port, ssl_context=ssl_context, backlog=BACKLOG)
+    site = _Site(runner, host, port, ssl_context=ssl_context, backlog=ACCEPTS)
     await site.start()
     return runner, int(runner.addresses[0][1])

@@ -2,10 +2,10 @@
 
 Safety rests on two clocks that never meet: a follower takes the lease only after it has seen the same record, unchanged,
 for the whole lease duration on its own clock; the leader counts its renew deadline, which is shorter, from *before* the
-request that last succeeded, and ends its process when it passes. A thread watches that deadline, so that a blocked event
-loop, or a process that was stopped and continued, ends too before it does anything else. Any failure to renew, whatever
-it is, is "not renewed". `decide` is pure; `Elector` does the I/O. What makes a late write harmless nevertheless is
-the compare-and-swap of every status (jobs.py).
+request that last succeeded, and ends its process when it passes. A thread watches that deadline, so that a process that
+was stopped and continued ends before it does anything else. Any failure to renew, whatever it is, is "not renewed".
+`decide` is pure; `Elector` does the I/O, in an event loop that nothing else keeps busy (lease_thread.py). What makes a
+late write harmless nevertheless is the compare-and-swap of every status (jobs.py).
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import select
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -87,14 +88,18 @@ def boot_clock() -> float:
     return time.monotonic()
 
 
-def _die(why: str) -> None:
+def die(why: str) -> None:
     """End the process without any further code of it: whatever it was doing, it no longer may."""
-    os.write(2, f"{why} Ending this process.\n".encode())
+    if select.select((), (2,), (), 0)[1]:  # else nobody reads the log, and to write would block for ever
+        os.write(2, f"{why} Ending this process.\n".encode())
     os._exit(1)
 
 
 class Elector:
-    """`await acquire()` until this process leads, run `hold()` from then on, `release()` when done."""
+    """`await acquire()` until this process leads, run `hold()` from then on, `release()` when done.
+
+    All in one event loop; `leading` and `holder` may be read in any thread.
+    """
 
     def __init__(
         self,
@@ -105,7 +110,7 @@ class Elector:
         times: LeaseTimes | None = None,
         *,
         clock: Callable[[], float] = boot_clock,
-        die: Callable[[str], None] = _die,
+        die: Callable[[str], None] = die,
     ) -> None:
         """`identity` must differ between any two processes that ever run, e.g. the pod's name and a random part."""
         self.identity = identity
@@ -123,12 +128,14 @@ class Elector:
     @property
     def leading(self) -> bool:
         """Whether this process holds the lease and its renew deadline has not passed."""
-        return self._renewed_s is not None and self._clock() < self._renewed_s + self._times.renew_deadline_s
+        renewed_s = self._renewed_s  # once: another thread may set it
+        return renewed_s is not None and self._clock() < renewed_s + self._times.renew_deadline_s
 
     @property
     def holder(self) -> str:
         """Identity of the leader as last seen; empty when unknown or none."""
-        return self.identity if self.leading else (self._sight.holder if self._sight else "")
+        sight = self._sight
+        return self.identity if self.leading else (sight.holder if sight else "")
 
     async def acquire(self) -> None:
         """Return once this process leads. Failures of the API server only delay that."""

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import json
+import socket
 import ssl
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -16,6 +19,7 @@ from harness.polling import until_async
 from regroup.protocol import MAX_REPORT_BYTES, codec
 from regroup.protocol.wire import Command, Progress, Report, Welcome
 from regroup_operator.endpoint.certificates import Authority, reload
+from regroup_operator.endpoint.server import ACCEPTS
 from tests.unit.endpoint.reports import JOB_UID, POD_UID, hello, make_report
 from tests.unit.endpoint.serving import (
     DEADLINE_S,
@@ -329,3 +333,27 @@ async def _connect(server: Server) -> tuple[asyncio.StreamReader, asyncio.Stream
     trusted = ssl.create_default_context(cadata=server.authority.ca_pem.decode())
     trusted.check_hostname = False
     return await asyncio.open_connection("127.0.0.1", int(server.url.rsplit(":", 1)[1]), ssl=trusted)
+
+
+def test_storm_of_connections_is_queued_by_the_kernel_and_accepted_in_small_parts() -> None:
+    async def test(server: Server) -> None:
+        def num_open() -> int:
+            return sum(1 for _ in Path("/proc/self/fd").iterdir())
+
+        num_agents = 6 * ACCEPTS
+        before = num_open()
+        address = ("127.0.0.1", int(server.url.rpartition(":")[2]))
+        # The loop does not run meanwhile: a queue that is too short answers nobody.
+        agents = [socket.create_connection(address, DEADLINE_S) for _ in range(num_agents)]
+        try:
+            accepted = [num_open() - before - num_agents]
+            while accepted[-1] < num_agents:
+                await asyncio.sleep(0)
+                accepted.append(num_open() - before - num_agents)
+            parts = [after - earlier for earlier, after in itertools.pairwise(accepted)]
+            assert (accepted[0], max(parts) <= ACCEPTS) == (0, True), accepted
+        finally:
+            for agent in agents:
+                agent.close()
+
+    with_server(test)
