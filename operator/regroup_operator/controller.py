@@ -26,6 +26,7 @@ from regroup_operator.decision_log import DecisionLog, has_decided
 from regroup_operator.endpoint.registry import Registry
 from regroup_operator.maker import TOLD_AFTER, Maker
 from regroup_operator.model.bucket import TokenBucket
+from regroup_operator.model.pace import write_every_s
 from regroup_operator.model.plan import Clock, JobPlan, Memory, Urgency, Verdict
 from regroup_operator.model.ports import EventNote, JobStore, Recorder, Workers
 from regroup_operator.model.records import Key, Observation, Settings
@@ -106,6 +107,7 @@ class Controller:
         self._settings, self._endpoint, self._agent_image, self._logs = settings, endpoint, agent_image, logs
         self._background, self._look_after = background, look_after
         self._observer, self._decisions = observer, decisions
+        self._progress_writes_per_s = progress_writes_per_s
         self._progress_writes = TokenBucket(progress_writes_per_s, max(1.0, progress_writes_per_s))
         self._monotonic, self._wall = monotonic, wall
         self._kept: dict[Key, _Kept] = {}
@@ -253,7 +255,10 @@ class Controller:
         differs = differing(memory.differs_since_s, plan.urgency if changed else None, clock.now_s)
         memory = replace(memory, differs_since_s=differs)
         if changed:
-            due = write_due_s(plan.urgency, memory, now_s=clock.now_s, progress_write_s=self._settings.progress_write_s)
+            every_s = write_every_s(
+                self._settings.progress_write_s, self._registry.num_jobs, self._progress_writes_per_s
+            )
+            due = write_due_s(plan.urgency, memory, now_s=clock.now_s, progress_write_s=every_s)
             is_progress = plan.urgency == Urgency.LATER
             if is_progress and clock.now_s >= due and not self._progress_writes.take(clock.now_s):
                 due = clock.now_s + BUDGET_RETRY_S

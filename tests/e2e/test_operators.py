@@ -92,7 +92,8 @@ def test_two_operators_never_give_one_number_to_two_lists(shared_jobs: SharedJob
         wait_until(
             lambda: not alive(stopped), timeout_s=20, what="the operator that has lost its lease ends its process"
         )
-        job.changed(between, lambda p: p == killed_then, workers=WORKERS, survivors=2, generations=(2, 2))
+        # One is enough where the process has started again before the leader decides: two operators share the cores with it.
+        job.changed(between, lambda p: p == killed_then, workers=WORKERS, survivors=2, generations=(1, 2))
     assert len(seen) >= 3, "generations were watched"
     assert all(len(lists) == 1 for lists in seen.values()), seen
     trace = job.trace()

@@ -168,6 +168,8 @@ class Agent:
             report = wire.Report.decode(codec.line(report))
         assert isinstance(report.body, wire.Hello) or operator.registry.knows(pod.uid, report.boot)
         operator.registry.report(pod, report)
+        if isinstance(report.body, wire.Progress):
+            self.world.later(lambda: self.handle(ev.Paced(operator.registry.progress_factor)))
 
     # --- events ----------------------------------------------------------------------------------------------------
 

@@ -109,7 +109,12 @@ class Operator:
         self.world = world
         self.paused = self.dead = self.is_dirty = False
         self.look_s: float | None = None
-        self.registry = Registry(lambda: world.now_s, lambda _: self.dirty(), lambda _, wait_s: self.look_in(wait_s))
+        self.registry = Registry(
+            lambda: world.now_s,
+            lambda _: self.dirty(),
+            lambda _, wait_s: self.look_in(wait_s),
+            lambda _: world.progress_factor,
+        )
         self.jobs = JobCache()
         self.jobs.see(world.store.view)
         self.controller = Controller(
@@ -225,15 +230,17 @@ class World:
         snapshot_every: int = 0,
         backs_off: bool = False,
         observes: bool = False,
+        progress_factor: float = 1.0,
         start: bool = True,
     ) -> None:
-        """`observes`: agents observe each other from other nodes, else they are of an earlier release."""
+        """`observes`: agents observe each other from other nodes, else they are of an earlier release. `progress_factor`: as in
+        wire.Accepted; the operator serves many other jobs."""
         self.now_s = START_S
         self.processes, self.script, self.known_session = processes, script, known_session
         self.total_steps = total_steps
         self.settings, self.progress_writes_per_s = settings or Settings(), progress_writes_per_s
         self.pace, self.by_json, self.backs_off = pace or Pace(), by_json, backs_off
-        self.observes = observes
+        self.observes, self.progress_factor = observes, progress_factor
         self.dark: set[str] = set()
         """Pod UIDs whose node has no power, or whose network is paused: nothing passes in or out."""
         self.paused: set[str] = set()

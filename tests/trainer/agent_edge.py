@@ -58,6 +58,8 @@ class OperatorEdge:
         """Connections that reports came on."""
         self.refuse: tuple[int, str] | None = None
         self.frozen = False
+        self.accepted: bytes = b""
+        """What reports are answered with; empty: with nothing, as by an operator of an earlier release."""
         self.newest = 0
         self.keepalive_s = 75.0
         """How long an idle connection is kept; counts from the next `up`."""
@@ -165,7 +167,7 @@ class OperatorEdge:
         with self._news:
             self.heard.append(Heard(time.monotonic(), report))
             self._news.notify_all()
-        return web.Response(status=204)
+        return web.Response(body=self.accepted) if self.accepted else web.Response(status=204)
 
     async def _commands(self, request: web.Request) -> web.StreamResponse:
         await self._thawed()

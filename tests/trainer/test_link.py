@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -20,24 +21,64 @@ def report(body: Any) -> wire.Report:
     return wire.Report(JOB_UID, POD_UID, "boot", Condition(1, 0, Phase.READY), None, 0, body)
 
 
+def link_to(
+    operator: OperatorEdge,
+    events: list[str],
+    said: list[str],
+    on_accepted: Callable[[wire.Accepted], None] = lambda _: None,
+) -> Link:
+    url = f"https://127.0.0.1:{operator.port}"
+    endpoint = Endpoint(url, str(operator.ca_file), str(operator.token_file), "ns", POD, "boot")
+    return Link(
+        endpoint,
+        envelope=report,
+        on_up=lambda: events.append("up"),
+        on_down=lambda: events.append("down"),
+        on_command=lambda _: None,
+        on_accepted=on_accepted,
+        processes=1,
+        log=said.append,
+    )
+
+
+@pytest.mark.parametrize(
+    ("body", "factor", "sentence"),
+    [
+        pytest.param(b"", 1.0, "", id="nothing, as by an operator of an earlier release"),
+        pytest.param(b'{"progressFactor": 4.2, "more": 1}', 4.2, "", id="and fields of a later one"),
+        pytest.param(b"{}", 1.0, "The operator sent an invalid answer: ", id="something else"),
+    ],
+)
+def test_answer_to_progress_says_how_often_it_is_wanted(
+    operator: OperatorEdge, body: bytes, factor: float, sentence: str
+) -> None:
+    events, said, accepted = list[str](), list[str](), list[wire.Accepted]()
+    one = link_to(operator, events, said, accepted.append)
+
+    async def scene() -> None:
+        running = asyncio.ensure_future(one.run())
+        await until_async(lambda: events == ["up"], "the connection")
+        operator.accepted = body
+        one.send(report(wire.Changed()))
+        one.send(report(wire.Progress(7)))
+        await until_async(lambda: accepted, "the answer")
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+    asyncio.run(scene())
+    assert accepted == [wire.Accepted(factor)], "other reports are answered with nothing of the kind"
+    assert [line for line in said if "invalid" in line and line.startswith(sentence)] == said[1:]
+    assert bool(said[1:]) == bool(sentence)
+    assert events == ["up", "down"], "the connection stays until it is ended"
+
+
 def test_operator_that_freezes_is_given_up_and_told_the_fault_by_the_next_connection(
     operator: OperatorEdge, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(link, "ANSWER_TIMEOUT_S", 0.5)
     events: list[str] = []
     said: list[str] = []
-    commands: list[wire.Command] = []
-    url = f"https://127.0.0.1:{operator.port}"
-    endpoint = Endpoint(url, str(operator.ca_file), str(operator.token_file), "ns", POD, "boot")
-    one = Link(
-        endpoint,
-        envelope=report,
-        on_up=lambda: events.append("up"),
-        on_down=lambda: events.append("down"),
-        on_command=commands.append,
-        processes=1,
-        log=said.append,
-    )
+    one = link_to(operator, events, said)
 
     def heard(number: int) -> bool:
         return len(operator.heard) == number

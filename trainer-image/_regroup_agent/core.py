@@ -126,6 +126,8 @@ class Core:
                 self._start_session(now_s)
         elif isinstance(event, ev.Disconnected):
             worker.connected = False
+        elif isinstance(event, ev.Paced):
+            worker.progress_factor = event.progress_factor
         elif isinstance(event, ev.Terminated):
             self._terminated(event, now_s)
         elif isinstance(event, ev.Preloaded):

@@ -35,6 +35,13 @@ class Commanded:
 
 
 @dataclass(frozen=True)
+class Paced:
+    """The operator's answer to a report of progress says how often it wants them (wire.Accepted)."""
+
+    progress_factor: float
+
+
+@dataclass(frozen=True)
 class FromTrainer:
     """A message of the local protocol from the process with this local rank and incarnation."""
 
@@ -126,6 +133,7 @@ Event = Union[
     Connected,
     Disconnected,
     Commanded,
+    Paced,
     FromTrainer,
     Detached,
     Spawned,

@@ -52,7 +52,7 @@ _TROUBLES = (OSError, EOFError, http.HttpError, _BrokenError, asyncio.TimeoutErr
 
 
 class Link:
-    """`envelope(body)` builds a report of this moment; `on_up`, `on_down`, `on_command` are called from the loop."""
+    """`envelope(body)` builds a report of this moment; `on_up`, `on_down`, `on_command`, `on_accepted` are called from the loop."""
 
     def __init__(
         self,
@@ -62,11 +62,12 @@ class Link:
         on_up: Callable[[], None],
         on_down: Callable[[], None],
         on_command: Callable[[wire.Command], None],
+        on_accepted: Callable[[wire.Accepted], None],
         processes: int,
         log: Callable[[str], None],
     ) -> None:
         self._endpoint, self._envelope, self._processes, self._log = endpoint, envelope, processes, log
-        self._on_up, self._on_down, self._on_command = on_up, on_down, on_command
+        self._on_up, self._on_down, self._on_command, self._on_accepted = on_up, on_down, on_command, on_accepted
         url = urllib.parse.urlsplit(endpoint.url)
         self._host, self._port = url.hostname or "", url.port or 443
         self._host_header = url.netloc.rpartition("@")[2]
@@ -193,8 +194,18 @@ class Link:
                 self._faults = deque((f for f in self._faults if f[0] is not sent), MAX_UNANSWERED)
             if status >= 300:
                 self._say_once(_refusal(status, body))
+            elif isinstance(sent, wire.Progress):
+                self._on_accepted(self._accepted(body))
             return
         raise _BrokenError(_refusal(status, body))
+
+    def _accepted(self, body: bytes) -> wire.Accepted:
+        if body:
+            try:
+                return wire.Accepted.decode(body)
+            except codec.ProtocolError as error:
+                self._say_once(f"The operator sent an invalid answer: {error}")
+        return wire.Accepted(1.0)
 
     def _post(self, report: wire.Report) -> None:
         if self._reports is None:

@@ -2,7 +2,8 @@
 
 The two lowest members speak once a second, since what they say is the job's progress. The others, of whom the operator wants where
 the time of a step goes and what their snapshots lack, speak every ten seconds, as often as a status is written, and less often in a
-large job; the operator asks them when it needs them (`progress?`). So its work grows with the jobs more than with their workers.
+large job; the operator asks them when it needs them (`progress?`). So its work grows with the jobs more than with their workers,
+and one that serves many jobs asks for fewer reports of each (wire.Accepted).
 """
 
 from __future__ import annotations
@@ -16,9 +17,10 @@ from regroup.protocol.state import Times
 
 Value = TypeVar("Value")
 
-INTERVAL_S = 1.0
 OTHERS_S = 10.0
 REPORTS_PER_S = 50.0
+MAX_FACTOR = 20.0
+"""No operator makes an agent say less than that: what it knows of a job would be too old."""
 
 
 class Progress:
@@ -112,6 +114,7 @@ def _first(said: Value | None, before: Value | None) -> Value | None:
     return before if said is None else said
 
 
-def interval_s(group_rank: int, world_size: int) -> float:
-    """Return the seconds between two progress reports of a member."""
-    return INTERVAL_S if group_rank < 2 else max(OTHERS_S, world_size / REPORTS_PER_S)
+def interval_s(group_rank: int, world_size: int, factor: float = 1.0) -> float:
+    """Return the seconds between two progress reports of a member. `factor`: what the operator asks for (wire.Accepted)."""
+    usual_s = wire.REPORT_EVERY_S if group_rank < 2 else max(OTHERS_S, world_size / REPORTS_PER_S)
+    return usual_s * min(max(1.0, factor), MAX_FACTOR)

@@ -125,7 +125,8 @@ class Session:
         process.computed, process.first_step_since_s = process.computed or not message.empty, None
         process.step, process.state = message.step, StatePair(message.generation, message.step)
         newest = worker.generation
-        interval_s = progress.interval_s(newest.group_rank, newest.world_size) if newest else progress.INTERVAL_S
+        rank, world_size = (newest.group_rank, newest.world_size) if newest else (0, 1)
+        interval_s = progress.interval_s(rank, world_size, worker.progress_factor)
         worker.progress.committed(message, interval_s, now_s)
 
     def _left(self, process: Process, message: local.Left) -> None:

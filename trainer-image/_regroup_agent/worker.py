@@ -62,6 +62,8 @@ class Worker:
         self.ending: ending.Ending | None = None
         self.stopped = False
         self.progress = progress.Progress()
+        self.progress_factor = 1.0
+        """What the operator asked for in its last answer (wire.Accepted)."""
         self.adopted_body: tuple[int, wire.Adopted] | None = None
         self.finished_body: tuple[int, wire.Finished] | None = None
         self.said_formed = self.said_adopted = 0

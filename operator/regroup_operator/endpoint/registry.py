@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
 from regroup.protocol import codec
 from regroup.protocol.wire import (
+    REPORT_EVERY_S,
     Command,
     DumpStacks,
     Generation,
@@ -21,10 +23,12 @@ from regroup.protocol.wire import (
     Welcome,
 )
 from regroup_operator.endpoint.sessions import apply_report, is_routine, stream_closed, stream_opened
+from regroup_operator.model.pace import progress_factor
 from regroup_operator.model.records import Key, Pod, Session
 
 PROGRESS_PLAN_S = 1.0
-"""A job of which nothing but its progress is news is planned once in this time, however many workers report it."""
+"""A job of which nothing but its progress is news is planned once in this time, however many workers report it; where there are
+many jobs, in as many times of it as there are between two reports."""
 
 
 MAX_LINES = 1000
@@ -59,13 +63,17 @@ class Registry:
         clock: Callable[[], float],
         enqueue: Callable[[Key], None],
         enqueue_after: Callable[[Key, float], None],
+        factor: Callable[[int], float] = progress_factor,
     ) -> None:
-        """`enqueue_after(key, seconds)`: the earlier of two times counts (WorkQueue.add_after)."""
+        """`enqueue_after(key, seconds)`: the earlier of two times counts (WorkQueue.add_after). `factor(jobs)`: see pace.py."""
         self._clock = clock
         self._enqueue = enqueue
         self._enqueue_after = enqueue_after
+        self._factor = factor
         self._sessions: dict[str, Session] = {}
         self._streams: dict[str, Stream] = {}
+        self._jobs: Counter[str] = Counter()
+        """Open streams by job UID."""
         self._pods: dict[str, Pod] = {}
         self._steps: dict[str, tuple[int, int]] = {}
         self._refusals: dict[str, str] = {}
@@ -100,6 +108,16 @@ class Registry:
         """Return the number of open streams."""
         return len(self._streams)
 
+    @property
+    def num_jobs(self) -> int:
+        """The number of jobs with open streams."""
+        return len(self._jobs)
+
+    @property
+    def progress_factor(self) -> float:
+        """How many times as long as usual agents are to wait between two reports of progress."""
+        return self._factor(len(self._jobs))
+
     def knows(self, pod_uid: str, boot: str) -> bool:
         """Return whether this agent process has said hello to this operator."""
         session = self._sessions.get(pod_uid)
@@ -112,6 +130,9 @@ class Registry:
         if session is None:
             self.dropped_reports += 1
             return False
+        factor = self.progress_factor
+        if isinstance(report.body, Progress):
+            session = replace(session, report_every_s=REPORT_EVERY_S * factor)
         self._sessions[pod.uid] = session
         self._pods[pod.uid] = pod
         was_refused = self._refusals.pop(pod.uid, None) is not None
@@ -123,7 +144,7 @@ class Registry:
         else:  # its container was started again, and the new agent has not been asked
             self._leaving.pop(pod.uid, None)
         if is_routine(before, session, report) and not was_refused:
-            self._enqueue_after((pod.namespace, pod.job), PROGRESS_PLAN_S)
+            self._enqueue_after((pod.namespace, pod.job), PROGRESS_PLAN_S * factor)
         else:
             self._enqueue((pod.namespace, pod.job))
         return True
@@ -133,6 +154,8 @@ class Registry:
         old = self._streams.get(pod.uid)
         if old is not None:
             old.put(None)
+        else:
+            self._jobs[pod.job_uid] += 1
         stream = self._streams[pod.uid] = Stream(boot)
         self._sessions[pod.uid] = stream_opened(self._sessions[pod.uid], boot)
         self._enqueue((pod.namespace, pod.job))
@@ -143,6 +166,9 @@ class Registry:
         if self._streams.get(pod.uid) is not stream:
             return
         del self._streams[pod.uid]
+        self._jobs[pod.job_uid] -= 1
+        if not self._jobs[pod.job_uid]:
+            del self._jobs[pod.job_uid]
         _, newest_step = self._steps.get(pod.job_uid, (0, 0))
         self._sessions[pod.uid] = stream_closed(self._sessions[pod.uid], self._clock(), newest_step)
         self._enqueue((pod.namespace, pod.job))

@@ -15,9 +15,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 
 from aiohttp import web
 
-from regroup.protocol import MAX_REPORT_BYTES, OLDEST, VERSION
+from regroup.protocol import MAX_REPORT_BYTES, OLDEST, VERSION, codec
 from regroup.protocol.codec import ProtocolError
-from regroup.protocol.wire import Hello, Report
+from regroup.protocol.wire import Accepted, Hello, Progress, Report
 from regroup_operator.api import UnavailableError
 from regroup_operator.endpoint.registry import Registry
 from regroup_operator.model.ports import Authenticator, Forbidden, Unauthorized
@@ -114,6 +114,9 @@ class Endpoint:
         elif not self._registry.knows(pod.uid, report.boot):
             raise _Answer(409, HELLO_FIRST)
         self._registry.report(pod, report)
+        factor = self._registry.progress_factor
+        if isinstance(report.body, Progress) and factor > 1.0:
+            return web.Response(body=codec.line(Accepted(factor)), content_type="application/json")
         return web.Response(status=204)
 
     async def commands(self, request: web.Request) -> web.StreamResponse:

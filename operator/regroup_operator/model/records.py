@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from regroup.protocol.state import Condition, Seal
-from regroup.protocol.wire import Adopted, Draining, Fault, Formed, Progress, Stacks
+from regroup.protocol.wire import REPORT_EVERY_S, Adopted, Draining, Fault, Formed, Progress, Stacks
 from regroup_operator.api.members import MemberId
 from regroup_operator.api.names import role_place
 
@@ -158,6 +158,8 @@ class Session:
     progress_at_s: float | None = None
     """When its step was committed; progress_told_s: when that was first heard."""
     progress_told_s: float = 0.0
+    report_every_s: float = REPORT_EVERY_S
+    """How often it reports progress where it is one of the two lowest members, by the last answer."""
     step_s: float | None = None
     """Mean duration of the steps between the last two reports of progress."""
     formed: Formed | None = None

@@ -224,9 +224,17 @@ def test_environment_of_a_script_is_torchruns() -> None:
     assert not [name for name in got if name.startswith("TORCHELASTIC_USE")]
 
 
-@pytest.mark.parametrize(("rank", "world", "want"), [(0, 5000, 1.0), (1, 5000, 1.0), (2, 4, 10.0), (2, 5000, 100.0)])
-def test_progress_of_all_workers_together_is_bounded(rank: int, world: int, want: float) -> None:
-    assert interval_s(rank, world) == want
+@pytest.mark.parametrize(
+    ("rank", "world", "factor", "want"),
+    [
+        (0, 5000, 1.0, 1.0), (1, 5000, 1.0, 1.0), (2, 4, 1.0, 10.0), (2, 5000, 1.0, 100.0),
+        (0, 8, 4.0, 4.0), (2, 8, 4.0, 40.0), (0, 8, 0.01, 1.0), (0, 8, 1e9, 20.0), (0, 8, float("nan"), 1.0),
+    ],
+)  # fmt: skip
+def test_progress_of_all_workers_and_jobs_together_is_bounded(
+    rank: int, world: int, factor: float, want: float
+) -> None:
+    assert interval_s(rank, world, factor) == want
 
 
 # --- HTTP ----------------------------------------------------------------------------------------------------------

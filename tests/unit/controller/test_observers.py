@@ -58,6 +58,18 @@ def test_node_without_power_is_seen_within_two_seconds(tmp_path: Path, seed: int
     assert 1500 <= incident["detectMs"] <= 2000
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_lost_worker_is_not_ready_although_its_stream_is_open(tmp_path: Path, seed: int) -> None:
+    """Its stream ends 5 s after the cut; nobody hears of the node before."""
+    world = training(tmp_path, seed=seed)
+    assert cut(world, "node-1") <= SEEN_S
+    ready = set[int]()
+    for _ in range(60):
+        ready.add(world.status["readyReplicas"])
+        world.advance(0.05, step_every_s=0.05)
+    assert ready == {2}
+
+
 def test_all_workers_of_the_node_are_left_out_at_once(tmp_path: Path) -> None:
     """They are silent one after the other; the generation names none of them."""
     world = training(tmp_path, make_job().with_replicas(6).elastic(1, 6))

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from regroup.protocol.state import Phase
+from regroup_operator.model.pace import write_every_s
 from regroup_operator.model.records import Settings
 from tests.builders.plan import make_job
 from tests.simulator.world import Pace, World
@@ -170,6 +171,15 @@ def test_progress_of_all_jobs_together_is_written_so_often_and_nothing_else_wait
     world.kill_process(world.uid(1))
     world.settle()
     assert world.generation >= 2  # the third one comes when the restarted process is back, at once in this world
+
+
+@pytest.mark.parametrize(
+    ("num_jobs", "every_s"), [pytest.param(200, 10.0, id="within the budget"), pytest.param(500, 25.0, id="beyond it")]
+)
+def test_progress_is_written_less_often_where_all_jobs_could_not_be_every_ten_seconds(
+    num_jobs: int, every_s: float
+) -> None:
+    assert write_every_s(10.0, num_jobs, writes_per_s=20.0) == every_s
 
 
 @pytest.mark.parametrize("known_session", [False, True])

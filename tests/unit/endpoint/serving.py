@@ -78,13 +78,13 @@ async def sentence(answer: aiohttp.ClientResponse) -> tuple[int, str]:
 
 
 @asynccontextmanager
-async def serving(**limits: float) -> AsyncIterator[Server]:
+async def serving(factor: float = 1.0, **limits: float) -> AsyncIterator[Server]:
     authority = Authority.create()
     context = server_context(*authority.issue(["localhost"], ["127.0.0.1"]))
     loop = asyncio.get_running_loop()
     enqueued: list[Key] = []
     leader: list[str | None] = [None]
-    registry = Registry(loop.time, enqueued.append, lambda key, _: enqueued.append(key))
+    registry = Registry(loop.time, enqueued.append, lambda key, _: enqueued.append(key), lambda _: factor)
     runner, port = await serve(
         registry, Tokens(), context, host="127.0.0.1", port=0, leader=lambda: leader[0], **limits
     )

@@ -12,6 +12,7 @@ import pytest
 from regroup.protocol.state import Busy
 from regroup.protocol.wire import Changed, Command, Draining, Ping, Progress, ProgressRequest, Report, Stop, Welcome
 from regroup_operator.endpoint.registry import MAX_LINES, Registry, Stream
+from regroup_operator.model.pace import progress_factor
 from regroup_operator.model.records import Pod
 from regroup_operator.queue import Schedule
 from tests.unit.endpoint.reports import hello, make_report
@@ -88,7 +89,9 @@ def test_answer_to_a_question_is_planned_for_at_once() -> None:
 
 def test_of_500_jobs_whose_workers_report_50_times_a_second_none_is_planned_more_than_once_a_second() -> None:
     now_s, schedule, planned = 0.0, Schedule(), Counter[tuple[str, str]]()
-    registry = Registry(lambda: now_s, schedule.add, lambda key, wait_s: schedule.add_at(key, now_s + wait_s))
+    registry = Registry(
+        lambda: now_s, schedule.add, lambda key, wait_s: schedule.add_at(key, now_s + wait_s), lambda _: 1.0
+    )
     pods = [
         replace(POD, uid=f"{job}/{slot}", job=f"j{job}", job_uid=f"u{job}", slot=slot)
         for job in range(500)
@@ -113,6 +116,40 @@ def test_of_500_jobs_whose_workers_report_50_times_a_second_none_is_planned_more
         work()
     assert len(planned) == 500
     assert set(planned.values()) <= {2, 3}, "in three seconds"
+
+
+@pytest.mark.parametrize(("num_jobs", "factor"), [(0, 1.0), (50, 1.0), (120, 2.4), (500, 10.0), (5000, 10.0)])
+def test_agents_report_less_often_where_there_are_many_jobs(num_jobs: int, factor: float) -> None:
+    assert progress_factor(num_jobs) == factor
+
+
+def test_jobs_count_as_long_as_one_of_their_streams_is_open() -> None:
+    registry = Registry(lambda: 0.0, lambda _: None, lambda *_: None, lambda num_jobs: 10.0 * num_jobs)
+    peer = replace(POD, uid="peer", slot=1)
+    stranger = replace(POD, uid="stranger", job="other", job_uid="other-job")
+    streams = []
+    for pod in (POD, peer, stranger):
+        registry.report(pod, replace(hello(), pod_uid=pod.uid, job_uid=pod.job_uid))
+        streams.append(registry.open(pod, "boot"))
+    again = registry.open(POD, "boot")  # the stream before it is replaced, and its end says nothing
+    registry.close(POD, streams[0])
+    assert (registry.num_jobs, registry.progress_factor) == (2, 20.0)
+    registry.close(POD, again)
+    assert registry.num_jobs == 2, "its peer is there"
+    registry.close(peer, streams[1])
+    registry.close(stranger, streams[2])
+    assert registry.num_jobs == 0
+
+
+def test_job_among_many_is_planned_for_as_seldom_as_it_reports() -> None:
+    later: list[float] = []
+    registry = Registry(lambda: 0.0, lambda _: None, lambda _, wait_s: later.append(wait_s), lambda _: 4.0)
+    registry.report(POD, hello())
+    registry.open(POD, "boot")
+    for step in (6, 7):
+        registry.report(POD, make_report(Progress(step), step=step, **TRAINING))
+    assert later == [4.0]
+    assert registry.sessions([POD])["pod-uid"].report_every_s == 4.0
 
 
 def test_dropped_report_is_counted_and_enqueues_nothing() -> None:

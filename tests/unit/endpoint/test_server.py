@@ -17,7 +17,7 @@ import pytest
 
 from harness.polling import until_async
 from regroup.protocol import MAX_REPORT_BYTES, codec
-from regroup.protocol.wire import Command, Progress, Report, Welcome
+from regroup.protocol.wire import Accepted, Command, Progress, Report, Welcome
 from regroup_operator.endpoint.certificates import Authority, reload
 from regroup_operator.endpoint.server import ACCEPTS
 from tests.unit.endpoint.reports import JOB_UID, POD_UID, hello, make_report
@@ -61,6 +61,21 @@ def test_hello_then_stream_then_reports() -> None:
         assert set(server.enqueued) == {("team", "digits")}
 
     with_server(test)
+
+
+@pytest.mark.parametrize("factor", [1.0, 2.5])
+def test_progress_is_answered_with_how_often_it_is_wanted(factor: float) -> None:
+    async def test(server: Server) -> None:
+        assert await server.post(line(hello())) == (204, "")
+        headers = {"Authorization": "Bearer token-0"}
+        async with server.http.post(
+            server.url + PATH + "reports", data=line(make_report(Progress(7))), headers=headers
+        ) as answer:
+            body = await answer.read()
+            said = Accepted.decode(body).progress_factor if body else 1.0
+            assert (answer.status, said) == (204 if factor == 1.0 else 200, factor)
+
+    with_server(test, factor=factor)
 
 
 async def _chunks() -> AsyncIterator[bytes]:

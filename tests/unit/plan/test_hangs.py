@@ -77,6 +77,7 @@ PAUSE = Busy(Busy.PAUSE, "eval", 1800.0)
         pytest.param(member(0, busy_ended_s=MOVED_S + 500), None, 560, id="a step begins anew after a pause"),
         pytest.param(member(0, busy=(Busy(Busy.FIRST_STEP),), since_s=(MOVED_S,)), 5, 600, id="the first step of a process"),
         pytest.param(member(0, busy=(Busy(Busy.FIRST_STEP),), since_s=(MOVED_S,)), 700, 700, id="which is no shorter than others"),
+        pytest.param(member(0, report_every_s=10.0), 5, 14, id="and what is heard of late"),
         pytest.param(member(0, busy=(Busy(Busy.CHECKPOINT),), since_s=(MOVED_S,)), None, 900, id="a checkpoint that is waited for"),
     ],
 )  # fmt: skip

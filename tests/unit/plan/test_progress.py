@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -58,6 +59,11 @@ def test_time_of_a_step_may_change_without_a_new_report() -> None:
 )
 def test_when_a_group_stalls(step_s: float | None, age_s: float, stalls_at_s: float) -> None:
     assert reported(step_s=step_s, age_s=age_s).stalls_at_s == pytest.approx(stalls_at_s)
+
+
+def test_group_that_reports_less_often_stalls_later() -> None:
+    assert replace(reported(step_s=0.01), report_every_s=10.0).stalls_at_s == pytest.approx(108.1)
+    assert replace(reported(step_s=0.01, age_s=0.5), report_every_s=10.0).stalls_at_s == pytest.approx(98.0)
 
 
 @pytest.mark.parametrize(("kind", "want"), [("planned", 9), ("forced", None)])

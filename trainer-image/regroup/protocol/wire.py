@@ -1,8 +1,9 @@
 """Operator <-> agent: reports (POST, one JSON object each) and commands (a stream of NDJSON lines).
 
-POST /v1/namespaces/{ns}/pods/{pod}/reports takes a `Report`; GET /v1/namespaces/{ns}/pods/{pod}/commands?boot=..&protocol=1
-streams `Command`s. Every report carries the worker's whole condition and seal, so that the operator derives what to do
-from conditions and never from remembered reports (rule RESAY); `body` says what happened just now.
+POST /v1/namespaces/{ns}/pods/{pod}/reports takes a `Report`, and answers with nothing or an `Accepted`;
+GET /v1/namespaces/{ns}/pods/{pod}/commands?boot=..&protocol=1 streams `Command`s. Every report carries the worker's whole condition
+and seal, so that the operator derives what to do from conditions and never from remembered reports (rule RESAY); `body` says what
+happened just now.
 """
 
 from dataclasses import dataclass, field
@@ -161,6 +162,8 @@ class Stacks:
 
 REPORTS = codec.Registry(Hello, Changed, Formed, Adopted, Progress, Fault, Draining, Finished, Stacks)
 
+REPORT_EVERY_S = 1.0
+"""The two lowest members of a generation report progress this often at most; `Accepted` may ask for less."""
 SUSPECT_S = 0.5
 """An observer says so once it has heard nothing of a member for so long."""
 SILENT_S = 1.5
@@ -215,6 +218,19 @@ class Report:
         if isinstance(body, Progress) and body.checkpoint is not None:
             codec.from_json(CheckpointRef, body.checkpoint, "progress.checkpoint")
         return cls(**{**report.__dict__, "body": body})
+
+
+@dataclass(frozen=True)
+class Accepted:
+    """Answer to a report of progress. An operator that serves many jobs asks for fewer reports (adr/0062). No body: 1."""
+
+    progress_factor: float
+    """So many times as long as usual the agent waits between two reports of progress."""
+
+    @classmethod
+    def decode(cls, text: "bytes | str") -> "Accepted":
+        """Parse an answer's body. Raises ProtocolError."""
+        return codec.from_json(cls, codec.parse(text), "accepted")
 
 
 # --- commands: operator -> agent -----------------------------------------------------------------------------------

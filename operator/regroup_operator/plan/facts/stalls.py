@@ -10,12 +10,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from regroup.protocol.document import PLANNED
-from regroup.protocol.wire import Progress
+from regroup.protocol.wire import REPORT_EVERY_S, Progress
 from regroup_operator.model.records import Session
 from regroup_operator.model.worker import Current
 
-REPORT_EVERY_S = 1.0
-"""Agents report progress at most this often (_regroup_agent.progress.INTERVAL_S)."""
 ANSWER_S = 0.5
 """An agent that does not answer for so long while its group stalls cannot be reached."""
 SCRIPT_ASK_EVERY_S = 60.0
@@ -41,6 +39,8 @@ class Reported:
     told_s: float
     step_s: float | None
     """Duration of a step, by the worker that reported; None: it has seen no second report yet."""
+    report_every_s: float = REPORT_EVERY_S
+    """When its next report is due, after this one."""
 
     @property
     def stalls_at_s(self) -> float:
@@ -49,7 +49,14 @@ class Reported:
         if self.step_s is None:
             return self.told_s + FIRST_STALL_S
         overdue_s = max(STALL_SLACK_S, STALL_STEPS * self.step_s)
-        return self.told_s if self.told_s - self.at_s >= overdue_s else self.told_s + REPORT_EVERY_S + overdue_s
+        return self.told_s if self.told_s - self.at_s >= overdue_s else self.told_s + self.report_every_s + overdue_s
+
+
+def is_unresponsive(session: Session, now_s: float) -> bool:
+    """Return whether an agent has not answered for ANSWER_S: it may be frozen, or its node without power. An open stream says
+    nothing against that."""
+    asked_s = session.unanswered_since_s
+    return asked_s is not None and now_s >= asked_s + ANSWER_S
 
 
 def newest_progress(sessions: Iterable[Session], current: Current) -> Reported | None:
@@ -57,7 +64,13 @@ def newest_progress(sessions: Iterable[Session], current: Current) -> Reported |
     counted = (current.number, current.number - 1) if current.kind == PLANNED else (current.number,)
     found = [
         Reported(
-            s.progress_generation, s.progress.step, s.progress_at_s or 0.0, s.progress, s.progress_told_s, s.step_s
+            s.progress_generation,
+            s.progress.step,
+            s.progress_at_s or 0.0,
+            s.progress,
+            s.progress_told_s,
+            s.step_s,
+            s.report_every_s,
         )
         for s in sessions
         if s.progress is not None and s.progress_generation in counted

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from regroup.protocol.wire import ProcessStack
+from regroup.protocol.wire import REPORT_EVERY_S, ProcessStack
 from regroup_operator.api.members import MemberId
 from regroup_operator.model.records import Session, Settings
 from regroup_operator.model.worker import Current, Standing, Worker
@@ -90,7 +90,9 @@ def find_hang(
     began_s = max(_moved_s(s, current.number) for s in sessions)
     bound_s = bound(sessions, hang_seconds, settings)
     excused_s = max((_excused_s(s, hang_seconds, settings) for s in sessions), default=0.0)
-    overdue_s = max(began_s + bound_s, excused_s)
+    # An operator that serves many jobs hears of a step later than it is committed.
+    late_s = max(s.report_every_s for s in sessions) - REPORT_EVERY_S
+    overdue_s = max(began_s + bound_s + late_s, excused_s)
     if now_s < overdue_s:
         return Hang(due_s=overdue_s)
     # As long as nothing is decided the sentence stays as it is: each other one would be a write of the status.

@@ -33,7 +33,7 @@ from regroup_operator.model.worker import (
 )
 from regroup_operator.plan.facts.allowances import entry_s
 from regroup_operator.plan.facts.groups import by_position, choose, ready_words, unbroken, whole_since_s, whole_size
-from regroup_operator.plan.facts.stalls import ANSWER_S, SCRIPT_RESTART_S
+from regroup_operator.plan.facts.stalls import ANSWER_S, SCRIPT_RESTART_S, is_unresponsive
 from regroup_operator.plan.generation.culprit import name_culprit
 from regroup_operator.plan.generation.links import Links, cut_off, state_of, with_links, with_returning
 from regroup_operator.plan.generation.target import change, count, one_per_slot, overtaking, target_of, verb_of
@@ -386,11 +386,6 @@ def _asked_s(worker: Worker, now_s: float) -> float:
     return now_s if unanswered_s is None else unanswered_s
 
 
-def _is_unresponsive(worker: Worker, now_s: float) -> bool:
-    """Return whether a worker with an open stream does not answer: it may be frozen, or its node without power."""
-    return now_s >= _asked_s(worker, now_s) + ANSWER_S
-
-
 def _comes_late(worker: Worker, current: Current, now_s: float) -> bool:
     """Return whether a worker that is no member would hold up a generation: it failed the last one, or is still in it. Who is
     in one that the status does not know (it was restored from a backup) leaves that for a newer one, and for nothing else."""
@@ -510,7 +505,7 @@ def _planned(
     settings: Settings,
 ) -> Decision:
     joiners = [w for w in workers if not w.is_member and w.available and not w.draining]
-    joiners = [w for w in joiners if not _is_unresponsive(w, now_s)]
+    joiners = [w for w in joiners if w.session is None or not is_unresponsive(w.session, now_s)]
     silent = [*silent, *(w.barred_until_s for w in joiners if w.barred_until_s > now_s)]
     prompt = [w for w in joiners if not _comes_late(w, current, now_s)]
     target = target_of(members, prompt, bounds, current.members)

@@ -25,7 +25,7 @@ from regroup_operator.model.records import Session, Settings
 from regroup_operator.model.worker import Current, Standing, Worker
 from regroup_operator.plan.facts.allowances import allowances, entry_s
 from regroup_operator.plan.facts.groups import by_position
-from regroup_operator.plan.facts.stalls import ANSWER_S
+from regroup_operator.plan.facts.stalls import is_unresponsive
 
 BEHIND, START, UNREACHABLE = "behind", "start", "unreachable"
 """Values of Spell.kind: has not come to the newest generation; its processes start; its agent does not answer."""
@@ -236,8 +236,7 @@ def _is_unreachable(worker: Worker, now_s: float) -> bool:
         return True
     if session is None or worker.is_member:
         return False
-    asked_s = session.unanswered_since_s
-    return not session.connected or (asked_s is not None and now_s >= asked_s + ANSWER_S)
+    return not session.connected or is_unresponsive(session, now_s)
 
 
 def _bound_s(kind: str, attempt: int, step_s: float, longest_start_s: float, settings: Settings) -> float:

@@ -22,6 +22,7 @@ from regroup_operator.model.worker import RESUMED, Decision, Standing, Wait, Wor
 from regroup_operator.plan.facts.facts import Facts
 from regroup_operator.plan.facts.groups import spare_words
 from regroup_operator.plan.facts.roles import awaited_words
+from regroup_operator.plan.facts.stalls import is_unresponsive
 from regroup_operator.plan.failures.failures import Failures
 from regroup_operator.plan.generation.generation import NextGeneration
 from regroup_operator.plan.lifecycle.lifecycle import (
@@ -327,15 +328,17 @@ def _num_workers(facts: Facts) -> int:
 
 
 def _num_ready(facts: Facts, workers: Sequence[Worker]) -> int:
-    adopted = facts.current is not None and facts.current.adopted
-    ready = sum(
-        (w.available and w.standing != Standing.SILENT)
-        or w.standing in (Standing.TRAINING, Standing.FINISHED)
-        or (adopted and w.expected)
-        for w in workers
-        if w.pod
-    )
-    return min(ready, facts.inputs.job.spec.replicas)
+    adopted, now_s = facts.current is not None and facts.current.adopted, facts.inputs.clock.now_s
+
+    def is_ready(worker: Worker) -> bool:
+        if worker.standing in (Standing.TRAINING, Standing.FINISHED) or (adopted and worker.expected):
+            return True
+        if not worker.available or worker.standing == Standing.SILENT:
+            return False
+        # Its observers may have found it lost before its stream ends.
+        return worker.is_member or worker.session is None or not is_unresponsive(worker.session, now_s)
+
+    return min(sum(is_ready(w) for w in workers if w.pod), facts.inputs.job.spec.replicas)
 
 
 def _refusal_note(decision: Decision | None, workers: Sequence[Worker]) -> str:
