@@ -229,6 +229,7 @@ class Agent:
         self._state: StatePair | None = None
         self.group: Group | None = None
         self.rank = 0
+        self._progress_factor = 1.0
         self._is_attached = self._first_said = False
         self._reports: _Reports | None = None
         self._commands: _Commands | None = None
@@ -357,6 +358,8 @@ class Agent:
         elif not 200 <= status < 300:
             self._groups.counts.refusals[f"{status} {http.sentence(body)}"[:60]] += 1
             self._give_up(str(status))
+        elif body:
+            self._progress_factor = wire.Accepted.decode(body).progress_factor
 
     def _post(self, body: Any, answer: asyncio.Future[tuple[int, bytes]] | None = None) -> None:
         if self._reports is None or (not self.is_up and answer is None):
@@ -488,7 +491,7 @@ class Agent:
             return
         self._post(self._progress_body(group, None if self._first_said else FIRST_STEP_S * 1000))
         self._first_said = True
-        wait_s = progress.interval_s(self.rank, group.world_size)
+        wait_s = progress.interval_s(self.rank, group.world_size, self._progress_factor)
         self._progress = asyncio.get_running_loop().call_later(wait_s, self._say_progress, group)
 
     def _attached(self) -> None:

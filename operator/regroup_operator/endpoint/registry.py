@@ -26,9 +26,10 @@ from regroup_operator.endpoint.sessions import apply_report, is_routine, stream_
 from regroup_operator.model.pace import progress_factor
 from regroup_operator.model.records import Key, Pod, Session
 
-PROGRESS_PLAN_S = 1.0
-"""A job of which nothing but its progress is news is planned once in this time, however many workers report it; where there are
-many jobs, in as many times of it as there are between two reports."""
+PROGRESS_PLAN_S = 2.0
+"""A job of which nothing but its progress is news is planned this much later, however many workers report it. Usually it has been
+by then: when its group would be stalled, a second and a bit after the last report. Where agents report less often, it is planned
+as many times later."""
 
 
 MAX_LINES = 1000

@@ -6,6 +6,7 @@ whose rank with local rank 0 publishes it in the store. Every other member compa
 
 import hashlib
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Optional
 
 from . import codec
@@ -145,6 +146,10 @@ class Document:
 
     def digest(self) -> str:
         """Return the SHA-256 of the document's canonical JSON, in hex."""
+        return self._digest
+
+    @cached_property
+    def _digest(self) -> str:  # each plan of a job asks for it
         return hashlib.sha256(codec.canonical(codec.to_json(self))).hexdigest()
 
     def store_prefix(self) -> str:
