@@ -164,13 +164,13 @@ BAD_SPECS: dict[str, tuple[Change, str]] = {
     ),
     "role that is called worker": (
         with_spec(roles=[role("worker")]),
-        "A name in spec.roles is not allowed. Use at most 12 characters of a-z and 0-9, first a letter, and another word than "
-        "worker.",
+        "spec.roles has the name worker, which is not allowed. Use at most 12 characters of a-z and 0-9, first a letter, and "
+        "another word than worker.",
     ),
     "role with a hyphen": (
         with_spec(roles=[role("a-b")]),
-        "A name in spec.roles is not allowed. Use at most 12 characters of a-z and 0-9, first a letter, and another word than "
-        "worker.",
+        "spec.roles has the name a-b, which is not allowed. Use at most 12 characters of a-z and 0-9, first a letter, and "
+        "another word than worker.",
     ),
     "role that never completes and is required to": (
         with_spec(roles=[role("eval", restartPolicy="Always") | {"requiredForCompletion": True}]),

@@ -20,6 +20,8 @@ from regroup_operator.api.template import PodTemplate, Role
 MAX_REPLICAS = 5000
 
 _ROLE_NAME = "Use at most 12 characters of a-z and 0-9, first a letter, and another word than worker."
+_ALLOWS_NAME = f"r.name != '{ROLE_WORKER}' && r.name.matches('{ROLE_PATTERN}')"
+"""CEL, of a role r."""
 
 
 class ElasticPolicy(SpecModel):
@@ -351,8 +353,10 @@ class JobSpec(SpecModel):
         ),
         *(_whole_groups(field, given) for field, given in COUNTS_OF_WORKERS),
         cel(
-            f"!has(self.roles) || self.roles.all(r, r.name != '{ROLE_WORKER}' && r.name.matches('{ROLE_PATTERN}'))",
+            f"!has(self.roles) || self.roles.all(r, {_ALLOWS_NAME})",
             f"A name in spec.roles is not allowed. {_ROLE_NAME}",
+            f"'spec.roles has the name %s, which is not allowed. {_ROLE_NAME}'"
+            f".format([self.roles.filter(r, !({_ALLOWS_NAME}))[0].name])",
         ),
     )
 
@@ -401,8 +405,9 @@ class JobSpec(SpecModel):
     @model_validator(mode="after")
     def _role_names(self) -> JobSpec:
         names = [role.name for role in self.roles]
-        if any(name == ROLE_WORKER or re.fullmatch(ROLE_PATTERN.strip("^$"), name) is None for name in names):
-            raise ValueError(f"A name in spec.roles is not allowed. {_ROLE_NAME}")
+        for name in names:
+            if name == ROLE_WORKER or re.fullmatch(ROLE_PATTERN.strip("^$"), name) is None:
+                raise ValueError(f"spec.roles has the name {name}, which is not allowed. {_ROLE_NAME}")
         twice = next((name for name in names if names.count(name) > 1), None)
         if twice is not None:
             raise ValueError(f"spec.roles has {twice} twice. Give each role a name of its own.")
