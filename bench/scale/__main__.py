@@ -28,7 +28,6 @@ from rich.console import Console
 
 from bench.scale import builds, load, peers, plane, scenarios
 from bench.scale.figure import draw
-from bench.scale.histogram import quantile
 from bench.scale.operator import Regroup
 from bench.scale.report import ORDER, SCENARIOS, result, tables
 from bench.scale.system import System
@@ -44,17 +43,8 @@ S = TypeVar("S", bound=System)
 LARGE, KILLED_SHARE, STEADY_S = 5000, 0.01, 60.0
 
 
-class _Regroup(Regroup):
-    """Regroup that tells how long its reconciles took."""
-
-    def details(self) -> Mapping[str, Any]:
-        buckets = self.read().buckets
-        p50, p99 = quantile(buckets, 0.5), quantile(buckets, 0.99)
-        return {} if p50 is None or p99 is None else {"reconcile_ms": {"p50": p50 * 1e3, "p99": p99 * 1e3}}
-
-
-def regroup(directory: Path, *, replicas: int = 1) -> _Regroup:
-    return _Regroup(directory / "regroup", replicas=replicas)
+def regroup(directory: Path, *, replicas: int = 1) -> Regroup:
+    return Regroup(directory / "regroup", replicas=replicas)
 
 
 MAKERS: Mapping[str, Callable[[Path], System]] = {
@@ -94,7 +84,7 @@ class Bench:
     def scenario(self, name: str, pods: int, act: Callable[[Regroup], dict[str, Any]], *, replicas: int = 1) -> None:
         """Run one scenario of Regroup alone."""
 
-        def measure(system: _Regroup, _: plane.Plane, say: Callable[[str], None]) -> None:
+        def measure(system: Regroup, _: plane.Plane, say: Callable[[str], None]) -> None:
             say("runs")
             began_s = time.monotonic()
             self.scenarios[name] = act(system)

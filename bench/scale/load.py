@@ -30,12 +30,15 @@ _QUIET_S = 120.0
 
 class Watched:
     """When each object of a collection was first seen to satisfy a condition; `running_s` is by name, in monotonic seconds.
+    `newest` is each as last seen, `num_changes` how often it was seen to change until then.
 
     The thread that watches ends with `api.close()`; where the server ends a watch, it lists and watches anew.
     """
 
     def __init__(self, api: Api, path: str, is_running: Callable[[Mapping[str, Any]], bool]) -> None:
         self.running_s: dict[str, float] = {}
+        self.newest: dict[str, Mapping[str, Any]] = {}
+        self.num_changes: dict[str, int] = {}
         self._api, self._path, self._is_running = api, path, is_running
         version = self._list()
         threading.Thread(target=self._run, args=(version,), daemon=True).start()
@@ -59,8 +62,15 @@ class Watched:
         return str(listed["metadata"]["resourceVersion"])
 
     def _see(self, item: Mapping[str, Any]) -> None:
-        name = item["metadata"]["name"]
-        if name not in self.running_s and self._is_running(item):
+        name, version = item["metadata"]["name"], item["metadata"]["resourceVersion"]
+        before = self.newest.get(name)
+        if before is not None and before["metadata"]["resourceVersion"] == version:
+            return
+        self.newest[name] = item
+        if name in self.running_s:
+            return
+        self.num_changes[name] = self.num_changes.get(name, -1) + 1
+        if self._is_running(item):
             self.running_s[name] = time.monotonic()
 
 

@@ -21,6 +21,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from bench.scale import meter
 from bench.scale.fleet import Fleet, Setup
+from bench.scale.histogram import quantile
 from bench.scale.system import NAMESPACE, Submission
 from bench.scale.tokens import ServiceAccount, TokenMint
 from cluster import binaries
@@ -71,20 +72,6 @@ class Reading:
             "reconcile_p50_s": quantile(buckets, 0.5),
             "reconcile_p99_s": quantile(buckets, 0.99),
         }
-
-
-def quantile(buckets: Mapping[float, float], q: float) -> float | None:
-    """Return a quantile of cumulative buckets, linear inside one, as Prometheus computes it; None: there is nothing. One in the
-    last, open bucket is the highest bound."""
-    total = max(buckets.values(), default=0.0)
-    if not total:
-        return None
-    low, below = 0.0, 0.0
-    for bound, count in sorted(buckets.items()):
-        if count >= q * total:
-            return low if bound == float("inf") else low + (bound - low) * (q * total - below) / (count - below)
-        low, below = bound, count
-    return low
 
 
 def parse_metrics(text: str, at_s: float) -> Reading:
@@ -170,6 +157,12 @@ class Regroup:
     def users(self) -> Collection[str]:
         """See System."""
         return (f"system:serviceaccount:{render.NAMESPACE}:{ACCOUNT}",)
+
+    def details(self) -> Mapping[str, Any]:
+        """See System."""
+        buckets = self.read().buckets
+        p50, p99 = quantile(buckets, 0.5), quantile(buckets, 0.99)
+        return {} if p50 is None or p99 is None else {"reconcile_ms": {"p50": p50 * 1e3, "p99": p99 * 1e3}}
 
     def stop(self) -> None:
         """See System."""

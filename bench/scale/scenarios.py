@@ -1,20 +1,20 @@
 """What is asked of Regroup at scale, each as a function that returns plain numbers.
 
-`many`: jobs to Running with a true status. `large`: one job of thousands of workers, of which one per cent is killed at once.
-`steady`: what jobs that only train cost. `fail_over`: all agents reconnect after the leader was killed. They run on a started
-operator.Regroup; `steady` and `fail_over` use the jobs that `many` has left, or make them. All times are monotonic seconds.
+`many`: jobs to Running with a true status, for the last two where there are none. `large`: one job of thousands of workers, of
+which one per cent is killed at once. `steady`: what jobs that only train cost. `fail_over`: all agents reconnect after the leader
+was killed. They run on a started operator.Regroup. All times are monotonic seconds.
 """
 
 from __future__ import annotations
 
 import signal
-import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from bench.scale.api import Api
+from bench.scale.load import Watched
 from bench.scale.meter import Meter, Use
 from bench.scale.operator import Reading, Regroup, job_body
 from bench.scale.system import NAMESPACE
@@ -30,44 +30,10 @@ SUBMITTERS = 8
 LARGE = "large"
 
 
-class _Watched:
-    """All jobs as a watch shows them, and when each was first seen to satisfy `is_running`."""
-
-    def __init__(self, api: Api, is_running: Callable[[Mapping[str, Any]], bool]) -> None:
-        self.newest: dict[str, Mapping[str, Any]] = {}
-        self.running_s: dict[str, float] = {}
-        self.num_writes: dict[str, int] = {}
-        """Of each job's status, until it ran."""
-        self._is_running = is_running
-        listed = api.get(JOBS)
-        for item in listed.get("items") or []:
-            self._see(item)
-        version = listed["metadata"]["resourceVersion"]
-        self._ended = False
-        threading.Thread(target=self._run, args=(api, version), daemon=True).start()
-
-    def _run(self, api: Api, version: str) -> None:
-        for event in api.watch(JOBS, version):
-            self._see(event["object"])
-            if self._ended:
-                return
-
-    def _see(self, item: Mapping[str, Any]) -> None:
-        name = item["metadata"]["name"]
-        self.newest[name] = item
-        if name not in self.running_s:
-            self.num_writes[name] = self.num_writes.get(name, -1) + 1
-            if self._is_running(item):
-                self.running_s[name] = time.monotonic()
-
-    def stop(self) -> None:
-        self._ended = True
-
-
 def many(system: Regroup, jobs: int, workers: int = WORKERS) -> dict[str, Any]:
     """Create so many jobs at once; return what it took until the status of all of them said, truly, that they run."""
-    api = Api(system.kubeconfig)
-    watched = _Watched(api, system.is_running)
+    api, watching = Api(system.kubeconfig), Api(system.kubeconfig)
+    watched = Watched(watching, JOBS, system.is_running)
     names = [f"job-{i}" for i in range(jobs)]
     run = _Run(system)
     with ThreadPoolExecutor(SUBMITTERS) as threads:
@@ -75,7 +41,7 @@ def many(system: Regroup, jobs: int, workers: int = WORKERS) -> dict[str, Any]:
             pass
     submitted_s = time.monotonic()
     _until(lambda: all(name in watched.running_s for name in names), f"{jobs} jobs run", lambda: _states(watched))
-    watched.stop()
+    watching.close()
     ended_s = max(watched.running_s[name] for name in names)
     _check_true(system, api, names, workers)
     pods = jobs * workers
@@ -86,7 +52,7 @@ def many(system: Regroup, jobs: int, workers: int = WORKERS) -> dict[str, Any]:
         "seconds": seconds,
         "submit_s": submitted_s - run.started_s,
         "pods_per_s": pods / seconds,
-        "status_writes_per_job": sum(watched.num_writes[name] for name in names) / jobs,
+        "status_writes_per_job": sum(watched.num_changes[name] for name in names) / jobs,
         **run.numbers(pods),
     }
 
@@ -94,14 +60,14 @@ def many(system: Regroup, jobs: int, workers: int = WORKERS) -> dict[str, Any]:
 def large(system: Regroup, workers: int = 5000, killed: int = 50) -> dict[str, Any]:
     """Run one job, kill some of its pods at once; return the times until it runs, until the last survivor was told, until the
     survivors train, and until those that were lost are replaced."""
-    api, fleet = Api(system.kubeconfig), system.agents()
-    watched = _Watched(api, lambda item: _is_running(item, workers))
+    api, watching, fleet = Api(system.kubeconfig), Api(system.kubeconfig), system.agents()
+    watched = Watched(watching, JOBS, lambda item: _is_running(item, workers))
     run = _Run(system)
     api.post(JOBS, job_body(LARGE, workers, max(1, workers // 2)))
     _until(lambda: LARGE in watched.running_s, f"{workers} workers run", lambda: _states(watched))
     start = {"workers": workers, "seconds": watched.running_s[LARGE] - run.started_s, **run.numbers(workers)}
     start["pods_per_s"] = workers / start["seconds"]
-    watched.stop()
+    watching.close()
 
     survivors = workers - killed
     before = fleet.ask("groups", job=LARGE)[-1]["number"]
@@ -273,7 +239,7 @@ def _pod_uids(api: Api) -> set[str]:
     return {pod["metadata"]["uid"] for pod in pods}
 
 
-def _states(watched: _Watched) -> str:
+def _states(watched: Watched) -> str:
     found: dict[str, int] = {}
     for item in watched.newest.values():
         key = f"{_state(item)} {((item.get('status') or {}).get('summary') or {}).get('ready')}"
