@@ -233,7 +233,8 @@ class Agent:
         self._is_attached = self._first_said = False
         self._reports: _Reports | None = None
         self._commands: _Commands | None = None
-        self._unanswered: deque[tuple[asyncio.Future[tuple[int, bytes]] | None, float]] = deque()
+        self._unanswered: deque[tuple[asyncio.Future[tuple[int, bytes]] | None, float, bool]] = deque()
+        """Who waits for the answer, since when, and whether it is to progress."""
         self._broken: asyncio.Future[str] | None = None
         self.is_up = False
         self._task: asyncio.Task[None] | None = None
@@ -336,7 +337,7 @@ class Agent:
             self._give_up(f"closed: {error}")
 
     def _give_up(self, why: str) -> None:
-        for waiting, _ in self._unanswered:
+        for waiting, _, _ in self._unanswered:
             if waiting is not None and not waiting.done():
                 waiting.set_exception(EOFError(why))
         if self._broken is not None and not self._broken.done():
@@ -351,15 +352,15 @@ class Agent:
 
     def answered(self, status: int, body: bytes) -> None:
         """The operator has answered the oldest report."""
-        waiting = self._unanswered.popleft()[0] if self._unanswered else None
+        waiting, _, is_progress = self._unanswered.popleft() if self._unanswered else (None, 0.0, False)
         if waiting is not None:
             if not waiting.done():
                 waiting.set_result((status, body))
         elif not 200 <= status < 300:
             self._groups.counts.refusals[f"{status} {http.sentence(body)}"[:60]] += 1
             self._give_up(str(status))
-        elif body:
-            self._progress_factor = wire.Accepted.decode(body).progress_factor
+        elif is_progress:
+            self._progress_factor = wire.Accepted.decode(body).progress_factor if body else 1.0
 
     def _post(self, body: Any, answer: asyncio.Future[tuple[int, bytes]] | None = None) -> None:
         if self._reports is None or (not self.is_up and answer is None):
@@ -367,7 +368,7 @@ class Agent:
         self._groups.counts.reports += 1
         data = codec.line(self._report(body))
         request = http.request("POST", self._groups.server_name, f"{self._base}/reports", self.token, data)
-        self._unanswered.append((answer, time.monotonic()))
+        self._unanswered.append((answer, time.monotonic(), isinstance(body, wire.Progress)))
         self._reports.transport.write(request)
 
     def _report(self, body: Any) -> wire.Report:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from _regroup_agent import progress
 from bench.scale.api import Api
 from bench.scale.load import Watched
 from bench.scale.meter import Meter, Use
@@ -21,6 +22,7 @@ from bench.scale.system import NAMESPACE
 from bench.trials import BenchError
 from harness.polling import until
 from regroup_operator.api import GROUP, PLURAL, VERSION
+from regroup_operator.model.pace import progress_factor, write_every_s
 
 JOBS = f"/apis/{GROUP}/{VERSION}/namespaces/{NAMESPACE}/{PLURAL}"
 TIMEOUT_S = 540.0
@@ -28,6 +30,8 @@ WORKERS = 8
 SUBMITTERS = 8
 """Requests at once that create jobs."""
 LARGE = "large"
+WRITE_S, WRITES_PER_S = 10.0, 20.0
+"""The chart's settings: a job's progress is written so often, that of all jobs at most so many times a second."""
 
 
 def many(system: Regroup, jobs: int, workers: int = WORKERS) -> dict[str, Any]:
@@ -98,7 +102,7 @@ def large(system: Regroup, workers: int = 5000, killed: int = 50) -> dict[str, A
 def steady(system: Regroup, jobs: int, seconds: float = 60.0) -> dict[str, Any]:
     """Return what jobs that train cost in `seconds`."""
     _has_jobs(system, jobs)
-    _settle(system)
+    _settle(system, jobs)
     run = _Run(system)
     reports = system.agents().ask("counts")["reports"]
     time.sleep(seconds)  # the measurement itself
@@ -120,7 +124,7 @@ def steady(system: Regroup, jobs: int, seconds: float = 60.0) -> dict[str, Any]:
 def fail_over(system: Regroup, jobs: int = 500) -> dict[str, Any]:
     """Kill the leader; return the times until another one leads and until the last agent is back, and what was lost."""
     _has_jobs(system, jobs)
-    _settle(system)
+    _settle(system, jobs)
     fleet, api = system.agents(), Api(system.kubeconfig)
     agents = jobs * WORKERS
     before, pods = fleet.ask("counts"), _pod_uids(api)
@@ -198,10 +202,11 @@ def _has_jobs(system: Regroup, jobs: int) -> None:
         raise BenchError(f"{there} jobs are there, {jobs} are wanted. Start with an empty control plane.")
 
 
-def _settle(system: Regroup) -> None:
-    """Wait until what a start leaves to do is done: the last events, the second report of each worker."""
+def _settle(system: Regroup, jobs: int) -> None:
+    """Wait until what a start leaves to do is done: the last events, the second report of each worker, a write of each status."""
     until(lambda: system.read().values["regroup_queue_depth"] < 1, "the queue is empty", timeout_s=TIMEOUT_S)
-    time.sleep(12.0)  # longer than the time between two writes of progress
+    factor = progress_factor(jobs)
+    time.sleep(2.0 + max(progress.OTHERS_S * factor, write_every_s(WRITE_S, jobs, WRITES_PER_S)))
 
 
 def _check_true(system: Regroup, api: Api, names: list[str], workers: int) -> None:

@@ -144,7 +144,7 @@ async def _run(store: FileStore, directory: Path, command: list[str], args: argp
         return await controllers[0].reconcile(which)
 
     queue = WorkQueue(reconcile, num_workers=1)
-    registry = Registry(loop.time, queue.add, queue.add_after)
+    registry = Registry(loop.time, queue.add, queue.add_after, progress_plan_s=PROGRESS_S)
     authority = Authority.create()
     certificate, private_key = authority.issue(["localhost"], [ADDRESS])
     runner, port = await serve(

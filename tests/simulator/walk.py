@@ -68,8 +68,8 @@ class Setting:
     """The job is complete only once they have succeeded."""
     observes: bool = False
     """Agents observe each other from other nodes."""
-    progress_factor: float = 1.0
-    """The operator serves many other jobs, and agents report so many times less often."""
+    progress_factors: tuple[float, ...] = (1.0,)
+    """Operators serve many other jobs, and agents report so many times less often: one operator after the other."""
 
     def __str__(self) -> str:
         size = f"fixed at {self.replicas}" if self.fixed else f"{self.replicas} workers, at least {self.minimum}"
@@ -84,8 +84,8 @@ class Setting:
             + (" that it waits for" if self.required else "")
             + (", agents observe each other" if self.observes else "")
             + (
-                f", progress is reported {self.progress_factor:g} times less often"
-                if self.progress_factor > 1.0
+                f", progress is reported {self.progress_factors} times less often"
+                if max(self.progress_factors) > 1.0
                 else ""
             )
             + (f", grows every {self.cooldown_s} s at most" if self.cooldown_s else "")
@@ -127,7 +127,7 @@ class Setting:
             None, self.job(), processes=self.processes, script="plain" if self.script else "session",
             known_session=self.known, total_steps=self.total_steps, settings=self.settings(),
             pace=pace, num_nodes=4, checkpoint_every=self.checkpoint_every, by_json=self.seed % 8 == 0, backs_off=True,
-            snapshot_every=self.snapshot_every, observes=self.observes, progress_factor=self.progress_factor,
+            snapshot_every=self.snapshot_every, observes=self.observes, progress_factors=self.progress_factors,
         )  # fmt: skip
 
 
@@ -154,7 +154,9 @@ def setting_of(seed: int) -> Setting:
         ignores=random.Random(f"{seed}/rules").random() < RULES_CHANCE,
         roles=random.Random(f"{seed}/roles").choice([0, 0, 0, 2]),
         observes=random.Random(f"{seed}/observes").random() < OBSERVES_CHANCE,
-        progress_factor=random.Random(f"{seed}/pace of reports").choice([1.0, 1.0, 1.0, 3.0, 10.0]),
+        progress_factors=random.Random(f"{seed}/pace of reports").choice(
+            [(1.0,), (1.0,), (3.0,), (10.0,), (10.0, 1.0)]
+        ),
         spares=random.Random(f"{seed}/spares").choice([0, 0, 0, 1]),
         cooldown_s=random.Random(f"{seed}/cooldown").choice([0, 0, 20]),
         pending_s=random.Random(f"{seed}/pending").choice([0, 0, 10]),

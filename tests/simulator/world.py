@@ -12,7 +12,7 @@ import heapq
 import itertools
 import random
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -109,11 +109,13 @@ class Operator:
         self.world = world
         self.paused = self.dead = self.is_dirty = False
         self.look_s: float | None = None
+        factor = world.progress_factors[world.num_operators % len(world.progress_factors)]
+        world.num_operators += 1
         self.registry = Registry(
             lambda: world.now_s,
             lambda _: self.dirty(),
             lambda _, wait_s: self.look_in(wait_s),
-            lambda _: world.progress_factor,
+            lambda _: factor,
         )
         self.jobs = JobCache()
         self.jobs.see(world.store.view)
@@ -230,17 +232,17 @@ class World:
         snapshot_every: int = 0,
         backs_off: bool = False,
         observes: bool = False,
-        progress_factor: float = 1.0,
+        progress_factors: Sequence[float] = (1.0,),
         start: bool = True,
     ) -> None:
-        """`observes`: agents observe each other from other nodes, else they are of an earlier release. `progress_factor`: as in
-        wire.Accepted; the operator serves many other jobs."""
+        """`observes`: agents observe each other from other nodes, else they are of an earlier release. `progress_factors`: as in
+        wire.Accepted, of one operator after the other, which serve many other jobs."""
         self.now_s = START_S
         self.processes, self.script, self.known_session = processes, script, known_session
         self.total_steps = total_steps
         self.settings, self.progress_writes_per_s = settings or Settings(), progress_writes_per_s
         self.pace, self.by_json, self.backs_off = pace or Pace(), by_json, backs_off
-        self.observes, self.progress_factor = observes, progress_factor
+        self.observes, self.progress_factors = observes, progress_factors
         self.dark: set[str] = set()
         """Pod UIDs whose node has no power, or whose network is paused: nothing passes in or out."""
         self.paused: set[str] = set()
@@ -249,6 +251,8 @@ class World:
         """How often a worker was lost because observers did not hear it."""
         self._cut_s, self._judged = START_S - 1000.0, 0
         self.operators: list[Operator] = []
+        self.num_operators = 0
+        """How many there have been."""
         self.store = Store(self._wrote, self._job_changed)
         self.store.create(job.with_spec(processesPerWorker=processes).manifest())
         self.pods = Pods(self, num_nodes)

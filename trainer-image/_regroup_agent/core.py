@@ -128,6 +128,7 @@ class Core:
             worker.connected = False
         elif isinstance(event, ev.Paced):
             worker.progress_factor = event.progress_factor
+            worker.progress.hurry(worker.progress_interval_s)
         elif isinstance(event, ev.Terminated):
             self._terminated(event, now_s)
         elif isinstance(event, ev.Preloaded):

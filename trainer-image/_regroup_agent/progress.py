@@ -81,6 +81,11 @@ class Progress:
         elif self.due_s is None:
             self.due_s = max(now_s, self._sent_s + interval_s)
 
+    def hurry(self, interval_s: float) -> None:
+        """Report the newest commit no later than so long after the last report: the operator waits for it then."""
+        if self.due_s is not None:
+            self.due_s = min(self.due_s, self._sent_s + interval_s)
+
     def take(self, now_s: float) -> wire.Progress | None:
         """Return what to report now, and count it as said."""
         said = self.again(now_s)

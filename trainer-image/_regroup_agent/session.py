@@ -12,7 +12,6 @@ from regroup.protocol.snapshot import SnapshotState
 from regroup.protocol.state import Busy, StatePair
 
 from . import events as ev
-from . import progress
 from .aggregate import SESSION, Process
 from .worker import Worker
 
@@ -124,10 +123,7 @@ class Session:
         worker.crashes = 0
         process.computed, process.first_step_since_s = process.computed or not message.empty, None
         process.step, process.state = message.step, StatePair(message.generation, message.step)
-        newest = worker.generation
-        rank, world_size = (newest.group_rank, newest.world_size) if newest else (0, 1)
-        interval_s = progress.interval_s(rank, world_size, worker.progress_factor)
-        worker.progress.committed(message, interval_s, now_s)
+        worker.progress.committed(message, worker.progress_interval_s, now_s)
 
     def _left(self, process: Process, message: local.Left) -> None:
         worker, was_inside = self._worker, process.inside

@@ -98,6 +98,13 @@ class Worker:
         return max(self._sealed, newest.number - 1 if newest.member else newest.number)
 
     @property
+    def progress_interval_s(self) -> float:
+        """Seconds between two reports of progress."""
+        newest = self.generation
+        rank, world_size = (newest.group_rank, newest.world_size) if newest else (0, 1)
+        return progress.interval_s(rank, world_size, self.progress_factor)
+
+    @property
     def running(self) -> bool:
         return any(p.running for p in self.processes)
 

@@ -65,12 +65,13 @@ class Registry:
         enqueue: Callable[[Key], None],
         enqueue_after: Callable[[Key, float], None],
         factor: Callable[[int], float] = progress_factor,
+        progress_plan_s: float = PROGRESS_PLAN_S,
     ) -> None:
         """`enqueue_after(key, seconds)`: the earlier of two times counts (WorkQueue.add_after). `factor(jobs)`: see pace.py."""
         self._clock = clock
         self._enqueue = enqueue
         self._enqueue_after = enqueue_after
-        self._factor = factor
+        self._factor, self._progress_plan_s = factor, progress_plan_s
         self._sessions: dict[str, Session] = {}
         self._streams: dict[str, Stream] = {}
         self._jobs: Counter[str] = Counter()
@@ -133,7 +134,13 @@ class Registry:
             return False
         factor = self.progress_factor
         if isinstance(report.body, Progress):
-            session = replace(session, report_every_s=REPORT_EVERY_S * factor)
+            every_s = REPORT_EVERY_S * factor
+            has_moved = before is None or before.progress_told_s != session.progress_told_s
+            session = replace(
+                session,
+                report_every_s=every_s,
+                progress_due_s=session.progress_told_s + every_s if has_moved else session.progress_due_s,
+            )
         self._sessions[pod.uid] = session
         self._pods[pod.uid] = pod
         was_refused = self._refusals.pop(pod.uid, None) is not None
@@ -145,7 +152,7 @@ class Registry:
         else:  # its container was started again, and the new agent has not been asked
             self._leaving.pop(pod.uid, None)
         if is_routine(before, session, report) and not was_refused:
-            self._enqueue_after((pod.namespace, pod.job), PROGRESS_PLAN_S * factor)
+            self._enqueue_after((pod.namespace, pod.job), self._progress_plan_s * factor)
         else:
             self._enqueue((pod.namespace, pod.job))
         return True

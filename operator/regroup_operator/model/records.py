@@ -160,6 +160,8 @@ class Session:
     progress_told_s: float = 0.0
     report_every_s: float = REPORT_EVERY_S
     """How often it reports progress where it is one of the two lowest members, by the last answer."""
+    progress_due_s: float | None = None
+    """When it says more of its progress than it has if a step is committed by then; None: a second after it was told."""
     step_s: float | None = None
     """Mean duration of the steps between the last two reports of progress."""
     formed: Formed | None = None

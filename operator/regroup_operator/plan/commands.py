@@ -13,7 +13,17 @@ from math import inf
 
 from regroup.protocol.document import PLANNED, Document
 from regroup.protocol.state import Phase
-from regroup.protocol.wire import DocumentCommand, Generation, Observed, Ping, ProgressRequest, Stop, Welcome
+from regroup.protocol.wire import (
+    REPORT_EVERY_S,
+    SILENT_S,
+    DocumentCommand,
+    Generation,
+    Observed,
+    Ping,
+    ProgressRequest,
+    Stop,
+    Welcome,
+)
 from regroup_operator.model.plan import Tell, earliest
 from regroup_operator.model.records import Pod, Session
 from regroup_operator.model.worker import Standing, Worker
@@ -25,6 +35,8 @@ ASK_EVERY_S = 1.0
 """While a member is silent or progress stalls, everybody who can be reached is asked this often, ..."""
 ASKED_PER_S = 50.0
 """... and in a large job less often: an evaluation between two steps stalls progress, too."""
+LATE_ASKED_EVERY_S = SILENT_S / 2
+"""Who reports seldom is asked for progress this often while observers do not hear a member: twice before it could count as lost."""
 
 
 def plan_commands(
@@ -47,6 +59,7 @@ def plan_commands(
     assignment = _Assignment(document, workers) if document is not None else None
     every_s = _every_s(workers)
     words = _due_words(workers, suspected or {}, now_s - every_s)
+    late = _late_reporters(workers, suspected, now_s - LATE_ASKED_EVERY_S) if suspected else frozenset()
     silent = any(w.is_member and w.standing == Standing.SILENT for w in workers)
     withheld = document is not None and tier == "Session" and _waits_for_joiners(document, workers)
     for worker in workers:
@@ -71,12 +84,27 @@ def plan_commands(
         else:
             asks = tier == "Script" and session.unanswered_since_s is None and now_s >= script_due_s(session)
         must_answer = pod.uid in ask or session.heard_at_s < words.get(pod.uid, -inf)
-        if asks or (must_answer and session.unanswered_since_s is None):
-            yield Tell(pod.uid, ProgressRequest() if silent else Ping())
+        if asks or pod.uid in late or (must_answer and session.unanswered_since_s is None):
+            yield Tell(pod.uid, ProgressRequest() if silent or pod.uid in late else Ping())
 
 
 def _every_s(workers: Sequence[Worker]) -> float:
     return max(ASK_EVERY_S, len(workers) / ASKED_PER_S)
+
+
+def _late_reporters(workers: Sequence[Worker], suspected: Mapping[str, float], lately_s: float) -> frozenset[str]:
+    """Return the pod UIDs of two members that are asked how far they are while others are `suspected`, and have neither been asked
+    nor said so lately. Where members report seldom, only that shows whether the group commits steps, which proves that a worker
+    lives although its observers do not hear it."""
+    members = (w.session for w in workers if w.is_member and w.session is not None and w.session.connected)
+    heard = [session for session in members if session.pod_uid not in suspected][:2]
+    return frozenset(
+        session.pod_uid
+        for session in heard
+        if session.report_every_s > REPORT_EVERY_S
+        and session.progress_told_s <= lately_s
+        and (session.asked_at_s is None or session.asked_at_s <= lately_s)
+    )
 
 
 def _due_words(workers: Sequence[Worker], suspected: Mapping[str, float], lately_s: float) -> dict[str, float]:
@@ -121,6 +149,8 @@ def commands_due_s(facts: Facts, members: Sequence[Worker]) -> float | None:
         dues_s = [now_s + ASK_EVERY_S, *(at_s + ANSWER_S for at_s in asked if at_s is not None)]
     if facts.silences.suspected:
         dues_s.append(now_s + _every_s(facts.workers))
+        if any(s.report_every_s > REPORT_EVERY_S for s in sessions):
+            dues_s.append(now_s + LATE_ASKED_EVERY_S)
     if facts.tier == "Script":
         dues_s += [script_due_s(s) for s in sessions if s.connected]
     return earliest(dues_s, after_s=now_s)

@@ -410,6 +410,16 @@ def test_report_says_what_was_said_of_snapshots_last_in_this_generation() -> Non
 # --- progress ------------------------------------------------------------------------------------------------------
 
 
+def test_progress_comes_as_often_as_the_operator_wants_it_and_sooner_at_once() -> None:
+    drive = Drive().session().trains(1, step=7)  # the first is reported at once
+    drive.feed(ev.Paced(10.0)).says(committed(1, 8))
+    assert drive.wait(9.0).bodies(wire.Progress) == []
+    drive.feed(ev.Paced(1.0))  # another operator answers
+    assert [body.step for body in drive.bodies(wire.Progress)] == [8]
+    drive.feed(ev.Paced(10.0)).says(committed(1, 9))
+    assert [body.step for body in drive.wait(10.0).bodies(wire.Progress)] == [9]
+
+
 @pytest.mark.parametrize("slow_rank", [0, 1])
 def test_step_times_are_those_of_the_process_for_which_others_wait(slow_rank: int) -> None:
     drive = Drive(2).session().trains(1, 7)

@@ -158,6 +158,24 @@ def test_worker_that_nobody_but_the_operator_hears_is_not_lost_by_its_observers(
     assert world.now_s - world.operators[0].registry.sessions(world.pods.by_uid.values())[world.uid(1)].heard_at_s < 1.5
 
 
+@pytest.mark.parametrize("factor", [1.0, 10.0])
+def test_steps_prove_that_a_worker_lives_whose_node_only_its_group_reaches(tmp_path: Path, factor: float) -> None:
+    """Neither its observers nor the operator hear of it; training has a network of its own, and progress may be reported seldom."""
+    world = training(tmp_path, progress_factors=(factor,))
+    world.advance(25.0, step_every_s=0.1)
+    world.deaf_nodes |= {("node-0", "node-1"), ("node-2", "node-1")}
+    agent = world.agents[world.uid(1)]
+    agent.muted = True
+    world.watch_out()
+    world.advance(4.0, step_every_s=0.1)
+    assert (world.generation, world.num_unheard) == (1, 0)
+    world.deaf_nodes.clear()
+    agent.unmute()
+    world.watch_out()
+    world.advance(3.0, step_every_s=0.1)
+    assert (world.generation, world.phase) == (1, "Running")
+
+
 def test_new_operator_hears_again_what_observers_have_not_heard(tmp_path: Path) -> None:
     """It has never spoken to the agent on the dead node, which is called lost as before; it does not lose another one."""
     world = training(tmp_path, settings=Settings())

@@ -62,8 +62,8 @@ def test_when_a_group_stalls(step_s: float | None, age_s: float, stalls_at_s: fl
 
 
 def test_group_that_reports_less_often_stalls_later() -> None:
-    assert replace(reported(step_s=0.01), report_every_s=10.0).stalls_at_s == pytest.approx(108.1)
-    assert replace(reported(step_s=0.01, age_s=0.5), report_every_s=10.0).stalls_at_s == pytest.approx(98.0)
+    assert replace(reported(step_s=0.01), due_s=108.0).stalls_at_s == pytest.approx(108.1)
+    assert replace(reported(step_s=0.01, age_s=0.5), due_s=108.0).stalls_at_s == pytest.approx(98.0)
 
 
 @pytest.mark.parametrize(("kind", "want"), [("planned", 9), ("forced", None)])

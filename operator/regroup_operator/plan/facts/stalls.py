@@ -39,8 +39,8 @@ class Reported:
     told_s: float
     step_s: float | None
     """Duration of a step, by the worker that reported; None: it has seen no second report yet."""
-    report_every_s: float = REPORT_EVERY_S
-    """When its next report is due, after this one."""
+    due_s: float | None = None
+    """When its next report is due."""
 
     @property
     def stalls_at_s(self) -> float:
@@ -49,7 +49,9 @@ class Reported:
         if self.step_s is None:
             return self.told_s + FIRST_STALL_S
         overdue_s = max(STALL_SLACK_S, STALL_STEPS * self.step_s)
-        return self.told_s if self.told_s - self.at_s >= overdue_s else self.told_s + self.report_every_s + overdue_s
+        if self.told_s - self.at_s >= overdue_s:
+            return self.told_s
+        return (self.told_s + REPORT_EVERY_S if self.due_s is None else self.due_s) + overdue_s
 
 
 def is_unresponsive(session: Session, now_s: float) -> bool:
@@ -70,7 +72,7 @@ def newest_progress(sessions: Iterable[Session], current: Current) -> Reported |
             s.progress,
             s.progress_told_s,
             s.step_s,
-            s.report_every_s,
+            s.progress_due_s,
         )
         for s in sessions
         if s.progress is not None and s.progress_generation in counted

@@ -196,7 +196,8 @@ def _member(
         base = closed - settings.probe_s
         if session.unanswered_since_s is not None:
             base = min(base, session.unanswered_since_s)
-        if newest is not None and newest.step >= session.closed_step + 2:
+        # Not every commit before the stream's end was known then.
+        if newest is not None and newest.step >= session.closed_step + 2 and newest.at_s >= closed - settings.probe_s:
             base = max(base, newest.at_s)
         elif faulted:
             return worker(Standing.LOST, closed, DISCONNECTED)

@@ -335,8 +335,10 @@ def _num_ready(facts: Facts, workers: Sequence[Worker]) -> int:
             return True
         if not worker.available or worker.standing == Standing.SILENT:
             return False
+        if facts.tier == "Script" or worker.is_member or worker.session is None:
+            return True
         # Its observers may have found it lost before its stream ends.
-        return worker.is_member or worker.session is None or not is_unresponsive(worker.session, now_s)
+        return not is_unresponsive(worker.session, now_s)
 
     return min(sum(is_ready(w) for w in workers if w.pod), facts.inputs.job.spec.replicas)
 
