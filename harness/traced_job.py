@@ -92,12 +92,14 @@ class TracedJob(JobView):
         redone: int = 1,
         pausing: Callable[[Process], bool] = lambda _: False,
         restarted: Collection[str] = (),
+        skips: bool = False,
     ) -> Trace:
         """Wait until `workers` train again after a fault or a resize that came at the end of `before`; return the trace.
 
         Fails unless the judge is content: at most `redone` steps again, nothing lost or rolled back, this number of
         generations, and this number of survivors: the processes that trained before but those that `lost` names.
-        `restarted` are pods whose containers were started again: their processes may have the ids of lost ones.
+        `restarted` are pods whose containers were started again: their processes may have the ids of lost ones. `skips`: the
+        first of several generations may form no group.
         """
         generation = before.commits[-1].generation
         trace = self.training(workers=workers, steps=5, after=generation)
@@ -105,7 +107,7 @@ class TracedJob(JobView):
         living = {process for process in trained if not lost(process)}
         pausing_too = {process for process in living if pausing(process)}
         after = trace.commits[-1].generation
-        change = judge.Change(generation, after, living, survivors, pausing_too, generations, redone)
+        change = judge.Change(generation, after, living, survivors, pausing_too, generations, redone, skips)
         problems = judge.changed(trace.judged(restarted=restarted, after=generation), change)
         assert not problems, "\n".join(problems)
         again = [process for process in trace.pids(after) if lost(process) and process[0] not in restarted]

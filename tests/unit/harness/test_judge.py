@@ -147,6 +147,25 @@ def test_expectation_that_is_not_met_is_found(changes: dict[str, Any], problem: 
     assert problem in " ".join(changed(commits(*SURVIVED), Change(**values)))
 
 
+@pytest.mark.parametrize(
+    ("rows", "problem"),
+    [
+        pytest.param(
+            [("abc", 4, 0, 108), ("abd", 6, 109, 120)], "", id="the second one goes on where the group stopped"
+        ),
+        pytest.param([("abc", 4, 0, 108), ("ad", 6, 109, 120)], "b did not live on", id="a survivor is missing"),
+        pytest.param([("abc", 4, 0, 108), ("abd", 6, 111, 120)], "Steps are missing", id="steps are missing"),
+    ],
+)
+def test_first_generation_of_a_new_operator_may_form_no_group(rows: Rows, problem: str) -> None:
+    takes_over = Change(
+        before=4, after=6, survivors="ab", num_survivors=2, pausing="ab", generations=(1, 3), skips=True
+    )
+    problems = " ".join(changed(commits(*rows), takes_over))
+    assert problem in problems
+    assert bool(problems) == bool(problem)
+
+
 def test_planned_change_does_no_step_again() -> None:
     rows: Rows = [("a", 1, 0, 9), ("b", 1, 0, 10), ("ac", 2, 10, 20)]
     resize = Change(before=1, after=2, survivors="a", num_survivors=1, redone=0)
