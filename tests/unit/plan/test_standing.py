@@ -185,6 +185,11 @@ def peers(step: int, at_s: float, generation: int = 1) -> tuple[Session, ...]:
     return (make_session(1, Phase.TRAINING, 1, **progress), make_session(2, Phase.TRAINING, 1))
 
 
+def of_slot_2(session: Session) -> Session:
+    """The same told by another member."""
+    return replace(session, pod_uid=make_session(2).pod_uid)
+
+
 def asked(since_s: float, **changes: Any) -> Session:
     """A member with an open stream that has not answered since."""
     return make_session(0, Phase.TRAINING, 1, unanswered_since_s=since_s, **changes)
@@ -212,6 +217,14 @@ BROKEN_PEER = (
         pytest.param(gone(), peers(12, 94.0), Standing.LOST, None, id="old progress is none"),
         pytest.param(gone(), peers(12, 99.0, generation=0), Standing.LOST, None, id="progress of an older generation is none"),
         pytest.param(gone(closed_at_s=99.9), BROKEN_PEER, Standing.LOST, None, id="closed stream and a peer's fault: at once"),
+        pytest.param(
+            gone(closed_at_s=99.9), (BROKEN_PEER[0], of_slot_2(peers(15, 96.0)[0])), Standing.LOST, None,
+            id="the same where steps of before are told only now",
+        ),
+        pytest.param(
+            gone(closed_at_s=99.9), (BROKEN_PEER[0], of_slot_2(peers(15, 99.0)[0])), Standing.SILENT, 104.0,
+            id="unless they may be later",
+        ),
         pytest.param(
             gone(closed_at_s=99.9), (make_session(1, Phase.BROKEN, 1, fault=make_fault("witness"), fault_generation=1),),
             Standing.SILENT, 101.9, id="a refusal is no fault of a peer",
