@@ -30,7 +30,10 @@ class Change:
     before: int
     after: int
     survivors: Collection[Hashable]
-    """Processes that must live on: they commit in `after`, and in the first generation after `before` unless they pause."""
+    """Processes that must live on: they commit in `after`, and in the first generation after `before` unless they pause.
+
+    Of a first generation with a single step they may have none: the next one can come before all have committed that step.
+    """
     num_survivors: int
     """How many they must be. Whoever breaks something knows the number; an empty list would otherwise always survive."""
     pausing: Collection[Hashable] = field(default=())
@@ -87,7 +90,7 @@ def changed(commits: Iterable[Commit], change: Change) -> list[str]:
         problems.append(
             f"The survivors went on in generation {numbers[1]}, not in {change.before + 1}: {change.before + 1} formed no group."
         )
-    problems += _lived(commits, change, numbers[1])
+    problems += _lived(commits, change, spans[1])
     return problems
 
 
@@ -184,7 +187,7 @@ def _twice(commits: Sequence[Commit]) -> list[str]:
     return problems
 
 
-def _lived(commits: Sequence[Commit], change: Change, first: int) -> list[str]:
+def _lived(commits: Sequence[Commit], change: Change, first: _Span) -> list[str]:
     problems = []
     if len(change.survivors) != change.num_survivors:
         problems.append(f"{len(change.survivors)} processes should live on, {change.num_survivors} expected.")
@@ -194,8 +197,12 @@ def _lived(commits: Sequence[Commit], change: Change, first: int) -> list[str]:
     for process in sorted(change.survivors, key=str):
         if process not in by_generation[change.before]:
             problems.append(f"{process} did not train in generation {change.before}, before the change.")
-        if process not in by_generation[first] and process not in change.pausing:
-            problems.append(f"{process} did not train in generation {first}, the first after the change.")
+        may_miss = process in change.pausing or (first.generation < change.after and first.first == first.last)
+        if process not in by_generation[first.generation] and not may_miss:
+            problems.append(
+                f"{process} did not train in generation {first.generation}, the first after the change, which committed the"
+                f" steps {first.first} to {first.last}."
+            )
         if process not in by_generation[change.after]:
             problems.append(f"{process} did not live on: it commits nothing in generation {change.after}.")
     return problems

@@ -27,6 +27,7 @@ ACCURACY = 0.97
 ENDS_S = 600.0
 SAMPLE = traced_job.SAMPLE.with_suffix(".py")
 _STARTED = re.compile(r"^rank (\d+) of (\d+) starts at step (\d+)$", re.MULTILINE)
+_PRINTED = re.compile(r"held-out accuracy ([\d.]+)\s+parameters sha256 (\w+)$", re.MULTILINE)
 
 
 class Samples:
@@ -83,7 +84,7 @@ def session(k: Kubectl, namespace: str, plain: Future[str]) -> str:
     hurry.touch()
     status = job.wait(300, "the sample ends", state="Succeeded")
     assert len(status["incidents"]) >= 5
-    accuracy, parameters = _printed("".join(job.logs(pod["metadata"]["name"]) for pod in job.pods()))
+    accuracy, parameters = _wait_printed(job)
     expected = _printed(plain.result())
     compared = (
         f"held-out accuracy {accuracy}, parameters {parameters[:12]}; without faults {expected[0]}, {expected[1][:12]}"
@@ -165,7 +166,17 @@ def _plain_python() -> str:
     return done.stdout
 
 
+def _wait_printed(job: JobView) -> tuple[float, str]:
+    """Return what a job's trainers printed, once they have: their work after the last step goes on while it is Succeeded."""
+
+    def text() -> str:
+        return "".join(job.logs(pod["metadata"]["name"]) for pod in job.pods())
+
+    wait_until(lambda: _PRINTED.search(text()), timeout_s=60, what="the sample prints its accuracy")
+    return _printed(text())
+
+
 def _printed(text: str) -> tuple[float, str]:
     """Return the held-out accuracy and the hash of the parameters that a run printed: one line of one process."""
-    ((accuracy, digest),) = re.findall(r"held-out accuracy ([\d.]+)\s+parameters sha256 (\w+)", text)
+    ((accuracy, digest),) = _PRINTED.findall(text)
     return float(accuracy), digest

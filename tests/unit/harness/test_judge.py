@@ -37,6 +37,10 @@ SURVIVED: Rows = [("abc", 4, 0, 108), ("ab", 5, 109, 120), ("abd", 6, 121, 130)]
             id="the step that only the killed process had committed is done again",
         ),
         pytest.param(
+            [("abc", 4, 0, 108), ("a", 5, 109, 109), ("abd", 6, 110, 130)],
+            id="the next generation comes before all survivors have committed the only step of the first",
+        ),
+        pytest.param(
             [("abc", 3, 0, 9), ("abc", 4, 10, 108), ("ab", 5, 109, 120), ("abd", 6, 121, 130), ("ab", 7, 131, 140)],
             id="what came earlier and later is not judged",
         ),
@@ -96,8 +100,8 @@ def test_fault_that_costs_at_most_one_step_holds(rows: Rows) -> None:
             id="nobody trained before",
         ),
         pytest.param(
-            [("abc", 4, 0, 108), ("a", 5, 109, 120), ("abd", 6, 121, 130)],
-            "b did not train in generation 5",
+            [("abc", 4, 0, 108), ("a", 5, 109, 110), ("abd", 6, 111, 130)],
+            "b did not train in generation 5, the first after the change, which committed the steps 109 to 110",
             id="a survivor sits out",
         ),
         pytest.param(
