@@ -65,7 +65,13 @@ class FileStore:
         """See JobStore."""
         return parse_job(self.read())
 
-    async def write_status(self, job: Job, status: dict[str, Any]) -> Job:
+    async def write_status(
+        self,
+        job: Job,
+        status: dict[str, Any],
+        *,
+        progress_only: bool = False,  # noqa: ARG002 (whoever follows the file sees each change)
+    ) -> Job:
         """See JobStore."""
         with self._locked():
             raw = self.read()

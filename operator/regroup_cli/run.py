@@ -143,7 +143,7 @@ async def _run(store: FileStore, directory: Path, command: list[str], args: argp
     async def reconcile(which: Key) -> float | None:
         return await controllers[0].reconcile(which)
 
-    queue = WorkQueue(reconcile, num_workers=1)
+    queue = WorkQueue(reconcile, num_workers=1, put_off=lambda which: controllers[0].progress_overdue_s(which))
     registry = Registry(loop.time, queue.add, queue.add_after, progress_plan_s=PROGRESS_S)
     authority = Authority.create()
     certificate, private_key = authority.issue(["localhost"], [ADDRESS])
@@ -174,6 +174,7 @@ async def _run(store: FileStore, directory: Path, command: list[str], args: argp
             endpoint=f"{ADDRESS}:{port}",
             background=background,
             look_after=queue.add_after,
+            expect=queue.expect,
             logs="Its log is above, in the output of this command.",
             monotonic=loop.time,
         )

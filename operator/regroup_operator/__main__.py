@@ -67,6 +67,7 @@ class Operator:
         self._queue = WorkQueue(
             self._reconcile,
             num_workers=settings.num_workers,
+            put_off=self._progress_overdue_s,
             observe=self._metrics.observe_reconcile,
             observe_wait=self._metrics.queue_wait_seconds.observe,
         )
@@ -179,6 +180,7 @@ class Operator:
             admission_s=admission_s(len(self._pods.uids())),
             waiting=self._authenticator.waiting,
             look_after=self._queue.add_after,
+            expect=self._queue.expect,
             agent_image=settings.agent_image,
             observer=self._metrics,
             decisions=self._decisions,
@@ -195,6 +197,9 @@ class Operator:
     async def _reconcile(self, key: Key) -> float | None:
         assert self._controller is not None
         return await self._controller.reconcile(key)
+
+    def _progress_overdue_s(self, key: Key) -> float | None:
+        return None if self._controller is None else self._controller.progress_overdue_s(key)
 
     def _pod_changed(self, key: Key) -> None:
         """Have the pod's job looked at. A standby has no jobs yet: its queue would only grow."""

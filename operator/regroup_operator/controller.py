@@ -27,11 +27,12 @@ from regroup_operator.endpoint.registry import Registry
 from regroup_operator.maker import TOLD_AFTER, Maker
 from regroup_operator.model.bucket import TokenBucket
 from regroup_operator.model.pace import write_every_s
-from regroup_operator.model.plan import Clock, JobPlan, Memory, Urgency, Verdict
+from regroup_operator.model.plan import Clock, Expected, JobPlan, Memory, Urgency, Verdict
 from regroup_operator.model.ports import EventNote, JobStore, Recorder, Workers
-from regroup_operator.model.records import Key, Observation, Settings
+from regroup_operator.model.records import Key, Observation, Pod, Settings
 from regroup_operator.plan.commands import stop_leaving
 from regroup_operator.plan.facts.facts import Inputs
+from regroup_operator.plan.facts.stalls import newest_progress
 from regroup_operator.plan.failures.restarts import KUBECTL_LOGS
 from regroup_operator.plan.job import plan_job
 from regroup_operator.plan.report.urgency import differing, write_due_s
@@ -42,8 +43,8 @@ CONFLICTS = 5
 """Plans in a row that may lose the race for the status before the work queue's back-off takes over."""
 UNANSWERED = 5
 """Plans of one job that are kept while the answer to their write is not known."""
-BUDGET_RETRY_S = 1.0
-"""When progress is due but all jobs together have written enough of it."""
+BUDGET_RETRY_PART, BUDGET_RETRY_MIN_S = 0.1, 0.1
+"""Progress that is due when all jobs together have written enough of it waits so much of the usual time longer."""
 
 
 class Observer(Protocol):
@@ -72,6 +73,9 @@ class _Kept:
     """How often the template was tried without an answer."""
     logged: object = None
     """What the last line of the decision log asked for: each look asks again until it is there."""
+    expected: Expected | None = None
+    pods: tuple[Pod, ...] = ()
+    """As of the last plan."""
     unanswered: deque[JobPlan] = field(default_factory=lambda: deque(maxlen=UNANSWERED))
     """Plans whose status was sent and perhaps stored: no answer came."""
 
@@ -92,6 +96,7 @@ class Controller:
         admission_s: float = 0.0,
         waiting: Callable[[], frozenset[str]] = frozenset,
         look_after: Callable[[Key, float], None] = lambda _key, _seconds: None,
+        expect: Callable[[Key, float], None],
         agent_image: str = "",
         logs: str = KUBECTL_LOGS,
         observer: Observer | None = None,
@@ -102,10 +107,11 @@ class Controller:
     ) -> None:
         """`background` runs what is made beside the plan; its owner ends it. `admission_s`: how long the agents that there are now
         take to be admitted; `waiting()`: the UIDs of pods whose agents wait for that. `look_after(key, seconds)`: a job wants to
-        be reconciled then, because of what was made."""
+        be reconciled then, because of what was made. `expect(key, due_s)`: it wants to be reconciled at that time on the monotonic
+        clock, unless `progress_overdue_s` is later then."""
         self._store, self._workers, self._recorder, self._registry = store, workers, recorder, registry
         self._settings, self._endpoint, self._agent_image, self._logs = settings, endpoint, agent_image, logs
-        self._background, self._look_after = background, look_after
+        self._background, self._look_after, self._expect = background, look_after, expect
         self._observer, self._decisions = observer, decisions
         self._progress_writes_per_s = progress_writes_per_s
         self._progress_writes = TokenBucket(progress_writes_per_s, max(1.0, progress_writes_per_s))
@@ -129,6 +135,15 @@ class Controller:
             except ConflictError:
                 continue
         raise ConflictError(f"The status of {key[0]}/{key[1]} changed {CONFLICTS} times while it was planned.")
+
+    def progress_overdue_s(self, key: Key) -> float | None:
+        """Return when a job's steps are overdue by what its members have reported until now (monotonic); None: nothing is known of
+        that. To ask costs much less than a plan, and a job that trains need not be planned for it."""
+        kept = self._kept.get(key)
+        if kept is None or kept.expected is None:
+            return None
+        newest = newest_progress(self._registry.sessions(kept.pods).values(), kept.expected.generations)
+        return None if newest is None else newest.stalls_at_s
 
     async def _read(self, key: Key) -> Job | None:
         try:
@@ -181,12 +196,13 @@ class Controller:
             refusals=self._registry.refusals(pods),
             roles=roles,
         )
+        every_s = write_every_s(self._settings.progress_write_s, self._registry.num_jobs, self._progress_writes_per_s)
         inputs = Inputs(
             job,
             observation,
             kept.memory,
             Clock(self._monotonic(), self._wall()),
-            self._settings,
+            replace(self._settings, progress_write_s=every_s),
             fresh_uid=uuid.uuid4().hex[:8],
             endpoint=self._endpoint,
             agent_image=self._agent_image,
@@ -194,7 +210,8 @@ class Controller:
             refusal=_why(refusal, job),
         )
         plan = plan_job(inputs)
-        written, write_s = await self._write(job, plan, inputs.clock, kept)
+        kept.expected, kept.pods = plan.expected, pods
+        written, write_s = await self._write(job, plan, inputs.clock, kept, every_s)
         self._log(inputs, plan, kept, written=written is not None)
         self._say(job, plan)
         if plan.expired:
@@ -203,6 +220,8 @@ class Controller:
         # The write has taken time, in which an earlier plan's pods may have been made.
         there = (*self._workers.list(job.key, job.uid), *self._workers.roles(job.key, job.uid))
         make_s = kept.maker.want(written or job, plan, there, confirmed=written is not None)
+        if plan.expected is not None:
+            self._expect(job.key, plan.expected.due_s)
         due = [d for d in (plan.look_again_s, prepare_s, write_s, make_s) if d is not None]
         return max(0.0, min(due) - self._monotonic()) if due else None
 
@@ -247,33 +266,33 @@ class Controller:
                 # A webhook that fails, for example: making the pods will say so.
         kept.judged_generation = job.spec_generation
 
-    async def _write(self, job: Job, plan: JobPlan, clock: Clock, kept: _Kept) -> tuple[Job | None, float | None]:
-        """Write the status if it changed, and if that may not wait. Returns the job as written, None: it was not, and
-        when the write is due, on the monotonic clock."""
+    async def _write(
+        self, job: Job, plan: JobPlan, clock: Clock, kept: _Kept, every_s: float
+    ) -> tuple[Job | None, float | None]:
+        """Write the status if it changed, and if that may not wait; progress alone every `every_s` seconds. Returns the job as
+        written, None: it was not, and when the write is due, on the monotonic clock."""
         written = None
         memory, changed = plan.memory, plan.status != job.status.to_dict()
         differs = differing(memory.differs_since_s, plan.urgency if changed else None, clock.now_s)
         memory = replace(memory, differs_since_s=differs)
         if changed:
-            every_s = write_every_s(
-                self._settings.progress_write_s, self._registry.num_jobs, self._progress_writes_per_s
-            )
             due = write_due_s(plan.urgency, memory, now_s=clock.now_s, progress_write_s=every_s)
             is_progress = plan.urgency == Urgency.LATER
             if is_progress and clock.now_s >= due and not self._progress_writes.take(clock.now_s):
-                due = clock.now_s + BUDGET_RETRY_S
+                due = clock.now_s + max(BUDGET_RETRY_MIN_S, BUDGET_RETRY_PART * every_s)
             if clock.now_s < due:
                 kept.memory = memory
                 return None, due
             started = self._monotonic()
             try:
-                written = await self._store.write_status(job, plan.status)
+                written = await self._store.write_status(job, plan.status, progress_only=is_progress)
             except UnavailableError:
                 kept.unanswered.append(plan)
                 raise
             kept.unanswered.clear()
             ended = self._monotonic()
-            memory = replace(memory, written_s=ended, differs_since_s={})
+            # As of the plan, so that the plan which comes `every_s` later may write again.
+            memory = replace(memory, written_s=clock.now_s, differs_since_s={})
             if plan.announced:
                 memory = replace(memory, persist_ms=(ended - started) * 1000)
             if self._observer:

@@ -138,9 +138,9 @@ class ObservedStore:
         """See JobStore."""
         return await self._store.get(key)
 
-    async def write_status(self, job: Job, status: dict[str, Any]) -> Job:
+    async def write_status(self, job: Job, status: dict[str, Any], *, progress_only: bool = False) -> Job:
         """See JobStore."""
-        stored = await self._store.write_status(job, status)
+        stored = await self._store.write_status(job, status, progress_only=progress_only)
         before = {incident.generation: incident.to_dict() for incident in job.status.incidents}
         for incident in status.get("incidents", ()):
             old = before.get(incident["generation"])

@@ -29,7 +29,10 @@ BACKOFF_MAX_S = 5.0
 class Schedule:
     """Dirty, processing and delayed keys. Times are seconds on the caller's monotonic clock."""
 
-    def __init__(self) -> None:
+    def __init__(self, put_off: Callable[[Key], float | None] = lambda _: None) -> None:
+        """`put_off(key)`: until when what `expect` was called for may wait, by what is known now; None: it is not put off."""
+        self._put_off = put_off
+        self._expected_s: dict[Key, float] = {}
         self._lanes: OrderedDict[str, deque[Key]] = OrderedDict()
         self._dirty: set[Key] = set()
         self._processing: set[Key] = set()
@@ -56,13 +59,25 @@ class Schedule:
         self._due_s[key] = due_s
         heapq.heappush(self._heap, (due_s, key))
 
+    def expect(self, key: Key, due_s: float) -> None:
+        """Have `key` added at `due_s`, unless that is put off then. It takes the place of what was expected before."""
+        self._expected_s[key] = due_s
+        heapq.heappush(self._heap, (due_s, key))
+
     def take(self, now_s: float) -> Key | None:
-        """Return the next key and mark it as processing, or None. Its pending delayed add is dropped: this is it."""
+        """Return the next key and mark it as processing, or None. What it waits for is dropped: this is it."""
         while self._heap and self._heap[0][0] <= now_s:
             due_s, key = heapq.heappop(self._heap)
             if self._due_s.get(key) == due_s:
                 del self._due_s[key]
                 self.add(key)
+            elif self._expected_s.get(key) == due_s:
+                later_s = self._put_off(key)
+                if later_s is not None and later_s > now_s:
+                    self.expect(key, later_s)
+                else:
+                    del self._expected_s[key]
+                    self.add(key)
         if not self._lanes:
             return None
         namespace, lane = next(iter(self._lanes.items()))
@@ -73,6 +88,7 @@ class Schedule:
             del self._lanes[namespace]
         self._dirty.discard(key)
         self._due_s.pop(key, None)
+        self._expected_s.pop(key, None)
         self._processing.add(key)
         return key
 
@@ -96,7 +112,10 @@ class Schedule:
 
     def next_due_s(self) -> float | None:
         """Return when the next delayed add is due, or None."""
-        while self._heap and self._due_s.get(self._heap[0][1]) != self._heap[0][0]:
+        while self._heap and self._heap[0][0] not in (
+            self._due_s.get(self._heap[0][1]),
+            self._expected_s.get(self._heap[0][1]),
+        ):
             heapq.heappop(self._heap)
         return self._heap[0][0] if self._heap else None
 
@@ -110,18 +129,19 @@ class WorkQueue:
         reconcile: Callable[[Key], Awaitable[float | None]],
         *,
         num_workers: int = 16,
+        put_off: Callable[[Key], float | None] = lambda _: None,
         clock: Callable[[], float] = time.monotonic,
         observe: Callable[[float, bool], None] | None = None,
         observe_wait: Callable[[float], None] | None = None,
     ) -> None:
-        """`observe(seconds, succeeded)` is called after each run, `observe_wait(seconds)` before it, for metrics: since it was
-        asked for at once. A run whose time has come by itself has waited for nobody."""
+        """`put_off(key)`: see Schedule. `observe(seconds, succeeded)` is called after each run, `observe_wait(seconds)` before it,
+        for metrics: since it was asked for at once. A run whose time has come by itself has waited for nobody."""
         self._observe_wait = observe_wait
         self._asked_s: dict[Key, float] = {}
         self._reconcile = reconcile
         self._clock = clock
         self._observe = observe
-        self._schedule = Schedule()
+        self._schedule = Schedule(put_off)
         self._wake = asyncio.Event()
         self._free = asyncio.Semaphore(num_workers)
         self._running: set[asyncio.Task[None]] = set()
@@ -139,6 +159,11 @@ class WorkQueue:
     def add_after(self, key: Key, delay_s: float) -> None:
         """Have `key` reconciled in `delay_s` seconds, or earlier if that was asked for already."""
         self._schedule.add_at(key, self._clock() + delay_s)
+        self._wake.set()
+
+    def expect(self, key: Key, due_s: float) -> None:
+        """Have `key` reconciled at `due_s` on the clock, unless that is put off then."""
+        self._schedule.expect(key, due_s)
         self._wake.set()
 
     async def run(self) -> None:

@@ -109,6 +109,8 @@ class Operator:
         self.world = world
         self.paused = self.dead = self.is_dirty = False
         self.look_s: float | None = None
+        self.expected_s: float | None = None
+        self.num_reconciles = 0
         factor = world.progress_factors[world.num_operators % len(world.progress_factors)]
         world.num_operators += 1
         self.registry = Registry(
@@ -128,6 +130,7 @@ class Operator:
             endpoint="regroup.ns.svc:8443",
             background=AtOnce(),
             look_after=lambda _, wait_s: self.look_in(wait_s),
+            expect=lambda _, due_s: self.expect(due_s),
             monotonic=lambda: world.now_s,
             wall=lambda: WALL + world.now_s + world.wall_skew_s,
             decisions=world.decisions,
@@ -157,14 +160,26 @@ class Operator:
         due_s = self.world.now_s + wait_s
         self.look_s = due_s if self.look_s is None else min(self.look_s, due_s)
 
+    def expect(self, due_s: float) -> None:
+        """Have it reconcile at `due_s`, unless progress puts that off."""
+        self.expected_s = due_s
+
     @property
     def is_due(self) -> bool:
         if self.paused or self._suspended is not None:
             return False
-        return self.is_dirty or (self.look_s is not None and self.look_s <= self.world.now_s)
+        now_s = self.world.now_s
+        if self.expected_s is not None and self.expected_s <= now_s:
+            later_s = self.controller.progress_overdue_s(KEY)
+            if later_s is None or later_s <= now_s:
+                return True
+            self.expected_s = later_s
+        return self.is_dirty or (self.look_s is not None and self.look_s <= now_s)
 
     def reconcile(self) -> None:
         """Reconcile once; with an error, where the world says so, again after the work queue's back-off."""
+        self.expected_s = None
+        self.num_reconciles += 1
         self._run(self.controller.reconcile(KEY))
 
     def pause(self) -> None:
@@ -397,7 +412,7 @@ class World:
         dues += [
             a.next_call_s for a in self.agents.values() if a.alive and not a.connected and a.next_call_s > self.now_s
         ]
-        dues += [o.look_s for o in self.operators if o.look_s is not None and not o.paused]
+        dues += [at_s for o in self.operators if not o.paused for at_s in (o.look_s, o.expected_s) if at_s is not None]
         if self._timers:
             dues.append(self._timers[0][0])
         return dues

@@ -29,7 +29,7 @@ class Store:
     async def get(self, key: Key) -> Job | None:  # noqa: ARG002
         return None
 
-    async def write_status(self, job: Job, status: dict[str, Any]) -> Job:  # noqa: ARG002
+    async def write_status(self, job: Job, status: dict[str, Any], *, progress_only: bool = False) -> Job:  # noqa: ARG002
         return job
 
     async def confirm(self, job: Job, within_s: float) -> None:

@@ -26,10 +26,9 @@ from regroup_operator.endpoint.sessions import apply_report, is_routine, stream_
 from regroup_operator.model.pace import progress_factor
 from regroup_operator.model.records import Key, Pod, Session
 
-PROGRESS_PLAN_S = 2.0
-"""A job of which nothing but its progress is news is planned this much later, however many workers report it. Usually it has been
-by then: when its group would be stalled, a second and a bit after the last report. Where agents report less often, it is planned
-as many times later."""
+PROGRESS_PLAN_S = 2.5
+"""A job of which nothing but its progress is news is planned this much later, however many workers report it, and where agents
+report less often as many times later. From 200 jobs on that is as often as a status is written (pace.py), in the same plan."""
 
 
 MAX_LINES = 1000

@@ -10,7 +10,8 @@ Who shrinks it: DELETED, a 404, and `sweep`, since kopf reports no DELETED of wh
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -38,6 +39,7 @@ class JobCache:
     def __init__(self) -> None:
         self._entries: dict[Key, Entry] = {}
         self._parsed: dict[Key, tuple[Entry, Job | SpecError]] = {}
+        self._writing: set[Key] = set()
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -61,14 +63,24 @@ class JobCache:
         return known[1]
 
     def see(self, raw: Mapping[str, Any]) -> bool:
-        """Take what the watch shows. Returns whether it is news."""
+        """Take what the watch shows. Returns whether it is news. While a write is under way it is most often that write: who writes
+        sees in the end whether there was more."""
         key, version = key_of(raw), version_of(raw)
         entry = self._entries.get(key)
         if entry is not None and version <= entry.version:
             return False
         same = entry is not None and _uid(entry.raw) == _uid(raw)
         self._entries[key] = Entry(raw, version, entry.confirmed_s if entry is not None and same else None)
-        return True
+        return key not in self._writing
+
+    @contextmanager
+    def writing(self, key: Key) -> Iterator[None]:
+        """Say that the job is being written, until the API server has answered or will not. One at a time is, for each job."""
+        self._writing.add(key)
+        try:
+            yield
+        finally:
+            self._writing.discard(key)
 
     def answered(self, raw: Mapping[str, Any], before: Entry | None, now_s: float) -> None:
         """Take a live answer to a request that was sent while `before` was the entry."""

@@ -149,12 +149,12 @@ class CachedJobStore:
         if entry is None or entry.raw["metadata"]["uid"] != job.uid or entry.version != version_of(job.raw):
             raise ConflictError(f"{job.namespace}/{job.name} has changed since it was planned for.")
 
-    async def write_status(self, job: Job, status: dict[str, Any]) -> Job:
+    async def write_status(self, job: Job, status: dict[str, Any], *, progress_only: bool = False) -> Job:
         """Make `status` the job's whole status and return the job as stored. Keys that are not in `status` are gone.
 
         Raises ConflictError when the job has changed since it was read, NotFoundError when it is gone.
         """
-        return parse_stored(await self._write(job.raw, status))
+        return parse_stored(await self._write(job.raw, status, follows=not progress_only))
 
     async def remove(self, job: Job) -> None:
         """Delete the job, and by its owner references its pods, if it has not changed since it was read.
@@ -180,11 +180,15 @@ class CachedJobStore:
         self._cache.answered(raw, before, self._clock())
         return self._cache.get(key)
 
-    async def _write(self, raw: Mapping[str, Any], status: Mapping[str, Any]) -> Mapping[str, Any]:
+    async def _write(
+        self, raw: Mapping[str, Any], status: Mapping[str, Any], *, follows: bool = True
+    ) -> Mapping[str, Any]:
+        """Return the object as stored. `follows`: a plan follows from it."""
         key = key_of(raw)
         before = self._cache.get(key)
         try:
-            stored = await self._api.put_status(raw, status)
+            with self._cache.writing(key):
+                stored = await self._api.put_status(raw, status)
         except NotFoundError:
             self._cache.drop(key, raw["metadata"]["uid"])
             raise
@@ -192,7 +196,9 @@ class CachedJobStore:
             self._cache.doubt(key)
             raise
         self._cache.answered(stored, before, self._clock())
-        self._look(key)
+        newest = self._cache.get(key)
+        if follows or newest is None or newest.version != version_of(stored):
+            self._look(key)
         return stored
 
     async def _refuse(self, raw: Mapping[str, Any], error: SpecError) -> None:

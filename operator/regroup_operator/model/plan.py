@@ -236,6 +236,14 @@ class Tell:
 
 
 @dataclass(frozen=True)
+class Expected:
+    """Steps are overdue at `due_s` (monotonic), unless members report more progress of one of these generations until then."""
+
+    due_s: float
+    generations: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class JobPlan:
     """What to do now, in this order: write the status (if it changed), tell, then create and delete pods."""
 
@@ -251,6 +259,8 @@ class JobPlan:
     notes: tuple[EventNote, ...] = ()
     look_again_s: float | None = None
     """On the monotonic clock; None: only an event helps."""
+    expected: Expected | None = None
+    """When it is planned again if no progress is reported; `look_again_s` is without that."""
     announced: bool = False
     expired: bool = False
     """The job has ended, and its time after that is over: it is deleted."""

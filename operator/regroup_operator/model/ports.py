@@ -43,8 +43,10 @@ class JobStore(Protocol):
         """Return if the job was there, as it was read, within the last `within_s` seconds. Raises ConflictError otherwise."""
         ...
 
-    async def write_status(self, job: Job, status: dict[str, Any]) -> Job:
-        """Make `status` the job's whole status, if the job's resourceVersion is still the newest. Raises ConflictError."""
+    async def write_status(self, job: Job, status: dict[str, Any], *, progress_only: bool = False) -> Job:
+        """Make `status` the job's whole status, if the job's resourceVersion is still the newest. Raises ConflictError.
+
+        `progress_only`: no decision depends on what changes, and the job need not be planned again because of it."""
         ...
 
     async def remove(self, job: Job) -> None:

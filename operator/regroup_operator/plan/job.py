@@ -71,6 +71,7 @@ def plan_job(inputs: Inputs) -> JobPlan:
         delete=pods.delete,
         notes=notes,
         look_again_s=earliest(dues_s, after_s=clock.now_s),
+        expected=facts.expected,
         announced=generation.document is not None,
         expired=expires_s is not None and expires_s <= clock.now_s,
     )

@@ -70,6 +70,38 @@ def test_earliest_delayed_add_wins_and_counts_once(delays_s: list[float], due_s:
     assert drain(schedule, 100.0) == []
 
 
+@pytest.mark.parametrize(
+    ("put_off_s", "at_s"),
+    [
+        pytest.param([None], 5.0, id="nothing is known: at its time"),
+        pytest.param([4.0], 5.0, id="it was overdue before"),
+        pytest.param([7.0, 9.0, 9.0], 9.0, id="as often as there is a later time"),
+    ],
+)
+def test_what_is_expected_can_be_put_off_when_its_time_comes(put_off_s: list[float | None], at_s: float) -> None:
+    answers = iter(put_off_s)
+    schedule = Schedule(lambda _: next(answers))
+    schedule.expect(A, 8.0)
+    schedule.expect(A, 5.0)
+    while (due_s := schedule.next_due_s()) is not None and due_s < at_s:
+        assert schedule.take(due_s) is None
+    assert schedule.next_due_s() == at_s
+    assert schedule.take(at_s) == A
+    schedule.done(A)
+    assert drain(schedule, 100.0) == []
+
+
+def test_delayed_add_comes_although_something_later_is_expected_and_drops_it() -> None:
+    schedule = Schedule(lambda _: 1000.0)
+    schedule.expect(A, 3.0)
+    schedule.add_at(A, 6.0)
+    assert schedule.take(3.0) is None
+    assert schedule.next_due_s() == 6.0
+    assert schedule.take(6.0) == A
+    schedule.done(A)
+    assert schedule.next_due_s() is None
+
+
 def test_taking_a_key_drops_its_delayed_add() -> None:
     schedule = Schedule()
     schedule.add_at(A, 5.0)

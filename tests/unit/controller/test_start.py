@@ -152,6 +152,26 @@ def test_steady_job_writes_nothing_but_progress(tmp_path: Path) -> None:
     assert changed == {"progress", "samples", "goodput", "observedAt"}
 
 
+@pytest.mark.parametrize(
+    ("factor", "write_s", "plans"),
+    [pytest.param(1.0, 10.0, range(20, 31), id="few jobs"), pytest.param(10.0, 25.0, range(2, 4), id="500 jobs")],
+)
+def test_steady_job_is_planned_for_its_writes_and_not_for_each_report(
+    tmp_path: Path, factor: float, write_s: float, plans: range
+) -> None:
+    """In a minute. The group would be stalled 0.6 s after each report that is due."""
+    settings = Settings(progress_write_s=write_s)
+    world = World(tmp_path, make_job().with_replicas(3), settings=settings, progress_factors=(factor,))
+    world.advance(60, step_every_s=0.2)
+    assert world.operator is not None
+    before = world.operator.num_reconciles
+    world.advance(60, step_every_s=0.2)
+    assert world.operator.num_reconciles - before in plans
+    world.advance(factor + 2.0)
+    sessions = world.operator.registry.sessions(world.pods.by_uid.values())
+    assert all(session.asked_at_s is not None for session in sessions.values()), "the stall was seen all the same"
+
+
 def test_idle_job_writes_only_that_it_is_seen(tmp_path: Path) -> None:
     world = World(tmp_path, make_job().with_replicas(3))
     world.advance(20)

@@ -163,6 +163,37 @@ def test_job_is_read_once_and_its_own_writes_are_known() -> None:
     run(scenario)
 
 
+@pytest.mark.parametrize(
+    ("shown", "progress_only", "news", "looked"),
+    [
+        pytest.param(6, False, [False], 1, id="a plan follows from the write, once"),
+        pytest.param(6, True, [False], 0, id="the write is of progress only"),
+        pytest.param(7, True, [False], 1, id="somebody has changed the job since the write"),
+    ],
+)
+def test_what_the_watch_shows_of_a_write_before_its_answer_is_no_news(
+    shown: int, progress_only: bool, news: list[bool], looked: int
+) -> None:
+    async def scenario(setting: Setting) -> None:
+        job = await setting.job()
+        found = []
+
+        async def watch_first(raw: Mapping[str, Any], status: Mapping[str, Any]) -> Mapping[str, Any]:
+            stored = await FakeApi.put_status(setting.api, raw, status)
+            found.append(setting.cache.see(make_raw(shown, status=dict(status))))
+            return stored
+
+        setting.api.put_status = watch_first  # type: ignore[method-assign]
+        await setting.store.write_status(job, {"phase": "Starting"}, progress_only=progress_only)
+        assert (found, setting.looked) == (news, looked)
+        entry = setting.cache.get(KEY)
+        assert entry is not None
+        assert entry.version == shown
+        assert setting.cache.see(make_raw(8)), "what comes later is news again"
+
+    run(scenario)
+
+
 @pytest.mark.parametrize("error", [ConflictError("409"), UnavailableError("no answer")])
 def test_after_a_write_that_was_refused_or_not_answered_the_job_is_read_live(error: RegroupError) -> None:
     async def scenario(setting: Setting) -> None:

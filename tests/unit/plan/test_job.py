@@ -605,7 +605,13 @@ def test_a_large_job_is_pinged_less_often(size: int, asked: int) -> None:
 def test_the_job_is_looked_at_again_when_the_next_step_is_overdue() -> None:
     got = plan(sessions=(stalls(0, progress_at_s=99.5), trains(1)))
     assert told(got, Ping) == []
-    assert got.look_again_s == pytest.approx(100.8)
+    assert got.expected is not None
+    assert got.expected.due_s == pytest.approx(100.8)
+    assert got.expected.generations == (1,)
+    assert got.look_again_s is not None
+    assert got.look_again_s > 100.8
+    overdue = plan(sessions=(stalls(0), trains(1)))
+    assert overdue.expected is None
 
 
 def test_job_whose_agent_does_not_answer_is_recovering_before_it_is_lost() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from regroup_operator.model.plan import Clock
-from regroup_operator.plan.facts.stalls import FIRST_STALL_S, Reported, newest_progress
+from regroup_operator.plan.facts.stalls import FIRST_STALL_S, Reported, counted_generations, newest_progress
 from regroup_operator.plan.report.progress import progress_status
 from tests.builders.plan import make_current, make_progress, make_session
 
@@ -69,5 +69,5 @@ def test_group_that_reports_less_often_stalls_later() -> None:
 @pytest.mark.parametrize(("kind", "want"), [("planned", 9), ("forced", None)])
 def test_the_generation_before_counts_while_a_planned_one_is_pending(kind: str, want: int | None) -> None:
     session = make_session(0, progress=make_progress(9), progress_generation=1, progress_at_s=98.0)
-    newest = newest_progress([session], make_current(number=2, kind=kind))
+    newest = newest_progress([session], counted_generations(make_current(number=2, kind=kind)))
     assert (newest.step if newest else None) == want

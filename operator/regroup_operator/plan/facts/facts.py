@@ -8,7 +8,7 @@ from statistics import median_low
 from typing import Any
 
 from regroup_operator.api import Job, processes_per_worker, worker_digest
-from regroup_operator.model.plan import Clock, Memory, Verdict, earliest
+from regroup_operator.model.plan import Clock, Expected, Memory, Verdict, earliest
 from regroup_operator.model.records import Observation, Settings
 from regroup_operator.model.worker import Current, Standing, Worker
 from regroup_operator.plan.facts.adoption import Adoption, see_adoption
@@ -17,7 +17,7 @@ from regroup_operator.plan.facts.observers import Silences, see_silences
 from regroup_operator.plan.facts.peers import with_peers
 from regroup_operator.plan.facts.roles import awaited, succeeded
 from regroup_operator.plan.facts.size import Size, decide_size
-from regroup_operator.plan.facts.stalls import FIRST_STALL_S, Reported, newest_progress
+from regroup_operator.plan.facts.stalls import FIRST_STALL_S, Reported, counted_generations, newest_progress
 from regroup_operator.plan.facts.standing import assess
 
 UNADOPTED_S = 1.0
@@ -142,17 +142,22 @@ class Facts:
 
     @property
     def due_s(self) -> float | None:
-        """When these facts change although nothing happens: a script's processes have run long enough to be called one, agents
-        are asked, steps are overdue."""
+        """When these facts change whatever is reported: a script's processes have run long enough to be called one, agents are
+        asked."""
         current, now_s = self.current, self.inputs.clock.now_s
         starting = [w.since_s for w in self.workers if w.standing == Standing.STARTING and self.tier is None]
         dues_s: list[float | None] = [max(since_s + SCRIPT_AFTER_S, now_s + SCRIPT_LOOK_S) for since_s in starting]
         if current is not None and not current.adopted:
             dues_s.append(current.announced_at_s + UNADOPTED_S)
-        if self.newest is not None and not self.asks:
-            dues_s.append(self.newest.stalls_at_s)
         dues_s += [self.size.due_s, *self.silences.due_s(self.inputs.obs.sessions)]
         return earliest(dues_s, after_s=now_s)
+
+    @property
+    def expected(self) -> Expected | None:
+        """When steps are overdue if no more progress is reported."""
+        if self.newest is None or self.current is None or self.newest.stalls_at_s <= self.inputs.clock.now_s:
+            return None
+        return Expected(self.newest.stalls_at_s, counted_generations(self.current))
 
 
 def gather_facts(inputs: Inputs) -> Facts:
@@ -193,7 +198,7 @@ def gather_facts(inputs: Inputs) -> Facts:
         waiting=obs.waiting,
         unheard=silences.proven,
     )
-    newest = newest_progress(sessions.values(), current) if current else None
+    newest = newest_progress(sessions.values(), counted_generations(current)) if current else None
     size = decide_size(job, stored.get("growth"), clock, runs=current is not None and not current.suspended)
     if size.growth is not None or "growth" in stored:
         changed["growth"] = size.growth

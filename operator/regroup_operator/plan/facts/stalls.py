@@ -6,7 +6,7 @@ train on. No policy: several of them read it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from regroup.protocol.document import PLANNED
@@ -61,9 +61,13 @@ def is_unresponsive(session: Session, now_s: float) -> bool:
     return asked_s is not None and now_s >= asked_s + ANSWER_S
 
 
-def newest_progress(sessions: Iterable[Session], current: Current) -> Reported | None:
-    """Return the furthest report of a generation that counts, the latest of equal ones."""
-    counted = (current.number, current.number - 1) if current.kind == PLANNED else (current.number,)
+def counted_generations(current: Current) -> tuple[int, ...]:
+    """Return the numbers of the generations whose reports count."""
+    return (current.number, current.number - 1) if current.kind == PLANNED else (current.number,)
+
+
+def newest_progress(sessions: Iterable[Session], counted: Collection[int]) -> Reported | None:
+    """Return the furthest report of one of these generations, the latest of equal ones."""
     found = [
         Reported(
             s.progress_generation,

@@ -18,7 +18,7 @@ from regroup_operator.model.plan import Setback
 from regroup_operator.model.records import Pod, Session, Settings
 from regroup_operator.model.worker import DISCONNECTED, DRAINED, UNHEARD, UNRESPONSIVE, Current, Standing, Worker
 from regroup_operator.plan.facts.observers import is_lost
-from regroup_operator.plan.facts.stalls import ANSWER_S, SCRIPT_ANSWER_S, Reported, newest_progress
+from regroup_operator.plan.facts.stalls import ANSWER_S, SCRIPT_ANSWER_S, Reported, counted_generations, newest_progress
 
 _ATTACHED = (Phase.READY, Phase.FORMING, Phase.ARRIVED, Phase.ADOPTING, Phase.TRAINING, Phase.BROKEN, Phase.FINISHED)
 _IN_GROUP = {
@@ -63,7 +63,7 @@ def assess(
         s.connected and _broke(s, current.number) and s.fault is not None and s.fault.cause == "collective"
         for s in in_group
     )
-    newest = newest_progress(in_group, current) if current else None
+    newest = newest_progress(in_group, counted_generations(current)) if current else None
     out: list[Worker] = []
     setbacks = setbacks or {}
     runs_a_script = tier == "Script" and current is not None and current.adopted
