@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import contextlib
+import socket
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -70,6 +72,48 @@ def test_answer_to_progress_says_how_often_it_is_wanted(
     assert [line for line in said if "invalid" in line and line.startswith(sentence)] == said[1:]
     assert bool(said[1:]) == bool(sentence)
     assert events == ["up", "down"], "the connection stays until it is ended"
+
+
+@pytest.fixture
+def dead_port() -> Iterator[int]:
+    """A port of this machine where nobody answers, as at the address of a pod that is gone: the queue of its socket is full."""
+    with contextlib.ExitStack() as stack:
+        listening = stack.enter_context(socket.socket())
+        listening.bind(("127.0.0.1", 0))
+        listening.listen(0)
+        port = int(listening.getsockname()[1])
+        for _ in range(4):
+            waiting = stack.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(("127.0.0.1", port))
+        yield port
+
+
+def test_address_of_an_operator_that_is_gone_holds_nobody_up(
+    operator: OperatorEdge, dead_port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(link, "CONNECT_TIMEOUT_S", 0.3)
+    events, said, dialed = list[str](), list[str](), list[int]()
+    one = link_to(operator, events, said)
+
+    async def scene() -> None:
+        loop = asyncio.get_running_loop()
+
+        async def resolve(host: str, port: int, **_: Any) -> list[tuple[Any, ...]]:
+            """Lead to the dead address, then to both, as a Service does by and by."""
+            dialed.append(port)
+            ports = [dead_port] if len(dialed) == 1 else [dead_port, port]
+            return [(socket.AF_INET, socket.SOCK_STREAM, 0, "", (host, one)) for one in ports]
+
+        monkeypatch.setattr(loop, "getaddrinfo", resolve)
+        running = asyncio.ensure_future(one.run())
+        await until_async(lambda: events == ["up"], "the connection", timeout_s=5)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+    asyncio.run(scene())
+    assert said[0] == f"The operator at https://127.0.0.1:{operator.port} does not answer."
+    assert len(dialed) == 3, "one attempt, then one connection for reports and one for commands"
 
 
 def test_operator_that_freezes_is_given_up_and_told_the_fault_by_the_next_connection(

@@ -24,7 +24,12 @@ from regroup.protocol import MAX_REPORT_BYTES, VERSION, codec, wire
 from . import http
 
 FIRST_WAIT_S, LAST_WAIT_S = 0.05, 2.0
-CONNECT_TIMEOUT_S = 5.0
+RESOLVE_TIMEOUT_S = 5.0
+CONNECT_TIMEOUT_S = 1.5
+"""The kernel of an operator that is there answers at once, however busy its process is. The address of one that has just gone
+answers nothing, and a Service may lead there for a moment after an upgrade. A lost packet is sent again after a second."""
+HANDSHAKE_TIMEOUT_S = 10.0
+"""A new leader has the handshakes of all agents to do."""
 ANSWER_TIMEOUT_S = 10.0
 MAX_LINE_BYTES = 16 << 20
 """A generation document of 5000 members has about a megabyte."""
@@ -239,14 +244,15 @@ class Link:
             context.load_verify_locations(self._endpoint.ca_file)
         except (OSError, ssl.SSLError) as error:
             raise _BrokenError(f"The CA file {self._endpoint.ca_file} cannot be used: {error}.") from None
-        reader, writer = await asyncio.wait_for(
-            asyncio.open_connection(
-                self._host, self._port, ssl=context, server_hostname=self._host, limit=http.MAX_HEAD_BYTES
-            ),
-            CONNECT_TIMEOUT_S,
+        sock = await _connect(self._host, self._port)
+        _notice_a_dead_peer(sock)
+        return await asyncio.open_connection(
+            sock=sock,
+            ssl=context,
+            server_hostname=self._host,
+            ssl_handshake_timeout=HANDSHAKE_TIMEOUT_S,
+            limit=http.MAX_HEAD_BYTES,
         )
-        _notice_a_dead_peer(writer.get_extra_info("socket"))
-        return reader, writer
 
     def _token(self) -> str:
         return Path(self._endpoint.token_file).read_text(encoding="ascii").strip()
@@ -263,7 +269,27 @@ class Link:
             self._log(sentence)
 
 
-def _notice_a_dead_peer(sock: Any) -> None:
+async def _connect(host: str, port: int) -> socket.socket:
+    """Return a TCP connection to one of the host's addresses. Raises OSError or asyncio.TimeoutError."""
+    loop = asyncio.get_running_loop()
+    found = await asyncio.wait_for(loop.getaddrinfo(host, port, type=socket.SOCK_STREAM), RESOLVE_TIMEOUT_S)
+    trouble: Exception = OSError(f"{host} has no address")
+    for family, kind, protocol, _, address in found:
+        sock = socket.socket(family, kind, protocol)
+        sock.setblocking(False)
+        try:
+            await asyncio.wait_for(loop.sock_connect(sock, address), CONNECT_TIMEOUT_S)
+            return sock
+        except (OSError, asyncio.TimeoutError) as error:
+            sock.close()
+            trouble = error
+        except BaseException:
+            sock.close()
+            raise
+    raise trouble
+
+
+def _notice_a_dead_peer(sock: socket.socket) -> None:
     """Have the kernel find a peer that is gone within five seconds: the stream is the heartbeat."""
     for level, option, value in (
         (socket.SOL_SOCKET, "SO_KEEPALIVE", 1),
