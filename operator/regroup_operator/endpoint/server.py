@@ -26,8 +26,8 @@ from regroup_operator.model.records import Pod
 KEEPALIVE_IDLE_S, KEEPALIVE_INTERVAL_S, KEEPALIVE_PROBES = 2, 1, 3
 USER_TIMEOUT_MS = 5000
 TLS_BUFFER_BYTES = 4096
-"""asyncio allocates so much for each connection, 256 KiB by default: an idle connection costs 35 KiB with 4 KiB, 47 with 16, and 281
-with the default (measured)."""
+"""asyncio allocates so much for each connection, 256 KiB by default. An idle connection costs 35 KiB with 4 KiB, 47 with 16, and
+281 with the default (measured)."""
 
 BODY_TIMEOUT_S = 10.0
 """For so long the rest of a message is waited for. The agent gives up after as long."""

@@ -379,6 +379,11 @@ def test_fresh_operator_waits_for_those_on_their_way() -> None:
     later = replace(UNKNOWN_1, since_s=NOW_S - RECONNECT_S)
     assert words(decide([A, later, lost(2)], bounds=make_bounds(3, 1))) == (FORCED, "MemberLost", "0")
     assert words(decide([A, UNKNOWN_1, C])) == ("keep",)
+    waiting = make_worker(2, Standing.SILENT, session=None, since_s=NOW_S)
+    both = decide([A, later, waiting, lost(3)], current=make_current((0, 1, 2, 3)), bounds=make_bounds(4, 1))
+    assert words(both) == ("wait", "Reconnecting")
+    assert isinstance(both, Wait)
+    assert both.until == NOW_S + RECONNECT_S
 
 
 # --- who must answer first -----------------------------------------------------------------------------------------

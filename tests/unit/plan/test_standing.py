@@ -301,6 +301,21 @@ def test_member_that_has_not_called_a_new_leader(given: dict[str, Any], want: tu
 
 
 @pytest.mark.parametrize(
+    ("given", "since_s"),
+    [
+        pytest.param({}, 85.0, id="it has not called since the term began"),
+        pytest.param({"waiting": frozenset({"uid-0.0"})}, 100.0, id="its agent has called, and waits to be admitted"),
+        pytest.param(
+            {"waiting": frozenset({"uid-0.0"}), "term_started_s": 75.0}, 95.0, id="but not beyond the grace of the term"
+        ),
+    ],
+)
+def test_since_when_nothing_is_known_of_a_member(given: dict[str, Any], since_s: float) -> None:
+    got = stand(make_pod(0), None, **{"term_started_s": 85.0} | given)
+    assert (got.standing, got.since_s) == (Standing.SILENT, since_s)
+
+
+@pytest.mark.parametrize(
     ("pod", "session", "term_started_s", "want", "why"),
     [
         pytest.param(None, None, 0.0, Standing.LOST, "PodDeleted", id="the API has the pod no more"),

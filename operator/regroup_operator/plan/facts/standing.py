@@ -102,7 +102,8 @@ def assess(
             faulted=faulted,
             newest=newest,
             now_s=now_s,
-            term_started_s=term_started_s,
+            # Who waits to be admitted has called just now, as far as the grace goes.
+            unknown_s=min(now_s, grace_ends_s) if pod.uid in waiting else term_started_s,
             grace_ends_s=grace_of(pod),
             disconnect_s=disconnect_s,
             answer_s=answer_s,
@@ -156,7 +157,7 @@ def _member(
     faulted: bool,
     newest: Reported | None,
     now_s: float,
-    term_started_s: float,
+    unknown_s: float,
     grace_ends_s: float,
     disconnect_s: float,
     answer_s: float,
@@ -183,7 +184,7 @@ def _member(
             deadline = max(deadline, newest.at_s + disconnect_s)
         if now_s >= deadline:
             return worker(Standing.LOST, deadline, "NeverConnected")
-        return worker(Standing.SILENT, term_started_s, lost_at_s=deadline)
+        return worker(Standing.SILENT, unknown_s, lost_at_s=deadline)
     if not session.connected and session.condition.phase == Phase.STOPPED:
         standing = Standing.FINISHED if session.told_stop else Standing.LOST
         return worker(standing, now_s, DRAINED if _has_left(session) else "Stopped")

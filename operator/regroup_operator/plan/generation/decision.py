@@ -43,8 +43,8 @@ _GONE = (Standing.LOST, Standing.DIED)
 _IN_GROUP = (Phase.FORMING, Phase.ARRIVED, Phase.ADOPTING, Phase.TRAINING)
 _OUTSIDE_IT = (Standing.PENDING, Standing.SILENT, Standing.STARTING)
 RECONNECT_S = 5.0
-"""After the operator's start a broken group waits this long for members that have not called yet: they are most likely on
-their way, and a generation without them would cost them their place."""
+"""After the operator's start a broken group waits this long for members that have not called yet, and longer while some wait to be
+admitted: they are most likely on their way, and a generation without them would cost them their place."""
 MAX_GROWTH = 64
 """A deadline grows to so many times its first length, with generations that fail in a row."""
 RETRY_S = (1.0, 30.0)
@@ -85,7 +85,7 @@ def next_generation(
         return trouble
     if trouble is not None:
         unknown = [w for w in members if w.standing == Standing.SILENT and w.session is None]
-        until_s = min((w.since_s + RECONNECT_S for w in unknown), default=now_s)
+        until_s = max((w.since_s + RECONNECT_S for w in unknown), default=now_s)
         if now_s < until_s:
             return Wait(
                 "Reconnecting",

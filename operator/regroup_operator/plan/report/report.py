@@ -84,7 +84,8 @@ def make_report(
     now_s, running = inputs.clock.now_s, [w.pod.running_since_s for w in generation.workers if w.pod and not w.session]
     dues_s = [at_s + inputs.settings.hello_timeout_s for at_s in running if at_s is not None]
     if seen_s is not None:
-        dues_s.append(now_s + max(seen_s, 1.0))
+        # The time is of whole seconds: a plan up to one earlier would only find that no write is due.
+        dues_s.append(now_s + max(seen_s, 0.0) + 1.0)
     return Report(
         status=status,
         urgency=urgency(status, facts.status),
