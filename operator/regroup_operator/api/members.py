@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import lru_cache
 from typing import NamedTuple
 
 
@@ -45,6 +46,7 @@ def format_members(members: Iterable[MemberId], *, in_order: bool = False) -> st
     return ",".join(parts)
 
 
+@lru_cache(maxsize=64)  # each plan reads the list several times, and the jobs of a cluster have few different ones
 def parse_members(text: str) -> tuple[MemberId, ...]:
     """Return the members in the order in which they are written. Raises ValueError for what `format_members` does not write."""
     members: list[MemberId] = []
