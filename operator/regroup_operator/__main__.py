@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import os
 import random
@@ -50,6 +51,8 @@ from regroup_operator.trust import Trust
 log = logging.getLogger("regroup_operator")
 
 RETRY_S = 2.0
+GC_THRESHOLDS = (20_000, 20, 20)
+"""Jobs, pods and connections are many objects that stay. With Python's own numbers the collector goes through them again and again."""
 
 
 class Operator:
@@ -300,6 +303,7 @@ def main() -> int:
         level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
     )
     logging.getLogger("kopf").setLevel(max(logging.WARNING, logging.getLogger().level))
+    gc.set_threshold(*GC_THRESHOLDS)
     try:
         with contextlib.suppress(KeyboardInterrupt):
             asyncio.run(operate(settings))

@@ -154,7 +154,11 @@ class CachedJobStore:
 
         Raises ConflictError when the job has changed since it was read, NotFoundError when it is gone.
         """
-        return parse_stored(await self._write(job.raw, status, follows=not progress_only))
+        stored = await self._write(job.raw, status, follows=not progress_only)
+        entry = self._cache.get(job.key)
+        if entry is not None and entry.raw is stored:
+            return self._cache.parse(job.key, entry)
+        return parse_stored(stored)
 
     async def remove(self, job: Job) -> None:
         """Delete the job, and by its owner references its pods, if it has not changed since it was read.

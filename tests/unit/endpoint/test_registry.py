@@ -11,7 +11,7 @@ import pytest
 
 from regroup.protocol.state import Busy
 from regroup.protocol.wire import Changed, Command, Draining, Ping, Progress, ProgressRequest, Report, Stop, Welcome
-from regroup_operator.endpoint.registry import MAX_LINES, Registry, Stream
+from regroup_operator.endpoint.registry import MAX_LINES, PROGRESS_PLAN_S, Registry, Stream
 from regroup_operator.model.pace import progress_factor
 from regroup_operator.model.records import Pod
 from regroup_operator.queue import Schedule
@@ -65,7 +65,7 @@ TRAINING: dict[str, Any] = {"phase": "training", "generation": 1, "heard": 1, "e
         pytest.param(make_report(Changed(), **TRAINING), True, id="no progress"),
     ],
 )  # fmt: skip
-def test_progress_alone_is_planned_for_within_two_seconds(report: Report, at_once: bool) -> None:
+def test_progress_alone_is_planned_for_a_little_later(report: Report, at_once: bool) -> None:
     world = Setting()
     world.registry.report(POD, hello())
     world.registry.open(POD, "boot")
@@ -73,7 +73,7 @@ def test_progress_alone_is_planned_for_within_two_seconds(report: Report, at_onc
     world.enqueued.clear()
     world.registry.report(POD, report)
     key = ("team", "digits")
-    assert (world.enqueued, world.later) == (([key], []) if at_once else ([], [(key, 2.0)]))
+    assert (world.enqueued, world.later) == (([key], []) if at_once else ([], [(key, PROGRESS_PLAN_S)]))
 
 
 def test_answer_to_a_question_is_planned_for_at_once() -> None:
@@ -148,7 +148,7 @@ def test_job_among_many_is_planned_for_as_seldom_as_it_reports() -> None:
     registry.open(POD, "boot")
     for step in (6, 7):
         registry.report(POD, make_report(Progress(step), step=step, **TRAINING))
-    assert later == [8.0]
+    assert later == [4.0 * PROGRESS_PLAN_S]
     assert registry.sessions([POD])["pod-uid"].report_every_s == 4.0
 
 
