@@ -30,10 +30,7 @@ class Change:
     before: int
     after: int
     survivors: Collection[Hashable]
-    """Processes that must live on: they commit in `after`, and in the first generation after `before` unless they pause.
-
-    Of a first generation with a single step they may have none: the next one can come before all have committed that step.
-    """
+    """Processes that must live on: they commit in `after`, and in the first generation after `before` unless they pause."""
     num_survivors: int
     """How many they must be. Whoever breaks something knows the number; an empty list would otherwise always survive."""
     pausing: Collection[Hashable] = field(default=())
@@ -197,8 +194,7 @@ def _lived(commits: Sequence[Commit], change: Change, first: _Span) -> list[str]
     for process in sorted(change.survivors, key=str):
         if process not in by_generation[change.before]:
             problems.append(f"{process} did not train in generation {change.before}, before the change.")
-        may_miss = process in change.pausing or (first.generation < change.after and first.first == first.last)
-        if process not in by_generation[first.generation] and not may_miss:
+        if process not in by_generation[first.generation] and process not in change.pausing:
             problems.append(
                 f"{process} did not train in generation {first.generation}, the first after the change, which committed the"
                 f" steps {first.first} to {first.last}."

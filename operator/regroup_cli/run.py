@@ -143,7 +143,9 @@ async def _run(store: FileStore, directory: Path, command: list[str], args: argp
     async def reconcile(which: Key) -> float | None:
         return await controllers[0].reconcile(which)
 
-    queue = WorkQueue(reconcile, num_workers=1, put_off=lambda which: controllers[0].progress_overdue_s(which))
+    queue = WorkQueue(
+        reconcile, num_workers=1, clock=loop.time, put_off=lambda which: controllers[0].progress_overdue_s(which)
+    )
     registry = Registry(loop.time, queue.add, queue.add_after, progress_plan_s=PROGRESS_S)
     authority = Authority.create()
     certificate, private_key = authority.issue(["localhost"], [ADDRESS])

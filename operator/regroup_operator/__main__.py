@@ -52,7 +52,7 @@ log = logging.getLogger("regroup_operator")
 
 RETRY_S = 2.0
 GC_THRESHOLDS = (20_000, 20, 20)
-"""Jobs, pods and connections are many objects that stay. With Python's own numbers the collector goes through them again and again."""
+"""Jobs, pods and connections are many objects that stay. With Python's own numbers the collector goes through them too often."""
 
 
 class Operator:

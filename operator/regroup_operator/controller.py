@@ -291,8 +291,8 @@ class Controller:
                 raise
             kept.unanswered.clear()
             ended = self._monotonic()
-            # As of the plan, so that the plan which comes `every_s` later may write again.
-            memory = replace(memory, written_s=clock.now_s, differs_since_s={})
+            # As of the plan, so that the plan which comes `every_s` later may write again, unless the write has taken long.
+            memory = replace(memory, written_s=max(clock.now_s, ended - every_s / 2), differs_since_s={})
             if plan.announced:
                 memory = replace(memory, persist_ms=(ended - started) * 1000)
             if self._observer:

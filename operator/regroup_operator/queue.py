@@ -141,7 +141,8 @@ class WorkQueue:
         self._reconcile = reconcile
         self._clock = clock
         self._observe = observe
-        self._schedule = Schedule(put_off)
+        self._put_off = put_off
+        self._schedule = Schedule(self._until)
         self._wake = asyncio.Event()
         self._free = asyncio.Semaphore(num_workers)
         self._running: set[asyncio.Task[None]] = set()
@@ -184,6 +185,13 @@ class WorkQueue:
         self._running.discard(task)
         self._free.release()
         self._wake.set()
+
+    def _until(self, key: Key) -> float | None:
+        try:
+            return self._put_off(key)
+        except Exception:
+            log.exception("%s/%s: a bug of ours; it is reconciled now.", *key)
+            return None
 
     async def _next(self) -> Key:
         while True:

@@ -27,7 +27,7 @@ ACCURACY = 0.97
 ENDS_S = 600.0
 SAMPLE = traced_job.SAMPLE.with_suffix(".py")
 _STARTED = re.compile(r"^rank (\d+) of (\d+) starts at step (\d+)$", re.MULTILINE)
-_PRINTED = re.compile(r"held-out accuracy ([\d.]+)\s+parameters sha256 (\w+)$", re.MULTILINE)
+_PRINTED = re.compile(r"held-out accuracy ([\d.]+)\s+parameters sha256 ([0-9a-f]{64})$", re.MULTILINE)
 
 
 class Samples:

@@ -103,7 +103,7 @@ def test_address_of_an_operator_that_is_gone_holds_nobody_up(
             """Lead to the dead address, then to both, as a Service does by and by."""
             dialed.append(port)
             ports = [dead_port] if len(dialed) == 1 else [dead_port, port]
-            return [(socket.AF_INET, socket.SOCK_STREAM, 0, "", (host, one)) for one in ports]
+            return [(socket.AF_INET, socket.SOCK_STREAM, 0, "", (host, number)) for number in ports]
 
         monkeypatch.setattr(loop, "getaddrinfo", resolve)
         running = asyncio.ensure_future(one.run())
@@ -144,3 +144,25 @@ def test_operator_that_freezes_is_given_up_and_told_the_fault_by_the_next_connec
         await asyncio.gather(running, return_exceptions=True)
 
     asyncio.run(scene())
+
+
+def test_address_of_a_family_that_the_machine_does_not_have_is_left_out(
+    operator: OperatorEdge, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A Service of two families, on a node without IPv6."""
+    events, said = list[str](), list[str]()
+    one = link_to(operator, events, said)
+
+    async def scene() -> None:
+        async def resolve(host: str, port: int, **_: Any) -> list[tuple[Any, ...]]:
+            unknown = (socket.AF_DECnet, socket.SOCK_STREAM, 0, "", ("::1", port, 0, 0))
+            return [unknown, (socket.AF_INET, socket.SOCK_STREAM, 0, "", (host, port))]
+
+        monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", resolve)
+        running = asyncio.ensure_future(one.run())
+        await until_async(lambda: events == ["up"], "the connection", timeout_s=5)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+    asyncio.run(scene())
+    assert said == [f"Connected to the operator at https://127.0.0.1:{operator.port}."]

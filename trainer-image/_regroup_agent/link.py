@@ -14,10 +14,10 @@ import ssl
 import time
 import urllib.parse
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from regroup.protocol import MAX_REPORT_BYTES, VERSION, codec, wire
 
@@ -26,14 +26,17 @@ from . import http
 FIRST_WAIT_S, LAST_WAIT_S = 0.05, 2.0
 RESOLVE_TIMEOUT_S = 5.0
 CONNECT_TIMEOUT_S = 1.5
-"""The kernel of an operator that is there answers at once, however busy its process is. The address of one that has just gone
-answers nothing, and a Service may lead there for a moment after an upgrade. A lost packet is sent again after a second."""
-HANDSHAKE_TIMEOUT_S = 10.0
-"""A new leader has the handshakes of all agents to do."""
+"""The kernel of an operator that is there answers at once, unless thousands of connections wait to be accepted. The address of one
+that has just gone answers nothing, and a Service may lead there for a moment after an upgrade. A lost packet is sent again after a
+second."""
+HANDSHAKE_TIMEOUT_S = 5.0
+"""A new leader has the handshakes of all agents to do, and the kernel of a frozen one still accepts connections."""
 ANSWER_TIMEOUT_S = 10.0
 MAX_LINE_BYTES = 16 << 20
 """A generation document of 5000 members has about a megabyte."""
 MAX_UNANSWERED = 100
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -245,7 +248,6 @@ class Link:
         except (OSError, ssl.SSLError) as error:
             raise _BrokenError(f"The CA file {self._endpoint.ca_file} cannot be used: {error}.") from None
         sock = await _connect(self._host, self._port)
-        _notice_a_dead_peer(sock)
         return await asyncio.open_connection(
             sock=sock,
             ssl=context,
@@ -272,13 +274,21 @@ class Link:
 async def _connect(host: str, port: int) -> socket.socket:
     """Return a TCP connection to one of the host's addresses. Raises OSError or asyncio.TimeoutError."""
     loop = asyncio.get_running_loop()
-    found = await asyncio.wait_for(loop.getaddrinfo(host, port, type=socket.SOCK_STREAM), RESOLVE_TIMEOUT_S)
+    try:
+        found = await _within(loop.getaddrinfo(host, port, type=socket.SOCK_STREAM), RESOLVE_TIMEOUT_S)
+    except asyncio.TimeoutError:
+        raise _BrokenError(f"The name {host} was not resolved within {RESOLVE_TIMEOUT_S:g} s.") from None
     trouble: Exception = OSError(f"{host} has no address")
     for family, kind, protocol, _, address in found:
-        sock = socket.socket(family, kind, protocol)
-        sock.setblocking(False)
         try:
-            await asyncio.wait_for(loop.sock_connect(sock, address), CONNECT_TIMEOUT_S)
+            sock = socket.socket(family, kind, protocol)
+        except OSError as error:  # of a family that this machine does not have
+            trouble = error
+            continue
+        try:
+            sock.setblocking(False)
+            _notice_a_dead_peer(sock)
+            await _within(loop.sock_connect(sock, address), CONNECT_TIMEOUT_S)
             return sock
         except (OSError, asyncio.TimeoutError) as error:
             sock.close()
@@ -287,6 +297,21 @@ async def _connect(host: str, port: int) -> socket.socket:
             sock.close()
             raise
     raise trouble
+
+
+async def _within(work: Coroutine[Any, Any, T], timeout_s: float) -> T:
+    """Return what `work` returns. Raises asyncio.TimeoutError. Before Python 3.12 asyncio.wait_for can swallow that its caller is
+    cancelled; this does not."""
+    task = asyncio.ensure_future(work)
+    try:
+        await asyncio.wait({task}, timeout=timeout_s)
+    finally:
+        if not task.done():
+            task.cancel()
+            await asyncio.wait({task})
+    if task.cancelled():
+        raise asyncio.TimeoutError
+    return task.result()
 
 
 def _notice_a_dead_peer(sock: socket.socket) -> None:
@@ -311,7 +336,9 @@ def _sentence(error: BaseException, url: str) -> str:
         return str(error)
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"The operator at {url} is not trusted: {error.verify_message}."
-    if isinstance(error, asyncio.TimeoutError):
+    if isinstance(
+        error, (asyncio.TimeoutError, ConnectionAbortedError)
+    ):  # the latter of a handshake that takes too long
         return f"The operator at {url} does not answer."
     if isinstance(error, EOFError):
         return f"The operator at {url} closed the connection."

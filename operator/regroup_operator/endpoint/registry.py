@@ -28,7 +28,7 @@ from regroup_operator.model.records import Key, Pod, Session
 
 PROGRESS_PLAN_S = 2.5
 """A job of which nothing but its progress is news is planned this much later, however many workers report it, and where agents
-report less often as many times later. From 200 jobs on that is as often as a status is written (pace.py), in the same plan."""
+report less often as many times later. With 200 to 500 jobs that is as often as a status is written (pace.py), in the same plan."""
 
 
 MAX_LINES = 1000

@@ -75,8 +75,14 @@ def is_routine(before: Session | None, after: Session, report: Report) -> bool:
         before.connected
         and before.unanswered_since_s is None
         and before.progress_generation == after.progress_generation
+        and _saved(before.progress) == _saved(after.progress)
         and _standing(before) == _standing(after)
     )
+
+
+def _saved(progress: Progress | None) -> object:
+    """Return what is known of checkpoints: a new one is named in the status at once, and older ones may be deleted then."""
+    return None if progress is None else (progress.checkpoint, progress.checkpoint_problem, progress.snapshot_problem)
 
 
 def _standing(session: Session) -> object:

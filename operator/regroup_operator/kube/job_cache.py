@@ -29,6 +29,13 @@ class Entry:
     """When the API server last answered with it or an older one, monotonic; None: a live read must come first."""
 
 
+@dataclass
+class Seen:
+    """What the watch has shown of a job while it was written."""
+
+    anything: bool = False
+
+
 Listed = Mapping[Key, tuple[str, int]]
 """UID and version of each job that a LIST of the metadata has."""
 
@@ -39,7 +46,7 @@ class JobCache:
     def __init__(self) -> None:
         self._entries: dict[Key, Entry] = {}
         self._parsed: dict[Key, tuple[Entry, Job | SpecError]] = {}
-        self._writing: set[Key] = set()
+        self._writing: dict[Key, Seen] = {}
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -71,16 +78,19 @@ class JobCache:
             return False
         same = entry is not None and _uid(entry.raw) == _uid(raw)
         self._entries[key] = Entry(raw, version, entry.confirmed_s if entry is not None and same else None)
-        return key not in self._writing
+        if key in self._writing:
+            self._writing[key].anything = True
+            return False
+        return True
 
     @contextmanager
-    def writing(self, key: Key) -> Iterator[None]:
-        """Say that the job is being written, until the API server has answered or will not. One at a time is, for each job."""
-        self._writing.add(key)
+    def writing(self, key: Key) -> Iterator[Seen]:
+        """Say that the job is being written, until the API server has answered or will not. One write at a time, for each job."""
+        seen = self._writing[key] = Seen()
         try:
-            yield
+            yield seen
         finally:
-            self._writing.discard(key)
+            del self._writing[key]
 
     def answered(self, raw: Mapping[str, Any], before: Entry | None, now_s: float) -> None:
         """Take a live answer to a request that was sent while `before` was the entry."""

@@ -118,7 +118,8 @@ class CachedJobStore:
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
-        """`look(key)` is called after a write: the plan that follows from what is stored now is made without the watch."""
+        """`look(key)` is called after a write, but not after one of progress only: the plan that follows from what is stored now is
+        made without the watch."""
         self._api, self._cache, self._look, self._recorder = api, cache, look, recorder
         self._clock, self._wall_clock = clock, wall_clock
 
@@ -191,13 +192,15 @@ class CachedJobStore:
         key = key_of(raw)
         before = self._cache.get(key)
         try:
-            with self._cache.writing(key):
+            with self._cache.writing(key) as seen:
                 stored = await self._api.put_status(raw, status)
-        except NotFoundError:
-            self._cache.drop(key, raw["metadata"]["uid"])
-            raise
-        except (ConflictError, UnavailableError):
-            self._cache.doubt(key)
+        except (NotFoundError, ConflictError, UnavailableError) as error:
+            if isinstance(error, NotFoundError):
+                self._cache.drop(key, raw["metadata"]["uid"])
+            else:
+                self._cache.doubt(key)
+            if seen.anything:
+                self._look(key)
             raise
         self._cache.answered(stored, before, self._clock())
         newest = self._cache.get(key)

@@ -241,3 +241,23 @@ def test_wait_is_counted_from_the_first_event_and_not_for_what_was_to_come_later
         return waits
 
     assert asyncio.run(scenario()) == [3.0]
+
+
+def test_bug_in_what_puts_off_ends_nothing() -> None:
+    async def scenario() -> None:
+        done: asyncio.Queue[tuple[str, str]] = asyncio.Queue()
+
+        async def reconcile(key: tuple[str, str]) -> None:
+            await done.put(key)
+
+        def put_off(_: object) -> float:
+            raise ValueError("a bug")
+
+        queue = WorkQueue(reconcile, put_off=put_off)
+        running = asyncio.create_task(queue.run())
+        queue.expect(A, 0.0)
+        assert await asyncio.wait_for(done.get(), 5) == A
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+    asyncio.run(scenario())

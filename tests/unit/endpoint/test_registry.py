@@ -61,6 +61,11 @@ TRAINING: dict[str, Any] = {"phase": "training", "generation": 1, "heard": 1, "e
         pytest.param(make_report(Progress(7, first_step_ms=3.0), step=7, **TRAINING), True, id="the first of a generation"),
         pytest.param(make_report(Progress(7), **TRAINING | {"generation": 2, "heard": 2}), True, id="of another generation"),
         pytest.param(make_report(Progress(7), **TRAINING | {"phase": "broken"}), True, id="its group is broken"),
+        pytest.param(
+            make_report(Progress(7, checkpoint={"generation": 1, "step": 5, "directory": "d"}), **TRAINING),
+            True,
+            id="a new checkpoint",
+        ),
         pytest.param(make_report(Progress(7), **TRAINING, busy=(Busy("save", "a", 1.0),)), True, id="it saves"),
         pytest.param(make_report(Changed(), **TRAINING), True, id="no progress"),
     ],

@@ -37,10 +37,6 @@ SURVIVED: Rows = [("abc", 4, 0, 108), ("ab", 5, 109, 120), ("abd", 6, 121, 130)]
             id="the step that only the killed process had committed is done again",
         ),
         pytest.param(
-            [("abc", 4, 0, 108), ("a", 5, 109, 109), ("abd", 6, 110, 130)],
-            id="the next generation comes before all survivors have committed the only step of the first",
-        ),
-        pytest.param(
             [("abc", 3, 0, 9), ("abc", 4, 10, 108), ("ab", 5, 109, 120), ("abd", 6, 121, 130), ("ab", 7, 131, 140)],
             id="what came earlier and later is not judged",
         ),

@@ -194,6 +194,29 @@ def test_what_the_watch_shows_of_a_write_before_its_answer_is_no_news(
     run(scenario)
 
 
+@pytest.mark.parametrize("error", [ConflictError("409"), UnavailableError("no answer"), NotFoundError("404")])
+@pytest.mark.parametrize(("shown", "looked"), [(False, 0), (True, 1)])
+def test_what_the_watch_shows_during_a_write_that_fails_is_looked_at(
+    error: RegroupError, shown: bool, looked: int
+) -> None:
+    """Who writes need not plan again by itself, and the watch shows a change once."""
+
+    async def scenario(setting: Setting) -> None:
+        job = await setting.job()
+
+        async def fail(*_: Any) -> Mapping[str, Any]:
+            if shown:
+                assert not setting.cache.see(make_raw(9))
+            raise error
+
+        setting.api.put_status = fail  # type: ignore[method-assign]
+        with pytest.raises(type(error)):
+            await setting.store.write_status(job, {"phase": "Starting"})
+        assert setting.looked == looked
+
+    run(scenario)
+
+
 @pytest.mark.parametrize("error", [ConflictError("409"), UnavailableError("no answer")])
 def test_after_a_write_that_was_refused_or_not_answered_the_job_is_read_live(error: RegroupError) -> None:
     async def scenario(setting: Setting) -> None:
