@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from dataclasses import replace
 from pathlib import Path
@@ -9,8 +10,12 @@ from pathlib import Path
 import pytest
 
 from regroup.protocol.state import Phase
+from regroup_operator import controller
 from regroup_operator.model.pace import write_every_s
+from regroup_operator.model.plan import JobPlan
 from regroup_operator.model.records import Settings
+from regroup_operator.plan.facts.facts import Inputs
+from regroup_operator.plan.job import plan_job
 from tests.builders.plan import make_job
 from tests.simulator.world import Pace, World
 
@@ -170,6 +175,30 @@ def test_steady_job_is_planned_for_its_writes_and_not_for_each_report(
     world.advance(factor + 2.0)
     sessions = world.operator.registry.sessions(world.pods.by_uid.values())
     assert all(session.asked_at_s is not None for session in sessions.values()), "the stall was seen all the same"
+
+
+def test_plan_that_takes_long_leaves_time_for_everything_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of thousands of pods that start asks for a plan."""
+    world = World(tmp_path, make_job().with_replicas(3))
+    world.advance(10)
+    planned: list[float] = []
+
+    def slow(inputs: Inputs) -> JobPlan:
+        planned.append(world.now_s)
+        world.now_s += 0.1
+        return plan_job(inputs)
+
+    monkeypatch.setattr(controller, "plan_job", slow)
+    assert world.operator is not None
+    began_s = world.now_s
+    while world.now_s < began_s + 3.0:
+        world.operator.dirty()
+        world.advance(0.01)
+    assert len(planned) in range(9, 11)
+    assert min(b - a for a, b in itertools.pairwise(planned)) >= 0.3
+    world.operator.dirty()
+    world.advance(0.4)
+    assert planned[-1] >= began_s + 3.0, "what was asked for in the rest comes after it"
 
 
 def test_idle_job_writes_only_that_it_is_seen(tmp_path: Path) -> None:
