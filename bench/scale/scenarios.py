@@ -11,6 +11,7 @@ import signal
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from typing import Any
 
 from _regroup_agent import progress
@@ -36,16 +37,16 @@ WRITE_S, WRITES_PER_S = 10.0, 20.0
 
 def many(system: Regroup, jobs: int, workers: int = WORKERS) -> dict[str, Any]:
     """Create so many jobs at once; return what it took until the status of all of them said, truly, that they run."""
-    api, watching = Api(system.kubeconfig), Api(system.kubeconfig)
-    watched = Watched(watching, JOBS, system.is_running)
+    api = Api(system.kubeconfig)
     names = [f"job-{i}" for i in range(jobs)]
-    run = _Run(system)
-    with ThreadPoolExecutor(SUBMITTERS) as threads:
-        for _ in threads.map(lambda name: api.post(JOBS, job_body(name, workers)), names):
-            pass
-    submitted_s = time.monotonic()
-    _until(lambda: all(name in watched.running_s for name in names), f"{jobs} jobs run", lambda: _states(watched))
-    watching.close()
+    with closing(Api(system.kubeconfig)) as watching:
+        watched = Watched(watching, JOBS, system.is_running)
+        run = _Run(system)
+        with ThreadPoolExecutor(SUBMITTERS) as threads:
+            for _ in threads.map(lambda name: api.post(JOBS, job_body(name, workers)), names):
+                pass
+        submitted_s = time.monotonic()
+        _until(lambda: all(name in watched.running_s for name in names), f"{jobs} jobs run", lambda: _states(watched))
     ended_s = max(watched.running_s[name] for name in names)
     _check_true(system, api, names, workers)
     pods = jobs * workers
@@ -64,14 +65,14 @@ def many(system: Regroup, jobs: int, workers: int = WORKERS) -> dict[str, Any]:
 def large(system: Regroup, workers: int = 5000, killed: int = 50) -> dict[str, Any]:
     """Run one job, kill some of its pods at once; return the times until it runs, until the last survivor was told, until the
     survivors train, and until those that were lost are replaced."""
-    api, watching, fleet = Api(system.kubeconfig), Api(system.kubeconfig), system.agents()
-    watched = Watched(watching, JOBS, lambda item: _is_running(item, workers))
-    run = _Run(system)
-    api.post(JOBS, job_body(LARGE, workers, max(1, workers // 2)))
-    _until(lambda: LARGE in watched.running_s, f"{workers} workers run", lambda: _states(watched))
+    api, fleet = Api(system.kubeconfig), system.agents()
+    with closing(Api(system.kubeconfig)) as watching:
+        watched = Watched(watching, JOBS, lambda item: _is_running(item, workers))
+        run = _Run(system)
+        api.post(JOBS, job_body(LARGE, workers, max(1, workers // 2)))
+        _until(lambda: LARGE in watched.running_s, f"{workers} workers run", lambda: _states(watched))
     start = {"workers": workers, "seconds": watched.running_s[LARGE] - run.started_s, **run.numbers(workers)}
     start["pods_per_s"] = workers / start["seconds"]
-    watching.close()
 
     survivors = workers - killed
     before = fleet.ask("groups", job=LARGE)[-1]["number"]
