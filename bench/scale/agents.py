@@ -296,7 +296,7 @@ class Agent:
         connecting = asyncio.get_running_loop().create_connection(
             factory, *target, ssl=groups.context, server_hostname=groups.server_name
         )
-        _, protocol = await asyncio.wait_for(connecting, link.CONNECT_TIMEOUT_S)
+        _, protocol = await asyncio.wait_for(connecting, link.CONNECT_TIMEOUT_S + link.HANDSHAKE_TIMEOUT_S)
         return protocol
 
     def _check(self, status: int, body: bytes) -> None:
