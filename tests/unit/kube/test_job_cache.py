@@ -209,7 +209,7 @@ def test_what_the_watch_shows_during_a_write_that_fails_is_looked_at(
                 assert not setting.cache.see(make_raw(9))
             raise error
 
-        setting.api.put_status = fail  # type: ignore[method-assign]
+        setting.api.put_status = fail  # type: ignore[method-assign, assignment]
         with pytest.raises(type(error)):
             await setting.store.write_status(job, {"phase": "Starting"})
         assert setting.looked == looked
