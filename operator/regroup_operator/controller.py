@@ -43,9 +43,10 @@ CONFLICTS = 5
 """Plans in a row that may lose the race for the status before the work queue's back-off takes over."""
 UNANSWERED = 5
 """Plans of one job that are kept while the answer to their write is not known."""
-REST = 2.0
-"""So many times as long as a plan of a job has taken, everything else goes first. A plan of 5,000 workers takes 0.1 s, and each pod
-that starts asks for one: one after the other they would leave requests and agents one turn of the event loop between two plans."""
+REST, MAX_REST_S = 2.0, 2.0
+"""So many times as long as a plan of a job has taken, but not longer than that, everything else goes first. A plan of 5,000 workers
+takes 0.1 s, and each pod that starts asks for one: one after the other they would leave requests and agents one turn of the event
+loop between two plans."""
 BUDGET_RETRY_PART, BUDGET_RETRY_MIN_S = 0.1, 0.1
 """Progress that is due when all jobs together have written enough of it waits so much of the usual time longer."""
 
@@ -231,7 +232,7 @@ class Controller:
         there = (*self._workers.list(job.key, job.uid), *self._workers.roles(job.key, job.uid))
         make_s = kept.maker.want(written or job, plan, there, confirmed=written is not None)
         now_s = self._monotonic()
-        kept.rests_until_s = now_s + REST * (took_s + now_s - written_s)
+        kept.rests_until_s = now_s + min(REST * (took_s + now_s - written_s), MAX_REST_S)
         if plan.expected is not None:
             self._expect(job.key, plan.expected.due_s)
         due = [d for d in (plan.look_again_s, prepare_s, write_s, make_s) if d is not None]

@@ -201,6 +201,27 @@ def test_plan_that_takes_long_leaves_time_for_everything_else(tmp_path: Path, mo
     assert planned[-1] >= began_s + 3.0, "what was asked for in the rest comes after it"
 
 
+def test_operator_that_stood_still_in_a_plan_does_not_rest_for_as_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(tmp_path, make_job().with_replicas(3))
+    world.advance(10)
+    stands_s, planned = [30.0], list[float]()
+
+    def stand(inputs: Inputs) -> JobPlan:
+        world.now_s += stands_s.pop() if stands_s else 0.0
+        planned.append(world.now_s)
+        return plan_job(inputs)
+
+    monkeypatch.setattr(controller, "plan_job", stand)
+    assert world.operator is not None
+    world.operator.dirty()
+    world.advance(0.01)
+    world.operator.dirty()
+    world.advance(3.0)
+    assert 0.0 < planned[1] - planned[0] <= 2.0
+
+
 def test_idle_job_writes_only_that_it_is_seen(tmp_path: Path) -> None:
     world = World(tmp_path, make_job().with_replicas(3))
     world.advance(20)
