@@ -177,6 +177,7 @@ async def _run(store: FileStore, directory: Path, command: list[str], args: argp
             background=background,
             look_after=queue.add_after,
             expect=queue.expect,
+            rest=queue.rest,
             logs="Its log is above, in the output of this command.",
             monotonic=loop.time,
         )

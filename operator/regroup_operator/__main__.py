@@ -184,6 +184,7 @@ class Operator:
             waiting=self._authenticator.waiting,
             look_after=self._queue.add_after,
             expect=self._queue.expect,
+            rest=self._queue.rest,
             agent_image=settings.agent_image,
             observer=self._metrics,
             decisions=self._decisions,

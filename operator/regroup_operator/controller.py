@@ -43,10 +43,10 @@ CONFLICTS = 5
 """Plans in a row that may lose the race for the status before the work queue's back-off takes over."""
 UNANSWERED = 5
 """Plans of one job that are kept while the answer to their write is not known."""
-REST, MAX_REST_S = 2.0, 2.0
-"""So many times as long as a plan of a job has taken, but not longer than that, everything else goes first. A plan of 5,000 workers
+REST, LEAST_REST_S, MAX_REST_S = 2.0, 0.02, 0.5
+"""A job whose plans take long is not planned for so many times as long after one, if that is worth it. A plan of 5,000 workers
 takes 0.1 s, and each pod that starts asks for one: one after the other they would leave requests and agents one turn of the event
-loop between two plans."""
+loop between two plans. Of the last two plans the shorter one counts: this process may have stood still."""
 BUDGET_RETRY_PART, BUDGET_RETRY_MIN_S = 0.1, 0.1
 """Progress that is due when all jobs together have written enough of it waits so much of the usual time longer."""
 
@@ -77,8 +77,8 @@ class _Kept:
     """How often the template was tried without an answer."""
     logged: object = None
     """What the last line of the decision log asked for: each look asks again until it is there."""
-    rests_until_s: float = 0.0
-    """It is not planned before (monotonic)."""
+    plan_s: float = 0.0
+    """How long the last plan has taken."""
     expected: Expected | None = None
     pods: tuple[Pod, ...] = ()
     """As of the last plan."""
@@ -103,6 +103,7 @@ class Controller:
         waiting: Callable[[], frozenset[str]] = frozenset,
         look_after: Callable[[Key, float], None] = lambda _key, _seconds: None,
         expect: Callable[[Key, float], None],
+        rest: Callable[[Key, float], None] = lambda _key, _until_s: None,
         agent_image: str = "",
         logs: str = KUBECTL_LOGS,
         observer: Observer | None = None,
@@ -114,10 +115,11 @@ class Controller:
         """`background` runs what is made beside the plan; its owner ends it. `admission_s`: how long the agents that there are now
         take to be admitted; `waiting()`: the UIDs of pods whose agents wait for that. `look_after(key, seconds)`: a job wants to
         be reconciled then, because of what was made. `expect(key, due_s)`: it wants to be reconciled at that time on the monotonic
-        clock, unless `progress_overdue_s` is later then."""
+        clock, unless `progress_overdue_s` is later then. `rest(key, until_s)`: it must not be reconciled before."""
         self._store, self._workers, self._recorder, self._registry = store, workers, recorder, registry
         self._settings, self._endpoint, self._agent_image, self._logs = settings, endpoint, agent_image, logs
         self._background, self._look_after, self._expect = background, look_after, expect
+        self._rest = rest
         self._observer, self._decisions = observer, decisions
         self._progress_writes_per_s = progress_writes_per_s
         self._progress_writes = TokenBucket(progress_writes_per_s, max(1.0, progress_writes_per_s))
@@ -182,9 +184,6 @@ class Controller:
 
     async def _once(self, job: Job) -> float | None:
         kept = self._recall(job)
-        rest_s = kept.rests_until_s - self._monotonic()
-        if rest_s > 0.0:
-            return rest_s  # what it waited for otherwise is found by that plan
         self._answer(job, kept)
         await self._judge(job, kept)
         pods = self._workers.list(job.key, job.uid)
@@ -219,10 +218,9 @@ class Controller:
             refusal=_why(refusal, job),
         )
         plan = plan_job(inputs)
-        took_s = self._monotonic() - inputs.clock.now_s
+        self._let_rest(job, kept, inputs.clock)
         kept.expected, kept.pods = plan.expected, pods
         written, write_s = await self._write(job, plan, inputs.clock, kept, every_s)
-        written_s = self._monotonic()
         self._log(inputs, plan, kept, written=written is not None)
         self._say(job, plan)
         if plan.expired:
@@ -231,12 +229,16 @@ class Controller:
         # The write has taken time, in which an earlier plan's pods may have been made.
         there = (*self._workers.list(job.key, job.uid), *self._workers.roles(job.key, job.uid))
         make_s = kept.maker.want(written or job, plan, there, confirmed=written is not None)
-        now_s = self._monotonic()
-        kept.rests_until_s = now_s + min(REST * (took_s + now_s - written_s), MAX_REST_S)
         if plan.expected is not None:
             self._expect(job.key, plan.expected.due_s)
         due = [d for d in (plan.look_again_s, prepare_s, write_s, make_s) if d is not None]
         return max(0.0, min(due) - self._monotonic()) if due else None
+
+    def _let_rest(self, job: Job, kept: _Kept, began: Clock) -> None:
+        now_s = self._monotonic()
+        took_s, kept.plan_s = min(kept.plan_s, now_s - began.now_s), now_s - began.now_s
+        if REST * took_s >= LEAST_REST_S:
+            self._rest(job.key, now_s + min(REST * took_s, MAX_REST_S))
 
     def _log(self, inputs: Inputs, plan: JobPlan, kept: _Kept, *, written: bool) -> None:
         """Write a line for a plan that has decided something new."""

@@ -33,6 +33,7 @@ class Schedule:
         """`put_off(key)`: until when what `expect` was called for may wait, by what is known now; None: it is not put off."""
         self._put_off = put_off
         self._expected_s: dict[Key, float] = {}
+        self._rests_s: dict[Key, float] = {}
         self._lanes: OrderedDict[str, deque[Key]] = OrderedDict()
         self._dirty: set[Key] = set()
         self._processing: set[Key] = set()
@@ -64,6 +65,10 @@ class Schedule:
         self._expected_s[key] = due_s
         heapq.heappush(self._heap, (due_s, key))
 
+    def rest(self, key: Key, until_s: float) -> None:
+        """Do not have `key` taken before `until_s`, whatever is added."""
+        self._rests_s[key] = until_s
+
     def take(self, now_s: float) -> Key | None:
         """Return the next key and mark it as processing, or None. What it waits for is dropped: this is it."""
         while self._heap and self._heap[0][0] <= now_s:
@@ -78,8 +83,20 @@ class Schedule:
                 else:
                     del self._expected_s[key]
                     self.add(key)
-        if not self._lanes:
-            return None
+        while self._lanes:
+            key = self._next()
+            rests_until_s = self._rests_s.pop(key, now_s)
+            if rests_until_s > now_s:
+                self._rests_s[key] = rests_until_s
+                self.add_at(key, rests_until_s)
+                continue
+            self._due_s.pop(key, None)
+            self._expected_s.pop(key, None)
+            self._processing.add(key)
+            return key
+        return None
+
+    def _next(self) -> Key:
         namespace, lane = next(iter(self._lanes.items()))
         key = lane.popleft()
         if lane:
@@ -87,9 +104,6 @@ class Schedule:
         else:
             del self._lanes[namespace]
         self._dirty.discard(key)
-        self._due_s.pop(key, None)
-        self._expected_s.pop(key, None)
-        self._processing.add(key)
         return key
 
     def done(self, key: Key) -> None:
@@ -166,6 +180,10 @@ class WorkQueue:
         """Have `key` reconciled at `due_s` on the clock, unless that is put off then."""
         self._schedule.expect(key, due_s)
         self._wake.set()
+
+    def rest(self, key: Key, until_s: float) -> None:
+        """Do not have `key` reconciled before `until_s` on the clock."""
+        self._schedule.rest(key, until_s)
 
     async def run(self) -> None:
         """Work until cancelled; then the runs in progress are cancelled too and waited for."""

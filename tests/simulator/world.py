@@ -110,6 +110,7 @@ class Operator:
         self.paused = self.dead = self.is_dirty = False
         self.look_s: float | None = None
         self.expected_s: float | None = None
+        self.rests_until_s = 0.0
         self.num_reconciles = 0
         factor = world.progress_factors[world.num_operators % len(world.progress_factors)]
         world.num_operators += 1
@@ -131,6 +132,7 @@ class Operator:
             background=AtOnce(),
             look_after=lambda _, wait_s: self.look_in(wait_s),
             expect=lambda _, due_s: self.expect(due_s),
+            rest=lambda _, until_s: self.rest(until_s),
             monotonic=lambda: world.now_s,
             wall=lambda: WALL + world.now_s + world.wall_skew_s,
             decisions=world.decisions,
@@ -164,11 +166,15 @@ class Operator:
         """Have it reconcile at `due_s`, unless progress puts that off."""
         self.expected_s = due_s
 
+    def rest(self, until_s: float) -> None:
+        """Do not reconcile before."""
+        self.rests_until_s = until_s
+
     @property
     def is_due(self) -> bool:
-        if self.paused or self._suspended is not None:
-            return False
         now_s = self.world.now_s
+        if self.paused or self._suspended is not None or now_s < self.rests_until_s:
+            return False
         if self.expected_s is not None and self.expected_s <= now_s:
             later_s = self.controller.progress_overdue_s(KEY)
             if later_s is None or later_s <= now_s:
@@ -412,7 +418,13 @@ class World:
         dues += [
             a.next_call_s for a in self.agents.values() if a.alive and not a.connected and a.next_call_s > self.now_s
         ]
-        dues += [at_s for o in self.operators if not o.paused for at_s in (o.look_s, o.expected_s) if at_s is not None]
+        dues += [
+            max(at_s, o.rests_until_s)
+            for o in self.operators
+            if not o.paused
+            for at_s in (o.look_s, o.expected_s, 0.0 if self.now_s < o.rests_until_s else None)
+            if at_s is not None
+        ]
         if self._timers:
             dues.append(self._timers[0][0])
         return dues

@@ -166,3 +166,25 @@ def test_address_of_a_family_that_the_machine_does_not_have_is_left_out(
 
     asyncio.run(scene())
     assert said == [f"Connected to the operator at https://127.0.0.1:{operator.port}."]
+
+
+@pytest.mark.parametrize("ticks", range(8))
+def test_who_is_cancelled_while_it_waits_is_cancelled_whenever_what_it_waits_for_ends(ticks: int) -> None:
+    async def scene() -> None:
+        loop = asyncio.get_running_loop()
+        ended: asyncio.Future[int] = loop.create_future()
+
+        async def work() -> int:
+            return await ended
+
+        waits = asyncio.ensure_future(link._within(work(), 5.0))
+        await asyncio.sleep(0.01)
+        ended.set_result(1)
+        for _ in range(ticks):
+            await asyncio.sleep(0)
+        was_done = waits.done()
+        waits.cancel()
+        await asyncio.wait({waits})
+        assert waits.cancelled() != was_done
+
+    asyncio.run(scene())

@@ -303,6 +303,9 @@ async def _within(work: Coroutine[Any, Any, T], timeout_s: float) -> T:
     """Return what `work` returns. Raises asyncio.TimeoutError. Before Python 3.12 asyncio.wait_for can swallow that its caller is
     cancelled; this does not."""
     task = asyncio.ensure_future(work)
+    task.add_done_callback(
+        lambda ended: ended.cancelled() or ended.exception()
+    )  # a caller that is cancelled asks for neither
     try:
         await asyncio.wait({task}, timeout=timeout_s)
     finally:

@@ -29,13 +29,6 @@ class Entry:
     """When the API server last answered with it or an older one, monotonic; None: a live read must come first."""
 
 
-@dataclass
-class Seen:
-    """What the watch has shown of a job while it was written."""
-
-    anything: bool = False
-
-
 Listed = Mapping[Key, tuple[str, int]]
 """UID and version of each job that a LIST of the metadata has."""
 
@@ -46,7 +39,7 @@ class JobCache:
     def __init__(self) -> None:
         self._entries: dict[Key, Entry] = {}
         self._parsed: dict[Key, tuple[Entry, Job | SpecError]] = {}
-        self._writing: dict[Key, Seen] = {}
+        self._writing: set[Key] = set()
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -70,27 +63,24 @@ class JobCache:
         return known[1]
 
     def see(self, raw: Mapping[str, Any]) -> bool:
-        """Take what the watch shows. Returns whether it is news. While a write is under way it is most often that write: who writes
-        sees in the end whether there was more."""
+        """Take what the watch shows. Returns whether it is news. While a write is under way it is most often that write: whoever
+        writes looks again afterwards, if there was more or the write has failed."""
         key, version = key_of(raw), version_of(raw)
         entry = self._entries.get(key)
         if entry is not None and version <= entry.version:
             return False
         same = entry is not None and _uid(entry.raw) == _uid(raw)
         self._entries[key] = Entry(raw, version, entry.confirmed_s if entry is not None and same else None)
-        if key in self._writing:
-            self._writing[key].anything = True
-            return False
-        return True
+        return key not in self._writing
 
     @contextmanager
-    def writing(self, key: Key) -> Iterator[Seen]:
+    def writing(self, key: Key) -> Iterator[None]:
         """Say that the job is being written, until the API server has answered or will not. One write at a time, for each job."""
-        seen = self._writing[key] = Seen()
+        self._writing.add(key)
         try:
-            yield seen
+            yield
         finally:
-            del self._writing[key]
+            self._writing.discard(key)
 
     def answered(self, raw: Mapping[str, Any], before: Entry | None, now_s: float) -> None:
         """Take a live answer to a request that was sent while `before` was the entry."""

@@ -192,15 +192,13 @@ class CachedJobStore:
         key = key_of(raw)
         before = self._cache.get(key)
         try:
-            with self._cache.writing(key) as seen:
+            with self._cache.writing(key):
                 stored = await self._api.put_status(raw, status)
-        except (NotFoundError, ConflictError, UnavailableError) as error:
-            if isinstance(error, NotFoundError):
-                self._cache.drop(key, raw["metadata"]["uid"])
-            else:
-                self._cache.doubt(key)
-            if seen.anything:
-                self._look(key)
+        except NotFoundError:
+            self._cache.drop(key, raw["metadata"]["uid"])
+            raise
+        except (ConflictError, UnavailableError):
+            self._cache.doubt(key)
             raise
         self._cache.answered(stored, before, self._clock())
         newest = self._cache.get(key)
@@ -228,7 +226,8 @@ class CachedJobStore:
         try:
             await self._write(raw, status)
         except (ConflictError, NotFoundError):
-            return  # It has changed already, and that change leads here again.
+            self._look(key_of(raw))  # it has changed, and what the watch has shown of that during the write was no news
+            return
         if self._recorder is not None:
             about = Regarding(metadata["namespace"], metadata["name"], metadata["uid"], metadata["resourceVersion"])
             self._recorder.record(about, EventNote("Warning", error.reason, str(error)))

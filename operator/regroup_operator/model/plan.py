@@ -221,7 +221,7 @@ class Memory:
     script_left: tuple[int, ...] = ()
     """Not in tier Session: the generations that lost a member's pod or agent, oldest first."""
     written_s: float | None = None
-    """When the plan was made whose status was written last (monotonic)."""
+    """When the plan was made whose status was written last, or a little later where the write has taken long (monotonic)."""
     differs_since_s: Mapping[Urgency, float] = field(default_factory=dict)
     """By urgency, STARTING and SOON: since when the planned status has differed from the stored one in what is at least so
     urgent (monotonic)."""

@@ -102,6 +102,22 @@ def test_delayed_add_comes_although_something_later_is_expected_and_drops_it() -
     assert schedule.next_due_s() is None
 
 
+def test_key_that_rests_is_not_taken_before_and_others_are() -> None:
+    schedule = Schedule()
+    schedule.rest(A, 5.0)
+    for key in (A, B, A):
+        schedule.add(key)
+    assert drain(schedule, 4.0) == [B]
+    assert schedule.next_due_s() == 5.0
+    schedule.add_at(A, 3.0)
+    assert schedule.take(4.9) is None
+    assert schedule.take(5.0) == A
+    schedule.done(A)
+    assert drain(schedule, 100.0) == []
+    schedule.add(A)
+    assert schedule.take(5.1) == A, "the rest is over for good"
+
+
 def test_taking_a_key_drops_its_delayed_add() -> None:
     schedule = Schedule()
     schedule.add_at(A, 5.0)

@@ -194,25 +194,22 @@ def test_what_the_watch_shows_of_a_write_before_its_answer_is_no_news(
     run(scenario)
 
 
-@pytest.mark.parametrize("error", [ConflictError("409"), UnavailableError("no answer"), NotFoundError("404")])
-@pytest.mark.parametrize(("shown", "looked"), [(False, 0), (True, 1)])
-def test_what_the_watch_shows_during_a_write_that_fails_is_looked_at(
-    error: RegroupError, shown: bool, looked: int
-) -> None:
-    """Who writes need not plan again by itself, and the watch shows a change once."""
+@pytest.mark.parametrize("error", [ConflictError("409"), NotFoundError("404")])
+def test_correction_that_comes_while_its_refusal_is_written_is_looked_at(error: RegroupError) -> None:
+    """The watch shows it once, and who reads a job that breaks a rule does not try again by itself."""
 
     async def scenario(setting: Setting) -> None:
-        job = await setting.job()
+        assert setting.api.raw is not None
+        setting.api.raw["spec"]["replicas"] = -1
 
-        async def fail(*_: Any) -> Mapping[str, Any]:
-            if shown:
-                assert not setting.cache.see(make_raw(9))
+        async def corrected(*_: Any) -> Mapping[str, Any]:
+            assert not setting.cache.see(make_raw(9))
             raise error
 
-        setting.api.put_status = fail  # type: ignore[method-assign, assignment]
-        with pytest.raises(type(error)):
-            await setting.store.write_status(job, {"phase": "Starting"})
-        assert setting.looked == looked
+        setting.api.put_status = corrected  # type: ignore[method-assign, assignment]
+        with pytest.raises(SpecError):
+            await setting.store.get(KEY)
+        assert setting.looked == 1
 
     run(scenario)
 
