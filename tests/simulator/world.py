@@ -12,7 +12,7 @@ import heapq
 import itertools
 import random
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -95,7 +95,7 @@ class AtOnce:
             work.send(None)
             raise AssertionError("what is made does not wait")
 
-    async def together(self, works: Iterable[Awaitable[None]]) -> None:
+    async def together(self, works: Iterable[Coroutine[Any, Any, None]]) -> None:
         """See Background."""
         for work in works:
             await work

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import warnings
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+from harness.polling import until_async
 from regroup_operator.api import ConflictError, Job, RegroupError, UnavailableError, parse_job
-from regroup_operator.background import LoopBackground
+from regroup_operator.background import MAX_TOGETHER, LoopBackground
 from regroup_operator.maker import UNSEEN_S, Maker
 from regroup_operator.model.plan import JobPlan, Memory, Urgency
 from regroup_operator.model.ports import AlreadyExists, EventNote
@@ -287,3 +289,30 @@ def test_pod_that_was_made_while_the_plan_was_written_is_not_made_again() -> Non
         assert setting.created() == [1]
 
     run(scenario)
+
+
+def test_all_jobs_together_make_so_many_pods_at_once() -> None:
+    """The connections to the API server are for more than that. What is cancelled before its turn leaves nothing behind."""
+
+    async def scenario() -> None:
+        background, gate, begun = LoopBackground(), asyncio.Event(), list[int]()
+
+        async def make(number: int) -> None:
+            begun.append(number)
+            await gate.wait()
+
+        for job in range(5):
+            background.start(background.together(make(20 * job + i) for i in range(20)), f"job {job}")
+        await until_async(lambda: len(begun) >= MAX_TOGETHER, "the first ones")
+        await asyncio.sleep(0)
+        assert len(begun) == MAX_TOGETHER
+        gate.set()
+        await until_async(lambda: len(begun) == 100, "the others")
+        gate.clear()
+        background.start(background.together(make(i) for i in range(100, 200)), "many")
+        await until_async(lambda: len(begun) == 100 + MAX_TOGETHER, "some of them")
+        await background.stop()
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        asyncio.run(scenario())
