@@ -103,7 +103,7 @@ class Controller:
         waiting: Callable[[], frozenset[str]] = frozenset,
         look_after: Callable[[Key, float], None] = lambda _key, _seconds: None,
         expect: Callable[[Key, float], None],
-        rest: Callable[[Key, float], None] = lambda _key, _until_s: None,
+        rest: Callable[[Key, float], None],
         agent_image: str = "",
         logs: str = KUBECTL_LOGS,
         observer: Observer | None = None,

@@ -303,9 +303,8 @@ async def _within(work: Coroutine[Any, Any, T], timeout_s: float) -> T:
     """Return what `work` returns. Raises asyncio.TimeoutError. Before Python 3.12 asyncio.wait_for can swallow that its caller is
     cancelled; this does not."""
     task = asyncio.ensure_future(work)
-    task.add_done_callback(
-        lambda ended: ended.cancelled() or ended.exception()
-    )  # a caller that is cancelled asks for neither
+    # A caller that is cancelled asks for neither, and asyncio would complain.
+    task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
     try:
         await asyncio.wait({task}, timeout=timeout_s)
     finally:
@@ -339,9 +338,8 @@ def _sentence(error: BaseException, url: str) -> str:
         return str(error)
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"The operator at {url} is not trusted: {error.verify_message}."
-    if isinstance(
-        error, (asyncio.TimeoutError, ConnectionAbortedError)
-    ):  # the latter of a handshake that takes too long
+    # A handshake that takes too long is an aborted connection to asyncio.
+    if isinstance(error, (asyncio.TimeoutError, ConnectionAbortedError)):
         return f"The operator at {url} does not answer."
     if isinstance(error, EOFError):
         return f"The operator at {url} closed the connection."
