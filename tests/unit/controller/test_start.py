@@ -168,6 +168,7 @@ def test_steady_job_is_planned_for_its_writes_and_not_for_each_report(
     """In a minute. The group would be stalled 0.6 s after each report that is due."""
     settings = Settings(progress_write_s=write_s)
     world = World(tmp_path, make_job().with_replicas(3), settings=settings, progress_factors=(factor,))
+    world.wall_skew_s = 0.9  # the status has whole seconds
     world.advance(60, step_every_s=0.2)
     assert world.operator is not None
     before = world.operator.num_reconciles
@@ -176,6 +177,22 @@ def test_steady_job_is_planned_for_its_writes_and_not_for_each_report(
     world.advance(factor + 2.0)
     sessions = world.operator.registry.sessions(world.pods.by_uid.values())
     assert all(session.asked_at_s is not None for session in sessions.values()), "the stall was seen all the same"
+
+
+def test_write_that_takes_as_long_as_the_pause_is_not_followed_by_the_next_at_once(tmp_path: Path) -> None:
+    world = World(tmp_path, make_job().with_replicas(3))
+    world.advance(30, step_every_s=0.2)
+    begun: list[float] = []
+
+    def take_long(_: object) -> None:
+        begun.append(world.now_s)
+        world.now_s += 10.0
+        world.store.before_write = take_long
+
+    world.store.before_write = take_long
+    world.advance(25, step_every_s=0.2)
+    assert len(begun) >= 2
+    assert min(b - (a + 10.0) for a, b in itertools.pairwise(begun)) >= 4.9
 
 
 def plans_take(world: World, monkeypatch: pytest.MonkeyPatch, seconds: Iterator[float]) -> list[float]:
