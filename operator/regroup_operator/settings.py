@@ -125,10 +125,11 @@ class OperatorSettings(BaseModel):
     """Seconds that a broken collective without a known culprit waits for the culprit's own report."""
 
     join_quiet_s: float = Field(default=Settings.join_quiet_s, ge=0)
-    """Seconds that a planned generation waits after the last worker became ready, so that joiners come together."""
+    """Seconds that a planned generation waits after the last worker became ready, so that joiners come together. In a job with
+    more than 500 members longer, in proportion to them."""
 
     join_max_s: float = Field(default=Settings.join_max_s, ge=0)
-    """Seconds that it waits at most after the first one did."""
+    """Seconds that it waits at most after the first one did. Longer in such a job, too."""
 
     planned_timeout_s: float = Field(default=Settings.planned_timeout_s, gt=0)
     """Seconds until a planned generation that not all members entered is dropped for a forced one; at least three of the

@@ -169,6 +169,8 @@ class Pods:
     """The Workers port in memory. New pods run at once unless `pending` names a slot. Without `nodes` each slot has a node of
     its own that is always there."""
 
+    uid_type: type[str] = str
+
     def __init__(self, world: World, num_nodes: int = 0) -> None:
         self._world = world
         self.by_uid: dict[str, Pod] = {}
@@ -208,7 +210,7 @@ class Pods:
         name = role_pod_name(job.name, role, index, attempt)
         if any(p.name == name for p in self.of_roles.values()):
             return False
-        uid = f"pod{next(self._uids)}"
+        uid = self.uid_type(f"pod{next(self._uids)}")
         self.of_roles[uid] = Pod(
             job.namespace, name, uid, job.name, job.uid, index, attempt, phase="Running", node="node-0", role=role,
             running_since_s=self._world.now_s, spec_digest=role_digest(job, role),
@@ -228,7 +230,7 @@ class Pods:
         assert not self._world.has_trained, f"{name} is made after the workers have finished"
         if self.pod(job.namespace, name) is not None:
             return False
-        uid = f"pod{next(self._uids)}"
+        uid = self.uid_type(f"pod{next(self._uids)}")
         self._avoided[uid] = avoid_nodes
         node = "" if self.nodes else f"node-{slot}"
         self.by_uid[uid] = Pod(

@@ -242,7 +242,7 @@ class Settings:
     join_quiet_s: float = 1.0
     """A planned generation waits until this long after the last worker became ready ..."""
     join_max_s: float = 5.0
-    """... but not longer than this after the first one did."""
+    """... but not longer than this after the first one did; both longer where it has many members (decision.JOIN_MEMBERS)."""
     planned_timeout_s: float = 30.0
     """A planned generation that its members have not all entered by then (at least three steps) is dropped for a forced one."""
     settle_s: float = 0.25

@@ -443,6 +443,27 @@ def test_members_that_have_not_called_a_new_operator_are_waited_for_before_a_res
     assert words(decide([A, silent(1), out(2)], two)) == (PLANNED, "Resized", "0,1,2")
 
 
+@pytest.mark.parametrize(
+    ("members", "ready_s", "joins_s"),
+    [
+        pytest.param(3, [99.5], 100.5, id="a moment after the last one"),
+        pytest.param(3, [96.0, 99.5], 100.5, id="both in one generation"),
+        pytest.param(3, [95.5, 99.9], 100.5, id="not longer than five seconds after the first one"),
+        pytest.param(500, [99.5], 100.5, id="500 members"),
+        pytest.param(2000, [99.5], 103.5, id="each generation costs 2,000 members: four times as long"),
+        pytest.param(2000, [81.0, 99.5], 101.0, id="four times as long after the first one, too"),
+    ],
+)
+def test_how_long_workers_wait_to_join_together(members: int, ready_s: list[float], joins_s: float) -> None:
+    there = [make_worker(slot) for slot in range(members)]
+    joiners = [out(members + index, since_s=since_s) for index, since_s in enumerate(ready_s)]
+    current, bounds = make_current(range(members)), make_bounds(members + 5, 1)
+    got = decide([*there, *joiners], current, bounds)
+    assert isinstance(got, Keep)
+    assert got.until == joins_s
+    assert isinstance(decide([*there, *joiners], current, bounds, now_s=joins_s), Announce)
+
+
 def test_joiner_that_does_not_answer_is_not_planned_in() -> None:
     """It was left out a moment ago because it did not answer: a script was started for it at once (adr/0017)."""
     two = make_current((0, 1))

@@ -114,7 +114,11 @@ class Document:
     @property
     def world_size(self) -> int:
         """Number of trainer processes."""
-        return sum(member.processes for member in self.members)
+        return len(self._by_rank)
+
+    @cached_property
+    def _by_rank(self) -> tuple[Member, ...]:  # of thousands of ranks each is asked for
+        return tuple(member for member in self.members for _ in range(member.processes))
 
     def rank_offset(self, pod_uid: str) -> int:
         """Return the rank of the first process of a member. Raises KeyError for a worker that is not one."""
@@ -126,12 +130,10 @@ class Document:
         raise KeyError(pod_uid)
 
     def member_of_rank(self, rank: int) -> Member:
-        """Return the member that a rank belongs to."""
-        for member in self.members:
-            if rank < member.processes:
-                return member
-            rank -= member.processes
-        raise IndexError(rank)
+        """Return the member that a rank belongs to. Raises IndexError for a rank that nobody has."""
+        if rank < 0:
+            raise IndexError(rank)
+        return self._by_rank[rank]
 
     def reader(self) -> Member:
         """Return the member whose first rank reads a checkpoint for all: another one in each generation, since a node's

@@ -45,6 +45,9 @@ _OUTSIDE_IT = (Standing.PENDING, Standing.SILENT, Standing.STARTING)
 RECONNECT_S = 5.0
 """After the operator's start a broken group waits this long for members that have not called yet, and longer while some wait to be
 admitted: they are most likely on their way, and a generation without them would cost them their place."""
+JOIN_MEMBERS = 500
+"""A job with more members waits longer for workers to join together, in proportion: a generation interrupts all members, and each
+of them reports five times."""
 MAX_GROWTH = 64
 """A deadline grows to so many times its first length, with generations that fail in a row."""
 RETRY_S = (1.0, 30.0)
@@ -492,9 +495,6 @@ def _choose(
 # --- a healthy group -----------------------------------------------------------------------------------------------
 
 
-# --- a healthy group -----------------------------------------------------------------------------------------------
-
-
 def _planned(
     current: Current,
     members: tuple[Worker, ...],
@@ -525,8 +525,8 @@ def _planned(
         # It has not called this operator yet, which has just started: a document cannot name it, and it is called lost in time.
         return Keep(min(silent, default=UntilEvent.CHANGE))
     if new and len(kept) == len(members) and len(target) < bounds.replicas:
-        since = [w.since_s for w in new]
-        due = min(max(since) + settings.join_quiet_s, min(since) + settings.join_max_s)
+        since, growth = [w.since_s for w in new], max(1.0, len(members) / JOIN_MEMBERS)
+        due = min(max(since) + growth * settings.join_quiet_s, min(since) + growth * settings.join_max_s)
         if now_s < due:
             return Keep(min([*silent, due]))
     return change(members, target, now_s)

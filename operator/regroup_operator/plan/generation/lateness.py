@@ -62,6 +62,27 @@ class Lateness:
     due_s: float | None = None
 
 
+@dataclass(frozen=True)
+class _Holders:
+    """Who of one position can be reached and holds a state, as far as is known; `prompt`: those of them who are not behind."""
+
+    first: MemberId | None
+    all: frozenset[MemberId]
+    prompt: frozenset[MemberId]
+
+    @staticmethod
+    def among(workers: Iterable[Worker], behind: Collection[MemberId]) -> _Holders:
+        ids = [w.id for w in workers if w.connected and w.may_hold]
+        return _Holders(ids[0] if ids else None, frozenset(ids), frozenset(ids).difference(behind))
+
+    def others(self, member: MemberId) -> bool:
+        """Return whether somebody else holds a state. Where all holders are late, the first of them counts as the only one: else
+        they would be restarted together, and the state would be gone."""
+        if member not in self.all:
+            return bool(self.all)
+        return len(self.prompt) > (member in self.prompt) or member != self.first
+
+
 def see_lateness(
     *,
     workers: Sequence[Worker],
@@ -91,8 +112,8 @@ def see_lateness(
     missed = {uid for uid, spell in spells.items() if spell.kind == BEHIND and uid in setbacks}
     excused = _excuse(current, missed, step_s, now_s, settings)
     kinds = {w.id: _kind(w, current, waited_for=waited_for, excused=excused, now_s=now_s) for w in workers}
-    alike = by_position(workers, per_group)
     behind = frozenset(member for member, (kind, _) in kinds.items() if kind == BEHIND)
+    holders = [_Holders.among(alike, behind) for alike in by_position(workers, per_group)]
     for worker in workers:
         pod = worker.pod
         kind, since_s = kinds[worker.id]
@@ -123,7 +144,7 @@ def see_lateness(
         if kind == BEHIND and alone_s is not None:
             # `step_s` may include time that was not a step, such as a blocked log.
             bound_s = min(bound_s, max(settings.late_timeout_s, alone_s))
-        if kind == BEHIND and not _others_hold(alike[worker.id.slot % per_group], worker, behind):
+        if kind == BEHIND and not holders[worker.id.slot % per_group].others(worker.id):
             longest_s = ONLY_HOLDER * bound_s
             bound_s = longest_s if alone_s is None else min(longest_s, max(bound_s, alone_s))
         late_s = spell.since_s + bound_s
@@ -253,16 +274,6 @@ def _excused_s(worker: Worker, since_s: float, settings: Settings) -> float:
     ever."""
     known = allowances(worker.session, settings) if worker.session is not None else ()
     return max((min(began_s, since_s) + allowed_s for began_s, allowed_s in known), default=0.0)
-
-
-def _others_hold(workers: Iterable[Worker], worker: Worker, behind: Collection[MemberId]) -> bool:
-    """Return whether somebody else of its position (`workers`) who can be reached holds a state, as far as is known. Where all
-    holders are late, the first of them counts as the only one: else they would be restarted together, and the state would be
-    gone."""
-    holders = [w.id for w in workers if w.connected and w.may_hold]
-    if worker.id not in holders:
-        return bool(holders)
-    return any(other not in behind for other in holders if other != worker.id) or holders[0] != worker.id
 
 
 def _sentence(worker: Worker, current: Current | None, kind: str, late_s: float) -> str:

@@ -19,20 +19,23 @@ def overtaking(current: Current, members: tuple[Worker, ...], bounds: Bounds, no
     leave, and nobody that trains has entered it yet. Who trains leaves its group once, for the newer one, and does not wait for
     joiners that have not arrived: the grace period of who leaves may be shorter than two changes. None: there is nothing to
     gain, or somebody has left the group that trains."""
+    if current.kind != PLANNED or not current.known or not bounds.session or not any(w.draining for w in members):
+        return None
     trains_in = {w.session.condition.generation for w in members if w.session is not None and _has_not_left(w)}
-    if current.kind != PLANNED or not current.known or not bounds.session or len(trains_in) != 1:
+    if len(trains_in) != 1:
         return None
     before = {uid for older in current.older if older.number in trains_in for uid in older.pod_uids}
     training = tuple(w for w in members if w.pod is not None and w.pod.uid in before)
     if not all(map(_has_not_left, training)):
         return None
-    joining = [w for w in members if w not in training and w.available and not w.draining]
-    kept = target_of(training, joining, bounds, current.members)
-    leaving = [w for w in members if w.draining and w not in kept]
+    trains = {w.id for w in training}
+    joining = [w for w in members if w.id not in trains and w.available and not w.draining]
+    kept = {w.id for w in target_of(training, joining, bounds, current.members)}
+    leaving = [w for w in members if w.draining and w.id not in kept]
     target = target_of(training, [w for w in joining if _has_arrived(w)], bounds, current.members)
     if not leaving or len(target) < bounds.minimum:
         return None  # who leaves is needed until another worker has its state
-    return change((*training, *(w for w in leaving if w not in training)), target, now_s)
+    return change((*training, *(w for w in leaving if w.id not in trains)), target, now_s)
 
 
 def _has_not_left(worker: Worker) -> bool:
@@ -115,7 +118,8 @@ def _hand_over(members: Sequence[Worker], joining: list[Worker], bounds: Bounds)
     needed = max(1, bounds.min_groups - len(coming))
     keepers, others = keepers[:needed], keepers[needed:]
     target = one_per_slot([*keepers, *joining, *(w for w in others if not w.is_ending)])[: bounds.groups]
-    if bounds.session and joining and not any(w in joining for w in target):
+    joins = {w.id for w in joining}
+    if bounds.session and joins and not any(w.id in joins for w in target):
         target = (keepers[0], joining[0])
     return target
 

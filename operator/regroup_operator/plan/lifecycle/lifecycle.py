@@ -184,8 +184,9 @@ def _finished_before(current: Current, workers: tuple[Worker, ...]) -> bool:
     if current.adopted or current.kind != PLANNED or len(current.older) != 1:
         return False
     before = current.older[0]
-    set_before = [w for w in workers if w.pod is not None and w.pod.uid in before.pod_uids]
-    return len(set_before) == len(before.pod_uids) and all(_has_finished(w, before.number) for w in set_before)
+    uids = frozenset(before.pod_uids)
+    set_before = [w for w in workers if w.pod is not None and w.pod.uid in uids]
+    return len(set_before) == len(uids) and all(_has_finished(w, before.number) for w in set_before)
 
 
 def _has_finished(worker: Worker, generation: int) -> bool:

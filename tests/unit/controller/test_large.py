@@ -1,0 +1,127 @@
+"""What a plan costs grows with the workers, not with their square: one job may have thousands.
+
+Counted are the interpreter's instructions of each plan, which are the same on every machine, over the life of a job in the
+simulator: it starts, grows, loses processes, hands over, shrinks and ends. UIDs compare in the interpreter here, so that a search
+in a list of them counts, too.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import Any
+
+import pytest
+
+from regroup_operator import controller
+from regroup_operator.model.plan import JobPlan
+from regroup_operator.plan.facts.facts import Inputs
+from regroup_operator.plan.job import plan_job
+from tests.builders.plan import make_job
+from tests.simulator import cluster, world as simulator
+from tests.simulator.world import World
+
+FEW, MANY = 60, 240
+GROWTH = 1.3
+"""A plan of four times as many workers costs at most so many times four. Quadratic work would cost four times that."""
+STEP_S = 0.5
+
+
+class Uid(str):
+    """A UID that is compared in the interpreter, where that is counted."""
+
+    __slots__ = ()
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, str) and str.__eq__(self, other)
+
+    __hash__ = str.__hash__
+
+
+@dataclass
+class Cost:
+    """Instructions of the dearest plan since it was last asked for."""
+
+    dearest: int = 0
+    stages: dict[str, int] = field(default_factory=dict)
+
+    def stage(self, name: str) -> None:
+        """Note what the plans of a stage of the job's life have cost."""
+        self.stages[name], self.dearest = self.dearest, 0
+
+
+@contextmanager
+def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cost]:
+    cost = Cost()
+    count = 0
+
+    def trace(frame: FrameType, event: str, _: Any) -> Any:
+        nonlocal count
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        count += event == "opcode"
+        return trace
+
+    def plan(inputs: Inputs) -> JobPlan:
+        nonlocal count
+        count = 0
+        before = sys.gettrace()
+        sys.settrace(trace)
+        try:
+            return plan_job(inputs)
+        finally:
+            sys.settrace(before)
+            cost.dearest = max(cost.dearest, count)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(controller, "plan_job", plan)
+        patch.setattr(cluster.Pods, "uid_type", Uid)
+        patch.setattr(simulator, "MAX_TURNS", 100_000)
+        yield cost
+
+
+def trains(world: World) -> int:
+    return len(world.training().split(",")) if world.training() else 0
+
+
+def life(workers: int, cost: Cost) -> None:
+    """Take a job through what can happen to it; half of what is named below happens to half of its workers."""
+    half = workers // 2
+    world = World(None, make_job().with_replicas(half).elastic(1, workers).with_recovery(maxRestarts=1000), num_nodes=4)
+    world.until(lambda: trains(world) > 0, step_every_s=STEP_S)
+    cost.stage("starts")
+    world.scale(workers)
+    world.until(lambda: trains(world) == workers, step_every_s=STEP_S)
+    cost.stage("grows")
+    for slot in range(0, workers, 2):
+        world.kill_process(world.uid(slot))
+    world.until(lambda: trains(world) == workers, step_every_s=STEP_S)
+    cost.stage("loses processes")
+    for slot in range(1, workers, 2):
+        world.terminate(world.uid(slot))
+    world.until(lambda: world.generation > 3 and trains(world) == workers, step_every_s=STEP_S)
+    cost.stage("hands over")
+    for slot in range(half, workers):
+        uid = next(uid for uid, pod in world.pods.by_uid.items() if pod.slot == slot)
+        world.lose_power(world.agents[uid])
+    world.advance(10.0, STEP_S)
+    cost.stage("loses machines")
+    world.scale(half)
+    world.until(lambda: trains(world) == half, step_every_s=STEP_S)
+    cost.stage("shrinks")
+    world.total_steps = world.committed[-1][1] + 5
+    world.until(lambda: world.has_ended, step_every_s=STEP_S)
+    cost.stage("ends")
+
+
+def test_plan_costs_as_much_more_as_there_are_more_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    stages = {}
+    for workers in (FEW, MANY):
+        with counted(monkeypatch) as cost:
+            life(workers, cost)
+        stages[workers] = cost.stages
+    print(stages)
+    growth = {name: round(stages[MANY][name] / stages[FEW][name] / (MANY / FEW), 2) for name in stages[FEW]}
+    assert max(growth.values()) <= GROWTH, growth
