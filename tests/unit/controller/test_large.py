@@ -21,7 +21,8 @@ from regroup_operator.model.plan import JobPlan
 from regroup_operator.plan.facts.facts import Inputs
 from regroup_operator.plan.job import plan_job
 from tests.builders.plan import make_job
-from tests.simulator import cluster, world as simulator
+from tests.simulator import cluster
+from tests.simulator import world as simulator
 from tests.simulator.world import World
 
 FEW, MANY = 60, 240
