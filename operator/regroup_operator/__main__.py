@@ -16,7 +16,6 @@ import random
 import signal
 import socket
 import sys
-import time
 import uuid
 from collections.abc import Coroutine, Mapping
 from pathlib import Path
@@ -27,6 +26,7 @@ from aiohttp import web
 from regroup_operator import metrics as ops
 from regroup_operator.api import RegroupError
 from regroup_operator.background import LoopBackground
+from regroup_operator.clock import LoopClock
 from regroup_operator.controller import Controller
 from regroup_operator.decision_log import DecisionLog
 from regroup_operator.endpoint.registry import Registry
@@ -63,7 +63,8 @@ class Operator:
         self._settings = settings
         self._name = settings.pod_name or socket.gethostname()
         self._metrics = ops.Metrics()
-        self._pods = PodStore(client, settings.watch_namespaces, drain_taints=settings.drain_taints)
+        self._clock = clock = LoopClock()
+        self._pods = PodStore(client, settings.watch_namespaces, drain_taints=settings.drain_taints, clock=clock)
         self._authenticator = ClusterAuthenticator(Agents(self._pods), ClusterReviewer(client))
         self._trust = Trust(client, settings)
         self._recorder = EventRecorder(client, self._name)
@@ -73,8 +74,9 @@ class Operator:
             put_off=self._progress_overdue_s,
             observe=self._metrics.observe_reconcile,
             observe_wait=self._metrics.queue_wait_seconds.observe,
+            clock=clock,
         )
-        self._registry = Registry(time.monotonic, self._queue.add, self._queue.add_after)
+        self._registry = Registry(clock, self._queue.add, self._queue.add_after, should_call=self._pods.should_call)
         self._job_api, self._jobs = ClusterJobApi(client), JobCache()
         self._background = LoopBackground()
         self._elector = LeaseThread(
@@ -98,6 +100,7 @@ class Operator:
         self._metrics.follow(
             queue_depth=lambda: len(self._queue),
             connected_agents=self._registry.num_connected,
+            out_of_reach=self._registry.out_of_reach,
             dropped_reports=lambda: self._registry.dropped_reports,
             leading=lambda: self._elector.leading,
         )
@@ -114,6 +117,7 @@ class Operator:
             self._runners.append(
                 await ops.serve(self._metrics, settings.ops_host, settings.ops_port, lambda: self._unready)
             )
+            start(self._clock.run(), "clock")
             start(self._pods.run(), "pods")
             start(self._recorder.run(), "events")
             start(self._work(), "work")
@@ -189,6 +193,7 @@ class Operator:
             observer=self._metrics,
             decisions=self._decisions,
             progress_writes_per_s=settings.progress_writes_per_second,
+            monotonic=self._clock,
         )
         self._watch.start()
 

@@ -203,6 +203,7 @@ class Controller:
             waiting=self._waiting(),
             refusals=self._registry.refusals(pods),
             roles=roles,
+            num_out_of_reach=self._registry.out_of_reach(),
         )
         every_s = write_every_s(self._settings.progress_write_s, self._registry.num_jobs, self._progress_writes_per_s)
         inputs = Inputs(

@@ -77,6 +77,11 @@ class Metrics:
             registry=self.registry,
         )
         self.connected_agents = Gauge("regroup_connected_agents", "Open command streams.", registry=self.registry)
+        self.agents_out_of_reach = Gauge(
+            "regroup_agents_out_of_reach",
+            "Agents without a stream on nodes that are ready, while they are so many that the operator suspects itself; else 0.",
+            registry=self.registry,
+        )
         self.leader = Gauge("regroup_leader", "1 while this operator leads, else 0.", registry=self.registry)
         self.status_writes = Counter("regroup_status_writes", "Statuses written.", registry=self.registry)
 
@@ -85,12 +90,14 @@ class Metrics:
         *,
         queue_depth: Callable[[], float],
         connected_agents: Callable[[], float],
+        out_of_reach: Callable[[], float],
         dropped_reports: Callable[[], float],
         leading: Callable[[], float],
     ) -> None:
         """Have these read whenever somebody asks for the metrics."""
         self.queue_depth.set_function(queue_depth)
         self.connected_agents.set_function(connected_agents)
+        self.agents_out_of_reach.set_function(out_of_reach)
         self.leader.set_function(leading)
         self.registry.register(_Dropped(dropped_reports))
 

@@ -84,7 +84,11 @@ def test_ops_port_answers_health_readiness_and_metrics() -> None:
     async def scenario() -> None:
         metrics = ops.Metrics()
         metrics.follow(
-            queue_depth=lambda: 3, connected_agents=lambda: 8, dropped_reports=lambda: 2, leading=lambda: True
+            queue_depth=lambda: 3,
+            connected_agents=lambda: 8,
+            out_of_reach=lambda: 21,
+            dropped_reports=lambda: 2,
+            leading=lambda: True,
         )
         why: list[str | None] = ["The pods have not been listed yet."]
         runner = await ops.serve(metrics, "127.0.0.1", 0, lambda: why[0])
@@ -100,7 +104,8 @@ def test_ops_port_answers_health_readiness_and_metrics() -> None:
                 lines = (await answer.text()).splitlines()
         await runner.cleanup()
         for line in (
-            "regroup_queue_depth 3.0", "regroup_connected_agents 8.0", "regroup_dropped_reports_total 2.0", "regroup_leader 1.0",
+            "regroup_queue_depth 3.0", "regroup_connected_agents 8.0", "regroup_agents_out_of_reach 21.0",
+            "regroup_dropped_reports_total 2.0", "regroup_leader 1.0",
         ):  # fmt: skip
             assert line in lines
 
@@ -156,7 +161,13 @@ def test_parts_of_a_recovery_and_restarts_are_counted_once() -> None:
 
 def names_in(metrics: ops.Metrics) -> set[str]:
     """Every family, as Prometheus names it."""
-    metrics.follow(queue_depth=lambda: 0, connected_agents=lambda: 0, dropped_reports=lambda: 0, leading=lambda: False)
+    metrics.follow(
+        queue_depth=lambda: 0,
+        connected_agents=lambda: 0,
+        out_of_reach=lambda: 0,
+        dropped_reports=lambda: 0,
+        leading=lambda: False,
+    )
     metrics.follow_jobs(lambda: JOBS, per_job=True)
     counters = {family.name: "_total" if family.type == "counter" else "" for family in metrics.registry.collect()}
     return {name + end for name, end in counters.items()}

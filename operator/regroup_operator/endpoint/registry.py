@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
 from regroup.protocol import codec
+from regroup.protocol.state import Phase
 from regroup.protocol.wire import (
     REPORT_EVERY_S,
     Command,
@@ -24,6 +26,7 @@ from regroup.protocol.wire import (
 )
 from regroup_operator.endpoint.sessions import apply_report, is_routine, stream_closed, stream_opened
 from regroup_operator.model.pace import progress_factor
+from regroup_operator.model.reach import suspects_itself
 from regroup_operator.model.records import Key, Pod, Session
 
 PROGRESS_PLAN_S = 2.5
@@ -33,6 +36,9 @@ report less often as many times later. With 200 to 500 jobs that is as often as 
 
 MAX_LINES = 1000
 """That many commands wait for an agent that reads none of them; then its stream ends, and it has to call again."""
+
+
+log = logging.getLogger(__name__)
 
 
 class Stream:
@@ -65,8 +71,10 @@ class Registry:
         enqueue_after: Callable[[Key, float], None],
         factor: Callable[[int], float] = progress_factor,
         progress_plan_s: float = PROGRESS_PLAN_S,
+        should_call: Callable[[Pod], bool] = lambda _: False,
     ) -> None:
-        """`enqueue_after(key, seconds)`: the earlier of two times counts (WorkQueue.add_after). `factor(jobs)`: see pace.py."""
+        """`enqueue_after(key, seconds)`: the earlier of two times counts (WorkQueue.add_after). `factor(jobs)`: see pace.py.
+        `should_call(pod)`: its container runs on a node that is ready, so that nothing explains an agent that does not call."""
         self._clock = clock
         self._enqueue = enqueue
         self._enqueue_after = enqueue_after
@@ -78,6 +86,10 @@ class Registry:
         self._pods: dict[str, Pod] = {}
         self._steps: dict[str, tuple[int, int]] = {}
         self._refusals: dict[str, str] = {}
+        self._should_call = should_call
+        self._suspects = False
+        self._closed: dict[str, Pod] = {}
+        """Whose stream has ended and was not opened again, by UID; who is gone is swept out by `out_of_reach`."""
         self._leaving: dict[str, Pod] = {}
         """Those whose pods are asked to leave, by UID: few."""
         self.dropped_reports = 0
@@ -108,6 +120,25 @@ class Registry:
     def num_connected(self) -> int:
         """Return the number of open streams."""
         return len(self._streams)
+
+    def out_of_reach(self) -> int:
+        """Return how many agents have lost their stream and should have called again, if so many that the operator suspects itself
+        (model/reach.py); else 0."""
+        connected = len(self._streams)
+        if suspects_itself(len(self._closed), connected):
+            self._closed = {uid: pod for uid, pod in self._closed.items() if self._should_call(pod)}
+        suspects = suspects_itself(len(self._closed), connected)
+        if suspects and not self._suspects:
+            log.warning(
+                "%d of %d agents are out of reach at once, on nodes that are ready. This operator's own CPU or network is the "
+                "likelier cause, so their pods are replaced later than usual.",
+                len(self._closed),
+                len(self._closed) + connected,
+            )
+        elif self._suspects and not suspects:
+            log.warning("%d agents are connected; pods of those that are not are replaced as usual.", connected)
+        self._suspects = suspects
+        return len(self._closed) if suspects else 0
 
     @property
     def num_jobs(self) -> int:
@@ -163,6 +194,7 @@ class Registry:
             old.put(None)
         else:
             self._jobs[pod.job_uid] += 1
+        self._closed.pop(pod.uid, None)
         stream = self._streams[pod.uid] = Stream(boot)
         self._sessions[pod.uid] = stream_opened(self._sessions[pod.uid], boot)
         self._enqueue((pod.namespace, pod.job))
@@ -177,7 +209,9 @@ class Registry:
         if not self._jobs[pod.job_uid]:
             del self._jobs[pod.job_uid]
         _, newest_step = self._steps.get(pod.job_uid, (0, 0))
-        self._sessions[pod.uid] = stream_closed(self._sessions[pod.uid], self._clock(), newest_step)
+        session = self._sessions[pod.uid] = stream_closed(self._sessions[pod.uid], self._clock(), newest_step)
+        if session.condition.phase != Phase.STOPPED:
+            self._closed[pod.uid] = pod
         self._enqueue((pod.namespace, pod.job))
 
     def tell(self, pod_uid: str, job_uid: str, generation: int, body: Any) -> None:
@@ -214,6 +248,7 @@ class Registry:
             del self._sessions[uid]
             self._pods.pop(uid, None)
             self._leaving.pop(uid, None)
+            self._closed.pop(uid, None)
         self._refusals = {uid: why for uid, why in self._refusals.items() if alive(uid)}
         jobs = {pod.job_uid for pod in self._pods.values()}
         self._steps = {job: step for job, step in self._steps.items() if job in jobs}

@@ -279,6 +279,13 @@ class PodStore:
         pod = self._pods.get((namespace, name))
         return None if pod is None or pod.role else pod
 
+    def should_call(self, pod: Pod) -> bool:
+        """Return whether nothing is known that keeps the agent of a pod from calling: it runs, on a node that is ready."""
+        now = self._pods.get((pod.namespace, pod.name))
+        if now is None or now.uid != pod.uid or now.terminating:
+            return False
+        return now.phase == "Running" and now.running_since_s is not None and now.node_ready
+
     def list(self, key: Key, job_uid: str) -> tuple[Pod, ...]:
         """Return the worker pods that the job with this UID controls, by slot and attempt."""
         pods = self._by_job.get((key[0], job_uid), {}).values()

@@ -292,3 +292,6 @@ class Observation:
     """By pod UID: the sentence with which the agent was turned away."""
     roles: tuple[Pod, ...] = ()
     """The pods of spec.roles."""
+    num_out_of_reach: int = 0
+    """Agents of all jobs that have lost their stream although their containers run on nodes that are ready, where they are so many
+    that the operator is the likelier cause (reach.py); else 0."""

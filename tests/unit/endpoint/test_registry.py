@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
-from regroup.protocol.state import Busy
+from regroup.protocol.state import Busy, Phase
 from regroup.protocol.wire import Changed, Command, Draining, Ping, Progress, ProgressRequest, Report, Stop, Welcome
 from regroup_operator.endpoint.registry import MAX_LINES, PROGRESS_PLAN_S, Registry, Stream
 from regroup_operator.model.pace import progress_factor
+from regroup_operator.model.reach import suspects_itself
 from regroup_operator.model.records import Pod
 from regroup_operator.queue import Schedule
 from tests.unit.endpoint.reports import hello, make_report
@@ -283,3 +284,65 @@ def test_who_is_asked_to_leave_is_known_until_its_container_starts_again_or_its_
     world.registry.report(POD, make_report(Draining(20.0), boot="second"))
     world.registry.forget(lambda _: False)
     assert leaving(None) == []
+
+
+def pods(number: int) -> list[Pod]:
+    return [replace(POD, name=f"digits-worker-{slot}-0", uid=f"uid-{slot}", slot=slot) for slot in range(number)]
+
+
+def test_many_that_lose_their_stream_at_once_are_out_of_reach_until_they_call_again() -> None:
+    world, explained = Setting(), set[str]()
+    world.registry = Registry(
+        lambda: world.now_s, world.enqueued.append, lambda _, __: None, should_call=lambda pod: pod.uid not in explained
+    )
+    agents = pods(100)
+    for pod in agents:
+        world.registry.report(pod, replace(hello(), pod_uid=pod.uid))
+    streams = {pod.uid: world.registry.open(pod, "boot") for pod in agents}
+    for pod in agents[:19]:
+        world.registry.close(pod, streams[pod.uid])
+    assert world.registry.out_of_reach() == 0, "a rack"
+    world.registry.close(agents[19], streams["uid-19"])
+    assert world.registry.out_of_reach() == 20
+    explained.add("uid-3")
+    assert world.registry.out_of_reach() == 0, "of one the pod is gone, or its node is not ready"
+    for pod in agents[20:40]:
+        world.registry.close(pod, streams[pod.uid])
+    assert world.registry.out_of_reach() == 39
+    for pod in agents[:25]:
+        world.registry.open(pod, "boot")
+    assert world.registry.out_of_reach() == 0
+
+
+def test_who_has_stopped_is_not_out_of_reach() -> None:
+    world = Setting()
+    world.registry = Registry(
+        lambda: world.now_s, world.enqueued.append, lambda _, __: None, should_call=lambda _: True
+    )
+    for pod in pods(30):
+        world.registry.report(pod, replace(hello(phase=Phase.STOPPED), pod_uid=pod.uid))
+        world.registry.close(pod, world.registry.open(pod, "boot"))
+    assert world.registry.out_of_reach() == 0
+
+
+def test_nothing_is_kept_of_who_is_out_of_reach_and_gone() -> None:
+    world = Setting()
+    world.registry.report(POD, hello())
+    world.registry.close(POD, world.registry.open(POD, "boot"))
+    assert len(world.registry._closed) == 1
+    world.registry.forget(lambda _: False)
+    assert world.registry._closed == {}
+
+
+@pytest.mark.parametrize(
+    ("out_of_reach", "connected", "want"),
+    [
+        pytest.param(19, 0, False, id="a rack, and nothing else"),
+        pytest.param(20, 80, True, id="a fifth of all"),
+        pytest.param(20, 81, False, id="less than that"),
+        pytest.param(400, 3600, False, id="a tenth of thousands"),
+        pytest.param(4000, 0, True, id="all"),
+    ],
+)
+def test_when_the_operator_suspects_itself(out_of_reach: int, connected: int, want: bool) -> None:
+    assert suspects_itself(out_of_reach, connected) is want

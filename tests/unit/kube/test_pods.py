@@ -262,6 +262,38 @@ def test_agent_of_a_pod_that_has_just_vanished_is_still_heard() -> None:
     assert len(store._gone) == 1, "what is older is forgotten"
 
 
+def test_which_agents_should_call() -> None:
+    """Where nothing is known that keeps them from it, an agent that does not call is out of the operator's reach."""
+
+    def node_of(status: str) -> dict[str, Any]:
+        conditions = [{"type": "Ready", "status": status}]
+        return {
+            "metadata": {"name": "node-2", "resourceVersion": "1"},
+            "spec": {},
+            "status": {"conditions": conditions},
+        }
+
+    def should_call(pod: dict[str, Any] | None, ready: str = "True") -> bool:
+        store = PodStore(cast("Client", None), clock=lambda: 100.0)
+        store.nodes.num_lists = 1
+        store.nodes.copy.replace([node_of(ready)], "1")
+        store.informers[0].copy.replace([POD], "1")
+        known = store.pod("team", "digits-worker-3-1")
+        assert known is not None
+        store.informers[0].copy.replace([] if pod is None else [pod], "2")
+        return store.should_call(known)
+
+    assert should_call(POD)
+    assert not should_call(None), "its pod is gone"
+    assert not should_call(POD, ready="Unknown"), "its node is lost"
+    assert not should_call({**POD, "metadata": POD["metadata"] | {"uid": "another"}}), "another pod has its name"
+    assert not should_call({**POD, "metadata": POD["metadata"] | {"deletionTimestamp": "2026-01-01T00:00:00Z"}})
+    assert not should_call(changed(phase="Failed"))
+    assert not should_call(trainer({"waiting": {"reason": "CrashLoopBackOff"}})), (
+        "its container waits to be started again"
+    )
+
+
 ENDS = "team/ends"
 
 

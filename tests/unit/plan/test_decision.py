@@ -426,6 +426,17 @@ def test_who_must_answer_before_it_is_named(
     assert getattr(got, "ask", frozenset()) == {uid_of(slot) for slot in asked}
 
 
+@pytest.mark.parametrize(("size", "answer_s"), [(100, 0.5), (1000, 0.5), (4000, 2.0)])
+def test_thousands_have_longer_to_answer(size: int, answer_s: float) -> None:
+    """All of them are asked at once, and heard one after the other."""
+    asked_s = NOW_S - answer_s
+    workers = [cut(0), *(unheard(slot, asked_s) for slot in range(1, size + 1))]
+    given: dict[str, Any] = {"current": make_current(range(size + 1)), "bounds": make_bounds(size + 1, 1)}
+    workers[-1] = make_worker(size, session=make_session(size, Phase.TRAINING, 1, heard_at_s=NOW_S))
+    assert words(decide(workers, **given, now_s=NOW_S - 0.01)) == ("wait", "Asking")
+    assert words(decide(workers, **given, now_s=NOW_S)) == (FORCED, "MemberLost", f"{size}")
+
+
 def test_agents_are_asked_while_the_cause_is_looked_for() -> None:
     got = decide([A, broken(1, since_s=99.9), unheard(2)])
     assert words(got) == ("wait", "Settling")

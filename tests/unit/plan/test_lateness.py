@@ -122,6 +122,23 @@ def test_what_is_done_about_it(worker: Worker, known: Spell | None, restarted: b
         assert got.due_s > NOW_S
 
 
+@pytest.mark.parametrize(
+    ("node_ready", "at_fault", "ago_s", "replaced"),
+    [
+        pytest.param(True, False, REPLACE_S, True, id="it alone cannot be reached"),
+        pytest.param(True, True, REPLACE_S, False, id="many of all jobs cannot: the operator suspects itself"),
+        pytest.param(True, True, 10 * REPLACE_S, True, id="not for ever"),
+        pytest.param(False, True, REPLACE_S, True, id="its node is not ready: that explains it"),
+    ],
+)
+def test_who_is_replaced_while_many_cannot_be_reached(
+    node_ready: bool, at_fault: bool, ago_s: float, replaced: bool
+) -> None:
+    gone = replace(GONE_DARK, pod=make_pod(2, node_ready=node_ready))
+    got = see([KEEPS, gone], spells={uid_of(2): spell("unreachable", ago_s)}, at_fault=at_fault)
+    assert got.replace == frozenset({uid_of(2)} if replaced else ())
+
+
 def test_start_is_measured_by_the_starts_before_it() -> None:
     started = replace(STARTS, session=make_session(2, Phase.STARTING, condition_at_s=NOW_S - LATE_S))
     assert not see([KEEPS, started]).restart, "no start has been seen"

@@ -48,6 +48,8 @@ admitted: they are most likely on their way, and a generation without them would
 JOIN_MEMBERS = 500
 """A job with more members waits longer for workers to join together, in proportion: a generation interrupts all members, and each
 of them reports five times."""
+ANSWER_EACH_S = 0.0005
+"""So long the operator takes to hear one answer. Where thousands are asked at once, the last of them is heard seconds later."""
 MAX_GROWTH = 64
 """A deadline grows to so many times its first length, with generations that fail in a row."""
 RETRY_S = (1.0, 30.0)
@@ -242,7 +244,7 @@ def _forced(
     with_leaving = refusal is not None or _needs_leaving(able, bounds)
     able = [w for w in able if with_leaving or not w.is_ending]
     unheard = _unheard(able, members, culprit, bounds)
-    answer_s = ANSWER_S if bounds.session else SCRIPT_RESTART_S
+    answer_s = max(ANSWER_S if bounds.session else SCRIPT_RESTART_S, len(able) * ANSWER_EACH_S)
     waits = [w for w in unheard if now_s < _asked_s(w, now_s) + answer_s]
     if waits:
         return Wait(

@@ -102,6 +102,7 @@ def _see_late(facts: Facts, failures: Failures) -> NextGeneration:
         alone_s=None if said_s is None else ALONE * hang_bound_s(sessions, said_s, inputs.settings),
         longest_start_s=longest_start_s or 0.0,
         per_group=facts.per_group,
+        at_fault=inputs.obs.num_out_of_reach > 0,
     )
     restart = [(worker, worker.pod, why) for worker, why in lateness.restart if worker.pod is not None]
     return NextGeneration(

@@ -43,7 +43,8 @@ SETBACK_S = (60.0, 600.0)
 MAX_SETBACKS = 5
 """So many setbacks in a row, `late_timeout_s` after the first, and the worker is replaced: its node or its link may be at fault."""
 NOBODY_FACTOR = 10
-"""Where no agent of the job can be reached, the operator's own network is the likelier cause: new pods would not help."""
+"""Where no agent of the job can be reached, or so many of all jobs (model/reach.py), the operator's own network is the likelier
+cause: new pods would not help."""
 
 LONGEST_START = "longestStartSeconds"
 """Field of the status. Kept there because sessions are lost with their pods and with the operator."""
@@ -96,11 +97,13 @@ def see_lateness(
     alone_s: float | None = None,
     longest_start_s: float = 0.0,
     per_group: int = 1,
+    at_fault: bool = False,
 ) -> Lateness:
     """Return who is to be restarted or replaced. `spells` by pod UID as returned last time, `setbacks` of `with_setbacks`,
     `step_s` the duration of a step (0: not known), `alone_s` how long a hang may last of the only worker with the newest state
     (None: the user has not said), `longest_start_s` the longest start of a worker so far (0: none has been seen).
-    `per_group` workers are a group: each position holds its part of the state."""
+    `per_group` workers are a group: each position holds its part of the state. `at_fault`: the operator cannot reach so many agents
+    of all jobs that it is the likelier cause."""
     kept: dict[str, Spell] = {}
     restart: list[tuple[Worker, str]] = []
     replaced: set[str] = set()
@@ -133,7 +136,8 @@ def see_lateness(
             continue
         spell = known if known and known.kind == kind else Spell(kind, now_s if since_s is None else since_s)
         if kind == UNREACHABLE:
-            bound_s = settings.replace_after_s * (1 if reached else NOBODY_FACTOR)
+            is_ours = not reached or (at_fault and pod.node_ready)
+            bound_s = settings.replace_after_s * (NOBODY_FACTOR if is_ours else 1)
             if now_s >= spell.since_s + bound_s:
                 replaced.add(pod.uid)
             else:
