@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import aiohttp
+import pytest
 from prometheus_client import CollectorRegistry
 
 from regroup_operator import metrics as ops
 from regroup_operator.api import Job, parse_job
+from regroup_operator.api.status import State
+from regroup_operator.job_metrics import PHASES
 from regroup_operator.model.records import Key
 from tests.builders.jobs import stored_job
 
@@ -67,6 +70,16 @@ def test_incident_is_counted_once_and_its_recovery_when_the_first_step_is_known(
     assert value(metrics.registry, "regroup_incidents_total", cause="Resized") == 1
     assert value(metrics.registry, "regroup_recovery_seconds_count") == 1
     assert abs(value(metrics.registry, "regroup_recovery_seconds_sum") - 0.2) < 1e-9
+
+
+@pytest.mark.parametrize("cause", ["Resized", "Drained", "Resumed"])
+def test_planned_change_is_no_recovery(cause: str) -> None:
+    metrics = ops.Metrics()
+    ended = incident(2, cause=cause, persistMs=10, formMs=50, firstStepMs=100)
+    write(metrics, [], [ended])
+    assert value(metrics.registry, "regroup_incidents_total", cause=cause) == 1
+    assert value(metrics.registry, "regroup_recovery_seconds_count") == 0
+    assert value(metrics.registry, "regroup_recovery_part_seconds_count", part="form") == 0
 
 
 def test_recovery_of_a_script_is_counted_once_its_processes_run() -> None:
@@ -130,6 +143,10 @@ def test_jobs_by_phase_and_their_goodput_are_read_when_somebody_asks() -> None:
     jobs.clear()
     assert value(metrics.registry, "regroup_jobs", phase="Running") == 0
     assert metrics.registry.get_sample_value("regroup_goodput_ratio") is None
+
+
+def test_every_phase_has_a_series() -> None:
+    assert set(PHASES) == set(get_args(State))
 
 
 def test_series_of_a_job_go_with_it() -> None:
