@@ -9,6 +9,7 @@ from typing import Any, get_args
 
 import aiohttp
 import pytest
+import yaml
 from prometheus_client import CollectorRegistry
 
 from regroup_operator import metrics as ops
@@ -187,9 +188,28 @@ def test_page_on_metrics_has_each_metric_and_no_other() -> None:
 def test_every_alert_asks_for_metrics_that_exist_and_has_a_section_in_the_runbook() -> None:
     rules = (ROOT / "helm/regroup/templates/monitoring.yaml").read_text()
     alerts = re.findall(r"alert: (\w+)", rules)
-    assert len(alerts) >= 7
+    assert len(alerts) >= 8
     asked = {re.sub(r"_(bucket|count|sum)$", "", name) for name in re.findall(r"regroup_\w+", rules)}
     assert asked <= names_in(ops.Metrics())
     sections = re.findall(r"^## (\w+)$", (ROOT / "docs/runbook.md").read_text(), re.MULTILINE)
     assert sections == alerts
-    assert re.findall(r"runbook: docs/runbook.md#(\w+)", rules) == [alert.lower() for alert in alerts]
+    assert re.findall(r'"regroup.runbook" \(list \. "(\w+)"\)', rules) == [alert.lower() for alert in alerts]
+
+
+def test_alerts_name_phases_that_exist_and_each_phase_of_a_job_in_trouble() -> None:
+    rules = (ROOT / "helm/regroup/templates/monitoring.yaml").read_text()
+    asked = set(re.findall(r'phase="(\w+)"', rules))
+    assert {"Recovering", "Waiting"} <= asked <= set(PHASES)
+
+
+def test_alerts_link_to_the_published_runbook() -> None:
+    helper = (ROOT / "helm/regroup/templates/_helpers.tpl").read_text().split('define "regroup.runbook"')[1]
+    assert re.search(r'with .*\.Values\.metrics\.rules\.runbookURL \}\}\nrunbook_url: \{\{ printf "%s#%s" \. \$section', helper)
+
+
+def test_labels_of_a_jobs_series_are_not_overwritten_when_they_are_scraped() -> None:
+    """Prometheus itself puts labels `namespace` and `job` on what it scrapes: those of the operator."""
+    text = (ROOT / "helm/regroup/templates/monitoring.yaml").read_text()
+    text = re.sub(r"\{\{.*?\}\}", "x", re.sub(r"(?m)^\s*\{\{.*\}\}\n", "", text))
+    (monitor,) = (d for d in yaml.safe_load_all(text) if d["kind"] == "ServiceMonitor")
+    assert [endpoint.get("honorLabels") for endpoint in monitor["spec"]["endpoints"]] == [True]
