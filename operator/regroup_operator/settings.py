@@ -36,7 +36,7 @@ class OperatorSettings(BaseModel):
     """Name of the operator's own pod, which the leader labels. Empty: it runs outside the cluster, no pod is labelled."""
 
     watch_namespaces: list[str] = Field(default_factory=list)
-    """Namespaces whose jobs are served. Empty: all, which needs a ClusterRole."""
+    """Namespaces whose jobs are served. Empty: all."""
 
     service_name: str = "regroup"
     """Name of the Service in `namespace` that leads agents to the leader; the serving certificate carries it."""
@@ -70,8 +70,7 @@ class OperatorSettings(BaseModel):
         ]
     )
     """Keys of taints that announce the end of a node: workers there hand over at once. Empty: none. A node that is only cordoned
-    (node.kubernetes.io/unschedulable) is not left. It needs the right to read nodes, which an operator for single namespaces has
-    not."""
+    (node.kubernetes.io/unschedulable) is not left."""
 
     per_job_metrics: bool = False
     """Whether /metrics has series for each job (regroup_job_*). Their number grows with the jobs."""
