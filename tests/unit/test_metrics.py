@@ -204,7 +204,9 @@ def test_alerts_name_phases_that_exist_and_each_phase_of_a_job_in_trouble() -> N
 
 def test_alerts_link_to_the_published_runbook() -> None:
     helper = (ROOT / "helm/regroup/templates/_helpers.tpl").read_text().split('define "regroup.runbook"')[1]
-    assert re.search(r'with .*\.Values\.metrics\.rules\.runbookURL \}\}\nrunbook_url: \{\{ printf "%s#%s" \. \$section', helper)
+    assert re.search(
+        r'with .*\.Values\.metrics\.rules\.runbookURL \}\}\nrunbook_url: \{\{ printf "%s#%s" \. \$section', helper
+    )
 
 
 def test_labels_of_a_jobs_series_are_not_overwritten_when_they_are_scraped() -> None:
