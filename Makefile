@@ -30,7 +30,7 @@ test: verify test-unit test-simulator test-trainer test-api test-e2e test-chaos 
 
 .PHONY: verify
 verify: venv ## Check that generated files are current; check style, types and layers
-	$(PY) -m regroup_operator.api.generate --check
+	$(PY) -m regroup_operator.generate --check
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy
@@ -107,8 +107,8 @@ cluster-down: venv ## Stop the one-machine Kubernetes and remove its state; cach
 	$(PY) -m cluster down
 
 .PHONY: generate
-generate: venv ## Generate the CRD, its copy in the chart, the plain install, the reference page and the picture of the rooms
-	$(PY) -m regroup_operator.api.generate
+generate: venv ## Generate the CRD, its copy in the chart, the plain install, the reference pages and the pictures of the rooms
+	$(PY) -m regroup_operator.generate
 	$(PY) -m manifests.render
 	$(PY) -m harness.rooms regroup docs/design/rooms-after.svg
 	$(PY) -m harness.rooms regroup_operator docs/design/operator-after.svg

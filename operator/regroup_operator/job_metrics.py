@@ -21,6 +21,7 @@ PHASES = (
     "Starting",
     "Running",
     "Recovering",
+    "Waiting",
     "Completing",
     "Suspending",
     "Suspended",

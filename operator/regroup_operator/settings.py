@@ -36,7 +36,7 @@ class OperatorSettings(BaseModel):
     """Name of the operator's own pod, which the leader labels. Empty: it runs outside the cluster, no pod is labelled."""
 
     watch_namespaces: list[str] = Field(default_factory=list)
-    """Namespaces whose jobs are served. Empty: all, which needs a ClusterRole."""
+    """Namespaces whose jobs are served. Empty: all."""
 
     service_name: str = "regroup"
     """Name of the Service in `namespace` that leads agents to the leader; the serving certificate carries it."""
@@ -70,8 +70,7 @@ class OperatorSettings(BaseModel):
         ]
     )
     """Keys of taints that announce the end of a node: workers there hand over at once. Empty: none. A node that is only cordoned
-    (node.kubernetes.io/unschedulable) is not left. It needs the right to read nodes, which an operator for single namespaces has
-    not."""
+    (node.kubernetes.io/unschedulable) is not left."""
 
     per_job_metrics: bool = False
     """Whether /metrics has series for each job (regroup_job_*). Their number grows with the jobs."""
@@ -80,7 +79,7 @@ class OperatorSettings(BaseModel):
     """File for the decision log (docs/runbook.md), with older parts beside it. Empty: none is written."""
 
     decision_log_mib: int = Field(default=20, ge=1, le=1024)
-    """Largest size of one of its five files, in MiB."""
+    """Largest size of one of the decision log's five files, in MiB."""
 
     agent_image: str = "regroup-operator:dev"
     """Image that the workers' agent is copied from: the operator's own, so that both speak the same protocol."""
@@ -95,10 +94,10 @@ class OperatorSettings(BaseModel):
     """Name of the Lease in `namespace` that decides which replica leads."""
 
     lease_duration_s: int = Field(default=15, ge=2)
-    """Seconds without a renewal after which another replica leads. 15 as everywhere in Kubernetes."""
+    """Seconds without a renewal of the lease after which another operator leads. 15, as for Kubernetes' own controllers."""
 
     lease_renew_deadline_s: float = Field(default=10.0, gt=0)
-    """Seconds without a renewal after which the leader ends itself; below lease_duration_s by more than a request takes."""
+    """Seconds without a renewal after which the leader ends itself; at most leaseDurationSeconds minus leaseRetrySeconds."""
 
     lease_retry_s: float = Field(default=2.0, gt=0)
     """Seconds between two attempts on the lease."""
@@ -122,14 +121,15 @@ class OperatorSettings(BaseModel):
     """Seconds after minReplicas workers are ready until a job starts with fewer than spec.replicas."""
 
     settle_s: float = Field(default=Settings.settle_s, ge=0)
-    """Seconds that a broken collective without a known culprit waits for the culprit's own report."""
+    """Seconds that the operator waits, after a collective broke without a known culprit, for the culprit's own report."""
 
     join_quiet_s: float = Field(default=Settings.join_quiet_s, ge=0)
     """Seconds that a planned generation waits after the last worker became ready, so that joiners come together. In a job with
     more than 500 members longer, in proportion to them."""
 
     join_max_s: float = Field(default=Settings.join_max_s, ge=0)
-    """Seconds that it waits at most after the first one did. Longer in such a job, too."""
+    """Seconds that a planned generation waits at most after the first worker became ready. In a job with more than 500 members
+    longer, too."""
 
     planned_timeout_s: float = Field(default=Settings.planned_timeout_s, gt=0)
     """Seconds until a planned generation that not all members entered is dropped for a forced one; at least three of the
@@ -141,7 +141,8 @@ class OperatorSettings(BaseModel):
     in a row that did not form."""
 
     adopt_timeout_s: float = Field(default=Settings.adopt_timeout_s, gt=0)
-    """The same for members that copy the state or read a checkpoint. Doubled, too."""
+    """Seconds until a forced generation whose members copy the state or read a checkpoint is announced anew without those that
+    hold it up. Doubled in the same way."""
 
     start_timeout_s: float = Field(default=Settings.start_timeout_s, gt=0)
     """Seconds until trainer processes that have not attached are started again, where no start of the job was seen yet."""
@@ -165,7 +166,7 @@ class OperatorSettings(BaseModel):
     """Seconds by which TCP keepalive delays the sight of a dead peer; taken off disconnectSeconds."""
 
     resync_s: float = Field(default=Settings.resync_s, gt=0)
-    """Seconds after which every job is looked at again although nothing happened; heals whatever was missed."""
+    """Seconds after which every job is looked at again although no event has come."""
 
     hang_s: float = Field(default=Settings.hang_s, gt=0)
     """Seconds without a commit before which no step counts as hung where spec.recovery.hangSeconds is absent."""

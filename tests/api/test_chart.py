@@ -152,6 +152,17 @@ def test_monitor_finds_its_own_service_and_the_operators_only() -> None:
     assert not any(d["kind"] == "PodDisruptionBudget" for d in yaml.safe_load_all(rendered("replicas=1")) if d)
 
 
+def test_alerts_link_to_the_runbook_where_its_address_is_known() -> None:
+    def annotations(**rules: object) -> list[dict[str, str]]:
+        documents = yaml.safe_load_all(rendered(f"metrics.rules={json.dumps({'enabled': True, **rules})}"))
+        (found,) = (d for d in documents if d and d["kind"] == "PrometheusRule")
+        return [rule["annotations"] for group in found["spec"]["groups"] for rule in group["rules"]]
+
+    assert not any("runbook_url" in notes for notes in annotations())
+    for notes in annotations(runbookURL="https://docs.example/runbook.md"):
+        assert notes["runbook_url"] == f"https://docs.example/{notes['runbook'].removeprefix('docs/')}"
+
+
 def test_operator_of_some_namespaces_gets_its_rights_there_only() -> None:
     def kinds(text: str, kind: str) -> dict[str, dict[str, Any]]:
         documents = filter(None, yaml.safe_load_all(text))

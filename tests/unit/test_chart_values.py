@@ -104,6 +104,16 @@ def test_schema_knows_every_value_and_nothing_else() -> None:
     assert given == known - {"global"}  # helm itself puts that in
 
 
+def test_page_on_settings_has_each_with_its_default_and_values_yaml_names_the_page() -> None:
+    page = (CHART.parents[1] / "docs/reference/settings.md").read_text()
+    rows = dict(re.findall(r"^\| `(\w+)` \| (.*?) \|", page, re.MULTILINE))
+    assert set(rows) == set(settings_in_chart())
+    fields = {variable(name): field.default for name, field in OperatorSettings.model_fields.items()}
+    defaults = {name: fields[environment_name(name)] for name in rows}
+    assert rows == {name: "empty" if value == "" else f"{value:g}" for name, value in defaults.items()}
+    assert "docs/reference/settings.md" in (CHART / "values.yaml").read_text()
+
+
 def test_taints_that_announce_the_end_of_a_node_are_the_operators_own() -> None:
     values = yaml.safe_load((CHART / "values.yaml").read_text())
     assert values["drainTaints"] == OperatorSettings().drain_taints

@@ -13,6 +13,7 @@ import yaml
 from harness import rooms
 from regroup_operator.api.conditions import TYPES
 from regroup_operator.api.status import State
+from tests.unit.words_in_code import words
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = sorted(
@@ -97,11 +98,43 @@ def test_columns_in_the_design_are_those_of_kubectl() -> None:
     assert wide.split(", ") == [name for name, priority in columns.items() if priority]
 
 
+def rows(head: str) -> list[list[str]]:
+    """Return the cells of each row of the guide's table that begins with `head`."""
+    lines = (ROOT / "docs/guide.md").read_text().split(f"\n| {head} |")[1].split("\n\n")[0].splitlines()[2:]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+
+
 def test_guide_explains_every_state_and_condition() -> None:
-    text = (ROOT / "docs/guide.md").read_text().split("## 5. State, conditions")[1]
-    rows = {line.split("|")[1].strip() for line in text.splitlines() if line.startswith("|")}
-    assert set(get_args(State)) <= rows
-    assert set(TYPES) - {"Suspended"} <= rows, "Suspended is explained with its states"
+    assert set(get_args(State)) <= {state for state, *_ in rows("State")}
+    assert {condition for condition, *_ in rows("condition")} == set(TYPES)
+
+
+GOOD = {
+    "AllConnected", "AllRunning", "AsWanted", "Ended", "Finished", "NoneYet", "NotStarted", "Resumed", "Running", "Saved", "Taken",
+    "Valid",
+}  # fmt: skip
+"""Reasons of conditions that are as they should be, or of which there is nothing to say yet."""
+
+
+def test_guide_explains_every_reason() -> None:
+    reasons = words("JobCondition", 2) | words("Wait", 0) | words("Verdict", 0) | words("SpecError", "reason")
+    assert {"Connecting", "HeldBack", "Hung", "NoWitness", "NameTaken"} <= reasons
+    explained = {word for _, reason, *_ in rows("condition") for word in re.findall(r"\w+", reason)}
+    assert sorted(reasons - explained - GOOD - set(get_args(State))) == []
+
+
+def test_guide_explains_every_event() -> None:
+    reasons = words("EventNote", 1) | words("Announce", 2) | words("replace", "reason") | words("verdict_of", 2)
+    assert {"Resized", "MemberLost", "RolledBack", "DeleteFailed"} <= reasons
+    told = {word.strip() for reason, *_ in rows("reason") for word in reason.split(",") if " " not in word.strip()}
+    assert told == reasons
+
+
+def test_guide_explains_every_cause_of_an_incident() -> None:
+    causes = words("Announce", "cause") | words("replace", "cause") | words("worker", 2) | words("unreachable", 2)
+    assert {"Resized", "Resumed", "Stopped", "Overdue"} <= causes
+    explained = {word.strip() for cause, *_ in rows("cause") for word in cause.split(",")}
+    assert sorted(causes - explained) == ["Started"], "the first generation is no incident"
 
 
 def test_fields_of_the_status_in_the_design_exist() -> None:

@@ -5,13 +5,17 @@ from __future__ import annotations
 import asyncio
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import aiohttp
+import pytest
+import yaml
 from prometheus_client import CollectorRegistry
 
 from regroup_operator import metrics as ops
 from regroup_operator.api import Job, parse_job
+from regroup_operator.api.status import State
+from regroup_operator.job_metrics import PHASES
 from regroup_operator.model.records import Key
 from tests.builders.jobs import stored_job
 
@@ -67,6 +71,16 @@ def test_incident_is_counted_once_and_its_recovery_when_the_first_step_is_known(
     assert value(metrics.registry, "regroup_incidents_total", cause="Resized") == 1
     assert value(metrics.registry, "regroup_recovery_seconds_count") == 1
     assert abs(value(metrics.registry, "regroup_recovery_seconds_sum") - 0.2) < 1e-9
+
+
+@pytest.mark.parametrize("cause", ["Resized", "Drained", "Resumed"])
+def test_planned_change_is_no_recovery(cause: str) -> None:
+    metrics = ops.Metrics()
+    ended = incident(2, cause=cause, persistMs=10, formMs=50, firstStepMs=100)
+    write(metrics, [], [ended])
+    assert value(metrics.registry, "regroup_incidents_total", cause=cause) == 1
+    assert value(metrics.registry, "regroup_recovery_seconds_count") == 0
+    assert value(metrics.registry, "regroup_recovery_part_seconds_count", part="form") == 0
 
 
 def test_recovery_of_a_script_is_counted_once_its_processes_run() -> None:
@@ -137,6 +151,10 @@ def test_jobs_by_phase_and_their_goodput_are_read_when_somebody_asks() -> None:
     assert metrics.registry.get_sample_value("regroup_goodput_ratio") is None
 
 
+def test_every_phase_has_a_series() -> None:
+    assert set(PHASES) == set(get_args(State))
+
+
 def test_series_of_a_job_go_with_it() -> None:
     jobs, metrics = list(JOBS), ops.Metrics()
     metrics.follow_jobs(lambda: jobs, per_job=True)
@@ -181,9 +199,30 @@ def test_page_on_metrics_has_each_metric_and_no_other() -> None:
 def test_every_alert_asks_for_metrics_that_exist_and_has_a_section_in_the_runbook() -> None:
     rules = (ROOT / "helm/regroup/templates/monitoring.yaml").read_text()
     alerts = re.findall(r"alert: (\w+)", rules)
-    assert len(alerts) >= 7
+    assert len(alerts) >= 8
     asked = {re.sub(r"_(bucket|count|sum)$", "", name) for name in re.findall(r"regroup_\w+", rules)}
     assert asked <= names_in(ops.Metrics())
     sections = re.findall(r"^## (\w+)$", (ROOT / "docs/runbook.md").read_text(), re.MULTILINE)
     assert sections == alerts
-    assert re.findall(r"runbook: docs/runbook.md#(\w+)", rules) == [alert.lower() for alert in alerts]
+    assert re.findall(r'"regroup.runbook" \(list \. "(\w+)"\)', rules) == [alert.lower() for alert in alerts]
+
+
+def test_alerts_name_phases_that_exist_and_each_phase_of_a_job_in_trouble() -> None:
+    rules = (ROOT / "helm/regroup/templates/monitoring.yaml").read_text()
+    asked = set(re.findall(r'phase="(\w+)"', rules))
+    assert {"Recovering", "Waiting"} <= asked <= set(PHASES)
+
+
+def test_alerts_link_to_the_published_runbook() -> None:
+    helper = (ROOT / "helm/regroup/templates/_helpers.tpl").read_text().split('define "regroup.runbook"')[1]
+    assert re.search(
+        r'with .*\.Values\.metrics\.rules\.runbookURL \}\}\nrunbook_url: \{\{ printf "%s#%s" \. \$section', helper
+    )
+
+
+def test_labels_of_a_jobs_series_are_not_overwritten_when_they_are_scraped() -> None:
+    """Prometheus itself puts labels `namespace` and `job` on what it scrapes: those of the operator."""
+    text = (ROOT / "helm/regroup/templates/monitoring.yaml").read_text()
+    text = re.sub(r"\{\{.*?\}\}", "x", re.sub(r"(?m)^\s*\{\{.*\}\}\n", "", text))
+    (monitor,) = (d for d in yaml.safe_load_all(text) if d["kind"] == "ServiceMonitor")
+    assert [endpoint.get("honorLabels") for endpoint in monitor["spec"]["endpoints"]] == [True]

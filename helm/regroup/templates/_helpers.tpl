@@ -19,6 +19,15 @@ app.kubernetes.io/component: operator
 {{- end -}}
 {{- end }}
 
+{{- /* Annotations of an alert, of (list . "section"): where docs/runbook.md says what to do. */}}
+{{- define "regroup.runbook" -}}
+{{- $section := index . 1 -}}
+runbook: docs/runbook.md#{{ $section }}
+{{- with (index . 0).Values.metrics.rules.runbookURL }}
+runbook_url: {{ printf "%s#%s" . $section | quote }}
+{{- end }}
+{{- end }}
+
 {{- /* What the operator may do where its jobs are: follow jobs (and delete those that have expired), and own their pods, Services and ConfigMaps. */}}
 {{- define "regroup.jobRules" -}}
 - apiGroups: [regroup.dev]

@@ -317,7 +317,7 @@ class PodStore:
             await self._client.list(NODES, limit=1)
         except ApiError as error:
             if error.status == 403:
-                # Installed for single namespaces, without a ClusterRole: a lost node then shows as a lost stream only.
+                # Installed without the chart's ClusterRole: a lost node then shows as a lost stream only.
                 log.warning("Nodes may not be read, so that every node counts as ready: %s", error)
                 self.nodes.synced.set()
                 return

@@ -32,10 +32,14 @@ DISCONNECTED, UNRESPONSIVE = "Disconnected", "Unresponsive"
 """Worker.why of one that is lost because it cannot be reached."""
 UNHEARD = "Unheard"
 """Worker.why of one that is lost because neither observers on other nodes nor the operator hear anything of it."""
+RESIZED = "Resized"
+"""Cause of the generation in which workers join or leave because the job changes its size, or is complete again."""
 DRAINED = "Drained"
 """Worker.why of one that was asked to leave and has; the cause of the generation that goes on without it."""
 RESUMED = "Resumed"
 """Cause of the generation with which a suspended job goes on."""
+PLANNED_CAUSES = (RESIZED, DRAINED, RESUMED)
+"""Causes of changes that no failure made. Workers that were missing may have joined in them."""
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Sequence, Sized
 from regroup.protocol.document import PLANNED
 from regroup.protocol.state import Phase
 from regroup_operator.api.members import MemberId
-from regroup_operator.model.worker import DRAINED, Announce, Bounds, Current, Standing, Worker
+from regroup_operator.model.worker import DRAINED, RESIZED, Announce, Bounds, Current, Standing, Worker
 from regroup_operator.plan.facts.groups import by_position, put_together, unbroken
 
 
@@ -59,7 +59,7 @@ def change(members: tuple[Worker, ...], target: tuple[Worker, ...], now_s: float
     drained = [w for w in members if w.draining]
     whys = sorted({w.notice for w in drained if w.notice})
     why = f" ({'; '.join(whys[:3])})" if whys else ""
-    reason = DRAINED if drained else "Resized"
+    reason = DRAINED if drained else RESIZED
     return Announce(
         PLANNED,
         target,

@@ -8,12 +8,10 @@ from typing import Any
 from regroup.protocol.wire import Fault
 from regroup_operator.api.members import parse_members
 from regroup_operator.model.plan import Clock
-from regroup_operator.model.worker import RESUMED, Announce, Current, Worker
+from regroup_operator.model.worker import PLANNED_CAUSES, Announce, Current, Worker
 
 OOM_KILLED = "OOMKilled"
 """The kubelet's reason and the agent's: a process was killed for lack of memory."""
-GROWING = ("Resized", "Drained", RESUMED)
-"""Causes of planned generations: workers that were missing may have joined in them."""
 
 
 def make_incident(number: int, decision: Announce, workers: Sequence[Worker], clock: Clock) -> dict[str, Any]:
@@ -73,7 +71,7 @@ def missing_for_memory(incidents: Sequence[Mapping[str, Any]], current: Current 
     seen = {member.slot for member in current.members} if current is not None else set()
     for incident in reversed(incidents):
         cause = incident.get("cause")
-        if cause in GROWING:
+        if cause in PLANNED_CAUSES:
             break
         slots = {member.slot for member in parse_members(incident.get("culprit") or "")}
         if cause == OOM_KILLED and slots - seen:

@@ -13,7 +13,7 @@ from regroup_operator.api.job import NOT_REPEATED
 from regroup_operator.api.status import MAX_INCIDENTS
 from regroup_operator.model.plan import Tell, Urgency, earliest, seconds_of
 from regroup_operator.model.ports import EventNote
-from regroup_operator.model.worker import Announce
+from regroup_operator.model.worker import PLANNED_CAUSES, Announce
 from regroup_operator.plan.facts.facts import Facts
 from regroup_operator.plan.failures.failures import Failures
 from regroup_operator.plan.failures.hangs import HUNG, stack_lines
@@ -23,7 +23,7 @@ from regroup_operator.plan.pods.pods import PodChanges
 from regroup_operator.plan.report.breakdown import breakdown, times_of
 from regroup_operator.plan.report.counters import restarts_status
 from regroup_operator.plan.report.goodput import goodput
-from regroup_operator.plan.report.incidents import GROWING, make_incident, with_times
+from regroup_operator.plan.report.incidents import make_incident, with_times
 from regroup_operator.plan.report.observed import FIELD as OBSERVED_AT
 from regroup_operator.plan.report.observed import due_in_s, observe
 from regroup_operator.plan.report.overview import overview
@@ -109,7 +109,7 @@ def _incidents(facts: Facts, failures: Failures, generation: NextGeneration) -> 
     if document is not None and document.number > 1 and isinstance(decision, Announce):
         incident = make_incident(document.number, decision, generation.workers, clock)
         judged = failures.judged or {}
-        if current is not None and judged.get("generation") == current.number and decision.cause not in GROWING:
+        if current is not None and judged.get("generation") == current.number and decision.cause not in PLANNED_CAUSES:
             incident |= {"rule": judged["rule"]} if "rule" in judged else {}
         if decision.cause == HUNG and current is not None:
             incident["stacks"] = stack_lines(current, generation.workers, facts.processes)
