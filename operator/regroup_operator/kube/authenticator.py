@@ -1,7 +1,7 @@
-"""Which pod may an agent's token open: its own, if the API server's keys or the API server itself prove that it is genuine.
+"""Whose token is it: from an agent's projected token to the pod that it is bound to.
 
 The token's own words are read first, unverified: they must fit a worker in the informer's memory, whose controller
-ownerReference (never a label) is a job. Then the issuer's keys are asked (issuer_keys.py), which is a computation. Only where they
+ownerReference (never a label) is a job. Then the signature is verified with the issuer's keys (issuer_keys.py). Only where these
 cannot decide is the API server asked, once per token until the token expires, within a rate. So a stranger cannot make the
 operator ask at all. Implements model.ports.Authenticator.
 

@@ -1,7 +1,7 @@
 """The public keys of the service account issuer. With them the operator verifies agents' tokens itself.
 
 Owns the keys, when they are fetched, and what they prove. Does not own what a token says (claims.py), nor which pod it opens
-(authenticator.py). What a TokenReview checks besides, and why that is not needed: docs/design/adr/0063-tokens-verified-locally.md.
+(authenticator.py). What a TokenReview checks besides: docs/design/adr/0063-tokens-verified-locally.md.
 """
 
 from __future__ import annotations
@@ -62,12 +62,13 @@ def keys_of(configuration: Mapping[str, Any], jwks: Mapping[str, Any]) -> Issuer
 
 
 def _usable(jwk: dict[str, Any]) -> PyJWK | None:
+    if jwk.get("alg") not in ALGORITHMS:
+        return None
     try:
         key = PyJWK(jwk)
     except (PyJWTError, UnsupportedAlgorithm):
         return None
-    is_public = isinstance(key.key, RSAPublicKey | EllipticCurvePublicKey)
-    return key if is_public and key.algorithm_name in ALGORITHMS else None
+    return key if isinstance(key.key, RSAPublicKey | EllipticCurvePublicKey) else None
 
 
 def refusal_by(keys: IssuerKeys, token: str, claims: Claims, wall_s: float) -> str | None:

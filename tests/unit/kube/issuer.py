@@ -37,14 +37,7 @@ class Key:
 
     def jwk(self) -> dict[str, Any]:
         """Return the public key as the API server serves it."""
-        public = self.private.public_key()
-        found = RSAAlgorithm.to_jwk(public) if isinstance(public, rsa.RSAPublicKey) else ECAlgorithm.to_jwk(public)
-        shown: dict[str, Any] = json.loads(found)
-        return {k: v for k, v in shown.items() if k != "key_ops"} | {
-            "use": "sig",
-            "kid": self.key_id,
-            "alg": self.algorithm,
-        }
+        return jwk_of(self.private.public_key()) | {"use": "sig", "kid": self.key_id, "alg": self.algorithm}
 
     def token(self, **changes: Any) -> str:
         """Return a token of the pod, signed with this key."""
@@ -60,10 +53,22 @@ class Key:
         return _signing({"alg": "none", "kid": self.key_id}, claims(**changes)) + "."
 
 
+def jwk_of(
+    key: rsa.RSAPublicKey | rsa.RSAPrivateKey | ec.EllipticCurvePublicKey | ec.EllipticCurvePrivateKey,
+) -> dict[str, Any]:
+    """Return the key's numbers as a JSON Web Key."""
+    if isinstance(key, rsa.RSAPublicKey | rsa.RSAPrivateKey):
+        found: dict[str, Any] = json.loads(RSAAlgorithm.to_jwk(key))
+    else:
+        found = json.loads(ECAlgorithm.to_jwk(key))
+    found.pop("key_ops", None)
+    return found
+
+
 @cache
 def key(algorithm: str = "ES256", key_id: str = "key-1", number: int = 0) -> Key:  # noqa: ARG001
     """Return the same key for the same arguments, and another one for another `number`."""
-    if algorithm == "RS256":
+    if algorithm.startswith("RS"):
         return Key(algorithm, key_id, rsa.generate_private_key(65537, 2048))
     return Key(algorithm, key_id, ec.generate_private_key(_CURVES[algorithm]))
 

@@ -131,11 +131,14 @@ def test_api_servers_word_is_the_last(status: dict[str, Any], sentence: str) -> 
         authenticate(Reviewer(**status), jwt())
 
 
-def test_one_review_serves_a_token_until_it_expires() -> None:
+@pytest.mark.parametrize(
+    "keys", [pytest.param((), id="no keys are served"), pytest.param((key(),), id="another key is served")]
+)
+def test_one_review_serves_a_token_until_it_expires(keys: tuple[Key, ...]) -> None:
     async def scenario() -> None:
         now = NOW
         reviewer = Reviewer()
-        subject = ClusterAuthenticator(Pods(), cache_of(), reviewer, wall_clock=lambda: now)
+        subject = ClusterAuthenticator(Pods(), cache_of(*keys), reviewer, wall_clock=lambda: now)
         token = jwt(exp=NOW + 100)
         for _ in range(3):
             await subject.authenticate(token, "team", POD.name)

@@ -13,7 +13,7 @@ from regroup_operator.api import RegroupError
 from regroup_operator.kube.claims import claims_of
 from regroup_operator.kube.client import ApiError, ApiNotFound, ApiUnavailable
 from regroup_operator.kube.issuer_keys import IssuerKeys, KeyCache, keys_of, refusal_by
-from tests.unit.kube.issuer import NOW, Key, documents, key
+from tests.unit.kube.issuer import NOW, Key, documents, jwk_of, key
 
 OKP = {
     "kty": "OKP",
@@ -23,6 +23,7 @@ OKP = {
     "alg": "EdDSA",
 }
 SECRET = {"kty": "oct", "k": "c2VjcmV0", "kid": "secret", "alg": "HS256"}
+PRIVATE = jwk_of(key().private) | {"kid": "secret", "alg": "ES256"}
 ASK = None
 FORGED = "is not that of key key-1"
 
@@ -62,13 +63,15 @@ def altered(token: str) -> str:
         pytest.param(key(key_id="key-9").token(), ASK, id="unknown key"),
         pytest.param(key(key_id="").token(), ASK, id="no key is named"),
         pytest.param(key(key_id="edwards").token(), ASK, id="a key that is not verified here"),
+        pytest.param(key("RS512", "rsa512").token(), ASK, id="an algorithm that the API server does not sign with"),
         pytest.param(key(key_id="secret").token(), ASK, id="a secret among the keys"),
         pytest.param(key().token(iss="https://other"), ASK, id="another issuer, perhaps the one of before"),
         pytest.param(key().token(nbf=NOW + 61), ASK, id="genuine, but from the future: the clocks differ"),
     ],
 )
 def test_refusal_by(token: str, want: str | None) -> None:
-    keys = served(key(), key("RS256", "rsa"), key("ES384", "p384"), key("ES512", "p521"), also=(OKP, SECRET))
+    ours = (key(), key("RS256", "rsa"), key("ES384", "p384"), key("ES512", "p521"), key("RS512", "rsa512"))
+    keys = served(*ours, also=(OKP, SECRET))
     got = refusal_by(keys, token, claims_of(token), NOW)
     if want:
         assert want in (got or "")
@@ -76,11 +79,23 @@ def test_refusal_by(token: str, want: str | None) -> None:
         assert got == want
 
 
-def test_token_signed_with_an_hmac_key_that_was_served_proves_nothing() -> None:
-    keys = served(
-        key(), also=(SECRET, SECRET | {"kid": "disguised", "alg": "ES256"}, SECRET | {"kid": "nameless", "alg": ""})
-    )
+@pytest.mark.parametrize(
+    "jwk",
+    [
+        pytest.param(SECRET, id="a secret"),
+        pytest.param(SECRET | {"alg": "ES256"}, id="a secret that is called a key"),
+        pytest.param(SECRET | {"alg": ""}, id="a secret of no algorithm"),
+        pytest.param(OKP, id="Ed25519"),
+        pytest.param(key().jwk() | {"kid": "secret", "alg": "RS256"}, id="another kind than it says"),
+        pytest.param(key().jwk() | {"kid": "secret", "alg": "none"}, id="none"),
+        pytest.param({k: v for k, v in key().jwk().items() if k != "alg"} | {"kid": "secret"}, id="no algorithm"),
+        pytest.param(PRIVATE, id="a private key"),
+    ],
+)
+def test_what_is_no_public_key_of_a_known_algorithm_proves_nothing(jwk: dict[str, Any]) -> None:
+    keys = served(key(), also=(jwk,))
     assert {name for name, usable in keys.by_id.items() if usable is not None} == {"key-1"}
+    assert len(keys.by_id) == 2
 
 
 @pytest.mark.parametrize(
