@@ -33,10 +33,11 @@ from regroup_operator.endpoint.registry import Registry
 from regroup_operator.endpoint.server import serve
 from regroup_operator.handlers import JobWatch
 from regroup_operator.kube import leader
-from regroup_operator.kube.authenticator import ClusterAuthenticator, ClusterReviewer, admission_s
+from regroup_operator.kube.authenticator import ClusterAuthenticator, ClusterReviewer
 from regroup_operator.kube.client import ApiError, Client
 from regroup_operator.kube.cluster_workers import ClusterWorkers
 from regroup_operator.kube.events import EventRecorder
+from regroup_operator.kube.issuer_keys import KeyCache, fetch_keys
 from regroup_operator.kube.job_cache import JobCache, key_of
 from regroup_operator.kube.jobs import JOBS, CachedJobStore, ClusterJobApi
 from regroup_operator.kube.lease import LeaseTimes
@@ -65,7 +66,8 @@ class Operator:
         self._metrics = ops.Metrics()
         self._clock = clock = LoopClock()
         self._pods = PodStore(client, settings.watch_namespaces, drain_taints=settings.drain_taints, clock=clock)
-        self._authenticator = ClusterAuthenticator(Agents(self._pods), ClusterReviewer(client))
+        self._issuer_keys = KeyCache(lambda: fetch_keys(client))
+        self._authenticator = ClusterAuthenticator(Agents(self._pods), self._issuer_keys, ClusterReviewer(client))
         self._trust = Trust(client, settings)
         self._recorder = EventRecorder(client, self._name)
         self._queue = WorkQueue(
@@ -119,6 +121,7 @@ class Operator:
             )
             start(self._clock.run(), "clock")
             start(self._pods.run(), "pods")
+            start(self._issuer_keys.run(), "issuer keys")
             start(self._recorder.run(), "events")
             start(self._work(), "work")
             start(_wait(stop), "stop")
@@ -184,7 +187,7 @@ class Operator:
             settings=settings.policy(),
             endpoint=settings.url.removeprefix("https://"),
             background=self._background,
-            admission_s=admission_s(len(self._pods.uids())),
+            admission_s=self._authenticator.admission_s(len(self._pods.uids())),
             waiting=self._authenticator.waiting,
             look_after=self._queue.add_after,
             expect=self._queue.expect,

@@ -67,6 +67,8 @@ def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
     with apiserver.running(tmp_path_factory.mktemp("api")) as server:
         api = Api(server.kubeconfig)
         api.done("apply", "--server-side", f"--filename={CRD}")
+        # So that operators read the issuer's keys by the chart's own rights. Clusters may have removed it, too.
+        api.done("delete", "clusterrolebinding", "system:service-account-issuer-discovery")
         api.done("wait", "--for=condition=Established", f"--filename={CRD}", "--timeout=30s")
         # A kubectl that has listed what the server knows before the CRD was there asks again for `get`, but not for `explain`.
         api.done("get", "trainingjobs", "--all-namespaces")

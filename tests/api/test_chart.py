@@ -174,7 +174,12 @@ def test_operator_of_some_namespaces_gets_its_rights_there_only() -> None:
     narrow = rendered('watchNamespaces=["a","b"]')
     cluster = kinds(narrow, "ClusterRole")["/regroup-operator"]["rules"]
     roles, bindings = kinds(narrow, "Role"), kinds(narrow, "RoleBinding")
-    assert [rule["resources"] for rule in cluster] == [["nodes"], ["tokenreviews"]]
+    documents = ["/.well-known/openid-configuration", "/openid/v1/jwks"]
+    assert [rule.get("resources") or rule["nonResourceURLs"] for rule in cluster] == [
+        ["nodes"],
+        documents,
+        ["tokenreviews"],
+    ]
     for namespace in ("a", "b"):
         assert roles[f"{namespace}/regroup-jobs"]["rules"] == [rule for rule in everywhere if rule not in cluster]
         assert bindings[f"{namespace}/regroup-jobs"]["subjects"][0]["namespace"] == "default"
@@ -287,6 +292,8 @@ def test_operator_deletes_only_jobs_that_have_expired(installed: Api, namespace:
         "create services --all-namespaces",
         "create events.events.k8s.io --all-namespaces",
         "create tokenreviews.authentication.k8s.io",
+        "get /openid/v1/jwks",
+        "get /.well-known/openid-configuration",
         "patch pods --namespace=regroup-system",
         "update leases.coordination.k8s.io/regroup --namespace=regroup-system",
         "create secrets --namespace=regroup-system",

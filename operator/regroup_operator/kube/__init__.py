@@ -5,5 +5,5 @@ agents (membership/), the order of observe, plan and act (controller.py), when t
 looks like is handed in by the caller (workers.Rendering), so this package does not import render/ either.
 
 Read `client.py`, then `informer.py` and `pods.py` (what is), `cluster_workers.py` and `jobs.py` (what is done), `lease.py` (who may
-do it; `lease_thread.py`: where that is decided).
+do it; `lease_thread.py`: where that is decided), `authenticator.py` (which agent may call).
 """

@@ -1,30 +1,27 @@
 """Whose token is it: from an agent's projected token to the pod that it is bound to.
 
 The token's own words are read first, unverified: they must fit a worker in the informer's memory, whose controller
-ownerReference (never a label) is a job. Only then is the API server asked, once per token until the token expires, within
-a rate. So a stranger cannot make the operator ask at all. Implements model.ports.Authenticator.
+ownerReference (never a label) is a job. Then the signature is verified with the issuer's keys (issuer_keys.py). Only where these
+cannot decide is the API server asked, once per token until the token expires, within a rate. So a stranger cannot make the
+operator ask at all. Implements model.ports.Authenticator.
 
-After a fail-over all agents call at once. Whose turn has not come waits for it, and where that takes longer than an agent waits
-for an answer, it is turned away and keeps its place. Meanwhile it counts as alive (`waiting`).
+Without keys all agents need a TokenReview at once after a fail-over. Whose turn has not come waits for it, and where that takes
+longer than an agent waits for an answer, it is turned away and keeps its place. Meanwhile it counts as alive (`waiting`).
 """
 
 from __future__ import annotations
 
 import asyncio
-import base64
-import binascii
 import hashlib
-import math
 import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, Protocol
-
-import orjson
+from typing import Any, NamedTuple, Protocol
 
 from regroup_operator.api import UnavailableError
+from regroup_operator.kube.claims import Claims, claims_of
 from regroup_operator.kube.client import TOKEN_REVIEWS, Client
+from regroup_operator.kube.issuer_keys import KeyCache, refusal_by
 from regroup_operator.model.bucket import TokenBucket
 from regroup_operator.model.ports import Forbidden, PodLookup, Unauthorized
 from regroup_operator.model.records import Pod
@@ -68,45 +65,8 @@ class ClusterReviewer:
         return status
 
 
-@dataclass(frozen=True)
-class Claims:
-    """What a projected token says of itself, unverified."""
-
-    audiences: tuple[str, ...]
-    expires_at: float
-    """Seconds since the epoch."""
-    namespace: str
-    pod_name: str
-    pod_uid: str
-
-
-def claims_of(token: str) -> Claims:
-    """Return the unverified claims. Raises Unauthorized when it is no projected token that is bound to a pod."""
-    parts = token.split(".")
-    try:
-        if len(parts) != 3 or len(token) > 16_384:
-            raise ValueError
-        payload = orjson.loads(base64.urlsafe_b64decode(parts[1] + "=" * (-len(parts[1]) % 4)))
-        bound = payload["kubernetes.io"]
-        audiences = payload["aud"]
-        if isinstance(audiences, str):
-            audiences = [audiences]
-        expires_at = float(payload["exp"])
-        if not math.isfinite(expires_at):
-            raise ValueError
-        return Claims(
-            audiences=tuple(str(audience) for audience in audiences),
-            expires_at=expires_at,
-            namespace=str(bound["namespace"]),
-            pod_name=str(bound["pod"]["name"]),
-            pod_uid=str(bound["pod"]["uid"]),
-        )
-    except (ValueError, KeyError, TypeError, AttributeError, binascii.Error):
-        raise Unauthorized("The token is not a projected service account token that is bound to a pod.") from None
-
-
 def pod_of(claims: Claims, namespace: str, pod_name: str, pods: PodLookup, wall_s: float) -> Pod:
-    """Return the worker that may have this token, if the reviewer agrees. Raises Unauthorized, Forbidden. Pure."""
+    """Return the worker that may have this token, if it is genuine. Raises Unauthorized, Forbidden. Pure."""
     if AUDIENCE not in claims.audiences:
         raise Unauthorized(f"The token is for {', '.join(claims.audiences) or 'nobody'}, not for {AUDIENCE}.")
     if claims.expires_at <= wall_s:
@@ -123,12 +83,21 @@ def pod_of(claims: Claims, namespace: str, pod_name: str, pods: PodLookup, wall_
     return pod
 
 
+class _Verdict(NamedTuple):
+    until_s: float
+    """Seconds since the epoch."""
+    refusal: str
+    key_id: str
+    """The key that proved it; empty: the API server was asked."""
+
+
 class ClusterAuthenticator:
-    """Authenticates agents by TokenReview, as seldom as is safe."""
+    """Authenticates agents by the issuer's keys, else by TokenReview, as seldom as is safe."""
 
     def __init__(
         self,
         pods: PodLookup,
+        keys: KeyCache,
         reviewer: TokenReviewer,
         *,
         clock: Callable[[], float] = time.monotonic,
@@ -137,12 +106,13 @@ class ClusterAuthenticator:
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self._pods = pods
+        self._keys = keys
         self._reviewer = reviewer
         self._clock = clock
         self._wall_clock = wall_clock
         self._bucket = bucket or TokenBucket(REVIEWS_PER_S, REVIEW_BURST)
-        self._verdicts: OrderedDict[bytes, tuple[float, str]] = OrderedDict()
-        """Digest of a token -> until when (wall clock), and the sentence that refuses it or empty."""
+        self._verdicts: OrderedDict[bytes, _Verdict] = OrderedDict()
+        """By digest of the token. An agent calls with one token many times, and to verify it takes about 0.1 ms."""
         self._sleep = sleep
         self._places: dict[str, float] = {}
         """Pod UID -> when its turn comes. At most one for each worker's pod; those whose agents came no more are swept out."""
@@ -155,21 +125,39 @@ class ClusterAuthenticator:
         claims = claims_of(token)
         pod = pod_of(claims, namespace, pod_name, self._pods, self._wall_clock())
         digest = hashlib.sha256(token.encode()).digest()
-        until, refusal = self._verdicts.get(digest, (0.0, ""))
-        if until <= self._wall_clock():
-            refusal = refusal_in(await self._review(token, digest, pod.uid), pod)
-            until = min(claims.expires_at, self._wall_clock() + REFUSED_FOR_S) if refusal else claims.expires_at
-            self._verdicts[digest] = (until, refusal)
+        verdict = self._verdicts.get(digest)
+        if verdict is None or verdict.until_s <= self._wall_clock() or self._is_dropped(verdict.key_id):
+            verdict = self._verdicts[digest] = await self._judge(token, digest, claims, pod)
             while len(self._verdicts) > MAX_TOKENS:
                 self._verdicts.popitem(last=False)
-        if refusal:
-            raise Unauthorized(refusal)
+        if verdict.refusal:
+            raise Unauthorized(verdict.refusal)
         return pod
+
+    def admission_s(self, num_agents: int) -> float:
+        """Return how many seconds it takes until the last of so many agents that call at once can have been admitted."""
+        return 0.0 if self._keys.keys is not None else review_s(num_agents)
 
     def waiting(self) -> frozenset[str]:
         """Return the UIDs of pods whose agents wait for their turn, or were told to call again for it."""
         now_s = self._clock()
         return frozenset(uid for uid, due_s in self._places.items() if now_s <= due_s + PLACE_KEPT_S)
+
+    def _is_dropped(self, key_id: str) -> bool:
+        return bool(key_id) and self._keys.has_dropped(key_id)
+
+    async def _judge(self, token: str, digest: bytes, claims: Claims, pod: Pod) -> _Verdict:
+        """Raises Unauthorized, UnavailableError."""
+        keys = await self._keys.having(claims.key_id)
+        refusal = None if keys is None else refusal_by(keys, token, claims, self._wall_clock())
+        if refusal:
+            raise Unauthorized(refusal)  # not remembered, so that forged tokens drive no good one out
+        if refusal is not None:
+            self._places.pop(pod.uid, None)
+            return _Verdict(claims.expires_at, "", claims.key_id)
+        refusal = refusal_in(await self._review(token, digest, pod.uid), pod)
+        until_s = min(claims.expires_at, self._wall_clock() + REFUSED_FOR_S) if refusal else claims.expires_at
+        return _Verdict(until_s, refusal, "")
 
     async def _review(self, token: str, digest: bytes, pod_uid: str) -> Mapping[str, Any]:
         review = self._reviews.get(digest)
@@ -207,8 +195,8 @@ class ClusterAuthenticator:
             self._places = {uid: due_s for uid, due_s in self._places.items() if now_s <= due_s + PLACE_KEPT_S}
 
 
-def admission_s(num_agents: int, per_s: float = REVIEWS_PER_S, burst: float = REVIEW_BURST) -> float:
-    """Return how many seconds it takes until the last of so many agents that call at once can have been admitted. Pure."""
+def review_s(num_agents: int, per_s: float = REVIEWS_PER_S, burst: float = REVIEW_BURST) -> float:
+    """Return how many seconds it takes until the tokens of so many agents that call at once can have been reviewed. Pure."""
     return 0.0 if num_agents <= burst else (num_agents - burst) / per_s + WAIT_S
 
 

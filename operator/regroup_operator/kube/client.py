@@ -151,6 +151,10 @@ class Client:
         """Return the object as it is now."""
         return await self._call(("get", resource), "GET", resource.path(namespace, name), timeout_s=timeout_s)
 
+    async def document(self, path: str, *, accept: str = "", timeout_s: float = REQUEST_TIMEOUT_S) -> dict[str, Any]:
+        """Return the JSON object at a path that is no resource."""
+        return await self._call(("get", Resource("", "", path)), "GET", path, accept=accept, timeout_s=timeout_s)
+
     async def list(
         self,
         resource: Resource,

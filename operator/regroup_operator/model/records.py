@@ -285,7 +285,8 @@ class Observation:
     """By pod UID."""
     term_started_s: float = 0.0
     admitted_by_s: float = 0.0
-    """When the last of the agents that there were at the term's start can have been admitted, monotonic (rate of TokenReviews)."""
+    """When the last of the agents that there were at the term's start can have been admitted, monotonic (rate of TokenReviews;
+    where none are needed, the term's start)."""
     waiting: frozenset[str] = frozenset()
     """UIDs of pods whose agents wait to be admitted: they are alive."""
     refusals: dict[str, str] = field(default_factory=dict)

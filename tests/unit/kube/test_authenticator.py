@@ -13,13 +13,15 @@ from typing import Any
 
 import pytest
 
-from regroup_operator.api import UnavailableError
-from regroup_operator.kube.authenticator import ClusterAuthenticator, admission_s
+from regroup_operator.api import RegroupError, UnavailableError
+from regroup_operator.kube.authenticator import ClusterAuthenticator, review_s
+from regroup_operator.kube.issuer_keys import IssuerKeys, KeyCache, keys_of
 from regroup_operator.model.bucket import TokenBucket
 from regroup_operator.model.ports import Forbidden, Unauthorized
 from regroup_operator.model.records import Pod
+from tests.unit.kube.issuer import NOW, Key, bound, documents, key
+from tests.unit.kube.issuer import unverified as jwt
 
-NOW = 1_000_000.0
 POD = Pod("team", "digits-worker-0-0", "pod-uid", "digits", "job-uid", 0, 0)
 
 
@@ -48,34 +50,30 @@ class Reviewer:
         return self.status
 
 
-def jwt(**changes: Any) -> str:
-    """A projected token as the API server makes them, with a signature that nobody checked yet."""
-    claims: dict[str, Any] = {
-        "aud": ["regroup"],
-        "exp": NOW + 3600,
-        "iss": "https://kubernetes.default.svc",
-        "kubernetes.io": {
-            "namespace": "team",
-            "pod": {"name": "digits-worker-0-0", "uid": "pod-uid"},
-            "serviceaccount": {"name": "default", "uid": "sa-uid"},
-        },
-        "sub": "system:serviceaccount:team:default",
-    } | changes
+class Served:
+    """The keys that the API server serves, and how often it was asked for them."""
 
-    def part(data: Any) -> str:
-        return base64.urlsafe_b64encode(json.dumps(data).encode()).rstrip(b"=").decode()
+    def __init__(self, *keys: Key) -> None:
+        self.keys, self.asked = keys, 0
 
-    return f"{part({'alg': 'RS256'})}.{part(claims)}.c2ln"
+    async def fetch(self) -> IssuerKeys:
+        self.asked += 1
+        await asyncio.sleep(0)
+        if not self.keys:
+            raise RegroupError("No keys are served.")
+        return keys_of(*documents(*self.keys))
 
 
-def bound(**pod: Any) -> dict[str, Any]:
-    return {"namespace": "team", "pod": {"name": "digits-worker-0-0", "uid": "pod-uid", **pod}}
+def cache_of(*keys: Key) -> KeyCache:
+    return KeyCache(Served(*keys).fetch)
 
 
-def authenticate(reviewer: Reviewer, token: str, name: str = POD.name, **kwargs: Any) -> Pod:
-    return asyncio.run(
-        ClusterAuthenticator(Pods(), reviewer, wall_clock=lambda: NOW, **kwargs).authenticate(token, "team", name)
-    )
+def authenticate(reviewer: Reviewer, token: str, name: str = POD.name, keys: tuple[Key, ...] = ()) -> Pod:
+    async def call() -> Pod:
+        subject = ClusterAuthenticator(Pods(), cache_of(*keys), reviewer, wall_clock=lambda: NOW)
+        return await subject.authenticate(token, "team", name)
+
+    return asyncio.run(call())
 
 
 def test_pod_with_its_own_token_gets_in() -> None:
@@ -92,22 +90,26 @@ def test_pod_with_its_own_token_gets_in() -> None:
         pytest.param("e30.W10.c2ln", POD.name, Unauthorized, "not a projected", id="claims that are a list"),
         pytest.param(jwt(**{"kubernetes.io": {"namespace": "team"}}), POD.name, Unauthorized, "not a projected", id="unbound"),
         pytest.param(jwt(exp="never"), POD.name, Unauthorized, "not a projected", id="no time of expiry"),
-        pytest.param(jwt(aud=["other"]), POD.name, Unauthorized, "for other, not for regroup", id="another audience"),
+        pytest.param(key().token(aud=["other"]), POD.name, Unauthorized, "for other, not for regroup", id="another audience"),
         pytest.param(jwt(exp=NOW - 5), POD.name, Unauthorized, "expired 5 s ago", id="expired"),
+        pytest.param(key().token(exp=NOW - 5), POD.name, Unauthorized, "expired 5 s ago", id="genuine and expired"),
+        pytest.param(jwt() + "\u00e9", POD.name, Unauthorized, "not a projected", id="letters that no token has"),
+        pytest.param(jwt(nbf="never"), POD.name, Unauthorized, "not a projected", id="no time of beginning"),
         pytest.param(jwt(), "digits-worker-1-0", Forbidden, "bound to pod team/digits-worker-0-0", id="another pod's path"),
         pytest.param(
-            jwt(**{"kubernetes.io": bound(name="digits-worker-1-0")}), "digits-worker-1-0", Forbidden, "not yet, known",
+            key().token(**{"kubernetes.io": bound(name="digits-worker-1-0")}), "digits-worker-1-0", Forbidden, "not yet, known",
             id="a pod that is no worker",
         ),
         pytest.param(
-            jwt(**{"kubernetes.io": bound(uid="old-uid")}), POD.name, Forbidden, "earlier pod", id="an earlier pod of the name"
+            key().token(**{"kubernetes.io": bound(uid="old-uid")}), POD.name, Forbidden, "earlier pod",
+            id="an earlier pod of the name",
         ),
     ],
 )  # fmt: skip
 def test_wrong_token_is_refused_without_asking(token: str, name: str, error: type[Exception], sentence: str) -> None:
     reviewer = Reviewer()
     with pytest.raises(error, match=sentence):
-        authenticate(reviewer, token, name)
+        authenticate(reviewer, token, name, keys=(key(),))
     assert reviewer.asked == 0
 
 
@@ -129,11 +131,14 @@ def test_api_servers_word_is_the_last(status: dict[str, Any], sentence: str) -> 
         authenticate(Reviewer(**status), jwt())
 
 
-def test_one_review_serves_a_token_until_it_expires() -> None:
+@pytest.mark.parametrize(
+    "keys", [pytest.param((), id="no keys are served"), pytest.param((key(),), id="another key is served")]
+)
+def test_one_review_serves_a_token_until_it_expires(keys: tuple[Key, ...]) -> None:
     async def scenario() -> None:
         now = NOW
         reviewer = Reviewer()
-        subject = ClusterAuthenticator(Pods(), reviewer, wall_clock=lambda: now)
+        subject = ClusterAuthenticator(Pods(), cache_of(*keys), reviewer, wall_clock=lambda: now)
         token = jwt(exp=NOW + 100)
         for _ in range(3):
             await subject.authenticate(token, "team", POD.name)
@@ -152,7 +157,7 @@ def test_refusal_is_remembered_for_a_while_only() -> None:
     async def scenario() -> None:
         now = NOW
         reviewer = Reviewer(authenticated=False)
-        subject = ClusterAuthenticator(Pods(), reviewer, wall_clock=lambda: now)
+        subject = ClusterAuthenticator(Pods(), cache_of(), reviewer, wall_clock=lambda: now)
         for _ in range(2):
             with pytest.raises(Unauthorized):
                 await subject.authenticate(jwt(), "team", POD.name)
@@ -217,7 +222,13 @@ def token_of(slot: int, **claims: Any) -> str:
 def many(time: Time, **kwargs: Any) -> tuple[ClusterAuthenticator, ManyReviewer]:
     reviewer = ManyReviewer(time)
     subject = ClusterAuthenticator(
-        ManyPods(), reviewer, clock=lambda: time.now_s, wall_clock=lambda: NOW + time.now_s, sleep=time.sleep, **kwargs
+        ManyPods(),
+        cache_of(),
+        reviewer,
+        clock=lambda: time.now_s,
+        wall_clock=lambda: NOW + time.now_s,
+        sleep=time.sleep,
+        **kwargs,
     )
     return subject, reviewer
 
@@ -247,7 +258,7 @@ def test_of_4000_agents_that_call_within_a_second_all_are_admitted_within_30_s_a
                     return
 
         await time.run(*(asyncio.ensure_future(agent(slot)) for slot in range(4000)))
-        assert max(admitted.values()) <= min(30.0, admission_s(4000))
+        assert max(admitted.values()) <= min(30.0, subject.admission_s(4000))
         assert longest_s < 10.0, "an agent gives an answer up after 10 s"
         assert num_refused < 2 * 4000, "each call costs a TLS handshake"
         assert len(reviewer.asked_at_s) == 4000
@@ -307,5 +318,133 @@ def test_requests_with_one_token_share_its_review_and_a_stolen_one_is_refused() 
 
 
 @pytest.mark.parametrize(("num_agents", "want"), [(0, 0.0), (500, 0.0), (4000, 25.5), (10_000, 55.5)])
-def test_time_until_all_can_have_been_admitted(num_agents: int, want: float) -> None:
-    assert admission_s(num_agents) == want
+def test_time_until_all_can_have_been_reviewed(num_agents: int, want: float) -> None:
+    assert review_s(num_agents) == want
+
+
+def test_token_that_a_key_proves_costs_no_review() -> None:
+    reviewer = Reviewer(authenticated=False)
+    assert authenticate(reviewer, key().token(), keys=(key(),)) is POD
+    assert reviewer.asked == 0
+
+
+@pytest.mark.parametrize("token", [key("ES256", "key-1", 1).token(), key().unsigned(), key().by_hmac()])
+def test_forged_token_is_refused_although_the_api_server_is_not_asked(token: str) -> None:
+    reviewer = Reviewer()
+    with pytest.raises(Unauthorized, match="is not that of key key-1"):
+        authenticate(reviewer, token, keys=(key(),))
+    assert reviewer.asked == 0
+
+
+@pytest.mark.parametrize(
+    ("token", "keys"),
+    [
+        pytest.param(key().token(), (), id="no keys are served"),
+        pytest.param(key().token(), (key(key_id="key-2"),), id="the key is not among them"),
+        pytest.param(key().token(iss="https://other"), (key(),), id="another issuer"),
+    ],
+)
+@pytest.mark.parametrize("genuine", [True, False])
+def test_what_keys_cannot_decide_the_api_server_does(token: str, keys: tuple[Key, ...], genuine: bool) -> None:
+    reviewer = Reviewer(authenticated=genuine)
+    if genuine:
+        assert authenticate(reviewer, token, keys=keys) is POD
+    else:
+        with pytest.raises(Unauthorized, match="The API server does not accept the token"):
+            authenticate(reviewer, token, keys=keys)
+    assert reviewer.asked == 1
+
+
+@pytest.mark.parametrize(
+    ("keys", "reviews"),
+    [
+        pytest.param((key(), key(key_id="key-2")), 0, id="found"),
+        pytest.param((key(),), 100, id="not found"),
+        pytest.param((), 100, id="no keys are served any more"),
+    ],
+)
+def test_100_tokens_of_a_new_key_cost_one_fetch(keys: tuple[Key, ...], reviews: int) -> None:
+    async def scenario() -> None:
+        served, reviewer, clock_s = Served(key()), Reviewer(), [0.0]
+        cache = KeyCache(served.fetch, clock=lambda: clock_s[0])
+        subject = ClusterAuthenticator(Pods(), cache, reviewer, wall_clock=lambda: NOW)
+        await subject.authenticate(key().token(), "team", POD.name)
+        clock_s[0], served.keys = 60.0, keys
+        tokens = [key(key_id="key-2").token(exp=NOW + 1 + i) for i in range(100)]
+        pods = await asyncio.gather(*(subject.authenticate(token, "team", POD.name) for token in tokens))
+        assert pods == [POD] * 100
+        assert (served.asked, reviewer.asked) == (2, reviews)
+
+    asyncio.run(scenario())
+
+
+def test_token_whose_key_is_dropped_needs_a_review() -> None:
+    async def scenario() -> None:
+        served, reviewer, clock_s = Served(key(), key(key_id="key-2")), Reviewer(authenticated=False), [0.0]
+        cache = KeyCache(served.fetch, clock=lambda: clock_s[0])
+        subject = ClusterAuthenticator(Pods(), cache, reviewer, wall_clock=lambda: NOW)
+        first, second = key().token(), key(key_id="key-2").token()
+        for token in (first, second):
+            await subject.authenticate(token, "team", POD.name)
+        clock_s[0], served.keys = 60.0, (key(key_id="key-2"),)
+        await cache.having("key-3")
+        await subject.authenticate(second, "team", POD.name)
+        with pytest.raises(Unauthorized, match="The API server does not accept the token"):
+            await subject.authenticate(first, "team", POD.name)
+        assert reviewer.asked == 1
+
+    asyncio.run(scenario())
+
+
+def test_token_that_a_key_proved_is_not_verified_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        reviewer = Reviewer()
+        subject = ClusterAuthenticator(Pods(), cache_of(key()), reviewer, wall_clock=lambda: NOW)
+        token = key().token()
+        await subject.authenticate(token, "team", POD.name)
+        monkeypatch.setattr("regroup_operator.kube.authenticator.refusal_by", None)
+        assert await subject.authenticate(token, "team", POD.name) is POD
+
+    asyncio.run(scenario())
+
+
+def test_nobody_waits_to_be_admitted_while_keys_are_there() -> None:
+    async def scenario() -> None:
+        served, clock_s = Served(), [0.0]
+        cache = KeyCache(served.fetch, clock=lambda: clock_s[0])
+        subject = ClusterAuthenticator(Pods(), cache, Reviewer())
+        assert subject.admission_s(4000) == 25.5, "not fetched yet"
+        await cache.having("key-1")
+        assert subject.admission_s(4000) == 25.5, "not served"
+        clock_s[0], served.keys = 60.0, (key(),)
+        await cache.having("key-1")
+        assert subject.admission_s(4000) == 0.0
+
+    asyncio.run(scenario())
+
+
+def test_who_waits_for_a_review_waits_no_more_once_a_key_proves_its_token() -> None:
+    async def scenario() -> None:
+        time, served, clock_s = Time(), Served(), [0.0]
+        subject = ClusterAuthenticator(
+            Pods(),
+            KeyCache(served.fetch, clock=lambda: clock_s[0]),
+            Reviewer(),
+            clock=lambda: time.now_s,
+            wall_clock=lambda: NOW,
+            bucket=TokenBucket(0.1, 0),
+            sleep=time.sleep,
+        )
+        token = key().token()
+
+        async def story() -> None:
+            with pytest.raises(UnavailableError):
+                await subject.authenticate(token, "team", POD.name)
+            assert subject.waiting() == frozenset({POD.uid})
+            clock_s[0], served.keys = 60.0, (key(),)
+            assert await subject.authenticate(token, "team", POD.name) is POD
+            assert subject.waiting() == frozenset()
+
+        await time.run(asyncio.ensure_future(story()))
+
+    asyncio.run(scenario())
