@@ -81,7 +81,15 @@ class Bench:
 
         self._run(name, f"{name}, {jobs} jobs", MAKERS[name], jobs * PODS_PER_JOB, measure)
 
-    def scenario(self, name: str, pods: int, act: Callable[[Regroup], dict[str, Any]], *, replicas: int = 1) -> None:
+    def scenario(
+        self,
+        name: str,
+        pods: int,
+        act: Callable[[Regroup], dict[str, Any]],
+        *,
+        replicas: int = 1,
+        pods_per_node: int = plane.PODS_PER_NODE,
+    ) -> None:
         """Run one scenario of Regroup alone."""
 
         def measure(system: Regroup, _: plane.Plane, say: Callable[[str], None]) -> None:
@@ -90,7 +98,7 @@ class Bench:
             self.scenarios[name] = act(system)
             self._print(f"{name}: done in {time.monotonic() - began_s:.0f} s")
 
-        self._run(name, name, lambda directory: regroup(directory, replicas=replicas), pods, measure)
+        self._run(name, name, lambda directory: regroup(directory, replicas=replicas), pods, measure, pods_per_node)
 
     def write(self, load_before: float) -> dict[str, Any]:
         """Write the JSON file with what there is so far, and return its content."""
@@ -106,6 +114,7 @@ class Bench:
         make: Callable[[Path], S],
         pods: int,
         measure: Callable[[S, plane.Plane, Callable[[str], None]], None],
+        pods_per_node: int = plane.PODS_PER_NODE,
     ) -> None:
         directory = Path(tempfile.mkdtemp(prefix=f"bench-scale-{key}-"))
         try:
@@ -119,7 +128,7 @@ class Bench:
                         self._print(f"{title}: {text}")
 
                 # Half as much room again: a pod that is replaced needs some before the old one is gone.
-                with plane.running(directory, nodes=1 + pods * 3 // (2 * plane.PODS_PER_NODE)) as on:
+                with plane.running(directory, 1 + pods * 3 // (2 * pods_per_node), pods_per_node) as on:
                     system = make(directory)
                     try:
                         system.start(on)
@@ -177,7 +186,12 @@ def main() -> int:
             bench.compare(name, size)
             bench.write(load_before)
     if "large" in args.only:
-        bench.scenario("large", large, lambda system: scenarios.large(system, large, int(large * KILLED_SHARE)))
+        bench.scenario(
+            "large",
+            large,
+            lambda system: scenarios.large(system, large, int(large * KILLED_SHARE)),
+            pods_per_node=plane.GPUS_PER_NODE,
+        )
         bench.write(load_before)
     if "steady" in args.only:
         bench.scenario("steady", jobs * PODS_PER_JOB, lambda system: scenarios.steady(system, jobs, STEADY_S * share))

@@ -175,8 +175,13 @@ class Regroup:
 
     @property
     def leader(self) -> Replica:
-        """The operator that leads; raises where none does."""
-        return next(r for r in self.replicas if r.process.poll() is None and r.leads())
+        """The operator that leads; raises where none says so for a while: one that is busy answers late."""
+
+        def leads() -> Replica | None:
+            return next((r for r in self.replicas if r.process.poll() is None and r.leads()), None)
+
+        leader: Replica = until(leads, "an operator leads", timeout_s=START_S, every_s=0.1)
+        return leader
 
     def read(self, replica: Replica | None = None) -> Reading:
         """Return what an operator's /metrics says, absent: the leader's."""

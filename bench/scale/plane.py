@@ -26,6 +26,8 @@ from harness.polling import until
 
 PODS_PER_NODE = 110
 """A kubelet's default."""
+GPUS_PER_NODE = 8
+"""Workers on a node of one large job."""
 JOB_CONTROLLER = "job-controller"
 JOB_CONTROLLER_USER = "system:serviceaccount:kube-system:job-controller"
 _CLIENT_RATE = ("--kube-api-qps=1000", "--kube-api-burst=2000")
@@ -112,8 +114,8 @@ _NAMES = ("etcd", "kube-apiserver", *_OTHERS)
 
 
 @contextmanager
-def running(directory: Path, nodes: int) -> Iterator[Plane]:
-    """Yield a fresh control plane with `nodes` ready nodes of PODS_PER_NODE pods; its state and logs are in `directory`.
+def running(directory: Path, nodes: int, pods_per_node: int = PODS_PER_NODE) -> Iterator[Plane]:
+    """Yield a fresh control plane with `nodes` ready nodes of `pods_per_node` pods; its state and logs are in `directory`.
 
     `directory` must be absolute and empty; the logs stay in it. Builds what is missing first. Raises BenchError.
     """
@@ -132,7 +134,7 @@ def running(directory: Path, nodes: int) -> Iterator[Plane]:
         plane = Plane(directory, server)
         _start_controllers(plane)
         _start_kwok(plane)
-        _make_nodes(plane, nodes)
+        _make_nodes(plane, nodes, pods_per_node)
         yield plane
         plane.api.close()
     except ClusterError as error:
@@ -185,9 +187,9 @@ def _start_kwok(plane: Plane) -> None:
     plane.spawn("kwok", command, environment={**os.environ, "HOME": str(home), "KWOK_WORKDIR": str(home)})
 
 
-def _make_nodes(plane: Plane, count: int) -> None:
+def _make_nodes(plane: Plane, count: int, pods_per_node: int) -> None:
     with ThreadPoolExecutor(8) as threads:
-        for _ in threads.map(lambda i: plane.api.post("/api/v1/nodes", _node(i)), range(count)):
+        for _ in threads.map(lambda i: plane.api.post("/api/v1/nodes", _node(i, pods_per_node)), range(count)):
             pass
 
     def ready() -> bool:
@@ -206,13 +208,13 @@ def _make_nodes(plane: Plane, count: int) -> None:
     )
 
 
-def _node(i: int) -> dict[str, Any]:
+def _node(i: int, pods: int) -> dict[str, Any]:
     name = f"fake-{i}"
     room = {
         "cpu": "1k",
         "memory": "4Ti",
         "ephemeral-storage": "4Ti",
-        "pods": str(PODS_PER_NODE),
+        "pods": str(pods),
         "nvidia.com/gpu": "1k",
     }
     conditions = [{"type": "Ready", "status": "True", "reason": "KubeletReady"}] + [

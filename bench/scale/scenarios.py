@@ -74,6 +74,7 @@ def large(system: Regroup, workers: int = 5000, killed: int = 50) -> dict[str, A
     start = {"workers": workers, "seconds": watched.running_s[LARGE] - run.started_s, **run.numbers(workers)}
     start["pods_per_s"] = workers / start["seconds"]
 
+    _settle(system, 1)
     survivors = workers - killed
     before = fleet.ask("groups", job=LARGE)[-1]["number"]
     run = _Run(system)
