@@ -41,6 +41,8 @@ RESUMED = "Resumed"
 PLANNED_CAUSES = (RESIZED, DRAINED, RESUMED)
 """Causes of changes that no failure made. Workers that were missing may have joined in them."""
 
+_IN_GROUP = (Phase.FORMING, Phase.ARRIVED, Phase.ADOPTING, Phase.TRAINING)
+
 
 @dataclass(frozen=True)
 class Worker:
@@ -121,6 +123,11 @@ class Worker:
     def trains(self) -> bool:
         """True for a worker whose processes are in a group that trains, or have come to its end: of any generation."""
         return self.session is not None and self.session.condition.phase in (Phase.TRAINING, Phase.FINISHED)
+
+    @property
+    def is_in_group(self) -> bool:
+        """True for a worker whose processes form a group or train in one: of any generation."""
+        return self.session is not None and self.session.condition.phase in _IN_GROUP
 
     @property
     def is_on_its_way(self) -> bool:

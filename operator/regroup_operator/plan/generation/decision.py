@@ -40,7 +40,6 @@ from regroup_operator.plan.generation.target import change, count, one_per_slot,
 
 _UNREACHED = (DISCONNECTED, UNRESPONSIVE, UNHEARD)
 _GONE = (Standing.LOST, Standing.DIED)
-_IN_GROUP = (Phase.FORMING, Phase.ARRIVED, Phase.ADOPTING, Phase.TRAINING)
 _OUTSIDE_IT = (Standing.PENDING, Standing.SILENT, Standing.STARTING)
 RECONNECT_S = 5.0
 """After the operator's start a broken group waits this long for members that have not called yet, and longer while some wait to be
@@ -402,14 +401,13 @@ def _can_leave(worker: Worker, current: Current) -> bool:
     condition = worker.session.condition if worker.session is not None else None
     if condition is None or not condition.session or worker.is_waiting:
         return True
-    return condition.phase in _IN_GROUP and condition.generation > current.number
+    return worker.is_in_group and condition.generation > current.number
 
 
 def _is_stuck(worker: Worker, now_s: float) -> bool:
     """Return whether a worker has not come out of its last group for a generation that waited for it. To ask for the state
     that it holds again brings nothing before its agent reports that it is out, or that its process was restarted."""
-    in_group = worker.session is not None and worker.session.condition.phase in _IN_GROUP
-    return in_group and now_s < worker.barred_until_s
+    return worker.is_in_group and now_s < worker.barred_until_s
 
 
 def _enough_without(fitting: list[Worker], able: list[Worker], bounds: Bounds) -> list[Worker]:

@@ -49,8 +49,6 @@ cause: new pods would not help."""
 LONGEST_START = "longestStartSeconds"
 """Field of the status. Kept there because sessions are lost with their pods and with the operator."""
 
-_INSIDE = (Phase.FORMING, Phase.ARRIVED, Phase.ADOPTING, Phase.TRAINING)
-
 
 @dataclass(frozen=True)
 class Lateness:
@@ -244,7 +242,8 @@ def _kind(
     if current is None or excused(worker):
         return "", None
     # Who has finished an older one waits in it, too, and comes to the newest as soon as it hears of it.
-    inside_older = condition.phase in (*_INSIDE, Phase.FINISHED) and condition.generation < current.number
+    is_inside = worker.is_in_group or condition.phase == Phase.FINISHED
+    inside_older = is_inside and condition.generation < current.number
     # Another operator may have announced it and told nobody.
     is_told = current.known or condition.heard >= current.number
     is_pending = worker.standing == Standing.PENDING and is_told
