@@ -17,10 +17,7 @@ from regroup_operator.api.members import MemberId, gone_name
 from regroup_operator.model.records import Settings
 from regroup_operator.model.waits import UntilEvent
 from regroup_operator.model.worker import (
-    DISCONNECTED,
     RESUMED,
-    UNHEARD,
-    UNRESPONSIVE,
     Announce,
     Bounds,
     Current,
@@ -33,12 +30,12 @@ from regroup_operator.model.worker import (
 )
 from regroup_operator.plan.facts.allowances import entry_s
 from regroup_operator.plan.facts.groups import by_position, choose, ready_words, unbroken, whole_since_s, whole_size
-from regroup_operator.plan.facts.stalls import ANSWER_S, SCRIPT_RESTART_S, is_unresponsive
+from regroup_operator.plan.facts.stalls import is_unresponsive
+from regroup_operator.plan.generation.answers import find_asked, pod_uids, silent_since, wait_for_answers
 from regroup_operator.plan.generation.culprit import name_culprit
 from regroup_operator.plan.generation.links import Links, cut_off, state_of, with_links, with_returning
 from regroup_operator.plan.generation.target import change, count, one_per_slot, overtaking, target_of, verb_of
 
-_UNREACHED = (DISCONNECTED, UNRESPONSIVE, UNHEARD)
 _GONE = (Standing.LOST, Standing.DIED)
 _OUTSIDE_IT = (Standing.PENDING, Standing.SILENT, Standing.STARTING)
 RECONNECT_S = 5.0
@@ -47,8 +44,6 @@ admitted: they are most likely on their way, and a generation without them would
 JOIN_MEMBERS = 500
 """A job with more members waits longer for workers to join together, in proportion: a generation interrupts all members, and each
 of them reports five times."""
-ANSWER_EACH_S = 0.0005
-"""So long the operator takes to hear one answer. Where thousands are asked at once, the last of them is heard seconds later."""
 MAX_GROWTH = 64
 """A deadline grows to so many times its first length, with generations that fail in a row."""
 RETRY_S = (1.0, 30.0)
@@ -168,7 +163,7 @@ def _trouble(
                 "Settling",
                 f"{count(broken, 'member')} reported a failed collective; looking for the cause.",
                 first.since_s + settings.settle_s,
-                ask=_uids(_silent_since(others, first.since_s)),
+                ask=pod_uids(silent_since(others, first.since_s)),
             )
         return first
     if current.adopted:
@@ -242,17 +237,11 @@ def _forced(
     # Rule WITNESS: a set that refused is tried again with those who may hold the state first, those leaving included.
     with_leaving = refusal is not None or _needs_leaving(able, bounds)
     able = [w for w in able if with_leaving or not w.is_ending]
-    unheard = _unheard(able, members, culprit, bounds)
-    answer_s = max(ANSWER_S if bounds.session else SCRIPT_RESTART_S, len(able) * ANSWER_EACH_S)
-    waits = [w for w in unheard if now_s < _asked_s(w, now_s) + answer_s]
-    if waits:
-        return Wait(
-            "Asking",
-            f"Waiting up to {answer_s:g} s for workers to answer a ping before the next generation starts.",
-            max(_asked_s(w, now_s) for w in waits) + answer_s,
-            ask=_uids(waits),
-        )
-    silent = {w.id for w in unheard}
+    asked = find_asked(able, members, culprit, bounds)
+    answers = wait_for_answers(asked, len(able), bounds, now_s)
+    if answers is not None:
+        return answers
+    silent = {w.id for w in asked}
     able = _enough_without([w for w in able if w.id not in silent], able, bounds)
     if refusal is None:
         prompt = [w for w in able if w.is_member or not _comes_late(w, current, now_s)]
@@ -355,39 +344,6 @@ def _only_holders(able: list[Worker], bounds: Bounds) -> frozenset[MemberId]:
         holders = [w.id for w in some if newest and state_of(w) == newest]
         out.update(holders if len(holders) == 1 else ())
     return frozenset(out)
-
-
-def _unheard(able: list[Worker], members: tuple[Worker, ...], culprit: Worker, bounds: Bounds) -> list[Worker]:
-    """Return who has not said anything since the group broke for a reason that may be a node's: a worker that cannot be
-    reached, or none that is known. A node's failure ends all its workers, but their streams close seconds apart. Processes of
-    a script end one after the other, so that the first says nothing about the rest."""
-    silent_s = [at_s for w in members if (at_s := _silent_since_s(w)) is not None]
-    is_open = culprit.standing == Standing.BROKEN or (culprit.standing == Standing.DIED and not bounds.session)
-    if not silent_s and not is_open:
-        return []
-    return _silent_since(able, max(silent_s, default=culprit.since_s))
-
-
-def _silent_since(workers: Iterable[Worker], since_s: float) -> list[Worker]:
-    return [w for w in workers if w.connected and w.session is not None and w.session.heard_at_s < since_s]
-
-
-def _uids(workers: Iterable[Worker]) -> frozenset[str]:
-    return frozenset(w.pod.uid for w in workers if w.pod is not None)
-
-
-def _silent_since_s(worker: Worker) -> float | None:
-    """Return since when nothing was heard of a member that is lost because it cannot be reached; None: it is not."""
-    session = worker.session
-    if worker.standing != Standing.LOST or worker.why not in _UNREACHED or session is None:
-        return None
-    return session.unanswered_since_s if session.closed_at_s is None else session.closed_at_s
-
-
-def _asked_s(worker: Worker, now_s: float) -> float:
-    """Return since when a worker has an answer to give; `now_s`: it is asked now."""
-    unanswered_s = worker.session.unanswered_since_s if worker.session is not None else None
-    return now_s if unanswered_s is None else unanswered_s
 
 
 def _comes_late(worker: Worker, current: Current, now_s: float) -> bool:
