@@ -210,7 +210,7 @@ def _excuse(
 ) -> Callable[[Worker], bool]:
     """Return whom a planned generation that not all have adopted excuses. Who is in the one before is excused for as long as it
     trains there: if enough workers were left, a forced generation would have replaced this one, and as long as there are too few, a
-    restart would only end who holds the state. Others are excused until the generation is given up for them (decision.py), and
+    restart would only end who holds the state. Others are excused until the generation is given up for them (trouble.py), and
     those `missed` by earlier generations (pod UIDs) not at all: they have ENTER_S."""
     if current is None or current.kind != PLANNED or current.adopted:
         return lambda _: False
