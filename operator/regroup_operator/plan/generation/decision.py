@@ -12,7 +12,7 @@ from dataclasses import replace
 from math import inf
 
 from regroup.protocol.document import FORCED
-from regroup_operator.api.members import MemberId, gone_name
+from regroup_operator.api.members import gone_name
 from regroup_operator.model.records import Settings
 from regroup_operator.model.waits import UntilEvent
 from regroup_operator.model.worker import (
@@ -27,12 +27,21 @@ from regroup_operator.model.worker import (
     Wait,
     Worker,
 )
-from regroup_operator.plan.facts.groups import by_position, choose, ready_words, unbroken, whole_since_s, whole_size
+from regroup_operator.plan.facts.groups import choose, ready_words, unbroken, whole_since_s
 from regroup_operator.plan.facts.stalls import is_unresponsive
 from regroup_operator.plan.generation.answers import find_asked, wait_for_answers
 from regroup_operator.plan.generation.culprit import name_culprit
-from regroup_operator.plan.generation.links import Links, cut_off, state_of, with_links, with_returning
-from regroup_operator.plan.generation.target import change, count, one_per_slot, overtaking, target_of, verb_of
+from regroup_operator.plan.generation.links import Links
+from regroup_operator.plan.generation.survivors import choose_members, choose_survivors, needs_leaving
+from regroup_operator.plan.generation.target import (
+    change,
+    comes_late,
+    count,
+    one_per_slot,
+    overtaking,
+    target_of,
+    verb_of,
+)
 from regroup_operator.plan.generation.trouble import LATE, deadline_of, find_overdue, find_trouble
 
 RECONNECT_S = 5.0
@@ -150,37 +159,24 @@ def _forced(
     overdue = find_overdue(current, members) if late and current.known else set()
     able = [w for w in workers if w.available and w.id not in overdue]
     # Rule WITNESS: a set that refused is tried again with those who may hold the state first, those leaving included.
-    with_leaving = refusal is not None or _needs_leaving(able, bounds)
+    with_leaving = refusal is not None or needs_leaving(able, bounds)
     able = [w for w in able if with_leaving or not w.is_ending]
     asked = find_asked(able, members, culprit, bounds)
     answers = wait_for_answers(asked, len(able), bounds, now_s)
     if answers is not None:
         return answers
-    silent = {w.id for w in asked}
-    able = _enough_without([w for w in able if w.id not in silent], able, bounds)
-    if refusal is None:
-        prompt = [w for w in able if w.is_member or not _comes_late(w, current, now_s)]
-        able = _enough_without(prompt, able, bounds)
-    else:
-        able = _enough_without([w for w in able if not _is_stuck(w, now_s)], able, bounds)
-    last = refusal.readers if refusal is not None else frozenset()
-    chosen = _choose(able, bounds, current, holders_first=with_leaving, last=last)
-    links = with_links(links, current, workers)
-    cut = cut_off(
-        current,
-        chosen,
-        links,
-        replaceable=_replaceable(able, chosen, bounds),
-        refused=refusal is not None,
-        spared=_only_holders(able, bounds),
+    survivors = choose_survivors(
+        able,
+        current=current,
+        workers=workers,
+        bounds=bounds,
+        refusal=refusal,
+        links=links,
+        left_out=overdue | {w.id for w in asked},
+        with_leaving=with_leaving,
+        now_s=now_s,
     )
-    if cut:
-        usable = [w for w in workers if w.available and w.id not in cut | overdue | silent and _can_leave(w, current)]
-        barred = [w for w in usable if now_s < w.barred_until_s and (with_leaving or not w.is_ending)]
-        others = with_returning([w for w in able if w.id not in cut], barred, links)
-        reachable = _choose(others, bounds, current, holders_first=with_leaving, last=last)
-        # Too few are left: the same set is tried again, with another store and a pause. The link may heal.
-        chosen = reachable if len(reachable) >= bounds.minimum else chosen
+    chosen = survivors.chosen
     named = name_culprit(current, members, culprit)
     if refusal is not None:
         is_same = refusal.names == names_of(current, workers, chosen)
@@ -198,7 +194,8 @@ def _forced(
     if len(chosen) < bounds.minimum:
         return Wait(
             "TooFewMembers",
-            f"{ready_words(chosen, able, bounds.per_group)}, {bounds.minimum} needed: {named.text}; the others keep their state.",
+            f"{ready_words(chosen, survivors.able, bounds.per_group)}, {bounds.minimum} needed: {named.text}; "
+            "the others keep their state.",
             UntilEvent.MORE_WORKERS,
         )
     if (
@@ -227,71 +224,16 @@ def _forced(
         culprit=named.id,
         detected_at_s=culprit.since_s,
         detect_s=None if culprit.last_seen_s is None else culprit.since_s - culprit.last_seen_s,
-        set_back=frozenset(overdue | cut),
+        set_back=frozenset(overdue | survivors.cut),
     )
-
-
-def _needs_leaving(able: list[Worker], bounds: Bounds) -> bool:
-    """Return whether those whose end has begun are needed once more: the others are too few to go on, or none of a position
-    may hold the job's state, which would be lost at the end of a grace period."""
-    staying = [w for w in able if not w.is_ending]
-    if not bounds.session or whole_size(staying, bounds.per_group) < bounds.minimum:
-        return bounds.session
-    holders = by_position((w for w in able if w.may_hold), bounds.per_group)
-    return any(some and all(w.is_ending for w in some) for some in holders)
-
-
-def _replaceable(able: list[Worker], chosen: Iterable[Worker], bounds: Bounds) -> frozenset[MemberId]:
-    """Return who could be dropped without a group: another worker of the same position is ready. Where a group is one worker, it
-    is the same for all."""
-    if bounds.per_group == 1:
-        return frozenset()
-    inside = {w.id.slot for w in chosen}
-    spare = by_position((w for w in able if w.id.slot not in inside), bounds.per_group)
-    return frozenset(w.id for w in chosen if spare[w.id.slot % bounds.per_group])
-
-
-def _only_holders(able: list[Worker], bounds: Bounds) -> frozenset[MemberId]:
-    """Return the workers that alone hold the newest state of their position."""
-    out: set[MemberId] = set()
-    for some in by_position(able, bounds.per_group):
-        newest = max(map(state_of, some), default=())
-        holders = [w.id for w in some if newest and state_of(w) == newest]
-        out.update(holders if len(holders) == 1 else ())
-    return frozenset(out)
-
-
-def _comes_late(worker: Worker, current: Current, now_s: float) -> bool:
-    """Return whether a worker that is no member would hold up a generation: it failed the last one, or is still in it. Who is
-    in one that the status does not know (it was restored from a backup) leaves that for a newer one, and for nothing else."""
-    return now_s < worker.barred_until_s or not _can_leave(worker, current)
-
-
-def _can_leave(worker: Worker, current: Current) -> bool:
-    """Return whether a worker's processes are in no group, or in one that they leave for a forced generation."""
-    condition = worker.session.condition if worker.session is not None else None
-    if condition is None or not condition.session or worker.is_waiting:
-        return True
-    return worker.is_in_group and condition.generation > current.number
-
-
-def _is_stuck(worker: Worker, now_s: float) -> bool:
-    """Return whether a worker has not come out of its last group for a generation that waited for it. To ask for the state
-    that it holds again brings nothing before its agent reports that it is out, or that its process was restarted."""
-    return worker.is_in_group and now_s < worker.barred_until_s
-
-
-def _enough_without(fitting: list[Worker], able: list[Worker], bounds: Bounds) -> list[Worker]:
-    """Return those that fit if they are enough, else all."""
-    return fitting if whole_size(fitting, bounds.per_group) >= bounds.minimum else able
 
 
 def _new_groups(current: Current, workers: tuple[Worker, ...], bounds: Bounds, hang: str, now_s: float) -> Decision:
     """Every rank waits in a collective of the newest generation, for `hang`: they keep their processes and their state."""
     able = [w for w in workers if w.available]
-    with_leaving = _needs_leaving(able, bounds)
+    with_leaving = needs_leaving(able, bounds)
     able = [w for w in able if with_leaving or not w.is_ending]
-    chosen = _choose(able, bounds, current, holders_first=with_leaving)
+    chosen = choose_members(able, bounds, current, holders_first=with_leaving)
     if len(chosen) < bounds.minimum:
         return Wait(
             "TooFewMembers",
@@ -341,28 +283,6 @@ def _pause_s(in_a_row: int) -> float:
     return 0.0 if in_a_row <= 2 else min(5.0, 0.1 * 2 ** min(10, in_a_row - 2))
 
 
-def _choose(
-    able: list[Worker], bounds: Bounds, current: Current, *, holders_first: bool, last: frozenset[str] = frozenset()
-) -> tuple[Worker, ...]:
-    """Return at most `replicas` workers in whole groups, one for each slot: members of the newest generation first, those of
-    slots that are wanted before the others, whose group is whole before the others, low slots first, who is being replaced
-    last, and behind all others the pods in `last`;
-    with `holders_first` those before all that hold the newest state, a live one before a backup (rule BACKUP)."""
-    whole = unbroken(able, current.members, bounds.per_group)
-
-    def order(worker: Worker) -> tuple[object, ...]:
-        is_last = worker.pod is not None and worker.pod.uid in last
-        slot, attempt = worker.id
-        place = (slot >= bounds.slots, worker.id not in whole, slot, -attempt)
-        usual = (is_last, worker.abandoned, not worker.is_member, *place)
-        seal = worker.session.seal if worker.session else None
-        if not holders_first or seal is None or seal.state is None:
-            return (0, 0, 0, 0, *usual)
-        return (-seal.state_adopted, seal.is_backup, -seal.state.generation, -seal.state.step, *usual)
-
-    return choose(one_per_slot(sorted(able, key=order)), bounds.replicas, current.members, bounds.per_group)
-
-
 # --- a healthy group -----------------------------------------------------------------------------------------------
 
 
@@ -378,7 +298,7 @@ def _planned(
     joiners = [w for w in workers if not w.is_member and w.available and not w.draining]
     joiners = [w for w in joiners if w.session is None or not is_unresponsive(w.session, now_s)]
     silent = [*silent, *(w.barred_until_s for w in joiners if w.barred_until_s > now_s)]
-    prompt = [w for w in joiners if not _comes_late(w, current, now_s)]
+    prompt = [w for w in joiners if not comes_late(w, current, now_s)]
     target = target_of(members, prompt, bounds, current.members)
     kept = [w for w in target if w.is_member]
     new = [w for w in target if not w.is_member]
