@@ -204,8 +204,8 @@ class Bounds:
 
 @dataclass(frozen=True)
 class Refusal:
-    """Members of the newest generation refused to train. A set of the same `names` (membership.names_of) would refuse
-    again: nothing has changed that it was made of. `unreadable`: a checkpoint could not be read, which may pass."""
+    """Members of the newest generation refused to train. A set of the same `names` (plan/generation/retry.py, names_of)
+    would refuse again: nothing has changed that it was made of. `unreadable`: a checkpoint could not be read, which may pass."""
 
     names: frozenset[str]
     unreadable: bool = False

@@ -312,7 +312,7 @@ def _is_late(state: State, member: Member) -> bool:
 
 
 def names_of(view: View, state: State, chosen: tuple[int, ...]) -> tuple[Name, ...]:
-    """What a refused set is remembered by (plan/generation/decision.py `names_of`)."""
+    """What a refused set is remembered by (plan/generation/retry.py `names_of`)."""
     newest_first = ((state.number, state.members), *state.older)
     names: list[Name] = []
     for place, worker in enumerate(state.workers):

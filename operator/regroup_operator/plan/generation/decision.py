@@ -7,12 +7,9 @@ planned ones only ready workers (rule FORCED, PLANNED).
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import replace
-from math import inf
 
 from regroup.protocol.document import FORCED
-from regroup_operator.api.members import gone_name
 from regroup_operator.model.records import Settings
 from regroup_operator.model.waits import UntilEvent
 from regroup_operator.model.worker import (
@@ -32,6 +29,7 @@ from regroup_operator.plan.facts.stalls import is_unresponsive
 from regroup_operator.plan.generation.answers import find_asked, wait_for_answers
 from regroup_operator.plan.generation.culprit import name_culprit
 from regroup_operator.plan.generation.links import Links
+from regroup_operator.plan.generation.retry import wait_after_failures, wait_after_refusal
 from regroup_operator.plan.generation.survivors import choose_members, choose_survivors, needs_leaving
 from regroup_operator.plan.generation.target import (
     change,
@@ -50,8 +48,6 @@ admitted: they are most likely on their way, and a generation without them would
 JOIN_MEMBERS = 500
 """A job with more members waits longer for workers to join together, in proportion: a generation interrupts all members, and each
 of them reports five times."""
-RETRY_S = (1.0, 30.0)
-"""Pause before a checkpoint that could not be read is tried again: the first, doubled each time up to the second."""
 
 
 def next_generation(
@@ -178,19 +174,9 @@ def _forced(
     )
     chosen = survivors.chosen
     named = name_culprit(current, members, culprit)
-    if refusal is not None:
-        is_same = refusal.names == names_of(current, workers, chosen)
-        if is_same and not refusal.unreadable:
-            return Wait(
-                "NoWitness",
-                "The workers that can be reached do not have the newest state; training waits for those that have it. "
-                "If they are gone for good, delete their pods: the job then rolls back to the newest state that is left.",
-                min((at_s for w in workers if (at_s := w.silent_until_s) and at_s < inf), default=UntilEvent.HOLDER),
-            )
-        until_s = current.announced_at_s + _retry_s(current, is_same=is_same or refusal.have_all_tried)
-        if refusal.unreadable and now_s < until_s:
-            return Wait("CheckpointUnreadable", "The required checkpoint cannot be read; trying again.", until_s)
-    missing = bounds.replicas - len(chosen)
+    refused = wait_after_refusal(refusal, current, workers, chosen, now_s) if refusal is not None else None
+    if refused is not None:
+        return refused
     if len(chosen) < bounds.minimum:
         return Wait(
             "TooFewMembers",
@@ -199,7 +185,7 @@ def _forced(
             UntilEvent.MORE_WORKERS,
         )
     if (
-        missing > 0
+        len(chosen) < bounds.replicas
         and bounds.rejoin_s > 0
         and culprit.standing == Standing.DIED
         and now_s < culprit.since_s + bounds.rejoin_s
@@ -207,14 +193,9 @@ def _forced(
         return Wait(
             "Rejoining", f"{named.text}; waiting for it to restart in place.", culprit.since_s + bounds.rejoin_s
         )
-    pause = _pause_s(max(current.attempts, without_commit))
-    if now_s < current.announced_at_s + pause:
-        failed = (
-            f"{current.attempts} generations in a row did not form"
-            if current.attempts >= without_commit
-            else f"{without_commit} generations in a row committed no step"
-        )
-        return Wait("BackingOff", f"{failed}; trying again.", current.announced_at_s + pause)
+    failed = wait_after_failures(current, without_commit, now_s)
+    if failed is not None:
+        return failed
     return Announce(
         FORCED,
         chosen,
@@ -242,45 +223,6 @@ def _new_groups(current: Current, workers: tuple[Worker, ...], bounds: Bounds, h
         )
     message = f"{hang}. {count(chosen, 'worker')} {verb_of(chosen, 'make')} new groups."
     return Announce(FORCED, chosen, "Hung", message, cause="Hung", detected_at_s=now_s)
-
-
-def names_of(current: Current | None, workers: Iterable[Worker], chosen: Iterable[Worker]) -> frozenset[str]:
-    """Return what the verdict on a set depends on (rule WORDS): exactly the inputs of `adoption.decide` and of what its
-    document leaves out. As long as nothing of it changes, the same set refuses again."""
-    chosen, workers = tuple(chosen), tuple(workers)
-    inside = {w.id for w in chosen}
-    older = [] if current is None else [(o.number, set(o.pod_uids)) for o in current.older]
-    if current is not None:
-        older.append((current.number, {w.pod.uid for w in workers if w.is_member and w.pod is not None}))
-    names: set[str] = set()
-    for worker in workers:
-        session, pod = worker.session, worker.pod
-        seal = session.seal if session else None
-        role = "member" if worker.id in inside else "seal" if seal else "silent" if worker.silent_until_s else ""
-        if pod is None or not role:
-            continue
-        held = (seal.state, seal.state_adopted, seal.adopted, seal.is_backup) if seal else None
-        left_up_to = seal.left_up_to if seal else 0
-        not_left = [number for number, uids in older if pod.uid in uids and left_up_to < number]
-        names.add(f"{role}:{pod.uid}:{held}:{not_left}:{session.condition.adopted if session else 0}")
-    if current is not None:
-        alive = {w.pod.uid for w in workers if w.pod is not None and w.pod.alive}
-        dead = [w.pod.uid if w.pod else gone_name(w.id) for w in workers if w.is_member]
-        dead += [uid for generation in current.older for uid in generation.pod_uids]
-        names |= {f"lost:{uid}" for uid in dead if uid not in alive}
-    return frozenset(names)
-
-
-def _retry_s(current: Current, *, is_same: bool) -> float:
-    """Return how long after a generation that could not read its checkpoint the next may try (rule RETRY): `is_same`, nobody
-    is in it who has not tried."""
-    first_s, last_s = RETRY_S
-    return min(last_s, first_s * 2 ** min(10, max(0, current.attempts - 1))) if is_same else _pause_s(current.attempts)
-
-
-def _pause_s(in_a_row: int) -> float:
-    """Return how long after a generation that did not train the next may come: two at once, then 0.2, 0.4 .. 5 s."""
-    return 0.0 if in_a_row <= 2 else min(5.0, 0.1 * 2 ** min(10, in_a_row - 2))
 
 
 # --- a healthy group -----------------------------------------------------------------------------------------------
