@@ -14,7 +14,8 @@ from regroup_operator.model.records import Settings
 from regroup_operator.model.waits import UntilEvent
 from regroup_operator.model.worker import Announce, Bounds, Current, Decision, Keep, Refusal, Standing, Wait, Worker
 from regroup_operator.plan.facts.allowances import entry_s
-from regroup_operator.plan.generation.decision import RECONNECT_S, next_generation
+from regroup_operator.plan.generation.decision import next_generation
+from regroup_operator.plan.generation.forced import RECONNECT_S
 from regroup_operator.plan.generation.links import Links
 from regroup_operator.plan.generation.retry import RETRY_S, names_of
 from tests.builders.plan import (

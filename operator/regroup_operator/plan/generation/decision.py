@@ -1,8 +1,9 @@
 """Decide the next generation: announce one, wait, or keep the one there is.
 
 Pure: (newest generation, workers, bounds, clock) -> a Decision with its reason. The rules are protocol.md's; PERSIST,
-FENCE and the rest of the writing order are controller.py's. Forced generations name only members with an open stream;
-planned ones only ready workers (rule FORCED, PLANNED).
+FENCE and the rest of the writing order are controller.py's. The first generation is decided here, and when a healthy group
+changes; a planned generation names only ready workers (rule PLANNED). What has broken a group is found in trouble.py, and
+forced.py decides what takes its place.
 """
 
 from __future__ import annotations
@@ -26,11 +27,8 @@ from regroup_operator.model.worker import (
 )
 from regroup_operator.plan.facts.groups import choose, ready_words, unbroken, whole_since_s
 from regroup_operator.plan.facts.stalls import is_unresponsive
-from regroup_operator.plan.generation.answers import find_asked, wait_for_answers
-from regroup_operator.plan.generation.culprit import name_culprit
+from regroup_operator.plan.generation.forced import forced_generation, new_groups
 from regroup_operator.plan.generation.links import Links
-from regroup_operator.plan.generation.retry import wait_after_failures, wait_after_refusal
-from regroup_operator.plan.generation.survivors import choose_members, choose_survivors, needs_leaving
 from regroup_operator.plan.generation.target import (
     change,
     comes_late,
@@ -38,13 +36,9 @@ from regroup_operator.plan.generation.target import (
     one_per_slot,
     overtaking,
     target_of,
-    verb_of,
 )
-from regroup_operator.plan.generation.trouble import LATE, deadline_of, find_overdue, find_trouble
+from regroup_operator.plan.generation.trouble import deadline_of, find_trouble
 
-RECONNECT_S = 5.0
-"""After the operator's start a broken group waits this long for members that have not called yet, and longer while some wait to be
-admitted: they are most likely on their way, and a generation without them would cost them their place."""
 JOIN_MEMBERS = 500
 """A job with more members waits longer for workers to join together, in proportion: a generation interrupts all members, and each
 of them reports five times."""
@@ -81,17 +75,19 @@ def next_generation(
     if isinstance(trouble, Wait):
         return trouble
     if trouble is not None:
-        unknown = [w for w in members if w.standing == Standing.SILENT and w.session is None]
-        until_s = max((w.since_s + RECONNECT_S for w in unknown), default=now_s)
-        if now_s < until_s:
-            return Wait(
-                "Reconnecting",
-                f"The operator has just started; {count(unknown, 'member')} have not connected yet.",
-                until_s,
-            )
-        return _forced(current, workers, members, bounds, trouble, refusal, links, without_commit, now_s)
+        return forced_generation(
+            culprit=trouble,
+            current=current,
+            workers=workers,
+            members=members,
+            bounds=bounds,
+            refusal=refusal,
+            links=links,
+            without_commit=without_commit,
+            now_s=now_s,
+        )
     if hang:
-        return _new_groups(current, workers, bounds, hang, now_s)
+        return new_groups(current, workers, bounds, hang, now_s)
     silent = [w.lost_at_s for w in members if w.lost_at_s is not None]
     if any(w.standing == Standing.FINISHED for w in members):
         # A finished rank ignores planned generations (rule CUTALL).
@@ -135,94 +131,6 @@ def _first(workers: tuple[Worker, ...], bounds: Bounds, now_s: float, settings: 
         f"{counts}; starting with these if no more come within {settings.first_wait_s:.0f} s.",
         since + settings.first_wait_s,
     )
-
-
-# --- a broken group ------------------------------------------------------------------------------------------------
-
-
-def _forced(
-    current: Current,
-    workers: tuple[Worker, ...],
-    members: tuple[Worker, ...],
-    bounds: Bounds,
-    culprit: Worker,
-    refusal: Refusal | None,
-    links: Links,
-    without_commit: int,
-    now_s: float,
-) -> Decision:
-    late = culprit.standing in LATE
-    overdue = find_overdue(current, members) if late and current.known else set()
-    able = [w for w in workers if w.available and w.id not in overdue]
-    # Rule WITNESS: a set that refused is tried again with those who may hold the state first, those leaving included.
-    with_leaving = refusal is not None or needs_leaving(able, bounds)
-    able = [w for w in able if with_leaving or not w.is_ending]
-    asked = find_asked(able, members, culprit, bounds)
-    answers = wait_for_answers(asked, len(able), bounds, now_s)
-    if answers is not None:
-        return answers
-    survivors = choose_survivors(
-        able,
-        current=current,
-        workers=workers,
-        bounds=bounds,
-        refusal=refusal,
-        links=links,
-        left_out=overdue | {w.id for w in asked},
-        with_leaving=with_leaving,
-        now_s=now_s,
-    )
-    chosen = survivors.chosen
-    named = name_culprit(current, members, culprit)
-    refused = wait_after_refusal(refusal, current, workers, chosen, now_s) if refusal is not None else None
-    if refused is not None:
-        return refused
-    if len(chosen) < bounds.minimum:
-        return Wait(
-            "TooFewMembers",
-            f"{ready_words(chosen, survivors.able, bounds.per_group)}, {bounds.minimum} needed: {named.text}; "
-            "the others keep their state.",
-            UntilEvent.MORE_WORKERS,
-        )
-    if (
-        len(chosen) < bounds.replicas
-        and bounds.rejoin_s > 0
-        and culprit.standing == Standing.DIED
-        and now_s < culprit.since_s + bounds.rejoin_s
-    ):
-        return Wait(
-            "Rejoining", f"{named.text}; waiting for it to restart in place.", culprit.since_s + bounds.rejoin_s
-        )
-    failed = wait_after_failures(current, without_commit, now_s)
-    if failed is not None:
-        return failed
-    return Announce(
-        FORCED,
-        chosen,
-        "MemberLost" if not late else "GenerationOverdue",
-        f"{named.text}; {count(chosen, 'worker')} {verb_of(chosen, 'go')} on.",
-        cause=named.cause or ("Overdue" if late else ""),
-        culprit=named.id,
-        detected_at_s=culprit.since_s,
-        detect_s=None if culprit.last_seen_s is None else culprit.since_s - culprit.last_seen_s,
-        set_back=frozenset(overdue | survivors.cut),
-    )
-
-
-def _new_groups(current: Current, workers: tuple[Worker, ...], bounds: Bounds, hang: str, now_s: float) -> Decision:
-    """Every rank waits in a collective of the newest generation, for `hang`: they keep their processes and their state."""
-    able = [w for w in workers if w.available]
-    with_leaving = needs_leaving(able, bounds)
-    able = [w for w in able if with_leaving or not w.is_ending]
-    chosen = choose_members(able, bounds, current, holders_first=with_leaving)
-    if len(chosen) < bounds.minimum:
-        return Wait(
-            "TooFewMembers",
-            f"{hang}. {ready_words(chosen, able, bounds.per_group)}, {bounds.minimum} needed for new groups.",
-            UntilEvent.MORE_WORKERS,
-        )
-    message = f"{hang}. {count(chosen, 'worker')} {verb_of(chosen, 'make')} new groups."
-    return Announce(FORCED, chosen, "Hung", message, cause="Hung", detected_at_s=now_s)
 
 
 # --- a healthy group -----------------------------------------------------------------------------------------------

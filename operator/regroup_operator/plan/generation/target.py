@@ -1,6 +1,6 @@
 """Who should train in place of a healthy group, and the planned generation that brings it about: resizes and drains.
 
-Pure. Whether it is time for a change, and what becomes of a broken group, is decided in decision.py.
+Pure. Whether it is time for a change is decided in decision.py, and what becomes of a broken group in forced.py.
 """
 
 from __future__ import annotations
