@@ -17,7 +17,8 @@ from tests.simulator.observing import Observer
 from tests.simulator.trainers import Trainer
 
 if TYPE_CHECKING:
-    from tests.simulator.world import Operator, World
+    from tests.simulator.operators import Operator
+    from tests.simulator.world import World
 
 ANSWER_TIMEOUT_S = 10.0
 """As in _regroup_agent/link.py: a report that is not answered for so long ends the connection."""

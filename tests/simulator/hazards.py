@@ -6,7 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 from tests.simulator.cluster import Node
-from tests.simulator.world import Operator, World
+from tests.simulator.operators import Operator
+from tests.simulator.world import World
 
 NOT_READY_S = 40.0
 """Until the API calls a node NotReady that says nothing (Kubernetes' node-monitor-grace-period)."""

@@ -16,7 +16,8 @@ from tests.builders.jobs import role
 from tests.builders.plan import JobBuilder, make_job
 from tests.simulator.bound import NAMED, WAITS, bound_s
 from tests.simulator.faults import KINDS, MOMENT_S, Fault, draw
-from tests.simulator.world import FOREVER, Pace, World
+from tests.simulator.pace import Pace
+from tests.simulator.world import FOREVER, World
 
 MAX_REPLICAS = 5
 GROUPS_CHANCE = 0.1

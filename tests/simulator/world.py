@@ -10,11 +10,9 @@ from __future__ import annotations
 
 import heapq
 import itertools
-import random
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterable, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,208 +23,27 @@ from _regroup_agent.statefile import Saved
 from regroup.protocol.snapshot import SnapshotState
 from regroup.protocol.state import StatePair
 from regroup.protocol.wire import SILENT_S
-from regroup_operator.api import Job, RegroupError, parse_job
+from regroup_operator.api import Job, parse_job
 from regroup_operator.api.members import parse_members
-from regroup_operator.controller import Controller
 from regroup_operator.decision_log import DecisionLog
-from regroup_operator.endpoint.registry import Registry, Stream
-from regroup_operator.kube.job_cache import JobCache
-from regroup_operator.kube.jobs import CachedJobStore
 from regroup_operator.model.ports import EventNote
-from regroup_operator.model.records import Key, Settings
-from regroup_operator.queue import BACKOFF_MAX_S, BACKOFF_MIN_S
+from regroup_operator.model.records import Settings
 from tests.builders.plan import JobBuilder
 from tests.simulator.agents import Agent
-from tests.simulator.cluster import Api, Pods, Store
+from tests.simulator.cluster import KEY, Pods, Store
 from tests.simulator.disk import Disk
+from tests.simulator.operators import Operator
+from tests.simulator.pace import Pace
 from tests.simulator.trainers import Group, Trainer
 
-KEY: Key = ("default", "digits")
 MAX_TURNS = 5000
 START_S = 1000.0
-WALL = 1_800_000_000.0
-
 FOREVER = 1e9
 GRACE_S = 30.0
 """A pod's terminationGracePeriodSeconds."""
 
 CRASH_LOOP_S = 1.0
 """Before a container that cannot write its state is started again."""
-
-Span = tuple[float, float]
-
-
-@dataclass
-class Pace:
-    """How long things take, seconds: each time something between the two bounds. By default nothing takes any time."""
-
-    rng: random.Random = field(default_factory=lambda: random.Random(0))
-    start_s: Span = (0.0, 0.0)
-    """From the start of a trainer process to its attaching."""
-    form_s: Span = (0.0, 0.0)
-    adopt_s: Span = (0.0, 0.0)
-    checkpoint_s: Span = (0.0, 0.0)
-    container_s: Span = (0.0, 0.0)
-    reconnect_s: Span = (0.0, 0.0)
-    watch_s: Span = (0.0, 0.0)
-    """Until an operator's watch shows that the job's object has changed."""
-    probe_s: float = 5.0
-    """Until a kernel gives a connection up whose other end says nothing."""
-    probe_late_s: Span = (0.0, 0.0)
-    """How much later than that it does: the streams of one node do not end at one moment."""
-    in_part: bool = False
-    """Some ranks of a group that breaks may have committed the step in flight."""
-    shuffles: bool = False
-    """Who has something to do at one moment does it in any order."""
-
-    def some(self, span: Span) -> float:
-        return 0.0 if span[1] == 0.0 else round(self.rng.uniform(*span), 3)
-
-    def toss(self, chance: float) -> bool:
-        return self.rng.random() < chance
-
-
-class AtOnce:
-    """The simulator's Background: what is made beside the plan is made at once."""
-
-    def start(self, work: Coroutine[Any, Any, None], name: str) -> None:  # noqa: ARG002
-        """See Background."""
-        with suppress(StopIteration):
-            work.send(None)
-            raise AssertionError("what is made does not wait")
-
-    async def together(self, works: Iterable[Coroutine[Any, Any, None]]) -> None:
-        """See Background."""
-        for work in works:
-            await work
-
-
-class Operator:
-    """One operator process: a controller and a registry. Killed, it is forgotten (`dead`). `paused`: it does nothing, its
-    streams stay open, and its kernel takes what is written to it."""
-
-    def __init__(self, world: World, settings: Settings) -> None:
-        self.world = world
-        self.paused = self.dead = self.is_dirty = False
-        self.look_s: float | None = None
-        self.expected_s: float | None = None
-        self.rests_until_s = 0.0
-        self.num_reconciles = 0
-        factor = world.progress_factors[world.num_operators % len(world.progress_factors)]
-        world.num_operators += 1
-        self.registry = Registry(
-            lambda: world.now_s,
-            lambda _: self.dirty(),
-            lambda _, wait_s: self.look_in(wait_s),
-            lambda _: factor,
-        )
-        self.jobs = JobCache()
-        self.jobs.see(world.store.view)
-        self.controller = Controller(
-            store=CachedJobStore(Api(world.store), self.jobs, look=lambda _: self.dirty(), clock=lambda: world.now_s),
-            workers=world.pods,
-            recorder=world,
-            registry=self.registry,
-            settings=settings,
-            endpoint="regroup.ns.svc:8443",
-            background=AtOnce(),
-            look_after=lambda _, wait_s: self.look_in(wait_s),
-            expect=lambda _, due_s: self.expect(due_s),
-            rest=lambda _, until_s: self.rest(until_s),
-            monotonic=lambda: world.now_s,
-            wall=lambda: WALL + world.now_s + world.wall_skew_s,
-            decisions=world.decisions,
-            progress_writes_per_s=world.progress_writes_per_s,
-        )
-        self._failures = 0
-        self._suspended: Coroutine[Any, Any, float | None] | None = None
-        self._ended: list[tuple[str, Stream]] = []
-        self._unseen: list[tuple[dict[str, Any], bool]] = []
-
-    def dirty(self) -> None:
-        self.is_dirty = True
-
-    def see(self, raw: dict[str, Any], gone: bool) -> None:
-        """Its watch shows the job's object."""
-        if self.paused:
-            self._unseen.append((raw, gone))
-            return
-        if gone:
-            self.jobs.drop(KEY, raw["metadata"]["uid"])
-        elif not self.jobs.see(raw):
-            return
-        self.dirty()
-
-    def look_in(self, wait_s: float) -> None:
-        """Have it reconcile in `wait_s`, or earlier if that was asked for already."""
-        due_s = self.world.now_s + wait_s
-        self.look_s = due_s if self.look_s is None else min(self.look_s, due_s)
-
-    def expect(self, due_s: float) -> None:
-        """Have it reconcile at `due_s`, unless progress puts that off."""
-        self.expected_s = due_s
-
-    def rest(self, until_s: float) -> None:
-        """Do not reconcile before."""
-        self.rests_until_s = until_s
-
-    @property
-    def is_due(self) -> bool:
-        now_s = self.world.now_s
-        if self.paused or self._suspended is not None or now_s < self.rests_until_s:
-            return False
-        if self.expected_s is not None and self.expected_s <= now_s:
-            later_s = self.controller.progress_overdue_s(KEY)
-            if later_s is None or later_s <= now_s:
-                return True
-            self.expected_s = later_s
-        return self.is_dirty or (self.look_s is not None and self.look_s <= now_s)
-
-    def reconcile(self) -> None:
-        """Reconcile once; with an error, where the world says so, again after the work queue's back-off."""
-        self.expected_s = None
-        self.num_reconciles += 1
-        self._run(self.controller.reconcile(KEY))
-
-    def pause(self) -> None:
-        """SIGSTOP."""
-        self.paused = True
-
-    def go_on(self) -> None:
-        """SIGCONT: a request that it was in the middle of goes on first, then what came meanwhile."""
-        self.paused = False
-        work, self._suspended = self._suspended, None
-        if work is not None:
-            self._run(work)
-        for uid, stream in self._ended:
-            self.end_stream(uid, stream)
-        self._ended.clear()
-        unseen, self._unseen = self._unseen, []
-        for raw, gone in unseen:
-            self.see(raw, gone)
-
-    def end_stream(self, uid: str, stream: Stream) -> None:
-        """The connection of a stream is gone."""
-        if self.paused:
-            self._ended.append((uid, stream))
-        elif uid in self.world.pods.by_uid:
-            self.registry.close(self.world.pods.by_uid[uid], stream)
-
-    def _run(self, work: Coroutine[Any, Any, float | None]) -> None:
-        now_s = self.world.now_s
-        try:
-            work.send(None)
-        except StopIteration as end:
-            wait_s: float | None = end.value
-            self.look_s = None if wait_s is None else now_s + wait_s
-            self._failures = 0
-        except RegroupError:
-            if not self.world.backs_off:
-                raise
-            self.look_s = now_s + min(BACKOFF_MIN_S * 2.0**self._failures, BACKOFF_MAX_S)
-            self._failures += 1
-        else:
-            self._suspended, self.paused = work, True
 
 
 class World:

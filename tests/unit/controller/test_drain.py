@@ -17,7 +17,8 @@ from _regroup_agent import events as ev
 from regroup_operator.model.records import Settings
 from tests.builders.plan import make_job
 from tests.simulator import hazards
-from tests.simulator.world import Pace, World
+from tests.simulator.pace import Pace
+from tests.simulator.world import World
 
 START_S = 5.0
 """A pod takes as long to start, and its grace period is six times that."""

@@ -7,7 +7,8 @@ import random
 from regroup.protocol.document import Document
 from regroup_operator.model.records import Settings
 from tests.builders.plan import make_job
-from tests.simulator.world import Pace, World
+from tests.simulator.pace import Pace
+from tests.simulator.world import World
 
 START_S = 5.0
 STEP_S = 0.5

@@ -19,8 +19,9 @@ from regroup_operator.plan.facts.stalls import SCRIPT_ANSWER_S, SCRIPT_ASK_EVERY
 from regroup_operator.plan.generation.lateness import ENTER_S, ONLY_HOLDER, SETBACK_S
 from tests.builders.plan import JobBuilder, make_job
 from tests.simulator import hazards
+from tests.simulator.pace import Pace
 from tests.simulator.trainers import Group, Trainer
-from tests.simulator.world import FOREVER, Pace, World
+from tests.simulator.world import FOREVER, World
 
 SETTINGS = Settings()
 RESTART_S = SETTINGS.form_timeout_s + SETTINGS.late_timeout_s

@@ -11,7 +11,8 @@ import pytest
 from regroup_operator.model.records import Settings
 from tests.builders.plan import JobBuilder, make_job
 from tests.simulator import hazards
-from tests.simulator.world import Pace, World
+from tests.simulator.pace import Pace
+from tests.simulator.world import World
 
 SEEN_S = 1.85
 """A quarter of a second between two attempts, 1.5 s of silence, and what it takes to look."""

@@ -11,7 +11,8 @@ import pytest
 from regroup_operator.api import ConflictError
 from regroup_operator.model.records import Settings
 from tests.builders.plan import JobBuilder, make_job
-from tests.simulator.world import Operator, World
+from tests.simulator.operators import Operator
+from tests.simulator.world import World
 
 
 class Killed(Exception):
