@@ -80,7 +80,7 @@ class Agent:
             and world.operator is not None
             and not world.operator.paused
             and self.uid not in world.unreachable
-            and self.uid not in world.dark
+            and self.uid not in world.network.dark
             and self.uid in world.pods.by_uid
             and self.next_call_s <= world.now_s
         )

@@ -28,7 +28,7 @@ def node_off(world: World, name: str, for_s: float) -> bool:
         agent = world.agents.get(pod.uid)
         if agent is not None and agent.alive:
             world.lose_power(agent)
-    world.watch_out()
+    world.network.watch_out()
     world.after(NOT_READY_S, lambda: None if node.is_up else say_ready(world, name, False))
     world.lasts(for_s, lambda: node_on(world, name))
     return True
@@ -106,10 +106,10 @@ def meet_cut_links(world: World) -> None:
 
 def cut_nodes(world: World, start: str, to: str, for_s: float) -> None:
     """Nothing that a pod on one node sends reaches those on another, also a pod that comes later."""
-    world.deaf_nodes.add((start, to))
-    world.watch_out()
+    world.network.deaf_nodes.add((start, to))
+    world.network.watch_out()
     world.after(world.pace.probe_s, lambda: meet_cut_links(world))
-    world.lasts(for_s, lambda: world.deaf_nodes.discard((start, to)))
+    world.lasts(for_s, lambda: world.network.deaf_nodes.discard((start, to)))
 
 
 # --- operators and the API server ----------------------------------------------------------------------------------

@@ -101,7 +101,7 @@ class Group:
         world = next(iter(self.ranks.values())).agent.world
         uids = sorted({t.agent.uid for t in self.ranks.values()})
         for a, b in ((a, b) for i, a in enumerate(uids) for b in uids[i + 1 :]):
-            blind = world.who_misses(a, b)
+            blind = world.network.who_misses(a, b)
             if blind:
                 for rank, trainer in self.ranks.items():
                     if trainer.agent.uid in blind:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -32,6 +32,7 @@ from tests.builders.plan import JobBuilder
 from tests.simulator.agents import Agent
 from tests.simulator.cluster import KEY, Pods, Store
 from tests.simulator.disk import Disk
+from tests.simulator.network import Network
 from tests.simulator.operators import Operator
 from tests.simulator.pace import Pace
 from tests.simulator.trainers import Group, Trainer
@@ -81,13 +82,10 @@ class World:
         self.settings, self.progress_writes_per_s = settings or Settings(), progress_writes_per_s
         self.pace, self.by_json, self.backs_off = pace or Pace(), by_json, backs_off
         self.observes, self.progress_factors = observes, progress_factors
-        self.dark: set[str] = set()
-        """Pod UIDs whose node has no power, or whose network is paused: nothing passes in or out."""
-        self.paused: set[str] = set()
-        """Those of them whose pause is too short to prove anything."""
         self.num_unheard = 0
         """How often a worker was lost because observers did not hear it."""
-        self._cut_s, self._judged = START_S - 1000.0, 0
+        self.network = Network(self)
+        self._judged = 0
         self.operators: list[Operator] = []
         self.num_operators = 0
         """How many there have been."""
@@ -98,13 +96,9 @@ class World:
         self.agents: dict[str, Agent] = {}
         self.groups: dict[tuple[int, str], Group] = {}
         self.unreachable: set[str] = set()
-        self.cut_links: set[frozenset[str]] = set()
+        """Pod UIDs of agents that the operator cannot reach, nor they it."""
         self.immortal: set[tuple[str, int]] = set()
         """(Pod, local rank) of processes that wait for a disk: no signal ends them."""
-        self.deaf_links: set[tuple[str, str]] = set()
-        """(a, b): what a sends does not reach b, and only b notices that a is missing."""
-        self.deaf_nodes: set[tuple[str, str]] = set()
-        """The same between the pods of two nodes, whichever they are."""
         self.full: set[str] = set()
         """Pod UIDs of agents whose state file cannot be written."""
         self.stalled_logs: set[str] = set()
@@ -402,8 +396,8 @@ class World:
             trainer.alive = False  # its group hangs: nobody hears of it
         self.unreachable.add(uid)
         self.pods.by_uid[uid] = replace(pod, node_ready=True)
-        self.dark.add(uid)
-        self.watch_out()
+        self.network.dark.add(uid)
+        self.network.watch_out()
 
     def lose_power(self, agent: Agent) -> None:
         """A worker's machine is off: who talked to it finds out when the kernel gives up."""
@@ -427,69 +421,15 @@ class World:
         if uid in self.agents:
             self.agents[uid].unmute()
 
-    # --- what observers hear -----------------------------------------------------------------------------------------
-
-    @property
-    def is_cut(self) -> bool:
-        """Whether some way between two workers may be cut."""
-        off = any(not node.is_up for node in self.pods.nodes.values())
-        return off or bool(self.dark or self.cut_links or self.deaf_links or self.deaf_nodes)
-
-    def watch_out(self) -> None:
-        """Something is cut, or whole again."""
-        for agent in list(self.agents.values()):
-            if agent.alive:
-                agent.observer.wake()
-
-    def answers(self, observer: str, uid: str) -> bool:
-        """Return whether an attempt of one pod to reach another is answered by the kernel there: the way must be open in both
-        directions."""
-        pods = [self.pods.by_uid.get(one) for one in (observer, uid)]
-        lost = any(pod is None or not self.pods.has_power(pod) for pod in pods)
-        if lost or self.who_misses(observer, uid) or {observer, uid} & self.dark - self.paused:
-            self._cut_s = self.now_s
-            return False
-        return not {observer, uid} & self.dark
-
     def _judge_unheard(self, status: dict[str, Any]) -> None:
         """A pause alone loses nobody: who is lost because nobody hears it was cut off for longer than that."""
         newest = (status.get("incidents") or [{}])[-1]
         if newest.get("cause") == "Unheard" and newest["generation"] > self._judged:
             self._judged = newest["generation"]
             self.num_unheard += 1
-            assert self.now_s - self._cut_s <= 2 * EVERY_S + SILENT_S, (
+            assert self.now_s - self.network.refused_s <= 2 * EVERY_S + SILENT_S, (
                 f"a pause has lost a worker: {newest['decision']}"
             )
-
-    def pause_network(self, uids: Iterable[str], for_s: float) -> None:
-        """Nothing passes between these pods and anybody else for a while, the operator included; connections outlast it."""
-        paused = set(uids)
-        agents = [self.agents[uid] for uid in paused if uid in self.agents]
-        self.dark |= paused
-        self.paused |= paused if for_s < SILENT_S else set()
-        for agent in agents:
-            agent.muted = agent.connected or agent.muted
-
-        def go_on() -> None:
-            self.dark -= paused
-            self.paused -= paused
-            for agent in agents:
-                if agent.alive and agent.uid not in self.unreachable:
-                    agent.unmute()
-
-        self.watch_out()
-        self.lasts(for_s, go_on)
-
-    def who_misses(self, a: str, b: str) -> tuple[str, ...]:
-        """Return which of two workers notice that they cannot form a group together."""
-        if frozenset((a, b)) in self.cut_links:
-            return (a, b)
-        nodes = {uid: pod.node for uid in (a, b) if (pod := self.pods.by_uid.get(uid)) is not None}
-        return tuple(
-            to
-            for start, to in ((a, b), (b, a))
-            if (start, to) in self.deaf_links or (nodes.get(start), nodes.get(to)) in self.deaf_nodes
-        )
 
     def kill_process(self, uid: str, local_rank: int = 0, code: int = -9, last_line: str = "") -> None:
         agent = self.agents[uid]

@@ -188,7 +188,7 @@ def test_joiner_whose_process_is_stopped_is_restarted_when_it_is_missed_again(tm
 
 def test_cut_link_at_fixed_size_has_one_of_the_two_replaced(tmp_path: Path) -> None:
     world = running(tmp_path, fixed(3))
-    world.cut_links.add(frozenset({world.uid(0), world.uid(2)}))
+    world.network.cut_links.add(frozenset({world.uid(0), world.uid(2)}))
     world.kill_process(world.uid(1))
     trains_within(world, SETTINGS.late_timeout_s + MARGIN_S, "0-0,1-0,2-1")
 
@@ -200,7 +200,7 @@ def test_worker_without_any_link_goes_and_all_others_train_on(tmp_path: Path, jo
     ones, or nobody did for a minute."""
     world = running(tmp_path, job)
     slots = range(world.replicas)
-    world.cut_links |= {frozenset({world.uid(bad), world.uid(slot)}) for slot in slots if slot != bad}
+    world.network.cut_links |= {frozenset({world.uid(bad), world.uid(slot)}) for slot in slots if slot != bad}
     hazards.meet_cut_links(world)
     others = ",".join(f"{slot}-0" for slot in slots if slot != bad)
     trains_within(world, 2.0, others)
@@ -218,7 +218,7 @@ def test_holder_that_a_newcomer_cannot_reach_trains_on(tmp_path: Path, late: int
     world.scale(2)
     world.settle()
     uids = [world.uid(0), world.uid(1)]
-    world.cut_links.add(frozenset(uids))
+    world.network.cut_links.add(frozenset(uids))
     hears_later(world.agents[uids[late]].trainers[0])
     world.advance(30, 0.5)
     generation, steps = world.generation, len(world.committed)
