@@ -137,7 +137,7 @@ class Agent:
             return True
         command = wire.Command.decode(line)
         if isinstance(command.body, wire.Generation):
-            self.world.saw_generation(command.body.number, command.body.uid, command.body.document_digest)
+            self.world.ledger.saw_generation(command.body.number, command.body.uid, command.body.document_digest)
         self.handle(ev.Commanded(command))
         if isinstance(command.body, wire.Generation):
             self.world.happened("heard", self.uid)

@@ -177,6 +177,6 @@ def restore(world: World, status: dict[str, Any]) -> None:
     for operator in list(world.operators):
         world.kill_operator(operator)
     restored = status.get("membership", {}).get("generation", 0)
-    world.unwritten |= {number for number in world.generations if number > restored}
+    world.ledger.unwritten |= {number for number in world.ledger.generations if number > restored}
     world.store.replace_status(status)
     world.after(1.0, lambda: lead(world))

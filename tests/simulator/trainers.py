@@ -146,7 +146,7 @@ class Group:
         assert not isinstance(decision, Refuse)
         state = found.state if found is not None else StatePair(self.number, 0)
         source = "copy" if isinstance(found, Copy) else "nothing" if found is None else "disk"
-        world.continues_from(state, self)
+        world.ledger.continues_from(state, self)
         self.step = state.step
         for rank in ranks:
             self._adopt_later(self.ranks[rank], state, source, rolled_back)
@@ -186,7 +186,7 @@ class Group:
         if not ahead or len(ahead) == len(self.ranks) or self.step + 1 >= world.total_steps:
             return
         state = StatePair(self.number, self.step + 1)
-        world.in_part.add(state)
+        world.ledger.in_part.add(state)
         for trainer in ahead:
             trainer.committed(self, state, None, reportable=self.step)
 
@@ -400,7 +400,7 @@ class Trainer:
         group.adopted.add(next(rank for rank, trainer in group.ranks.items() if trainer is self))
         self.agent.world.happened("adopted", self.agent.uid)
         if len(group.adopted) == group.world_size and self.state is not None:
-            self.agent.world.trains_from(self.state)
+            self.agent.world.ledger.trains_from(self.state)
         if group.step >= self.agent.world.total_steps:
             self._finish(group)
 

@@ -2,8 +2,7 @@
 played are only the clock, the store, the pods, the network, and trainers without tensors.
 
 `World` turns until nothing is left to do at the present moment (`settle`), or lets time pass (`advance`). Commands and
-reports go through their JSON form. Three things are held at every turn: no generation number ever stands for two lists of
-members, a group that commits a step continues from the newest committed one, and nobody rolls back while it is held.
+reports go through their JSON form. What must hold at every turn is in ledger.py.
 """
 
 from __future__ import annotations
@@ -18,12 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from _regroup_agent import events as ev
-from _regroup_agent.observing import EVERY_S
 from _regroup_agent.statefile import Saved
 from regroup.protocol.snapshot import SnapshotState
-from regroup.protocol.state import StatePair
-from regroup.protocol.wire import SILENT_S
-from regroup_operator.api import Job, parse_job
+from regroup_operator.api import Job
 from regroup_operator.api.members import parse_members
 from regroup_operator.decision_log import DecisionLog
 from regroup_operator.model.ports import EventNote
@@ -32,6 +28,7 @@ from tests.builders.plan import JobBuilder
 from tests.simulator.agents import Agent
 from tests.simulator.cluster import KEY, Pods, Store
 from tests.simulator.disk import Disk
+from tests.simulator.ledger import Ledger
 from tests.simulator.network import Network
 from tests.simulator.operators import Operator
 from tests.simulator.pace import Pace
@@ -82,10 +79,8 @@ class World:
         self.settings, self.progress_writes_per_s = settings or Settings(), progress_writes_per_s
         self.pace, self.by_json, self.backs_off = pace or Pace(), by_json, backs_off
         self.observes, self.progress_factors = observes, progress_factors
-        self.num_unheard = 0
-        """How often a worker was lost because observers did not hear it."""
+        self.ledger = Ledger(self)
         self.network = Network(self)
-        self._judged = 0
         self.operators: list[Operator] = []
         self.num_operators = 0
         """How many there have been."""
@@ -111,21 +106,8 @@ class World:
         self.sidecar = False
         """Whether the template has a container that runs on when the trainer's has ended."""
         self.notes: list[EventNote] = []
-        self.generations: dict[int, str] = {}
-        self.unwritten: set[int] = set()
-        """Numbers that a restored status does not name any more."""
-        self.committed: list[tuple[int, int]] = []
-        self.num_commits = 0
         self.has_hung = False
         """Whether an agent has said that it killed a process because it hung."""
-        self.last_commit_s = START_S
-        self.in_part: set[StatePair] = set()
-        """States that only some ranks of a group have committed."""
-        self.rolled_back = 0
-        """Committed steps that were lost."""
-        self.released: list[str] = []
-        self.trace: list[str] = []
-        """What a test did, for the message of a failure."""
         self.operator: Operator | None = None
         self.on_moment: Callable[[str, str], bool] | None = None
         """Is called with a name and a pod's UID where a fault may come in the middle of something; if it says True, time
@@ -136,7 +118,8 @@ class World:
         self._timer_ids = itertools.count()
         self._undo: dict[int, Callable[[], None]] = {}
         self._boots = itertools.count(1)
-        self._disks: dict[str, Saved] = {}
+        self.saved: dict[str, Saved] = {}
+        """What the agent that was there before has left on each pod's disk."""
         self._memories: dict[str, SnapshotState | None] = {}
         """Of pods whose container restarts; a machine without power loses them."""
         self.snapshot_every = snapshot_every
@@ -270,6 +253,9 @@ class World:
         """Have one operator reconcile once."""
         operator.reconcile()
 
+    def _wrote(self, status: dict[str, Any]) -> None:
+        self.ledger.wrote(status)
+
     def _job_changed(self, raw: dict[str, Any], gone: bool) -> None:
         for operator in (operator for operator in self.operators if not operator.dead):
             wait_s = self.pace.some(self.pace.watch_s)
@@ -323,7 +309,7 @@ class World:
             return
         self.pods.by_uid[uid] = replace(pod, phase="Running", running_since_s=self.now_s)
         self.agents[uid] = Agent(
-            self, self.pods.by_uid[uid], self._disks.get(uid, Saved()), next(self._boots), self._memories.pop(uid, None)
+            self, self.pods.by_uid[uid], self.saved.get(uid, Saved()), next(self._boots), self._memories.pop(uid, None)
         )
         self.dirty()
 
@@ -361,7 +347,7 @@ class World:
         """The agent exited: 0 ends the pod, anything else restarts the container (restartPolicy OnFailure)."""
         if not agent.alive:
             return
-        self._disks[agent.uid], self._memories[agent.uid] = agent.saved, agent.memory
+        self.saved[agent.uid], self._memories[agent.uid] = agent.saved, agent.memory
         agent.die()
         pod = self.pods.by_uid.get(agent.uid)
         if pod is None:
@@ -390,7 +376,7 @@ class World:
     def power_off(self, uid: str) -> None:
         """The node loses power: everything stops without a word; streams break when the kernel's probes say so."""
         agent, pod = self.agents[uid], self.pods.by_uid[uid]
-        self._disks[uid] = agent.saved
+        self.saved[uid] = agent.saved
         agent.alive = False
         for trainer in agent.trainers.values():
             trainer.alive = False  # its group hangs: nobody hears of it
@@ -401,7 +387,7 @@ class World:
 
     def lose_power(self, agent: Agent) -> None:
         """A worker's machine is off: who talked to it finds out when the kernel gives up."""
-        self._disks[agent.uid] = agent.saved
+        self.saved[agent.uid] = agent.saved
         agent.alive = False
         for trainer in agent.trainers.values():
             trainer.die(self.pace.probe_s)
@@ -421,31 +407,15 @@ class World:
         if uid in self.agents:
             self.agents[uid].unmute()
 
-    def _judge_unheard(self, status: dict[str, Any]) -> None:
-        """A pause alone loses nobody: who is lost because nobody hears it was cut off for longer than that."""
-        newest = (status.get("incidents") or [{}])[-1]
-        if newest.get("cause") == "Unheard" and newest["generation"] > self._judged:
-            self._judged = newest["generation"]
-            self.num_unheard += 1
-            assert self.now_s - self.network.refused_s <= 2 * EVERY_S + SILENT_S, (
-                f"a pause has lost a worker: {newest['decision']}"
-            )
-
     def kill_process(self, uid: str, local_rank: int = 0, code: int = -9, last_line: str = "") -> None:
         agent = self.agents[uid]
         agent.exited(agent.trainers[local_rank], code, last_line)
 
     # --- training --------------------------------------------------------------------------------------------------
 
-    @property
-    def patience_s(self) -> float:
-        """How long a worker that cannot be reached and may hold the newest state is waited for, seconds."""
-        job = parse_job(self.store.read())
-        return job.spec.recovery.disconnect_seconds + self.settings.replace_after_s
-
     def is_slow(self, trainers: list[Trainer]) -> bool:
         """Return whether one of these has not done its part of the step yet."""
-        return self.now_s < self.last_commit_s + max(t.slow_s for t in trainers)
+        return self.now_s < self.ledger.last_commit_s + max(t.slow_s for t in trainers)
 
     def print_a_line(self, trainers: list[Trainer]) -> None:
         """Every process prints after its step."""
@@ -466,55 +436,10 @@ class World:
             for group in list(self.groups.values()):
                 done = group.commit_step()
                 if done is not None:
-                    newest = self.committed[-1] if self.committed else None
-                    assert newest is None or done[1] == newest[1] + 1, f"step {done} after {newest}"
-                    assert newest is None or done[0] >= newest[0], f"a fenced group committed {done}"
-                    self._commit(done)
+                    self.ledger.group_committed(done)
             self.settle()
             if len(self.groups) > 8:
                 self.groups = {key: g for key, g in self.groups.items() if any(t.group is g for t in g.ranks.values())}
-
-    def _commit(self, state: tuple[int, int]) -> None:
-        self.committed.append(state)
-        self.num_commits += 1
-        self.last_commit_s = self.now_s
-        self.happened("committed", "")
-        if self.total_steps - state[1] == 2:
-            self.happened("near-end", "")
-
-    def continues_from(self, state: StatePair, group: Group) -> None:
-        """A group is about to continue from `state`: no process of a worker that can be reached may hold a newer committed
-        step. One that cannot be reached is waited for only so long (rule BEST), stopped with its stream open or not, and one
-        that was released not at all (rule RELEASE)."""
-        state = state if state.step else StatePair(0, 0)  # what begins anew is older than anything
-        if not self.committed or state >= self.committed[-1]:
-            return
-        agents = [a for a in self.agents.values() if a.connected and a.uid not in self.released]
-        agents = [a for a in agents if not a.silent_for(self.patience_s)]
-        held = [t for a in agents for t in a.trainers.values() if t.alive and t.state is not None]
-        known = set(self.committed)
-        holders = [
-            f"{t.agent.name} {tuple(t.state)}"
-            for t in held
-            if t.state is not None and t.state > state and tuple(t.state) in known
-        ]
-        holders += [
-            f"{a.name}'s snapshot {tuple(a.memory.state)}"
-            for a in agents
-            if a.memory is not None and a.memory.state > state and tuple(a.memory.state) in known
-        ]
-        assert not holders, (
-            f"generation {group.number} rolled back to {tuple(state)} while there was {', '.join(holders)}; "
-            f"the newest was {tuple(self.committed[-1])}"
-        )
-        lost = [pair for pair in self.committed if pair[1] > state.step]
-        self.rolled_back += len(lost)
-        self.committed = [pair for pair in self.committed if pair[1] <= state.step]
-
-    def trains_from(self, state: StatePair) -> None:
-        """Every rank of a group has adopted `state`: a step that only some had committed counts from now on."""
-        if state in self.in_part and self.committed and state.step == self.committed[-1][1] + 1:
-            self.committed.append((state.generation, state.step))
 
     def script_group(self) -> list[Trainer]:
         """Return the processes of the newest generation's script, in their order, if all of them run."""
@@ -530,16 +455,16 @@ class World:
         trainers = self.script_group()
         if not trainers or self.is_slow(trainers):
             return
-        if len(self.committed) < self.total_steps:
-            self._commit((self.generation, len(self.committed) + 1))
+        if len(self.ledger.committed) < self.total_steps:
+            self.ledger.commit((self.generation, len(self.ledger.committed) + 1))
         self.print_a_line(trainers)
-        if len(self.committed) >= self.total_steps:
+        if len(self.ledger.committed) >= self.total_steps:
             for trainer in trainers:
                 self.later(lambda t=trainer: t.in_main(lambda: t.agent.exited(t, 0)))  # type: ignore[misc]
 
     def script_died(self, trainer: Trainer) -> None:
         """Tier Script: who has lost a peer fails in its next collective."""
-        if self.script != "plain" or not self.backs_off or len(self.committed) >= self.total_steps:
+        if self.script != "plain" or not self.backs_off or len(self.ledger.committed) >= self.total_steps:
             return
         peers = [t for a in self.agents.values() for t in a.trainers.values() if t.launched == trainer.launched]
         for peer in peers:
@@ -548,29 +473,6 @@ class World:
                     self.pace.some((0.1, 2.0)),
                     lambda t=peer: t.in_main(lambda: t.agent.exited(t, 1, "RuntimeError: Connection closed by peer")),  # type: ignore[misc]
                 )
-
-    def saw_generation(self, number: int, uid: str, digest: str = "") -> None:
-        said = self.generations.setdefault(number, uid)
-        if said != uid and number in self.unwritten and not self._is_remembered(number):
-            self.generations[number] = said = uid
-            self.unwritten.discard(number)
-        assert said == uid, f"generation {number} stands for two lists of members"
-        if digest:
-            membership = self.status["membership"]
-            assert membership["generation"] >= number, f"generation {number} was announced before it was written"
-
-    def _is_remembered(self, number: int) -> bool:
-        """Return whether anybody that lives, or a disk that is still there, knows that there was a generation of this number."""
-        agents = [a for a in self.agents.values() if a.alive]
-        disks = [*(self._disks.get(uid, Saved()) for uid in self.pods.by_uid), *(a.saved for a in agents)]
-        heard = [a.core._worker.heard for a in agents]
-        return max([*heard, *(max(s.entered, s.sealed) for s in disks)], default=0) >= number
-
-    def _wrote(self, status: dict[str, Any]) -> None:
-        self._judge_unheard(status)
-        self.released += [uid for uid in status.get("released", ()) if uid not in self.released]
-        if "membership" in status:
-            self.saw_generation(status["membership"]["generation"], status["membership"]["uid"])
 
     # --- what a test looks at --------------------------------------------------------------------------------------
 

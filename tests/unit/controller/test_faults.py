@@ -121,8 +121,8 @@ def test_every_process_dies_and_the_job_says_that_it_rolled_back(tmp_path: Path)
     world = running(tmp_path)
     for slot in range(3):
         world.kill_process(world.uid(slot))
-    newest = world.num_commits
-    world.committed.clear()
+    newest = world.ledger.num_commits
+    world.ledger.committed.clear()
     world.advance(3)
     assert world.training() == "0-0,1-0,2-0"
     (note,) = (n for n in world.notes if n.reason == "RolledBack")
@@ -310,7 +310,7 @@ def test_no_witness_resumes_when_the_holders_pod_is_deleted(tmp_path: Path) -> N
     world.cut_off(holder)
     world.agents[other].trainers[0].attach()
     world.until(lambda: world.condition("Training")["reason"] == "NoWitness", limit_s=30)
-    world.committed.clear()
+    world.ledger.committed.clear()
     world.vanish(holder)
     world.until(lambda: "1-0" in world.training(), limit_s=10)
     assert any(n.reason == "RolledBack" for n in world.notes)

@@ -123,7 +123,7 @@ def test_pause_of_a_second_loses_nobody(tmp_path: Path, seed: int) -> None:
         world.network.pause([world.uid(slot) for slot in slots], 1.0)
         world.advance(1.0)
         world.advance(rng.uniform(0.5, 1.5), step_every_s=0.1)
-    assert (world.generation, world.num_unheard, world.phase) == (1, 0, "Running")
+    assert (world.generation, world.ledger.num_unheard, world.phase) == (1, 0, "Running")
 
 
 def test_pause_of_two_seconds_is_a_loss(tmp_path: Path) -> None:
@@ -133,7 +133,7 @@ def test_pause_of_two_seconds_is_a_loss(tmp_path: Path) -> None:
     world.advance(2.1)
     assert (world.generation, world.training(), cause(world)) == (2, "0-0,2-0", "Unheard")
     world.until(lambda: world.training() == "0-0,1-0,2-0", 30.0, step_every_s=0.1)
-    assert world.rolled_back == 0
+    assert world.ledger.rolled_back == 0
 
 
 @pytest.mark.parametrize("way", [("node-0", "node-1"), ("node-1", "node-0")])
@@ -143,7 +143,7 @@ def test_way_that_is_cut_between_two_nodes_is_no_loss_of_either(tmp_path: Path, 
     world.network.deaf_nodes.add(way)
     world.network.watch_out()
     world.advance(4.0)
-    assert world.num_unheard == 0
+    assert world.ledger.num_unheard == 0
     world.network.deaf_nodes.discard(way)
     world.advance(3.0, step_every_s=0.1)
     assert (world.generation, world.phase) == (1, "Running")
@@ -155,7 +155,7 @@ def test_worker_that_nobody_but_the_operator_hears_is_not_lost_by_its_observers(
     world.network.deaf_nodes |= {("node-0", "node-1"), ("node-2", "node-1")}
     world.network.watch_out()
     world.advance(10.0)
-    assert (world.generation, world.num_unheard) == (1, 0)
+    assert (world.generation, world.ledger.num_unheard) == (1, 0)
     assert world.now_s - world.operators[0].registry.sessions(world.pods.by_uid.values())[world.uid(1)].heard_at_s < 1.5
 
 
@@ -169,7 +169,7 @@ def test_steps_prove_that_a_worker_lives_whose_node_only_its_group_reaches(tmp_p
     agent.muted = True
     world.network.watch_out()
     world.advance(4.0, step_every_s=0.1)
-    assert (world.generation, world.num_unheard) == (1, 0)
+    assert (world.generation, world.ledger.num_unheard) == (1, 0)
     world.network.deaf_nodes.clear()
     agent.unmute()
     world.network.watch_out()
