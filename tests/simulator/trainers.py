@@ -34,6 +34,7 @@ from regroup.protocol.local import (
 from regroup.protocol.snapshot import SnapshotState
 from regroup.protocol.state import StatePair
 from regroup.protocol.wire import ProcessStack
+from tests.simulator.script import script_died
 
 if TYPE_CHECKING:
     from tests.simulator.agents import Agent
@@ -279,7 +280,7 @@ class Trainer:
     def die(self, silent_s: float = 0.0) -> None:
         """The process is gone; its peers notice at once, or after `silent_s` where its machine says nothing."""
         self.alive = False
-        self.agent.world.script_died(self)
+        script_died(self.agent.world, self)
         if silent_s:
             self.agent.world.after(silent_s, self.drop)
         else:

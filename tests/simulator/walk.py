@@ -17,6 +17,7 @@ from tests.builders.plan import JobBuilder, make_job
 from tests.simulator.bound import NAMED, WAITS, bound_s
 from tests.simulator.faults import KINDS, MOMENT_S, Fault, draw
 from tests.simulator.pace import Pace
+from tests.simulator.script import script_group
 from tests.simulator.world import FOREVER, World
 
 MAX_REPLICAS = 5
@@ -357,7 +358,7 @@ class Walk:
         if ran != self.setting.roles:
             return False
         if world.script == "plain":
-            return len(world.script_group()) == world.replicas * world.processes
+            return len(script_group(world)) == world.replicas * world.processes
         return world.training().count(",") + 1 == world.replicas and world.training() != ""
 
     def _judge(self) -> None:

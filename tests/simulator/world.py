@@ -20,7 +20,6 @@ from _regroup_agent import events as ev
 from _regroup_agent.statefile import Saved
 from regroup.protocol.snapshot import SnapshotState
 from regroup_operator.api import Job
-from regroup_operator.api.members import parse_members
 from regroup_operator.decision_log import DecisionLog
 from regroup_operator.model.ports import EventNote
 from regroup_operator.model.records import Settings
@@ -32,6 +31,7 @@ from tests.simulator.ledger import Ledger
 from tests.simulator.network import Network
 from tests.simulator.operators import Operator
 from tests.simulator.pace import Pace
+from tests.simulator.script import script_step
 from tests.simulator.trainers import Group, Trainer
 
 MAX_TURNS = 5000
@@ -432,7 +432,7 @@ class World:
         for _ in range(count):
             self.settle()
             if self.script == "plain":
-                self._script_step()
+                script_step(self)
             for group in list(self.groups.values()):
                 done = group.commit_step()
                 if done is not None:
@@ -440,39 +440,6 @@ class World:
             self.settle()
             if len(self.groups) > 8:
                 self.groups = {key: g for key, g in self.groups.items() if any(t.group is g for t in g.ranks.values())}
-
-    def script_group(self) -> list[Trainer]:
-        """Return the processes of the newest generation's script, in their order, if all of them run."""
-        number = self.generation
-        uids = {p.id: uid for uid, p in self.pods.by_uid.items()}
-        agents = [self.agents.get(uids.get(m, "")) for m in parse_members(self.members)]
-        trainers = [t for a in agents if a is not None for t in a.trainers.values()]
-        run = [t for t in trainers if t.alive and t.begun and t.launched == number]
-        go_on = all(not t.stopped and not t.frozen for t in run)
-        return run if run and go_on and len(run) == len(agents) * self.processes else []
-
-    def _script_step(self) -> None:
-        trainers = self.script_group()
-        if not trainers or self.is_slow(trainers):
-            return
-        if len(self.ledger.committed) < self.total_steps:
-            self.ledger.commit((self.generation, len(self.ledger.committed) + 1))
-        self.print_a_line(trainers)
-        if len(self.ledger.committed) >= self.total_steps:
-            for trainer in trainers:
-                self.later(lambda t=trainer: t.in_main(lambda: t.agent.exited(t, 0)))  # type: ignore[misc]
-
-    def script_died(self, trainer: Trainer) -> None:
-        """Tier Script: who has lost a peer fails in its next collective."""
-        if self.script != "plain" or not self.backs_off or len(self.ledger.committed) >= self.total_steps:
-            return
-        peers = [t for a in self.agents.values() for t in a.trainers.values() if t.launched == trainer.launched]
-        for peer in peers:
-            if peer is not trainer and peer.alive:
-                self.after(
-                    self.pace.some((0.1, 2.0)),
-                    lambda t=peer: t.in_main(lambda: t.agent.exited(t, 1, "RuntimeError: Connection closed by peer")),  # type: ignore[misc]
-                )
 
     # --- what a test looks at --------------------------------------------------------------------------------------
 
