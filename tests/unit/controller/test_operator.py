@@ -100,7 +100,7 @@ def test_two_leaders_never_give_one_number_to_two_lists(tmp_path: Path) -> None:
     assert seen == [2]
     world.advance(10, step_every_s=0.2)
     assert world.training() in ("0-0,1-1,2-0", "0-0,1-0,2-0")
-    # `World.saw_generation` holds every number against every written and every told uid.
+    # `Ledger.saw_generation` holds every number against every written and every told uid.
     assert len(world.ledger.generations) == world.generation
 
 
