@@ -17,7 +17,8 @@ from tests.simulator.observing import Observer
 from tests.simulator.trainers import Trainer
 
 if TYPE_CHECKING:
-    from tests.simulator.world import Operator, World
+    from tests.simulator.operators import Operator
+    from tests.simulator.world import World
 
 ANSWER_TIMEOUT_S = 10.0
 """As in _regroup_agent/link.py: a report that is not answered for so long ends the connection."""
@@ -79,7 +80,7 @@ class Agent:
             and world.operator is not None
             and not world.operator.paused
             and self.uid not in world.unreachable
-            and self.uid not in world.dark
+            and self.uid not in world.network.dark
             and self.uid in world.pods.by_uid
             and self.next_call_s <= world.now_s
         )
@@ -136,7 +137,7 @@ class Agent:
             return True
         command = wire.Command.decode(line)
         if isinstance(command.body, wire.Generation):
-            self.world.saw_generation(command.body.number, command.body.uid, command.body.document_digest)
+            self.world.ledger.saw_generation(command.body.number, command.body.uid, command.body.document_digest)
         self.handle(ev.Commanded(command))
         if isinstance(command.body, wire.Generation):
             self.world.happened("heard", self.uid)

@@ -9,7 +9,7 @@ from regroup_operator.api import Job
 from regroup_operator.model.records import Settings
 from regroup_operator.model.waits import UntilEvent
 from regroup_operator.plan.failures.hangs import ALONE, ANSWER_S
-from regroup_operator.plan.generation.decision import KILL_S
+from regroup_operator.plan.generation.trouble import KILL_S
 
 LEASE_S = 15.0
 """An operator that died without a word is followed by another one after its lease (OperatorSettings.lease_duration_s)."""

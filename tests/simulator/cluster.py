@@ -25,6 +25,7 @@ from regroup_operator.model.records import Key, Pod
 if TYPE_CHECKING:
     from tests.simulator.world import World
 
+KEY: Key = ("default", "digits")
 JOB_UID = "1f4a-uid"
 KEPT_VERSIONS = 50
 

@@ -6,7 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 from tests.simulator.cluster import Node
-from tests.simulator.world import Operator, World
+from tests.simulator.operators import Operator
+from tests.simulator.world import World
 
 NOT_READY_S = 40.0
 """Until the API calls a node NotReady that says nothing (Kubernetes' node-monitor-grace-period)."""
@@ -27,7 +28,7 @@ def node_off(world: World, name: str, for_s: float) -> bool:
         agent = world.agents.get(pod.uid)
         if agent is not None and agent.alive:
             world.lose_power(agent)
-    world.watch_out()
+    world.network.watch_out()
     world.after(NOT_READY_S, lambda: None if node.is_up else say_ready(world, name, False))
     world.lasts(for_s, lambda: node_on(world, name))
     return True
@@ -105,10 +106,10 @@ def meet_cut_links(world: World) -> None:
 
 def cut_nodes(world: World, start: str, to: str, for_s: float) -> None:
     """Nothing that a pod on one node sends reaches those on another, also a pod that comes later."""
-    world.deaf_nodes.add((start, to))
-    world.watch_out()
+    world.network.deaf_nodes.add((start, to))
+    world.network.watch_out()
     world.after(world.pace.probe_s, lambda: meet_cut_links(world))
-    world.lasts(for_s, lambda: world.deaf_nodes.discard((start, to)))
+    world.lasts(for_s, lambda: world.network.deaf_nodes.discard((start, to)))
 
 
 # --- operators and the API server ----------------------------------------------------------------------------------
@@ -176,6 +177,6 @@ def restore(world: World, status: dict[str, Any]) -> None:
     for operator in list(world.operators):
         world.kill_operator(operator)
     restored = status.get("membership", {}).get("generation", 0)
-    world.unwritten |= {number for number in world.generations if number > restored}
+    world.ledger.unwritten |= {number for number in world.ledger.generations if number > restored}
     world.store.replace_status(status)
     world.after(1.0, lambda: lead(world))

@@ -66,11 +66,11 @@ class Observer:
         next_s = take()
         if watch.level != before:
             self._agent.handle(ev.Watched(self.watches))
-        if world.is_cut or watch.level:
+        if world.network.is_cut or watch.level:
             world.after(max(0.0, next_s - world.now_s), lambda: self._begin(watch))
         else:
             self._trying.discard(watch.observed)
 
     def _hears(self, watch: Watch) -> bool:
         """Return whether the other pod's kernel answers: whatever its agent does, where its node and both ways are well."""
-        return self._agent.world.answers(self._agent.uid, watch.observed.pod_uid)
+        return self._agent.world.network.answers(self._agent.uid, watch.observed.pod_uid)

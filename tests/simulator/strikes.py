@@ -350,10 +350,10 @@ def cut_link(world: World, fault: Fault) -> bool:
     if pair is None:
         return False
     link = frozenset(pair)
-    world.cut_links.add(link)
-    world.watch_out()
+    world.network.cut_links.add(link)
+    world.network.watch_out()
     world.after(world.pace.probe_s, lambda: hazards.meet_cut_links(world))
-    world.lasts(fault.for_s, lambda: world.cut_links.discard(link))
+    world.lasts(fault.for_s, lambda: world.network.cut_links.discard(link))
     return True
 
 
@@ -362,10 +362,10 @@ def cut_one_way(world: World, fault: Fault) -> bool:
     pair = pick_pair(world, fault)
     if pair is None:
         return False
-    world.deaf_links.add(pair)
-    world.watch_out()
+    world.network.deaf_links.add(pair)
+    world.network.watch_out()
     world.after(world.pace.probe_s, lambda: hazards.meet_cut_links(world))
-    world.lasts(fault.for_s, lambda: world.deaf_links.discard(pair))
+    world.lasts(fault.for_s, lambda: world.network.deaf_links.discard(pair))
     return True
 
 
@@ -381,9 +381,9 @@ def cut_nodes(world: World, fault: Fault) -> bool:
 def pause_node(world: World, fault: Fault) -> bool:
     """Nothing passes to or from a node for a moment; every connection outlasts it. Shorter than what proves a loss."""
     uids = [pod.uid for pod in world.pods.on_node(pick_node(world, fault)) if pod.uid in world.agents]
-    if not uids or world.dark & set(uids):
+    if not uids or world.network.dark & set(uids):
         return False
-    world.pause_network(uids, min(fault.for_s, PAUSE_S))
+    world.network.pause(uids, min(fault.for_s, PAUSE_S))
     return True
 
 

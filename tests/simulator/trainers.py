@@ -34,6 +34,7 @@ from regroup.protocol.local import (
 from regroup.protocol.snapshot import SnapshotState
 from regroup.protocol.state import StatePair
 from regroup.protocol.wire import ProcessStack
+from tests.simulator.script import script_died
 
 if TYPE_CHECKING:
     from tests.simulator.agents import Agent
@@ -101,7 +102,7 @@ class Group:
         world = next(iter(self.ranks.values())).agent.world
         uids = sorted({t.agent.uid for t in self.ranks.values()})
         for a, b in ((a, b) for i, a in enumerate(uids) for b in uids[i + 1 :]):
-            blind = world.who_misses(a, b)
+            blind = world.network.who_misses(a, b)
             if blind:
                 for rank, trainer in self.ranks.items():
                     if trainer.agent.uid in blind:
@@ -146,7 +147,7 @@ class Group:
         assert not isinstance(decision, Refuse)
         state = found.state if found is not None else StatePair(self.number, 0)
         source = "copy" if isinstance(found, Copy) else "nothing" if found is None else "disk"
-        world.continues_from(state, self)
+        world.ledger.continues_from(state, self)
         self.step = state.step
         for rank in ranks:
             self._adopt_later(self.ranks[rank], state, source, rolled_back)
@@ -186,7 +187,7 @@ class Group:
         if not ahead or len(ahead) == len(self.ranks) or self.step + 1 >= world.total_steps:
             return
         state = StatePair(self.number, self.step + 1)
-        world.in_part.add(state)
+        world.ledger.in_part.add(state)
         for trainer in ahead:
             trainer.committed(self, state, None, reportable=self.step)
 
@@ -279,7 +280,7 @@ class Trainer:
     def die(self, silent_s: float = 0.0) -> None:
         """The process is gone; its peers notice at once, or after `silent_s` where its machine says nothing."""
         self.alive = False
-        self.agent.world.script_died(self)
+        script_died(self.agent.world, self)
         if silent_s:
             self.agent.world.after(silent_s, self.drop)
         else:
@@ -400,7 +401,7 @@ class Trainer:
         group.adopted.add(next(rank for rank, trainer in group.ranks.items() if trainer is self))
         self.agent.world.happened("adopted", self.agent.uid)
         if len(group.adopted) == group.world_size and self.state is not None:
-            self.agent.world.trains_from(self.state)
+            self.agent.world.ledger.trains_from(self.state)
         if group.step >= self.agent.world.total_steps:
             self._finish(group)
 

@@ -16,7 +16,9 @@ from tests.builders.jobs import role
 from tests.builders.plan import JobBuilder, make_job
 from tests.simulator.bound import NAMED, WAITS, bound_s
 from tests.simulator.faults import KINDS, MOMENT_S, Fault, draw
-from tests.simulator.world import FOREVER, Pace, World
+from tests.simulator.pace import Pace
+from tests.simulator.script import script_group
+from tests.simulator.world import FOREVER, World
 
 MAX_REPLICAS = 5
 GROUPS_CHANCE = 0.1
@@ -255,7 +257,7 @@ class Walk:
             self.outcome.where = "".join(traceback.format_tb(error.__traceback__)[-4:])
             if self.outcome.sort == "broken":
                 self.outcome.sort += " " + " ".join(w for w in text.split()[:6] if w.isalpha())
-        self.outcome.num_commits = self.world.num_commits
+        self.outcome.num_commits = self.world.ledger.num_commits
         return self.outcome
 
     def _run(self) -> None:
@@ -288,7 +290,7 @@ class Walk:
                 self.bound_s += world.settings.start_timeout_s  # no start has been seen that tells how long one takes
         lasts_s = fault.for_s if fault.for_s < FOREVER else 0.0
         self._over_s = max(self._over_s, world.now_s + min(lasts_s, 60.0) + _slow_end_s(fault))
-        self._seen = world.num_commits
+        self._seen = world.ledger.num_commits
         self._struck_s, self._kind = world.now_s, fault.kind
         self._healed = False
 
@@ -312,11 +314,13 @@ class Walk:
     def _recover(self) -> None:
         """Let time pass until the job has committed after the last fault, or has ended."""
         world = self.world
-        while world.num_commits <= self._seen and not world.has_trained:
-            world.advance(LOOK_S, self.setting.step_s, done=lambda: world.num_commits > self._seen or world.has_trained)
+        while world.ledger.num_commits <= self._seen and not world.has_trained:
+            world.advance(
+                LOOK_S, self.setting.step_s, done=lambda: world.ledger.num_commits > self._seen or world.has_trained
+            )
             self._judge()
-        if self._seen and world.num_commits > self._seen:
-            self.outcome.recoveries.append((self._kind, world.last_commit_s - self._struck_s))
+        if self._seen and world.ledger.num_commits > self._seen:
+            self.outcome.recoveries.append((self._kind, world.ledger.last_commit_s - self._struck_s))
 
     def _heal(self) -> None:
         self._healed = True
@@ -327,7 +331,7 @@ class Walk:
     def _regain(self) -> None:
         """After all is well again the job ends, or trains with all the workers that are wanted."""
         world = self.world
-        self._seen = world.num_commits
+        self._seen = world.ledger.num_commits
         self._struck_s, self._kind = world.now_s, "healed"
         self._recover()
         end_s = world.now_s + self.bound_s + 60.0
@@ -354,7 +358,7 @@ class Walk:
         if ran != self.setting.roles:
             return False
         if world.script == "plain":
-            return len(world.script_group()) == world.replicas * world.processes
+            return len(script_group(world)) == world.replicas * world.processes
         return world.training().count(",") + 1 == world.replicas and world.training() != ""
 
     def _judge(self) -> None:
@@ -367,9 +371,9 @@ class Walk:
         if world.has_trained:
             self._judge_waiting()
             return
-        if world.num_commits > self._seen and world.now_s - world.last_commit_s < self.bound_s:
+        if world.ledger.num_commits > self._seen and world.now_s - world.ledger.last_commit_s < self.bound_s:
             return
-        since_s = max(self._over_s, world.last_commit_s)
+        since_s = max(self._over_s, world.ledger.last_commit_s)
         is_able = self._is_able()
         if not is_able:
             self._able_s = world.now_s
@@ -413,7 +417,8 @@ class Walk:
             raise Failed("failed", f"the job failed: {world.condition('Failed').get('message')}")
         if self.setting.required and len(world.status["roles"][0].get("succeeded", ())) != self.setting.roles:
             raise Failed("untrue", f"Succeeded, and its roles have not: {world.status['roles']}")
-        done = world.committed[-1][1] if world.committed else 0
+        committed = world.ledger.committed
+        done = committed[-1][1] if committed else 0
         if done != self.setting.total_steps:
             raise Failed("untrue", f"Succeeded at step {done} of {self.setting.total_steps}")
 

@@ -2,231 +2,46 @@
 played are only the clock, the store, the pods, the network, and trainers without tensors.
 
 `World` turns until nothing is left to do at the present moment (`settle`), or lets time pass (`advance`). Commands and
-reports go through their JSON form. Three things are held at every turn: no generation number ever stands for two lists of
-members, a group that commits a step continues from the newest committed one, and nobody rolls back while it is held.
+reports go through their JSON form. What must hold at every turn is in ledger.py.
 """
 
 from __future__ import annotations
 
 import heapq
 import itertools
-import random
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterable, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from _regroup_agent import events as ev
-from _regroup_agent.observing import EVERY_S
 from _regroup_agent.statefile import Saved
 from regroup.protocol.snapshot import SnapshotState
-from regroup.protocol.state import StatePair
-from regroup.protocol.wire import SILENT_S
-from regroup_operator.api import Job, RegroupError, parse_job
-from regroup_operator.api.members import parse_members
-from regroup_operator.controller import Controller
+from regroup_operator.api import Job
 from regroup_operator.decision_log import DecisionLog
-from regroup_operator.endpoint.registry import Registry, Stream
-from regroup_operator.kube.job_cache import JobCache
-from regroup_operator.kube.jobs import CachedJobStore
 from regroup_operator.model.ports import EventNote
-from regroup_operator.model.records import Key, Settings
-from regroup_operator.queue import BACKOFF_MAX_S, BACKOFF_MIN_S
+from regroup_operator.model.records import Settings
 from tests.builders.plan import JobBuilder
 from tests.simulator.agents import Agent
-from tests.simulator.cluster import Api, Pods, Store
+from tests.simulator.cluster import KEY, Pods, Store
 from tests.simulator.disk import Disk
+from tests.simulator.ledger import Ledger
+from tests.simulator.network import Network
+from tests.simulator.operators import Operator
+from tests.simulator.pace import Pace
+from tests.simulator.script import script_step
 from tests.simulator.trainers import Group, Trainer
 
-KEY: Key = ("default", "digits")
 MAX_TURNS = 5000
 START_S = 1000.0
-WALL = 1_800_000_000.0
-
 FOREVER = 1e9
 GRACE_S = 30.0
 """A pod's terminationGracePeriodSeconds."""
 
 CRASH_LOOP_S = 1.0
 """Before a container that cannot write its state is started again."""
-
-Span = tuple[float, float]
-
-
-@dataclass
-class Pace:
-    """How long things take, seconds: each time something between the two bounds. By default nothing takes any time."""
-
-    rng: random.Random = field(default_factory=lambda: random.Random(0))
-    start_s: Span = (0.0, 0.0)
-    """From the start of a trainer process to its attaching."""
-    form_s: Span = (0.0, 0.0)
-    adopt_s: Span = (0.0, 0.0)
-    checkpoint_s: Span = (0.0, 0.0)
-    container_s: Span = (0.0, 0.0)
-    reconnect_s: Span = (0.0, 0.0)
-    watch_s: Span = (0.0, 0.0)
-    """Until an operator's watch shows that the job's object has changed."""
-    probe_s: float = 5.0
-    """Until a kernel gives a connection up whose other end says nothing."""
-    probe_late_s: Span = (0.0, 0.0)
-    """How much later than that it does: the streams of one node do not end at one moment."""
-    in_part: bool = False
-    """Some ranks of a group that breaks may have committed the step in flight."""
-    shuffles: bool = False
-    """Who has something to do at one moment does it in any order."""
-
-    def some(self, span: Span) -> float:
-        return 0.0 if span[1] == 0.0 else round(self.rng.uniform(*span), 3)
-
-    def toss(self, chance: float) -> bool:
-        return self.rng.random() < chance
-
-
-class AtOnce:
-    """The simulator's Background: what is made beside the plan is made at once."""
-
-    def start(self, work: Coroutine[Any, Any, None], name: str) -> None:  # noqa: ARG002
-        """See Background."""
-        with suppress(StopIteration):
-            work.send(None)
-            raise AssertionError("what is made does not wait")
-
-    async def together(self, works: Iterable[Coroutine[Any, Any, None]]) -> None:
-        """See Background."""
-        for work in works:
-            await work
-
-
-class Operator:
-    """One operator process: a controller and a registry. Killed, it is forgotten (`dead`). `paused`: it does nothing, its
-    streams stay open, and its kernel takes what is written to it."""
-
-    def __init__(self, world: World, settings: Settings) -> None:
-        self.world = world
-        self.paused = self.dead = self.is_dirty = False
-        self.look_s: float | None = None
-        self.expected_s: float | None = None
-        self.rests_until_s = 0.0
-        self.num_reconciles = 0
-        factor = world.progress_factors[world.num_operators % len(world.progress_factors)]
-        world.num_operators += 1
-        self.registry = Registry(
-            lambda: world.now_s,
-            lambda _: self.dirty(),
-            lambda _, wait_s: self.look_in(wait_s),
-            lambda _: factor,
-        )
-        self.jobs = JobCache()
-        self.jobs.see(world.store.view)
-        self.controller = Controller(
-            store=CachedJobStore(Api(world.store), self.jobs, look=lambda _: self.dirty(), clock=lambda: world.now_s),
-            workers=world.pods,
-            recorder=world,
-            registry=self.registry,
-            settings=settings,
-            endpoint="regroup.ns.svc:8443",
-            background=AtOnce(),
-            look_after=lambda _, wait_s: self.look_in(wait_s),
-            expect=lambda _, due_s: self.expect(due_s),
-            rest=lambda _, until_s: self.rest(until_s),
-            monotonic=lambda: world.now_s,
-            wall=lambda: WALL + world.now_s + world.wall_skew_s,
-            decisions=world.decisions,
-            progress_writes_per_s=world.progress_writes_per_s,
-        )
-        self._failures = 0
-        self._suspended: Coroutine[Any, Any, float | None] | None = None
-        self._ended: list[tuple[str, Stream]] = []
-        self._unseen: list[tuple[dict[str, Any], bool]] = []
-
-    def dirty(self) -> None:
-        self.is_dirty = True
-
-    def see(self, raw: dict[str, Any], gone: bool) -> None:
-        """Its watch shows the job's object."""
-        if self.paused:
-            self._unseen.append((raw, gone))
-            return
-        if gone:
-            self.jobs.drop(KEY, raw["metadata"]["uid"])
-        elif not self.jobs.see(raw):
-            return
-        self.dirty()
-
-    def look_in(self, wait_s: float) -> None:
-        """Have it reconcile in `wait_s`, or earlier if that was asked for already."""
-        due_s = self.world.now_s + wait_s
-        self.look_s = due_s if self.look_s is None else min(self.look_s, due_s)
-
-    def expect(self, due_s: float) -> None:
-        """Have it reconcile at `due_s`, unless progress puts that off."""
-        self.expected_s = due_s
-
-    def rest(self, until_s: float) -> None:
-        """Do not reconcile before."""
-        self.rests_until_s = until_s
-
-    @property
-    def is_due(self) -> bool:
-        now_s = self.world.now_s
-        if self.paused or self._suspended is not None or now_s < self.rests_until_s:
-            return False
-        if self.expected_s is not None and self.expected_s <= now_s:
-            later_s = self.controller.progress_overdue_s(KEY)
-            if later_s is None or later_s <= now_s:
-                return True
-            self.expected_s = later_s
-        return self.is_dirty or (self.look_s is not None and self.look_s <= now_s)
-
-    def reconcile(self) -> None:
-        """Reconcile once; with an error, where the world says so, again after the work queue's back-off."""
-        self.expected_s = None
-        self.num_reconciles += 1
-        self._run(self.controller.reconcile(KEY))
-
-    def pause(self) -> None:
-        """SIGSTOP."""
-        self.paused = True
-
-    def go_on(self) -> None:
-        """SIGCONT: a request that it was in the middle of goes on first, then what came meanwhile."""
-        self.paused = False
-        work, self._suspended = self._suspended, None
-        if work is not None:
-            self._run(work)
-        for uid, stream in self._ended:
-            self.end_stream(uid, stream)
-        self._ended.clear()
-        unseen, self._unseen = self._unseen, []
-        for raw, gone in unseen:
-            self.see(raw, gone)
-
-    def end_stream(self, uid: str, stream: Stream) -> None:
-        """The connection of a stream is gone."""
-        if self.paused:
-            self._ended.append((uid, stream))
-        elif uid in self.world.pods.by_uid:
-            self.registry.close(self.world.pods.by_uid[uid], stream)
-
-    def _run(self, work: Coroutine[Any, Any, float | None]) -> None:
-        now_s = self.world.now_s
-        try:
-            work.send(None)
-        except StopIteration as end:
-            wait_s: float | None = end.value
-            self.look_s = None if wait_s is None else now_s + wait_s
-            self._failures = 0
-        except RegroupError:
-            if not self.world.backs_off:
-                raise
-            self.look_s = now_s + min(BACKOFF_MIN_S * 2.0**self._failures, BACKOFF_MAX_S)
-            self._failures += 1
-        else:
-            self._suspended, self.paused = work, True
 
 
 class World:
@@ -264,13 +79,8 @@ class World:
         self.settings, self.progress_writes_per_s = settings or Settings(), progress_writes_per_s
         self.pace, self.by_json, self.backs_off = pace or Pace(), by_json, backs_off
         self.observes, self.progress_factors = observes, progress_factors
-        self.dark: set[str] = set()
-        """Pod UIDs whose node has no power, or whose network is paused: nothing passes in or out."""
-        self.paused: set[str] = set()
-        """Those of them whose pause is too short to prove anything."""
-        self.num_unheard = 0
-        """How often a worker was lost because observers did not hear it."""
-        self._cut_s, self._judged = START_S - 1000.0, 0
+        self.ledger = Ledger(self)
+        self.network = Network(self)
         self.operators: list[Operator] = []
         self.num_operators = 0
         """How many there have been."""
@@ -281,13 +91,9 @@ class World:
         self.agents: dict[str, Agent] = {}
         self.groups: dict[tuple[int, str], Group] = {}
         self.unreachable: set[str] = set()
-        self.cut_links: set[frozenset[str]] = set()
+        """Pod UIDs of agents that the operator cannot reach, nor they it."""
         self.immortal: set[tuple[str, int]] = set()
         """(Pod, local rank) of processes that wait for a disk: no signal ends them."""
-        self.deaf_links: set[tuple[str, str]] = set()
-        """(a, b): what a sends does not reach b, and only b notices that a is missing."""
-        self.deaf_nodes: set[tuple[str, str]] = set()
-        """The same between the pods of two nodes, whichever they are."""
         self.full: set[str] = set()
         """Pod UIDs of agents whose state file cannot be written."""
         self.stalled_logs: set[str] = set()
@@ -300,21 +106,8 @@ class World:
         self.sidecar = False
         """Whether the template has a container that runs on when the trainer's has ended."""
         self.notes: list[EventNote] = []
-        self.generations: dict[int, str] = {}
-        self.unwritten: set[int] = set()
-        """Numbers that a restored status does not name any more."""
-        self.committed: list[tuple[int, int]] = []
-        self.num_commits = 0
         self.has_hung = False
         """Whether an agent has said that it killed a process because it hung."""
-        self.last_commit_s = START_S
-        self.in_part: set[StatePair] = set()
-        """States that only some ranks of a group have committed."""
-        self.rolled_back = 0
-        """Committed steps that were lost."""
-        self.released: list[str] = []
-        self.trace: list[str] = []
-        """What a test did, for the message of a failure."""
         self.operator: Operator | None = None
         self.on_moment: Callable[[str, str], bool] | None = None
         """Is called with a name and a pod's UID where a fault may come in the middle of something; if it says True, time
@@ -325,7 +118,8 @@ class World:
         self._timer_ids = itertools.count()
         self._undo: dict[int, Callable[[], None]] = {}
         self._boots = itertools.count(1)
-        self._disks: dict[str, Saved] = {}
+        self.saved: dict[str, Saved] = {}
+        """What the agent that was there before has left on each pod's disk."""
         self._memories: dict[str, SnapshotState | None] = {}
         """Of pods whose container restarts; a machine without power loses them."""
         self.snapshot_every = snapshot_every
@@ -459,6 +253,9 @@ class World:
         """Have one operator reconcile once."""
         operator.reconcile()
 
+    def _wrote(self, status: dict[str, Any]) -> None:
+        self.ledger.wrote(status)
+
     def _job_changed(self, raw: dict[str, Any], gone: bool) -> None:
         for operator in (operator for operator in self.operators if not operator.dead):
             wait_s = self.pace.some(self.pace.watch_s)
@@ -512,7 +309,7 @@ class World:
             return
         self.pods.by_uid[uid] = replace(pod, phase="Running", running_since_s=self.now_s)
         self.agents[uid] = Agent(
-            self, self.pods.by_uid[uid], self._disks.get(uid, Saved()), next(self._boots), self._memories.pop(uid, None)
+            self, self.pods.by_uid[uid], self.saved.get(uid, Saved()), next(self._boots), self._memories.pop(uid, None)
         )
         self.dirty()
 
@@ -550,7 +347,7 @@ class World:
         """The agent exited: 0 ends the pod, anything else restarts the container (restartPolicy OnFailure)."""
         if not agent.alive:
             return
-        self._disks[agent.uid], self._memories[agent.uid] = agent.saved, agent.memory
+        self.saved[agent.uid], self._memories[agent.uid] = agent.saved, agent.memory
         agent.die()
         pod = self.pods.by_uid.get(agent.uid)
         if pod is None:
@@ -579,18 +376,18 @@ class World:
     def power_off(self, uid: str) -> None:
         """The node loses power: everything stops without a word; streams break when the kernel's probes say so."""
         agent, pod = self.agents[uid], self.pods.by_uid[uid]
-        self._disks[uid] = agent.saved
+        self.saved[uid] = agent.saved
         agent.alive = False
         for trainer in agent.trainers.values():
             trainer.alive = False  # its group hangs: nobody hears of it
         self.unreachable.add(uid)
         self.pods.by_uid[uid] = replace(pod, node_ready=True)
-        self.dark.add(uid)
-        self.watch_out()
+        self.network.dark.add(uid)
+        self.network.watch_out()
 
     def lose_power(self, agent: Agent) -> None:
         """A worker's machine is off: who talked to it finds out when the kernel gives up."""
-        self._disks[agent.uid] = agent.saved
+        self.saved[agent.uid] = agent.saved
         agent.alive = False
         for trainer in agent.trainers.values():
             trainer.die(self.pace.probe_s)
@@ -610,85 +407,15 @@ class World:
         if uid in self.agents:
             self.agents[uid].unmute()
 
-    # --- what observers hear -----------------------------------------------------------------------------------------
-
-    @property
-    def is_cut(self) -> bool:
-        """Whether some way between two workers may be cut."""
-        off = any(not node.is_up for node in self.pods.nodes.values())
-        return off or bool(self.dark or self.cut_links or self.deaf_links or self.deaf_nodes)
-
-    def watch_out(self) -> None:
-        """Something is cut, or whole again."""
-        for agent in list(self.agents.values()):
-            if agent.alive:
-                agent.observer.wake()
-
-    def answers(self, observer: str, uid: str) -> bool:
-        """Return whether an attempt of one pod to reach another is answered by the kernel there: the way must be open in both
-        directions."""
-        pods = [self.pods.by_uid.get(one) for one in (observer, uid)]
-        lost = any(pod is None or not self.pods.has_power(pod) for pod in pods)
-        if lost or self.who_misses(observer, uid) or {observer, uid} & self.dark - self.paused:
-            self._cut_s = self.now_s
-            return False
-        return not {observer, uid} & self.dark
-
-    def _judge_unheard(self, status: dict[str, Any]) -> None:
-        """A pause alone loses nobody: who is lost because nobody hears it was cut off for longer than that."""
-        newest = (status.get("incidents") or [{}])[-1]
-        if newest.get("cause") == "Unheard" and newest["generation"] > self._judged:
-            self._judged = newest["generation"]
-            self.num_unheard += 1
-            assert self.now_s - self._cut_s <= 2 * EVERY_S + SILENT_S, (
-                f"a pause has lost a worker: {newest['decision']}"
-            )
-
-    def pause_network(self, uids: Iterable[str], for_s: float) -> None:
-        """Nothing passes between these pods and anybody else for a while, the operator included; connections outlast it."""
-        paused = set(uids)
-        agents = [self.agents[uid] for uid in paused if uid in self.agents]
-        self.dark |= paused
-        self.paused |= paused if for_s < SILENT_S else set()
-        for agent in agents:
-            agent.muted = agent.connected or agent.muted
-
-        def go_on() -> None:
-            self.dark -= paused
-            self.paused -= paused
-            for agent in agents:
-                if agent.alive and agent.uid not in self.unreachable:
-                    agent.unmute()
-
-        self.watch_out()
-        self.lasts(for_s, go_on)
-
-    def who_misses(self, a: str, b: str) -> tuple[str, ...]:
-        """Return which of two workers notice that they cannot form a group together."""
-        if frozenset((a, b)) in self.cut_links:
-            return (a, b)
-        nodes = {uid: pod.node for uid in (a, b) if (pod := self.pods.by_uid.get(uid)) is not None}
-        return tuple(
-            to
-            for start, to in ((a, b), (b, a))
-            if (start, to) in self.deaf_links or (nodes.get(start), nodes.get(to)) in self.deaf_nodes
-        )
-
     def kill_process(self, uid: str, local_rank: int = 0, code: int = -9, last_line: str = "") -> None:
         agent = self.agents[uid]
         agent.exited(agent.trainers[local_rank], code, last_line)
 
     # --- training --------------------------------------------------------------------------------------------------
 
-    @property
-    def patience_s(self) -> float:
-        """How long a worker that cannot be reached and may hold the newest state is waited for, seconds."""
-        job = parse_job(self.store.read())
-        return job.spec.recovery.disconnect_seconds + self.settings.replace_after_s
-
     def is_slow(self, trainers: list[Trainer]) -> bool:
         """Return whether one of these has not done its part of the step yet."""
-        return self.now_s < self.last_commit_s + max(t.slow_s for t in trainers)
+        return self.now_s < self.ledger.last_commit_s + max(t.slow_s for t in trainers)
 
     def print_a_line(self, trainers: list[Trainer]) -> None:
         """Every process prints after its step."""
@@ -705,115 +432,14 @@ class World:
         for _ in range(count):
             self.settle()
             if self.script == "plain":
-                self._script_step()
+                script_step(self)
             for group in list(self.groups.values()):
                 done = group.commit_step()
                 if done is not None:
-                    newest = self.committed[-1] if self.committed else None
-                    assert newest is None or done[1] == newest[1] + 1, f"step {done} after {newest}"
-                    assert newest is None or done[0] >= newest[0], f"a fenced group committed {done}"
-                    self._commit(done)
+                    self.ledger.group_committed(done)
             self.settle()
             if len(self.groups) > 8:
                 self.groups = {key: g for key, g in self.groups.items() if any(t.group is g for t in g.ranks.values())}
-
-    def _commit(self, state: tuple[int, int]) -> None:
-        self.committed.append(state)
-        self.num_commits += 1
-        self.last_commit_s = self.now_s
-        self.happened("committed", "")
-        if self.total_steps - state[1] == 2:
-            self.happened("near-end", "")
-
-    def continues_from(self, state: StatePair, group: Group) -> None:
-        """A group is about to continue from `state`: no process of a worker that can be reached may hold a newer committed
-        step. One that cannot be reached is waited for only so long (rule BEST), stopped with its stream open or not, and one
-        that was released not at all (rule RELEASE)."""
-        state = state if state.step else StatePair(0, 0)  # what begins anew is older than anything
-        if not self.committed or state >= self.committed[-1]:
-            return
-        agents = [a for a in self.agents.values() if a.connected and a.uid not in self.released]
-        agents = [a for a in agents if not a.silent_for(self.patience_s)]
-        held = [t for a in agents for t in a.trainers.values() if t.alive and t.state is not None]
-        known = set(self.committed)
-        holders = [
-            f"{t.agent.name} {tuple(t.state)}"
-            for t in held
-            if t.state is not None and t.state > state and tuple(t.state) in known
-        ]
-        holders += [
-            f"{a.name}'s snapshot {tuple(a.memory.state)}"
-            for a in agents
-            if a.memory is not None and a.memory.state > state and tuple(a.memory.state) in known
-        ]
-        assert not holders, (
-            f"generation {group.number} rolled back to {tuple(state)} while there was {', '.join(holders)}; "
-            f"the newest was {tuple(self.committed[-1])}"
-        )
-        lost = [pair for pair in self.committed if pair[1] > state.step]
-        self.rolled_back += len(lost)
-        self.committed = [pair for pair in self.committed if pair[1] <= state.step]
-
-    def trains_from(self, state: StatePair) -> None:
-        """Every rank of a group has adopted `state`: a step that only some had committed counts from now on."""
-        if state in self.in_part and self.committed and state.step == self.committed[-1][1] + 1:
-            self.committed.append((state.generation, state.step))
-
-    def script_group(self) -> list[Trainer]:
-        """Return the processes of the newest generation's script, in their order, if all of them run."""
-        number = self.generation
-        uids = {p.id: uid for uid, p in self.pods.by_uid.items()}
-        agents = [self.agents.get(uids.get(m, "")) for m in parse_members(self.members)]
-        trainers = [t for a in agents if a is not None for t in a.trainers.values()]
-        run = [t for t in trainers if t.alive and t.begun and t.launched == number]
-        go_on = all(not t.stopped and not t.frozen for t in run)
-        return run if run and go_on and len(run) == len(agents) * self.processes else []
-
-    def _script_step(self) -> None:
-        trainers = self.script_group()
-        if not trainers or self.is_slow(trainers):
-            return
-        if len(self.committed) < self.total_steps:
-            self._commit((self.generation, len(self.committed) + 1))
-        self.print_a_line(trainers)
-        if len(self.committed) >= self.total_steps:
-            for trainer in trainers:
-                self.later(lambda t=trainer: t.in_main(lambda: t.agent.exited(t, 0)))  # type: ignore[misc]
-
-    def script_died(self, trainer: Trainer) -> None:
-        """Tier Script: who has lost a peer fails in its next collective."""
-        if self.script != "plain" or not self.backs_off or len(self.committed) >= self.total_steps:
-            return
-        peers = [t for a in self.agents.values() for t in a.trainers.values() if t.launched == trainer.launched]
-        for peer in peers:
-            if peer is not trainer and peer.alive:
-                self.after(
-                    self.pace.some((0.1, 2.0)),
-                    lambda t=peer: t.in_main(lambda: t.agent.exited(t, 1, "RuntimeError: Connection closed by peer")),  # type: ignore[misc]
-                )
-
-    def saw_generation(self, number: int, uid: str, digest: str = "") -> None:
-        said = self.generations.setdefault(number, uid)
-        if said != uid and number in self.unwritten and not self._is_remembered(number):
-            self.generations[number] = said = uid
-            self.unwritten.discard(number)
-        assert said == uid, f"generation {number} stands for two lists of members"
-        if digest:
-            membership = self.status["membership"]
-            assert membership["generation"] >= number, f"generation {number} was announced before it was written"
-
-    def _is_remembered(self, number: int) -> bool:
-        """Return whether anybody that lives, or a disk that is still there, knows that there was a generation of this number."""
-        agents = [a for a in self.agents.values() if a.alive]
-        disks = [*(self._disks.get(uid, Saved()) for uid in self.pods.by_uid), *(a.saved for a in agents)]
-        heard = [a.core._worker.heard for a in agents]
-        return max([*heard, *(max(s.entered, s.sealed) for s in disks)], default=0) >= number
-
-    def _wrote(self, status: dict[str, Any]) -> None:
-        self._judge_unheard(status)
-        self.released += [uid for uid in status.get("released", ()) if uid not in self.released]
-        if "membership" in status:
-            self.saw_generation(status["membership"]["generation"], status["membership"]["uid"])
 
     # --- what a test looks at --------------------------------------------------------------------------------------
 

@@ -174,7 +174,7 @@ class Memory:
     without_commit: int = 0
     """Generations in a row before the newest one that broke before a step was committed, with all their processes alive."""
     tried: frozenset[str] | None = None
-    """`membership.names_of` the newest generation's set."""
+    """What the verdict on the newest generation's set depends on (plan/generation/retry.py, names_of)."""
     peers: Mapping[str, tuple[int, str]] = field(default_factory=dict)
     """By pod UID: the generation in which it lost a peer, and the peer's pod UID (rule CLIQUE)."""
     links: frozenset[frozenset[str]] = frozenset()

@@ -41,6 +41,8 @@ RESUMED = "Resumed"
 PLANNED_CAUSES = (RESIZED, DRAINED, RESUMED)
 """Causes of changes that no failure made. Workers that were missing may have joined in them."""
 
+_IN_GROUP = (Phase.FORMING, Phase.ARRIVED, Phase.ADOPTING, Phase.TRAINING)
+
 
 @dataclass(frozen=True)
 class Worker:
@@ -123,6 +125,11 @@ class Worker:
         return self.session is not None and self.session.condition.phase in (Phase.TRAINING, Phase.FINISHED)
 
     @property
+    def is_in_group(self) -> bool:
+        """True for a worker whose processes form a group or train in one: of any generation."""
+        return self.session is not None and self.session.condition.phase in _IN_GROUP
+
+    @property
     def is_on_its_way(self) -> bool:
         """True for a member that has entered the newest generation and not arrived at its store."""
         return (
@@ -197,8 +204,8 @@ class Bounds:
 
 @dataclass(frozen=True)
 class Refusal:
-    """Members of the newest generation refused to train. A set of the same `names` (membership.names_of) would refuse
-    again: nothing has changed that it was made of. `unreadable`: a checkpoint could not be read, which may pass."""
+    """Members of the newest generation refused to train. A set of the same `names` (plan/generation/retry.py, names_of)
+    would refuse again: nothing has changed that it was made of. `unreadable`: a checkpoint could not be read, which may pass."""
 
     names: frozenset[str]
     unreadable: bool = False

@@ -10,9 +10,10 @@ Files: records.py what a state is made of, and the rules' switches; view.py what
 rule WITNESS; moves_worker.py, moves_operator.py, moves_faults.py what can happen next; renumber.py the simplest form of a
 state; model.py ties them together; scenarios.py the traces and their bounds.
 
-**Made to match the code.** The operator plans from what it was told (plan/facts/standing.py, plan/generation/decision.py `_forced`,
-`_choose`, `_target`, `_hand_over`, `_overtaking`, `names_of`, plan/generation/document.py `_never_stepped`), the trainer decides by
-generation/adoption.py `decide`, a seal is aggregate.py `seal`. Change one, change the other, and look at the numbers of states.
+**Made to match the code.** The operator plans from what it was told (plan/facts/standing.py, and in plan/generation/ forced.py
+`forced_generation`, survivors.py `choose_members`, target.py `target_of`, `_hand_over`, `overtaking`, retry.py `names_of`,
+document.py `_never_stepped`), the trainer decides by generation/adoption.py `decide`, a seal is aggregate.py `seal`. Change one,
+change the other, and look at the numbers of states.
 
 **Modelled.** replicas and minReplicas that change at any moment; workers that are connected but no members; one process
 killed, or all at once; a process that hangs for ever with its agent answering; container restarts; pods lost, made,

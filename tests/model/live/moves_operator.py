@@ -1,4 +1,4 @@
-"""What the operator does next, as plan/job.py with plan/generation/decision.py and document.py decides it from what it was told.
+"""What the operator does next, as plan/job.py with plan/generation/ decides it from what it was told.
 
 A plan is one move: PERSIST is not in question here. `time_moves` are what happens when nothing else can: a deadline, the
 end of a pause. So no timeout value is assumed; a deadline that passes too early is a fault (moves_faults.py).
@@ -312,7 +312,7 @@ def _is_late(state: State, member: Member) -> bool:
 
 
 def names_of(view: View, state: State, chosen: tuple[int, ...]) -> tuple[Name, ...]:
-    """What a refused set is remembered by (plan/generation/decision.py `names_of`)."""
+    """What a refused set is remembered by (plan/generation/retry.py `names_of`)."""
     newest_first = ((state.number, state.members), *state.older)
     names: list[Name] = []
     for place, worker in enumerate(state.workers):

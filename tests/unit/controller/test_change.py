@@ -109,10 +109,10 @@ def test_nobody_stops_before_all_have_adopted(tmp_path: Path) -> None:
     world.scale(2)
     world.until(lambda: world.generation == 2)
     world.advance(5)  # the cut needs a step
-    assert world.released == []
+    assert world.ledger.released == []
     assert world.agents[leaving].trainers[0].alive
     world.step()
-    assert world.released == [leaving]
+    assert world.ledger.released == [leaving]
     assert world.status["membership"]["adopted"]
     assert leaving in world.pods.deleted
     world.advance(20, step_every_s=0.5)
@@ -123,8 +123,8 @@ def test_nobody_stops_before_all_have_adopted(tmp_path: Path) -> None:
 def test_released_worker_is_never_a_member_again(tmp_path: Path) -> None:
     world = running(tmp_path)
     world.scale(2)
-    world.until(lambda: world.released != [], step_every_s=0.1)
-    gone = world.released[0]
+    world.until(lambda: world.ledger.released != [], step_every_s=0.1)
+    gone = world.ledger.released[0]
     world.scale(3)
     world.until(lambda: world.training().startswith("0-0,1-0,2-"), step_every_s=0.1)
     trains = {t.agent.uid for g in world.groups.values() if g.trains for t in g.ranks.values()}
@@ -331,7 +331,7 @@ def test_joiner_that_freezes_after_it_was_ready_stops_nobody_for_long(tmp_path: 
     pauses: list[float] = []
     before = world.now_s
     while world.now_s < before + 120.0:
-        last = world.last_commit_s
+        last = world.ledger.last_commit_s
         world.advance(0.1, step_every_s=0.1)
         pauses.append(world.now_s - last)
     assert world.generation > 2, "nobody was left out"

@@ -17,7 +17,8 @@ from _regroup_agent import events as ev
 from regroup_operator.model.records import Settings
 from tests.builders.plan import make_job
 from tests.simulator import hazards
-from tests.simulator.world import Pace, World
+from tests.simulator.pace import Pace
+from tests.simulator.world import World
 
 START_S = 5.0
 """A pod takes as long to start, and its grace period is six times that."""
@@ -94,8 +95,8 @@ def causes(world: World) -> list[str]:
 
 def assert_nothing_lost(world: World, *, restarts: int = 0) -> None:
     """Every step was committed once (the world checks that), none again, and the status does not count what happened."""
-    assert world.rolled_back == 0
-    assert world.num_commits == len(world.committed) == world.committed[-1][1]
+    assert world.ledger.rolled_back == 0
+    assert world.ledger.num_commits == len(world.ledger.committed) == world.ledger.committed[-1][1]
     assert world.status["restarts"]["total"] == restarts
     assert "RolledBack" not in [note.reason for note in world.notes]
 
@@ -105,7 +106,7 @@ def longest_pause_s(world: World, seconds: float, step_s: float = STEP_S) -> flo
     longest_s, end_s = 0.0, world.now_s + seconds
     while world.now_s < end_s:
         world.advance(step_s, step_s)
-        longest_s = max(longest_s, world.now_s - world.last_commit_s)
+        longest_s = max(longest_s, world.now_s - world.ledger.last_commit_s)
     return longest_s
 
 
@@ -292,7 +293,7 @@ def test_drain_with_nowhere_to_go_costs_what_is_on_no_volume(replicas: int, chec
     costs = "the checkpoint that is written at its end" if checkpoint_every else "step 0"
     assert f"training continues from {costs}" in world.condition("Degraded")["message"]
     world.advance(20.0, STEP_S)
-    committed = world.num_commits
+    committed = world.ledger.num_commits
     assert committed >= 36
     for node in world.pods.nodes.values():
         node.is_cordoned = False
@@ -301,7 +302,7 @@ def test_drain_with_nowhere_to_go_costs_what_is_on_no_volume(replicas: int, chec
     if checkpoint_every:
         assert_nothing_lost(world)
     else:
-        assert world.rolled_back == committed
+        assert world.ledger.rolled_back == committed
         assert "RolledBack" in [note.reason for note in world.notes]
         assert world.status["restarts"]["total"] == 0
 

@@ -61,7 +61,7 @@ def test_pods_of_a_deleted_job_end_at_once(tmp_path: Path, again: str | None) ->
     world.until(lambda: world.phase == "Running", step_every_s=0.5)
     old = set(world.pods.by_uid)
     world.store.delete(applied_again_as=again)
-    world.generations.clear()  # the new job's begin at 1 again
+    world.ledger.generations.clear()  # the new job's begin at 1 again
     for uid in old:
         world.terminate(uid)
     world.advance(2)

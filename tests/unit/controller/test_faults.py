@@ -69,10 +69,10 @@ def test_fixed_job_that_loses_a_process_while_it_forms_goes_on(tmp_path: Path) -
     """CLIQUE must not mistake a peer that died for a broken link: two of two can never be without each other."""
     world = running(tmp_path, make_job().with_replicas(2).fixed())
     for _ in range(3):
-        world.cut_links = {frozenset({world.uid(0), world.uid(1)})}
+        world.network.cut_links = {frozenset({world.uid(0), world.uid(1)})}
         world.kill_process(world.uid(1))
         world.advance(0.02)
-        world.cut_links = set()
+        world.network.cut_links = set()
         world.kill_process(world.uid(1))
         world.until(lambda: world.training() == "0-0,1-0", limit_s=20)
         world.step()
@@ -121,8 +121,8 @@ def test_every_process_dies_and_the_job_says_that_it_rolled_back(tmp_path: Path)
     world = running(tmp_path)
     for slot in range(3):
         world.kill_process(world.uid(slot))
-    newest = world.num_commits
-    world.committed.clear()
+    newest = world.ledger.num_commits
+    world.ledger.committed.clear()
     world.advance(3)
     assert world.training() == "0-0,1-0,2-0"
     (note,) = (n for n in world.notes if n.reason == "RolledBack")
@@ -237,7 +237,7 @@ def test_silent_worker_that_returns_joins_again(tmp_path: Path) -> None:
 def test_broken_link_is_not_announced_again(tmp_path: Path) -> None:
     """H12 CLIQUE: both reach the operator, not each other. The youngest goes, and is not asked back at once."""
     world = running(tmp_path)
-    world.cut_links = {frozenset({world.uid(0), world.uid(2)})}
+    world.network.cut_links = {frozenset({world.uid(0), world.uid(2)})}
     world.kill_process(world.uid(1))
     world.until(lambda: world.training() != "", limit_s=20)
     world.advance(10, step_every_s=0.2)
@@ -245,7 +245,7 @@ def test_broken_link_is_not_announced_again(tmp_path: Path) -> None:
     generation = world.generation
     world.advance(30, step_every_s=0.5)
     assert world.generation == generation
-    world.cut_links = set()
+    world.network.cut_links = set()
     world.advance(40, step_every_s=0.5)
     assert world.training() == "0-0,1-0,2-0"
 
@@ -253,12 +253,12 @@ def test_broken_link_is_not_announced_again(tmp_path: Path) -> None:
 def test_form_that_does_not_come_about_backs_off(tmp_path: Path) -> None:
     """Two of two over a broken link: the same set, another store, fewer and fewer attempts; and the status stays small."""
     world = running(tmp_path, make_job().with_replicas(2).fixed())
-    world.cut_links = {frozenset({world.uid(0), world.uid(1)})}
+    world.network.cut_links = {frozenset({world.uid(0), world.uid(1)})}
     world.kill_process(world.uid(1))
     world.advance(50)
     assert world.generation in range(10, 25)
     assert len(world.status["membership"]["older"]) <= 1
-    world.cut_links = set()
+    world.network.cut_links = set()
     world.until(lambda: world.training() == "0-0,1-0", limit_s=10)
     world.step()
 
@@ -310,7 +310,7 @@ def test_no_witness_resumes_when_the_holders_pod_is_deleted(tmp_path: Path) -> N
     world.cut_off(holder)
     world.agents[other].trainers[0].attach()
     world.until(lambda: world.condition("Training")["reason"] == "NoWitness", limit_s=30)
-    world.committed.clear()
+    world.ledger.committed.clear()
     world.vanish(holder)
     world.until(lambda: "1-0" in world.training(), limit_s=10)
     assert any(n.reason == "RolledBack" for n in world.notes)

@@ -7,7 +7,8 @@ import random
 from regroup.protocol.document import Document
 from regroup_operator.model.records import Settings
 from tests.builders.plan import make_job
-from tests.simulator.world import Pace, World
+from tests.simulator.pace import Pace
+from tests.simulator.world import World
 
 START_S = 5.0
 STEP_S = 0.5
@@ -36,8 +37,8 @@ def document(world: World) -> Document:
 
 def commits(world: World) -> None:
     """Let the job commit once more."""
-    before = world.num_commits
-    world.until(lambda: world.num_commits > before, limit_s=20.0, step_every_s=STEP_S)
+    before = world.ledger.num_commits
+    world.until(lambda: world.ledger.num_commits > before, limit_s=20.0, step_every_s=STEP_S)
 
 
 def test_partner_of_a_lost_worker_is_a_spare_until_a_replacement_is_there() -> None:
@@ -56,7 +57,7 @@ def test_partner_of_a_lost_worker_is_a_spare_until_a_replacement_is_there() -> N
     assert world.members == "0,1.1,2-5"
     assert kept.alive
     assert spare not in world.status.get("released", ())
-    assert world.rolled_back == 0
+    assert world.ledger.rolled_back == 0
 
 
 def test_survivors_of_two_groups_train_together_and_stay_together() -> None:
@@ -69,7 +70,7 @@ def test_survivors_of_two_groups_train_together_and_stay_together() -> None:
     assert [(m.slot, got.rank_offset(m.pod_uid)) for m in got.members] == [(0, 0), (5, 2), (2, 4), (3, 6)]
     world.until(lambda: num_training(world) == 6, step_every_s=STEP_S)
     assert world.members == "0,5,2-3,4.1,1.1"
-    assert world.rolled_back == 0
+    assert world.ledger.rolled_back == 0
 
 
 def test_another_operator_reads_groups_and_positions_from_the_status() -> None:
@@ -101,7 +102,7 @@ def test_scale_down_keeps_the_low_slots_of_two_groups() -> None:
     world.until(lambda: world.training() == "0-0,1-1", step_every_s=STEP_S)
     world.advance(40.0, STEP_S)
     assert world.names() == ["0-0", "1-1"]
-    assert world.rolled_back == 0
+    assert world.ledger.rolled_back == 0
 
 
 def test_job_waits_for_a_whole_group_and_says_so() -> None:
@@ -112,7 +113,7 @@ def test_job_waits_for_a_whole_group_and_says_so() -> None:
     assert (said["status"], said["reason"]) == ("False", "TooFewMembers")
     assert said["message"].startswith("2 workers ready in whole groups of 2 and 1 without one, 4 needed: ")
     world.until(lambda: num_training(world) == 4, step_every_s=STEP_S)
-    assert world.rolled_back == 0
+    assert world.ledger.rolled_back == 0
 
 
 def test_job_of_one_group_whose_workers_all_leave_hands_over_to_another_group() -> None:
@@ -120,5 +121,5 @@ def test_job_of_one_group_whose_workers_all_leave_hands_over_to_another_group() 
     for slot in (0, 1):
         world.terminate(world.uid(slot))
     world.until(lambda: world.training() == "0-1,1-1", step_every_s=STEP_S)
-    assert world.rolled_back == 0
-    assert world.num_commits == len(world.committed)
+    assert world.ledger.rolled_back == 0
+    assert world.ledger.num_commits == len(world.ledger.committed)

@@ -9,7 +9,7 @@ import pytest
 
 from regroup_operator.model.records import Settings
 from regroup_operator.plan.failures.hangs import ALONE
-from regroup_operator.plan.generation.decision import KILL_S
+from regroup_operator.plan.generation.trouble import KILL_S
 from tests.builders.plan import JobBuilder, make_job
 from tests.simulator.trainers import Trainer
 from tests.simulator.world import World

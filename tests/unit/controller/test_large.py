@@ -112,7 +112,7 @@ def life(workers: int, cost: Cost) -> None:
     world.scale(half)
     world.until(lambda: trains(world) == half, step_every_s=STEP_S)
     cost.stage("shrinks")
-    world.total_steps = world.committed[-1][1] + 5
+    world.total_steps = world.ledger.committed[-1][1] + 5
     world.until(lambda: world.has_ended, step_every_s=STEP_S)
     cost.stage("ends")
 

@@ -19,8 +19,9 @@ from regroup_operator.plan.facts.stalls import SCRIPT_ANSWER_S, SCRIPT_ASK_EVERY
 from regroup_operator.plan.generation.lateness import ENTER_S, ONLY_HOLDER, SETBACK_S
 from tests.builders.plan import JobBuilder, make_job
 from tests.simulator import hazards
+from tests.simulator.pace import Pace
 from tests.simulator.trainers import Group, Trainer
-from tests.simulator.world import FOREVER, Pace, World
+from tests.simulator.world import FOREVER, World
 
 SETTINGS = Settings()
 RESTART_S = SETTINGS.form_timeout_s + SETTINGS.late_timeout_s
@@ -48,9 +49,9 @@ def running(tmp_path: Path, job: JobBuilder, **given: Any) -> World:
 def trains_within(world: World, seconds: float, workers: str) -> None:
     """Let time pass until these workers train; a step has to be committed, too."""
     world.until(lambda: world.training() == workers, limit_s=seconds, step_every_s=0.5)
-    count = len(world.committed)
+    count = len(world.ledger.committed)
     world.step()
-    assert len(world.committed) > count
+    assert len(world.ledger.committed) > count
 
 
 def restart_slowly(world: World, slot: int) -> None:
@@ -164,11 +165,11 @@ def test_process_that_is_stopped_before_it_enters(
     world.agents[world.uid(2)].trainers[0].frozen = True
     world.kill_process(world.uid(1))
     trains_within(world, bound_s + MARGIN_S, workers)
-    generation, steps = world.generation, len(world.committed)
+    generation, steps = world.generation, len(world.ledger.committed)
     world.advance(600, 0.5)
     assert world.training() == "0-0,1-0,2-0"
     assert world.generation <= generation + 2
-    assert len(world.committed) > steps + 1100
+    assert len(world.ledger.committed) > steps + 1100
 
 
 @pytest.mark.parametrize("step_s", [0.5, 2.0])
@@ -187,7 +188,7 @@ def test_joiner_whose_process_is_stopped_is_restarted_when_it_is_missed_again(tm
 
 def test_cut_link_at_fixed_size_has_one_of_the_two_replaced(tmp_path: Path) -> None:
     world = running(tmp_path, fixed(3))
-    world.cut_links.add(frozenset({world.uid(0), world.uid(2)}))
+    world.network.cut_links.add(frozenset({world.uid(0), world.uid(2)}))
     world.kill_process(world.uid(1))
     trains_within(world, SETTINGS.late_timeout_s + MARGIN_S, "0-0,1-0,2-1")
 
@@ -199,14 +200,14 @@ def test_worker_without_any_link_goes_and_all_others_train_on(tmp_path: Path, jo
     ones, or nobody did for a minute."""
     world = running(tmp_path, job)
     slots = range(world.replicas)
-    world.cut_links |= {frozenset({world.uid(bad), world.uid(slot)}) for slot in slots if slot != bad}
+    world.network.cut_links |= {frozenset({world.uid(bad), world.uid(slot)}) for slot in slots if slot != bad}
     hazards.meet_cut_links(world)
     others = ",".join(f"{slot}-0" for slot in slots if slot != bad)
     trains_within(world, 2.0, others)
-    steps = len(world.committed)
+    steps = len(world.ledger.committed)
     world.advance(90, 0.5)  # after a minute it is planned in again
     assert world.training() == others
-    assert len(world.committed) > steps + 175
+    assert len(world.ledger.committed) > steps + 175
 
 
 @pytest.mark.parametrize("late", [0, 1], ids=["the newcomer hears first", "the holder hears first"])
@@ -217,13 +218,13 @@ def test_holder_that_a_newcomer_cannot_reach_trains_on(tmp_path: Path, late: int
     world.scale(2)
     world.settle()
     uids = [world.uid(0), world.uid(1)]
-    world.cut_links.add(frozenset(uids))
+    world.network.cut_links.add(frozenset(uids))
     hears_later(world.agents[uids[late]].trainers[0])
     world.advance(30, 0.5)
-    generation, steps = world.generation, len(world.committed)
+    generation, steps = world.generation, len(world.ledger.committed)
     world.advance(300, 0.5)
     assert world.training() == "0-0"
-    assert len(world.committed) >= steps + 590
+    assert len(world.ledger.committed) >= steps + 590
     assert world.generation <= generation + 8
 
 
@@ -322,7 +323,7 @@ def test_size_that_changes_two_steps_before_the_end_does_not_keep_the_job_from_i
     world.step(3)
     world.advance(2.0)
     assert world.phase == "Succeeded"
-    assert world.committed[-1] == (2, 20)
+    assert world.ledger.committed[-1] == (2, 20)
     assert world.condition("Complete")["message"] == f"All {after} workers of generation 2 finished."
 
 
@@ -364,7 +365,7 @@ def test_holder_is_not_restarted_while_the_job_waits_for_capacity(tmp_path: Path
     """Two are needed; one is lost, its successor hangs and goes, and no node has room. Nobody else has the state."""
     world = running(tmp_path, fixed(2))
     world.advance(5.0, 0.5)
-    holder, newest = world.agents[world.uid(0)].trainers[0], world.committed[-1]
+    holder, newest = world.agents[world.uid(0)].trainers[0], world.ledger.committed[-1]
     world.on_moment = lambda moment, _: moment == "heard" and world.generation == 2
     world.terminate(world.uid(1))
     world.advance(20.0)
@@ -382,9 +383,9 @@ def test_holder_is_not_restarted_while_the_job_waits_for_capacity(tmp_path: Path
         if pod.phase == "Pending":
             world.run_pod(uid)
     world.until(lambda: world.training().count(",") == 1, SETTINGS.form_timeout_s + MARGIN_S)
-    assert world.rolled_back == 0
+    assert world.ledger.rolled_back == 0
     world.step()
-    assert world.committed[-1][1] == newest[1] + 1
+    assert world.ledger.committed[-1][1] == newest[1] + 1
 
 
 def test_agent_of_a_script_that_hangs_behind_an_open_stream_is_replaced(tmp_path: Path) -> None:
@@ -439,7 +440,7 @@ def test_drain_of_the_only_worker_hands_its_state_over(tmp_path: Path) -> None:
     world.terminate(world.uid(0))
     world.advance(10, 0.5)
     assert world.training() == "0-1"
-    assert max(step for _, step in world.committed) > 20
+    assert max(step for _, step in world.ledger.committed) > 20
     assert "RolledBack" not in [note.reason for note in world.notes]
 
 
@@ -606,7 +607,7 @@ def test_evaluation_that_nobody_declared_and_a_lost_pod_cost_no_committed_step(t
         trainer.frozen = False
         trainer.go_on()
     world.until(lambda: bool(world.training()), MARGIN_S, step_every_s=0.5)
-    assert world.rolled_back == 0
+    assert world.ledger.rolled_back == 0
 
 
 def test_script_that_ends_well_without_training_fails_its_job(tmp_path: Path) -> None:

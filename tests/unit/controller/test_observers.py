@@ -11,7 +11,8 @@ import pytest
 from regroup_operator.model.records import Settings
 from tests.builders.plan import JobBuilder, make_job
 from tests.simulator import hazards
-from tests.simulator.world import Pace, World
+from tests.simulator.pace import Pace
+from tests.simulator.world import World
 
 SEEN_S = 1.85
 """A quarter of a second between two attempts, 1.5 s of silence, and what it takes to look."""
@@ -119,31 +120,31 @@ def test_pause_of_a_second_loses_nobody(tmp_path: Path, seed: int) -> None:
     world, rng = training(tmp_path, seed=seed), random.Random(seed)
     for _ in range(10):
         slots = rng.choice([[0], [1], [2], [0, 1], [0, 1, 2]])
-        world.pause_network([world.uid(slot) for slot in slots], 1.0)
+        world.network.pause([world.uid(slot) for slot in slots], 1.0)
         world.advance(1.0)
         world.advance(rng.uniform(0.5, 1.5), step_every_s=0.1)
-    assert (world.generation, world.num_unheard, world.phase) == (1, 0, "Running")
+    assert (world.generation, world.ledger.num_unheard, world.phase) == (1, 0, "Running")
 
 
 def test_pause_of_two_seconds_is_a_loss(tmp_path: Path) -> None:
     """Its worker comes back with the next planned generation: a false loss costs a recovery, and no step."""
     world = training(tmp_path)
-    world.pause_network([world.uid(1)], 2.2)
+    world.network.pause([world.uid(1)], 2.2)
     world.advance(2.1)
     assert (world.generation, world.training(), cause(world)) == (2, "0-0,2-0", "Unheard")
     world.until(lambda: world.training() == "0-0,1-0,2-0", 30.0, step_every_s=0.1)
-    assert world.rolled_back == 0
+    assert world.ledger.rolled_back == 0
 
 
 @pytest.mark.parametrize("way", [("node-0", "node-1"), ("node-1", "node-0")])
 def test_way_that_is_cut_between_two_nodes_is_no_loss_of_either(tmp_path: Path, way: tuple[str, str]) -> None:
     """One observer hears nothing, the other does; and the suspect answers the operator. No step is committed meanwhile."""
     world = training(tmp_path)
-    world.deaf_nodes.add(way)
-    world.watch_out()
+    world.network.deaf_nodes.add(way)
+    world.network.watch_out()
     world.advance(4.0)
-    assert world.num_unheard == 0
-    world.deaf_nodes.discard(way)
+    assert world.ledger.num_unheard == 0
+    world.network.deaf_nodes.discard(way)
     world.advance(3.0, step_every_s=0.1)
     assert (world.generation, world.phase) == (1, "Running")
 
@@ -151,10 +152,10 @@ def test_way_that_is_cut_between_two_nodes_is_no_loss_of_either(tmp_path: Path, 
 def test_worker_that_nobody_but_the_operator_hears_is_not_lost_by_its_observers(tmp_path: Path) -> None:
     """The script may use another network, and its agent answers; steps are long."""
     world = training(tmp_path)
-    world.deaf_nodes |= {("node-0", "node-1"), ("node-2", "node-1")}
-    world.watch_out()
+    world.network.deaf_nodes |= {("node-0", "node-1"), ("node-2", "node-1")}
+    world.network.watch_out()
     world.advance(10.0)
-    assert (world.generation, world.num_unheard) == (1, 0)
+    assert (world.generation, world.ledger.num_unheard) == (1, 0)
     assert world.now_s - world.operators[0].registry.sessions(world.pods.by_uid.values())[world.uid(1)].heard_at_s < 1.5
 
 
@@ -163,15 +164,15 @@ def test_steps_prove_that_a_worker_lives_whose_node_only_its_group_reaches(tmp_p
     """Neither its observers nor the operator hear of it; training has a network of its own, and progress may be reported seldom."""
     world = training(tmp_path, progress_factors=(factor,))
     world.advance(25.0, step_every_s=0.1)
-    world.deaf_nodes |= {("node-0", "node-1"), ("node-2", "node-1")}
+    world.network.deaf_nodes |= {("node-0", "node-1"), ("node-2", "node-1")}
     agent = world.agents[world.uid(1)]
     agent.muted = True
-    world.watch_out()
+    world.network.watch_out()
     world.advance(4.0, step_every_s=0.1)
-    assert (world.generation, world.num_unheard) == (1, 0)
-    world.deaf_nodes.clear()
+    assert (world.generation, world.ledger.num_unheard) == (1, 0)
+    world.network.deaf_nodes.clear()
     agent.unmute()
-    world.watch_out()
+    world.network.watch_out()
     world.advance(3.0, step_every_s=0.1)
     assert (world.generation, world.phase) == (1, "Running")
 

@@ -11,7 +11,8 @@ import pytest
 from regroup_operator.api import ConflictError
 from regroup_operator.model.records import Settings
 from tests.builders.plan import JobBuilder, make_job
-from tests.simulator.world import Operator, World
+from tests.simulator.operators import Operator
+from tests.simulator.world import World
 
 
 class Killed(Exception):
@@ -47,7 +48,7 @@ def test_operator_that_dies_before_its_write_has_announced_nothing(tmp_path: Pat
     world.start_operator()
     world.advance(10, step_every_s=0.2)
     assert world.training() == "0-0,1-0,2-0"
-    assert set(world.generations) == set(range(1, world.generation + 1))
+    assert set(world.ledger.generations) == set(range(1, world.generation + 1))
 
 
 def test_operator_that_dies_between_write_and_announcement_wastes_the_number(tmp_path: Path) -> None:
@@ -99,8 +100,8 @@ def test_two_leaders_never_give_one_number_to_two_lists(tmp_path: Path) -> None:
     assert seen == [2]
     world.advance(10, step_every_s=0.2)
     assert world.training() in ("0-0,1-1,2-0", "0-0,1-0,2-0")
-    # `World.saw_generation` holds every number against every written and every told uid.
-    assert len(world.generations) == world.generation
+    # `Ledger.saw_generation` holds every number against every written and every told uid.
+    assert len(world.ledger.generations) == world.generation
 
 
 def test_stale_leader_deletes_nobody_who_was_taken_back(tmp_path: Path) -> None:
@@ -269,7 +270,7 @@ def test_two_controllers_that_see_the_same_fault_write_one_generation(tmp_path: 
     world.store.before_write = lambda _: world.reconcile(second)
     world.reconcile(first)
     assert world.status["restarts"]["generations"] == world.generation - 1
-    assert len(world.generations) == world.generation
+    assert len(world.ledger.generations) == world.generation
 
 
 def test_pods_lost_while_the_operator_was_away(tmp_path: Path) -> None:

@@ -11,7 +11,8 @@ from _regroup_agent.ending import UNKILLABLE_S
 from _regroup_agent.script import GRACE_S, UNOBSERVED_S, WATCHED_S
 from regroup.protocol import local
 from tests.builders.plan import JobBuilder, make_job
-from tests.simulator.world import WALL, World
+from tests.simulator.operators import WALL
+from tests.simulator.world import World
 
 ELASTIC = make_job().with_replicas(3).elastic(1, 5)
 FIXED = make_job().with_replicas(3).fixed()

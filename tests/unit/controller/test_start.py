@@ -18,7 +18,8 @@ from regroup_operator.model.records import Settings
 from regroup_operator.plan.facts.facts import Inputs
 from regroup_operator.plan.job import plan_job
 from tests.builders.plan import make_job
-from tests.simulator.world import Pace, World
+from tests.simulator.pace import Pace
+from tests.simulator.world import World
 
 
 @pytest.mark.parametrize("processes", [1, 2])

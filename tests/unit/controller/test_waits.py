@@ -167,7 +167,7 @@ def test_wait_without_a_time_lasts_is_read_and_ends_with_its_event(
     world.advance(SOON_S, step_every_s=1.0)
     assert decisions[-1] == Keep(UntilEvent.CHANGE)
     assert world.training() != ""
-    assert world.now_s - world.last_commit_s < 2.0
+    assert world.now_s - world.ledger.last_commit_s < 2.0
 
 
 def test_protocol_has_the_same_table() -> None:

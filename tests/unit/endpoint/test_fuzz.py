@@ -24,7 +24,9 @@ from regroup_operator.plan.facts.facts import Inputs
 from regroup_operator.plan.failures.restarts import KUBECTL_LOGS
 from regroup_operator.plan.job import plan_job
 from tests.builders.plan import make_job
-from tests.simulator.world import KEY, WALL, World
+from tests.simulator.cluster import KEY
+from tests.simulator.operators import WALL
+from tests.simulator.world import World
 from tests.unit.endpoint.reports import hello, make_report
 from tests.unit.endpoint.serving import OTHER, PATH, POD, Server, sentence, with_server
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -14,8 +15,10 @@ from regroup_operator.model.records import Settings
 from regroup_operator.model.waits import UntilEvent
 from regroup_operator.model.worker import Announce, Bounds, Current, Decision, Keep, Refusal, Standing, Wait, Worker
 from regroup_operator.plan.facts.allowances import entry_s
-from regroup_operator.plan.generation.decision import RECONNECT_S, RETRY_S, names_of, next_generation
+from regroup_operator.plan.generation.decision import next_generation
+from regroup_operator.plan.generation.forced import RECONNECT_S
 from regroup_operator.plan.generation.links import Links
+from regroup_operator.plan.generation.retry import RETRY_S, names_of
 from tests.builders.plan import (
     make_bounds,
     make_current,
@@ -426,15 +429,31 @@ def test_who_must_answer_before_it_is_named(
     assert getattr(got, "ask", frozenset()) == {uid_of(slot) for slot in asked}
 
 
+@pytest.mark.parametrize(
+    ("size", "culprit", "asked"),
+    [
+        pytest.param(50, cut(0), range(1, 50), id="all of a small job"),
+        pytest.param(51, cut(0), [1], id="of a large one those of its node"),
+        pytest.param(51, broken(0), range(1, 51), id="all, where nobody knows why the group broke"),
+        pytest.param(51, lost(0), [], id="a deleted pod says nothing of its node"),
+    ],
+)
+def test_whom_the_loss_of_a_worker_casts_doubt_on(size: int, culprit: Worker, asked: Iterable[int]) -> None:
+    """Of the workers 0 and 1 are on one node."""
+    there = [unheard(slot, pod=make_pod(slot, node=f"node-{max(1, slot)}")) for slot in range(1, size)]
+    first = replace(culprit, pod=replace(culprit.pod, node="node-1")) if culprit.pod is not None else culprit
+    got = decide([first, *there], make_current(range(size)), make_bounds(size, 1))
+    assert getattr(got, "ask", frozenset()) == {uid_of(slot) for slot in asked}
+
+
 @pytest.mark.parametrize(("size", "answer_s"), [(100, 0.5), (1000, 0.5), (4000, 2.0)])
 def test_thousands_have_longer_to_answer(size: int, answer_s: float) -> None:
     """All of them are asked at once, and heard one after the other."""
-    asked_s = NOW_S - answer_s
-    workers = [cut(0), *(unheard(slot, asked_s) for slot in range(1, size + 1))]
-    given: dict[str, Any] = {"current": make_current(range(size + 1)), "bounds": make_bounds(size + 1, 1)}
-    workers[-1] = make_worker(size, session=make_session(size, Phase.TRAINING, 1, heard_at_s=NOW_S))
-    assert words(decide(workers, **given, now_s=NOW_S - 0.01)) == ("wait", "Asking")
-    assert words(decide(workers, **given, now_s=NOW_S)) == (FORCED, "MemberLost", f"{size}")
+    there = [broken(0, since_s=80.5), *(unheard(slot, NOW_S - answer_s) for slot in range(1, size - 1))]
+    there.append(make_worker(size - 1, session=make_session(size - 1, Phase.TRAINING, 1, heard_at_s=NOW_S)))
+    given: dict[str, Any] = {"current": make_current(range(size)), "bounds": make_bounds(size, 1)}
+    assert words(decide(there, **given, now_s=NOW_S - 0.01)) == ("wait", "Asking")
+    assert words(decide(there, **given, now_s=NOW_S)) == (FORCED, "MemberLost", f"0,{size - 1}")
 
 
 def test_agents_are_asked_while_the_cause_is_looked_for() -> None:

@@ -1,7 +1,7 @@
 """How long a worker's processes may take for what is longer than a step: the first one, a checkpoint, a pause; and to enter a
 generation. Pure.
 
-No policy: hangs.py, lateness.py and decision.py read it.
+No policy: hangs.py, lateness.py and trouble.py read it.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from regroup_operator.model.worker import Announce, Current, Standing, Worker
 COLLECTIVE_FAILED = "CollectiveFailed"
 """Worker.why of a member whose group broke while its processes lived on; then the cause of an incident, too."""
 MAX_IN_A_ROW = 20
-"""With the pauses of decision.py this is more than a minute after the first."""
+"""With the pauses of retry.py this is more than a minute after the first."""
 NO_COMMIT = "NoStepCommitted"
 """Reason of condition Failed."""
 

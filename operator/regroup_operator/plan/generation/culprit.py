@@ -1,4 +1,4 @@
-"""Name the worker that broke a generation, in one sentence. Pure; decision.py decides, this only finds the words.
+"""Name the worker that broke a generation, in one sentence. Pure; trouble.py and forced.py decide, this only finds the words.
 
 A broken group is noticed by its survivors first: each reports a failed collective, and most of them name the rank that they
 lost. So the worker to name is the one that they accuse and that did not itself report a broken group.

@@ -1,26 +1,20 @@
 """Decide the next generation: announce one, wait, or keep the one there is.
 
 Pure: (newest generation, workers, bounds, clock) -> a Decision with its reason. The rules are protocol.md's; PERSIST,
-FENCE and the rest of the writing order are controller.py's. Forced generations name only members with an open stream;
-planned ones only ready workers (rule FORCED, PLANNED).
+FENCE and the rest of the writing order are controller.py's. The first generation is decided here, and when a healthy group
+changes; a planned generation names only ready workers (rule PLANNED). What has broken a group is found in trouble.py, and
+forced.py decides what takes its place.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import replace
-from math import inf
 
-from regroup.protocol.document import FORCED, PLANNED
-from regroup.protocol.state import Phase
-from regroup_operator.api.members import MemberId, gone_name
+from regroup.protocol.document import FORCED
 from regroup_operator.model.records import Settings
 from regroup_operator.model.waits import UntilEvent
 from regroup_operator.model.worker import (
-    DISCONNECTED,
     RESUMED,
-    UNHEARD,
-    UNRESPONSIVE,
     Announce,
     Bounds,
     Current,
@@ -31,31 +25,23 @@ from regroup_operator.model.worker import (
     Wait,
     Worker,
 )
-from regroup_operator.plan.facts.allowances import entry_s
-from regroup_operator.plan.facts.groups import by_position, choose, ready_words, unbroken, whole_since_s, whole_size
-from regroup_operator.plan.facts.stalls import ANSWER_S, SCRIPT_RESTART_S, is_unresponsive
-from regroup_operator.plan.generation.culprit import name_culprit
-from regroup_operator.plan.generation.links import Links, cut_off, state_of, with_links, with_returning
-from regroup_operator.plan.generation.target import change, count, one_per_slot, overtaking, target_of, verb_of
+from regroup_operator.plan.facts.groups import choose, ready_words, unbroken, whole_since_s
+from regroup_operator.plan.facts.stalls import is_unresponsive
+from regroup_operator.plan.generation.forced import forced_generation, new_groups
+from regroup_operator.plan.generation.links import Links
+from regroup_operator.plan.generation.target import (
+    change,
+    comes_late,
+    count,
+    one_per_slot,
+    overtaking,
+    target_of,
+)
+from regroup_operator.plan.generation.trouble import deadline_of, find_trouble
 
-_UNREACHED = (DISCONNECTED, UNRESPONSIVE, UNHEARD)
-_GONE = (Standing.LOST, Standing.DIED)
-_IN_GROUP = (Phase.FORMING, Phase.ARRIVED, Phase.ADOPTING, Phase.TRAINING)
-_OUTSIDE_IT = (Standing.PENDING, Standing.SILENT, Standing.STARTING)
-RECONNECT_S = 5.0
-"""After the operator's start a broken group waits this long for members that have not called yet, and longer while some wait to be
-admitted: they are most likely on their way, and a generation without them would cost them their place."""
 JOIN_MEMBERS = 500
 """A job with more members waits longer for workers to join together, in proportion: a generation interrupts all members, and each
 of them reports five times."""
-ANSWER_EACH_S = 0.0005
-"""So long the operator takes to hear one answer. Where thousands are asked at once, the last of them is heard seconds later."""
-MAX_GROWTH = 64
-"""A deadline grows to so many times its first length, with generations that fail in a row."""
-RETRY_S = (1.0, 30.0)
-"""Pause before a checkpoint that could not be read is tried again: the first, doubled each time up to the second."""
-KILL_S = 15.0
-"""A process that hangs and that SIGKILL has not ended by then waits for a disk or a volume: the others go on without it."""
 
 
 def next_generation(
@@ -84,22 +70,24 @@ def next_generation(
         first = _first(tuple(w for w in workers if w.pod is not None), bounds, now_s, settings)
         return replace(first, reason=RESUMED, cause=RESUMED) if isinstance(first, Announce) else first
     members = tuple(w for w in workers if w.is_member)
-    deadline = _deadline(current, members, step_s, settings)
-    trouble = _trouble(current, members, deadline, now_s, settings)
+    deadline = deadline_of(current, members, step_s, settings)
+    trouble = find_trouble(current, members, deadline, now_s, settings)
     if isinstance(trouble, Wait):
         return trouble
     if trouble is not None:
-        unknown = [w for w in members if w.standing == Standing.SILENT and w.session is None]
-        until_s = max((w.since_s + RECONNECT_S for w in unknown), default=now_s)
-        if now_s < until_s:
-            return Wait(
-                "Reconnecting",
-                f"The operator has just started; {count(unknown, 'member')} have not connected yet.",
-                until_s,
-            )
-        return _forced(current, workers, members, bounds, trouble, refusal, links, without_commit, now_s)
+        return forced_generation(
+            culprit=trouble,
+            current=current,
+            workers=workers,
+            members=members,
+            bounds=bounds,
+            refusal=refusal,
+            links=links,
+            without_commit=without_commit,
+            now_s=now_s,
+        )
     if hang:
-        return _new_groups(current, workers, bounds, hang, now_s)
+        return new_groups(current, workers, bounds, hang, now_s)
     silent = [w.lost_at_s for w in members if w.lost_at_s is not None]
     if any(w.standing == Standing.FINISHED for w in members):
         # A finished rank ignores planned generations (rule CUTALL).
@@ -145,355 +133,6 @@ def _first(workers: tuple[Worker, ...], bounds: Bounds, now_s: float, settings: 
     )
 
 
-# --- a broken group ------------------------------------------------------------------------------------------------
-
-
-def _trouble(
-    current: Current, members: tuple[Worker, ...], deadline_s: float, now_s: float, settings: Settings
-) -> Worker | Wait | None:
-    """Return the worker that broke the group, a Wait while that is unclear, or None for a group that stands."""
-    hung = [w for w in members if w.standing == Standing.HUNG]
-    culprits = [w for w in members if w.standing in _GONE]
-    culprits += [w for w in hung if now_s >= w.since_s + KILL_S]
-    if culprits:
-        return min(culprits, key=lambda w: w.since_s)
-    if hung:
-        until_s = min(w.since_s for w in hung) + KILL_S
-        return Wait("Hung", f"The hanging processes of {count(hung, 'worker')} are being restarted.", until_s)
-    broken = [w for w in members if w.standing == Standing.BROKEN]
-    if broken:
-        first = min(broken, key=lambda w: w.since_s)
-        others = [w for w in members if w.standing not in (Standing.BROKEN, Standing.SILENT)]
-        if others and now_s < first.since_s + settings.settle_s:
-            return Wait(
-                "Settling",
-                f"{count(broken, 'member')} reported a failed collective; looking for the cause.",
-                first.since_s + settings.settle_s,
-                ask=_uids(_silent_since(others, first.since_s)),
-            )
-        return first
-    if current.adopted:
-        return None
-    if not current.known:
-        deaf = [
-            w for w in members if w.connected and w.session is not None and w.session.condition.heard < current.number
-        ]
-        if deaf:
-            return deaf[0]
-    if now_s >= deadline_s:
-        # Whoever has not entered is named before those that wait for it.
-        late = [w for w in members if w.standing in (*_OUTSIDE_IT, Standing.FORMING)]
-        return min(late, key=lambda w: (not _has_not_entered(current, w), w.standing == Standing.FORMING,
-                                        not w.is_on_its_way, w.id), default=None)  # fmt: skip
-    return None
-
-
-def _overdue(current: Current, members: tuple[Worker, ...]) -> set[MemberId]:
-    """Return the members that hold the others up. Who has not arrived at the store while others have is one of them; where
-    nobody has, the store or the network may be at fault, and the next generation has another store."""
-    waited_for = any(w.standing == Standing.FORMING and not w.is_on_its_way for w in members)
-    return {w.id for w in members if _has_not_entered(current, w) or (waited_for and w.is_on_its_way)}
-
-
-def _has_not_entered(current: Current, worker: Worker) -> bool:
-    """Return whether a member that is late did not answer. Who trains in the one before a planned generation has not been
-    told of it yet (rule JOIN), or has heard of it and waits for the others (rule CUTALL)."""
-    if worker.standing in (Standing.SILENT, Standing.STARTING):
-        return True
-    if worker.standing != Standing.PENDING:
-        return False
-    if current.kind != PLANNED or worker.session is None or not worker.trains:
-        return True
-    session = worker.session
-    heard = session.condition.heard >= current.number
-    finished = session.condition.phase == Phase.FINISHED  # it enters forced generations only
-    return not (heard or finished or session.told_generation < current.number)
-
-
-def _deadline(current: Current, members: tuple[Worker, ...], step_s: float, settings: Settings) -> float:
-    """Return when a generation that is not adopted yet is given up: every member has a time to enter it, then all of them
-    one to form, then one to adopt. The last two double with each generation in a row that did not form: what takes long
-    is allowed to in the end, and what hangs is found by not entering the next one."""
-    entered_s = current.announced_at_s + entry_s(current.kind, step_s, settings)
-    if any(w.standing == Standing.STARTING for w in members) and current.launches:
-        entered_s = max(entered_s, current.announced_at_s + settings.start_timeout_s)
-    forming = [w for w in members if w.standing == Standing.FORMING]
-    if not forming or any(w.standing in _OUTSIDE_IT for w in members):
-        return entered_s
-    growth: int = min(MAX_GROWTH, 2 ** max(0, current.attempts - 1))
-    since_s = max(w.since_s for w in forming)
-    adopts = all(w.session is not None and w.session.condition.phase == Phase.ADOPTING for w in forming)
-    return since_s + growth * (settings.adopt_timeout_s if adopts else settings.form_timeout_s)
-
-
-def _forced(
-    current: Current,
-    workers: tuple[Worker, ...],
-    members: tuple[Worker, ...],
-    bounds: Bounds,
-    culprit: Worker,
-    refusal: Refusal | None,
-    links: Links,
-    without_commit: int,
-    now_s: float,
-) -> Decision:
-    late = culprit.standing in (*_OUTSIDE_IT, Standing.FORMING)
-    overdue = _overdue(current, members) if late and current.known else set()
-    able = [w for w in workers if w.available and w.id not in overdue]
-    # Rule WITNESS: a set that refused is tried again with those who may hold the state first, those leaving included.
-    with_leaving = refusal is not None or _needs_leaving(able, bounds)
-    able = [w for w in able if with_leaving or not w.is_ending]
-    unheard = _unheard(able, members, culprit, bounds)
-    answer_s = max(ANSWER_S if bounds.session else SCRIPT_RESTART_S, len(able) * ANSWER_EACH_S)
-    waits = [w for w in unheard if now_s < _asked_s(w, now_s) + answer_s]
-    if waits:
-        return Wait(
-            "Asking",
-            f"Waiting up to {answer_s:g} s for workers to answer a ping before the next generation starts.",
-            max(_asked_s(w, now_s) for w in waits) + answer_s,
-            ask=_uids(waits),
-        )
-    silent = {w.id for w in unheard}
-    able = _enough_without([w for w in able if w.id not in silent], able, bounds)
-    if refusal is None:
-        prompt = [w for w in able if w.is_member or not _comes_late(w, current, now_s)]
-        able = _enough_without(prompt, able, bounds)
-    else:
-        able = _enough_without([w for w in able if not _is_stuck(w, now_s)], able, bounds)
-    last = refusal.readers if refusal is not None else frozenset()
-    chosen = _choose(able, bounds, current, holders_first=with_leaving, last=last)
-    links = with_links(links, current, workers)
-    cut = cut_off(
-        current,
-        chosen,
-        links,
-        replaceable=_replaceable(able, chosen, bounds),
-        refused=refusal is not None,
-        spared=_only_holders(able, bounds),
-    )
-    if cut:
-        usable = [w for w in workers if w.available and w.id not in cut | overdue | silent and _can_leave(w, current)]
-        barred = [w for w in usable if now_s < w.barred_until_s and (with_leaving or not w.is_ending)]
-        others = with_returning([w for w in able if w.id not in cut], barred, links)
-        reachable = _choose(others, bounds, current, holders_first=with_leaving, last=last)
-        # Too few are left: the same set is tried again, with another store and a pause. The link may heal.
-        chosen = reachable if len(reachable) >= bounds.minimum else chosen
-    named = name_culprit(current, members, culprit)
-    if refusal is not None:
-        is_same = refusal.names == names_of(current, workers, chosen)
-        if is_same and not refusal.unreadable:
-            return Wait(
-                "NoWitness",
-                "The workers that can be reached do not have the newest state; training waits for those that have it. "
-                "If they are gone for good, delete their pods: the job then rolls back to the newest state that is left.",
-                min((at_s for w in workers if (at_s := w.silent_until_s) and at_s < inf), default=UntilEvent.HOLDER),
-            )
-        until_s = current.announced_at_s + _retry_s(current, is_same=is_same or refusal.have_all_tried)
-        if refusal.unreadable and now_s < until_s:
-            return Wait("CheckpointUnreadable", "The required checkpoint cannot be read; trying again.", until_s)
-    missing = bounds.replicas - len(chosen)
-    if len(chosen) < bounds.minimum:
-        return Wait(
-            "TooFewMembers",
-            f"{ready_words(chosen, able, bounds.per_group)}, {bounds.minimum} needed: {named.text}; the others keep their state.",
-            UntilEvent.MORE_WORKERS,
-        )
-    if (
-        missing > 0
-        and bounds.rejoin_s > 0
-        and culprit.standing == Standing.DIED
-        and now_s < culprit.since_s + bounds.rejoin_s
-    ):
-        return Wait(
-            "Rejoining", f"{named.text}; waiting for it to restart in place.", culprit.since_s + bounds.rejoin_s
-        )
-    pause = _pause_s(max(current.attempts, without_commit))
-    if now_s < current.announced_at_s + pause:
-        failed = (
-            f"{current.attempts} generations in a row did not form"
-            if current.attempts >= without_commit
-            else f"{without_commit} generations in a row committed no step"
-        )
-        return Wait("BackingOff", f"{failed}; trying again.", current.announced_at_s + pause)
-    return Announce(
-        FORCED,
-        chosen,
-        "MemberLost" if not late else "GenerationOverdue",
-        f"{named.text}; {count(chosen, 'worker')} {verb_of(chosen, 'go')} on.",
-        cause=named.cause or ("Overdue" if late else ""),
-        culprit=named.id,
-        detected_at_s=culprit.since_s,
-        detect_s=None if culprit.last_seen_s is None else culprit.since_s - culprit.last_seen_s,
-        set_back=frozenset(overdue | cut),
-    )
-
-
-def _needs_leaving(able: list[Worker], bounds: Bounds) -> bool:
-    """Return whether those whose end has begun are needed once more: the others are too few to go on, or none of a position
-    may hold the job's state, which would be lost at the end of a grace period."""
-    staying = [w for w in able if not w.is_ending]
-    if not bounds.session or whole_size(staying, bounds.per_group) < bounds.minimum:
-        return bounds.session
-    holders = by_position((w for w in able if w.may_hold), bounds.per_group)
-    return any(some and all(w.is_ending for w in some) for some in holders)
-
-
-def _replaceable(able: list[Worker], chosen: Iterable[Worker], bounds: Bounds) -> frozenset[MemberId]:
-    """Return who could be dropped without a group: another worker of the same position is ready. Where a group is one worker, it
-    is the same for all."""
-    if bounds.per_group == 1:
-        return frozenset()
-    inside = {w.id.slot for w in chosen}
-    spare = by_position((w for w in able if w.id.slot not in inside), bounds.per_group)
-    return frozenset(w.id for w in chosen if spare[w.id.slot % bounds.per_group])
-
-
-def _only_holders(able: list[Worker], bounds: Bounds) -> frozenset[MemberId]:
-    """Return the workers that alone hold the newest state of their position."""
-    out: set[MemberId] = set()
-    for some in by_position(able, bounds.per_group):
-        newest = max(map(state_of, some), default=())
-        holders = [w.id for w in some if newest and state_of(w) == newest]
-        out.update(holders if len(holders) == 1 else ())
-    return frozenset(out)
-
-
-def _unheard(able: list[Worker], members: tuple[Worker, ...], culprit: Worker, bounds: Bounds) -> list[Worker]:
-    """Return who has not said anything since the group broke for a reason that may be a node's: a worker that cannot be
-    reached, or none that is known. A node's failure ends all its workers, but their streams close seconds apart. Processes of
-    a script end one after the other, so that the first says nothing about the rest."""
-    silent_s = [at_s for w in members if (at_s := _silent_since_s(w)) is not None]
-    is_open = culprit.standing == Standing.BROKEN or (culprit.standing == Standing.DIED and not bounds.session)
-    if not silent_s and not is_open:
-        return []
-    return _silent_since(able, max(silent_s, default=culprit.since_s))
-
-
-def _silent_since(workers: Iterable[Worker], since_s: float) -> list[Worker]:
-    return [w for w in workers if w.connected and w.session is not None and w.session.heard_at_s < since_s]
-
-
-def _uids(workers: Iterable[Worker]) -> frozenset[str]:
-    return frozenset(w.pod.uid for w in workers if w.pod is not None)
-
-
-def _silent_since_s(worker: Worker) -> float | None:
-    """Return since when nothing was heard of a member that is lost because it cannot be reached; None: it is not."""
-    session = worker.session
-    if worker.standing != Standing.LOST or worker.why not in _UNREACHED or session is None:
-        return None
-    return session.unanswered_since_s if session.closed_at_s is None else session.closed_at_s
-
-
-def _asked_s(worker: Worker, now_s: float) -> float:
-    """Return since when a worker has an answer to give; `now_s`: it is asked now."""
-    unanswered_s = worker.session.unanswered_since_s if worker.session is not None else None
-    return now_s if unanswered_s is None else unanswered_s
-
-
-def _comes_late(worker: Worker, current: Current, now_s: float) -> bool:
-    """Return whether a worker that is no member would hold up a generation: it failed the last one, or is still in it. Who is
-    in one that the status does not know (it was restored from a backup) leaves that for a newer one, and for nothing else."""
-    return now_s < worker.barred_until_s or not _can_leave(worker, current)
-
-
-def _can_leave(worker: Worker, current: Current) -> bool:
-    """Return whether a worker's processes are in no group, or in one that they leave for a forced generation."""
-    condition = worker.session.condition if worker.session is not None else None
-    if condition is None or not condition.session or worker.is_waiting:
-        return True
-    return condition.phase in _IN_GROUP and condition.generation > current.number
-
-
-def _is_stuck(worker: Worker, now_s: float) -> bool:
-    """Return whether a worker has not come out of its last group for a generation that waited for it. To ask for the state
-    that it holds again brings nothing before its agent reports that it is out, or that its process was restarted."""
-    in_group = worker.session is not None and worker.session.condition.phase in _IN_GROUP
-    return in_group and now_s < worker.barred_until_s
-
-
-def _enough_without(fitting: list[Worker], able: list[Worker], bounds: Bounds) -> list[Worker]:
-    """Return those that fit if they are enough, else all."""
-    return fitting if whole_size(fitting, bounds.per_group) >= bounds.minimum else able
-
-
-def _new_groups(current: Current, workers: tuple[Worker, ...], bounds: Bounds, hang: str, now_s: float) -> Decision:
-    """Every rank waits in a collective of the newest generation, for `hang`: they keep their processes and their state."""
-    able = [w for w in workers if w.available]
-    with_leaving = _needs_leaving(able, bounds)
-    able = [w for w in able if with_leaving or not w.is_ending]
-    chosen = _choose(able, bounds, current, holders_first=with_leaving)
-    if len(chosen) < bounds.minimum:
-        return Wait(
-            "TooFewMembers",
-            f"{hang}. {ready_words(chosen, able, bounds.per_group)}, {bounds.minimum} needed for new groups.",
-            UntilEvent.MORE_WORKERS,
-        )
-    message = f"{hang}. {count(chosen, 'worker')} {verb_of(chosen, 'make')} new groups."
-    return Announce(FORCED, chosen, "Hung", message, cause="Hung", detected_at_s=now_s)
-
-
-def names_of(current: Current | None, workers: Iterable[Worker], chosen: Iterable[Worker]) -> frozenset[str]:
-    """Return what the verdict on a set depends on (rule WORDS): exactly the inputs of `adoption.decide` and of what its
-    document leaves out. As long as nothing of it changes, the same set refuses again."""
-    chosen, workers = tuple(chosen), tuple(workers)
-    inside = {w.id for w in chosen}
-    older = [] if current is None else [(o.number, set(o.pod_uids)) for o in current.older]
-    if current is not None:
-        older.append((current.number, {w.pod.uid for w in workers if w.is_member and w.pod is not None}))
-    names: set[str] = set()
-    for worker in workers:
-        session, pod = worker.session, worker.pod
-        seal = session.seal if session else None
-        role = "member" if worker.id in inside else "seal" if seal else "silent" if worker.silent_until_s else ""
-        if pod is None or not role:
-            continue
-        held = (seal.state, seal.state_adopted, seal.adopted, seal.is_backup) if seal else None
-        left_up_to = seal.left_up_to if seal else 0
-        not_left = [number for number, uids in older if pod.uid in uids and left_up_to < number]
-        names.add(f"{role}:{pod.uid}:{held}:{not_left}:{session.condition.adopted if session else 0}")
-    if current is not None:
-        alive = {w.pod.uid for w in workers if w.pod is not None and w.pod.alive}
-        dead = [w.pod.uid if w.pod else gone_name(w.id) for w in workers if w.is_member]
-        dead += [uid for generation in current.older for uid in generation.pod_uids]
-        names |= {f"lost:{uid}" for uid in dead if uid not in alive}
-    return frozenset(names)
-
-
-def _retry_s(current: Current, *, is_same: bool) -> float:
-    """Return how long after a generation that could not read its checkpoint the next may try (rule RETRY): `is_same`, nobody
-    is in it who has not tried."""
-    first_s, last_s = RETRY_S
-    return min(last_s, first_s * 2 ** min(10, max(0, current.attempts - 1))) if is_same else _pause_s(current.attempts)
-
-
-def _pause_s(in_a_row: int) -> float:
-    """Return how long after a generation that did not train the next may come: two at once, then 0.2, 0.4 .. 5 s."""
-    return 0.0 if in_a_row <= 2 else min(5.0, 0.1 * 2 ** min(10, in_a_row - 2))
-
-
-def _choose(
-    able: list[Worker], bounds: Bounds, current: Current, *, holders_first: bool, last: frozenset[str] = frozenset()
-) -> tuple[Worker, ...]:
-    """Return at most `replicas` workers in whole groups, one for each slot: members of the newest generation first, those of
-    slots that are wanted before the others, whose group is whole before the others, low slots first, who is being replaced
-    last, and behind all others the pods in `last`;
-    with `holders_first` those before all that hold the newest state, a live one before a backup (rule BACKUP)."""
-    whole = unbroken(able, current.members, bounds.per_group)
-
-    def order(worker: Worker) -> tuple[object, ...]:
-        is_last = worker.pod is not None and worker.pod.uid in last
-        slot, attempt = worker.id
-        place = (slot >= bounds.slots, worker.id not in whole, slot, -attempt)
-        usual = (is_last, worker.abandoned, not worker.is_member, *place)
-        seal = worker.session.seal if worker.session else None
-        if not holders_first or seal is None or seal.state is None:
-            return (0, 0, 0, 0, *usual)
-        return (-seal.state_adopted, seal.is_backup, -seal.state.generation, -seal.state.step, *usual)
-
-    return choose(one_per_slot(sorted(able, key=order)), bounds.replicas, current.members, bounds.per_group)
-
-
 # --- a healthy group -----------------------------------------------------------------------------------------------
 
 
@@ -509,7 +148,7 @@ def _planned(
     joiners = [w for w in workers if not w.is_member and w.available and not w.draining]
     joiners = [w for w in joiners if w.session is None or not is_unresponsive(w.session, now_s)]
     silent = [*silent, *(w.barred_until_s for w in joiners if w.barred_until_s > now_s)]
-    prompt = [w for w in joiners if not _comes_late(w, current, now_s)]
+    prompt = [w for w in joiners if not comes_late(w, current, now_s)]
     target = target_of(members, prompt, bounds, current.members)
     kept = [w for w in target if w.is_member]
     new = [w for w in target if not w.is_member]

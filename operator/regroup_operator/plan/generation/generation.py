@@ -18,10 +18,11 @@ from regroup_operator.plan.failures.failures import Failures
 from regroup_operator.plan.failures.hangs import ALONE, HUNG, KILL_AGAIN_S, Hang
 from regroup_operator.plan.failures.hangs import bound as hang_bound_s
 from regroup_operator.plan.failures.no_commit import count_after
-from regroup_operator.plan.generation.decision import names_of, next_generation
+from regroup_operator.plan.generation.decision import next_generation
 from regroup_operator.plan.generation.document import build_document
 from regroup_operator.plan.generation.lateness import LONGEST_START, longest_start, see_lateness, with_setbacks
 from regroup_operator.plan.generation.links import with_links
+from regroup_operator.plan.generation.retry import names_of
 from regroup_operator.plan.lifecycle.lifecycle import Active, Lifecycle
 
 STORE_RETRY_S = 0.2

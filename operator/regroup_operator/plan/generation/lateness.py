@@ -49,8 +49,6 @@ cause: new pods would not help."""
 LONGEST_START = "longestStartSeconds"
 """Field of the status. Kept there because sessions are lost with their pods and with the operator."""
 
-_INSIDE = (Phase.FORMING, Phase.ARRIVED, Phase.ADOPTING, Phase.TRAINING)
-
 
 @dataclass(frozen=True)
 class Lateness:
@@ -212,7 +210,7 @@ def _excuse(
 ) -> Callable[[Worker], bool]:
     """Return whom a planned generation that not all have adopted excuses. Who is in the one before is excused for as long as it
     trains there: if enough workers were left, a forced generation would have replaced this one, and as long as there are too few, a
-    restart would only end who holds the state. Others are excused until the generation is given up for them (decision.py), and
+    restart would only end who holds the state. Others are excused until the generation is given up for them (trouble.py), and
     those `missed` by earlier generations (pod UIDs) not at all: they have ENTER_S."""
     if current is None or current.kind != PLANNED or current.adopted:
         return lambda _: False
@@ -244,7 +242,8 @@ def _kind(
     if current is None or excused(worker):
         return "", None
     # Who has finished an older one waits in it, too, and comes to the newest as soon as it hears of it.
-    inside_older = condition.phase in (*_INSIDE, Phase.FINISHED) and condition.generation < current.number
+    is_inside = worker.is_in_group or condition.phase == Phase.FINISHED
+    inside_older = is_inside and condition.generation < current.number
     # Another operator may have announced it and told nobody.
     is_told = current.known or condition.heard >= current.number
     is_pending = worker.standing == Standing.PENDING and is_told

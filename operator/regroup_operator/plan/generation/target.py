@@ -1,6 +1,6 @@
 """Who should train in place of a healthy group, and the planned generation that brings it about: resizes and drains.
 
-Pure. Whether it is time for a change, and what becomes of a broken group, is decided in decision.py.
+Pure. Whether it is time for a change is decided in decision.py, and what becomes of a broken group in forced.py.
 """
 
 from __future__ import annotations
@@ -122,6 +122,20 @@ def _hand_over(members: Sequence[Worker], joining: list[Worker], bounds: Bounds)
     if bounds.session and joins and not any(w.id in joins for w in target):
         target = (keepers[0], joining[0])
     return target
+
+
+def comes_late(worker: Worker, current: Current, now_s: float) -> bool:
+    """Return whether a worker that is no member would hold up a generation: it failed the last one, or is still in it. Who is
+    in one that the status does not know (it was restored from a backup) leaves that for a newer one, and for nothing else."""
+    return now_s < worker.barred_until_s or not can_leave(worker, current)
+
+
+def can_leave(worker: Worker, current: Current) -> bool:
+    """Return whether a worker's processes are in no group, or in one that they leave for a forced generation."""
+    condition = worker.session.condition if worker.session is not None else None
+    if condition is None or not condition.session or worker.is_waiting:
+        return True
+    return worker.is_in_group and condition.generation > current.number
 
 
 def one_per_slot(workers: Iterable[Worker]) -> tuple[Worker, ...]:

@@ -1,0 +1,142 @@
+"""What a simulated job has committed, announced and released so far, and what must hold of it at every turn.
+
+No generation number ever stands for two lists of members, and none is announced before it is written. A group that commits a
+step continues from the newest committed one, and nobody rolls back while a worker that can be reached holds that. A pause of
+the network alone loses no worker. What does not hold is an AssertionError.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from _regroup_agent.observing import EVERY_S
+from _regroup_agent.statefile import Saved
+from regroup.protocol.state import StatePair
+from regroup.protocol.wire import SILENT_S
+from regroup_operator.api import parse_job
+
+if TYPE_CHECKING:
+    from tests.simulator.trainers import Group
+    from tests.simulator.world import World
+
+
+class Ledger:
+    """One job's."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self.committed: list[tuple[int, int]] = []
+        """(generation, step) of every step that counts, in order."""
+        self.num_commits = 0
+        self.last_commit_s = world.now_s
+        self.in_part: set[StatePair] = set()
+        """States that only some ranks of a group have committed."""
+        self.rolled_back = 0
+        """Committed steps that were lost."""
+        self.generations: dict[int, str] = {}
+        """The UID of each number's document."""
+        self.unwritten: set[int] = set()
+        """Numbers that a restored status does not name any more."""
+        self.released: list[str] = []
+        """Pod UIDs."""
+        self.num_unheard = 0
+        """How often a worker was lost because observers did not hear it."""
+        self._judged = 0
+        """The newest generation of such a loss."""
+
+    # --- steps -----------------------------------------------------------------------------------------------------
+
+    def group_committed(self, state: tuple[int, int]) -> None:
+        """A group has committed a step: the one after the newest, and it is not fenced (rule FENCE)."""
+        newest = self.committed[-1] if self.committed else None
+        assert newest is None or state[1] == newest[1] + 1, f"step {state} after {newest}"
+        assert newest is None or state[0] >= newest[0], f"a fenced group committed {state}"
+        self.commit(state)
+
+    def commit(self, state: tuple[int, int]) -> None:
+        """A step counts from now on."""
+        world = self._world
+        self.committed.append(state)
+        self.num_commits += 1
+        self.last_commit_s = world.now_s
+        world.happened("committed", "")
+        if world.total_steps - state[1] == 2:
+            world.happened("near-end", "")
+
+    def continues_from(self, state: StatePair, group: Group) -> None:
+        """A group is about to continue from `state`: no process of a worker that can be reached may hold a newer committed
+        step. One that cannot be reached is waited for only so long (rule BEST), stopped with its stream open or not, and one
+        that was released not at all (rule RELEASE)."""
+        state = state if state.step else StatePair(0, 0)  # what begins anew is older than anything
+        if not self.committed or state >= self.committed[-1]:
+            return
+        patience_s = self._patience_s()
+        agents = [a for a in self._world.agents.values() if a.connected and a.uid not in self.released]
+        agents = [a for a in agents if not a.silent_for(patience_s)]
+        held = [t for a in agents for t in a.trainers.values() if t.alive and t.state is not None]
+        known = set(self.committed)
+        holders = [
+            f"{t.agent.name} {tuple(t.state)}"
+            for t in held
+            if t.state is not None and t.state > state and tuple(t.state) in known
+        ]
+        holders += [
+            f"{a.name}'s snapshot {tuple(a.memory.state)}"
+            for a in agents
+            if a.memory is not None and a.memory.state > state and tuple(a.memory.state) in known
+        ]
+        assert not holders, (
+            f"generation {group.number} rolled back to {tuple(state)} while there was {', '.join(holders)}; "
+            f"the newest was {tuple(self.committed[-1])}"
+        )
+        lost = [pair for pair in self.committed if pair[1] > state.step]
+        self.rolled_back += len(lost)
+        self.committed = [pair for pair in self.committed if pair[1] <= state.step]
+
+    def trains_from(self, state: StatePair) -> None:
+        """Every rank of a group has adopted `state`: a step that only some had committed counts from now on."""
+        if state in self.in_part and self.committed and state.step == self.committed[-1][1] + 1:
+            self.committed.append((state.generation, state.step))
+
+    def _patience_s(self) -> float:
+        """Return how long a worker that cannot be reached and may hold the newest state is waited for."""
+        job = parse_job(self._world.store.read())
+        return job.spec.recovery.disconnect_seconds + self._world.settings.replace_after_s
+
+    # --- generations -----------------------------------------------------------------------------------------------
+
+    def wrote(self, status: dict[str, Any]) -> None:
+        """An operator has written the job's status."""
+        self._judge_unheard(status)
+        self.released += [uid for uid in status.get("released", ()) if uid not in self.released]
+        if "membership" in status:
+            self.saw_generation(status["membership"]["generation"], status["membership"]["uid"])
+
+    def saw_generation(self, number: int, uid: str, digest: str = "") -> None:
+        """A generation is written or, where it has a document's `digest`, announced to its member."""
+        said = self.generations.setdefault(number, uid)
+        if said != uid and number in self.unwritten and not self._is_remembered(number):
+            self.generations[number] = said = uid
+            self.unwritten.discard(number)
+        assert said == uid, f"generation {number} stands for two lists of members"
+        if digest:
+            membership = self._world.status["membership"]
+            assert membership["generation"] >= number, f"generation {number} was announced before it was written"
+
+    def _is_remembered(self, number: int) -> bool:
+        """Return whether anybody that lives, or a disk that is still there, knows that there was a generation of this number."""
+        world = self._world
+        agents = [a for a in world.agents.values() if a.alive]
+        disks = [*(world.saved.get(uid, Saved()) for uid in world.pods.by_uid), *(a.saved for a in agents)]
+        heard = [a.core._worker.heard for a in agents]
+        return max([*heard, *(max(s.entered, s.sealed) for s in disks)], default=0) >= number
+
+    def _judge_unheard(self, status: dict[str, Any]) -> None:
+        """A pause alone loses nobody: who is lost because nobody hears it was cut off for longer than that."""
+        newest = (status.get("incidents") or [{}])[-1]
+        if newest.get("cause") == "Unheard" and newest["generation"] > self._judged:
+            self._judged = newest["generation"]
+            self.num_unheard += 1
+            assert self._world.now_s - self._world.network.refused_s <= 2 * EVERY_S + SILENT_S, (
+                f"a pause has lost a worker: {newest['decision']}"
+            )
