@@ -123,6 +123,8 @@ class Operator:
         self.expected_s = None
         self.num_reconciles += 1
         self._run(self.controller.reconcile(KEY))
+        if self.world.pace.rest_s:
+            self.rest(self.world.now_s + self.world.pace.rest_s)
 
     def pause(self) -> None:
         """SIGSTOP."""

@@ -26,6 +26,8 @@ class Pace:
     """Until a kernel gives a connection up whose other end says nothing."""
     probe_late_s: Span = (0.0, 0.0)
     """How much later than that it does: the streams of one node do not end at one moment."""
+    rest_s: float = 0.0
+    """So long an operator does not plan the job again, as if it had thousands of workers (REST in controller.py)."""
     in_part: bool = False
     """Some ranks of a group that breaks may have committed the step in flight."""
     shuffles: bool = False

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from regroup_operator.api import parse_job
+from regroup_operator.controller import MAX_REST_S
 from regroup_operator.model.records import Settings
 from regroup_operator.plan.generation.lateness import LONGEST_START
 from regroup_operator.plan.pods.capacity import LAST_S
@@ -70,6 +71,8 @@ class Setting:
     """The job is complete only once they have succeeded."""
     observes: bool = False
     """Agents observe each other from other nodes."""
+    rest_s: float = 0.0
+    """Operators rest for so long after each plan."""
     progress_factors: tuple[float, ...] = (1.0,)
     """Operators serve many other jobs, and agents report so many times less often: one operator after the other."""
 
@@ -85,6 +88,7 @@ class Setting:
             + (f", {self.roles} pods of a role" if self.roles else "")
             + (" that it waits for" if self.required else "")
             + (", agents observe each other" if self.observes else "")
+            + (f", operators rest for {self.rest_s:g} s after each plan" if self.rest_s else "")
             + (
                 f", progress is reported {self.progress_factors} times less often"
                 if max(self.progress_factors) > 1.0
@@ -123,7 +127,7 @@ class Setting:
         pace = Pace(rng) if self.quick else Pace(
             rng, start_s=(0.05, 3.0), form_s=(0.01, 0.3), adopt_s=(0.01, 1.0), checkpoint_s=(0.1, 2.0),
             container_s=(0.5, 3.0), reconnect_s=(0.02, 1.0), watch_s=(0.0, 0.5), probe_late_s=(0.0, 3.0),
-            in_part=True, shuffles=True,
+            in_part=True, shuffles=True, rest_s=self.rest_s,
         )  # fmt: skip
         return World(
             None, self.job(), processes=self.processes, script="plain" if self.script else "session",
@@ -159,6 +163,7 @@ def setting_of(seed: int) -> Setting:
         progress_factors=random.Random(f"{seed}/pace of reports").choice(
             [(1.0,), (1.0,), (3.0,), (10.0,), (10.0, 1.0)]
         ),
+        rest_s=random.Random(f"{seed}/rest").choice([0.0, 0.0, 0.0, 0.0, MAX_REST_S]),
         spares=random.Random(f"{seed}/spares").choice([0, 0, 0, 1]),
         cooldown_s=random.Random(f"{seed}/cooldown").choice([0, 0, 20]),
         pending_s=random.Random(f"{seed}/pending").choice([0, 0, 10]),

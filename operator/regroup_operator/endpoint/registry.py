@@ -33,6 +33,8 @@ PROGRESS_PLAN_S = 2.5
 """A job of which nothing but its progress is news is planned this much later, however many workers report it, and where agents
 report less often as many times later. With 200 to 500 jobs that is as often as a status is written (pace.py), in the same plan."""
 
+COUNT_EVERY_S = 1.0
+"""Thousands of agents that are out of reach are looked at one by one no more often: each plan of each job asks how many they are."""
 
 MAX_LINES = 1000
 """That many commands wait for an agent that reads none of them; then its stream ends, and it has to call again."""
@@ -87,7 +89,7 @@ class Registry:
         self._steps: dict[str, tuple[int, int]] = {}
         self._refusals: dict[str, str] = {}
         self._should_call = should_call
-        self._suspects = False
+        self._suspects, self._counted_s = False, float("-inf")
         self._closed: dict[str, Pod] = {}
         """Whose stream has ended and was not opened again, by UID; who is gone is swept out by `out_of_reach`."""
         self._leaving: dict[str, Pod] = {}
@@ -124,8 +126,9 @@ class Registry:
     def out_of_reach(self) -> int:
         """Return how many agents have lost their stream and should have called again, if so many that the operator suspects itself
         (model/reach.py); else 0."""
-        connected = len(self._streams)
-        if suspects_itself(len(self._closed), connected):
+        connected, now_s = len(self._streams), self._clock()
+        if now_s >= self._counted_s + COUNT_EVERY_S and suspects_itself(len(self._closed), connected):
+            self._counted_s = now_s
             self._closed = {uid: pod for uid, pod in self._closed.items() if self._should_call(pod)}
         suspects = suspects_itself(len(self._closed), connected)
         if suspects and not self._suspects:

@@ -305,6 +305,8 @@ def test_many_that_lose_their_stream_at_once_are_out_of_reach_until_they_call_ag
     world.registry.close(agents[19], streams["uid-19"])
     assert world.registry.out_of_reach() == 20
     explained.add("uid-3")
+    assert world.registry.out_of_reach() == 20, "they were counted a moment ago"
+    world.now_s += 1.0
     assert world.registry.out_of_reach() == 0, "of one the pod is gone, or its node is not ready"
     for pod in agents[20:40]:
         world.registry.close(pod, streams[pod.uid])
