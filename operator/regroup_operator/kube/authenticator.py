@@ -89,6 +89,7 @@ class _Verdict(NamedTuple):
     refusal: str
     key_id: str
     """The key that proved it; empty: the API server was asked."""
+    claims: Claims
 
 
 class ClusterAuthenticator:
@@ -122,10 +123,10 @@ class ClusterAuthenticator:
 
     async def authenticate(self, token: str, namespace: str, pod_name: str) -> Pod:
         """Return the pod that `token` is bound to, which is the one named. Raises Unauthorized, Forbidden, UnavailableError."""
-        claims = claims_of(token)
-        pod = pod_of(claims, namespace, pod_name, self._pods, self._wall_clock())
-        digest = hashlib.sha256(token.encode()).digest()
+        digest = hashlib.sha256(token.encode(errors="surrogatepass")).digest()
         verdict = self._verdicts.get(digest)
+        claims = claims_of(token) if verdict is None else verdict.claims
+        pod = pod_of(claims, namespace, pod_name, self._pods, self._wall_clock())
         if verdict is None or verdict.until_s <= self._wall_clock() or self._is_dropped(verdict.key_id):
             verdict = self._verdicts[digest] = await self._judge(token, digest, claims, pod)
             while len(self._verdicts) > MAX_TOKENS:
@@ -154,10 +155,10 @@ class ClusterAuthenticator:
             raise Unauthorized(refusal)  # not remembered, so that forged tokens drive no good one out
         if refusal is not None:
             self._places.pop(pod.uid, None)
-            return _Verdict(claims.expires_at, "", claims.key_id)
+            return _Verdict(claims.expires_at, "", claims.key_id, claims)
         refusal = refusal_in(await self._review(token, digest, pod.uid), pod)
         until_s = min(claims.expires_at, self._wall_clock() + REFUSED_FOR_S) if refusal else claims.expires_at
-        return _Verdict(until_s, refusal, "")
+        return _Verdict(until_s, refusal, "", claims)
 
     async def _review(self, token: str, digest: bytes, pod_uid: str) -> Mapping[str, Any]:
         review = self._reviews.get(digest)

@@ -93,6 +93,7 @@ def test_pod_with_its_own_token_gets_in() -> None:
         pytest.param(key().token(aud=["other"]), POD.name, Unauthorized, "for other, not for regroup", id="another audience"),
         pytest.param(jwt(exp=NOW - 5), POD.name, Unauthorized, "expired 5 s ago", id="expired"),
         pytest.param(key().token(exp=NOW - 5), POD.name, Unauthorized, "expired 5 s ago", id="genuine and expired"),
+        pytest.param(jwt() + "\udce9", POD.name, Unauthorized, "not a projected", id="bytes that are no text"),
         pytest.param(jwt() + "\u00e9", POD.name, Unauthorized, "not a projected", id="letters that no token has"),
         pytest.param(jwt(nbf="never"), POD.name, Unauthorized, "not a projected", id="no time of beginning"),
         pytest.param(jwt(), "digits-worker-1-0", Forbidden, "bound to pod team/digits-worker-0-0", id="another pod's path"),
