@@ -170,8 +170,10 @@ def test_peers_of_faults_get_their_uid_and_keep_it() -> None:
     named, peers = with_peers(sessions, document, {})
     assert named[uid_of(0)].fault == make_fault(peer_rank=3, peer=uid_of(1))
     assert peers == {uid_of(0): (1, uid_of(1))}
-    later, _ = with_peers(sessions, None, peers)  # another document is the newest now
+    later, _ = with_peers(sessions, None, peers)  # the document is not known any more
     assert later[uid_of(0)].fault == named[uid_of(0)].fault
+    newer, _ = with_peers(sessions, replace(document, number=2), peers)
+    assert newer[uid_of(0)].fault == fault, "nobody asks whom it lost before"
     assert with_peers({uid_of(1): make_session(1)}, None, peers)[1] == {}
 
 

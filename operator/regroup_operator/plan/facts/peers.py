@@ -18,12 +18,15 @@ Peers = Mapping[str, tuple[int, str]]
 def with_peers(
     sessions: Mapping[str, Session], document: Document | None, known: Peers
 ) -> tuple[dict[str, Session], Peers]:
-    """Return the sessions with the peers of faults by pod UID, and what is to be remembered of them."""
+    """Return the sessions with the peers of faults of the newest generation by pod UID, and what is to be remembered of them.
+    `document`: the newest generation's, None: this operator has not announced it."""
     out, peers = dict(sessions), {uid: known[uid] for uid in sessions if uid in known}
     for uid, session in sessions.items():
         fault, number = session.fault, session.fault_generation
         if fault is None or fault.peer is not None or fault.peer_rank is None:
             continue
+        if document is not None and number < document.number:
+            continue  # nobody asks for it any more, and each plan would copy thousands of sessions
         if document is not None and number == document.number and 0 <= fault.peer_rank < document.world_size:
             peers[uid] = (number, document.member_of_rank(fault.peer_rank).pod_uid)
         if uid in peers and peers[uid][0] == number:
