@@ -34,7 +34,7 @@ PROGRESS_PLAN_S = 2.5
 report less often as many times later. With 200 to 500 jobs that is as often as a status is written (pace.py), in the same plan."""
 
 COUNT_EVERY_S = 1.0
-"""Agents that are out of reach are looked at one by one no more often: they may be thousands, and each plan asks for their number."""
+"""Agents that are out of reach are counted no more often: they may be thousands, and each plan asks for their number."""
 
 MAX_LINES = 1000
 """That many commands wait for an agent that reads none of them; then its stream ends, and it has to call again."""
