@@ -635,6 +635,18 @@ def test_pod_that_cannot_start_is_an_event_once() -> None:
     assert plan(job(got.status), pods=backing_off, sessions=(), memory=got.memory).notes == ()
 
 
+def test_pod_that_finds_a_node_and_then_cannot_start_is_another_event() -> None:
+    """Its image cannot be pulled: that it had to wait for a node first must not hide it."""
+    waits = make_pod(1, phase="Pending", node="", unschedulable="0/3 nodes are available")
+    first = plan(job(None), pods=(make_pod(0), waits), sessions=())
+    assert [n.reason for n in first.notes] == ["Unschedulable"]
+    pulls = make_pod(1, phase="Pending", waiting_reason="ErrImagePull", waiting_message="not found")
+    then = plan(job(first.status), pods=(make_pod(0), pulls), sessions=(), memory=first.memory)
+    assert [n.reason for n in then.notes] == ["ErrImagePull"]
+    again = plan(job(then.status), pods=(make_pod(0), waits), sessions=(), memory=then.memory)
+    assert [n.reason for n in again.notes] == ["Unschedulable"]
+
+
 def test_refused_job_makes_nothing_and_says_why() -> None:
     refusal = Verdict("InvalidTemplate", "spec.template is wrong.")
     got = plan(job(None), pods=(), sessions=(), refusal=refusal)

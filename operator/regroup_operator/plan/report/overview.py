@@ -24,6 +24,7 @@ from regroup_operator.plan.facts.groups import spare_words
 from regroup_operator.plan.facts.roles import awaited_words
 from regroup_operator.plan.facts.stalls import is_unresponsive
 from regroup_operator.plan.failures.failures import Failures
+from regroup_operator.plan.failures.on_exit import UNSCHEDULABLE
 from regroup_operator.plan.generation.generation import NextGeneration
 from regroup_operator.plan.lifecycle.lifecycle import (
     Active,
@@ -316,7 +317,9 @@ def _notes(now: Mapping[str, JobCondition], before: Mapping[str, Mapping[str, An
         notes.append(EventNote("Normal", COMPLETING, now[COMPLETE].message))
     pods, was = now[PODS_READY], before.get(PODS_READY, {"status": "Unknown", "reason": ""})
     was_stuck = was["status"] == "False" and was["reason"] not in ORDINARY
-    if pods.status == "False" and pods.reason not in ORDINARY and not was_stuck:
+    # A kubelet's reasons follow each other again and again. That a pod has no node is another trouble than any of them.
+    is_new = not was_stuck or (was["reason"] == UNSCHEDULABLE) != (pods.reason == UNSCHEDULABLE)
+    if pods.status == "False" and pods.reason not in ORDINARY and is_new:
         notes.append(EventNote("Warning", pods.reason, pods.message))
     return notes
 
