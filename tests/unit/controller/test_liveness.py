@@ -673,3 +673,18 @@ def test_start_that_takes_longer_than_its_bound_comes_to_an_end_in_the_end(tmp_p
     world = World(tmp_path, elastic(2), known_session=True)
     world.slow_start_s = SETTINGS.start_timeout_s + 100.0
     world.until(lambda: bool(world.training()), 4 * SETTINGS.start_timeout_s, step_every_s=5.0)
+
+
+@pytest.mark.parametrize("explained", [False, True], ids=["nothing explains it", "their containers have ended"])
+def test_operator_that_cannot_reach_most_agents_replaces_nobody_at_first(explained: bool) -> None:
+    """Its own network is the likelier cause. Those who can be reached go on without the others."""
+    world = World(None, make_job().with_replicas(30).elastic(1, 30))
+    assert world.operator is not None
+    world.operator.registry._should_call = lambda _: not explained
+    world.until(lambda: len(world.training().split(",")) == 30, step_every_s=0.5)
+    for slot in range(25):
+        world.cut_off(world.uid(slot))
+    world.kill_process(world.uid(29))
+    world.advance(60.0, 0.5)
+    assert len(world.training().split(",")) == (30 if explained else 5)
+    assert len(world.pods.deleted) == (25 if explained else 0)
