@@ -2,7 +2,7 @@
 
 What an agent has not said counts against it after half a second or five. While the loop stands still (thousands of answers are
 read in one turn, the process was stopped, or its CPU was taken away), the answers wait in the kernel: that time is the operator's
-own and counts against nobody. See docs/design/adr/0064-time-the-operator-stood-still.md.
+own and counts against nobody. See docs/design/adr/0064-the-operators-clock.md.
 """
 
 from __future__ import annotations

@@ -39,7 +39,6 @@ COUNT_EVERY_S = 1.0
 MAX_LINES = 1000
 """That many commands wait for an agent that reads none of them; then its stream ends, and it has to call again."""
 
-
 log = logging.getLogger(__name__)
 
 
@@ -89,7 +88,7 @@ class Registry:
         self._steps: dict[str, tuple[int, int]] = {}
         self._refusals: dict[str, str] = {}
         self._should_call = should_call
-        self._suspects, self._counted_s = False, float("-inf")
+        self._num_out_of_reach, self._counted_s = 0, float("-inf")
         self._closed: dict[str, Pod] = {}
         """Whose stream has ended and was not opened again, by UID; who is gone is swept out by `out_of_reach`."""
         self._leaving: dict[str, Pod] = {}
@@ -127,21 +126,23 @@ class Registry:
         """Return how many agents have lost their stream and should have called again, if so many that the operator suspects itself
         (model/reach.py); else 0."""
         connected, now_s = len(self._streams), self._clock()
-        if now_s >= self._counted_s + COUNT_EVERY_S and suspects_itself(len(self._closed), connected):
-            self._counted_s = now_s
+        if now_s < self._counted_s + COUNT_EVERY_S:
+            return self._num_out_of_reach
+        self._counted_s = now_s
+        if suspects_itself(len(self._closed), connected):
             self._closed = {uid: pod for uid, pod in self._closed.items() if self._should_call(pod)}
         suspects = suspects_itself(len(self._closed), connected)
-        if suspects and not self._suspects:
+        if suspects and not self._num_out_of_reach:
             log.warning(
                 "%d of %d agents are out of reach at once, on nodes that are ready. This operator's own CPU or network is the "
                 "likelier cause, so their pods are replaced later than usual.",
                 len(self._closed),
                 len(self._closed) + connected,
             )
-        elif self._suspects and not suspects:
+        elif self._num_out_of_reach and not suspects:
             log.warning("%d agents are connected; pods of those that are not are replaced as usual.", connected)
-        self._suspects = suspects
-        return len(self._closed) if suspects else 0
+        self._num_out_of_reach = len(self._closed) if suspects else 0
+        return self._num_out_of_reach
 
     @property
     def num_jobs(self) -> int:

@@ -303,6 +303,7 @@ def test_many_that_lose_their_stream_at_once_are_out_of_reach_until_they_call_ag
         world.registry.close(pod, streams[pod.uid])
     assert world.registry.out_of_reach() == 0, "a rack"
     world.registry.close(agents[19], streams["uid-19"])
+    world.now_s += 1.0
     assert world.registry.out_of_reach() == 20
     explained.add("uid-3")
     assert world.registry.out_of_reach() == 20, "they were counted a moment ago"
@@ -310,9 +311,12 @@ def test_many_that_lose_their_stream_at_once_are_out_of_reach_until_they_call_ag
     assert world.registry.out_of_reach() == 0, "of one the pod is gone, or its node is not ready"
     for pod in agents[20:40]:
         world.registry.close(pod, streams[pod.uid])
+    assert world.registry.out_of_reach() == 0, "whose pods are gone may be among them: they are counted in a moment"
+    world.now_s += 1.0
     assert world.registry.out_of_reach() == 39
     for pod in agents[:25]:
         world.registry.open(pod, "boot")
+    world.now_s += 1.0
     assert world.registry.out_of_reach() == 0
 
 

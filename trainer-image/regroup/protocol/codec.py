@@ -107,7 +107,7 @@ def from_json(cls: type[T], data: Any, where: str = "") -> T:
     for field in _fields(cls):  # type: ignore[arg-type]
         item = data.get(field.key)
         if item is not None:
-            plain = type(item) is field.plain  # nearly all of them: `_convert` takes ten times as long
+            plain = type(item) is field.plain  # nearly all of them are
             values[field.name] = item if plain else _convert(field.hint, item, f"{where}.{field.key}")
         elif field.is_required:
             if type(None) not in typing.get_args(field.hint):

@@ -41,7 +41,7 @@ from regroup_operator.plan.generation.trouble import deadline_of, find_trouble
 
 JOIN_MEMBERS = 500
 """A job with more members waits longer for workers to join together, in proportion: a generation interrupts all members, and each
-of them reports five times."""
+of them reports four times."""
 
 
 def next_generation(
