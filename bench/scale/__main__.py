@@ -132,6 +132,7 @@ class Bench:
                     system = make(directory)
                     try:
                         system.start(on)
+                        on.collects(system.kinds)
                         measure(system, on, say)
                     finally:
                         system.stop()

@@ -105,6 +105,7 @@ class Regroup:
 
     name = "regroup"
     title = "Regroup"
+    kinds = (PLURAL,)
     changed = "The trainers behind the agents are numbers; each agent has real connections, tokens and messages."
 
     def start(self, plane: Any) -> None:

@@ -56,6 +56,7 @@ class Job:
     """Kubernetes' Job by itself."""
 
     name, title, changed = "job", "Job 1.36", ""
+    kinds: Collection[str] = ()
 
     def start(self, plane: Plane) -> None:
         """The plane has the controller already."""
@@ -92,6 +93,7 @@ class JobSet:
     """JobSet and its webhooks."""
 
     name, title, changed = "jobset", "JobSet 0.12", _CHANGED
+    kinds: Collection[str] = ("jobsets",)
 
     def start(self, plane: Plane) -> None:
         """Install it and wait until it is ready."""
@@ -134,6 +136,7 @@ class Trainer(JobSet):
     """Kubeflow Trainer, which makes JobSets."""
 
     name, title = "trainer", "Trainer 2.3"
+    kinds = ("jobsets", "trainjobs")
 
     def start(self, plane: Plane) -> None:
         """Install JobSet first, then Trainer and its torch runtime."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -35,6 +35,10 @@ _READY_S = 60.0
 _FAKE_KUBELET = Path(__file__).parent / "kwok.yaml"
 _NODE_GRACE = "24h"
 """Fake nodes send no heartbeats: they would be noise."""
+_COLLECTOR = "system:kube-controller-manager"
+"""The user by whom the garbage collector watches."""
+_COLLECTS_S = 90.0
+"""It looks for new kinds of objects every 30 s."""
 
 
 class Plane:
@@ -75,6 +79,17 @@ class Plane:
     def refused(self) -> Mapping[tuple[audit.Key, int], int]:
         """Return the number of those that were answered with a status of 400 or more, by that status."""
         return self._audit.refused()
+
+    def collects(self, kinds: Collection[str]) -> None:
+        """Return once the garbage collector watches these custom resources, by their plurals. Before, it looks each owner up, which
+        costs up to a request a pod, and is over half a minute after an installation."""
+
+        def watches() -> bool:
+            asked = self.requests()
+            return all(audit.Key(_COLLECTOR, "watch", kind) in asked for kind in kinds)
+
+        what = f"the garbage collector watches {', '.join(kinds)}"
+        until(watches, what, timeout_s=_COLLECTS_S, every_s=0.5, error=BenchError)
 
     def pids(self) -> dict[str, int]:
         """Return the control plane's processes by name."""

@@ -39,6 +39,10 @@ class System(Protocol):
     def changed(self) -> str:
         """One sentence: what differs from an installation in a cluster; empty where nothing does."""
 
+    @property
+    def kinds(self) -> Collection[str]:
+        """Plurals of its custom resources that own pods, or what makes the pods."""
+
     def start(self, plane: Plane) -> None:
         """Install definitions and rights, start the processes, and return once the first job may be submitted."""
 

@@ -3,7 +3,8 @@
 A recovery waits for no creation: the plan leaves here what it wants, and only the newest wanted set counts. It is looked at
 again before each call. What cannot be made (a quota, a webhook, a policy) raises nothing here; it becomes an event, and a
 time at which the job is planned again. Pods are made 1, 2, 4 .. at once, and a refusal ends the round: a quota that is full
-answers one request, not thousands. Nor does a pod that fails before it ever ran (the kubelet's admission) make a loop of
+answers one request, not thousands. Jobs take turns, so that hundreds that are created at once get their pods one job after the
+other. Nor does a pod that fails before it ever ran (the kubelet's admission) make a loop of
 pods: creations in one slot wait for one another until one of its pods runs.
 """
 
@@ -32,7 +33,7 @@ TELL_AGAIN_S = 300.0
 """How long a sentence that was told is not told again."""
 
 MAX_BATCH = 32
-"""Requests of one job at once."""
+"""Requests of one job at once, and about as many in one turn: the thousands of one job do not keep the others waiting."""
 CONFIRMED_S = 60.0
 """Where the plan wrote nothing, the API server must have said within this time that the job is there: a pod is made for no job
 that is gone, nor by an operator that was paused."""
@@ -158,28 +159,37 @@ class Maker:
         self._wanted = None
 
     async def _make(self) -> None:
-        size, job = 1, None
+        size, goes_on, job = 1, True, None
         try:
-            while self._wanted is not None and (batch := self._batch(size)):
+            while goes_on and self._wanted is not None and self._batch(1):
                 job = self._wanted.job
-                if not self._wanted.confirmed and any(isinstance(step, CreatePod) for step in batch.values()):
-                    await self._confirm(self._wanted)
-                    continue
-                results: list[bool] = []
-                await self._background.together(self._try(key, step, results) for key, step in batch.items())
-                creates = any(isinstance(step, CreatePod) for step in batch.values())
-                if creates and any(results):
-                    self._rounds.forget(lambda _: True)
-                if creates and not all(results):
-                    if self._held_s <= self._monotonic():
-                        self._rounds.tried("", self._monotonic())
-                    break
-                size = min(2 * size, MAX_BATCH)
+                async with self._background.turn(job.namespace, starts=job.status.start_time is None):
+                    size, goes_on = await self._make_some(size)
         finally:
             self._is_making = False
         due_s = self._due_s()
         if job is not None and due_s is not None:
             self._look_again(job, max(0.0, due_s - self._monotonic()))
+
+    async def _make_some(self, size: int) -> tuple[int, bool]:
+        """Do about MAX_BATCH steps, the first `size` at once. Returns how many the next ones may be, and whether to go on."""
+        num_tried = 0
+        while num_tried < MAX_BATCH and self._wanted is not None and (batch := self._batch(size)):
+            if not self._wanted.confirmed and any(isinstance(step, CreatePod) for step in batch.values()):
+                await self._confirm(self._wanted)
+                continue
+            results: list[bool] = []
+            await self._background.together(self._try(key, step, results) for key, step in batch.items())
+            creates = any(isinstance(step, CreatePod) for step in batch.values())
+            if creates and any(results):
+                self._rounds.forget(lambda _: True)
+            if creates and not all(results):
+                if self._held_s <= self._monotonic():
+                    self._rounds.tried("", self._monotonic())
+                return size, False
+            num_tried += len(batch)
+            size = min(2 * size, MAX_BATCH)
+        return size, True
 
     async def _confirm(self, wanted: Wanted) -> None:
         try:

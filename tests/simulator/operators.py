@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Coroutine, Iterable
-from contextlib import suppress
+from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from typing import TYPE_CHECKING, Any
 
 from regroup_operator.api import RegroupError
@@ -30,6 +30,10 @@ class AtOnce:
         with suppress(StopIteration):
             work.send(None)
             raise AssertionError("what is made does not wait")
+
+    def turn(self, namespace: str, *, starts: bool) -> AbstractAsyncContextManager[None]:  # noqa: ARG002
+        """See Background."""
+        return nullcontext()
 
     async def together(self, works: Iterable[Coroutine[Any, Any, None]]) -> None:
         """See Background."""

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import warnings
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from typing import Any
 
 from harness.polling import until_async
 from regroup_operator.api import ConflictError, Job, RegroupError, UnavailableError, parse_job
-from regroup_operator.background import MAX_TOGETHER, LoopBackground
+from regroup_operator.background import MAX_TOGETHER, MAX_TURNS, LoopBackground, Turns
 from regroup_operator.maker import UNSEEN_S, Maker
 from regroup_operator.model.plan import JobPlan, Memory, Urgency
 from regroup_operator.model.ports import AlreadyExists, EventNote
@@ -301,18 +302,136 @@ def test_all_jobs_together_make_so_many_pods_at_once() -> None:
             begun.append(number)
             await gate.wait()
 
+        def start(numbers: range) -> None:
+            background.start(background.together(map(make, numbers)), str(numbers))
+
         for job in range(5):
-            background.start(background.together(make(20 * job + i) for i in range(20)), f"job {job}")
+            start(range(20 * job, 20 * job + 20))
         await until_async(lambda: len(begun) >= MAX_TOGETHER, "the first ones")
         await asyncio.sleep(0)
         assert len(begun) == MAX_TOGETHER
         gate.set()
         await until_async(lambda: len(begun) == 100, "the others")
         gate.clear()
-        background.start(background.together(make(i) for i in range(100, 200)), "many")
+        start(range(100, 200))
         await until_async(lambda: len(begun) == 100 + MAX_TOGETHER, "some of them")
         await background.stop()
 
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         asyncio.run(scenario())
+
+
+def test_jobs_that_start_get_their_pods_one_job_after_the_other_and_those_that_run_get_theirs_first() -> None:
+    started = stored_job(status={"startTime": "2026-01-01T00:00:00Z"})
+
+    async def scenario() -> None:
+        background, made = LoopBackground(), list[str]()
+
+        class Ports:
+            async def create(self, job: Job, *_: object) -> bool:
+                made.append(job.name)
+                for _step in range(10 + len(made) % 7):  # they do not all end at the same moment
+                    await asyncio.sleep(0)
+                return True
+
+        ports: Any = Ports()
+
+        def want(job: Job, slots: int) -> None:
+            maker = Maker(ports, ports, ports, background, lambda: 0.0, lambda *_: None)
+            create = tuple((slot, 0, ()) for slot in range(slots))
+            maker.want(
+                job, JobPlan(status={}, urgency=Urgency.LATER, memory=Memory(), create=create), (), confirmed=True
+            )
+
+        jobs = [replace(JOB, name=f"job-{i}") for i in range(100)]
+        for job in jobs:
+            want(job, 8)
+        want(replace(parse_job(started), name="runs"), 1)
+        await until_async(lambda: len(made) == 100 * 8 + 1, "all")
+        firsts = [made.index(job.name) for job in jobs]
+        spans = [len(made) - made[::-1].index(job.name) - first for job, first in zip(jobs, firsts)]
+        assert firsts == sorted(firsts)
+        assert max(spans) < 10 * MAX_TURNS, spans
+        assert made.index("runs") < 10 * MAX_TURNS
+        await background.stop()
+
+    asyncio.run(scenario())
+
+
+def test_one_large_job_does_not_keep_the_others_waiting() -> None:
+    """Its pods take a new turn after each MAX_BATCH of them."""
+
+    async def scenario() -> None:
+        background, made = LoopBackground(), list[str]()
+
+        class Ports:
+            async def create(self, job: Job, *_: object) -> bool:
+                made.append(job.name)
+                await asyncio.sleep(0)
+                return True
+
+        ports: Any = Ports()
+        for name, slots in (("large", 2000), ("small", 8)):
+            maker = Maker(ports, ports, ports, background, lambda: 0.0, lambda *_: None)
+            create = tuple((slot, 0, ()) for slot in range(slots))
+            plan = JobPlan(status={}, urgency=Urgency.LATER, memory=Memory(), create=create)
+            maker.want(replace(JOB, name=name), plan, (), confirmed=True)
+        await until_async(lambda: made.count("small") == 8, "the small one")
+        assert made.count("large") < 10 * MAX_TOGETHER
+        await background.stop()
+
+    asyncio.run(scenario())
+
+
+def test_turn_that_was_given_to_what_is_cancelled_goes_to_the_next() -> None:
+    async def scenario() -> None:
+        turns, begun = Turns(1), list[str]()
+
+        async def hold(name: str) -> None:
+            async with turns.turn("ns", starts=True):
+                begun.append(name)
+
+        async with turns.turn("ns", starts=True):
+            first, second, third = (asyncio.create_task(hold(name)) for name in ("first", "second", "third"))
+            await asyncio.sleep(0)
+            second.cancel()
+        first.cancel()
+        await asyncio.wait([first, second, third])
+        await hold("fourth")
+        assert begun == ["third", "fourth"]
+
+    asyncio.run(scenario())
+
+
+def test_namespaces_take_turns_and_jobs_that_have_started_come_first() -> None:
+    async def scenario() -> None:
+        turns, order, gate = Turns(2), list[str](), asyncio.Event()
+
+        async def hold(name: str, namespace: str, *, starts: bool = True) -> None:
+            async with turns.turn(namespace, starts=starts):
+                order.append(name)
+                await gate.wait()
+
+        waits = [hold(f"a{i}", "a") for i in range(6)] + [hold(f"b{i}", "b") for i in range(2)]
+        waits.append(hold("runs", "a", starts=False))
+        tasks = [asyncio.create_task(wait) for wait in waits]
+        await asyncio.sleep(0)
+        gate.set()
+        await asyncio.gather(*tasks)
+        assert order == ["a0", "a1", "runs", "a2", "b0", "a3", "b1", "a4", "a5"]
+
+        order.clear()
+        gate.clear()
+        waits = [hold(f"runs{i}", "a", starts=False) for i in range(20)] + [hold("starts", "b")]
+        tasks = [asyncio.create_task(wait) for wait in waits]
+        await asyncio.sleep(0)
+        gate.set()
+        await asyncio.gather(*tasks)
+        assert 8 <= order.index("starts") <= 12, order  # it waits, but not for all of them
+
+        for number in range(100):  # what is kept of namespaces does not grow with them
+            await hold("later", f"ns-{number}")
+        assert len(turns._last) <= 1
+
+    asyncio.run(scenario())
