@@ -8,19 +8,33 @@ in a list of them counts, too.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from types import FrameType
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
+from regroup.protocol.document import PLANNED
+from regroup.protocol.state import Phase
 from regroup_operator import controller
 from regroup_operator.model.plan import JobPlan
+from regroup_operator.model.worker import Standing
 from regroup_operator.plan.facts.facts import Inputs
+from regroup_operator.plan.generation.target import overtaking
 from regroup_operator.plan.job import plan_job
-from tests.builders.plan import make_job
+from tests.builders.plan import (
+    make_bounds,
+    make_current,
+    make_job,
+    make_older,
+    make_pod,
+    make_session,
+    make_worker,
+    uid_of,
+)
 from tests.simulator import cluster
 from tests.simulator import world as simulator
 from tests.simulator.world import World
@@ -29,6 +43,7 @@ FEW, MANY = 60, 240
 GROWTH = 1.3
 """A plan of four times as many workers costs at most so many times four. Quadratic work would cost four times that."""
 STEP_S = 0.5
+R = TypeVar("R")
 
 
 class Uid(str):
@@ -54,9 +69,8 @@ class Cost:
         self.stages[name], self.dearest = self.dearest, 0
 
 
-@contextmanager
-def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cost]:
-    cost = Cost()
+def counting(call: Callable[[], R]) -> tuple[R, int]:
+    """Return what a call returns, and the instructions that it took."""
     count = 0
 
     def trace(frame: FrameType, event: str, _: Any) -> Any:
@@ -65,16 +79,23 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cost]:
         count += event == "opcode"
         return trace
 
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        result = call()
+    finally:
+        sys.settrace(before)
+    return result, count
+
+
+@contextmanager
+def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cost]:
+    cost = Cost()
+
     def plan(inputs: Inputs) -> JobPlan:
-        nonlocal count
-        count = 0
-        before = sys.gettrace()
-        sys.settrace(trace)
-        try:
-            return plan_job(inputs)
-        finally:
-            sys.settrace(before)
-            cost.dearest = max(cost.dearest, count)
+        planned, count = counting(lambda: plan_job(inputs))
+        cost.dearest = max(cost.dearest, count)
+        return planned
 
     with monkeypatch.context() as patch:
         patch.setattr(controller, "plan_job", plan)
@@ -126,3 +147,24 @@ def test_plan_costs_as_much_more_as_there_are_more_workers(monkeypatch: pytest.M
     print(stages)
     growth = {name: round(stages[MANY][name] / stages[FEW][name] / (MANY / FEW), 2) for name in stages[FEW]}
     assert max(growth.values()) <= GROWTH, growth
+
+
+def test_newer_generation_that_takes_the_place_of_a_planned_one_costs_as_much_more() -> None:
+    """In the simulator a generation forms at once, so that this is not reached there: half of the workers trains, the other half
+    has arrived, and one of those leaves."""
+    counts = {}
+    for workers in (FEW, MANY):
+        half = workers // 2
+        pods = [make_pod(slot, uid=Uid(uid_of(slot)), terminating=slot == workers - 1) for slot in range(workers)]
+        members = tuple(
+            make_worker(s, Standing.PENDING, pod=pods[s], session=make_session(s, Phase.TRAINING, 1))
+            if s < half
+            else make_worker(s, Standing.FORMING, pod=pods[s], session=make_session(s, Phase.ARRIVED, 2))
+            for s in range(workers)
+        )
+        older = make_older(1, *(pods[slot].uid for slot in range(half)))
+        current = make_current(range(workers), number=2, kind=PLANNED, adopted=False, older=(older,))
+        got, counts[workers] = counting(partial(overtaking, current, members, make_bounds(workers, 1), 100.0))
+        assert got is not None
+        assert len(got.members) == workers - 1
+    assert counts[MANY] / counts[FEW] / (MANY / FEW) <= GROWTH, counts
