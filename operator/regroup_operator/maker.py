@@ -238,7 +238,7 @@ class Maker:
             results.append(False)
             logger.warning("%s/%s: %s", *wanted.job.key, error)
             if isinstance(error, UnavailableError):
-                self._held_s = self._monotonic() + FIRST_S
+                self._held_s = self._monotonic() + max(FIRST_S, error.retry_after_s)
             note = verdict_of(error, count, "DeleteFailed" if isinstance(step, Pod) else "CreateFailed")
             if note is not None:
                 self._tell(wanted.job, note)

@@ -16,7 +16,7 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable
 
-from regroup_operator.api import ConflictError, RegroupError
+from regroup_operator.api import ConflictError, RegroupError, UnavailableError
 from regroup_operator.model.records import Key
 
 log = logging.getLogger(__name__)
@@ -112,11 +112,14 @@ class Schedule:
         if key in self._dirty:
             self._lanes.setdefault(key[0], deque()).append(key)
 
-    def fail(self, key: Key, now_s: float, jitter: float = 1.0) -> float:
-        """Add `key` again after its back-off, which doubles with each failure in a row; return the seconds."""
+    def fail(self, key: Key, now_s: float, jitter: float = 1.0, *, least_s: float = 0.0) -> float:
+        """Add `key` again after its back-off, which doubles with each failure in a row; return the seconds. It is not taken for
+        `least_s`, whatever is added."""
         failures = self._failures.get(key, 0)
         self._failures[key] = failures + 1
-        wait_s = min(BACKOFF_MIN_S * 2.0 ** min(failures, 30), BACKOFF_MAX_S) * jitter
+        wait_s = max(min(BACKOFF_MIN_S * 2.0 ** min(failures, 30), BACKOFF_MAX_S) * jitter, least_s)
+        if least_s > 0:
+            self.rest(key, now_s + least_s)
         self.add_at(key, now_s + wait_s)
         return wait_s
 
@@ -238,7 +241,8 @@ class WorkQueue:
             if again_s is not None:
                 self.add_after(key, max(0.0, again_s))
         except Exception as error:
-            wait_s = self._schedule.fail(key, self._clock(), random.uniform(0.8, 1.2))
+            least_s = error.retry_after_s if isinstance(error, UnavailableError) else 0.0
+            wait_s = self._schedule.fail(key, self._clock(), random.uniform(0.8, 1.2), least_s=least_s)
             if isinstance(error, ConflictError):
                 log.debug("%s/%s: %s Again in %.2f s.", *key, error, wait_s)
             elif isinstance(error, RegroupError):

@@ -40,3 +40,6 @@ class NotFoundError(RegroupError):
 
 class UnavailableError(RegroupError):
     """The API server gave no verdict; the request may or may not have taken effect."""
+
+    retry_after_s: float = 0.0
+    """How long it asks not to be asked again (header Retry-After)."""

@@ -30,6 +30,9 @@ CONNECT_TIMEOUT_S = 5.0
 WATCH_SILENCE_S = 90.0
 """A watch without a byte for this long is taken for dead: bookmarks come about once a minute."""
 
+MAX_RETRY_AFTER_S = 30.0
+"""Longest wait that an answer may ask for; the API server itself asks for 1 s, whoever stands before it for anything."""
+
 METADATA_ONLY = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 MERGE_PATCH = "application/merge-patch+json"
 
@@ -196,7 +199,7 @@ class Client:
         )
         try:
             if response.status != 200:
-                raise error_of(response.status, await response.read())
+                raise _refused(response, await response.read())
             async for line in response.content:
                 event = orjson.loads(line)
                 if event["type"] == "ERROR":
@@ -289,7 +292,7 @@ class Client:
         try:
             data = await response.read()
             if response.status >= 300:
-                raise error_of(response.status, data)
+                raise _refused(response, data)
             found: dict[str, Any] = orjson.loads(data)
             return found
         except (aiohttp.ClientError, TimeoutError, ValueError, OSError) as error:
@@ -331,8 +334,9 @@ class Client:
         return response
 
 
-def error_of(status: int, data: bytes, body: Mapping[str, Any] | None = None) -> ApiError:
-    """Return the typed error for an answer that is not a success; `body` is its Status object where already decoded."""
+def error_of(status: int, data: bytes, body: Mapping[str, Any] | None = None, *, retry_after: str = "") -> ApiError:
+    """Return the typed error for an answer that is not a success; `body` is its Status object where already decoded,
+    `retry_after` its header of that name."""
     if body is None:
         body = {}
         with contextlib.suppress(ValueError):
@@ -349,7 +353,15 @@ def error_of(status: int, data: bytes, body: Mapping[str, Any] | None = None) ->
         kind = ApiGone
     elif status == 429 or status >= 500 or status == 0:
         kind = ApiUnavailable
-    return kind(status, reason, message, body.get("details"))
+    error = kind(status, reason, message, body.get("details"))
+    if isinstance(error, ApiUnavailable) and retry_after.isdecimal():
+        # A date instead of seconds is allowed, too; the API server sends none.
+        error.retry_after_s = min(float(retry_after), MAX_RETRY_AFTER_S)
+    return error
+
+
+def _refused(response: aiohttp.ClientResponse, data: bytes) -> ApiError:
+    return error_of(response.status, data, retry_after=response.headers.get("Retry-After", ""))
 
 
 def _text(error: BaseException) -> str:

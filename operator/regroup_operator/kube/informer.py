@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import aclosing
 from typing import Any, Generic, TypeVar
 
-from regroup_operator.kube.client import ApiError, ApiGone, Client, Resource
+from regroup_operator.kube.client import ApiError, ApiGone, ApiUnavailable, Client, Resource
 
 log = logging.getLogger(__name__)
 
@@ -114,6 +114,7 @@ class Informer(Generic[T]):
     async def run(self) -> None:
         """List and watch until cancelled. Failures of the API server are waited out with back-off and logged once each."""
         while True:
+            least_s = 0.0
             try:
                 if not self.copy.resource_version:
                     await self._list()
@@ -123,10 +124,11 @@ class Informer(Generic[T]):
                 log.info("The watch of %s is too old; listing again.", self._resource.plural)
             except ApiError as error:
                 log.warning("Informer of %s: %s Listing again.", self._resource.plural, error)
+                least_s = error.retry_after_s if isinstance(error, ApiUnavailable) else 0.0
             # Watching on from our version would be cheaper, but a server whose store was restored from a backup takes a
             # version that it never had for one of the future, and says nothing until it gets there (measured, 1.36).
             self.copy.resource_version = ""
-            await asyncio.sleep(self._backoff_s * random.uniform(0.5, 1.5))
+            await asyncio.sleep(max(self._backoff_s * random.uniform(0.5, 1.5), least_s))
             self._backoff_s = min(self._backoff_s * 2, BACKOFF_MAX_S)
 
     async def _list(self) -> None:

@@ -27,6 +27,8 @@ from regroup_operator.model.records import Key, Pod
 
 log = logging.getLogger(__name__)
 
+MESSAGE_LENGTH = 500
+"""So much is kept of what the kubelet says of a pod that has failed."""
 _NORMAL_WAITS = frozenset({"ContainerCreating", "PodInitializing"})
 
 
@@ -166,6 +168,7 @@ def slim_pod(item: Mapping[str, Any], previous: Pod | None, now_s: float) -> Pod
         unschedulable=_unschedulable(status),
         unscheduled_reason=_reason_of(status, "PodScheduled", "False"),
         status_reason=status.get("reason") or "",
+        status_message=(status.get("message") or "")[:MESSAGE_LENGTH] if status.get("phase") == "Failed" else "",
         disruption=_disruption_of(status),
         spec_digest=(metadata.get("annotations") or {}).get(ANNOTATION_SPEC_DIGEST, ""),
     )

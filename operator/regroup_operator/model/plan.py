@@ -99,7 +99,7 @@ class JobCondition:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Why the job has to fail: reason and message of condition Failed."""
+    """Reason and message of a condition: why the job has to fail, or why it cannot run."""
 
     reason: str
     message: str

@@ -171,6 +171,24 @@ def test_without_an_answer_everything_waits_a_second() -> None:
     run(scenario)
 
 
+def test_nothing_is_tried_before_the_api_server_wants_to_be_asked_again() -> None:
+    async def scenario(setting: Setting) -> None:
+        setting.api.answers[0, 0] = full = UnavailableError("too many requests")
+        full.retry_after_s = 7.0
+        setting.want(0, 1, 2)
+        await setting.idle()
+        assert setting.looks == [7.0]
+        setting.now_s = 6.9
+        setting.want(0, 1, 2)
+        assert setting.created() == [0]
+        setting.now_s = 7.0
+        setting.want(0, 1, 2)
+        await setting.idle()
+        assert len(setting.created()) > 1
+
+    run(scenario)
+
+
 def test_deletions_come_first() -> None:
     async def scenario(setting: Setting) -> None:
         pods = (make_pod(3), make_pod(4))

@@ -146,6 +146,21 @@ def test_backoff_doubles_to_its_cap_and_success_resets_it() -> None:
     assert schedule.fail(A, 0.0) == BACKOFF_MIN_S
 
 
+def test_key_is_not_taken_before_the_api_server_wants_to_be_asked_again() -> None:
+    """Whatever is added meanwhile, and however short its back-off is."""
+    schedule = Schedule()
+    schedule.add(A)
+    assert schedule.take(0.0) == A
+    assert schedule.fail(A, 0.0, least_s=2.0) == 2.0
+    schedule.done(A)
+    schedule.add(A)
+    assert schedule.take(1.9) is None
+    assert schedule.next_due_s() == 2.0
+    assert schedule.take(2.0) == A
+    schedule.done(A)
+    assert drain(schedule, 100.0) == []
+
+
 def test_no_sequence_hands_a_key_out_twice_or_loses_one() -> None:
     """Every order of six steps on two keys: a taken key is not taken again before done; at the end nothing is left over."""
     steps = ("add a", "add b", "take", "done", "later a", "take")

@@ -225,7 +225,9 @@ def refused_by_the_kubelet(world: World) -> list[float]:
         done: bool = await real(world.pods, job, slot, attempt, avoid_nodes)
         for uid, pod in world.pods.by_uid.items():
             if pod.running_since_s is None:
-                world.pods.by_uid[uid] = replace(pod, phase="Failed")
+                world.pods.by_uid[uid] = replace(
+                    pod, phase="Failed", status_reason="UnexpectedAdmissionError", status_message="Allocate failed."
+                )
         return done
 
     world.pods.create = create  # type: ignore[method-assign]
@@ -240,6 +242,11 @@ def test_pods_that_fail_before_they_run_come_less_and_less_often(tmp_path: Path)
     world.start_operator()
     world.advance(60)
     assert [at_s - made[0] for at_s in made] == [0, 1, 11, 31]
+    condition = world.condition("PodsReady")
+    assert condition["reason"] == "UnexpectedAdmissionError"
+    said = "digits-worker-0-3 failed before it ran: UnexpectedAdmissionError: Allocate failed; the next one is made at "
+    assert condition["message"].startswith(f"0 of 1 worker pods run; {said}")
+    assert [n.reason for n in world.notes] == ["UnexpectedAdmissionError"]  # once, and not for each pod
 
 
 def test_pod_of_the_slot_that_ran_long_ago_is_no_reason_for_more_tries(tmp_path: Path) -> None:

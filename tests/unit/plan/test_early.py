@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from regroup_operator.model.plan import EarlyFailure
+from regroup_operator.model.plan import Clock, EarlyFailure, Verdict
 from regroup_operator.model.records import Pod
-from regroup_operator.plan.pods.early import held_until, note_early, surplus
+from regroup_operator.plan.pods.early import early_words, held_until, note_early, surplus
 from tests.builders.plan import make_pod, uid_of
 
 NOW_S = 100.0
@@ -46,6 +46,48 @@ def test_note_early(known: dict[int, EarlyFailure], pods: list[Pod], want: dict[
 def test_pause_doubles_up_to_five_minutes(count: int, pause_s: float | None) -> None:
     held = held_until({3: EarlyFailure(count, count, NOW_S)})
     assert held == ({} if pause_s is None else {3: NOW_S + pause_s})
+
+
+def refused(slot: int = 0, attempt: int = 0) -> Pod:
+    said = "Allocate failed due to no devices."
+    return failed(slot, attempt, status_reason="UnexpectedAdmissionError", status_message=said)
+
+
+@pytest.mark.parametrize(
+    ("known", "pods", "want"),
+    [
+        pytest.param({}, [make_pod()], None, id="none fails"),
+        pytest.param({0: EarlyFailure(1, 0, NOW_S)}, [refused()], None, id="once is replaced at once"),
+        pytest.param(
+            {0: EarlyFailure(2, 1, NOW_S)},
+            [refused(0, 1)],
+            ("UnexpectedAdmissionError",
+             "digits-worker-0-1 failed before it ran: UnexpectedAdmissionError: Allocate failed due to no devices; "
+             "the next one is made at 1970-01-01T00:00:10Z"),
+            id="again",
+        ),
+        pytest.param(
+            {0: EarlyFailure(2, 1, NOW_S)},
+            [refused(0, 1), make_pod(0, 2, phase="Pending", running_since_s=None)],
+            ("UnexpectedAdmissionError",
+             "digits-worker-0-1 failed before it ran: UnexpectedAdmissionError: Allocate failed due to no devices"),
+            id="the next one is there",
+        ),
+        pytest.param(
+            {0: EarlyFailure(2, 1, NOW_S - 60.0), 1: EarlyFailure(3, 2, NOW_S - 50.0), 2: EarlyFailure(1, 0, NOW_S)},
+            [refused(0, 1), failed(1, 2), refused(2)],
+            ("PodFailed", "digits-worker-1-2 failed before it ran"),
+            id="the slot that failed last, and nothing is known of why",
+        ),
+        pytest.param(
+            {0: EarlyFailure(2, 1, NOW_S - 60.0)}, [], ("PodFailed", "A pod of worker 0 failed before it ran"), id="deleted"
+        ),
+    ],
+)  # fmt: skip
+def test_words_for_pods_that_fail_again_and_again(
+    known: dict[int, EarlyFailure], pods: list[Pod], want: tuple[str, str] | None
+) -> None:
+    assert early_words(known, pods, Clock(NOW_S, 0.0)) == (None if want is None else Verdict(*want))
 
 
 def test_newest_failed_pod_of_each_slot_stays() -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 
-from regroup_operator.model.plan import EarlyFailure
+from regroup_operator.model.plan import Clock, EarlyFailure, Verdict
 from regroup_operator.model.records import Pod
 
 FIRST_S, LAST_S = 10.0, 300.0
@@ -43,6 +43,25 @@ def held_until(known: Mapping[int, EarlyFailure]) -> dict[int, float]:
         for slot, early in known.items()
         if early.count > 1
     }
+
+
+def early_words(known: Mapping[int, EarlyFailure], pods: Iterable[Pod], clock: Clock) -> Verdict | None:
+    """Return what is said of the slot that failed last among those whose pods fail again and again; None: there is none. `pods`:
+    all pods of the job's workers."""
+    again = {slot: row for slot, row in known.items() if row.count > 1}
+    if not again:
+        return None
+    slot = max(again, key=lambda slot: (again[slot].at_s, slot))
+    of_slot = [pod for pod in pods if pod.slot == slot]
+    failed = next((pod for pod in of_slot if pod.attempt == again[slot].attempt), None)
+    what, reason, message = f"A pod of worker {slot}", "", ""
+    if failed is not None:
+        what, reason, message = failed.name, failed.status_reason, failed.status_message
+    said = ": ".join(filter(None, (f"{what} failed before it ran", reason, message.strip().rstrip("."))))
+    next_s = held_until(known)[slot]
+    if next_s > clock.now_s and not any(pod.usable for pod in of_slot):
+        said += f"; the next one is made at {clock.stamp(next_s)}"
+    return Verdict(reason or "PodFailed", said)
 
 
 def surplus(pods: Iterable[Pod], spoken_for: Collection[str] = ()) -> tuple[Pod, ...]:

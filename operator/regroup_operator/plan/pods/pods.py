@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from regroup_operator.api.members import MemberId
 from regroup_operator.api.spec import RunPolicy
-from regroup_operator.model.plan import Memory, earliest
+from regroup_operator.model.plan import Memory, Verdict, earliest
 from regroup_operator.model.ports import EventNote
 from regroup_operator.model.records import Pod
 from regroup_operator.plan.facts.current import named_members
@@ -16,7 +16,7 @@ from regroup_operator.plan.failures.exits import avoided_nodes, count_created
 from regroup_operator.plan.generation.generation import NextGeneration
 from regroup_operator.plan.lifecycle.lifecycle import Active, Completing, Ended, Lifecycle, Suspending
 from regroup_operator.plan.pods.capacity import judge_capacity
-from regroup_operator.plan.pods.early import held_until, note_early, surplus
+from regroup_operator.plan.pods.early import early_words, held_until, note_early, surplus
 from regroup_operator.plan.pods.notices import Notices, judge_notices, with_tainted
 from regroup_operator.plan.pods.roles import NO_ROLES, RoleChanges, plan_roles
 from regroup_operator.plan.pods.wanted import CreateWorker, plan_workers
@@ -35,6 +35,8 @@ class PodChanges:
     due_s: float | None = None
     words: str = ""
     """Why pods are missing that are made later; empty: there are none."""
+    failing: Verdict | None = None
+    """Why pods fail again and again before they run; None: they do not."""
     notes: tuple[EventNote, ...] = ()
     roles: RoleChanges = NO_ROLES
     """Its pods to delete are in `delete`, too."""
@@ -112,6 +114,7 @@ def plan_pods(facts: Facts, lifecycle: Lifecycle, generation: NextGeneration) ->
         num_replaced=num_replaced if known.get("membership") else 0,
         due_s=earliest((changes.look_again_s, capacity.due_s, roles.due_s), after_s=inputs.clock.now_s),
         words=capacity.words,
+        failing=early_words(early, inputs.obs.pods, inputs.clock),
         notes=(*notices.notes, *capacity.notes, *roles.notes),
         roles=roles,
     )

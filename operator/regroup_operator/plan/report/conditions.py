@@ -85,9 +85,10 @@ def worker_conditions(
     refusals: Mapping[str, str],
     spares: int = 0,
     held: str = "",
+    failing: Verdict | None = None,
 ) -> list[JobCondition]:
     """Return PodsReady and AgentsConnected. `ended`: one of AT_REST, None: the job wants its pods; `refusals`: why agents
-    were turned away, by pod UID; `held`: why pods are missing that are not made now."""
+    were turned away, by pod UID; `held`: why pods are missing that are not made now; `failing`: why pods fail before they run."""
     if ended:
         reason = "Ended" if ended in (SUCCEEDED, FAILED) else ended
         return [JobCondition(kind, "False", reason, AT_REST_WORDS[ended]) for kind in (PODS_READY, AGENTS_CONNECTED)]
@@ -122,6 +123,8 @@ def worker_conditions(
                 "PodsReady", "False", "Unschedulable", f"{counts}; {unplaced.name}: {unplaced.unschedulable}"[:1000]
             )
         ]
+    elif failing is not None:
+        out = [JobCondition("PodsReady", "False", failing.reason, f"{counts}; {failing.message}."[:1000])]
     elif held and len(running) == len(pods):
         out = [JobCondition("PodsReady", "False", HELD_BACK, f"{counts}; {held}."[:1000])]
     else:

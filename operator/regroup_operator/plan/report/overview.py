@@ -206,6 +206,7 @@ def _of_workers(
             replicas=inputs.job.spec.replicas,
             spares=inputs.job.spec.recovery.spares,
             held="; ".join(filter(None, [facts.size.words, pods.words])),
+            failing=pods.failing,
             ended=rest,
             now_s=inputs.clock.now_s,
             settings=inputs.settings,
