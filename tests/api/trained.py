@@ -19,8 +19,6 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from _regroup_agent.build import build
 from harness import processes
 from harness.polling import until
@@ -29,7 +27,7 @@ from manifests import render
 from regroup.protocol import env
 from regroup_operator.endpoint.certificates import Authority, server_context
 from tests.api.conftest import Api
-from tests.api.edge import Edge, Passed, edge
+from tests.api.edge import Edge, Passed, edge, edge_to
 from tests.api.replicas import Replicas, replicas
 from tests.builders.jobs import make_job
 
@@ -235,8 +233,6 @@ def is_pod(request: Passed) -> bool:
 @contextmanager
 def trained(api: Api, directory: Path, namespace: str, workers: int = 2) -> Iterator[tuple[World, Kubelet]]:
     """A job of so many workers, between one and one more, for as long as the block lasts."""
-    server = yaml.safe_load(api.kubeconfig.read_text())["clusters"][0]["cluster"]["server"]
-    trusted = ssl.create_default_context(cafile=str(api.kubeconfig.parent / "ca.crt"))
     authority = Authority.create()
     (directory / "ca.crt").write_bytes(authority.ca_pem)
     serving = server_context(*authority.issue(["localhost"], ["127.0.0.1"]))
@@ -247,7 +243,7 @@ def trained(api: Api, directory: Path, namespace: str, workers: int = 2) -> Iter
     with ExitStack() as life:
         start = life.enter_context(replicas(api, directory))
         service = life.enter_context(edge("", leaders, serving))
-        world = World(api, namespace, lambda: life.enter_context(edge(server, trusted)), service, start)
+        world = World(api, namespace, lambda: life.enter_context(edge_to(api.kubeconfig)), service, start)
         kubelet = Kubelet(api, namespace, service, directory / "ca.crt", directory)
         life.callback(kubelet.stop)
         job = make_job(
