@@ -7,7 +7,6 @@ it the same workers train, each slot has one pod, no number was given to two lis
 from __future__ import annotations
 
 import os
-import signal
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -18,6 +17,7 @@ from harness.polling import until
 from regroup_operator.kube.client import WATCH_SILENCE_S
 from tests.api.conftest import Api
 from tests.api.edge import Edge, Passed
+from tests.api.replicas import ca_of
 from tests.api.trained import Kubelet, World, is_pod, is_status, trained
 
 LONG = bool(os.environ.get("REGROUP_LONG"))
@@ -153,15 +153,28 @@ def test_outage_of_the_api_server_ends_nothing(running: tuple[World, Kubelet]) -
     goes_on(world, kubelet, lambda _: None)
 
 
-def test_operator_whose_clock_is_an_hour_off_leads_and_is_followed(running: tuple[World, Kubelet]) -> None:
-    """Leases are compared by the time that they do not change, not by what they say."""
+@pytest.mark.parametrize("off_s", [-3600.0, 240.0], ids=["an hour behind", "four minutes ahead"])
+def test_operator_whose_clock_is_off_leads_and_is_followed(
+    running: tuple[World, Kubelet], api: Api, off_s: float
+) -> None:
+    """Leases are compared by the time that they do not change, not by what they say. Further ahead than five minutes its
+    certificate would not be valid yet, and tokens of an hour would have expired."""
     world, kubelet = running
     world.be_led()
-    world.leader.process.send_signal(signal.SIGTERM)
-    world.leader.process.wait(20)
-    world.say_lease_is_of("elsewhere", hours_ahead=1.0)
+    world.leader.stop()
+    world.start_again(clock_off_s=off_s)
     world.be_led()
+    leader, _ = world.leader, world.stand_by()
     goes_on(world, kubelet, lambda _: None)
+    assert world.leader is leader, "it has ended"
+    assert abs(world.lease_off_s() - off_s) < 60, "the clock is not off"
+    assert world.leader.agent_call(ca_of(api))[0] == 401, "agents do not trust its certificate"
+    stopped = world.take_over()
+    stopped.process.kill()
+    before = world.trains(2)["generation"]
+    kubelet.kill_a_trainer()
+    world.trains(2, before)
+    assert abs(world.lease_off_s()) < 60
 
 
 def goes_on(world: World, kubelet: Kubelet, break_it: Callable[[Edge], object], timeout_s: float = 60.0) -> None:

@@ -24,7 +24,7 @@ from regroup_operator.api.crd import UNSEEN_STATUS
 from regroup_operator.endpoint.certificates import Authority
 from tests.api.conftest import Api
 from tests.api.edge import Passed, edge_to
-from tests.api.replicas import Replicas, replicas
+from tests.api.replicas import Replicas, ca_of, replicas
 from tests.builders.jobs import make_job, role
 
 DEADLINE_S = 40.0
@@ -465,11 +465,6 @@ def test_replica_that_stands_by_queues_nothing_and_begins_without_the_jobs_that_
 
 def is_read_of(path: str, request: Passed) -> bool:
     return request.method == "GET" and request.path.endswith(path)
-
-
-def ca_of(api: Api) -> str:
-    secret = api.get("secret", "regroup-ca", f"--namespace={render.NAMESPACE}")
-    return base64.b64decode(secret["data"]["ca.crt"]).decode()
 
 
 def test_unusable_settings_are_one_sentence() -> None:
