@@ -173,7 +173,7 @@ def test_job_starts_as_ever_if_its_operator_is_killed_after_a_write(
         assert world.pods_made(job.name) == {f"{job.name}-worker-{slot}-0": 1 for slot in range(3)}
 
 
-@pytest.mark.parametrize("nth", range(1, 5) if LONG else [2])
+@pytest.mark.parametrize("nth", range(1, 5 if LONG else 3))
 def test_job_is_suspended_as_ever_if_its_operator_is_killed_after_a_write(
     running: tuple[World, Kubelet], api: Api, namespace: str, nth: int
 ) -> None:
