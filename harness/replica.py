@@ -15,15 +15,29 @@ from pathlib import Path
 from cluster.apiserver import free_port
 
 END_TIMEOUT_S = 40.0
+WITH_CLOCK_OFF = """
+import runpy, sys, time
+right, off_s = time.time, float(sys.argv[1])
+time.time = lambda: right() + off_s
+runpy.run_module("regroup_operator", run_name="__main__")
+"""
 
 
 class Replica:
     """One operator process. `settings`: more of them (REGROUP_SETTINGS_ and the name), absent: those of the chart."""
 
     def __init__(
-        self, name: str, kubeconfig: Path, log: Path, *, namespace: str, settings: Mapping[str, str] | None = None
+        self,
+        name: str,
+        kubeconfig: Path,
+        log: Path,
+        *,
+        namespace: str,
+        settings: Mapping[str, str] | None = None,
+        clock_off_s: float = 0.0,
     ) -> None:
-        """`namespace`: of the operator, where a pod called `name` stands for its own."""
+        """`namespace`: of the operator, where a pod called `name` stands for its own. `clock_off_s`: so far is its wall clock
+        ahead."""
         self.name, self.log = name, log
         self.agents, self.ops = free_port(), free_port()
         chosen = {
@@ -37,8 +51,9 @@ class Replica:
         }
         environ = {**os.environ, "KUBECONFIG": str(kubeconfig)}
         environ |= {f"REGROUP_SETTINGS_{key}": value for key, value in chosen.items()}
+        how = ["-c", WITH_CLOCK_OFF, str(clock_off_s)] if clock_off_s else ["-m", "regroup_operator"]
         with log.open("w") as file:
-            self.process = subprocess.Popen([sys.executable, "-m", "regroup_operator"], env=environ, stderr=file)
+            self.process = subprocess.Popen([sys.executable, *how], env=environ, stderr=file)
 
     def page(self, path: str) -> tuple[int, str]:
         """Return status and text of a page of the ops port; (0, "") while nobody listens."""

@@ -8,11 +8,13 @@ import json
 import ssl
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import aiohttp
+import yaml
 from aiohttp import web
 
 _PER_HOP = {"connection", "content-encoding", "content-length", "host", "keep-alive", "transfer-encoding"}
@@ -90,6 +92,8 @@ class Edge:
         self.target = target
         self.passed: list[Passed] = []
         """Everything but what is only read, in the order of arrival."""
+        self.on_event: Callable[[dict[str, Any]], None] | None = None
+        """Called in the edge's thread with each event of a watch that whoever asked has been sent."""
         self._upstream, self._serving = upstream, serving
         self._held: Held | None = None
         self._faults: list[Fault] = []
@@ -247,8 +251,13 @@ class Edge:
         if stream is not None:
             self._streams.add(stream)
         try:
+            rest = b""
             async for chunk in answer.content.iter_any():
                 await response.write(chunk)
+                if passed.is_watch and self.on_event is not None:
+                    *lines, rest = (rest + chunk).split(b"\n")
+                    for line in lines:
+                        self.on_event(json.loads(line))
         except ConnectionError:  # whoever asked is gone
             pass
         finally:
@@ -265,3 +274,9 @@ def edge(target: str, upstream: ssl.SSLContext, serving: ssl.SSLContext | None =
         yield made
     finally:
         made.close()
+
+
+def edge_to(kubeconfig: Path) -> AbstractContextManager[Edge]:
+    """Forward to the API server of a kubeconfig, whose CA lies beside it, for as long as the block lasts."""
+    server = yaml.safe_load(kubeconfig.read_text())["clusters"][0]["cluster"]["server"]
+    return edge(server, ssl.create_default_context(cafile=str(kubeconfig.parent / "ca.crt")))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import signal
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -29,8 +30,15 @@ class Replicas:
         self._started: list[Replica] = []
         api.done("apply", "--server-side", "--force-conflicts", f"--filename={install}")
 
-    def __call__(self, name: str, server: str | None = None, settings: Mapping[str, str] | None = None) -> Replica:
-        """Start one; `server`: where it finds the API server, if not where it is. `settings`: beside a lease that is short."""
+    def __call__(
+        self,
+        name: str,
+        server: str | None = None,
+        settings: Mapping[str, str] | None = None,
+        clock_off_s: float = 0.0,
+    ) -> Replica:
+        """Start one; `server`: where it finds the API server, if not where it is. `settings`: beside a lease that is short.
+        `clock_off_s`: see Replica."""
         template = self._api.get("deployment", "regroup-operator", f"--namespace={render.NAMESPACE}")["spec"][
             "template"
         ]
@@ -45,6 +53,7 @@ class Replicas:
             self._directory / f"{name}-{number}.log",
             namespace=render.NAMESPACE,
             settings={**FAST_LEASE, **(settings or {})},
+            clock_off_s=clock_off_s,
         )
         self._started.append(replica)
         return replica
@@ -72,3 +81,9 @@ def replicas(api: Api, directory: Path) -> Iterator[Replicas]:
         yield started
     finally:
         started.stop()
+
+
+def ca_of(api: Api) -> str:
+    """Return the CA that the operators have made."""
+    secret = api.get("secret", "regroup-ca", f"--namespace={render.NAMESPACE}")
+    return base64.b64decode(secret["data"]["ca.crt"]).decode()

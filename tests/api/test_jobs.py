@@ -107,6 +107,41 @@ def test_status_of_a_job_that_was_made_anew_under_its_name_is_not_written(api: A
     in_world(api, namespace, scenario)
 
 
+def test_job_that_has_changed_since_it_was_read_is_not_removed(api: Api, namespace: str) -> None:
+    async def scenario(world: World) -> None:
+        read = await world.store.get(world.job.key)
+        assert read is not None
+        await world.client.patch(JOBS, *world.job.key, {"spec": {"runPolicy": {"ttlSecondsAfterFinished": 3600}}})
+        with pytest.raises(ConflictError):
+            await world.store.remove(read)
+        kept = await world.store.get(world.job.key)
+        assert kept is not None, "it was deleted, or forgotten"
+        assert (kept.uid, kept.spec_generation) == (read.uid, read.spec_generation + 1), (
+            "the next plan has read it anew"
+        )
+        await world.store.remove(kept)
+        assert await world.store.get(world.job.key) is None
+
+    in_world(api, namespace, scenario)
+
+
+def test_job_that_was_made_anew_under_its_name_is_not_removed(api: Api, namespace: str) -> None:
+    async def scenario(world: World) -> None:
+        await world.client.delete(JOBS, *world.job.key)
+        await world.store.remove(world.job)
+        manifest = make_job()
+        manifest["metadata"]["namespace"] = namespace
+        other = parse_job(await world.client.create(JOBS, namespace, manifest))
+        for old in (world.job, replace(world.job, resource_version=other.resource_version)):
+            with pytest.raises(ConflictError):
+                await world.store.remove(old)
+            stays = await world.store.get(world.job.key)
+            assert stays is not None
+            assert stays.uid == other.uid
+
+    in_world(api, namespace, scenario)
+
+
 def with_trainer(**fields: Any) -> dict[str, Any]:
     trainer = {"name": "trainer", "image": "example/trainer:1", "command": ["python", "train.py"], **fields}
     return {"template": {"spec": {"containers": [trainer]}}}

@@ -23,7 +23,8 @@ from regroup_cli import plugin
 from regroup_operator.api.crd import UNSEEN_STATUS
 from regroup_operator.endpoint.certificates import Authority
 from tests.api.conftest import Api
-from tests.api.replicas import Replicas, replicas
+from tests.api.edge import Passed, edge_to
+from tests.api.replicas import Replicas, ca_of, replicas
 from tests.builders.jobs import make_job, role
 
 DEADLINE_S = 40.0
@@ -424,9 +425,46 @@ def test_replica_that_takes_over_serves_and_hands_out_the_ca_of_now(
     assert second.stop() == 0, second.log.read_text()
 
 
-def ca_of(api: Api) -> str:
-    secret = api.get("secret", "regroup-ca", f"--namespace={render.NAMESPACE}")
-    return base64.b64decode(secret["data"]["ca.crt"]).decode()
+def test_replica_that_stands_by_queues_nothing_and_begins_without_the_jobs_that_are_gone(
+    api: Api, namespace: str, operators: Replicas
+) -> None:
+    """It hears of every pod, and nothing is taken from its queue until it leads."""
+    first = operators("first")
+    until(first.leads, "the first one leads")
+    vanished: set[str] = set()
+
+    def hear(event: dict[str, Any]) -> None:
+        if event["type"] == "DELETED" and event["object"]["metadata"].get("namespace") == namespace:
+            vanished.add(event["object"]["metadata"]["name"])
+
+    with edge_to(api.kubeconfig) as wire:
+        wire.on_event = hear
+        second = operators("second", wire.url)
+        until(second.ready, "the second one stands by")
+        create(api, namespace, "stays")
+        gone = ("first-gone", "second-gone")
+        for name in gone:
+            create(api, namespace, name)
+        until(lambda: len(pod_names(api, namespace)) == 9, "the pods of three jobs")
+        api.done("delete", "dtj", *gone, f"--namespace={namespace}")
+        selector = f"--selector=regroup.dev/job-name in ({','.join(gone)})"
+        api.done("delete", "pods", selector, "--force", "--grace-period=0", f"--namespace={namespace}")
+        until(lambda: len(vanished) == 6, "the second one has heard of that")
+        assert num_of(second.page("/metrics")[1], "regroup_queue_depth") == 0
+
+        jobs = f"/namespaces/{namespace}/distributedtrainingjobs/"
+        seen, *unseen = (wire.fail(partial(is_read_of, f"{jobs}{name}"), "then") for name in ("stays", *gone))
+        assert first.stop() == 0, first.log.read_text()
+        until(second.leads, "the second one leads")
+        create(api, namespace, "new")
+        until(lambda: len(pod_names(api, namespace)) == 6, "the new job has its pods")
+        assert seen.hit.is_set(), "each job is read when a term begins"
+        assert not any(read.hit.is_set() for read in unseen), "it has looked at a job that is gone"
+        assert second.stop() == 0, second.log.read_text()
+
+
+def is_read_of(path: str, request: Passed) -> bool:
+    return request.method == "GET" and request.path.endswith(path)
 
 
 def test_unusable_settings_are_one_sentence() -> None:

@@ -13,13 +13,11 @@ import ssl
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
-
-import yaml
 
 from _regroup_agent.build import build
 from harness import processes
@@ -29,7 +27,7 @@ from manifests import render
 from regroup.protocol import env
 from regroup_operator.endpoint.certificates import Authority, server_context
 from tests.api.conftest import Api
-from tests.api.edge import Edge, Passed, edge
+from tests.api.edge import Edge, Passed, edge, edge_to
 from tests.api.replicas import Replicas, replicas
 from tests.builders.jobs import make_job
 
@@ -143,10 +141,11 @@ class World:
         """What is between the newest operator and the API server."""
         return self._wires[-1]
 
-    def start_again(self) -> None:
-        """Start an operator in the place of the leader, which has ended, as a kubelet does with its container."""
+    def start_again(self, *, settings: Mapping[str, str] | None = None, clock_off_s: float = 0.0) -> None:
+        """Start an operator in the place of the leader, which has ended, as a kubelet does with its container. `settings`,
+        `clock_off_s`: see Replica."""
         self.leader.process.wait(10)
-        self.leader = self._start(f"operator-{len(self._wires)}", self.wire.url)
+        self.leader = self._start(f"operator-{len(self._wires)}", self.wire.url, settings, clock_off_s)
 
     def be_led(self) -> None:
         """Wait until an operator leads; one that has ended is started again."""
@@ -163,12 +162,10 @@ class World:
         found: dict[str, Any] = self._api.get("dtj", JOB, f"--namespace={self._namespace}").get("status", {})
         return found
 
-    def say_lease_is_of(self, holder: str, *, hours_ahead: float) -> None:
-        """Have the lease say that somebody else renewed it, by a clock that is ahead."""
-        at = datetime.now(UTC) + timedelta(hours=hours_ahead)
-        spec = {"holderIdentity": holder, "renewTime": at.strftime("%Y-%m-%dT%H:%M:%S.%fZ")}
-        patch = f"--patch={json.dumps({'spec': spec})}"
-        self._api.done("patch", "lease", "regroup", f"--namespace={render.NAMESPACE}", "--type=merge", patch)
+    def lease_off_s(self) -> float:
+        """Return by how much the time of the lease's last renewal is ahead of this machine's clock."""
+        spec = self._api.get("lease", "regroup", f"--namespace={render.NAMESPACE}")["spec"]
+        return (datetime.fromisoformat(spec["renewTime"]) - datetime.now(UTC)).total_seconds()
 
     def stand_by(self) -> Edge:
         """Start another operator; return what is between the leader and the API server once the other one could lead."""
@@ -216,9 +213,9 @@ class World:
         taken.sort(key=lambda job: int(job["metadata"]["resourceVersion"]))
         return [job["status"]["membership"] for job in taken if "membership" in job["status"]]
 
-    def pods_made(self) -> Counter[str]:
+    def pods_made(self, job: str = JOB) -> Counter[str]:
         """Return how often the API server has made each worker's pod for any operator."""
-        made = [json.loads(p.answer) for w in self._wires for p in w.passed if p.status == 201 and is_pod(p)]
+        made = [json.loads(p.answer) for w in self._wires for p in w.passed if p.status == 201 and is_pod(p, job)]
         return Counter(pod["metadata"]["name"] for pod in made)
 
 
@@ -226,17 +223,15 @@ def is_status(request: Passed) -> bool:
     return request.method == "PUT" and request.path.endswith(f"/{JOB}/status")
 
 
-def is_pod(request: Passed) -> bool:
+def is_pod(request: Passed, job: str = JOB) -> bool:
     if request.method != "POST" or not request.path.endswith("/pods"):
         return False
-    return str(json.loads(request.body)["metadata"].get("name")).startswith(f"{JOB}-worker-")
+    return str(json.loads(request.body)["metadata"].get("name")).startswith(f"{job}-worker-")
 
 
 @contextmanager
 def trained(api: Api, directory: Path, namespace: str, workers: int = 2) -> Iterator[tuple[World, Kubelet]]:
     """A job of so many workers, between one and one more, for as long as the block lasts."""
-    server = yaml.safe_load(api.kubeconfig.read_text())["clusters"][0]["cluster"]["server"]
-    trusted = ssl.create_default_context(cafile=str(api.kubeconfig.parent / "ca.crt"))
     authority = Authority.create()
     (directory / "ca.crt").write_bytes(authority.ca_pem)
     serving = server_context(*authority.issue(["localhost"], ["127.0.0.1"]))
@@ -247,7 +242,7 @@ def trained(api: Api, directory: Path, namespace: str, workers: int = 2) -> Iter
     with ExitStack() as life:
         start = life.enter_context(replicas(api, directory))
         service = life.enter_context(edge("", leaders, serving))
-        world = World(api, namespace, lambda: life.enter_context(edge(server, trusted)), service, start)
+        world = World(api, namespace, lambda: life.enter_context(edge_to(api.kubeconfig)), service, start)
         kubelet = Kubelet(api, namespace, service, directory / "ca.crt", directory)
         life.callback(kubelet.stop)
         job = make_job(

@@ -6,6 +6,7 @@ import datetime
 import ipaddress
 import ssl
 import tempfile
+import time
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -94,7 +95,7 @@ def reload(context: ssl.SSLContext, certificate_pem: bytes, key_pem: bytes) -> N
 def _builder(
     subject: x509.Name, issuer: x509.Name, public_key: ec.EllipticCurvePublicKey, days: float
 ) -> x509.CertificateBuilder:
-    now = datetime.datetime.now(datetime.UTC)
+    now = datetime.datetime.fromtimestamp(time.time(), datetime.UTC)
     return (
         x509.CertificateBuilder()
         .subject_name(subject)
