@@ -92,6 +92,10 @@ class Edge:
         self.target = target
         self.passed: list[Passed] = []
         """Everything but what is only read, in the order of arrival."""
+        self.hasty: list[Passed] = []
+        """Status writes that came sooner after a 429 than it had asked for."""
+        self._again_s: dict[tuple[str, str], float] = {}
+        """By method and path: when the last 429 wants to be asked again, on the loop's clock."""
         self.on_event: Callable[[dict[str, Any]], None] | None = None
         """Called in the edge's thread with each event of a watch that whoever asked has been sent."""
         self._upstream, self._serving = upstream, serving
@@ -177,6 +181,9 @@ class Edge:
         held = self._held
         if request.method != "GET":
             self.passed.append(passed)
+        due_s = self._again_s.get((passed.method, passed.path), 0.0)
+        if passed.method == "PUT" and passed.path.endswith("/status") and asyncio.get_running_loop().time() < due_s:
+            self.hasty.append(passed)
         fault = next((f for f in self._faults if f.times > 0 and f.fits(passed)), None)
         if self._is_down or fault is not None:
             refused = await self._fail(request, passed, fault)
@@ -231,7 +238,10 @@ class Edge:
             event = json.dumps({"type": "ERROR", "object": _refusal(410)}) + "\n"
             return web.Response(status=200, text=event, content_type="application/json")
         passed.status = fault.status
-        headers = {"Retry-After": "1"} if fault.status == 429 else {}
+        headers = {}
+        if fault.status == 429:
+            headers["Retry-After"] = "1"
+            self._again_s[passed.method, passed.path] = asyncio.get_running_loop().time() + 1.0
         return web.json_response(body, status=fault.status, headers=headers)
 
     @staticmethod

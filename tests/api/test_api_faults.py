@@ -62,6 +62,7 @@ def any_call(request: Passed) -> bool:
 
 FAULTS: dict[str, tuple[Callable[[Passed], bool], dict[str, Any]]] = {
     "409 to status writes": (is_status, {"how": "status", "status": 409, "times": 3}),
+    "429 with Retry-After to status writes": (is_status, {"how": "status", "status": 429, "times": 3}),
     "429 with Retry-After": (any_call, {"how": "status", "status": 429, "times": 6}),
     "500 to writes": (is_write, {"how": "status", "status": 500, "times": 4}),
     "503 to everything": (any_call, {"how": "status", "status": 503, "times": 10}),
@@ -86,6 +87,7 @@ def test_job_goes_on_whatever_the_api_server_answers(running: tuple[World, Kubel
     faults = []
     goes_on(world, kubelet, lambda wire: faults.append(wire.fail(fits, **given)))
     assert faults[0].hit.is_set(), "nothing has failed"
+    assert not world.wire.hasty, "the server had asked for more time"
 
 
 @pytest.mark.parametrize("what", ["pods", "distributedtrainingjobs"])
