@@ -41,6 +41,9 @@ def main() -> int:
         f"{sum(by_sort.values())} failed {dict(by_sort) if by_sort else ''}; "
         f"{sum(o.waited for o in outcomes)} waits that only the end of a fault could end."
     )
+    ends = Counter(o.end for o in outcomes if o.end)
+    num_due = sum(o.num_due for o in outcomes)
+    print(f"Ended: {dict(ends)}. {num_due} ends had to fail a job.")
     for outcome in outcomes:
         if outcome.sort:
             print(f"Again: python -m tests.simulator {outcome.setting.seed}")

@@ -168,6 +168,12 @@ class Agent:
         if self.world.by_json:
             report = wire.Report.decode(codec.line(report))
         assert isinstance(report.body, wire.Hello) or operator.registry.knows(pod.uid, report.boot)
+        if isinstance(report.body, wire.Fault) and report.body.cause in ("exit", "hung"):
+            body, condition = report.body, report.condition
+            self.world.ledger.ended(
+                self.name, max(condition.generation, condition.entered), body.exit_code, reason=body.reason or "",
+                hung=body.cause == "hung",
+            )  # fmt: skip
         operator.registry.report(pod, report)
         if isinstance(report.body, wire.Progress):
             self.world.later(lambda: self.handle(ev.Paced(operator.registry.progress_factor)))

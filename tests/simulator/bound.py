@@ -15,6 +15,9 @@ LEASE_S = 15.0
 """An operator that died without a word is followed by another one after its lease (OperatorSettings.lease_duration_s)."""
 BACK_OFF_S = 30.0
 """The longest pause before a process, a pod or a generation is tried again."""
+PULL_S = 300.0
+"""The longest pause of a kubelet before it pulls an image again, and of the operator before it makes another pod for a slot whose
+last ones were refused (plan/pods/early.py)."""
 NAMED = {
     "NoWitness": "the newest state is held by a worker that cannot be reached",
     "CheckpointUnreadable": "the checkpoint that must be read cannot be",

@@ -28,6 +28,10 @@ if TYPE_CHECKING:
 KEY: Key = ("default", "digits")
 JOB_UID = "1f4a-uid"
 KEPT_VERSIONS = 50
+REFUSED = "UnexpectedAdmissionError"
+"""status.reason of a pod that its kubelet refused: no container of it ever ran."""
+PULL_FIRST_S, PULL_LAST_S = 10.0, 300.0
+"""The kubelet's pause before it tries to pull an image again, doubled each time up to the second."""
 
 
 class Suspension:
@@ -55,6 +59,8 @@ class Store:
         self.suspends_next_write = False
         self.history: deque[dict[str, Any]] = deque(maxlen=KEPT_VERSIONS)
         """Older versions of the status, for a backup that is restored."""
+        self.removed: Callable[[], None] = lambda: None
+        """Is called when an operator has deleted the job."""
         self._wrote, self._changed = wrote, changed
         self._text = ""
         self.view: dict[str, Any] = {}
@@ -75,7 +81,8 @@ class Store:
         raw = self.read()
         if applied_again_as is not None:
             raw["metadata"]["uid"] = applied_again_as
-        raw.pop("status", None)
+        if applied_again_as is not None:
+            raw.pop("status", None)
         self._bump(raw)
 
     async def get(self, key: Key) -> dict[str, Any] | None:  # noqa: ARG002 (it holds one job)
@@ -110,7 +117,10 @@ class Store:
         self._reach()
         if job.resource_version != self.view["metadata"]["resourceVersion"]:
             raise ConflictError("The job has changed.")
+        if self.is_deleted:
+            raise NotFoundError("The job is gone.")
         self.delete()
+        self.removed()
 
     def _reach(self) -> None:
         if self.is_down:
@@ -160,10 +170,24 @@ class Node:
     """No pod is scheduled to it."""
     has_notice: bool = False
     """It has a taint that announces its end."""
+    refuses: bool = False
+    """Its kubelet refuses each pod that comes: a device plugin is broken, or the node is full of what nobody accounted for."""
+    has_images: bool = True
+    """The registry answers it."""
 
     @property
     def is_open(self) -> bool:
         return self.is_up and self.is_ready and not self.is_cordoned
+
+
+@dataclass
+class Refusals:
+    """Pods of one slot in a row that their kubelets have refused."""
+
+    count: int
+    at_s: float
+    num_operators: int
+    """How many operators there had been: the row is in the memory of the newest."""
 
 
 class Pods:
@@ -183,6 +207,10 @@ class Pods:
         """What operators see in place of the pods there are: their watch lags behind."""
         self.pending: set[int] = set()
         self.deleted: list[str] = []
+        self.refused: dict[int, Refusals] = {}
+        """By slot."""
+        self.on_create: Callable[[int], None] = lambda _: None
+        """Is called with the slot of each worker's pod that is made."""
         self.nodes = {f"node-{i}": Node(f"node-{i}") for i in range(num_nodes)}
         self._avoided: dict[str, tuple[str, ...]] = {}
         self._uids = itertools.count(1)
@@ -209,6 +237,7 @@ class Pods:
         """A role's pod runs at once."""
         self._reach()
         name = role_pod_name(job.name, role, index, attempt)
+        assert not self._world.has_ended, f"{name} is made after the job has ended"
         if any(p.name == name for p in self.of_roles.values()):
             return False
         uid = self.uid_type(f"pod{next(self._uids)}")
@@ -231,6 +260,7 @@ class Pods:
         assert not self._world.has_trained, f"{name} is made after the workers have finished"
         if self.pod(job.namespace, name) is not None:
             return False
+        self.on_create(slot)
         uid = self.uid_type(f"pod{next(self._uids)}")
         self._avoided[uid] = avoid_nodes
         node = "" if self.nodes else f"node-{slot}"
@@ -271,10 +301,29 @@ class Pods:
         if not free:
             self.by_uid[uid] = replace(pod, unschedulable="0 nodes are available.", unscheduled_reason="Unschedulable")
             return
-        count = {name: sum(p.node == name for p in self.by_uid.values()) for name in free}
+        count = {name: sum(p.node == name and p.alive for p in self.by_uid.values()) for name in free}
         node = min(free, key=lambda name: (count[name], name))
         self.by_uid[uid] = replace(pod, node=node, unschedulable="", unscheduled_reason="")
         self._world.after(self._world.pace.some(self._world.pace.container_s), lambda: self._world.run_pod(uid))
+
+    def starts(self, pod: Pod, num_pulls: int) -> bool:
+        """Whether a kubelet starts the containers of a pod that has just come. It may refuse the pod, or wait for an image."""
+        node, world = self.nodes.get(pod.node), self._world
+        if node is not None and node.refuses:
+            self.by_uid[pod.uid] = replace(pod, phase="Failed", status_reason=REFUSED)
+            row = self.refused.get(pod.slot)
+            count = 1 + (row.count if row is not None and row.num_operators == world.num_operators else 0)
+            self.refused[pod.slot] = Refusals(count, world.now_s, world.num_operators)
+            world.dirty()
+            return False
+        if node is not None and not node.has_images:
+            self.by_uid[pod.uid] = replace(pod, waiting_reason="ErrImagePull" if num_pulls == 0 else "ImagePullBackOff")
+            again_s = 1.0 if num_pulls == 0 else min(PULL_FIRST_S * 2.0 ** (num_pulls - 1), PULL_LAST_S)
+            world.after(again_s, lambda: world.run_pod(pod.uid, num_pulls + 1))
+            world.dirty()
+            return False
+        self.refused.pop(pod.slot, None)
+        return True
 
     def schedule_all(self) -> None:
         for uid in list(self.by_uid):

@@ -87,6 +87,7 @@ SHORT = (0.2, 1.0, 4.0, 10.0)
 # A log that stalls stops processes, never an agent (strikes.stall_log).
 KINDS: dict[str, Kind] = {
     "kill": Kind(strikes.kill, 4),
+    "exit-code": Kind(strikes.exit_code, 3),
     "kill-two": Kind(strikes.kill_two, 2),
     "kill-all": Kind(strikes.kill_all, 2),
     "raise-all": Kind(strikes.raise_all, 2, session_only=True),
@@ -106,6 +107,8 @@ KINDS: dict[str, Kind] = {
     "drain-node": Kind(strikes.drain_node, 2, (10.0, 40.0, FOREVER)),
     "taint-node": Kind(strikes.taint_node, 2, (1.0, 10.0, 60.0, FOREVER)),
     "disrupt-pod": Kind(strikes.disrupt_pod, 2, (0.5, 10.0, 120.0)),
+    "refuse-pods": Kind(strikes.refuse_pods, 1, (5.0, 40.0, 150.0, 700.0)),
+    "lose-images": Kind(strikes.lose_images, 1, (5.0, 40.0, 150.0)),
     "vanish": Kind(strikes.vanish, 2),
     "power-off": Kind(strikes.power_off, 1, (60.0, 200.0, FOREVER)),
     "reboot": Kind(strikes.reboot, 1, (6.0, 12.0)),

@@ -58,6 +58,11 @@ def say_ready(world: World, name: str, ready: bool) -> None:
     world.dirty()
 
 
+def some_nodes(world: World, name: str, *, every: bool) -> list[Node]:
+    """Return one node, or all of them."""
+    return list(world.pods.nodes.values()) if every else [world.pods.nodes[name]]
+
+
 def cordon(world: World, node: Node, for_s: float) -> None:
     """Have no pod scheduled to a node for a while."""
     node.is_cordoned = True

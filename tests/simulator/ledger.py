@@ -7,6 +7,7 @@ the network alone loses no worker. What does not hold is an AssertionError.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from _regroup_agent.observing import EVERY_S
@@ -18,6 +19,25 @@ from regroup_operator.api import parse_job
 if TYPE_CHECKING:
     from tests.simulator.trainers import Group
     from tests.simulator.world import World
+
+
+@dataclass(frozen=True, eq=False)
+class End:
+    """A process or a container that ended by itself or was ended from outside, as an operator is told of it."""
+
+    at_s: float
+    pod: str
+    generation: int
+    """As its agent says it; of a container or pod, the newest one."""
+    code: int | None
+    reason: str = ""
+    hung: bool = False
+    """The operator had it killed."""
+    is_disruption: bool = False
+    told: Any = None
+    """The operator that led then."""
+    is_calm: bool = False
+    """Nothing else was going on (walk.py)."""
 
 
 class Ledger:
@@ -41,6 +61,9 @@ class Ledger:
         """Pod UIDs."""
         self.num_unheard = 0
         """How often a worker was lost because observers did not hear it."""
+        self.ends: list[End] = []
+        self.calm = False
+        """What ends now ends while nothing else is going on."""
         self._judged = 0
         """The newest generation of such a loss."""
 
@@ -102,6 +125,24 @@ class Ledger:
         """Return how long a worker that cannot be reached and may hold the newest state is waited for."""
         job = parse_job(self._world.store.read())
         return job.spec.recovery.disconnect_seconds + self._world.settings.replace_after_s
+
+    # --- ends --------------------------------------------------------------------------------------------------------
+
+    def ended(
+        self,
+        pod: str,
+        generation: int,
+        code: int | None,
+        *,
+        reason: str = "",
+        hung: bool = False,
+        is_disruption: bool = False,
+    ) -> None:
+        """Something of a worker has ended, and the leader is told."""
+        world = self._world
+        self.ends.append(
+            End(world.now_s, pod, generation, code, reason, hung, is_disruption, world.operator, self.calm)
+        )
 
     # --- generations -----------------------------------------------------------------------------------------------
 

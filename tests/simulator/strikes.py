@@ -22,6 +22,7 @@ SLOW_STEP_S = 3.0
 SLOW_START_S = 60.0
 PAUSE_S = 1.0
 """No pause of a network that lasts no longer may cost anything."""
+CODES = (42, 43, -signal.SIGSEGV, 1)
 REBOOT_S = 12.0
 """A node's quick reboot takes no longer."""
 
@@ -81,6 +82,16 @@ def kill(world: World, fault: Fault) -> bool:
     if trainer is None:
         return False
     trainer.agent.exited(trainer, -9)
+    return True
+
+
+def exit_code(world: World, fault: Fault) -> bool:
+    """One trainer process ends with an exit code, or by a signal, that rules of spec.recovery.onExit may name."""
+    trainer = pick_trainer(world, fault)
+    if trainer is None:
+        return False
+    code = CODES[fault.size % len(CODES)]
+    trainer.agent.exited(trainer, code, f"SystemExit: {code} at {world.now_s}" if code > 0 else "")
     return True
 
 
@@ -164,10 +175,10 @@ def stall_log(world: World, fault: Fault) -> bool:
 
 
 def container(world: World, fault: Fault) -> bool:
-    """The agent's container is killed; the kubelet starts it again."""
+    """The agent's container is killed, where `turns` is odd for want of memory; the kubelet starts it again."""
     agent = pick_agent(world, fault)
     if agent is not None:
-        world.container_ended(agent, 137)
+        world.container_ended(agent, 137, "OOMKilled" if fault.turns % 2 else "Error")
     return agent is not None
 
 
@@ -278,7 +289,9 @@ def disrupt_pod(world: World, fault: Fault) -> bool:
     if pod is None or not pod.usable or pod.disruption:
         return False
     reasons = ("EvictionByEvictionAPI", "PreemptionByScheduler", "SomebodyElse")
-    world.pods.by_uid[pod.uid] = replace(pod, disruption=reasons[fault.size % len(reasons)])
+    world.pods.by_uid[pod.uid] = ended = replace(pod, disruption=reasons[fault.size % len(reasons)])
+    if ended.disrupted:
+        world.ledger.ended(pod.name, world.generation, None, reason=ended.disrupted, is_disruption=True)
     world.dirty()
 
     def end() -> None:
@@ -288,6 +301,38 @@ def disrupt_pod(world: World, fault: Fault) -> bool:
         elif there is not None:
             world.pods.by_uid[pod.uid] = replace(there, disruption="")
             world.dirty()
+
+    world.lasts(fault.for_s, end)
+    return True
+
+
+def refuse_pods(world: World, fault: Fault) -> bool:
+    """For a while kubelets refuse each pod that comes; where `other` is 0 on all nodes, else on one."""
+    nodes = hazards.some_nodes(world, pick_node(world, fault), every=fault.other == 0)
+    if any(node.refuses for node in nodes):
+        return False
+    for node in nodes:
+        node.refuses = True
+
+    def end() -> None:
+        for node in nodes:
+            node.refuses = False
+
+    world.lasts(fault.for_s, end)
+    return True
+
+
+def lose_images(world: World, fault: Fault) -> bool:
+    """For a while pods that come cannot pull their image; where `other` is 0 on all nodes, else on one."""
+    nodes = hazards.some_nodes(world, pick_node(world, fault), every=fault.other == 0)
+    if not all(node.has_images for node in nodes):
+        return False
+    for node in nodes:
+        node.has_images = False
+
+    def end() -> None:
+        for node in nodes:
+            node.has_images = True
 
     world.lasts(fault.for_s, end)
     return True
@@ -422,7 +467,7 @@ def api_down(world: World, fault: Fault) -> bool:
 
 def restore(world: World, fault: Fault) -> bool:
     """The job's status is that of an older backup, and the operator starts anew."""
-    if len(world.store.history) < fault.size or world.store.is_down:
+    if len(world.store.history) < fault.size or world.store.is_down or world.store.is_deleted:
         return False
     hazards.restore(world, world.store.history[-fault.size])
     return True

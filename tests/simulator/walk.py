@@ -15,20 +15,28 @@ from regroup_operator.plan.pods.capacity import LAST_S
 from regroup_operator.plan.pods.roles import LAST_S as ROLE_LAST_S
 from tests.builders.jobs import role
 from tests.builders.plan import JobBuilder, make_job
-from tests.simulator.bound import NAMED, WAITS, bound_s
+from tests.simulator.bound import NAMED, PULL_S, WAITS, bound_s
+from tests.simulator.cluster import REFUSED
 from tests.simulator.faults import KINDS, MOMENT_S, Fault, draw
 from tests.simulator.pace import Pace
+from tests.simulator.policies import IGNORES, NO_POLICY, RULES, Judge, Policy, is_well, policy_of
 from tests.simulator.script import script_group
 from tests.simulator.world import FOREVER, World
 
 MAX_REPLICAS = 5
+SHORT_STEPS = 200
+"""A job of so many steps may train to its end after all is well."""
+SHORT_S = 60.0
+"""A job trains for so long after all is well if it may have to fail then."""
 GROUPS_CHANCE = 0.1
 """So many of the jobs have workers in groups of two."""
 OBSERVES_CHANCE = 0.75
 """In so many of the jobs agents observe each other; in the others they are of an earlier release."""
 RULES_CHANCE = 0.1
 """So many of the jobs ignore every failure by a rule of spec.recovery.onExit."""
-IGNORES = {"action": "Ignore", "exitCodes": {"operator": "NotIn", "values": [200]}}
+EARLY_CHANCE = 0.06
+"""In so many of the walks kubelets refuse all pods at first, or cannot pull their images; in more of them if the job has a deadline
+for its start."""
 HANG_S = 30
 """spec.recovery.hangSeconds."""
 FIRST_STEP_S = 30.0
@@ -71,6 +79,8 @@ class Setting:
     """The job is complete only once they have succeeded."""
     observes: bool = False
     """Agents observe each other from other nodes."""
+    policy: Policy = NO_POLICY
+    """What the spec says of the job's end."""
     rest_s: float = 0.0
     """Operators rest for so long after each plan."""
     progress_factors: tuple[float, ...] = (1.0,)
@@ -96,11 +106,12 @@ class Setting:
             )
             + (f", grows every {self.cooldown_s} s at most" if self.cooldown_s else "")
             + (f", pods are pending for {self.pending_s} s at most" if self.pending_s else "")
+            + str(self.policy)
         )
 
     def job(self) -> JobBuilder:
         """Return the job's builder."""
-        rules = [IGNORES] if self.ignores else []
+        rules = [IGNORES] if self.ignores else RULES[self.policy.rules]
         recovery = {"maxRestarts": 1_000_000, "hangSeconds": HANG_S, "onExit": rules, "spares": self.spares}
         job = make_job().with_replicas(self.replicas).with_recovery(**recovery)
         job = job.fixed() if self.fixed else job
@@ -109,7 +120,9 @@ class Setting:
             policy |= {"growthCooldownSeconds": self.cooldown_s}
             policy |= {"pendingTimeoutSeconds": self.pending_s} if self.pending_s else {}
             job = job.with_spec(elasticPolicy=policy)
-        beside = role() | {"replicas": self.roles, "requiredForCompletion": self.required}
+        job = job.with_spec(runPolicy=self.policy.run_policy())
+        beside = role(**{"restartPolicy": "Never"} if self.policy.never else {})
+        beside |= {"replicas": self.roles, "requiredForCompletion": self.required}
         job = job.with_spec(roles=[beside]) if self.roles else job
         job = job.with_spec(workersPerGroup=self.per_group) if self.per_group > 1 else job
         # What is durable lies on a claim, so that the operator asks for checkpoints and names them.
@@ -150,7 +163,7 @@ def setting_of(seed: int) -> Setting:
         processes=rng.choice([1, 1, 2]),
         script=script,
         known=not script and rng.random() < 0.7,
-        total_steps=rng.choice([60, 200, 1_000_000, 1_000_000]),
+        total_steps=rng.choice([60, SHORT_STEPS, 1_000_000, 1_000_000]),
         step_s=rng.choice([0.25, 0.5, 2.0]),
         checkpoint_every=0 if script else rng.choice([0, 0, 7, 20]),
         term_grace_s=rng.choice([0.0, 20.0]),
@@ -170,6 +183,7 @@ def setting_of(seed: int) -> Setting:
     )
     if setting.roles and random.Random(f"{seed}/required").random() < 0.6:
         setting = replace(setting, required=True)
+    setting = replace(setting, policy=policy_of(seed, rules=not setting.ignores, roles=setting.roles > 0))
     # Of its own, too: a job of groups is a job of workers with each of them doubled.
     if random.Random(f"{seed}/groups").random() >= GROUPS_CHANCE:
         return setting
@@ -184,9 +198,30 @@ def faults_of(seed: int, kinds: list[str], most: int = 8) -> list[Fault]:
     setting = setting_of(seed)
     kinds = [k for k in kinds if not (setting.script and KINDS[k].session_only)]
     kinds = [k for k in kinds if setting.checkpoint_every or not KINDS[k].durable]
-    return [draw(rng, kinds, calm=rng.random() < 0.5) for _ in range(rng.randint(1, most))]
+    faults = [draw(rng, kinds, calm=rng.random() < 0.5) for _ in range(rng.randint(1, most))]
+    aimed = random.Random(f"{seed}/aimed")
+    if setting.policy.rules and aimed.random() < AIMED_CHANCE:
+        at = aimed.randrange(len(faults))
+        fault = draw(aimed, [k for k in AIMED[setting.policy.rules] if k in kinds] or kinds, calm=True)
+        faults[at] = replace(fault, size=aimed.choice([1, 2, 4]), turns=aimed.choice([0, 1]))
+    early = random.Random(f"{seed}/early")
+    if early.random() < (0.5 if setting.policy.start_s or setting.policy.rules == "images fail" else EARLY_CHANCE):
+        kind = early.choice(EARLY)
+        faults[:1] = [Fault(kind, calm=False, for_s=early.choice(KINDS[kind].spans))] if kind in kinds else faults[:1]
+    return faults
 
 
+AIMED_CHANCE = 0.6
+"""In so many of the walks with rules one fault is of a kind that they concern."""
+AIMED = dict.fromkeys(RULES, ("exit-code",)) | {
+    "a kill fails": ("kill", "container", "hang-trainer"),
+    "evictions fail": ("disrupt-pod",),
+    "evictions are ignored, preemptions count": ("disrupt-pod",),
+    "images fail": ("lose-images",),
+    "memory fails": ("container",),
+}
+EARLY = ("refuse-pods", "lose-images")
+"""Kinds that keep a job from starting."""
 HANGS = ("hang-trainer", "hang-all")
 """Kinds after which a process hangs for ever with its agent answering."""
 
@@ -215,6 +250,10 @@ class Outcome:
     waited: int = 0
     """How often the job waited for something that only the end of a fault could bring."""
     num_commits: int = 0
+    end: str = ""
+    """Succeeded, or the reason of condition Failed; empty: the job goes on."""
+    num_due: int = 0
+    """How many ends had to fail the job."""
     where: str = ""
 
     def __str__(self) -> str:
@@ -229,6 +268,7 @@ class Walk:
     def __init__(self, setting: Setting, faults: list[Fault]) -> None:
         self.setting, self.faults = setting, faults
         self.world = setting.world()
+        self.judge = Judge(self.world, setting.policy)
         self.outcome = Outcome(setting, faults)
         self.bound_s = bound_s(
             parse_job(self.world.store.read()), self.world.settings, start_s=70.0 if self._slow else 10.0,
@@ -263,6 +303,10 @@ class Walk:
             if self.outcome.sort == "broken":
                 self.outcome.sort += " " + " ".join(w for w in text.split()[:6] if w.isalpha())
         self.outcome.num_commits = self.world.ledger.num_commits
+        self.outcome.num_due = self.judge.num_due
+        if self.world.has_ended:
+            failed = self.world.phase == "Failed"
+            self.outcome.end = self.world.condition("Failed")["reason"] if failed else self.world.phase
         return self.outcome
 
     def _run(self) -> None:
@@ -276,6 +320,9 @@ class Walk:
         self._recover()
         self._heal()
         self._regain()
+        self._finish()
+        if self.world.has_ended:
+            self._outlive()
 
     # --- faults ----------------------------------------------------------------------------------------------------
 
@@ -287,9 +334,14 @@ class Walk:
             world.on_moment = None
         for _ in range(fault.turns):
             world._turn()
+        if world.has_ended:
+            return  # while the fault waited for its moment
         # A pod of a role ends with each fault: it changes nothing for the workers.
-        self._end_a_role(fault.at, fails=not self.setting.required or fault.other > 0)
-        if KINDS[fault.kind].strike(world, fault):
+        self._end_a_role(fault.at, fails=not self.setting.required or fault.other > 0, alone=fault.turns == 5)
+        world.ledger.calm = self._is_calm()
+        hits = KINDS[fault.kind].strike(world, fault)
+        world.ledger.calm = False
+        if hits:
             self.outcome.hits.append(fault.kind)
             if fault.kind in HANGS and LONGEST_START not in world.status:
                 self.bound_s += world.settings.start_timeout_s  # no start has been seen that tells how long one takes
@@ -299,13 +351,18 @@ class Walk:
         self._struck_s, self._kind = world.now_s, fault.kind
         self._healed = False
 
-    def _end_a_role(self, at: int, *, fails: bool) -> None:
+    def _end_a_role(self, at: int, *, fails: bool, alone: bool = False) -> None:
+        """Have a pod of a role end. `alone`: one that is never restarted fails by its own exit code, else from outside."""
         world = self.world
         of_roles = sorted(p.name for p in world.pods.of_roles.values() if p.phase == "Running")
-        if of_roles and fails:
-            world.pods.end_role(of_roles[at % len(of_roles)], last_exit_code=1)
+        name = of_roles[at % len(of_roles)] if of_roles else ""
+        if of_roles and fails and self.setting.policy.never and not alone:
+            world.pods.end_role(name, status_reason=REFUSED if at % 2 else "Evicted")
+        elif of_roles and fails:
+            world.pods.end_role(name, last_exit_code=1)
+            self.judge.role_failed()
         elif of_roles:
-            world.pods.end_role(of_roles[at % len(of_roles)], phase="Succeeded")
+            world.pods.end_role(name, phase="Succeeded")
 
     # --- what must hold --------------------------------------------------------------------------------------------
 
@@ -344,6 +401,7 @@ class Walk:
             end_s += LAST_S  # a worker that was given back often is tried again so late
         if self.setting.roles:
             end_s += ROLE_LAST_S
+        end_s += self._late_s
         while not world.has_ended and not self._is_whole():
             if world.now_s > end_s:
                 raise Failed("not whole", f"all is well and the job stays as it is: {self._words()}")
@@ -368,6 +426,8 @@ class Walk:
 
     def _judge(self) -> None:
         world = self.world
+        self.judge.look(led=self._is_led())
+        self._find_wrong()
         if self.setting.ignores:
             self._judge_counts()
         if world.has_ended:
@@ -389,7 +449,9 @@ class Walk:
         if world.now_s - max(since_s, self._named_s) > self.bound_s and not is_able:
             reason = training.get("reason", "none")
             raise Failed("unnamed", f"waits for {waited_s:.0f} s, reason {reason}, for nothing named: {self._words()}")
-        if world.now_s - max(since_s, self._able_s) <= self.bound_s and waited_s <= self.bound_s + 60.0:
+        if world.now_s - max(since_s, self._able_s) <= self.bound_s and waited_s <= self.bound_s + 60.0 + (
+            self._late_s if self._healed else 0.0
+        ):
             return
         if training.get("status") == "True":
             raise Failed("untrue", f"nobody has committed for {waited_s:.0f} s: {self._words()}")
@@ -419,13 +481,57 @@ class Walk:
     def _judge_end(self) -> None:
         world = self.world
         if world.phase == "Failed":
-            raise Failed("failed", f"the job failed: {world.condition('Failed').get('message')}")
+            return  # the judge knows why it may
         if self.setting.required and len(world.status["roles"][0].get("succeeded", ())) != self.setting.roles:
             raise Failed("untrue", f"Succeeded, and its roles have not: {world.status['roles']}")
         committed = world.ledger.committed
         done = committed[-1][1] if committed else 0
         if done != self.setting.total_steps:
             raise Failed("untrue", f"Succeeded at step {done} of {self.setting.total_steps}")
+
+    def _finish(self) -> None:
+        """Let a job end that has to soon, or that is short and whose policy says what is left of it then."""
+        world, policy = self.world, self.setting.policy
+        end_s = world.now_s + SHORT_S
+        while not world.has_ended and world.now_s < end_s and (policy.active_s or self.judge.is_waiting):
+            world.advance(LOOK_S, self.setting.step_s)
+            self._judge()
+        if (policy.ttl_s is None and policy.cleans == "None") or self.setting.total_steps > SHORT_STEPS:
+            return
+        end_s = world.now_s + 2 * self.setting.total_steps * self.setting.step_s + self.bound_s + ROLE_LAST_S
+        while not world.has_ended:
+            if world.now_s > end_s:
+                raise Failed("not ended", f"all is well and the job does not end: {self._words()}")
+            if world.has_trained:
+                self._end_a_role(0, fails=False)
+            world.advance(LOOK_S, self.setting.step_s, done=lambda: world.has_ended)
+            self._judge()
+
+    def _find_wrong(self) -> None:
+        if self.judge.wrong:
+            raise Failed(*self.judge.wrong[0])
+
+    def _outlive(self) -> None:
+        """What is left of a job that has ended is what its policy says."""
+        self.judge.outlive(self.world.advance)
+        self._find_wrong()
+
+    @property
+    def _late_s(self) -> float:
+        """How much later than promised a worker may come once all is well again."""
+        return PULL_S if any(kind in EARLY for kind in self.outcome.hits) else 0.0
+
+    def _is_calm(self) -> bool:
+        """Return whether the job trains, and everything is well."""
+        world = self.world
+        return (
+            self._is_led()
+            and world.now_s >= self._over_s
+            and world.phase == "Running"
+            and world.status.get("tier") == "Session"
+            and world.training() != ""
+            and is_well(world)
+        )
 
     def _is_led(self) -> bool:
         """Return whether a leader can write the status."""

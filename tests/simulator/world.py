@@ -21,15 +21,16 @@ from _regroup_agent.statefile import Saved
 from regroup.protocol.snapshot import SnapshotState
 from regroup_operator.api import Job
 from regroup_operator.decision_log import DecisionLog
+from regroup_operator.model.plan import timestamp
 from regroup_operator.model.ports import EventNote
-from regroup_operator.model.records import Settings
+from regroup_operator.model.records import UNSEEN_CODE, Settings
 from tests.builders.plan import JobBuilder
 from tests.simulator.agents import Agent
 from tests.simulator.cluster import KEY, Pods, Store
 from tests.simulator.disk import Disk
 from tests.simulator.ledger import Ledger
 from tests.simulator.network import Network
-from tests.simulator.operators import Operator
+from tests.simulator.operators import WALL, Operator
 from tests.simulator.pace import Pace
 from tests.simulator.script import script_step
 from tests.simulator.trainers import Group, Trainer
@@ -85,7 +86,10 @@ class World:
         self.num_operators = 0
         """How many there have been."""
         self.store = Store(self._wrote, self._job_changed)
-        self.store.create(job.with_spec(processesPerWorker=processes).manifest())
+        raw = job.with_spec(processesPerWorker=processes).manifest()
+        self.store.removed = self._removed
+        self.created = raw["metadata"]["creationTimestamp"] = timestamp(WALL + self.now_s)
+        self.store.create(raw)
         self.pods = Pods(self, num_nodes)
         self.disk = Disk(self, checkpoint_every)
         self.agents: dict[str, Agent] = {}
@@ -108,6 +112,10 @@ class World:
         self.notes: list[EventNote] = []
         self.has_hung = False
         """Whether an agent has said that it killed a process because it hung."""
+        self.on_write: Callable[[dict[str, Any]], None] = lambda _: None
+        """Is called with each status that an operator has written."""
+        self.on_removed: Callable[[], None] = lambda: None
+        """Is called when an operator has deleted the job."""
         self.operator: Operator | None = None
         self.on_moment: Callable[[str, str], bool] | None = None
         """Is called with a name and a pod's UID where a fault may come in the middle of something; if it says True, time
@@ -255,6 +263,7 @@ class World:
 
     def _wrote(self, status: dict[str, Any]) -> None:
         self.ledger.wrote(status)
+        self.on_write(status)
 
     def _job_changed(self, raw: dict[str, Any], gone: bool) -> None:
         for operator in (operator for operator in self.operators if not operator.dead):
@@ -293,7 +302,7 @@ class World:
         self.dirty()
 
     def suspend(self, suspended: bool) -> None:
-        self.store.change_spec(lambda spec: spec.update(runPolicy={"suspend": suspended}))
+        self.store.change_spec(lambda spec: spec.setdefault("runPolicy", {}).update(suspend=suspended))
         self.dirty()
 
     def record(self, job: Job, note: EventNote) -> None:  # noqa: ARG002
@@ -301,13 +310,23 @@ class World:
 
     # --- pods ------------------------------------------------------------------------------------------------------
 
-    def run_pod(self, uid: str) -> None:
+    def _removed(self) -> None:
+        """An operator has deleted the job: its pods go with it, by their owner references."""
+        self.on_removed()
+        for uid in list(self.pods.by_uid):
+            self.terminate(uid)
+        self.pods.of_roles.clear()
+
+    def run_pod(self, uid: str, num_pulls: int = 0) -> None:
+        """The kubelet starts a pod's container. `num_pulls`: how often it has tried to pull the image."""
         pod, before = self.pods.by_uid.get(uid), self.agents.get(uid)
         if pod is None or not self.pods.has_power(pod) or (before is not None and before.alive):
             return
-        if pod.terminating and before is None:
+        if not pod.alive or (pod.terminating and before is None):
             return
-        self.pods.by_uid[uid] = replace(pod, phase="Running", running_since_s=self.now_s)
+        if pod.phase == "Pending" and not self.pods.starts(pod, num_pulls):
+            return
+        self.pods.by_uid[uid] = replace(pod, phase="Running", running_since_s=self.now_s, waiting_reason="")
         self.agents[uid] = Agent(
             self, self.pods.by_uid[uid], self.saved.get(uid, Saved()), next(self._boots), self._memories.pop(uid, None)
         )
@@ -340,10 +359,12 @@ class World:
         agent = self.agents.pop(uid, None)
         if agent is not None:
             agent.die()
-        self.pods.by_uid.pop(uid, None)
+        pod = self.pods.by_uid.pop(uid, None)
+        if pod is not None and all(p.slot != pod.slot for p in self.pods.by_uid.values()):
+            self.pods.refused.pop(pod.slot, None)
         self.dirty()
 
-    def container_ended(self, agent: Agent, code: int) -> None:
+    def container_ended(self, agent: Agent, code: int, reason: str = "") -> None:
         """The agent exited: 0 ends the pod, anything else restarts the container (restartPolicy OnFailure)."""
         if not agent.alive:
             return
@@ -358,16 +379,18 @@ class World:
             phase = "Running" if self.sidecar else "Succeeded"
             self.pods.by_uid[agent.uid] = replace(pod, phase=phase, running_since_s=None)
         else:
-            self.restart_container(agent.uid, code)
+            self.restart_container(agent.uid, code, reason)
         self.dirty()
 
-    def restart_container(self, uid: str, code: int) -> None:
+    def restart_container(self, uid: str, code: int, reason: str = "") -> None:
         """The kubelet starts the container again, with the pod's disk."""
         pod = self.pods.by_uid.get(uid)
         if pod is None:
             return
         restarts = pod.container_restarts + 1
-        self.pods.by_uid[uid] = replace(pod, container_restarts=restarts, last_exit_code=code)
+        self.pods.by_uid[uid] = replace(pod, container_restarts=restarts, last_exit_code=code, last_exit_reason=reason)
+        if code != UNSEEN_CODE:
+            self.ledger.ended(pod.name, self.generation, code, reason=reason)
         if uid in self.full:
             self.after(CRASH_LOOP_S, lambda: self.run_pod(uid))
         else:

@@ -17,9 +17,9 @@ from tests.simulator.world import World
 HANG_S = 20
 
 
-def running(tmp_path: Path, job: JobBuilder | None = None, **kwargs: Any) -> World:
+def running(tmp_path: Path, job: JobBuilder | None = None, spares: int = 0, **kwargs: Any) -> World:
     kwargs.setdefault("settings", Settings(term_grace_s=0.0, first_step_s=40.0))
-    job = (job or make_job().with_replicas(3).elastic(2, 5)).with_recovery(hangSeconds=HANG_S)
+    job = (job or make_job().with_replicas(3).elastic(2, 5)).with_recovery(hangSeconds=HANG_S, spares=spares)
     world = World(tmp_path, job, **kwargs)
     world.advance(0.1)
     world.step(10)
@@ -133,6 +133,21 @@ def test_only_process_is_given_three_times_as_long_and_then_restarted(tmp_path: 
     assert "no rank waits for another" in world.condition("Degraded")["message"]
     world.until(lambda: world.generation == 2)
     assert world.status["incidents"][0]["cause"] == "Hung"
+
+
+def test_process_that_was_left_with_the_state_and_never_goes_on_is_restarted_when_a_spare_has_its_place(
+    tmp_path: Path,
+) -> None:
+    """Both processes stand for ever. The operator spares one of them, and nobody else can say which state it holds."""
+    world = running(tmp_path, make_job().with_replicas(1).elastic(1, 4), spares=1, processes=2)
+    world.slow_start_s = 5.0
+    member = world.uid(int(world.members))
+    for trainer in world.agents[member].trainers.values():
+        trainer.stop()
+    world.until(lambda: world.generation > 1, limit_s=ALONE * HANG_S + 30)
+    assert world.uid(int(world.members)) != member
+    world.until(lambda: world.phase == "Running", limit_s=240.0, step_every_s=1.0)
+    world.step(2)
 
 
 def test_hang_is_found_by_the_next_operator(tmp_path: Path) -> None:

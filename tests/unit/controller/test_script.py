@@ -106,7 +106,7 @@ def test_process_that_does_not_die_costs_its_pod_and_no_more(tmp_path: Path, job
     stuck = world.agents[world.uid(2)]
     stuck.exited = lambda *_: None  # type: ignore[method-assign]
     ends = world.container_ended
-    world.container_ended = lambda agent, code: agent.die() if agent is stuck else ends(agent, code)  # type: ignore[method-assign]
+    world.container_ended = lambda agent, code, reason="": agent.die() if agent is stuck else ends(agent, code, reason)  # type: ignore[method-assign]
     world.kill_process(world.uid(1))
     world.advance(GRACE_S + UNKILLABLE_S + 1.0, 1.0)
     if went_on:

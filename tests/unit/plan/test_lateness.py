@@ -47,6 +47,8 @@ def holder(slot: int) -> Worker:
 
 BEHIND = make_worker(2, Standing.PENDING, session=make_session(2, Phase.TRAINING, 1))
 LEFT_OUT = make_worker(2, Standing.OUTSIDE, session=make_session(2, Phase.TRAINING, 1))
+HALF_OUT = make_worker(2, Standing.OUTSIDE, session=make_session(2, Phase.BROKEN, 1, heard=2))
+"""One of its processes waits, another is still in generation 1: the worker has no seal."""
 FORMS = make_worker(2, Standing.FORMING, session=make_session(2, Phase.FORMING, 2))
 AT_STORE = make_worker(1, Standing.FORMING, session=make_session(1, Phase.ARRIVED, 2))
 STARTS = make_worker(2, Standing.OUTSIDE, session=make_session(2, Phase.STARTING, condition_at_s=0.0), available=False)
@@ -79,6 +81,19 @@ def planned(ago_s: float) -> Current:
             SECOND,
             "behind",
             id="who has finished the one before and does not come",
+        ),
+        pytest.param(HALF_OUT, SECOND, "behind", id="who was left out, and only some of its processes leave"),
+        pytest.param(
+            replace(HALF_OUT, session=make_session(2, Phase.BROKEN, 1, heard=1)),
+            replace(SECOND, known=False),
+            None,
+            id="it has not heard of the newest one",
+        ),
+        pytest.param(
+            replace(HALF_OUT, session=make_session(2, Phase.BROKEN, 1, heard=2, seal=make_seal(1, (1, 9)))),
+            SECOND,
+            None,
+            id="all of its processes have left",
         ),
         pytest.param(make_worker(2, Standing.PENDING), SECOND, "behind", id="a member that waits and does not enter"),
         pytest.param(FORMS, SECOND, "behind", id="it has entered, the others wait at the store"),

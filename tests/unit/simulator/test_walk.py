@@ -70,7 +70,7 @@ def noted(reason: str) -> Callable[[Walk], bool]:
     return lambda done: reason in [note.reason for note in done.world.notes]
 
 
-KILL, KILL_ALL = Fault("kill", calm=False), Fault("kill-all", calm=False)
+KILL, KILL_ALL, VANISH = Fault("kill", calm=False), Fault("kill-all", calm=False), Fault("vanish", calm=False)
 BESIDE: dict[str, tuple[Fault | None, Callable[[Walk], bool]]] = {
     "kill-zygote": (KILL, lasts(ZYGOTE_S)),
     "slow-starts": (KILL, lasts(SLOW_START_S)),
@@ -81,6 +81,8 @@ BESIDE: dict[str, tuple[Fault | None, Callable[[Walk], bool]]] = {
     "remove-checkpoint": (KILL_ALL, older_was_read),
     "lose-checkpoints": (KILL_ALL, lambda done: done.world.disk.num_refused > 0),
     "blind-worker": (KILL_ALL, lambda done: done.world.disk.num_refused > 0),
+    "refuse-pods": (VANISH, lambda done: any(pod.attempt >= 2 for pod in done.world.pods.by_uid.values())),
+    "lose-images": (VANISH, lasts(KINDS["lose-images"].spans[0])),
     "volume-full": (None, noted("CheckpointNotSaved")),
 }
 """Kinds that show later, or with another fault beside them: that fault, and what has been seen in the end."""

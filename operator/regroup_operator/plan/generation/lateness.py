@@ -247,7 +247,10 @@ def _kind(
     # Another operator may have announced it and told nobody.
     is_told = current.known or condition.heard >= current.number
     is_pending = worker.standing == Standing.PENDING and is_told
-    if inside_older or is_pending or (waited_for and worker.is_on_its_way):
+    # Some of its processes wait for a newer generation and others have not left: without a seal its state is unknown.
+    is_half_out = condition.phase == Phase.BROKEN and session.seal is None and condition.adopted > 0
+    half_out_of_older = is_half_out and condition.generation < current.number <= condition.heard
+    if inside_older or half_out_of_older or is_pending or (waited_for and worker.is_on_its_way):
         return BEHIND, None
     return "", None
 

@@ -1,0 +1,160 @@
+"""The judge of what a job's spec says of its end: it accepts what the policy allows, and finds an operator that does otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from regroup_operator.api.spec import RunPolicy
+from regroup_operator.model.plan import Verdict
+from regroup_operator.plan.failures import failures, on_exit
+from regroup_operator.plan.lifecycle import lifecycle
+from regroup_operator.plan.lifecycle.run_policy import overdue
+from regroup_operator.plan.pods import pods
+from tests.simulator.faults import Fault
+from tests.simulator.policies import Policy
+from tests.simulator.strikes import CODES
+from tests.simulator.walk import Setting, Walk
+
+Change = Callable[[pytest.MonkeyPatch], None]
+
+PLAIN = Setting(
+    seed=1, replicas=3, minimum=1, fixed=False, processes=1, script=False, known=True, total_steps=1_000_000,
+    step_s=0.5, checkpoint_every=0, term_grace_s=20.0, quick=True,
+)  # fmt: skip
+SLOW = replace(PLAIN, quick=False)
+SHORT = replace(PLAIN, total_steps=20)
+BESIDE = replace(PLAIN, roles=2)
+EXITS = Fault("exit-code", after_s=3.0, size=CODES.index(42))
+KILL = Fault("kill", after_s=3.0)
+NO_IMAGES = Fault("lose-images", calm=False, for_s=150.0)
+REFUSED = Fault("refuse-pods", calm=False, for_s=150.0)
+BY_ITSELF = replace(KILL, turns=5)
+"""A pod of a role ends with each fault: with this one by its own exit code."""
+
+
+def changed(module: object, name: str, value: Callable[..., Any]) -> Change:
+    return lambda monkeypatch: monkeypatch.setattr(module, name, value)
+
+
+def with_deadlines(add_s: int) -> Callable[..., Any]:
+    """Return `overdue` of an operator whose deadlines are over so much later."""
+
+    def late(policy: RunPolicy, *known: Any, **given: Any) -> tuple[Verdict | None, float | None]:
+        names = ("active_deadline_seconds", "start_deadline_seconds")
+        said = {name: getattr(policy, name) for name in names}
+        later = {name: value + add_s for name, value in said.items() if value is not None}
+        return overdue(policy.model_copy(update=later), *known, **given)
+
+    return late
+
+
+def any_failed(_: object, of_roles: tuple[Any, ...]) -> Verdict | None:
+    return Verdict("RoleFailed", "A pod has failed.") if any(p.phase == "Failed" for p in of_roles) else None
+
+
+ACTIVE = replace(PLAIN, policy=Policy(active_s=20))
+STARTS = replace(SLOW, policy=Policy(start_s=60))
+RULED = replace(PLAIN, policy=Policy(rules="a code fails"))
+IMAGES = replace(SLOW, policy=Policy(rules="images fail"))
+NEVER = replace(BESIDE, policy=Policy(never=True))
+DELETED = replace(SHORT, policy=Policy(ttl_s=20))
+KEPT = replace(SHORT, policy=Policy(cleans="Running"))
+CLEANED = replace(SHORT, policy=Policy(cleans="All"))
+
+
+@pytest.mark.parametrize(
+    ("setting", "fault", "end"),
+    [
+        pytest.param(ACTIVE, KILL, "DeadlineExceeded", id="it runs for too long"),
+        pytest.param(STARTS, NO_IMAGES, "StartDeadlineExceeded", id="it does not start in time"),
+        pytest.param(STARTS, KILL, "", id="it starts in time"),
+        pytest.param(RULED, EXITS, "ExitRule", id="a rule fails the job"),
+        pytest.param(RULED, replace(EXITS, size=CODES.index(43)), "", id="no rule names the code"),
+        pytest.param(IMAGES, NO_IMAGES, "ExitRule", id="a rule fails a job whose pods cannot start"),
+        pytest.param(NEVER, BY_ITSELF, "RoleFailed", id="a role's pod fails by itself"),
+        pytest.param(NEVER, KILL, "", id="a role's pod is evicted"),
+        pytest.param(DELETED, KILL, "Succeeded", id="it is deleted some time after its end"),
+        pytest.param(CLEANED, KILL, "Succeeded", id="its pods are deleted at its end"),
+        pytest.param(KEPT, KILL, "Succeeded", id="its pods stay with their logs"),
+        pytest.param(SLOW, REFUSED, "", id="its pods are refused for a while"),
+        pytest.param(SLOW, NO_IMAGES, "", id="its image cannot be pulled for a while"),
+    ],
+)
+def test_end_that_the_policy_asks_for_is_right(setting: Setting, fault: Fault, end: str) -> None:
+    walk = Walk(setting, [fault])
+    outcome = walk.run()
+    assert not outcome.sort, outcome
+    assert outcome.end == end
+    assert outcome.hits == [fault.kind]
+    assert walk.world.store.is_deleted == (setting.policy.ttl_s is not None)
+
+
+DEADLINES_LATE = changed(lifecycle, "overdue", with_deadlines(60))
+DEADLINES_EARLY = changed(lifecycle, "overdue", with_deadlines(-10))
+NO_RULE = changed(on_exit, "first_match", lambda *_: None)
+FIRST_RULE = changed(on_exit, "first_match", lambda *_: 0)
+NOT_BLOCKED = changed(failures, "blocked_pod", lambda *_, **__: None)
+NO_ROLE_FAILS = changed(failures, "role_verdict", lambda *_: None)
+ANY_ROLE_FAILS = changed(failures, "role_verdict", any_failed)
+NEVER_EXPIRES = changed(lifecycle, "expires_in_s", lambda *_: None)
+EXPIRES_AT_ONCE = changed(lifecycle, "expires_in_s", lambda *_: 0.0)
+CLEARS_NOTHING = changed(pods, "_clears", lambda *_: False)
+CLEARS_ALL = changed(pods, "_clears", lambda *_: True)
+NO_PAUSE = changed(pods, "held_until", lambda _: {})
+NO_SURPLUS = changed(pods, "surplus", lambda *_: ())
+
+
+@pytest.mark.parametrize(
+    ("setting", "fault", "change", "sort"),
+    [
+        pytest.param(ACTIVE, KILL, DEADLINES_LATE, "not failed", id="a deadline that is missed"),
+        pytest.param(ACTIVE, KILL, DEADLINES_EARLY, "failed", id="a deadline that comes early"),
+        pytest.param(STARTS, NO_IMAGES, DEADLINES_LATE, "not failed", id="a late start"),
+        pytest.param(STARTS, NO_IMAGES, DEADLINES_EARLY, "failed", id="a start in time"),
+        pytest.param(RULED, EXITS, NO_RULE, "not failed", id="a rule that is not applied"),
+        pytest.param(RULED, KILL, FIRST_RULE, "failed", id="a rule that matches all"),
+        pytest.param(IMAGES, NO_IMAGES, NOT_BLOCKED, "not failed", id="pods that wait on"),
+        pytest.param(NEVER, BY_ITSELF, NO_ROLE_FAILS, "not failed", id="a role that may fail"),
+        pytest.param(NEVER, KILL, ANY_ROLE_FAILS, "failed", id="a role that may not be evicted"),
+        pytest.param(DELETED, KILL, NEVER_EXPIRES, "not deleted", id="a job that stays"),
+        pytest.param(DELETED, KILL, EXPIRES_AT_ONCE, "deleted", id="a job that is deleted early"),
+        pytest.param(CLEANED, KILL, CLEARS_NOTHING, "outlives", id="pods that stay"),
+        pytest.param(KEPT, KILL, CLEARS_ALL, "not kept", id="pods that are deleted early"),
+        pytest.param(SLOW, REFUSED, NO_PAUSE, "too many pods", id="pods without a pause"),
+        pytest.param(SLOW, REFUSED, NO_SURPLUS, "too many pods", id="failed pods that all stay"),
+    ],
+)
+def test_operator_that_does_otherwise_is_found(
+    setting: Setting, fault: Fault, change: Change, sort: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    change(monkeypatch)
+    assert Walk(setting, [fault]).run().sort == sort
+
+
+def test_end_that_must_fail_the_job_is_counted() -> None:
+    assert Walk(RULED, [EXITS]).run().num_due == 1
+
+
+def test_pods_that_the_kubelet_refuses_come_later_and_later_and_start_once_it_takes_them() -> None:
+    """By plan/pods/early.py: at once, at once, and after 10, 20, 40, 80 s more."""
+    walk = Walk(replace(SLOW, replicas=1), [REFUSED])
+    made_s: list[float] = []
+    was = walk.world.pods.on_create
+
+    def made(slot: int) -> None:
+        made_s.append(walk.world.now_s)
+        was(slot)
+
+    walk.world.pods.on_create = made
+    outcome = walk.run()
+    assert not outcome.sort, outcome
+    pauses_s = [b - a for a, b in pairwise(made_s)]
+    slack_s = walk.world.pace.container_s[1] + 1.0
+    assert [
+        least_s <= pause_s < least_s + slack_s for least_s, pause_s in zip((0, 10, 20, 40, 80), pauses_s, strict=True)
+    ] == [True] * 5
