@@ -16,7 +16,8 @@ from harness import faults, installation, judge
 from harness.job import JobView
 from harness.trace import Trace, load
 
-SAMPLE = paths.REPOSITORY / "manifests" / "samples" / "digits.yaml"
+SAMPLES = paths.REPOSITORY / "manifests" / "samples"
+SAMPLE = SAMPLES / "digits.yaml"
 SCRIPTS = Path(__file__).parent / "scripts"
 Process = tuple[str, int]
 """(pod, process id in its container)"""
@@ -157,9 +158,9 @@ def alive(pod: dict[str, Any]) -> bool:
     return "deletionTimestamp" not in pod["metadata"] and pod["status"].get("phase") == "Running"
 
 
-def sample(k: Kubectl, namespace: str) -> tuple[JobView, Path]:
-    """Apply manifests/samples/digits.yaml with a volume for its claim; return it, and the file that ends its pauses."""
-    claim, job = yaml.safe_load_all(SAMPLE.read_text())
+def sample(k: Kubectl, namespace: str, path: Path = SAMPLE) -> tuple[JobView, Path]:
+    """Apply a sample that runs digits.py, with a volume for its claim; return it, and the file that ends its pauses."""
+    claim, job = yaml.safe_load_all(path.read_text())
     directory = installation.volume(k, namespace, claim["metadata"]["name"])
     job["metadata"]["namespace"] = namespace
     job["spec"]["template"]["spec"]["containers"][0]["args"] += ["--hurry", "/regroup/checkpoint/hurry"]

@@ -9,6 +9,7 @@ import yaml
 
 from regroup_operator.api import parse_job
 from regroup_operator.render import dry_run_pod
+from regroup_operator.render.role import role_pod
 from tests.api.conftest import ROOT, Api
 from tests.api.test_rendered import SETTINGS, STRICT, restrict
 
@@ -20,7 +21,10 @@ def test_sample_is_accepted_in_a_restricted_namespace(api: Api, namespace: str, 
     restrict(api, namespace)
     api.done("apply", f"--namespace={namespace}", "--validate=strict", f"--filename={sample}")
     (raw,) = api.get("dtj", f"--namespace={namespace}")["items"]
-    api.done(*STRICT, "--dry-run=server", document=dry_run_pod(parse_job(raw), settings=SETTINGS))
+    job = parse_job(raw)
+    pods = [dry_run_pod(job, settings=SETTINGS), *(role_pod(job, role.name, 0, 0) for role in job.spec.roles)]
+    for pod in pods:
+        api.done(*STRICT, "--dry-run=server", document=pod)
 
 
 def test_there_is_a_sample_for_each_tier() -> None:

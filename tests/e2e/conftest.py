@@ -142,6 +142,16 @@ def jobs(operator: Kubectl, train_namespace: str) -> Callable[..., TracedJob]:
 @pytest.fixture
 def train_namespace(operator: Kubectl) -> Iterator[str]:
     """A namespace of the test's own for jobs, that enforces Pod Security "restricted"; nobody waits for its end."""
+    yield from _train_namespace(operator)
+
+
+@pytest.fixture(scope="module")
+def shared_namespace(operator: Kubectl) -> Iterator[str]:
+    """Such a namespace for the jobs of a whole file."""
+    yield from _train_namespace(operator)
+
+
+def _train_namespace(operator: Kubectl) -> Iterator[str]:
     namespace = f"train-{uuid.uuid4().hex[:8]}"
     installation.namespace(operator, namespace)
     yield namespace

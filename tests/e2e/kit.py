@@ -1,5 +1,6 @@
-"""What end-to-end tests share: the cluster as they see it, and pods that Pod Security "restricted" admits."""
+"""What end-to-end tests share: the cluster as they see it, pods that Pod Security "restricted" admits, and pods of roles."""
 
+import json
 import os
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -10,6 +11,12 @@ from typing import Any
 from cluster import lifecycle, nodes
 from cluster.kubectl import Kubectl
 from harness import faults
+from harness.job import JobView
+from harness.traced_job import IMAGE
+
+SERVES = "import http.server as h; h.ThreadingHTTPServer(('', 8080), h.SimpleHTTPRequestHandler).serve_forever()"
+"""Python for a role that goes on until the job ends."""
+_SECURE = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
 
 
 def trials(short: int, *, long: int) -> int:
@@ -67,7 +74,7 @@ def restricted_pod(namespace: str, name: str, image: str, command: list[str], **
         "image": image,
         "imagePullPolicy": "Never",
         "command": command,
-        "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
+        "securityContext": _SECURE,
     }
     return {
         "apiVersion": "v1",
@@ -81,3 +88,23 @@ def restricted_pod(namespace: str, name: str, image: str, command: list[str], **
             **spec,
         },
     }
+
+
+def role(name: str, *command: str, **pod: Any) -> dict[str, Any]:
+    """Return a role that runs this Python; `pod` adds to its pods' spec."""
+    container = {
+        "name": "main", "image": IMAGE, "imagePullPolicy": "Never", "command": ["python", "-c", *command],
+        "workingDir": "/tmp", "securityContext": _SECURE,
+    }  # fmt: skip
+    context = {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
+    spec = {"securityContext": context, "terminationGracePeriodSeconds": 1, "containers": [container], **pod}
+    return {"name": name, "template": {"spec": spec}}
+
+
+def pods_of(job: JobView, name: str) -> list[dict[str, Any]]:
+    """Return the pods of a role."""
+    selector = f"--selector=regroup.dev/job-name={job.name},regroup.dev/role={name}"
+    found: list[dict[str, Any]] = json.loads(
+        job.kubectl.run("--namespace", job.namespace, "get", "pods", selector, "-o", "json")
+    )["items"]
+    return found

@@ -1,4 +1,5 @@
-"""Fields of the resource that no other test here uses, on real pods: deadlines, expiry, managedBy, growth, room, groups of workers.
+"""Fields of the resource that no other test here uses, on real pods: deadlines, expiry, what is left after the end, rules for
+failures, managedBy, growth, room, groups of workers, goodput; and a sample that has most of them.
 
 The jobs of JOBS take their course by themselves, so that they do it all at once.
 """
@@ -6,22 +7,46 @@ The jobs of JOBS take their course by themselves, so that they do it all at once
 from __future__ import annotations
 
 import json
-import uuid
-from collections.abc import Callable, Iterator, Mapping
+import re
+import shlex
+from collections.abc import Callable, Mapping
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from chaos.cluster_job import SCRIPTS
 from cluster.kubectl import Kubectl, wait_until
-from harness import installation, traced_job
-from harness.job import RESOURCE
+from harness import traced_job
+from harness.job import RESOURCE, JobView
 from harness.traced_job import TracedJob
+from tests.e2e.kit import SERVES, pods_of, role
 
 COOLDOWN_S = 20
 _SMALL = {"resources": {"requests": {"cpu": "50m", "memory": "200Mi"}}}
 _WAITS = ["python", "-c", "import time; time.sleep(600)"]
+_ASKS = """
+import sys, time, urllib.request
+while True:
+    try:
+        urllib.request.urlopen(sys.argv[1], timeout=2)
+        break
+    except OSError:
+        time.sleep(0.2)
+print("served")
+"""
+
+
+def _ends(name: str, policy: str) -> dict[str, Any]:
+    """Return a job that ends once all its pods have run: a worker, a role that goes on, and one that succeeds."""
+    return {
+        "replicas": 1,
+        "elastic": None,
+        "command": ["python", "-c", _ASKS, f"http://{name}-board-0.{name}:8080/"],
+        "roles": [role("board", SERVES), role("eval", "print('evaluated')") | {"requiredForCompletion": True}],
+        "runPolicy": {"cleanPodPolicy": policy},
+    }
 
 
 def _one_a_node(name: str) -> dict[str, Any]:
@@ -46,6 +71,27 @@ JOBS: Mapping[str, dict[str, Any]] = {
         "environment": {"STEPS": 100_000},
         "elasticPolicy": {"minReplicas": 1, "maxReplicas": 2, "pendingTimeoutSeconds": 3},
     },
+    "all-go": _ends("all-go", "All"),
+    "some-stay": _ends("some-stay", "None"),
+    "role-fails": {
+        "replicas": 1,
+        "elastic": None,
+        "command": _WAITS,
+        "roles": [role("eval", "import sys; print('no such checkpoint'); sys.exit(3)", restartPolicy="Never")],
+    },
+    "ignores": {
+        "replicas": 2,
+        "elastic": (1, 2),
+        "environment": {"STEPS": 100_000},
+        "recovery": {"maxRestarts": 0, "onExit": [{"action": "Ignore", "signals": ["SIGKILL"]}]},
+    },
+    "eats": {
+        "replicas": 1,
+        "elastic": None,
+        "command": ["python", "-c", "held = []\nwhile True: held.append(bytearray(1 << 24))"],
+        "container": {"resources": {**_SMALL["resources"], "limits": {"memory": "512Mi"}}},
+        "recovery": {"maxRestarts": 100, "onExit": [{"action": "Fail", "reasons": ["OOMKilled"]}]},
+    },
 }
 _PODS: Mapping[str, dict[str, Any]] = {
     "late": {"nodeSelector": {"example.com/no-such-node": "yes"}},
@@ -55,24 +101,36 @@ _PODS: Mapping[str, dict[str, Any]] = {
 
 
 @pytest.fixture(scope="module")
-def started(operator: Kubectl) -> Iterator[dict[str, TracedJob]]:
+def started(operator: Kubectl, shared_namespace: str) -> dict[str, TracedJob]:
     """The jobs of JOBS, started together."""
-    namespace = f"train-{uuid.uuid4().hex[:8]}"
-    installation.namespace(operator, namespace)
-    yield {
-        name: traced_job.start(operator, namespace, name, container=_SMALL, pod=_PODS.get(name), **options)
+    return {
+        name: traced_job.start(
+            operator, shared_namespace, name, pod=_PODS.get(name), **({"container": _SMALL} | options)
+        )
         for name, options in JOBS.items()
     }
-    installation.remove_namespace(operator, namespace)
 
 
-def _condition(job: TracedJob, kind: str) -> dict[str, Any]:
+@pytest.fixture(scope="module", autouse=True)
+def sample(operator: Kubectl, shared_namespace: str, started: dict[str, TracedJob]) -> tuple[JobView, Path]:  # noqa: ARG001
+    """The sample, and the file that ends its pauses. It starts with the others."""
+    return traced_job.sample(operator, shared_namespace, traced_job.SAMPLES / "policies.yaml")
+
+
+def _condition(job: JobView, kind: str) -> dict[str, Any]:
     return next((c for c in job.status().get("conditions", ()) if c["type"] == kind), {})
 
 
 def _exists(job: TracedJob) -> bool:
     found = job.kubectl.run("--namespace", job.namespace, "get", RESOURCE, "--output=name")
     return f"{RESOURCE}/{job.name}" in found.split()
+
+
+def _pods(job: JobView) -> set[str]:
+    """Return the names of all pods of a job, its roles' too."""
+    selector = f"--selector=regroup.dev/job-name={job.name}"
+    found = job.kubectl.run("--namespace", job.namespace, "get", "pods", selector, "--output=name")
+    return {name.removeprefix("pod/") for name in found.split()}
 
 
 def _failed(job: TracedJob, reason: str) -> dict[str, Any]:
@@ -111,6 +169,77 @@ def test_job_and_its_pods_are_deleted_some_time_after_its_end(started: dict[str,
     assert "Succeeded" in reasons, f"it was deleted before it had ended: {reasons}"
 
 
+def test_no_pod_stays_after_the_end_where_all_are_to_be_deleted(started: dict[str, TracedJob]) -> None:
+    job = started["all-go"]
+    job.wait(90, "the worker has been served by one role, and the other has succeeded", state="Succeeded")
+    wait_until(lambda: not _pods(job), "no pod is left, of roles neither", timeout_s=60)
+
+
+def test_pods_that_have_ended_stay_for_their_logs_where_none_is_to_be_deleted(started: dict[str, TracedJob]) -> None:
+    """The role that would go on is deleted in any case. Then the others have been looked at, too."""
+    job = started["some-stay"]
+    job.wait(90, "the worker has been served by one role, and the other has succeeded", state="Succeeded")
+    wait_until(lambda: not pods_of(job, "board"), "the role that goes on is deleted", timeout_s=60)
+    assert _pods(job) == {"some-stay-worker-0-0", "some-stay-eval-0-0"}
+    assert "served" in job.logs("some-stay-worker-0-0").splitlines()
+
+
+def test_role_that_is_not_to_be_restarted_fails_the_job(started: dict[str, TracedJob]) -> None:
+    job = started["role-fails"]
+    message = _failed(job, "RoleFailed")["message"]
+    assert message.startswith("Pod role-fails-eval-0-0 of role eval ended with exit code 3"), message
+    command = shlex.split(message.split("Log: ")[1])
+    assert "no such checkpoint" in job.kubectl.run(*command[1:]), "the command shows the log"
+    assert [pod["metadata"]["name"] for pod in pods_of(job, "eval")] == ["role-fails-eval-0-0"], "it was tried again"
+
+
+def test_memory_that_a_rule_names_fails_the_job_at_once(started: dict[str, TracedJob]) -> None:
+    job = started["eats"]
+    message = _failed(job, "ExitRule")["message"]
+    assert re.search(r"OOMKilled: limit 512 ?Mi", message), message
+    assert "spec.recovery.onExit[0] (Fail, reasons OOMKilled)" in message
+    assert (job.status().get("restarts") or {}).get("processes", 0) <= 1, "it was tried again"
+
+
+def test_sample_trains_and_has_a_spare(sample: tuple[JobView, Path]) -> None:
+    job, hurry = sample
+    job.wait(120, "the sample trains", state="Running", adopted=True, world_size=2)
+    said = "2 of 2 worker pods run, 1 of 1 spares"
+    wait_until(lambda: said in _condition(job, "PodsReady").get("message", ""), "the spare waits", timeout_s=60)
+    hurry.touch()  # it ends beside the tests that follow
+
+
+def test_goodput_is_the_time_that_went_into_steps(started: dict[str, TracedJob]) -> None:
+    job = started["ignores"]
+    job.training(workers=2)
+    wait_until(lambda: _goodput(job)["percent"] > 0, "goodput is more than nothing", timeout_s=60)
+    said, trace = _goodput(job), job.trace()
+    steps_s = trace.intervals_s(until=next(c.t for c in trace.commits if c.step >= said["step"]))
+    print(f"goodput {said}, steps up to there {sum(steps_s):.1f} s")
+    assert said["percent"] <= 100
+    assert sum(steps_s) / 2 <= said["productiveSeconds"] <= sum(steps_s) * 2
+
+
+def _goodput(job: JobView) -> dict[str, Any]:
+    return job.status().get("goodput") or {"percent": 0}
+
+
+def test_process_whose_signal_a_rule_ignores_costs_nothing(started: dict[str, TracedJob]) -> None:
+    job = started["ignores"]
+    before = job.training(workers=2)
+    pod, pid = job.victim(1)
+    lost = (pod["metadata"]["name"], pid)
+    job.kill_rank(1)
+    job.changed(before, lambda process: process == lost, workers=2, survivors=1, generations=(1, 2))
+    status = job.status()
+    restarts = status["restarts"]
+    assert (restarts["ignored"], restarts.get("total", 0), restarts.get("recent", [])) == (1, 0, []), restarts
+    rules = {incident.get("rule") for incident in status["incidents"]}
+    assert "spec.recovery.onExit[0] (Ignore, signals SIGKILL)" in rules, status["incidents"]
+    assert _condition(job, "Failed").get("status") != "True", "maxRestarts is 0"
+    job.patch(runPolicy={"suspend": True})  # it would train beside the tests that follow
+
+
 def test_pod_that_no_node_has_room_for_is_given_back_and_the_job_trains_without_it(
     started: dict[str, TracedJob],
 ) -> None:
@@ -118,6 +247,14 @@ def test_pod_that_no_node_has_room_for_is_given_back_and_the_job_trains_without_
     wait_until(lambda: _condition(job, "PodsReady").get("reason") == "HeldBack", "a pod is given back", timeout_s=90)
     wait_until(lambda: len(job.pods()) == 1, "one pod is left", timeout_s=60)
     job.wait(90, "it trains with one worker", state="Running", adopted=True, world_size=1)
+    assert not (job.status().get("restarts") or {}).get("total")
+
+
+def test_sample_leaves_no_pod_after_its_end(sample: tuple[JobView, Path]) -> None:
+    job, hurry = sample
+    hurry.touch()
+    job.wait(120, "the sample ends", state="Succeeded")
+    wait_until(lambda: not _pods(job), "no pod is left", timeout_s=60)
     assert not (job.status().get("restarts") or {}).get("total")
 
 

@@ -1,53 +1,46 @@
 """Roles and spares on real pods: an address in the DNS, replaced without a generation, gone with the job; a role that the job waits
-for; one change for a loss."""
+for; one change for a loss; and the sample with an evaluator and TensorBoard, which runs beside the other tests."""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import pytest
+
+from cluster.errors import ClusterError
 from cluster.kubectl import Kubectl, wait_until
-from harness import faults, installation
-from harness.traced_job import IMAGE, TracedJob, alive
+from harness import faults, installation, traced_job
+from harness.job import JobView
+from harness.traced_job import TracedJob, alive
+from tests.e2e.kit import SERVES, pods_of, role
 
-SERVES = "import http.server as h; h.ThreadingHTTPServer(('', 8080), h.SimpleHTTPRequestHandler).serve_forever()"
-ASKS = "import sys, urllib.request as u; print(u.urlopen(sys.argv[1], timeout=2).status)"
-_SECURE = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
-
-
-def role(name: str, *command: str, **pod: Any) -> dict[str, Any]:
-    container = {
-        "name": "main", "image": IMAGE, "imagePullPolicy": "Never", "command": ["python", "-c", *command],
-        "workingDir": "/tmp", "securityContext": _SECURE,
-    }  # fmt: skip
-    context = {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
-    spec = {"securityContext": context, "terminationGracePeriodSeconds": 1, "containers": [container], **pod}
-    return {"name": name, "template": {"spec": spec}}
+ASKS = "import sys, urllib.request as u; print(u.urlopen(sys.argv[1], timeout=2).read().decode())"
+SAMPLE_STEPS = 1600
 
 
-def pods_of(job: TracedJob, name: str) -> list[dict[str, Any]]:
-    selector = f"--selector=regroup.dev/job-name={job.name},regroup.dev/role={name}"
-    found: list[dict[str, Any]] = json.loads(
-        job.kubectl.run("--namespace", job.namespace, "get", "pods", selector, "-o", "json")
-    )["items"]
-    return found
-
-
-def status_of(job: TracedJob, name: str) -> dict[str, Any]:
+def status_of(job: JobView, name: str) -> dict[str, Any]:
     return next((one for one in job.status().get("roles", ()) if one["name"] == name), {})
 
 
-def answers(job: TracedJob, url: str) -> bool:
-    """Ask from a worker's container."""
+def answer(job: JobView, url: str) -> str:
+    """Return what a worker's container is told by this URL, empty: it gets no answer."""
     worker = next(p for p in job.pods() if alive(p))["metadata"]["name"]
     try:
-        said = job.kubectl.run(
+        return job.kubectl.run(
             "--namespace", job.namespace, "exec", worker, "--container=trainer", "--", "python", "-c", ASKS, url
         )
-    except Exception:
-        return False
-    return said.strip() == "200"
+    except ClusterError:
+        return ""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def sample(operator: Kubectl, shared_namespace: str) -> tuple[JobView, Path]:
+    """The sample, and the file that ends its pauses. Until then it trains for minutes, beside the tests."""
+    return traced_job.sample(operator, shared_namespace, traced_job.SAMPLES / "roles.yaml")
 
 
 def test_roles_run_beside_the_workers_and_end_with_the_job(jobs: Callable[..., TracedJob]) -> None:
@@ -61,7 +54,7 @@ def test_roles_run_beside_the_workers_and_end_with_the_job(jobs: Callable[..., T
     wait_until(lambda: status_of(job, "board").get("ready") == 1, "the role's pod runs", timeout_s=60)
     wait_until(lambda: status_of(job, "eval").get("succeeded") == [0], "the other one has succeeded", timeout_s=60)
     url = f"http://{job.name}-board-0.{job.name}:8080/"
-    wait_until(lambda: answers(job, url), "a worker reaches it by its name", timeout_s=30)
+    wait_until(lambda: answer(job, url), "a worker reaches it by its name", timeout_s=30)
     first = pods_of(job, "board")[0]["metadata"]
     job.kubectl.run("--namespace", job.namespace, "delete", "pod", first["name"], "--wait=false")
 
@@ -69,7 +62,7 @@ def test_roles_run_beside_the_workers_and_end_with_the_job(jobs: Callable[..., T
         return any(p["metadata"]["uid"] != first["uid"] and alive(p) for p in pods_of(job, "board"))
 
     wait_until(replaced, "the pod that was deleted is replaced", timeout_s=60)
-    wait_until(lambda: answers(job, url), "its name leads to the new pod", timeout_s=60)
+    wait_until(lambda: answer(job, url), "its name leads to the new pod", timeout_s=60)
     generation = job.training(workers=2, steps=20).commits[-1].generation
     assert generation == before.commits[-1].generation == 1, "a role's pod changed the group"
     assert not (job.status().get("restarts") or {}).get("total")
@@ -78,6 +71,29 @@ def test_roles_run_beside_the_workers_and_end_with_the_job(jobs: Callable[..., T
         lambda: not pods_of(job, "board") and not pods_of(job, "eval"), "suspension takes the roles", timeout_s=60
     )
     wait_until(lambda: job.status()["phase"] == "Suspended", "the job is suspended", timeout_s=60)
+
+
+def test_sample_is_evaluated_while_it_trains(sample: tuple[JobView, Path]) -> None:
+    job, hurry = sample
+    wait_until(lambda: _evaluated(job), "a checkpoint is evaluated", timeout_s=120)
+    assert 0 < _evaluated(job)[0][0] < SAMPLE_STEPS
+    url = "http://roles-board-0.roles:6006/data/plugin/scalars/tags"
+    wait_until(lambda: "held-out accuracy" in answer(job, url), "TensorBoard shows what was found", timeout_s=60)
+    hurry.touch()  # it ends beside the tests that follow
+
+
+def _evaluated(job: JobView) -> list[tuple[int, str]]:
+    """Return step and accuracy of what the evaluator has tested so far."""
+    log = job.kubectl.run("--namespace", job.namespace, "logs", f"{job.name}-eval-0-0")
+    return [(int(step), found) for step, found in re.findall(r"^step (\d+)  held-out accuracy ([\d.]+)$", log, re.M)]
+
+
+def _printed(job: JobView) -> str:
+    """Return the accuracy that the first rank has printed at its end."""
+    (found,) = re.findall(
+        r"^held-out accuracy ([\d.]+) ", "".join(job.logs(pod["metadata"]["name"]) for pod in job.pods()), re.M
+    )
+    return str(found)
 
 
 WAITS = "import os, time\nwhile not os.path.exists('/tmp/go'): time.sleep(0.2)"
@@ -126,6 +142,20 @@ def test_spare_takes_the_place_of_a_killed_process_in_one_generation(jobs: Calla
     assert job.training(workers=2, steps=100).commits[-1].generation == generation + 1, "and no second change"
     assert len([p for p in job.pods() if alive(p)]) == 3
     assert job.status()["replicas"] == 2
+
+
+def test_sample_ends_with_the_evaluation_of_its_last_step(sample: tuple[JobView, Path]) -> None:
+    """It may come to its last step as the test above kills the operator: what the script prints after it is there in any case."""
+    job, hurry = sample
+    hurry.touch()
+    status = job.wait(120, "the sample ends", state="Succeeded")
+    evaluated = _evaluated(job)
+    print(f"evaluated (step, accuracy): {evaluated}")
+    assert evaluated[-1] == (SAMPLE_STEPS, _printed(job)), (
+        "the evaluator has another model than the workers at their end"
+    )
+    said = next(c["message"] for c in status["conditions"] if c["type"] == "Complete")
+    assert said.endswith("and all pods of role eval have succeeded.")
 
 
 def patch(job: TracedJob, spec: dict[str, Any]) -> None:

@@ -76,6 +76,30 @@ def test_operator_that_dies_starts_no_worker_again(tmp_path: Path, moment: str) 
     world.until(lambda: world.phase == "Succeeded")
 
 
+@pytest.mark.parametrize("roles", [(), (EVAL,)], ids=["ended", "completing"])
+def test_next_operator_lets_workers_end_by_themselves(tmp_path: Path, roles: tuple[dict[str, Any], ...]) -> None:
+    """The operator dies before it has told them to stop, and their agents call the next one a moment after its first look. The
+    script has yet to do what comes after its last step, and its log must stay."""
+    job = make_job().with_replicas(2).with_spec(roles=list(roles))
+    world = World(tmp_path, job, known_session=True, total_steps=60, backs_off=True)
+
+    def die(status: dict[str, Any]) -> None:
+        if status["phase"] not in ("Completing", "Succeeded"):
+            world.store.before_write = die
+            return
+        world.kill_operator()
+        for uid in list(world.pods.by_uid):
+            world.cut_off(uid)
+            world.after(4.0, lambda uid=uid: world.reach_again(uid))  # type: ignore[misc]
+        world.after(3.0, world.start_operator)
+
+    world.store.before_write = die
+    world.until(lambda: len(world.operators) == 0, 120.0, step_every_s=1.0)  # longer than agents are waited for
+    world.until(lambda: running(world) == [f"digits-{role['name']}-0-0" for role in roles], 60.0)
+    assert world.pods.deleted == []
+    assert [pod.phase for pod in world.pods.by_uid.values()] == ["Succeeded"] * 2
+
+
 def test_operator_without_an_answer_to_the_write_goes_on(tmp_path: Path) -> None:
     job = make_job().with_replicas(2).with_spec(roles=[EVAL])
     world = World(tmp_path, job, known_session=True, total_steps=10, backs_off=True)

@@ -231,6 +231,12 @@ PENDING = outside(3, session=None, pod=make_pod(3, phase="Pending"))
         pytest.param((dead(),), {"ended": True}, [uid_of(1)], id="its container waits to crash again, its agent is nowhere"),
         pytest.param((dead(running_since_s=81.0),), {"ended": True}, [], id="its container runs: its agent may call yet"),
         pytest.param((dead(running_since_s=80.0),), {"ended": True}, [uid_of(1)], id="its agent does not call"),
+        pytest.param(
+            (dead(running_since_s=1.0),), {"ended": True, "term_began_s": 81.0}, [], id="its agent may call this operator yet"
+        ),
+        pytest.param(
+            (dead(running_since_s=1.0),), {"ended": True, "term_began_s": 80.0}, [uid_of(1)], id="it does not call this one, either"
+        ),
         pytest.param((dead(closed_at_s=81.0),), {"ended": True}, [], id="its agent has just stopped"),
         pytest.param((dead(closed_at_s=80.0),), {"ended": True}, [uid_of(1)], id="its agent has stopped, a sidecar runs on"),
         pytest.param((dead(closed_at_s=80.0),), {}, [], id="nobody is given up while the job runs"),
@@ -244,6 +250,7 @@ def test_ended_job_is_looked_at_when_the_next_pod_is_given_up() -> None:
     late = make_worker(2, Standing.SILENT, session=None, pod=make_pod(2, running_since_s=99.0))
     assert changes(A, dead(closed_at_s=90.0), late, ended=True).look_again_s == 110.0
     assert changes(A, dead(closed_at_s=80.0), ended=True).look_again_s is None
+    assert changes(A, dead(running_since_s=1.0), ended=True, term_began_s=95.0).look_again_s == 115.0
 
 
 @pytest.mark.parametrize(

@@ -72,6 +72,7 @@ def plan_pods(facts: Facts, lifecycle: Lifecycle, generation: NextGeneration) ->
         ended=not isinstance(lifecycle, Active),
         now_s=inputs.clock.now_s,
         hello_timeout_s=inputs.settings.hello_timeout_s,
+        term_began_s=max(inputs.obs.term_started_s, inputs.obs.admitted_by_s),
         blip_s=inputs.settings.late_timeout_s,
         held=_latest(held_until(early), held_until(generation.memory.ignored_pods), capacity.held or {}),
         given_back=capacity.given_back,

@@ -56,6 +56,7 @@ def plan_workers(
     ended: bool,
     now_s: float,
     hello_timeout_s: float,
+    term_began_s: float = float("-inf"),
     blip_s: float = 0.0,
     held: Mapping[int, float] | None = None,
     given_back: frozenset[str] = frozenset(),
@@ -67,13 +68,16 @@ def plan_workers(
     serve no slot, and stay until rule RELEASE lets them go. `settled`: every member of the newest generation has adopted
     it (a generation that is about to be written is not), so that nobody else is needed any more. `ended`: the job is
     complete or failed, nothing is created or released; what does not end by itself within `hello_timeout_s` of its
-    agent's last word is deleted. `blip_s`: a pod that starts keeps its slot for so long while its node is not ready. `held`: by
+    agent's last word is deleted. `term_began_s`: since when agents can have called this operator; silence before that proves
+    nothing. `blip_s`: a pod that starts keeps its slot for so long while its node is not ready. `held`: by
     slot, until when no pod is made (early.py, capacity.py). `given_back`: UIDs of pods that never had a node and leave at once.
     """
     pods = [w for w in workers if w.pod is not None]
     leaving = tuple(w.pod for w in pods if w.pod and w.pod.uid in released and not w.pod.terminating)
     if ended:
-        remaining = [(w.pod, _given_up_s(w, w.pod, hello_timeout_s)) for w in pods if w.pod and w.pod.usable]
+        remaining = [
+            (w.pod, _given_up_s(w, w.pod, hello_timeout_s, term_began_s)) for w in pods if w.pod and w.pod.usable
+        ]
         given_up = (pod for pod, at_s in remaining if at_s is not None and at_s <= now_s)
         later = [at_s for _, at_s in remaining if at_s is not None and at_s > now_s]
         return WorkerChanges(delete=tuple(dict.fromkeys((*leaving, *given_up))), look_again_s=min(later, default=None))
@@ -121,18 +125,22 @@ def _never_took_part(worker: Worker, abandoned: frozenset[str], named: Collectio
     return session.condition.entered == session.condition.adopted == 0
 
 
-def _given_up_s(worker: Worker, pod: Pod, hello_timeout_s: float) -> float | None:
+def _given_up_s(worker: Worker, pod: Pod, hello_timeout_s: float, term_began_s: float) -> float | None:
     """Return when a pod of an ended job is deleted if it is still there; None: its agent is told to stop, and exits.
 
     The kubelet needs a moment from the agent's exit to the pod's end. A pod whose sidecar runs on never comes to it, nor
-    one whose container crashes again before its agent could call.
+    one whose container crashes again before its agent could call. An agent that has not called a new operator yet is on its way,
+    and its script may have work left.
     """
     if pod.phase == "Pending":
         return float("-inf")
     if worker.connected:
         return None
     closed_s = worker.session.closed_at_s if worker.session else None
-    heard_s = max((at_s for at_s in (closed_s, pod.running_since_s) if at_s is not None), default=float("-inf"))
+    running_s = pod.running_since_s
+    if running_s is not None and worker.session is None:
+        running_s = max(running_s, term_began_s)
+    heard_s = max((at_s for at_s in (closed_s, running_s) if at_s is not None), default=float("-inf"))
     return heard_s + hello_timeout_s
 
 
