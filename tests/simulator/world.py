@@ -121,8 +121,8 @@ class World:
         """Is called with a name and a pod's UID where a fault may come in the middle of something; if it says True, time
         stops there."""
         self._halts = False
-        self._todo: deque[Callable[[], None]] = deque()
-        self._timers: list[tuple[float, int, Callable[[], None]]] = []
+        self._todo: deque[Callable[[], object]] = deque()
+        self._timers: list[tuple[float, int, Callable[[], object]]] = []
         self._timer_ids = itertools.count()
         self._undo: dict[int, Callable[[], None]] = {}
         self._boots = itertools.count(1)
@@ -175,11 +175,11 @@ class World:
             self.advance(step_every_s or 0.05, step_every_s)
         return self.now_s - began_s
 
-    def later(self, action: Callable[[], None]) -> None:
+    def later(self, action: Callable[[], object]) -> None:
         """Have an action done in this moment, after those before it."""
         self._todo.append(action)
 
-    def after(self, delay_s: float, action: Callable[[], None]) -> None:
+    def after(self, delay_s: float, action: Callable[[], object]) -> None:
         """Have an action done in `delay_s` seconds."""
         if delay_s <= 0.0:
             self.later(action)
