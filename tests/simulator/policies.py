@@ -124,8 +124,8 @@ JUMP_S = 660.0
 """An operator whose clock was set may notice that a deadline is over only when it looks again (Settings.resync_s)."""
 RECENT_S = 90.0
 """No operator is away for longer, so that nothing fails a job later than that."""
-STAYS_S = 120.0
-"""So long after the end, with everything well, nothing of the job runs any more."""
+STAYS_S = 330.0
+"""So long after the end, with everything well, nothing of the job runs any more: a process that stands has 305 s for its end."""
 
 
 class Judge:
