@@ -88,10 +88,17 @@ def test_next_operator_lets_workers_end_by_themselves(tmp_path: Path, roles: tup
             world.store.before_write = die
             return
         world.kill_operator()
-        for uid in list(world.pods.by_uid):
+        for uid in world.pods.by_uid:
             world.cut_off(uid)
-            world.after(4.0, lambda uid=uid: world.reach_again(uid))  # type: ignore[misc]
-        world.after(3.0, world.start_operator)
+        world.after(3.0, look)
+
+    def look() -> None:
+        world.start_operator()
+        world.after(1.0, call)
+
+    def call() -> None:
+        for uid in world.pods.by_uid:
+            world.reach_again(uid)
 
     world.store.before_write = die
     world.until(lambda: len(world.operators) == 0, 120.0, step_every_s=1.0)  # longer than agents are waited for
