@@ -102,34 +102,6 @@ def test_watch_that_has_expired_is_begun_anew(running: tuple[World, Kubelet], wh
     goes_on(world, kubelet, expire)
 
 
-def test_job_that_vanishes_while_its_watch_has_expired_is_forgotten(
-    running: tuple[World, Kubelet], api: Api, namespace: str
-) -> None:
-    """kopf lists anew then, and reports no DELETED. The operator finds out when it compares what it knows with a list. The job is
-    suspended: nothing of it is written any more, and no write is answered with 404."""
-    world, _ = running
-    world.be_led()
-    world.leader.stop()
-    world.start_again(settings={"RESYNC_SECONDS": "3"})
-    world.be_led()
-    with untrained(api, namespace, "vanishes") as job:
-        job.create(suspended=True)
-        until(lambda: job.is_at("Suspended", 0), "it is suspended", timeout_s=60, every_s=0.1)
-        known = until(lambda: num_jobs(world), "jobs")
-        fault = world.wire.fail(watches("distributedtrainingjobs"), "expired", times=1000)
-        try:
-            world.wire.turn_to(world.wire.target)  # ends the watches that are open
-            assert fault.hit.wait(30), "nobody watched again"
-            job.delete()
-            left = fault.times
-            until(lambda: fault.times < left - 1, "kopf has listed since then", timeout_s=30)
-        finally:
-            world.wire.heal()
-        until(lambda: num_jobs(world) == known - 1, "the job is forgotten", timeout_s=15)
-    world.leader.stop()
-    world.be_led()
-
-
 @pytest.mark.skipif(not LONG, reason="REGROUP_LONG: a watch has 90 s in which to say something")
 @pytest.mark.parametrize("what", ["pods", "distributedtrainingjobs"])
 def test_watch_that_says_nothing_is_given_up(running: tuple[World, Kubelet], what: str) -> None:
@@ -236,6 +208,34 @@ def test_operator_whose_clock_is_off_leads_and_is_followed(
     assert abs(world.lease_off_s()) < 60
 
 
+def test_job_that_vanishes_while_its_watch_has_expired_is_forgotten(
+    running: tuple[World, Kubelet], api: Api, namespace: str
+) -> None:
+    """kopf lists anew then, and reports no DELETED. The operator finds out when it compares what it knows with a list. The job is
+    suspended: nothing of it is written any more, and no write is answered with 404."""
+    world, _ = running
+    world.be_led()
+    world.leader.stop()
+    world.start_again(settings={"RESYNC_SECONDS": "3"})
+    world.be_led()
+    with untrained(api, namespace, "vanishes") as job:
+        job.create(suspended=True)
+        until(lambda: job.is_at("Suspended", 0), "it is suspended", timeout_s=60, every_s=0.1)
+        known = until(lambda: num_jobs(world), "jobs")
+        fault = world.wire.fail(watches("distributedtrainingjobs"), "expired", times=1000)
+        try:
+            world.wire.turn_to(world.wire.target)  # ends the watches that are open
+            assert fault.hit.wait(30), "nobody watched again"
+            job.delete()
+            left = fault.times
+            until(lambda: fault.times < left - 1, "kopf has listed since then", timeout_s=30)
+        finally:
+            world.wire.heal()
+        until(lambda: num_jobs(world) == known - 1, "the job is forgotten", timeout_s=15)
+    world.leader.stop()
+    world.be_led()
+
+
 def goes_on(world: World, kubelet: Kubelet, break_it: Callable[[Edge], object], timeout_s: float = 60.0) -> None:
     """Kill a trainer, grow and shrink while something fails; judge what came of it. `timeout_s`: for each change."""
     world.be_led()
@@ -255,7 +255,13 @@ def goes_on(world: World, kubelet: Kubelet, break_it: Callable[[Edge], object], 
         world.wire.heal()
     kubelet.forget()
     world.be_led()
-    until(lambda: counted(world) == failures + 1, f"{failures + 1} failures are counted", timeout_s=10, every_s=0.2)
+    until(
+        lambda: counted(world) == failures + 1,
+        f"{failures + 1} failures are counted",
+        timeout_s=30,
+        every_s=0.2,
+        details=lambda: f"{world.status().get('restarts')} {world.status().get('incidents')}",
+    )
     assert uids_of(kubelet) == pods, "a pod was replaced"
     assert [name.split("-")[2] for name in (world.pods_made() - made).elements()] == ["2"], (
         "more pods were made than one"
