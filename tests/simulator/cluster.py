@@ -81,7 +81,6 @@ class Store:
         raw = self.read()
         if applied_again_as is not None:
             raw["metadata"]["uid"] = applied_again_as
-        if applied_again_as is not None:
             raw.pop("status", None)
         self._bump(raw)
 
