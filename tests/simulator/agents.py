@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from _regroup_agent import events as ev
 from _regroup_agent.core import Core, Identity
+from _regroup_agent.faults import Faults, Kept
 from _regroup_agent.statefile import Saved
 from regroup.protocol import VERSION, codec, wire
 from regroup.protocol.snapshot import SnapshotState
@@ -48,7 +49,9 @@ class Agent:
         self.memory = memory
         """What lies in the pod's memory snapshot."""
         self.trainers: dict[int, Trainer] = {}
-        self.faults: list[wire.Fault] = []
+        self.faults = Faults()
+        self.num_exits = 0
+        """Exits that it has reported, or will."""
         self.stream: Stream | None = None
         self.operator: Operator | None = None
         """The one at the other end of the stream."""
@@ -61,7 +64,7 @@ class Agent:
         self._zygote_s = 0.0
         """When its zygote can fork."""
         self._backlog: deque[ev.Event] = deque()
-        self._unanswered: deque[wire.Report] = deque()
+        self._unanswered: deque[tuple[wire.Report, Kept | None]] = deque()
         self.handle(ev.StoreOpened(5000 + pod.slot))
 
     # --- the link --------------------------------------------------------------------------------------------------
@@ -91,17 +94,15 @@ class Agent:
             return
         self.operator, self.muted = operator, False
         self._post(self.core.report(wire.Hello(VERSION, self.world.processes)))
+        for kept, fault in self.faults.again(self.world.now_s, anew=True):
+            self._post(self.core.report(fault), kept)
         self.stream = operator.registry.open(self.world.pods.by_uid[self.uid], self.boot)
         self.handle(ev.Connected())
-        for fault in self.faults:
-            self._post(self.core.report(fault))
-        self.faults.clear()
 
     def disconnect(self) -> None:
         stream, self.stream = self.stream, None
         if stream is None:
             return
-        self.faults += [report.body for report in self._unanswered if isinstance(report.body, wire.Fault)]
         self._unanswered.clear()
         self.muted = False
         self.next_call_s = self.world.now_s + self.world.pace.some(self.world.pace.reconnect_s)
@@ -125,7 +126,7 @@ class Agent:
     def flush(self) -> None:
         """What waited for the operator is answered."""
         while self._unanswered and not self._is_silent:
-            self._deliver(self._unanswered.popleft())
+            self._deliver(*self._unanswered.popleft())
 
     def read(self) -> bool:
         """Take one command from the stream; False if there is none."""
@@ -147,33 +148,34 @@ class Agent:
     def _is_silent(self) -> bool:
         return self.muted or self.operator is None or self.operator.paused
 
-    def _post(self, report: wire.Report) -> None:
+    def _post(self, report: wire.Report, kept: Kept | None = None) -> None:
         if not self._is_silent:
-            self._deliver(report)
+            self._deliver(report, kept)
             return
-        self._unanswered.append(report)
+        self._unanswered.append((report, kept))
         if len(self._unanswered) == 1:
             stream = self.stream
 
             def give_up() -> None:
-                if self.stream is stream and report in self._unanswered:
+                if self.stream is stream and any(one is report for one, _ in self._unanswered):
                     self.disconnect()
 
             self.world.after(ANSWER_TIMEOUT_S, give_up)
 
-    def _deliver(self, report: wire.Report) -> None:
+    def _deliver(self, report: wire.Report, kept: Kept | None) -> None:
         operator, pod = self.operator, self.world.pods.by_uid.get(self.uid)
         if operator is None or operator.dead or pod is None:
             return
         if self.world.by_json:
             report = wire.Report.decode(codec.line(report))
         assert isinstance(report.body, wire.Hello) or operator.registry.knows(pod.uid, report.boot)
-        if isinstance(report.body, wire.Fault) and report.body.cause in ("exit", "hung"):
-            body, condition = report.body, report.condition
+        body = report.body
+        if isinstance(body, wire.Fault) and body.ended and kept is not None and not kept.answered:
             self.world.ledger.ended(
-                self.name, max(condition.generation, condition.entered), body.exit_code, reason=body.reason or "",
-                hung=body.cause == "hung",
-            )  # fmt: skip
+                self.name, body.generation, body.exit_code, reason=body.reason or "", hung=body.cause == "hung"
+            )
+        if kept is not None:
+            self.faults.answered(kept, self.world.now_s)
         operator.registry.report(pod, report)
         if isinstance(report.body, wire.Progress):
             self.world.later(lambda: self.handle(ev.Paced(operator.registry.progress_factor)))
@@ -241,11 +243,12 @@ class Agent:
     def _act(self, effect: ev.Effect) -> None:
         world = self.world
         if isinstance(effect, ev.Send):
-            world.has_hung |= isinstance(effect.report.body, wire.Fault) and effect.report.body.cause == "hung"
+            body = effect.report.body
+            world.has_hung |= isinstance(body, wire.Fault) and body.cause == "hung"
+            kept = self.faults.add(body, world.now_s) if isinstance(body, wire.Fault) else None
+            self.num_exits += isinstance(body, wire.Fault) and body.ended > 0
             if self.connected:
-                self._post(effect.report)
-            elif isinstance(effect.report.body, wire.Fault):
-                self.faults.append(effect.report.body)
+                self._post(effect.report, kept)
         elif isinstance(effect, ev.Tell):
             trainer = self.trainers[effect.local_rank]
             world.later(lambda: trainer.receive(effect.message))

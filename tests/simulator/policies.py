@@ -312,23 +312,24 @@ class Judge:
         return len(groups) * world.per_group > spares
 
     def _look_at_ends(self, is_active: bool) -> None:
-        """Remember each end that must fail the job, and find one that has not. Who judges it is the leader that was told; another
-        one may not have heard."""
+        """Remember each end that must fail the job, and find one that has not. The leader that was told judges it, or the next."""
         world, ends = self.world, self.world.ledger.ends
         for end in ends[self._num_judged :]:
             index = matching(self.rules, end)
             is_due = index is not None and self.rules[index]["action"] == "Fail" and self._is_first(end, doubt_s=0.0)
-            if is_due and end.is_calm and end.told is not None and end.told is world.operator:
+            if is_due and end.is_calm:
                 self.num_due += 1
                 self._due.append((end, world.operator, world.now_s))
         self._num_judged = len(ends)
         if not is_active:
             self._due.clear()
-        for end, operator, since_s in self._due:
-            if operator is not world.operator or operator is None or operator.paused:
-                self._due.clear()
-                return
-            if world.now_s > since_s + LATE_S:
+        leader = world.operator
+        if leader is None or leader.paused:
+            leader = None
+        for at, (end, operator, since_s) in enumerate(self._due):
+            if operator is not leader:
+                self._due[at] = (end, leader, world.now_s)
+            elif leader is not None and world.now_s > since_s + LATE_S:
                 self._wrong("not failed", f"a rule fails the job, and it has not: {end}")
 
     def _must(self, what: str, now: bool) -> None:

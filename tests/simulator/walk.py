@@ -411,6 +411,8 @@ class Walk:
             self._judge()
         if world.has_ended:
             self._judge_end()
+        else:
+            self._judge_exits()
 
     def _is_whole(self) -> bool:
         world = self.world
@@ -469,6 +471,20 @@ class Walk:
             raise Failed(
                 "counted", f"{len(restarts['recent'])} failures count although all are ignored: {self._words()}"
             )
+
+    def _judge_exits(self) -> None:
+        """Each exit that an agent has reported counts once, whatever operators have died or been away since."""
+        world, setting = self.world, self.setting
+        if not setting.known or setting.ignores or setting.policy.rules or world.ledger.unwritten:
+            return  # in the tier Script, or by rules, not all of them count; a status was restored from a backup
+        world.advance(LOOK_S, setting.step_s)  # what was reported last is on its way
+        if world.has_ended:
+            return
+        counted = (world.status.get("restarts") or {}).get("processes", 0)
+        least = sum(agent.num_exits for agent in world.agents.values() if agent.connected)
+        most = sum(not end.is_disruption for end in world.ledger.ends)
+        if not least <= counted <= most:
+            raise Failed("miscounted", f"{counted} failures count, of {least} to {most}: {self._words()}")
 
     def _judge_waiting(self) -> None:
         """The workers have finished, and the job waits for its roles."""

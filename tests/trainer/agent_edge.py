@@ -60,6 +60,8 @@ class OperatorEdge:
         self.frozen = False
         self.accepted: bytes = b""
         """What reports are answered with; empty: with nothing, as by an operator of an earlier release."""
+        self.opened: list[float] = []
+        """When each stream was."""
         self.newest = 0
         self.keepalive_s = 75.0
         """How long an idle connection is kept; counts from the next `up`."""
@@ -181,6 +183,7 @@ class OperatorEdge:
         stream: asyncio.Queue[bytes | None] = asyncio.Queue()
         with self._news:
             self._streams.append(stream)
+            self.opened.append(time.monotonic())
             self._open += 1
             self._news.notify_all()
         try:

@@ -146,6 +146,38 @@ def test_operator_that_freezes_is_given_up_and_told_the_fault_by_the_next_connec
     asyncio.run(scene())
 
 
+def test_exit_that_was_answered_is_said_again_to_the_next_operator_before_anything_is_heard_from_it(
+    operator: OperatorEdge,
+) -> None:
+    """It may have died before it had written what it had heard. The next one decides with its first plan."""
+    events, said = list[str](), list[str]()
+    one = link_to(operator, events, said)
+    exited = wire.Fault("exit", exit_code=-9, ended=1, generation=1, incarnation=1)
+
+    async def scene() -> None:
+        running = asyncio.ensure_future(one.run())
+        await until_async(lambda: events == ["up"], "the first connection")
+        one.send(report(exited))
+        one.send(report(wire.Fault("collective", generation=1, incarnation=1)))
+        await until_async(lambda: len(operator.heard) == 3, "both are heard")
+        await one.flush(5.0)
+        for number in (2, 3):
+            await asyncio.to_thread(operator.down)
+            await until_async(lambda: events[-1] == "down", "the operator is gone")
+            await asyncio.to_thread(operator.up)
+            await until_async(lambda: events.count("up") == number, "the next connection")  # noqa: B023
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+    asyncio.run(scene())
+    bodies = [type(heard.body).__name__ for heard in operator.heard]
+    assert bodies == ["Hello", "Fault", "Fault", "Hello", "Fault", "Hello", "Fault"]
+    again = [heard.body for heard in operator.heard[4::2]]
+    assert [(fault.cause, fault.ended, fault.generation) for fault in again] == [("exit", 1, 1)] * 2
+    assert 0 < again[0].observed_ms < again[1].observed_ms
+    assert operator.heard[4].at_s < operator.opened[1], "the stream was opened first"
+
+
 def test_address_of_a_family_that_the_machine_does_not_have_is_left_out(
     operator: OperatorEdge, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,7 +1,7 @@
 """The way to the operator: one connection for reports, one for the stream of commands, again and again.
 
 Owns connecting (TLS, the operator's name verified, no proxies), the order hello -> stream -> the rest, back-off, and the
-faults that have not been answered yet. It decides nothing: what the condition is, it asks (`envelope`) at each report.
+faults that are said again (faults.py). It decides nothing: what the condition is, it asks (`envelope`) at each report.
 A refusal by the operator is a condition, said once per distinct sentence, and tried again; never a crash.
 """
 
@@ -15,13 +15,14 @@ import time
 import urllib.parse
 from collections import deque
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 from regroup.protocol import MAX_REPORT_BYTES, VERSION, codec, wire
 
 from . import http
+from .faults import Faults, Kept
 
 FIRST_WAIT_S, LAST_WAIT_S = 0.05, 2.0
 RESOLVE_TIMEOUT_S = 5.0
@@ -34,7 +35,6 @@ HANDSHAKE_TIMEOUT_S = 5.0
 ANSWER_TIMEOUT_S = 10.0
 MAX_LINE_BYTES = 16 << 20
 """A generation document of 5000 members has about a megabyte."""
-MAX_UNANSWERED = 100
 
 T = TypeVar("T")
 
@@ -81,10 +81,9 @@ class Link:
         self._host_header = url.netloc.rpartition("@")[2]
         self._base = f"/v1/namespaces/{endpoint.namespace}/pods/{endpoint.pod}"
         self._reports: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
-        self._unanswered: deque[tuple[Any, float]] = deque()  # bodies on their way, in order, with their time
-        self._faults: deque[tuple[wire.Fault, float]] = deque(
-            maxlen=MAX_UNANSWERED
-        )  # not answered yet, with their time
+        # Bodies on their way, in order, with their time; with a fault where they say one that is kept.
+        self._unanswered: deque[tuple[Any, float, Kept | None]] = deque()
+        self._faults = Faults()
         self._up = False
         self._said: set[str] = set()
 
@@ -105,12 +104,12 @@ class Link:
             await asyncio.sleep(wait_s * random.uniform(0.5, 1.0))
 
     def send(self, report: wire.Report) -> None:
-        """Write a report at once where the operator is connected. A fault is kept until it is answered; anything else is
-        in the condition that the next hello says."""
-        if isinstance(report.body, wire.Fault):
-            self._faults.append((report.body, time.monotonic()))
+        """Write a report at once where the operator is connected. A fault is kept; anything else is in the condition that the next
+        hello says."""
+        body = report.body
+        kept = self._faults.add(body, time.monotonic()) if isinstance(body, wire.Fault) else None
         if self._up:
-            self._post(report)
+            self._post(report, kept)
 
     async def flush(self, timeout_s: float) -> None:
         """Return when all reports on their way are answered, or after `timeout_s`."""
@@ -123,6 +122,7 @@ class Link:
     async def _session(self) -> None:
         self._reports = reader, _ = await self._dial()
         self._post(self._envelope(wire.Hello(VERSION, self._processes)))
+        self._say_faults_again(anew=True)
         await asyncio.wait_for(self._read_answer(reader), ANSWER_TIMEOUT_S)
         commands, writer = await self._dial()
         try:
@@ -136,7 +136,7 @@ class Link:
             self._said.clear()
             self._log(f"Connected to the operator at {self._endpoint.url}.")
             self._on_up()
-            self._resend_faults()
+            self._say_faults_again(anew=False)  # those of the meantime
             tasks = {
                 asyncio.ensure_future(self._read_commands(commands, answer)),
                 asyncio.ensure_future(self._read_answers()),
@@ -180,7 +180,7 @@ class Link:
                 self._reports = await self._dial()
                 self._post(self._envelope(wire.Changed()))
                 self._on_up()  # what was said in between is said again
-                self._resend_faults()
+                self._say_faults_again(anew=False)
 
     async def _bound_answers(self) -> None:
         """Give the connection up when a report has waited too long: the kernel of a frozen operator takes what is written
@@ -195,11 +195,11 @@ class Link:
     async def _read_answer(self, reader: asyncio.StreamReader) -> None:
         answer = await http.read_head(reader)
         body = await http.read_body(reader, answer)
-        sent = self._unanswered.popleft()[0] if self._unanswered else None
+        sent, _, kept = self._unanswered.popleft() if self._unanswered else (None, 0.0, None)
         status = answer.status
         if 200 <= status < 300 or (status in (400, 413, 422) and not isinstance(sent, wire.Hello)):
-            if isinstance(sent, wire.Fault):
-                self._faults = deque((f for f in self._faults if f[0] is not sent), MAX_UNANSWERED)
+            if kept is not None:
+                self._faults.answered(kept, time.monotonic())
             if status >= 300:
                 self._say_once(_refusal(status, body))
             elif isinstance(sent, wire.Progress):
@@ -215,7 +215,7 @@ class Link:
                 self._say_once(f"The operator sent an invalid answer: {error}")
         return wire.Accepted(1.0)
 
-    def _post(self, report: wire.Report) -> None:
+    def _post(self, report: wire.Report, kept: Kept | None = None) -> None:
         if self._reports is None:
             return
         writer = self._reports[1]
@@ -229,16 +229,13 @@ class Link:
             self._say_once(_sentence(error, self._endpoint.url))
             writer.transport.abort()
             return
-        self._unanswered.append((report.body, time.monotonic()))
+        self._unanswered.append((report.body, time.monotonic(), kept))
         writer.write(request)  # asyncio hands it to the kernel at once where it takes it
 
-    def _resend_faults(self) -> None:
-        on_their_way = {id(body) for body, _ in self._unanswered}
-        for fault, at_s in list(self._faults):
-            if id(fault) not in on_their_way:
-                late = replace(fault, observed_ms=fault.observed_ms + (time.monotonic() - at_s) * 1000)
-                self._faults = deque(((late, at_s) if f[0] is fault else f for f in self._faults), MAX_UNANSWERED)
-                self._post(self._envelope(late))
+    def _say_faults_again(self, *, anew: bool) -> None:
+        on_their_way = {kept for _, _, kept in self._unanswered if kept is not None}
+        for kept, fault in self._faults.again(time.monotonic(), anew=anew, on_their_way=on_their_way):
+            self._post(self._envelope(fault), kept)
 
     async def _dial(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)

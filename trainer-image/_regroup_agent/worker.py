@@ -187,7 +187,16 @@ class Worker:
             self.persist(sealed=self._sealed)
 
     def send(self, body: Any) -> None:
-        self.effects.append(ev.Send(self.report(body)))
+        report = self.report(body)
+        if isinstance(body, wire.Fault):  # it may be said again later, in a report of then
+            condition = report.condition
+            body = replace(
+                body,
+                generation=max(0, condition.generation, condition.entered),
+                incarnation=condition.incarnation,
+            )
+            report = replace(report, body=body)
+        self.effects.append(ev.Send(report))
 
     def take_progress(self, now_s: float) -> wire.Progress | None:
         """Return the newest commit to report, None if it belongs to another generation than the condition that a report
@@ -262,6 +271,8 @@ class Worker:
                 tail=event.tail or None,
                 reason=None if memory is None else OOM_KILLED,
                 detail=None if memory is None else out_of_memory(memory),
+                # Each start counts one incarnation, so that this grows with each end and at nothing else but a new agent.
+                ended=self.saved.incarnation - sum(p.running for p in self.processes),
             )
         )
 

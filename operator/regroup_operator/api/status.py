@@ -239,6 +239,17 @@ class JudgedExits(WrittenModel):
     """By pod: how many ends of its trainer container have been seen, evictions included. Pods without one are left out."""
 
 
+class SeenExits(WrittenModel):
+    """Which exits of processes have been seen, so that the next operator, to which agents say them again, does not count them
+    again."""
+
+    newest: dict[str, int] = Field(default_factory=dict)
+    """By worker and the end of its pod's UID: the number of the newest exit. Pods without one are left out."""
+
+    generation: int | None = None
+    """The newest generation of which an exit has been counted. Absent in tier Session, where each exit counts."""
+
+
 class Restarts(WrittenModel):
     """How often processes, pods and generations had to start again."""
 
@@ -262,6 +273,9 @@ class Restarts(WrittenModel):
 
     judged: JudgedExits | None = None
     """What recovery.onExit has judged already. Absent without rules. Do not edit."""
+
+    exits: SeenExits | None = None
+    """Exits of processes that have been seen. Absent before the first failure. Do not edit."""
 
 
 class Samples(WrittenModel):

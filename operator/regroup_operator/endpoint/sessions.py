@@ -176,6 +176,9 @@ def _step_s(session: Session, progress: Progress, at_s: float) -> float | None:
 
 def _apply_fault(session: Session, report: Report, fault: Fault, now_s: float) -> Session:
     at_s = now_s - _age_s(fault.observed_ms / 1000)
+    if fault.ended and any(e.number >= fault.ended for e in session.exits):
+        return session  # it is said again after a new connection
+    generation = fault.generation or max(report.condition.generation, report.condition.entered)
     fault = replace(
         fault,
         message=_clean(fault.message),
@@ -187,34 +190,40 @@ def _apply_fault(session: Session, report: Report, fault: Fault, now_s: float) -
     session = replace(
         session,
         fault=fault,
-        fault_generation=max(report.condition.generation, report.condition.entered),
+        fault_generation=generation,
         fault_at_s=at_s,
     )
     if fault.cause in ("exit", "hung") and not _counted(session, fault, at_s):
         # Exit code 0, too: who has finished its steps sends no fault, and who ends before would be started again for ever.
         ended = ProcessExit(
             at_s,
-            report.condition.incarnation,
+            fault.incarnation or report.condition.incarnation,
             fault.local_rank if fault.local_rank is not None else 0,
             fault.exit_code if fault.exit_code is not None else -1,
             fault.last_line or "",
-            max(report.condition.generation, report.condition.entered),
+            generation,
             tail=fault.tail or "",
             reason=fault.reason or "",
             detail=fault.detail or "",
             hung=fault.message if fault.cause == "hung" else "",
+            number=fault.ended,
         )
         session = replace(session, exits=(*session.exits, ended)[-MAX_EXITS:], num_exits=session.num_exits + 1)
     return session
 
 
 def _counted(session: Session, fault: Fault, at_s: float) -> bool:
-    """Return whether the exit is one that was reported before, and is sent again because the answer was lost."""
-    return fault.observed_ms > 0 and any(
-        e.local_rank == (fault.local_rank or 0)
-        and e.exit_code == (-1 if fault.exit_code is None else fault.exit_code)
-        and abs(e.at_s - at_s) < RESENT_WITHIN_S
-        for e in session.exits
+    """Return whether the exit is one that was reported before, and is sent again because the answer was lost: by an agent of an
+    earlier release, whose exits have no numbers."""
+    return (
+        fault.observed_ms > 0
+        and not fault.ended
+        and any(
+            e.local_rank == (fault.local_rank or 0)
+            and e.exit_code == (-1 if fault.exit_code is None else fault.exit_code)
+            and abs(e.at_s - at_s) < RESENT_WITHIN_S
+            for e in session.exits
+        )
     )
 
 

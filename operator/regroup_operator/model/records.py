@@ -233,6 +233,8 @@ class ProcessExit:
     """The numbers behind `reason`."""
     hung: str = ""
     """Why its agent killed it, on the operator's word; empty: it ended by itself."""
+    number: int = 0
+    """wire.Fault.ended: it grows with each exit of the pod; 0: its agent is of an earlier release."""
 
 
 @dataclass(frozen=True)

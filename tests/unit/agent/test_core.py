@@ -261,9 +261,35 @@ def test_exit_is_reported_before_the_next_process_starts() -> None:
     drive = Drive().session().trains(1, 7).exits(-9, last_line="Killed")
     assert [type(e).__name__ for e in drive.effects] == ["Send", "Persist", "Start"]
     (report,) = (e.report for e in drive.of(ev.Send))
-    assert report.body == wire.Fault("exit", "Process 0 was ended by SIGKILL.", 7, 0, -9, "Killed")
+    said = wire.Fault(
+        "exit", "Process 0 was ended by SIGKILL.", 7, 0, -9, "Killed", ended=1, generation=1, incarnation=1
+    )
+    assert report.body == said
     assert (report.condition.phase, report.condition.incarnation, report.condition.entered) == (Phase.STARTING, 1, 1)
     assert report.seal == Seal(1, None, 1)
+
+
+def test_exits_are_numbered_for_as_long_as_the_pod_lives() -> None:
+    """Two processes of a worker of two, in any order, and one more in the next container."""
+    drive = Drive(2).session().trains(1, 3)
+    numbers = []
+    for rank in (1, 0, 0, 1):
+        drive.exits(-9, rank)
+        numbers += [fault.ended for fault in drive.bodies(wire.Fault)]
+        drive.wait(10)
+    drive.exits(-9, 0).exits(-9, 1)  # the second one while the first is not there again
+    numbers += [fault.ended for fault in drive.bodies(wire.Fault, ever=True)][-2:]
+    assert numbers == [1, 2, 3, 4, 5, 6]
+    after = Drive(2, saved=drive.on_disk).session().trains(2, 4).exits(1)
+    assert [fault.ended > 6 for fault in after.bodies(wire.Fault)] == [True]
+
+
+def test_fault_names_the_generation_in_which_it_was() -> None:
+    """It may be said again in a later one."""
+    drive = Drive(2).session().trains(3, 7)
+    drive.says(local.Left(3, S7, 3, 7, "collective", "Connection closed by peer"), 0)
+    (fault,) = drive.bodies(wire.Fault)
+    assert (fault.generation, fault.incarnation) == (3, 2)
 
 
 def test_restart_delay_doubles_until_a_step_is_committed() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from _regroup_agent.faults import Faults
 from regroup_operator.api import ConflictError
 from regroup_operator.model.records import Settings
 from tests.builders.plan import JobBuilder, make_job
@@ -138,7 +139,7 @@ def test_both_faults_are_reported_and_the_operator_dies_before_it_acts(tmp_path:
     with pytest.raises(Killed):
         world.settle()
     for agent in world.agents.values():
-        agent.faults.clear()  # answered: they are not sent again
+        agent.faults = Faults()  # of an earlier release: what is answered is not sent again
     world.start_operator()
     world.advance(1)
     world.agents[world.uid(1)].trainers[0].attach()
@@ -146,6 +147,39 @@ def test_both_faults_are_reported_and_the_operator_dies_before_it_acts(tmp_path:
     assert world.training() == "0-0,1-0"
     assert world.generation == 2
     world.step(3)
+
+
+@pytest.mark.parametrize("written", [False, True], ids=["before its write", "after it"])
+@pytest.mark.parametrize("processes", [1, 2])
+def test_exits_count_once_whenever_the_operator_dies(tmp_path: Path, processes: int, written: bool) -> None:
+    """It had answered each report: the next one is told again, and finds in the status what has been counted."""
+    world = running(tmp_path, processes=processes, settings=Settings(term_grace_s=0.0))
+    world.advance(2)
+    operator = world.operator
+    assert operator is not None
+
+    def die(*_: object) -> None:
+        world.kill_operator()
+        raise Killed
+
+    if written:
+        operator.registry.tell = die  # type: ignore[method-assign, assignment]
+    else:
+        die_before_write(world)
+    for rank in range(processes):
+        world.kill_process(world.uid(2), rank)
+    with pytest.raises(Killed):
+        world.settle()
+    assert world.status.get("restarts", {}).get("processes", 0) == (processes if written else 0)
+    for _ in range(3):
+        world.start_operator()
+        world.advance(10, step_every_s=0.2)
+        assert world.status["restarts"]["processes"] == processes
+        assert world.training() == "0-0,1-0,2-0"
+        world.kill_operator()
+    incident = world.status["incidents"][0]
+    assert (incident["cause"], incident["culprit"]) == ("ProcessExited", "2")
+    assert "worker 2 lost a process (signal 9)" in incident["decision"]
 
 
 def test_operator_restart_disturbs_nobody(tmp_path: Path) -> None:

@@ -21,9 +21,9 @@ from regroup_operator.model.records import Session, Silence
 from tests.unit.endpoint.reports import hello, make_report
 
 
-def session(*reports: Report, now_s: float = 10.0) -> Session:
+def session(*reports: Report, now_s: float = 10.0, **condition: Any) -> Session:
     """Return the session after a hello and these reports."""
-    out = apply_report(None, hello(), now_s)
+    out = apply_report(None, hello(**condition), now_s)
     for report in reports:
         out = apply_report(out, report, now_s)
         assert out is not None
@@ -177,6 +177,21 @@ def test_exit_that_is_sent_again_counts_once() -> None:
     other = apply_report(again, make_report(Fault("exit", exit_code=1, local_rank=1, observed_ms=4990.0)), 15.0)
     assert other is not None
     assert other.num_exits == 2
+
+
+def test_numbered_exit_counts_once_and_is_what_it_was_when_it_is_said_again() -> None:
+    """In the next generation, after another fault, by an agent whose processes have been started again."""
+    ended = Fault("exit", exit_code=-9, local_rank=0, ended=4, generation=1, incarnation=3)
+    later = make_report(
+        Fault("collective", generation=2, incarnation=4), incarnation=4, generation=2, heard=2, entered=2
+    )
+    before = session(make_report(ended, incarnation=3), later)
+    again = replace(later, body=replace(ended, observed_ms=60_000.0))
+    assert apply_report(before, again, 10.0) == before
+    anew = apply_report(session(incarnation=4), again, 100.0)  # at another operator
+    assert anew is not None
+    assert [(e.number, e.generation, e.incarnation, e.at_s) for e in anew.exits] == [(4, 1, 3, 40.0)]
+    assert (anew.fault_generation, anew.num_exits) == (1, 1)
 
 
 def test_fault_belongs_to_the_newest_generation_entered() -> None:

@@ -13,9 +13,13 @@ from regroup_operator.model.plan import Clock, Memory
 from regroup_operator.model.records import Observation, Pod, ProcessExit, Session
 from regroup_operator.plan.failures.exits import (
     MAX_LEFT,
+    SeenExits,
     avoided_nodes,
     count_created,
     excused_generations,
+    exit_key,
+    exits_status,
+    read_exits,
     see_failures,
 )
 from tests.builders.plan import make_current, make_pod, make_session, uid_of
@@ -52,6 +56,70 @@ def test_exits_that_count(tier: str | None, pods: tuple[Pod, ...], sessions: lis
     assert [f.worker for f in seen.failures] == counted
     again = see_failures(obs, seen.memory, CLOCK, tier=tier, current=make_current())
     assert again.failures == ()
+
+
+def numbered(slot: int, *numbers: int, at_s: float = 99.0) -> Session:
+    ended = tuple(ProcessExit(at_s, 1, 0, -9, "", 1, number=number) for number in numbers)
+    return make_session(slot, exits=ended, num_exits=len(ended))
+
+
+KEY = exit_key(ALL[0])
+OTHER_POD = exit_key(replace(ALL[0], uid="another-pod-of-the-same-name"))
+
+
+@pytest.mark.parametrize(
+    ("restarts", "session", "counted"),
+    [
+        pytest.param(None, numbered(0, 1), 1, id="nothing was ever counted"),
+        pytest.param({"processes": 1, "exits": {"newest": {KEY: 1}}}, numbered(0, 1), 0, id="counted by the operator before"),
+        pytest.param({"processes": 1, "exits": {"newest": {KEY: 1}}}, numbered(0, 1, 2, 3), 2, id="two of three are new"),
+        pytest.param({"processes": 1, "exits": {"newest": {OTHER_POD: 1}}}, numbered(0, 1), 1, id="an earlier pod of that name"),
+        pytest.param({"processes": 1}, numbered(0, 1), 0, id="counted by an operator that knew no numbers"),
+        pytest.param({"processes": 1}, numbered(0, 1, at_s=60.0), 1, id="which has gone since"),
+        pytest.param({"pods": 1}, numbered(0, 1), 1, id="there was a lost pod, and no exit"),
+        pytest.param({"processes": 1, "exits": {"newest": {KEY: 9}}}, exited(0), 1, id="an agent that says no numbers"),
+    ],
+)  # fmt: skip
+def test_exit_that_is_said_to_another_operator_counts_once(
+    restarts: dict[str, Any] | None, session: Session, counted: int
+) -> None:
+    began_s = 50.0 if session.exits[0].at_s == 60.0 else 99.5
+    obs = Observation(ALL, {session.pod_uid: session}, term_started_s=began_s)
+    known = read_exits(restarts)
+    seen = see_failures(obs, Memory(), CLOCK, tier="Session", current=make_current(), known_exits=known)
+    assert len(seen.failures) == counted
+    again = see_failures(obs, seen.memory, CLOCK, tier="Session", current=make_current(), known_exits=known)
+    assert again.failures == ()
+
+
+def test_script_of_which_an_exit_has_counted_counts_none_of_its_peers_at_the_next_operator() -> None:
+    obs = Observation(ALL, {s.pod_uid: s for s in (numbered(0, 1), numbered(1, 1))})
+    known = read_exits({"processes": 1, "exits": {"newest": {KEY: 1}, "generation": 1}})
+    seen = see_failures(obs, Memory(), CLOCK, tier="Script", current=make_current(), known_exits=known)
+    assert seen.failures == ()
+    assert exits_status(known, obs, seen.memory, "Script", counted=False) == {
+        "newest": {KEY: 1, exit_key(ALL[1]): 1},
+        "generation": 1,
+    }
+
+
+@pytest.mark.parametrize(
+    ("known", "sessions", "counted", "status"),
+    [
+        pytest.param({}, [make_session(0)], False, None, id="no exits"),
+        pytest.param({}, [exited(0)], True, {"newest": {}}, id="one without a number: numbers were known all the same"),
+        pytest.param({}, [numbered(0, 1, 2)], True, {"newest": {KEY: 2}}, id="the newest counts"),
+        pytest.param({KEY: 2}, [numbered(0, 1, 2)], False, None, id="all that there are: nothing is written"),
+        pytest.param({KEY: 2}, [], True, {"newest": {KEY: 2}}, id="who has not called yet keeps his"),
+        pytest.param({OTHER_POD: 5}, [], False, None, id="a pod that is gone is no reason to write"),
+        pytest.param({OTHER_POD: 5}, [], True, {"newest": {}}, id="but is left out with the next write"),
+    ],
+)
+def test_status_says_which_exits_were_seen(
+    known: dict[str, int], sessions: list[Session], counted: bool, status: dict[str, Any] | None
+) -> None:
+    obs = Observation(ALL, {s.pod_uid: s for s in sessions})
+    assert exits_status(SeenExits(known), obs, Memory(), "Session", counted=counted) == status
 
 
 def test_exit_that_is_told_after_the_next_generation_was_announced() -> None:

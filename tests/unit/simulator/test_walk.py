@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from _regroup_agent import faults as agent_faults
 from regroup.generation.adoption import Fallback
 from regroup_operator.controller import Controller
 from regroup_operator.model.plan import JobCondition
@@ -38,6 +39,14 @@ PLAIN = Setting(
 
 LONG_STEPS = replace(PLAIN, step_s=5.0)
 """Less to compute where much time passes."""
+
+
+@pytest.mark.parametrize(("kept_s", "sort"), [(agent_faults.ANSWERED_S, ""), (0.0, "miscounted")])
+def test_exit_that_goes_with_its_operator_is_found(kept_s: float, sort: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The API is away while a process is killed; the leader, which has been told, cannot renew its lease and ends."""
+    monkeypatch.setattr(agent_faults, "ANSWERED_S", kept_s)
+    away, kill = Fault("api-down", for_s=20), Fault("kill", size=4)
+    assert Walk(setting_of(821), [away, kill]).run().sort == sort
 
 
 def test_fault_reads_as_it_is_written() -> None:

@@ -111,6 +111,13 @@ class Fault:
     """OOMKilled: a process of the container was killed for lack of memory."""
     detail: Optional[str] = None
     """The numbers behind `reason`, in a few words."""
+    ended: int = 0
+    """How many processes of this worker's pod had ended by then, this one included: it names an exit for as long as the pod lives.
+    0: it is not said."""
+    generation: int = 0
+    """The newest generation that the worker was in then; 0: it is not said. The report's condition may be of later."""
+    incarnation: int = 0
+    """The worker's then; 0: it is not said."""
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,9 @@
 """See which processes, containers and pods have failed since the last plan. Pure; what follows is judged in restarts.py.
 
 Everything is counted once: what was counted is remembered by pod UID, and only after the status that carries the count
-has been written (the controller forgets a plan that lost its race). What happened before this operator's first look was
-counted by the one before.
+has been written (the controller forgets a plan that lost its race). What happened to pods before this operator's first look was
+counted by the one before. Exits of processes are said again by their agents, and the status says which of them were seen
+(status.restarts.exits, adr/0067).
 
 A node that stops or restarts takes its containers with it, which is no failure of the job: the runtime has not seen how they
 ended (`Pod.end_unseen`), or the node has booted since they were started. So a container that restarts for that counts nothing.
@@ -19,7 +20,8 @@ is seen by the next one.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from regroup_operator.api.members import MemberId
 from regroup_operator.model.plan import Clock, Failure, Memory
@@ -41,6 +43,50 @@ class Seen:
     disrupted: tuple[tuple[Pod, Failure], ...] = ()
 
 
+@dataclass(frozen=True)
+class SeenExits:
+    """What status.restarts says of exits of processes."""
+
+    newest: Mapping[str, int] = field(default_factory=dict)
+    """By pod (`exit_key`): the number of the newest exit."""
+    generation: int = 0
+    """Tier Script: the newest generation of which an exit has been counted."""
+    unnumbered: bool = False
+    """An operator that knew no numbers has counted exits."""
+
+
+def read_exits(restarts: Mapping[str, Any] | None) -> SeenExits:
+    """Return what status.restarts says of exits."""
+    restarts = restarts or {}
+    said = restarts.get("exits")
+    if said is None:
+        return SeenExits(unnumbered=restarts.get("processes", 0) > 0)
+    return SeenExits(said.get("newest") or {}, said.get("generation") or 0)
+
+
+def exits_status(
+    known: SeenExits, obs: Observation, memory: Memory, tier: str | None, *, counted: bool
+) -> dict[str, Any] | None:
+    """Return status.restarts.exits, None where it stays as it was: no exit is new, and nothing else is `counted`. Pods that are
+    gone are left out when something is written."""
+    newest = {}
+    for pod in obs.pods:
+        session, key = obs.sessions.get(pod.uid), exit_key(pod)
+        numbers = (e.number for e in session.exits) if session is not None else ()
+        if number := max(numbers, default=0) or known.newest.get(key, 0):
+            newest[key] = number
+    if not counted and all(known.newest.get(key, 0) >= number for key, number in newest.items()):
+        return None
+    said: dict[str, Any] = {"newest": newest}
+    return said | {"generation": memory.script_failed} if tier == "Script" else said
+
+
+def exit_key(pod: Pod) -> str:
+    """Return how status.restarts.exits names a pod: its worker and the end of its UID. Names are given again once a pod is gone and
+    no generation names it, and 5000 whole UIDs would be too much for a status."""
+    return f"{pod.id}/{pod.uid[-4:]}"
+
+
 def see_failures(
     obs: Observation,
     memory: Memory,
@@ -50,10 +96,12 @@ def see_failures(
     current: Current | None = None,
     ends: Mapping[str, int] | None = None,
     released: Collection[str] = (),
+    known_exits: SeenExits = SeenExits(),
 ) -> Seen:
     """Return the new failures, and the memory in which they are counted. `tier` is status.tier, `current` the newest
     generation, None before the first; `ends` the ends of each pod that were judged before this operator's first look, None: all
-    of them; `released` the UIDs of pods that are not needed any more."""
+    of them; `released` the UIDs of pods that are not needed any more; `known_exits` what the status says of exits."""
+    memory = replace(memory, script_failed=max(memory.script_failed, known_exits.generation))
     looked = LOOKED in memory.seen_pods
     exits, restarts = dict(memory.num_exits), dict(memory.container_restarts)
     boot_ids, bad_nodes, failed_on = dict(memory.boot_ids), dict(memory.bad_nodes), dict(memory.failed_on)
@@ -69,7 +117,12 @@ def see_failures(
             or (session is not None and session.draining is not None)
         )
         if session is not None:
-            exited += _exits(pod, session, exits.get(pod.uid, 0), clock)
+            # An operator that knew no numbers has counted what was before this one's term.
+            since_s = obs.term_started_s if known_exits.unnumbered else float("-inf")
+            seen = known_exits.newest.get(exit_key(pod), 0)
+            for ended in _fresh(session, exits.get(pod.uid, 0)):
+                if not ended.number or (ended.number > seen and ended.at_s >= since_s):
+                    exited.append((ended.generation, _exit(pod, ended, clock)))
             exits[pod.uid] = session.num_exits
         missed = not looked and ends is not None and pod.num_ends > ends.get(pod.name, 0)
         known = restarts.get(pod.uid, 0 if looked else pod.container_restarts)
@@ -154,12 +207,9 @@ def count_created(
     return replaced, replace(memory, created=frozenset({*create, *waiting}))
 
 
-def _exits(pod: Pod, session: Session, counted: int, clock: Clock) -> list[tuple[int, Failure]]:
-    """Return the exits that were not counted yet, each with its generation."""
-    if session.num_exits <= counted:
-        return []
-    fresh = session.exits[-(session.num_exits - counted) :]
-    return [(e.generation, _exit(pod, e, clock)) for e in fresh]
+def _fresh(session: Session, counted: int) -> tuple[ProcessExit, ...]:
+    """Return the exits that this operator has not looked at yet."""
+    return session.exits[-(session.num_exits - counted) :] if session.num_exits > counted else ()
 
 
 def _exit(pod: Pod, ended: ProcessExit, clock: Clock) -> Failure:

@@ -12,7 +12,7 @@ from regroup_operator.model.plan import Failure, Memory, Verdict, timestamp
 from regroup_operator.model.worker import Standing, Worker
 from regroup_operator.plan.facts.facts import Facts, members_of
 from regroup_operator.plan.failures.crashes import crash_sentence, is_hopeless, note_crashes, repeats
-from regroup_operator.plan.failures.exits import excused_generations, see_failures
+from regroup_operator.plan.failures.exits import excused_generations, exits_status, read_exits, see_failures
 from regroup_operator.plan.failures.hangs import HUNG, Hang, find_hang, hangs_in_a_row
 from regroup_operator.plan.failures.no_commit import NO_COMMIT, broke_without_commit, no_commit_failure
 from regroup_operator.plan.failures.on_exit import (
@@ -57,6 +57,8 @@ class Failures:
     """Failures since the last plan that a rule ignores."""
     judged: dict[str, Any] | None = None
     """status.restarts.judged; None: the status has none."""
+    exits: dict[str, Any] | None = None
+    """status.restarts.exits; None: as it was."""
     ignored: str = ""
     """What is said of failures that are ignored again and again; empty: there are none."""
     due_s: float | None = None
@@ -72,6 +74,7 @@ def judge_failures(facts: Facts) -> Failures:
     """Count what has failed since the last plan, and judge whether it was too much."""
     inputs, obs, rules = facts.inputs, facts.inputs.obs, facts.inputs.job.spec.recovery.on_exit
     was_judged, ends = read_judged(facts.status.get("restarts"))
+    known_exits = read_exits(facts.status.get("restarts"))
     seen = see_failures(
         obs,
         facts.memory,
@@ -80,6 +83,7 @@ def judge_failures(facts: Facts) -> Failures:
         current=facts.current,
         ends=ends if rules else None,
         released=facts.released,
+        known_exits=known_exits,
     )
     rulings = judge_exits(
         rules,
@@ -158,6 +162,7 @@ def judge_failures(facts: Facts) -> Failures:
         of_roles,
         num_ignored=len(rulings.ignored),
         judged=judged_status(rules, rulings.judged, obs.pods),
+        exits=exits_status(known_exits, obs, seen.memory, facts.tier, counted=bool(rulings.counted or rulings.ignored)),
         ignored="" if ignored is None or ignored.count < 2 else f"{ignored.count} failures in a row: {ignored.words}",
         due_s=None if ignored is None else inputs.clock.now_s + max(0.0, ignored.at + QUIET_S - inputs.clock.wall),
     )

@@ -15,11 +15,13 @@ def restarts_status(
     recent: Sequence[str] | None,
     ignored: int = 0,
     judged: Mapping[str, Any] | None = None,
+    exits: Mapping[str, Any] | None = None,
 ) -> dict[str, Any] | None:
     """Return status.restarts with what is new, None where there is none and nothing was. `recent`: the times of those that count
     against maxRestarts; None: as they were; `ignored`: new failures that a rule ignores; `judged`: as in the status, None: it has
-    none."""
-    if known is None and not (processes or pods or generations or ignored or recent is not None or judged is not None):
+    none; `exits`: as in the status, None: as they were."""
+    new = (processes, pods, generations, ignored, recent is not None, judged is not None, exits is not None)
+    if known is None and not any(new):
         return None
     restarts: dict[str, Any] = {"total": 0, "processes": 0, "pods": 0, "generations": 0, "recent": [], **(known or {})}
     restarts["processes"] += processes
@@ -31,6 +33,8 @@ def restarts_status(
         restarts["recent"] = list(recent)
     if ignored:
         restarts["ignored"] = (restarts.get("ignored") or 0) + ignored
+    if exits is not None:
+        restarts["exits"] = dict(exits)
     restarts.pop("judged", None)
     if judged is not None:
         restarts["judged"] = dict(judged)

@@ -60,6 +60,7 @@ def make_report(
         recent=failures.recent,
         ignored=failures.num_ignored,
         judged=failures.judged,
+        exits=failures.exits,
     )
     status["incidents"] = _incidents(facts, failures, generation)
     if "startTime" in status and inputs.job.refusal is None:
