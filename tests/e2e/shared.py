@@ -26,7 +26,7 @@ PACE_S, IDLE_S = 0.05, 1.0
 STEPS = 100_000
 
 KINDS: Mapping[str, dict[str, Any]] = {
-    "elastic": {"elastic": (1, 5)},
+    "elastic": {"elastic": (1, 5), "grace_s": 15},
     "two processes": {
         "elastic": (1, 3),
         "processesPerWorker": 2,

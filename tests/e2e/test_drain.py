@@ -51,7 +51,9 @@ def homes(job: JobView) -> dict[str, str]:
 
 def causes(job: JobView, generation: int) -> set[str]:
     """Return the causes of the incidents after a generation."""
-    return {i["cause"] for i in job.status()["incidents"] if i["generation"] > generation}
+    incidents = [i for i in job.status()["incidents"] if i["generation"] > generation]
+    print(json.dumps(incidents, indent=1))  # shown where a test fails
+    return {i["cause"] for i in incidents}
 
 
 def restarts(job: JobView) -> int:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from regroup_operator.model.worker import Current, Standing, Worker
+from regroup_operator.model.worker import DRAINED, Current, Standing, Worker
 
 OVERDUE = "did not enter the generation in time"
 
@@ -32,6 +32,9 @@ def name_culprit(current: Current, members: Sequence[Worker], broke: Worker) -> 
     if accused is None:
         return Culprit(str(broke.id), broke.why, f"worker {broke.id} {_verb(broke)}")
     by = f" by worker {accuser.id}" if accuser is not None else ""
+    if accused.is_ending and accused.standing != Standing.SILENT:
+        # Its agent says so only once the process has ended, which takes longer than peers take to notice.
+        return Culprit(str(accused.id), DRAINED, f"worker {accused.id} {_verb(replace(accused, why=DRAINED))}")
     return Culprit(str(accused.id), accused.why or broke.why, f"{_subject(accused)} cannot be reached{by}")
 
 
