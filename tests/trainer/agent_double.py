@@ -140,15 +140,18 @@ class AgentDouble:
         checkpoint: CheckpointRef | None = None,
         hosts: int | None = None,
         to: Iterable[int] | None = None,
+        port: int = 0,
     ) -> Document:
-        """Send the next generation to its members and to all other workers. `older`: numbers; default: the last one."""
+        """Send the next generation to its members and to all other workers. `older`: numbers; default: the last one. `port`: of a
+        store whose socket has been given away; 0: a fresh one."""
         members = [self.workers[slot] for slot in slots]
-        store = socket.socket()
-        store.bind(("127.0.0.1", 0))
-        store.listen(64)
         number = self.documents[-1].number + 1 if self.documents else 1
         host = self.workers[hosts] if hosts is not None else members[number % len(members)]  # as the operator chooses
-        host.stores[number] = store
+        if not port:
+            store = socket.socket()
+            store.bind(("127.0.0.1", 0))
+            store.listen(64)
+            host.stores[number], port = store, store.getsockname()[1]
         numbers = set(older) if older is not None else {number - 1}
         document = Document(
             number=number,
@@ -156,7 +159,7 @@ class AgentDouble:
             job_uid="job",
             kind=kind,
             members=tuple(Member(w.slot, w.pod_uid, w.pod_uid, w.incarnation, "127.0.0.1", 1) for w in members),
-            store=Store("127.0.0.1", store.getsockname()[1], host.pod_uid),
+            store=Store("127.0.0.1", port, host.pod_uid),
             older=tuple(
                 OlderGeneration(d.number, d.uid, tuple(m.pod_uid for m in d.members))
                 for d in self.documents

@@ -191,6 +191,19 @@ def test_newer_generation_ends_forming_at_once(job: AgentDouble) -> None:
     assert [m.cause for m in job.workers[0].messages(local.Left)] == []
 
 
+def test_only_one_that_is_left_serves_its_store_where_it_served_the_last_one(job: AgentDouble) -> None:
+    """Two drains in a row: it has its socket for a generation that is given up while it forms, and the operator does not know."""
+    start(job, 2)
+    job.wait_step(1, 5, range(2))
+    job.workers[1].answers_entering = False
+    given_up = job.announce(range(2), hosts=0)
+    job.wait(lambda: 2 not in job.workers[0].stores, "the socket is given away")
+    job.wait(lambda: job.workers[0].messages(local.Arrived, 2), "its process serves, and waits for the other")
+    job.announce([0], older=[1, 2], port=given_up.store.port)
+    job.wait_step(3, 0, [0])
+    assert [m.cause for m in job.workers[0].messages(local.Left)] == []
+
+
 def test_script_with_another_number_of_steps_is_told_so(job: AgentDouble) -> None:
     job.start(0)
     job.start(1, TEST_STEPS="50")

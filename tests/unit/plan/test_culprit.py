@@ -14,8 +14,8 @@ A, C = make_worker(0), make_worker(2)
 CURRENT = make_current(number=2)
 
 
-def broken(slot: int, peer: int | None = None, generation: int = 2) -> Worker:
-    fault = make_fault(peer=uid_of(peer) if peer is not None else None)
+def broken(slot: int, peer: int | None = None, generation: int = 2, said: str = "") -> Worker:
+    fault = make_fault(peer=uid_of(peer) if peer is not None else None, message=said)
     session = make_session(slot, Phase.BROKEN, 2, fault=fault, fault_generation=generation)
     return make_worker(slot, Standing.BROKEN, session=session, why="CollectiveFailed")
 
@@ -36,6 +36,9 @@ def silent(slot: int) -> Worker:
         pytest.param([broken(0), broken(1), C], "0", "worker 0 reported a failed collective", id="nobody knows"),
         pytest.param([broken(0, 1), broken(1, 0), C], "0", "worker 0 reported a failed collective",
                      id="a cut link between two that live"),
+        pytest.param([broken(0, said="Forming generation 2 ended: address already in use."), broken(1), C], "0",
+                     "worker 0 reported a failed collective (Forming generation 2 ended: address already in use)",
+                     id="what it said of it"),
         pytest.param([broken(0, 2, generation=1), broken(1), C], "0", "worker 0 reported a failed collective",
                      id="whom it lost in the generation before is no news"),
     ],

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from regroup.protocol.document import CheckpointRef, Document, LineageEntry, MemberSeal
+from regroup.protocol.document import CheckpointRef, Document, LineageEntry, MemberSeal, Store
 from regroup.protocol.state import Phase
 from regroup_operator.api.members import MemberId, format_members, parse_members
 from regroup_operator.model.worker import Announce, Current, Standing, Worker
@@ -148,6 +148,31 @@ def test_one_that_joins_hosts_the_store_of_a_planned_generation(newest: int) -> 
     planned = Announce("planned", (A, B, joiner), "Resized", "why")
     got = build((A, B, joiner), current=make_current((0, 1), number=newest), announce=planned)
     assert got.store.pod_uid == uid_of(2)
+
+
+@pytest.mark.parametrize(
+    ("before", "members", "host"),
+    [
+        pytest.param(Store("10.0.0.0", 4000, uid_of(0)), (A, B), 1, id="the other one, whose turn it is not"),
+        pytest.param(Store("10.0.0.0", 3999, uid_of(0)), (A, B), 0, id="its agent has said the port of the next one"),
+        pytest.param(Store("10.0.0.0", 4000, uid_of(2)), (A, B), 0, id="the same port of another pod"),
+        pytest.param(Store("10.0.0.0", 4000, uid_of(0)), (A,), 0, id="there is no other"),
+    ],
+)
+def test_socket_of_the_newest_store_may_be_given_away_already(
+    before: Store, members: tuple[Worker, ...], host: int
+) -> None:
+    current = make_current((0, 1), number=1, adopted=False)
+    newest = replace(build(current=current), store=before)
+    assert build(members, current=current, workers=(A, B), before=newest).store.pod_uid == uid_of(host)
+
+
+def test_trainer_hosts_the_store_where_the_joiners_socket_may_be_given_away() -> None:
+    joiner = make_worker(2, Standing.OUTSIDE)
+    planned = Announce("planned", (A, joiner), "Drained", "why")
+    newest = replace(build(), store=Store("10.0.0.2", 4002, uid_of(2)))
+    got = build((A, joiner), current=make_current((0, 1)), announce=planned, before=newest)
+    assert got.store.pod_uid == uid_of(0)
 
 
 NO_PORT = make_worker(0, session=make_session(0, store_port=0))

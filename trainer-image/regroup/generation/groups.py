@@ -39,6 +39,9 @@ _CONNECT = timedelta(seconds=10)
 _SLICE = timedelta(milliseconds=20)
 """Longest time that an abort goes unnoticed in a wait that gloo itself never ends."""
 
+PORT_S = 0.002
+"""How often a port is tried that the store before is about to give up."""
+
 FORGOTTEN_S = 1.0
 """So long after a connection has ended gloo is taken to have forgotten a message."""
 
@@ -244,15 +247,7 @@ class Groups:
     def _open_store(self, listen_fd: int | None) -> TCPStore:
         host, port = self.assignment.store_host, self.assignment.store_port
         if self.assignment.hosts_store:
-            return TCPStore(
-                host,
-                port,
-                is_master=True,
-                wait_for_workers=False,
-                timeout=_CONNECT,
-                master_listen_fd=listen_fd,
-                use_libuv=True,
-            )
+            return self._serve_store(listen_fd)
         try:
             # The listening socket exists before the generation is announced, so this tells "unreachable" from "busy".
             socket.create_connection((host, port), timeout=_CONNECT.total_seconds()).close()
@@ -264,6 +259,28 @@ class Groups:
             self._check_aborted()
             with contextlib.suppress(RuntimeError):
                 return TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=_CONNECT, use_libuv=True)
+
+    def _serve_store(self, listen_fd: int | None) -> TCPStore:
+        """Return this generation's store, served here. Without a descriptor this process has had the socket already, for a
+        generation that it has left again: that store's thread ends, and its port is free a moment later."""
+        deadline_s = time.monotonic() + _CONNECT.total_seconds()
+        while True:
+            try:
+                return TCPStore(
+                    self.assignment.store_host,
+                    self.assignment.store_port,
+                    is_master=True,
+                    wait_for_workers=False,
+                    timeout=_CONNECT,
+                    master_listen_fd=listen_fd,
+                    use_libuv=True,
+                )
+            except RuntimeError as error:
+                is_taken = listen_fd is None and "EADDRINUSE" in str(error)
+                if not is_taken or time.monotonic() > deadline_s:
+                    raise
+            time.sleep(PORT_S)
+            self._check_aborted()
 
     def _check_aborted(self) -> None:
         if self._aborted:

@@ -12,6 +12,8 @@ from dataclasses import dataclass, replace
 
 from regroup_operator.model.worker import DRAINED, Current, Standing, Worker
 
+MAX_WORDS = 200
+"""Characters of what a process says of its failed collective."""
 OVERDUE = "did not enter the generation in time"
 
 
@@ -78,6 +80,8 @@ def _verb(worker: Worker) -> str:
     if worker.why == "ProcessExited" and fault is not None and fault.exit_code is not None:
         code = f"signal {-fault.exit_code}" if fault.exit_code < 0 else f"exit code {fault.exit_code}"
         return f"lost a process ({code})"
+    if worker.why == "CollectiveFailed" and fault is not None and fault.message:
+        return f"reported a failed collective ({fault.message.rstrip('.')[:MAX_WORDS]})"
     cause = worker.session.condition.cause if worker.session else None
     if worker.why == "Stopped" and cause:
         return f"has stopped ({cause.rstrip('.')})"

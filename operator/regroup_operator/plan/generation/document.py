@@ -29,9 +29,11 @@ def build_document(
     checkpoint: CheckpointRef | None,
     session_tier: bool,
     per_group: int = 1,
+    before: Document | None = None,
 ) -> Document:
-    """Return the document; `per_group` workers are a group. Raises ValueError if no member offers a socket for the store, or an
-    agent of a member has not called."""
+    """Return the document; `per_group` workers are a group, `before` is the newest document where it is known.
+
+    Raises ValueError if no member offers a socket for the store, or an agent of a member has not called."""
     workers = tuple(workers)
     if any(w.pod is None or w.session is None for w in announce.members):
         raise ValueError("a member has no pod, or its agent has not called")
@@ -69,7 +71,7 @@ def build_document(
         job_uid=job_uid,
         kind=announce.kind,
         members=members,
-        store=_store(announce, number, session_tier),
+        store=_store(announce, number, session_tier, before.store if before is not None else None),
         older=older,
         seals=seals,
         lost=lost,
@@ -102,15 +104,20 @@ def _never_stepped(generation: OlderGeneration, workers: Iterable[Worker]) -> bo
     return bool(left) and len(left) == len(living)
 
 
-def _store(announce: Announce, number: int, session_tier: bool) -> Store:
+def _store(announce: Announce, number: int, session_tier: bool, before: Store | None) -> Store:
     """Choose the store's host: rank 0's worker for scripts (MASTER_ADDR is its address), else by the generation's number.
 
     So a form that failed moves it, and it is not always the same worker that is lost as rank 0 and as the store's host.
     Those who join a group that trains arrive before the others leave it (rule JOIN), so that one of them is the host.
+    Whose socket the generation `before` has for its store comes last: its agent may have given it away, and its report of the
+    next one may be on its way. A host that is alone serves again where it did (regroup/generation/groups.py).
     """
     able = [w for w in announce.members if w.connected and w.pod and w.pod.ip and w.session and w.session.store_port]
     if not able or (announce.members[0] not in able and not session_tier):
         raise ValueError("no member has a socket for the store")
+    if session_tier and before is not None:
+        used = (before.pod_uid, before.port)
+        able = [w for w in able if w.pod and w.session and (w.pod.uid, w.session.store_port) != used] or able
     if announce.kind == PLANNED and session_tier:
         able = [w for w in able if not w.trains] or able
     chosen = able[number % len(able)] if session_tier else able[0]

@@ -200,6 +200,7 @@ def _announce(
             checkpoint=named_checkpoint(facts.status),
             session_tier=facts.tier == "Session",
             per_group=facts.per_group,
+            before=memory.document,
         )
     except ValueError:
         wait = Wait("NoStore", "No member offers a socket for the store yet.", now_s + STORE_RETRY_S)
