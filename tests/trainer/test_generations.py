@@ -204,6 +204,19 @@ def test_only_one_that_is_left_serves_its_store_where_it_served_the_last_one(job
     assert [m.cause for m in job.workers[0].messages(local.Left)] == []
 
 
+def test_only_one_that_is_left_serves_its_store_beside_the_last_one(job: AgentDouble) -> None:
+    """The first of two drains is over when the second comes, and the operator does not know: its groups stand until the next do."""
+    start(job, 3)
+    job.wait_step(1, 5, range(3))
+    first = job.announce(range(2), PLANNED, hosts=0)
+    job.wait_step(2, 0, range(2))
+    job.announce([0], PLANNED, older=[1, 2], port=first.store.port)
+    job.wait_step(3, 0, [0])
+    job.announce([0, 1], PLANNED)
+    job.wait_step(4, 0, [0, 1])
+    assert [m.cause for m in job.workers[0].messages(local.Left) if m.cause] == []
+
+
 def test_script_with_another_number_of_steps_is_told_so(job: AgentDouble) -> None:
     job.start(0)
     job.start(1, TEST_STEPS="50")

@@ -11,6 +11,7 @@ import json
 import socket
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -74,6 +75,17 @@ def open_gloo(store: Any, rank: int, size: int, device: Any) -> Backend:
     return Backend(gloo)
 
 
+class _Server:
+    """A store that this process serves; it does for as long as this lives."""
+
+    def __init__(self, store: TCPStore) -> None:
+        self._store = store
+
+
+_serving: weakref.WeakValueDictionary[int, _Server] = weakref.WeakValueDictionary()
+"""By port."""
+
+
 class Groups:
     """The groups of one generation, `rank` of `world_size`. `abort` may be called from any thread, at any time."""
 
@@ -97,6 +109,8 @@ class Groups:
         self.sockets = Sockets(assignment.store_port)
         self.peers = Peers(assignment)
         self._store: Any = None
+        self._server: _Server | None = None
+        """Of the store, where it is this process."""
         self._gloo: Backend | None = None
         self._nccl: Backend | None = None
         self._world: Any = None
@@ -178,9 +192,12 @@ class Groups:
 
     def _form(self, arrival: Arrival, listen_fd: int | None, on_arrival: Callable[[], None]) -> Gathering:
         assignment = self.assignment
-        self._store = store = self._open_store(listen_fd)
-        # An abort before the store was there has shut nothing down: its host would wait for the others for ever.
-        self._check_aborted()
+        server, store = self._open_store(listen_fd)
+        with self._lock:
+            # An abort before the store was there has shut nothing down: its host would wait for the others for ever. And `close`
+            # has been here already: what it did not find would hold the store's port.
+            self._check_aborted()
+            self._server, self._store = server, store
         keys = PrefixStore(assignment.store_prefix, store)
         keys.set_timeout(_FOREVER)
         if assignment.hosts_store:
@@ -207,13 +224,17 @@ class Groups:
             self.peers.ranks_by_port.setdefault(value["port"], []).append(rank)
         self.sockets.add_ports(self.peers.ranks_by_port)
         self._check_aborted()
-        said = ""
+        gloo, said = None, ""
         try:
-            self._gloo = open_gloo(PrefixStore("gloo", keys), self.rank, self.world_size, device)
+            gloo = open_gloo(PrefixStore("gloo", keys), self.rank, self.world_size, device)
         except RuntimeError as error:
             said = f"Forming generation {self.generation} ended: {error}"
-        if self._gloo is None:  # here, for gloo's error holds the store open
+        if gloo is None:  # here, for gloo's error holds the store open
             raise PeerLost(said, self.who_is_lost())
+        with self._lock:
+            self._gloo = None if self._aborted else gloo
+        if self._gloo is None:
+            let_go(gloo.release(), [])
         self._check_aborted()
         for name, ranks in self._wanted.items():
             self._parts[name] = self._open_part(name, tuple(ranks))
@@ -244,7 +265,7 @@ class Groups:
         self.check()
         return gloo, keys
 
-    def _open_store(self, listen_fd: int | None) -> TCPStore:
+    def _open_store(self, listen_fd: int | None) -> tuple[_Server | None, TCPStore]:
         host, port = self.assignment.store_host, self.assignment.store_port
         if self.assignment.hosts_store:
             return self._serve_store(listen_fd)
@@ -258,17 +279,26 @@ class Groups:
         while True:
             self._check_aborted()
             with contextlib.suppress(RuntimeError):
-                return TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=_CONNECT, use_libuv=True)
+                return None, TCPStore(
+                    host, port, is_master=False, wait_for_workers=False, timeout=_CONNECT, use_libuv=True
+                )
 
-    def _serve_store(self, listen_fd: int | None) -> TCPStore:
-        """Return this generation's store, served here. Without a descriptor this process has had the socket already, for a
-        generation that it has left again: that store's thread ends, and its port is free a moment later."""
+    def _serve_store(self, listen_fd: int | None) -> tuple[_Server, TCPStore]:
+        """Return this generation's store, served here. Without a descriptor this process has had the socket already, for an
+        earlier generation: it has left that again, and the port will be free in a moment, or still keeps its groups. Then one
+        server has the keys of both: each generation has its own prefix."""
+        host, port = self.assignment.store_host, self.assignment.store_port
         deadline_s = time.monotonic() + _CONNECT.total_seconds()
         while True:
+            server = _serving.get(port) if listen_fd is None else None
+            if server is not None:
+                return server, TCPStore(
+                    host, port, is_master=False, wait_for_workers=False, timeout=_CONNECT, use_libuv=True
+                )
             try:
-                return TCPStore(
-                    self.assignment.store_host,
-                    self.assignment.store_port,
+                store = TCPStore(
+                    host,
+                    port,
                     is_master=True,
                     wait_for_workers=False,
                     timeout=_CONNECT,
@@ -279,6 +309,9 @@ class Groups:
                 is_taken = listen_fd is None and "EADDRINUSE" in str(error)
                 if not is_taken or time.monotonic() > deadline_s:
                     raise
+            else:
+                server = _serving[port] = _Server(store)
+                return server, store
             time.sleep(PORT_S)
             self._check_aborted()
 
@@ -456,13 +489,13 @@ class Groups:
     def close(self) -> None:
         """Abort, and let go of the memory in a thread: a backend's destructor waits for its threads (`backends`)."""
         self.abort()
-        held: list[Any] = [self._store]
+        held: list[Any] = [self._store, self._server]
         parts = [part.backend for part in self._parts.values()]
         for backend in (self._nccl, self._gloo, *parts, *(gloo for _, gloo in self._teams)):
             if backend is not None:
                 held += backend.release()
         let_go(held, [group for group in (self._world, *(group for group, _ in self._teams)) if group is not None])
-        self._world = self._nccl = self._gloo = self._store = None
+        self._world = self._nccl = self._gloo = self._store = self._server = None
         self._parts, self._teams = {}, []
 
     def keep(self, group: Any, backend: Backend) -> None:
