@@ -24,7 +24,7 @@ demo: venv ## Tour on a real one-machine cluster: kills, resizes, a trained mode
 	@$(PY) -m demo $(if $(KEEP),--keep)
 
 .PHONY: test
-test: verify test-unit test-simulator test-trainer test-api test-e2e test-chaos ## Everything that CI runs, fast tests first (root)
+test: verify test-unit test-simulator test-trainer test-api test-e2e test-chaos ## Fast tests first (root); REGROUP_SLOW=1 with those that only CI and test-all run
 
 # --- its parts ------------------------------------------------------------------------------------------------------
 
@@ -61,6 +61,7 @@ test-chaos: venv ## 40 random faults in four local jobs with fixed seeds: every 
 	$(PY) -m chaos --seed 42193 --faults 40 --per-job 10
 
 .PHONY: test-all
+test-all: export REGROUP_SLOW := 1  # nothing is left out
 test-all: export REGROUP_LONG := 1  # tests repeat what they break as often as their `trials` says
 test-all: test ## test, then wider searches of the model, 750 more faults and 20,000 walks; skips jobs that passed before (root)
 	$(PY) -m tests.model

@@ -1,4 +1,5 @@
-"""How long a test may take: one that hangs fails with every thread's stack (pytest-timeout), it does not stop the suite.
+"""Which tests run, and how long each may take: one that hangs fails with every thread's stack (pytest-timeout), it does not stop
+the suite.
 
 Trainers that tests start have one thread, as under `make`: the bits of a sum depend on their number, and some tests compare bits.
 """
@@ -25,7 +26,12 @@ FIXTURES_S = 2400
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Give every test the timeout of its directory."""
+    """Leave slow tests out, and give every test the timeout of its directory."""
+    if not os.environ.get("REGROUP_SLOW"):
+        slow = pytest.mark.skip(reason="slow: runs in CI and in `make test-all` (REGROUP_SLOW=1)")
+        for item in items:
+            if item.get_closest_marker("slow"):
+                item.add_marker(slow)
     if not config.pluginmanager.has_plugin("timeout"):
         return
     for item in items:

@@ -71,6 +71,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory, zygote: Zygote) -> Callable[
         (EXPERTS, "expert=2", 2, "shard=2 expert=2", 4),
     ],
 )
+@pytest.mark.slow
 def test_a_checkpoint_is_read_at_any_split(
     make: Callable[..., SplitJob],
     alone: Callable[..., Whole],

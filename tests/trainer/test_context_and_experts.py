@@ -82,7 +82,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory, zygote: Zygote) -> Alone:
         ("context=2", 4),
         ("context=4", 4),
         ("shard=2 context=2", 4),
-        ("context=2 tensor=2", 4),
+        pytest.param("context=2 tensor=2", 4, marks=pytest.mark.slow),
     ],
 )
 def test_split_sequences_teach_what_whole_ones_do(
@@ -294,6 +294,7 @@ def test_ranks_without_the_rows_follow_with_what_they_have_reduced(
 
 
 @pytest.mark.parametrize("mesh", OF)
+@pytest.mark.slow
 def test_a_job_that_grows_learns_the_same_with_a_kill_and_without(make: Make, alone: Alone, mesh: str) -> None:
     """From one group to two after step 6. Sums over other groups have other bits, so the run to compare with grows, too."""
     wholes = []
@@ -387,6 +388,7 @@ def test_what_does_not_work_is_refused_in_one_sentence(
 
 
 @pytest.mark.parametrize("mesh", OF)
+@pytest.mark.slow
 def test_kills_at_random_moments_change_no_bit(make: Make, tmp_path: Path, zygote: Zygote, mesh: str) -> None:
     kills, steps = (30, "300") if LONG else (4, "60")
     job = make(mesh, TEST_STEPS=steps, TEST_PACE="0.02", **OF[mesh])

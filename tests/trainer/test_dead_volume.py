@@ -23,6 +23,7 @@ def condition(status: dict[str, Any], kind: str) -> dict[str, Any]:
     return next((c for c in status.get("conditions", ()) if c["type"] == kind), {})
 
 
+@pytest.mark.slow
 def test_volume_that_hangs_delays_no_step_and_the_end_by_its_bound_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

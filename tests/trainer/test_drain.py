@@ -122,6 +122,7 @@ def test_only_worker_hands_its_state_over_within_its_grace(
     assert parameters(trace) == undisturbed
 
 
+@pytest.mark.slow
 def test_one_of_two_leaves_at_a_step_boundary_and_the_other_keeps_its_process(
     start: Callable[..., LocalRun], traces: Path
 ) -> None:
@@ -143,6 +144,7 @@ def test_one_of_two_leaves_at_a_step_boundary_and_the_other_keeps_its_process(
     assert len(parameters(end(run, traces))) == 1
 
 
+@pytest.mark.slow
 def test_successor_that_comes_after_the_grace_finds_the_last_step_on_the_volume(
     start: Callable[..., LocalRun], traces: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, undisturbed: set[str]
 ) -> None:

@@ -115,6 +115,7 @@ def test_stopped_trainer_is_killed_and_the_others_keep_their_processes(start: St
     assert "rank 1 (worker 1, process 0) is stopped by a signal (state T)" in incident["decision"]
 
 
+@pytest.mark.slow
 def test_only_worker_is_restarted_and_goes_on_from_its_checkpoint(start: Start, tmp_path: Path) -> None:
     saved = ("--checkpoint", str(tmp_path / "saved"), "--checkpoint-every", "1")
     status = succeeded(start("python:0:150", *saved, workers=1, steps=200))

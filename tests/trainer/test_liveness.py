@@ -78,6 +78,7 @@ def held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Held]:
     one.run.close()
 
 
+@pytest.mark.slow
 def test_word_that_a_generation_was_never_entered_ends_the_wait_for_it(held: Held) -> None:
     """HEARD, WORDS. Worker 1 trains alone and dies; the next generation names worker 0, which is stopped and killed before it
     enters. Worker 1 comes back and asks for a witness of that generation: worker 0's agent is it."""

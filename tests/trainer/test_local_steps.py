@@ -151,6 +151,7 @@ def test_round_that_one_rank_did_not_apply_is_not_done_again(job: AgentDouble, t
 
 
 @pytest.mark.parametrize("number", [1, 4], ids=["local SGD", "DiLoCo"])
+@pytest.mark.slow
 def test_loss_is_within_the_spread_of_five_runs_with_the_whole_gradient(number: int) -> None:
     name, optimizer, steps, way = rounds_loss.ROWS[number]
     spread = [rounds_loss.losses(optimizer, steps, None, seed)[1] for seed in range(rounds_loss.SEEDS)]

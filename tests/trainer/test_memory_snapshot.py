@@ -67,7 +67,10 @@ def ends(run: LocalRun) -> dict[str, Any]:
     return status
 
 
-@pytest.mark.parametrize("processes", [1, 2], ids=["one process each", "two processes each"])
+@pytest.mark.parametrize(
+    "processes",
+    [pytest.param(1, id="one process each"), pytest.param(2, id="two processes each", marks=pytest.mark.slow)],
+)
 def test_exception_on_every_rank_at_once_costs_no_step(
     start: Callable[..., LocalRun], tmp_path: Path, want: Callable[[], set[str]], processes: int
 ) -> None:
@@ -94,13 +97,14 @@ def test_exception_in_a_forward_leaves_no_half_step_in_the_buffers(
     assert min(line["step"] for line in commits(tmp_path) if line["generation"] > 1) == RAISES_AT
 
 
+@pytest.mark.slow
 def test_without_snapshots_the_same_exception_costs_everything(start: Callable[..., LocalRun], tmp_path: Path) -> None:
     """What the test above would miss if snapshots did nothing."""
     ends(start("--workers", "2", *ELASTIC, TEST_RAISE=f"1:{RAISES_AT}"))
     assert min(line["step"] for line in commits(tmp_path) if line["generation"] > 1) == 0
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_sigkill_of_every_process_at_once_goes_back_to_the_newest_snapshot(
     start: Callable[..., LocalRun], tmp_path: Path, want: Callable[[], set[str]], workers: int
 ) -> None:

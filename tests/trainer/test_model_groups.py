@@ -106,8 +106,8 @@ def test_a_split_model_learns_what_one_process_does(
         ("shard=2", 4, "unused uneven two checkpointed"),
         ("shard=3", 3, "unused uneven tied compiled"),
         ("shard=2 tensor=2", 4, "unused"),
-        ("tensor=2", 4, "compiled"),
-        ("shard=2 tensor=2", 4, "compiled"),
+        pytest.param("tensor=2", 4, "compiled", marks=pytest.mark.slow),
+        pytest.param("shard=2 tensor=2", 4, "compiled", marks=pytest.mark.slow),
         ("pipeline=2", 4, "compiled"),
     ],
 )
@@ -190,6 +190,7 @@ def test_a_killed_rank_is_replaced_and_nothing_is_lost(
         *([("shard=2", 4), ("shard=2 tensor=2", 8), ("pipeline=2", 4)] if LONG else []),
     ],
 )
+@pytest.mark.slow
 def test_a_compiled_model_survives_a_kill(
     make: Callable[..., SplitJob], alone: Callable[..., tuple[list[float], Whole]], mesh: str, ranks: int
 ) -> None:
@@ -453,6 +454,7 @@ def left_for_good(worker: Worker, number: int) -> bool:
     return left and not worker.messages(local.AdoptedLocally, number)
 
 
+@pytest.mark.slow
 def test_groups_of_workers_survive_a_kill_and_a_resize(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the real operator and agents: two workers hold one copy."""
     monkeypatch.setenv("TEST_MESH", "shard=2")

@@ -187,6 +187,7 @@ def test_a_process_that_dies_in_a_schedule_is_replaced_and_nothing_changes(
 
 @pytest.mark.parametrize("mesh", ["pipeline=2 tensor=2", "pipeline=2 shard=2"])
 @pytest.mark.parametrize("victim", [1, 6])
+@pytest.mark.slow
 def test_a_process_of_split_layers_that_dies_in_a_schedule_is_replaced_and_nothing_changes(
     make: Callable[..., SplitJob], undisturbed: Callable[..., Whole], mesh: str, victim: int
 ) -> None:

@@ -143,6 +143,7 @@ with regroup.session(model=model, optimizer=optimizer, data=data, global_batch=8
 """
 
 
+@pytest.mark.slow
 def test_script_that_raises_on_one_rank_at_once_fails_within_30_s_with_its_traceback(
     start: Callable[..., LocalRun], tmp_path: Path
 ) -> None:
@@ -183,6 +184,7 @@ FAILS_IN_TORCH = RAISES.replace(
 )
 
 
+@pytest.mark.slow
 def test_collective_that_fails_by_the_users_own_error_fails_the_job_with_the_errors_text(
     start: Callable[..., LocalRun], tmp_path: Path
 ) -> None:

@@ -111,6 +111,7 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Job]:
     run.close()
 
 
+@pytest.mark.slow
 def test_state_is_true_and_a_newcomer_imports_while_the_others_train(job: Job) -> None:
     job.trains(2)
     os.kill(next(iter(job.run.trainers().values())), signal.SIGKILL)

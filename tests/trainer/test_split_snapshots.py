@@ -98,6 +98,7 @@ def assert_went_back_to(run: Run, covered: int, generation: int) -> None:
         pytest.param(IN_A_WORKER, "pipeline=2", id="a pipeline in one worker"),
     ],
 )
+@pytest.mark.slow
 def test_part_that_no_living_process_has_comes_from_memory(
     start: Callable[..., Run], arguments: tuple[str, ...], mesh: str
 ) -> None:
@@ -113,6 +114,7 @@ def test_part_that_no_living_process_has_comes_from_memory(
     assert_same_end(run, plain)
 
 
+@pytest.mark.slow
 def test_all_copies_of_one_part_die(start: Callable[..., Run]) -> None:
     """Two model groups: inner index 1 dies in both, and the other two processes live."""
     plain = start(*TWO_GROUPS, MESH="shard=2", PACE="0")
@@ -126,6 +128,7 @@ def test_all_copies_of_one_part_die(start: Callable[..., Run]) -> None:
     assert_same_end(run, plain)
 
 
+@pytest.mark.slow
 def test_exception_on_every_rank_at_once_costs_no_step(start: Callable[..., Run]) -> None:
     """Each process copies its part as it ends, and FSDP2 had gathered parameters when it raised."""
     plain = start(*IN_A_WORKER, MESH="shard=2", PACE="0")

@@ -41,6 +41,7 @@ def _read(directory: Path) -> Any:
     return found
 
 
+@pytest.mark.slow
 def test_curves_go_on_when_rank_0_is_killed(job: AgentDouble, tmp_path: Path) -> None:
     for slot in range(2):
         job.start(slot)
