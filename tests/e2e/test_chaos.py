@@ -16,6 +16,7 @@ What takes nodes or the leading operator along has tests of its own."""
 
 
 @pytest.mark.usefixtures("beside_samples")
+@pytest.mark.slow
 def test_random_faults_in_the_cluster_leave_the_end_as_it_was(operator: Kubectl) -> None:
     planned = plan.faults(SEED, FAULTS, plan.scenario(SEED, cluster=True), cluster=True)
     assert not any(KINDS[fault.kind].leaderless for fault in planned), "the samples run beside it"

@@ -115,6 +115,7 @@ def test_only_worker_is_drained_and_its_successor_goes_on_with_the_next_step(job
 NOTICE = "aws-node-termination-handler/spot-itn"
 
 
+@pytest.mark.slow
 def test_worker_hands_over_when_its_node_gets_a_notice_and_nobody_deletes_its_pod(
     jobs: Callable[..., TracedJob],
 ) -> None:

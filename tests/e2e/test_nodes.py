@@ -10,6 +10,8 @@ import time
 from collections.abc import Collection
 from functools import partial
 
+import pytest
+
 from cluster.kubectl import Kubectl
 from harness import faults
 from harness.trace import Trace
@@ -59,6 +61,7 @@ def test_survivors_of_a_power_cut_step_again_within_seconds(
     assert max(waits) <= NEVER_AFTER_S, waits
 
 
+@pytest.mark.slow
 def test_power_cut_of_the_leaders_node_is_survived_within_a_minute(
     shared_jobs: SharedJobs, operator: Kubectl, power: Power
 ) -> None:
@@ -79,6 +82,7 @@ def test_power_cut_of_the_leaders_node_is_survived_within_a_minute(
     assert unwritten(rows, since=dead, until=cut + UNLED_S) == []
 
 
+@pytest.mark.slow
 def test_node_that_restarts_within_seconds_costs_no_restart_and_is_named(
     shared_jobs: SharedJobs, operator: Kubectl, power: Power
 ) -> None:
@@ -106,6 +110,7 @@ def test_node_that_restarts_within_seconds_costs_no_restart_and_is_named(
             named(job, newest[job.kind], node, pods)
 
 
+@pytest.mark.slow
 def test_pause_of_a_nodes_network_loses_nobody(shared_jobs: SharedJobs, operator: Kubectl, power: Power) -> None:
     """Observers on the other nodes hear nothing of its workers for a second, and neither does the operator: no step is lost."""
     power.all_on()

@@ -13,6 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
+
 from cluster.errors import ClusterError
 from cluster.kubectl import Kubectl, wait_until
 from harness import faults, installation
@@ -69,6 +71,7 @@ def test_killed_operator_disturbs_nobody(shared_jobs: SharedJobs, operator: Kube
     assert set(after.pids(generation)) == set(pids), "a worker was disturbed"
 
 
+@pytest.mark.slow
 def test_two_operators_never_give_one_number_to_two_lists(shared_jobs: SharedJobs, operator: Kubectl) -> None:
     """The leader is stopped past its lease, workers die meanwhile, the other operator acts; then the old one goes on."""
     (job,) = shared_jobs.take("elastic")
@@ -108,6 +111,7 @@ def test_two_operators_never_give_one_number_to_two_lists(shared_jobs: SharedJob
         assert len(ranks) == len(set(ranks)), f"two processes had one rank in generation {number}"
 
 
+@pytest.mark.slow
 def test_upgrade_of_the_chart_disturbs_nobody_and_its_decisions_can_be_made_again(
     shared_jobs: SharedJobs, operator: Kubectl, tmp_path: Path
 ) -> None:

@@ -193,6 +193,7 @@ def test_role_that_is_not_to_be_restarted_fails_the_job(started: dict[str, Trace
     assert [pod["metadata"]["name"] for pod in pods_of(job, "eval")] == ["role-fails-eval-0-0"], "it was tried again"
 
 
+@pytest.mark.slow
 def test_memory_that_a_rule_names_fails_the_job_at_once(started: dict[str, TracedJob]) -> None:
     job = started["eats"]
     message = _failed(job, "ExitRule")["message"]
@@ -266,6 +267,7 @@ def test_job_of_another_controller_is_left_alone(started: dict[str, TracedJob]) 
     assert job.pods() == []
 
 
+@pytest.mark.slow
 def test_growth_waits_for_the_pause_after_the_last_change(jobs: Callable[..., TracedJob]) -> None:
     policy = {"minReplicas": 1, "maxReplicas": 3, "growthCooldownSeconds": COOLDOWN_S}
     job = jobs(replicas=1, elastic=None, elasticPolicy=policy, container=_SMALL, environment={"STEPS": 100_000})
@@ -282,6 +284,7 @@ def test_growth_waits_for_the_pause_after_the_last_change(jobs: Callable[..., Tr
     job.training(workers=1, after=generation, timeout_s=COOLDOWN_S)  # shrinking does not wait
 
 
+@pytest.mark.slow
 def test_model_that_is_split_over_two_workers_goes_on_after_a_kill(jobs: Callable[..., TracedJob]) -> None:
     job = jobs(
         replicas=4,

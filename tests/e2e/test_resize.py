@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from cluster.kubectl import Kubectl, wait_until
 from tests.e2e.external_metric import NAME, external_metric
 from tests.e2e.shared import WORKERS, SharedJobs
@@ -44,6 +46,7 @@ def test_resized_in_place(shared_jobs: SharedJobs) -> None:
     )
 
 
+@pytest.mark.slow
 def test_horizontal_pod_autoscaler_grows_and_shrinks_the_job_in_place(
     shared_jobs: SharedJobs, operator: Kubectl
 ) -> None:

@@ -99,6 +99,7 @@ def _printed(job: JobView) -> str:
 WAITS = "import os, time\nwhile not os.path.exists('/tmp/go'): time.sleep(0.2)"
 
 
+@pytest.mark.slow
 def test_job_waits_for_its_evaluator_without_its_workers(jobs: Callable[..., TracedJob], operator: Kubectl) -> None:
     """The operator is killed meanwhile: the next one does not start the workers again."""
     job = jobs(

@@ -22,6 +22,7 @@ def test_exact_run_with_faults_equals_a_fixed_size_run_without(samples: Samples)
     print(samples.session.result())
 
 
+@pytest.mark.slow
 def test_script_starts_again_in_the_same_pods_from_its_own_checkpoint(samples: Samples) -> None:
     print(samples.script.result())
 

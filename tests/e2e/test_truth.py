@@ -55,6 +55,7 @@ def test_columns_follow_the_trainers(jobs: Callable[..., TracedJob], operator: K
 
 
 @pytest.mark.usefixtures("nothing_shared")
+@pytest.mark.slow
 def test_columns_follow_a_script(jobs: Callable[..., TracedJob], operator: Kubectl, power: Power) -> None:
     """An unmodified script: a process is killed, a pod deleted, a node switched off, it grows and ends."""
     power.all_on()
