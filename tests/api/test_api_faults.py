@@ -75,11 +75,22 @@ FAULTS: dict[str, tuple[Callable[[Passed], bool], dict[str, Any]]] = {
 }
 
 
+SLOW = (
+    "429 with Retry-After to status writes",
+    "500 to writes",
+    "answers of deletions are lost",
+    "connections break before writes",
+)
+"""Others nearly contain them."""
 _HANGS = pytest.mark.skipif(not LONG, reason="REGROUP_LONG: a request has 30 s until it is given up")
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=_HANGS) if given["how"] == "never" else n for n, (_, given) in FAULTS.items()]
+    "name",
+    [
+        pytest.param(name, marks=_HANGS if given["how"] == "never" else pytest.mark.slow if name in SLOW else ())
+        for name, (_, given) in FAULTS.items()
+    ],
 )
 def test_job_goes_on_whatever_the_api_server_answers(running: tuple[World, Kubelet], name: str) -> None:
     fits, given = FAULTS[name]
@@ -118,7 +129,12 @@ def test_watch_that_says_nothing_is_given_up(running: tuple[World, Kubelet], wha
     assert faults[0].over.wait(WATCH_SILENCE_S + 30), "the watch is still open"
 
 
-@pytest.mark.parametrize("nth", range(1, 13 if LONG else 6))
+def writes(last: int, *, fast: tuple[int, ...]) -> list[Any]:
+    """Return rows for the writes up to `last`; some of them for `make test`, too."""
+    return [pytest.param(nth, marks=() if nth in fast else pytest.mark.slow) for nth in range(1, last + 1)]
+
+
+@pytest.mark.parametrize("nth", writes(12 if LONG else 5, fast=(1, 5)))
 def test_operator_that_is_killed_after_a_write_is_followed_by_one_that_goes_on(
     running: tuple[World, Kubelet], nth: int
 ) -> None:
@@ -128,7 +144,7 @@ def test_operator_that_is_killed_after_a_write_is_followed_by_one_that_goes_on(
         goes_on(world, kubelet, count)
 
 
-@pytest.mark.parametrize("nth", range(1, 6 if LONG else 5))
+@pytest.mark.parametrize("nth", writes(5 if LONG else 4, fast=(1, 3)))
 def test_job_starts_as_ever_if_its_operator_is_killed_after_a_write(
     running: tuple[World, Kubelet], api: Api, namespace: str, nth: int
 ) -> None:
@@ -184,7 +200,10 @@ def test_outage_of_the_api_server_ends_nothing(running: tuple[World, Kubelet]) -
     goes_on(world, kubelet, lambda _: None)
 
 
-@pytest.mark.parametrize("off_s", [-3600.0, 240.0], ids=["an hour behind", "four minutes ahead"])
+@pytest.mark.parametrize(
+    "off_s",
+    [pytest.param(-3600.0, id="an hour behind", marks=pytest.mark.slow), pytest.param(240.0, id="four minutes ahead")],
+)
 def test_operator_whose_clock_is_off_leads_and_is_followed(
     running: tuple[World, Kubelet], api: Api, off_s: float
 ) -> None:

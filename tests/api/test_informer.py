@@ -10,6 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from cluster import apiserver
 from harness.polling import until_async
 from regroup_operator.kube.client import NODES, PODS, Client, Resource
@@ -142,6 +144,7 @@ async def set_ready(client: Client, node: str, status: str) -> None:
     await client.patch(NODES, None, node, {"status": {"conditions": conditions}}, subresource="status")
 
 
+@pytest.mark.slow
 def test_store_outlives_the_api_server_and_believes_a_server_that_lost_its_history(tmp_path: Path) -> None:
     """First a plain restart: the copy stays and news arrive. Then etcd is emptied: everything must be reported gone."""
     server = apiserver.start(tmp_path)

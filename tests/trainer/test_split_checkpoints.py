@@ -96,6 +96,7 @@ def assert_close(whole: Whole, reference: Whole) -> None:
         ("tensor=2 pipeline=2", 4, "pipeline=2 shard=2", 4),
     ],
 )
+@pytest.mark.slow
 def test_a_checkpoint_is_read_at_any_split(
     make: Callable[[str], SplitJob], alone: Whole, mesh: str, ranks: int, then: str, then_ranks: int
 ) -> None:

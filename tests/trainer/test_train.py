@@ -47,7 +47,14 @@ def _hash(output: str) -> str:
     return found[1]
 
 
-@pytest.mark.parametrize("sample", [one for one in SAMPLES if one.stem not in ELSEWHERE], ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "sample",
+    [
+        pytest.param(one, id=one.stem, marks=pytest.mark.slow if one.stem == "gpt2" else ())
+        for one in SAMPLES
+        if one.stem not in ELSEWHERE
+    ],
+)
 def test_sample_trains(sample: Path, tmp_path: Path, zygote: Zygote) -> None:
     (tmp_path / "text").write_text(SCRIPT.read_text() * 10)
     smaller = [change.format(text=tmp_path / "text") for change in SMALLER.get(sample.stem, ())]

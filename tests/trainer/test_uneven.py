@@ -7,6 +7,8 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from regroup.data import SamplePlan
 from regroup.protocol import env, local
 from tests.trainer.agent_double import AgentDouble
@@ -28,6 +30,7 @@ def used(directory: Path) -> dict[tuple[int, int], list[dict[str, Any]]]:
     return found
 
 
+@pytest.mark.slow
 def test_samples_are_used_once_while_shares_change_and_ranks_come_and_go(job: AgentDouble) -> None:
     def start(slot: int, slow_s: float, **more: str) -> None:
         settings = {"TEST_UNEVEN": "1", "TEST_PACE": "0", "TEST_STEPS": "400", env.MAX_WORLD_SIZE: "3"}
