@@ -24,7 +24,7 @@ demo: venv ## Tour on a real one-machine cluster: kills, resizes, a trained mode
 	@$(PY) -m demo $(if $(KEEP),--keep)
 
 .PHONY: test
-test: verify test-unit test-simulator test-trainer test-api test-e2e test-chaos ## Fast tests first (root); REGROUP_SLOW=1 with those that only CI and test-all run
+test: verify test-unit test-simulator test-trainer test-api test-e2e test-chaos ## Fast tests first (root); REGROUP_SLOW=1 adds the slow tests, as CI does
 
 # --- its parts ------------------------------------------------------------------------------------------------------
 

@@ -82,6 +82,7 @@ SLOW = (
     "connections break before writes",
 )
 """Others nearly contain them."""
+assert set(SLOW) <= FAULTS.keys()
 _HANGS = pytest.mark.skipif(not LONG, reason="REGROUP_LONG: a request has 30 s until it is given up")
 
 

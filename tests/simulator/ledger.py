@@ -34,8 +34,6 @@ class End:
     hung: bool = False
     """The operator had it killed."""
     is_disruption: bool = False
-    told: Any = None
-    """The operator that led then."""
     is_calm: bool = False
     """Nothing else was going on (walk.py)."""
 
@@ -140,9 +138,7 @@ class Ledger:
     ) -> None:
         """Something of a worker has ended, and the leader is told."""
         world = self._world
-        self.ends.append(
-            End(world.now_s, pod, generation, code, reason, hung, is_disruption, world.operator, self.calm)
-        )
+        self.ends.append(End(world.now_s, pod, generation, code, reason, hung, is_disruption, self.calm))
 
     # --- generations -----------------------------------------------------------------------------------------------
 

@@ -62,6 +62,8 @@ class OperatorEdge:
         """What reports are answered with; empty: with nothing, as by an operator of an earlier release."""
         self.opened: list[float] = []
         """When each stream was."""
+        self.greeting = codec.line(wire.Greeted(counts_once=True))
+        """The answer to hello; empty: as by an operator of an earlier release."""
         self.newest = 0
         self.keepalive_s = 75.0
         """How long an idle connection is kept; counts from the next `up`."""
@@ -166,6 +168,11 @@ class OperatorEdge:
         if refusal is not None:
             return refusal
         report = wire.Report.decode(text)
+        if isinstance(report.body, wire.Hello) and self.greeting:
+            with self._news:
+                self.heard.append(Heard(time.monotonic(), report))
+                self._news.notify_all()
+            return web.Response(body=self.greeting)
         with self._news:
             self.heard.append(Heard(time.monotonic(), report))
             self._news.notify_all()

@@ -178,6 +178,31 @@ def test_exit_that_was_answered_is_said_again_to_the_next_operator_before_anythi
     assert operator.heard[4].at_s < operator.opened[1], "the stream was opened first"
 
 
+def test_operator_that_does_not_know_which_exits_were_counted_is_told_none_again(operator: OperatorEdge) -> None:
+    """One of an earlier release, after `helm rollback`: it would count all of them again."""
+    operator.greeting = b""
+    events, said = list[str](), list[str]()
+    one = link_to(operator, events, said)
+
+    async def scene() -> None:
+        running = asyncio.ensure_future(one.run())
+        await until_async(lambda: events == ["up"], "the first connection")
+        one.send(report(wire.Fault("exit", exit_code=-9, ended=1)))
+        await until_async(lambda: len(operator.heard) == 2, "it is heard")
+        await one.flush(5.0)
+        await asyncio.to_thread(operator.down)
+        await until_async(lambda: events[-1] == "down", "the operator is gone")
+        await asyncio.to_thread(operator.up)
+        await until_async(lambda: events.count("up") == 2, "the next connection")
+        one.send(report(wire.Changed()))
+        await until_async(lambda: isinstance(operator.heard[-1].body, wire.Changed), "what follows is heard")
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+    asyncio.run(scene())
+    assert [type(heard.body).__name__ for heard in operator.heard] == ["Hello", "Fault", "Hello", "Changed"]
+
+
 def test_address_of_a_family_that_the_machine_does_not_have_is_left_out(
     operator: OperatorEdge, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,7 +1,7 @@
-"""The faults that an operator may not have written down yet, and what is said of them again. Pure; the link does the I/O.
+"""The faults that an operator may not have written to the status yet, and which of them are reported again. Pure.
 
 An answer says that an operator has heard of a fault. It may die before it has written that to the status. So the exits of
-processes, which are counted, are said again to the next operator: it finds in the status which of them were seen (adr/0067).
+processes, which are counted, are reported again to the next operator: it finds in the status which of them were seen (adr/0067).
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from regroup.protocol import wire
 
 MAX_UNANSWERED = 100
 MAX_ANSWERED = 32
-"""So many exits are said again although they were answered."""
+"""So many exits are reported again although they were answered."""
 ANSWERED_S = 600.0
-"""For so long after they happened: an operator that dies leads again, or is followed by another one, far sooner."""
+"""For so long: an operator that dies leads again, or is followed by another one, far sooner."""
 
 
 @dataclass(eq=False)
 class Kept:
-    """One fault and when it was first to be said. Times are monotonic seconds."""
+    """One fault and when it was first reported, or was to be. Times are monotonic seconds."""
 
     fault: wire.Fault
     at_s: float
@@ -28,13 +28,13 @@ class Kept:
 
 
 class Faults:
-    """Those of one agent, oldest first."""
+    """The faults of one agent, oldest first."""
 
     def __init__(self) -> None:
         self._kept: list[Kept] = []
 
     def add(self, fault: wire.Fault, now_s: float) -> Kept:
-        """Keep a fault; it is about to be said."""
+        """Keep a fault; it is about to be reported."""
         kept = Kept(fault, now_s)
         self._kept.append(kept)
         self._forget(now_s)
@@ -46,7 +46,8 @@ class Faults:
         self._forget(now_s)
 
     def again(self, now_s: float, *, anew: bool, on_their_way: Collection[Kept] = ()) -> list[tuple[Kept, wire.Fault]]:
-        """Return what is to be said now, with its age. `anew`: to an operator that may be another one than the last."""
+        """Return what is to be reported now, with its age. `anew`: to an operator that may be another one than the last, and knows
+        which exits were counted."""
         self._forget(now_s)
         due = [kept for kept in self._kept if (anew or not kept.answered) and kept not in on_their_way]
         return [(one, replace(one.fault, observed_ms=one.fault.observed_ms + (now_s - one.at_s) * 1000)) for one in due]

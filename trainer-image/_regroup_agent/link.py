@@ -1,7 +1,7 @@
 """The way to the operator: one connection for reports, one for the stream of commands, again and again.
 
 Owns connecting (TLS, the operator's name verified, no proxies), the order hello -> stream -> the rest, back-off, and the
-faults that are said again (faults.py). It decides nothing: what the condition is, it asks (`envelope`) at each report.
+faults that are reported again (faults.py). It decides nothing: what the condition is, it asks (`envelope`) at each report.
 A refusal by the operator is a condition, said once per distinct sentence, and tried again; never a crash.
 """
 
@@ -84,6 +84,7 @@ class Link:
         # Bodies on their way, in order, with their time; with a fault where they say one that is kept.
         self._unanswered: deque[tuple[Any, float, Kept | None]] = deque()
         self._faults = Faults()
+        self._greeted = wire.Greeted()
         self._up = False
         self._said: set[str] = set()
 
@@ -122,8 +123,8 @@ class Link:
     async def _session(self) -> None:
         self._reports = reader, _ = await self._dial()
         self._post(self._envelope(wire.Hello(VERSION, self._processes)))
-        self._say_faults_again(anew=True)
         await asyncio.wait_for(self._read_answer(reader), ANSWER_TIMEOUT_S)
+        self._report_faults_again(anew=self._greeted.counts_once)
         commands, writer = await self._dial()
         try:
             query = urllib.parse.urlencode({"boot": self._endpoint.boot, "protocol": VERSION})
@@ -136,7 +137,7 @@ class Link:
             self._said.clear()
             self._log(f"Connected to the operator at {self._endpoint.url}.")
             self._on_up()
-            self._say_faults_again(anew=False)  # those of the meantime
+            self._report_faults_again(anew=False)  # those of the meantime
             tasks = {
                 asyncio.ensure_future(self._read_commands(commands, answer)),
                 asyncio.ensure_future(self._read_answers()),
@@ -180,7 +181,7 @@ class Link:
                 self._reports = await self._dial()
                 self._post(self._envelope(wire.Changed()))
                 self._on_up()  # what was said in between is said again
-                self._say_faults_again(anew=False)
+                self._report_faults_again(anew=False)
 
     async def _bound_answers(self) -> None:
         """Give the connection up when a report has waited too long: the kernel of a frozen operator takes what is written
@@ -203,17 +204,20 @@ class Link:
             if status >= 300:
                 self._say_once(_refusal(status, body))
             elif isinstance(sent, wire.Progress):
-                self._on_accepted(self._accepted(body))
+                self._on_accepted(self._decoded(body, wire.Accepted.decode, wire.Accepted(1.0)))
+            elif isinstance(sent, wire.Hello):
+                self._greeted = self._decoded(body, wire.Greeted.decode, wire.Greeted())
             return
         raise _BrokenError(_refusal(status, body))
 
-    def _accepted(self, body: bytes) -> wire.Accepted:
+    def _decoded(self, body: bytes, decode: Callable[[bytes], T], otherwise: T) -> T:
+        """Return what an answer says; an operator of an earlier release says nothing."""
         if body:
             try:
-                return wire.Accepted.decode(body)
+                return decode(body)
             except codec.ProtocolError as error:
                 self._say_once(f"The operator sent an invalid answer: {error}")
-        return wire.Accepted(1.0)
+        return otherwise
 
     def _post(self, report: wire.Report, kept: Kept | None = None) -> None:
         if self._reports is None:
@@ -232,7 +236,7 @@ class Link:
         self._unanswered.append((report.body, time.monotonic(), kept))
         writer.write(request)  # asyncio hands it to the kernel at once where it takes it
 
-    def _say_faults_again(self, *, anew: bool) -> None:
+    def _report_faults_again(self, *, anew: bool) -> None:
         on_their_way = {kept for _, _, kept in self._unanswered if kept is not None}
         for kept, fault in self._faults.again(time.monotonic(), anew=anew, on_their_way=on_their_way):
             self._post(self._envelope(fault), kept)

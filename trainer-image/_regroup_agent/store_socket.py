@@ -1,4 +1,4 @@
-"""The fresh socket that becomes the next generation's store. One socket per generation, never used twice.
+"""The fresh socket that becomes the next generation's store. A new one is opened as soon as it is given away.
 
 For a session it listens from the start, so that who connects before the store serves waits instead of failing. A script
 binds the port itself: until then it is only held, and who connects is refused at once instead of being reset later.

@@ -240,14 +240,17 @@ class JudgedExits(WrittenModel):
 
 
 class SeenExits(WrittenModel):
-    """Which exits of processes have been seen, so that the next operator, to which agents say them again, does not count them
+    """Which exits of processes have been seen, so that the next operator, to which agents report them again, does not count them
     again."""
 
     newest: dict[str, int] = Field(default_factory=dict)
     """By worker and the end of its pod's UID: the number of the newest exit. Pods without one are left out."""
 
     generation: int | None = None
-    """The newest generation of which an exit has been counted. Absent in tier Session, where each exit counts."""
+    """Tier Script: the newest generation of which an exit has been counted."""
+
+    unnumbered: bool | None = None
+    """An operator of an earlier release has counted exits, and has not said which."""
 
 
 class Restarts(WrittenModel):
@@ -275,7 +278,7 @@ class Restarts(WrittenModel):
     """What recovery.onExit has judged already. Absent without rules. Do not edit."""
 
     exits: SeenExits | None = None
-    """Exits of processes that have been seen. Absent before the first failure. Do not edit."""
+    """Exits of processes that have been seen. Absent before the first one. Do not edit."""
 
 
 class Samples(WrittenModel):

@@ -17,7 +17,7 @@ from aiohttp import web
 
 from regroup.protocol import MAX_REPORT_BYTES, OLDEST, VERSION, codec
 from regroup.protocol.codec import ProtocolError
-from regroup.protocol.wire import Accepted, Hello, Progress, Report
+from regroup.protocol.wire import Accepted, Greeted, Hello, Progress, Report
 from regroup_operator.api import UnavailableError
 from regroup_operator.endpoint.registry import Registry
 from regroup_operator.model.ports import Authenticator, Forbidden, Unauthorized
@@ -115,6 +115,8 @@ class Endpoint:
         elif not self._registry.knows(pod.uid, report.boot):
             raise _Answer(409, HELLO_FIRST)
         self._registry.report(pod, report)
+        if isinstance(report.body, Hello):
+            return web.Response(body=codec.line(Greeted(counts_once=True)), content_type="application/json")
         factor = self._registry.progress_factor
         if isinstance(report.body, Progress) and factor > 1.0:
             return web.Response(body=codec.line(Accepted(factor)), content_type="application/json")

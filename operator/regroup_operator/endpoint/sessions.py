@@ -187,12 +187,10 @@ def _apply_fault(session: Session, report: Report, fault: Fault, now_s: float) -
         reason=_clean(fault.reason or "", 64) or None,
         detail=_clean(fault.detail or "") or None,
     )
-    session = replace(
-        session,
-        fault=fault,
-        fault_generation=generation,
-        fault_at_s=at_s,
-    )
+    if (
+        generation >= report.condition.entered
+    ):  # else it is of an earlier generation than the worker is in now, and only counts
+        session = replace(session, fault=fault, fault_generation=generation, fault_at_s=at_s)
     if fault.cause in ("exit", "hung") and not _counted(session, fault, at_s):
         # Exit code 0, too: who has finished its steps sends no fault, and who ends before would be started again for ever.
         ended = ProcessExit(

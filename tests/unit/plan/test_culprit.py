@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from regroup.protocol.state import Phase
-from regroup.protocol.wire import Draining
 from regroup_operator.model.worker import Standing, Worker
 from regroup_operator.plan.generation.culprit import name_culprit
 from tests.builders.plan import make_current, make_fault, make_pod, make_session, make_worker, uid_of
@@ -46,13 +45,6 @@ def silent(slot: int) -> Worker:
 def test_broken_group_names_who_was_lost(members: list[Worker], names: str, text: str) -> None:
     got = name_culprit(CURRENT, members, members[0])
     assert (got.id, got.cause, got.text) == (names, "CollectiveFailed", text)
-
-
-def test_who_left_at_the_end_of_its_grace_is_named_by_that_although_its_peers_notice_first() -> None:
-    """Its process has left the group, and ends; the agent says that it has stopped once it has ended."""
-    leaves = make_worker(2, session=make_session(2, Phase.TRAINING, 2, draining=Draining(0.0)))
-    got = name_culprit(CURRENT, [broken(0, 2), broken(1), leaves], broken(0, 2))
-    assert (got.id, got.cause, got.text) == ("2", "Drained", "worker 2 left at the end of its grace period")
 
 
 @pytest.mark.parametrize(

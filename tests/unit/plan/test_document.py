@@ -167,12 +167,13 @@ def test_socket_of_the_newest_store_may_be_given_away_already(
     assert build(members, current=current, workers=(A, B), before=newest).store.pod_uid == uid_of(host)
 
 
-def test_trainer_hosts_the_store_where_the_joiners_socket_may_be_given_away() -> None:
+def test_only_joiner_hosts_the_store_although_its_socket_may_be_given_away() -> None:
+    """Rule JOIN: it has to arrive before the others leave."""
     joiner = make_worker(2, Standing.OUTSIDE)
     planned = Announce("planned", (A, joiner), "Drained", "why")
     newest = replace(build(), store=Store("10.0.0.2", 4002, uid_of(2)))
     got = build((A, joiner), current=make_current((0, 1)), announce=planned, before=newest)
-    assert got.store.pod_uid == uid_of(0)
+    assert got.store.pod_uid == uid_of(2)
 
 
 NO_PORT = make_worker(0, session=make_session(0, store_port=0))

@@ -103,6 +103,17 @@ def test_script_of_which_an_exit_has_counted_counts_none_of_its_peers_at_the_nex
     }
 
 
+def test_counts_without_numbers_are_remembered_for_pods_whose_agents_have_not_called_yet() -> None:
+    """The first of two agents reports its counted exit again, and something new is counted: the other one is still to come."""
+    known = read_exits({"processes": 2})
+    obs = Observation(ALL, {s.pod_uid: s for s in (numbered(0, 1),)}, term_started_s=99.5)
+    said = exits_status(known, obs, Memory(), "Session", counted=True)
+    assert said == {"newest": {KEY: 1}, "unnumbered": True}
+    both = Observation(ALL, {s.pod_uid: s for s in (numbered(0, 1), numbered(1, 1))}, term_started_s=99.5)
+    known = read_exits({"processes": 3, "exits": said})
+    assert see_failures(both, Memory(), CLOCK, tier="Session", current=make_current(), known_exits=known).failures == ()
+
+
 @pytest.mark.parametrize(
     ("known", "sessions", "counted", "status"),
     [
@@ -111,6 +122,9 @@ def test_script_of_which_an_exit_has_counted_counts_none_of_its_peers_at_the_nex
         pytest.param({}, [numbered(0, 1, 2)], True, {"newest": {KEY: 2}}, id="the newest counts"),
         pytest.param({KEY: 2}, [numbered(0, 1, 2)], False, None, id="all that there are: nothing is written"),
         pytest.param({KEY: 2}, [], True, {"newest": {KEY: 2}}, id="who has not called yet keeps his"),
+        pytest.param(
+            {KEY: 2}, [numbered(0, 1)], True, {"newest": {KEY: 2}}, id="who has not reported all of them again, too"
+        ),
         pytest.param({OTHER_POD: 5}, [], False, None, id="a pod that is gone is no reason to write"),
         pytest.param({OTHER_POD: 5}, [], True, {"newest": {}}, id="but is left out with the next write"),
     ],

@@ -82,14 +82,6 @@ def killed_in(generation: int) -> dict[str, Any]:
             id="entered once and starts: a process of it ended",
         ),
         pytest.param(
-            make_session(0, Phase.STARTING, entered=1, draining=Draining(0.0)), None, Standing.DIED, "Drained",
-            id="a process of it ended with its grace period",
-        ),
-        pytest.param(
-            make_session(0, Phase.STARTING, entered=1, draining=Draining(9.0), fault=make_fault("exit", exit_code=1),
-                         fault_generation=1), None, Standing.DIED, "ProcessExited", id="it ended before that, by itself",
-        ),
-        pytest.param(
             make_session(0, Phase.READY, session=False, entered=1), None, Standing.DIED, "ProcessExited",
             id="its agent was restarted",
         ),

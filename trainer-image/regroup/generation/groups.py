@@ -40,8 +40,8 @@ _CONNECT = timedelta(seconds=10)
 _SLICE = timedelta(milliseconds=20)
 """Longest time that an abort goes unnoticed in a wait that gloo itself never ends."""
 
-PORT_S = 0.002
-"""How often a port is tried that the store before is about to give up."""
+PORT_S = 0.01
+"""Seconds between two attempts to bind a port that the store of an earlier generation still holds."""
 
 FORGOTTEN_S = 1.0
 """So long after a connection has ended gloo is taken to have forgotten a message."""
@@ -76,14 +76,14 @@ def open_gloo(store: Any, rank: int, size: int, device: Any) -> Backend:
 
 
 class _Server:
-    """A store that this process serves; it does for as long as this lives."""
+    """A store that this process serves, until this object is freed."""
 
     def __init__(self, store: TCPStore) -> None:
         self._store = store
 
 
 _serving: weakref.WeakValueDictionary[int, _Server] = weakref.WeakValueDictionary()
-"""By port."""
+"""The stores that this process serves, by port."""
 
 
 class Groups:

@@ -112,12 +112,12 @@ class Fault:
     detail: Optional[str] = None
     """The numbers behind `reason`, in a few words."""
     ended: int = 0
-    """How many processes of this worker's pod had ended by then, this one included: it names an exit for as long as the pod lives.
-    0: it is not said."""
+    """The number of an exit: it grows with each exit of a process of this pod, and names it for as long as the pod lives. 0: it is
+    not given."""
     generation: int = 0
-    """The newest generation that the worker was in then; 0: it is not said. The report's condition may be of later."""
+    """The newest generation that the worker was in then; 0: it is not given. The report's condition may be of a later one."""
     incarnation: int = 0
-    """The worker's then; 0: it is not said."""
+    """The worker's then; 0: it is not given."""
 
 
 @dataclass(frozen=True)
@@ -222,9 +222,24 @@ class Report:
         if not 0 <= report.observed_port < 65536:
             raise codec.ProtocolError(f"report.observedPort ({report.observed_port}) is no port. Send 0 to 65535.")
         body = REPORTS.decode(report.body)
+        if isinstance(body, Fault) and not all(0 <= n < 2**53 for n in (body.ended, body.generation, body.incarnation)):
+            raise codec.ProtocolError("fault.ended, fault.generation and fault.incarnation must be from 0 to 2^53 - 1.")
         if isinstance(body, Progress) and body.checkpoint is not None:
             codec.from_json(CheckpointRef, body.checkpoint, "progress.checkpoint")
         return cls(**{**report.__dict__, "body": body})
+
+
+@dataclass(frozen=True)
+class Greeted:
+    """Answer to hello. No body, as by an operator of an earlier release: the default."""
+
+    counts_once: bool = False
+    """It finds in the status which exits have been counted, so that the agent reports them again (adr/0067)."""
+
+    @classmethod
+    def decode(cls, text: "bytes | str") -> "Greeted":
+        """Parse an answer's body. Raises ProtocolError."""
+        return codec.from_json(cls, codec.parse(text), "greeted")
 
 
 @dataclass(frozen=True)

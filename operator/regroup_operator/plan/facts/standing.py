@@ -236,8 +236,6 @@ def _has_left(session: Session | None) -> bool:
 def _why_died(pod: Pod, session: Session, current: Current) -> str:
     """Return the cause of a member whose processes are new. An agent that was started again has no fault to report: its
     container ended with everything in it, and the pod says how, perhaps a moment later."""
-    if _has_left(session) and (session.fault is None or session.fault_generation < current.number):
-        return DRAINED  # its processes end with its grace period; what ends before is a fault, which is told first
     if session.rebooted_at_s is None or session.fault is not None:
         # Only a generation that all have adopted can hang; the operator also has processes killed that keep one from forming.
         if current.adopted and session.hung(current.number):

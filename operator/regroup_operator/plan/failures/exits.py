@@ -2,7 +2,7 @@
 
 Everything is counted once: what was counted is remembered by pod UID, and only after the status that carries the count
 has been written (the controller forgets a plan that lost its race). What happened to pods before this operator's first look was
-counted by the one before. Exits of processes are said again by their agents, and the status says which of them were seen
+counted by the one before. Exits of processes are reported again by their agents, and the status says which of them were seen
 (status.restarts.exits, adr/0067).
 
 A node that stops or restarts takes its containers with it, which is no failure of the job: the runtime has not seen how they
@@ -52,7 +52,7 @@ class SeenExits:
     generation: int = 0
     """Tier Script: the newest generation of which an exit has been counted."""
     unnumbered: bool = False
-    """An operator that knew no numbers has counted exits."""
+    """An operator that knew no numbers has counted exits of this job."""
 
 
 def read_exits(restarts: Mapping[str, Any] | None) -> SeenExits:
@@ -61,7 +61,7 @@ def read_exits(restarts: Mapping[str, Any] | None) -> SeenExits:
     said = restarts.get("exits")
     if said is None:
         return SeenExits(unnumbered=restarts.get("processes", 0) > 0)
-    return SeenExits(said.get("newest") or {}, said.get("generation") or 0)
+    return SeenExits(said.get("newest") or {}, said.get("generation") or 0, bool(said.get("unnumbered")))
 
 
 def exits_status(
@@ -76,12 +76,15 @@ def exits_status(
         if not exits and not known.newest:
             continue  # of 5000 pods the keys alone take milliseconds
         key = exit_key(pod)
-        if number := max((e.number for e in exits), default=0) or known.newest.get(key, 0):
+        # Of what an agent reports again, not all may be here yet.
+        if number := max([known.newest.get(key, 0), *(e.number for e in exits)]):
             newest[key] = number
     if not counted and all(known.newest.get(key, 0) >= number for key, number in newest.items()):
         return None
     said: dict[str, Any] = {"newest": newest}
-    return said | {"generation": memory.script_failed} if tier == "Script" else said
+    if tier == "Script":
+        said["generation"] = memory.script_failed
+    return said | {"unnumbered": True} if known.unnumbered else said
 
 
 def exit_key(pod: Pod) -> str:
@@ -210,9 +213,10 @@ def _is_new(ended: ProcessExit, pod: Pod, known: SeenExits, obs: Observation) ->
     """Return whether no operator before this one has counted an exit."""
     if not ended.number:
         return True
-    if known.unnumbered:  # by an operator that knew no numbers: all that was before this one's term
-        return ended.at_s >= obs.term_started_s
-    return ended.number > known.newest.get(exit_key(pod), 0)
+    newest = known.newest.get(exit_key(pod))
+    if newest is None and known.unnumbered:
+        return ended.at_s >= obs.term_started_s  # what ended before was counted without a number
+    return ended.number > (newest or 0)
 
 
 def _fresh(session: Session, counted: int) -> tuple[ProcessExit, ...]:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from regroup_operator.model.worker import DRAINED, Current, Standing, Worker
+from regroup_operator.model.worker import Current, Standing, Worker
 
 MAX_WORDS = 200
 """Characters of what a process says of its failed collective."""
@@ -34,9 +34,6 @@ def name_culprit(current: Current, members: Sequence[Worker], broke: Worker) -> 
     if accused is None:
         return Culprit(str(broke.id), broke.why, f"worker {broke.id} {_verb(broke)}")
     by = f" by worker {accuser.id}" if accuser is not None else ""
-    if accused.is_ending and accused.standing != Standing.SILENT:
-        # Its agent says so only once the process has ended, which takes longer than peers take to notice.
-        return Culprit(str(accused.id), DRAINED, f"worker {accused.id} {_verb(replace(accused, why=DRAINED))}")
     return Culprit(str(accused.id), accused.why or broke.why, f"{_subject(accused)} cannot be reached{by}")
 
 
@@ -80,7 +77,7 @@ def _verb(worker: Worker) -> str:
     if worker.why == "ProcessExited" and fault is not None and fault.exit_code is not None:
         code = f"signal {-fault.exit_code}" if fault.exit_code < 0 else f"exit code {fault.exit_code}"
         return f"lost a process ({code})"
-    if worker.why == "CollectiveFailed" and fault is not None and fault.message:
+    if worker.why == "CollectiveFailed" and fault is not None and fault.message and fault.cause != "exit":
         return f"reported a failed collective ({fault.message.rstrip('.')[:MAX_WORDS]})"
     cause = worker.session.condition.cause if worker.session else None
     if worker.why == "Stopped" and cause:

@@ -109,17 +109,17 @@ def _store(announce: Announce, number: int, session_tier: bool, before: Store | 
 
     So a form that failed moves it, and it is not always the same worker that is lost as rank 0 and as the store's host.
     Those who join a group that trains arrive before the others leave it (rule JOIN), so that one of them is the host.
-    Whose socket the generation `before` has for its store comes last: its agent may have given it away, and its report of the
-    next one may be on its way. A host that is alone serves again where it did (regroup/generation/groups.py).
+    The host of the store `before`, the previous generation's, is chosen last, unless its agent has reported another port: it may
+    have given the socket away. Where there is no other, its process serves both (regroup/generation/groups.py).
     """
     able = [w for w in announce.members if w.connected and w.pod and w.pod.ip and w.session and w.session.store_port]
     if not able or (announce.members[0] not in able and not session_tier):
         raise ValueError("no member has a socket for the store")
+    if announce.kind == PLANNED and session_tier:
+        able = [w for w in able if not w.trains] or able
     if session_tier and before is not None:
         used = (before.pod_uid, before.port)
         able = [w for w in able if w.pod and w.session and (w.pod.uid, w.session.store_port) != used] or able
-    if announce.kind == PLANNED and session_tier:
-        able = [w for w in able if not w.trains] or able
     chosen = able[number % len(able)] if session_tier else able[0]
     assert chosen.pod is not None
     assert chosen.session is not None
