@@ -21,6 +21,7 @@ STORED: dict[str, Any] = {
     "progress": {"step": 7},
     "summary": {"state": "Running", "ready": "2/3", "step": "7"},
     "lineage": [{"generation": 1, "startStep": 0}],
+    "restarts": {"total": 1, "exits": {"newest": {"0/ab12": 1}}},
 }
 
 
@@ -34,6 +35,8 @@ STORED: dict[str, Any] = {
         pytest.param({"readyReplicas": 3}, Urgency.SOON, id="ready workers"),
         pytest.param({"conditions": [WAITING | {"message": "3 workers ready."}]}, Urgency.SOON, id="words"),
         pytest.param({"incidents": [STORED["incidents"][0] | {"formMs": 5}]}, Urgency.SOON, id="times of a recovery"),
+        pytest.param({"restarts": {"total": 1, "exits": {"newest": {"0/ab12": 2}}}}, Urgency.SOON, id="an exit that counts nothing"),
+        pytest.param({"restarts": {"total": 2, "exits": {"newest": {"0/ab12": 2}}}}, Urgency.NOW, id="one that counts"),
         pytest.param({"conditions": [WAITING | {"status": "True"}]}, Urgency.NOW, id="a condition"),
         pytest.param({"incidents": []}, Urgency.NOW, id="an incident"),
         pytest.param({"membership": {"generation": 2}}, Urgency.NOW, id="a generation"),
