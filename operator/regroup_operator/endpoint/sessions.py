@@ -177,7 +177,7 @@ def _step_s(session: Session, progress: Progress, at_s: float) -> float | None:
 def _apply_fault(session: Session, report: Report, fault: Fault, now_s: float) -> Session:
     at_s = now_s - _age_s(fault.observed_ms / 1000)
     if fault.ended and any(e.number >= fault.ended for e in session.exits):
-        return session  # it is said again after a new connection
+        return session  # reported again, after a new connection
     generation = fault.generation or max(report.condition.generation, report.condition.entered)
     fault = replace(
         fault,
@@ -187,9 +187,8 @@ def _apply_fault(session: Session, report: Report, fault: Fault, now_s: float) -
         reason=_clean(fault.reason or "", 64) or None,
         detail=_clean(fault.detail or "") or None,
     )
-    if (
-        generation >= report.condition.entered
-    ):  # else it is of an earlier generation than the worker is in now, and only counts
+    # One of an earlier generation than the worker has entered since only counts.
+    if generation >= report.condition.entered:
         session = replace(session, fault=fault, fault_generation=generation, fault_at_s=at_s)
     if fault.cause in ("exit", "hung") and not _counted(session, fault, at_s):
         # Exit code 0, too: who has finished its steps sends no fault, and who ends before would be started again for ever.
