@@ -180,7 +180,7 @@ class Operator:
         )
         store = CachedJobStore(self._job_api, self._jobs, look=self._queue.add, recorder=self._recorder)
         self._controller = Controller(
-            store=ops.ObservedStore(store, self._metrics),
+            store=store,
             workers=ClusterWorkers(self._client, self._pods, Renderer(render, self._trust.ca_bundle)),
             recorder=self._recorder,
             registry=self._registry,

@@ -16,11 +16,11 @@ import logging
 import time
 import uuid
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Any, Protocol
 
-from regroup_operator.api import ConflictError, Job, SpecError, UnavailableError, parse_status
+from regroup_operator.api import ConflictError, Job, JobStatus, SpecError, UnavailableError, parse_status
 from regroup_operator.background import Background
 from regroup_operator.decision_log import DecisionLog, has_decided
 from regroup_operator.endpoint.registry import Registry
@@ -58,8 +58,8 @@ class Observer(Protocol):
         """A generation was written to a status and announced."""
         ...
 
-    def status_written(self) -> None:
-        """A job's status was written."""
+    def status_written(self, before: JobStatus, after: Mapping[str, Any]) -> None:
+        """A job's status was written: it is `after` now."""
         ...
 
 
@@ -82,8 +82,8 @@ class _Kept:
     expected: Expected | None = None
     pods: tuple[Pod, ...] = ()
     """As of the last plan."""
-    unanswered: deque[JobPlan] = field(default_factory=lambda: deque(maxlen=UNANSWERED))
-    """Plans whose status was sent and perhaps stored: no answer came."""
+    unanswered: deque[tuple[JobStatus, JobPlan]] = field(default_factory=lambda: deque(maxlen=UNANSWERED))
+    """Plans whose status was sent and perhaps stored, as no answer came; and the status that each was made from."""
 
 
 class Controller:
@@ -159,9 +159,6 @@ class Controller:
         except SpecError as error:
             # A rule that only Python can check, or newer than the job: it cannot be planned for; the store has said so.
             logger.warning("%s/%s: %s", *key, error)
-            return None
-        if job is not None and not job.is_ours:
-            self._forget(key)
             return None
         is_gone = job is None or job.deleting
         # Of an earlier job of this name, too: `kubectl delete` returns before its pods have ended.
@@ -303,7 +300,7 @@ class Controller:
             try:
                 written = await self._store.write_status(job, plan.status, progress_only=is_progress)
             except UnavailableError:
-                kept.unanswered.append(plan)
+                kept.unanswered.append((job.status, plan))
                 raise
             kept.unanswered.clear()
             ended = self._monotonic()
@@ -312,7 +309,7 @@ class Controller:
             if plan.announced:
                 memory = replace(memory, persist_ms=(ended - started) * 1000)
             if self._observer:
-                self._observer.status_written()
+                self._observer.status_written(job.status, plan.status)
         # Remembered only after the write: a plan that lost its race has announced nothing and counted nothing.
         kept.memory = memory
         return written, None
@@ -322,9 +319,12 @@ class Controller:
         if not kept.unanswered:
             return
         stored = job.status.to_dict()
-        plan = next((p for p in kept.unanswered if parse_status({"status": p.status}).to_dict() == stored), None)
-        if plan is not None:
+        sent = next((s for s in kept.unanswered if parse_status({"status": s[1].status}).to_dict() == stored), None)
+        if sent is not None:
+            before, plan = sent
             kept.unanswered.clear()
+            if self._observer:
+                self._observer.status_written(before, plan.status)
             kept.memory = replace(plan.memory, written_s=self._monotonic(), differs_since_s={})
             self._say(job, plan)
 

@@ -13,6 +13,8 @@ from typing import Any
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from regroup_operator.api import is_ours
+
 Jobs = Callable[[], Iterable[Mapping[str, Any]]]
 """The objects of all jobs, as last known."""
 
@@ -39,7 +41,7 @@ class JobMetrics(Collector):
 
     def collect(self) -> Iterable[Metric]:
         """Yield the families."""
-        jobs = list(self._jobs())
+        jobs = [job for job in self._jobs() if is_ours(job)]
         by_phase = GaugeMetricFamily("regroup_jobs", "Jobs by phase.", labels=["phase"])
         counts = Counter((job.get("status") or {}).get("phase") or "Pending" for job in jobs)
         for phase in (*PHASES, *sorted(counts.keys() - set(PHASES))):
@@ -65,7 +67,7 @@ _OF_A_JOB: tuple[tuple[str, str, Callable[[Mapping[str, Any]], Any]], ...] = (
     (
         "samples_per_second",
         "Committed samples per second.",
-        lambda status: (status.get("progress") or {}).get("samplesPerSecond"),
+        lambda status: _rate(status),
     ),
     ("ready_workers", "Workers that are ready.", lambda status: status.get("readyReplicas")),
     ("generation", "Newest generation.", lambda status: (status.get("membership") or {}).get("generation")),
@@ -76,6 +78,12 @@ _OF_A_JOB: tuple[tuple[str, str, Callable[[Mapping[str, Any]], Any]], ...] = (
     ),
     ("goodput_ratio", "Share of the job's time that went into steps that count.", lambda status: _ratio(status)),
 )
+
+
+def _rate(status: Mapping[str, Any]) -> float | None:
+    """Return the samples per second, 0 of a job that does not run any more; None: it has not reported any."""
+    rate: float | None = (status.get("progress") or {}).get("samplesPerSecond")
+    return rate if rate is None or running_status({"status": status}) else 0.0
 
 
 def _ratio(status: Mapping[str, Any]) -> float | None:

@@ -1,7 +1,7 @@
 """What Prometheus sees of the operator, and the port where it and the kubelet ask.
 
 Owns the metrics' names and the three pages /healthz, /readyz, /metrics. Rooms below do not import this module: they are
-given callables, or are watched from outside (`ObservedStore`).
+given callables.
 """
 
 from __future__ import annotations
@@ -14,10 +14,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from regroup_operator.api import Job
+from regroup_operator.api import JobStatus
 from regroup_operator.job_metrics import JobMetrics, Jobs
-from regroup_operator.model.ports import JobStore
-from regroup_operator.model.records import Key
 from regroup_operator.model.worker import PLANNED_CAUSES
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
@@ -116,9 +114,23 @@ class Metrics:
         """Count a generation."""
         self.generations.labels(kind).inc()
 
-    def status_written(self) -> None:
-        """Count a write."""
+    def status_written(self, before: JobStatus, after: Mapping[str, Any]) -> None:
+        """Count a write, and the incidents and restarts that it tells."""
         self.status_writes.inc()
+        known = {incident.generation: incident.to_dict() for incident in before.incidents}
+        for incident in after.get("incidents", ()):
+            old = known.get(incident["generation"])
+            if old is None:
+                self.incidents.labels(incident.get("cause") or "Unknown").inc()
+            if _recovered(incident) and not _recovered(old or {}):
+                self.recovery_seconds.observe(recovery_s(incident))
+                for part in PARTS:
+                    if incident.get(f"{part}Ms") is not None:
+                        self.recovery_part_seconds.labels(part).observe(incident[f"{part}Ms"] / 1000)
+        old_restarts, restarts = before.restarts, after.get("restarts") or {}
+        for kind, key in (("process", "processes"), ("pod", "pods")):
+            counted = getattr(old_restarts, key) if old_restarts is not None else 0
+            self.restarts.labels(kind).inc(max(0, restarts.get(key, 0) - counted))
 
     def observe_reconcile(self, seconds: float, succeeded: bool) -> None:
         """Count one reconciliation."""
@@ -134,45 +146,6 @@ class _Dropped(Collector):
     def collect(self) -> Iterable[Metric]:
         text = "Reports of agents that were ignored, because they came from another pod, incarnation or generation."
         yield CounterMetricFamily("regroup_dropped_reports", text, value=self._read())
-
-
-class ObservedStore:
-    """A JobStore that counts the incidents and restarts in what is written through it."""
-
-    def __init__(self, store: JobStore, metrics: Metrics) -> None:
-        self._store = store
-        self._metrics = metrics
-
-    async def get(self, key: Key) -> Job | None:
-        """See JobStore."""
-        return await self._store.get(key)
-
-    async def write_status(self, job: Job, status: dict[str, Any], *, progress_only: bool = False) -> Job:
-        """See JobStore."""
-        stored = await self._store.write_status(job, status, progress_only=progress_only)
-        before = {incident.generation: incident.to_dict() for incident in job.status.incidents}
-        for incident in status.get("incidents", ()):
-            old = before.get(incident["generation"])
-            if old is None:
-                self._metrics.incidents.labels(incident.get("cause") or "Unknown").inc()
-            if _recovered(incident) and not _recovered(old or {}):
-                self._metrics.recovery_seconds.observe(recovery_s(incident))
-                for part in PARTS:
-                    if incident.get(f"{part}Ms") is not None:
-                        self._metrics.recovery_part_seconds.labels(part).observe(incident[f"{part}Ms"] / 1000)
-        old_restarts, restarts = job.status.restarts, status.get("restarts") or {}
-        for kind, key in (("process", "processes"), ("pod", "pods")):
-            counted = getattr(old_restarts, key) if old_restarts is not None else 0
-            self._metrics.restarts.labels(kind).inc(max(0, restarts.get(key, 0) - counted))
-        return stored
-
-    async def confirm(self, job: Job, within_s: float) -> None:
-        """See JobStore."""
-        await self._store.confirm(job, within_s)
-
-    async def remove(self, job: Job) -> None:
-        """See JobStore."""
-        await self._store.remove(job)
 
 
 PARTS = ("detect", "decide", "persist", "form", "transfer", "firstStep", "start")

@@ -242,11 +242,15 @@ def test_kubectl_regroup_over_a_real_kubectl(
 
 def test_job_of_another_controller_is_left_alone(api: Api, namespace: str, leader: Replica) -> None:
     create(api, namespace, "theirs", runPolicy={"managedBy": "example.com/another"})
+    mounts = {"volumeMounts": [{"name": "x", "mountPath": "/regroup/x"}]}
+    container = {"name": "trainer", "image": "example/trainer:1", "command": ["python", "train.py"], **mounts}
+    theirs = {"managedBy": "example.com/another"}
+    create(api, namespace, "broken", runPolicy=theirs, template={"spec": {"containers": [container]}})
     create(api, namespace, "ours", runPolicy={"managedBy": "regroup.dev/operator"})
     until(lambda: len(pod_names(api, namespace)) == 3, "three pods")
     until(lambda: status(api, namespace, "ours").get("phase"), "a status")
     assert all(name.startswith("pod/ours-") for name in pod_names(api, namespace))
-    assert status(api, namespace, "theirs") == {}
+    assert status(api, namespace, "theirs") == status(api, namespace, "broken") == {}
     assert leader.page("/healthz")[0] == 200
 
 

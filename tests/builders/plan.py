@@ -147,6 +147,7 @@ class JobBuilder:
     def __init__(self) -> None:
         self._spec: dict[str, Any] = {"elasticPolicy": {"minReplicas": 1, "maxReplicas": 8}}
         self._status: Manifest | None = None
+        self._metadata: dict[str, Any] = {}
 
     def with_replicas(self, replicas: int) -> JobBuilder:
         self._spec["replicas"] = replicas
@@ -172,11 +173,16 @@ class JobBuilder:
         self._status = dict(status)
         return self
 
+    def with_created(self, at: str) -> JobBuilder:
+        self._metadata["creationTimestamp"] = at
+        return self
+
     def manifest(self) -> Manifest:
         """Return the object as the API server would hold it."""
         raw = stored_job(status=self._status, **{k: v for k, v in self._spec.items() if v is not None})
         if self._spec["elasticPolicy"] is None:
             del raw["spec"]["elasticPolicy"]
+        raw["metadata"] |= self._metadata
         return raw
 
     def build(self) -> Job:

@@ -139,6 +139,7 @@ class Judge:
         self._began: set[str] = set()
         """Times of the start and of each resumption, as the status says them."""
         self._last: Mapping[str, Any] = {}
+        self._has_begun = False
         self._ended_wall: float | None = None
         self._kept: set[str] = set()
         """Pods that stay after the end."""
@@ -176,6 +177,8 @@ class Judge:
                 if not -ROUND_S < self.wall - seconds_of(said) < RECENT_S:
                     self._wrong("untrue", f"it says {said} of what happened at {self.wall:.1f}")
         before, self._last = self._last, status
+        due_before = {started: self._due_at(before, started=started) for started in (True, False)}
+        self._note_begun(before, status)
         if _has_ended(status) and self._ended_wall is None:
             self._ended_wall = self.wall
             self._kept = {p.name for p in self.world.pods.of_roles.values() if not p.alive and not p.terminating}
@@ -183,17 +186,25 @@ class Judge:
                 going = set(status.get("released", ()))
                 self._kept |= {self.world.pods.by_uid[uid].name for uid in self.world.agents if uid not in going}
             failed = _condition(status, "Failed")
-            if failed.get("status") == "True" and not self._may_fail(failed, before):
+            if failed.get("status") == "True" and not self._may_fail(failed, due_before):
                 self._wrong("failed", f"the job failed ({failed['reason']}): {failed['message']}")
         elif not _has_ended(status):
             self._ended_wall, self._kept = None, set()  # restored from a backup
 
-    def _may_fail(self, failed: Mapping[str, Any], before: Mapping[str, Any]) -> bool:
+    def _note_begun(self, before: Mapping[str, Any], status: Mapping[str, Any]) -> None:
+        """Follow whether the job has trained since it was created or resumed."""
+        membership, older = status.get("membership") or {}, before.get("membership") or {}
+        goes_on = membership.get("generation", 0) > older.get("generation", 0) and not older.get("suspended")
+        has_begun = membership.get("startStep") is not None or (self._has_begun and goes_on)
+        self._has_begun = has_begun and not membership.get("suspended")
+
+    def _may_fail(self, failed: Mapping[str, Any], due_before: Mapping[bool, float | None]) -> bool:
+        """`due_before`: the deadlines by what the status said before."""
         reason = failed["reason"]
         if reason == "DeadlineExceeded":
-            due = self._deadline(self.policy.active_s, before, started=True)
+            due = due_before[True]
         elif reason == "StartDeadlineExceeded":
-            due = self._deadline(self.policy.start_s, before, started=False)
+            due = due_before[False]
         elif reason == "RoleFailed":
             return self.policy.never and any(map(_failed_alone, self.world.pods.of_roles.values()))
         elif reason == "ExitRule":
@@ -202,16 +213,19 @@ class Judge:
             return False
         return due is not None and self.wall >= due - ROUND_S
 
-    def _deadline(self, bound_s: int, status: Mapping[str, Any], *, started: bool) -> float | None:
-        """Return when a deadline is over, by the operators' clock. `started`: that of a job that has begun."""
-        resumed, start = _resumed(status), status.get("startTime")
-        membership = status.get("membership") or {}
-        if not bound_s or (started and start is None):
+    def _due_at(self, status: Mapping[str, Any], *, started: bool) -> float | None:
+        """Return when a deadline is over, by the operators' clock; None: there is none now. `started`: that of a started job."""
+        bound_s = self.policy.active_s if started else self.policy.start_s
+        start = status.get("startTime")
+        if not bound_s or (start is None if started else self._has_begun):
             return None
-        if not started and membership and not membership.get("suspended"):
-            return None
-        said = resumed or (start if started else None)
-        return bound_s + seconds_of(self.world.created if said is None else said)
+        said = _condition(status, "Suspended")
+        if said and said["reason"] != "Resumed":
+            return None  # what was suspended has its whole time before it when it is resumed
+        times = [said["lastTransitionTime"]] if said else []
+        if started:
+            times.append(start)
+        return bound_s + max(map(seconds_of, times or [self.world.created]))
 
     def _may_be_ruled(self, message: str) -> bool:
         """Return whether a rule fails the job for what has just ended, or for a pod that cannot start."""
@@ -271,11 +285,9 @@ class Judge:
             self._skew = (world.wall_skew_s, world.now_s)
         is_active = led and not world.has_ended and not self._is_suspended()
         if self.policy.active_s:
-            self._overdue("DeadlineExceeded", self._deadline(self.policy.active_s, self._last, started=True), is_active)
+            self._overdue("DeadlineExceeded", self._due_at(self._last, started=True), is_active)
         if self.policy.start_s and not world.has_trained:
-            self._overdue(
-                "StartDeadlineExceeded", self._deadline(self.policy.start_s, self._last, started=False), is_active
-            )
+            self._overdue("StartDeadlineExceeded", self._due_at(self._last, started=False), is_active)
         if world.has_ended or self._is_suspended():
             self._role_failed = False  # a pod that fails while it is told to stop fails nothing
         self._must("RoleFailed", is_active and self._role_failed)

@@ -13,11 +13,12 @@ import yaml
 from prometheus_client import CollectorRegistry
 
 from regroup_operator import metrics as ops
-from regroup_operator.api import Job, parse_job
+from regroup_operator.api import parse_job
 from regroup_operator.api.status import State
 from regroup_operator.job_metrics import PHASES
-from regroup_operator.model.records import Key
 from tests.builders.jobs import stored_job
+from tests.builders.plan import make_job
+from tests.simulator.world import World
 
 ROOT = Path(__file__).resolve().parents[2]
 AT = "2025-11-21T13:00:00Z"
@@ -25,22 +26,6 @@ AT = "2025-11-21T13:00:00Z"
 
 def incident(generation: int, **fields: Any) -> dict[str, Any]:
     return {"generation": generation, "at": AT, "decision": "went on with 2", "cause": "ProcessExited", **fields}
-
-
-class Store:
-    """A store that keeps nothing."""
-
-    async def get(self, key: Key) -> Job | None:  # noqa: ARG002
-        return None
-
-    async def write_status(self, job: Job, status: dict[str, Any], *, progress_only: bool = False) -> Job:  # noqa: ARG002
-        return job
-
-    async def confirm(self, job: Job, within_s: float) -> None:
-        pass
-
-    async def remove(self, job: Job) -> None:
-        pass
 
 
 def write(
@@ -51,7 +36,7 @@ def write(
     **status: Any,
 ) -> None:
     job = parse_job(stored_job(status={"incidents": before, "restarts": before_restarts}))
-    asyncio.run(ops.ObservedStore(Store(), metrics).write_status(job, {"incidents": after, **status}))
+    metrics.status_written(job.status, {"incidents": after, **status})
 
 
 def value(registry: CollectorRegistry, name: str, **labels: str) -> float:
@@ -135,6 +120,7 @@ JOBS: list[dict[str, Any]] = [
     job_of("b", phase="Recovering", goodput={"percent": 70}, readyReplicas=3, membership={"generation": 4}),
     job_of("c", phase="Succeeded", goodput={"percent": 10}),
     {"metadata": {"namespace": "team", "name": "new"}},
+    job_of("theirs", phase="Recovering") | {"spec": {"runPolicy": {"managedBy": "example.com/another"}}},
 ]
 
 
@@ -164,6 +150,31 @@ def test_series_of_a_job_go_with_it() -> None:
     assert value(metrics.registry, "regroup_job_generation", namespace="team", job="b") == 4
     del jobs[0]
     assert metrics.registry.get_sample_value("regroup_job_step", of_a) is None
+
+
+def test_job_that_does_not_run_has_no_throughput() -> None:
+    rates = {"a": "Running", "b": "Suspended", "c": "Succeeded"}
+    jobs = [job_of(name, phase=phase, progress={"step": 7, "samplesPerSecond": 9.5}) for name, phase in rates.items()]
+    metrics = ops.Metrics()
+    metrics.follow_jobs(lambda: [*jobs, job_of("new")], per_job=True)
+    found = {
+        name: metrics.registry.get_sample_value("regroup_job_samples_per_second", {"namespace": "team", "job": name})
+        for name in (*rates, "new")
+    }
+    assert found == {"a": 9.5, "b": 0.0, "c": 0.0, "new": None}
+
+
+def test_write_without_an_answer_is_counted_once_it_is_known(tmp_path: Path) -> None:
+    world = World(tmp_path, make_job().with_replicas(2), known_session=True, total_steps=1_000_000, backs_off=True)
+    world.advance(5.0, step_every_s=0.5)
+    assert world.operator is not None
+    metrics = world.operator.controller._observer = ops.Metrics()
+    world.store.loses_answers = True
+    world.after(3.0, lambda: setattr(world.store, "is_down", False))
+    world.kill_process(world.uid(0))
+    world.until(lambda: world.training() == "0-0,1-0" and world.generation > 1, 60.0, step_every_s=0.5)
+    assert value(metrics.registry, "regroup_incidents_total", cause="ProcessExited") == 1
+    assert value(metrics.registry, "regroup_restarts_total", kind="process") == 1
 
 
 def test_parts_of_a_recovery_and_restarts_are_counted_once() -> None:

@@ -19,7 +19,15 @@ from regroup_operator.api.errors import (
     StatusError,
     UnavailableError,
 )
-from regroup_operator.api.job import Job, parse_job, parse_status, parse_stored, processes_per_worker, worker_digest
+from regroup_operator.api.job import (
+    Job,
+    is_ours,
+    parse_job,
+    parse_status,
+    parse_stored,
+    processes_per_worker,
+    worker_digest,
+)
 from regroup_operator.api.spec import JobSpec
 from regroup_operator.api.status import JobStatus
 
@@ -39,6 +47,7 @@ __all__ = [
     "StatusError",
     "UnavailableError",
     "check_change",
+    "is_ours",
     "parse_job",
     "parse_status",
     "parse_stored",

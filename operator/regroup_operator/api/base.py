@@ -6,10 +6,14 @@ Python spells snake_case, the resource spells camelCase; docstrings under fields
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+import types
+from collections.abc import Mapping
+from typing import Annotated, Any, Self, TypeVar, Union, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
+
+Model = TypeVar("Model", bound=BaseModel)
 
 Timestamp = Annotated[str, Field(json_schema_extra={"format": "date-time"})]
 """RFC 3339 text, as in every Kubernetes object."""
@@ -26,6 +30,33 @@ class SpecModel(BaseModel):
         strict=True,
         use_attribute_docstrings=True,
     )
+
+    @classmethod
+    def without_rules(cls, raw: Mapping[str, Any]) -> Self:
+        """Return what an older version has accepted: no rule is applied, and fields that are gone are left out."""
+        return _without_rules(cls, raw)
+
+
+def _without_rules(model: type[Model], raw: Mapping[str, Any]) -> Model:
+    known = {(field.alias or name): (name, field.annotation) for name, field in model.model_fields.items()}
+    open_to_all = model.model_config.get("extra") == "allow"
+    values = {
+        known[key][0] if key in known else key: _unruled(known[key][1], value) if key in known else value
+        for key, value in raw.items()
+        if key in known or open_to_all
+    }
+    return model.model_construct(**values)
+
+
+def _unruled(annotation: Any, value: Any) -> Any:
+    """Return the value of a field: where it is a model, or a list of models, as such."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return _without_rules(annotation, value) if isinstance(value, Mapping) else value
+    if get_origin(annotation) in (Union, types.UnionType):
+        return next((found for kind in get_args(annotation) if (found := _unruled(kind, value)) is not value), value)
+    if get_origin(annotation) is list and isinstance(value, list):
+        return [_unruled(get_args(annotation)[0], item) for item in value]
+    return value
 
 
 class OpenModel(BaseModel):

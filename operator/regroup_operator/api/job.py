@@ -62,11 +62,6 @@ class Job:
         return found
 
     @property
-    def is_ours(self) -> bool:
-        """Whether this operator looks after the job (spec.runPolicy.managedBy)."""
-        return self.spec.run_policy.managed_by in (None, MANAGER)
-
-    @property
     def key(self) -> tuple[str, str]:
         """(namespace, name): the key of the work queue."""
         return self.namespace, self.name
@@ -110,6 +105,11 @@ class Job:
 
 NOT_REPEATED = ("template", "roles")
 """Fields of the spec that status.acceptedSpec leaves out: they cannot change once the job has started, and are long."""
+
+
+def is_ours(raw: Mapping[str, Any]) -> bool:
+    """Return whether this operator looks after a job (spec.runPolicy.managedBy), by the object as the API server has it."""
+    return ((raw.get("spec") or {}).get("runPolicy") or {}).get("managedBy") in (None, MANAGER)
 
 
 def parse_job(raw: Mapping[str, Any]) -> Job:
@@ -162,8 +162,8 @@ def parse_stored(raw: Mapping[str, Any]) -> Job:
     last (status.acceptedSpec), and says why: an edit that cannot be, or a rule that is newer than the job, must not leave its
     workers alone.
 
-    The rules of the template are not applied to it: its pods are there. Raises SpecError where even that cannot be read, and
-    StatusError.
+    The rules of the template are not applied to it: its pods are there. Where that spec, too, breaks a rule, which is newer then,
+    it applies as it is. Raises SpecError before the start, and StatusError.
     """
     try:
         return parse_job(raw)
@@ -176,7 +176,11 @@ def parse_stored(raw: Mapping[str, Any]) -> Job:
             **(status.accepted_spec or raw["spec"]),
             **{f: raw["spec"][f] for f in NOT_REPEATED if f in raw["spec"]},
         }
-        return replace(_job_of({**raw, "spec": spec}, _spec_of(spec)), refusal=error)
+        try:
+            accepted = _spec_of(spec)
+        except SpecError:
+            accepted = JobSpec.without_rules(spec)
+        return replace(_job_of({**raw, "spec": spec}, accepted), refusal=error)
 
 
 def parse_status(raw: Mapping[str, Any]) -> JobStatus:

@@ -21,6 +21,7 @@ from regroup_operator.api import (
     NotFoundError,
     SpecError,
     UnavailableError,
+    is_ours,
     parse_status,
     parse_stored,
     set_condition,
@@ -124,7 +125,7 @@ class CachedJobStore:
         self._clock, self._wall_clock = clock, wall_clock
 
     async def get(self, key: Key) -> Job | None:
-        """Return the job as last known, or None if it is gone.
+        """Return the job as last known, or None if it is gone, or another controller's.
 
         Raises SpecError for one that breaks a rule (its status says so by then), StatusError, UnavailableError.
         """
@@ -133,6 +134,8 @@ class CachedJobStore:
             entry = await self._read(key)
             if entry is None:
                 return None
+        if not is_ours(entry.raw):
+            return None
         try:
             return self._cache.parse(key, entry)
         except SpecError as error:

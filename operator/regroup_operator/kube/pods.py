@@ -120,8 +120,8 @@ def tolerations_of(item: Mapping[str, Any], drain: Collection[str]) -> tuple[Tai
 def slim_pod(item: Mapping[str, Any], previous: Pod | None, now_s: float) -> Pod | None:
     """Return the record of a worker's or a role's pod, or None if a job of ours does not control the pod or its name is neither.
 
-    `now_s` is the monotonic clock; it dates the trainer container's first sighting as running, which `previous` keeps. Of a role's
-    pod the container that does not run, or else the first one, stands for it.
+    `now_s` is the monotonic clock; it dates the trainer container's first sighting as running, which `previous` keeps. For a role's
+    pod stands the first container that has failed, init containers included, else one that does not run, else the first.
     """
     metadata = item["metadata"]
     owner = controller_of(item)
@@ -133,7 +133,8 @@ def slim_pod(item: Mapping[str, Any], previous: Pod | None, now_s: float) -> Pod
     containers = status.get("containerStatuses") or []
     trainer: Mapping[str, Any] = next((c for c in containers if c["name"] == TRAINER_CONTAINER), {})
     if role:
-        trainer = min(containers, key=lambda c: "running" in (c.get("state") or {}), default={})
+        failed = (c for c in status.get("initContainerStatuses") or () if _stands(c) == 0)
+        trainer = min([*failed, *containers], key=_stands, default={})
     restarts = trainer.get("restartCount", 0)
     ended = (trainer.get("state") or {}).get("terminated") or (trainer.get("lastState") or {}).get("terminated") or {}
     waiting = _abnormal_wait([*(status.get("initContainerStatuses") or []), *containers])
@@ -184,6 +185,14 @@ def _memory_limit(item: Mapping[str, Any]) -> str:
     containers = (item.get("spec") or {}).get("containers") or []
     trainer: Mapping[str, Any] = next((c for c in containers if c["name"] == TRAINER_CONTAINER), {})
     return str(((trainer.get("resources") or {}).get("limits") or {}).get("memory", ""))
+
+
+def _stands(container: Mapping[str, Any]) -> int:
+    """Return the order in which a container stands for its pod: 0 if it has failed."""
+    state = container.get("state") or {}
+    if "running" in state:
+        return 2
+    return 1 if (state.get("terminated") or {}).get("exitCode", 0) == 0 else 0
 
 
 def _abnormal_wait(statuses: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:

@@ -209,8 +209,8 @@ class Memory:
     """By slot: pods in a row that were deleted because no node had room for them."""
     role_rows: Mapping[int | str, EarlyFailure] = field(default_factory=dict)
     """By place of a role: pods in a row that failed."""
-    ignored_pods: Mapping[int, EarlyFailure] = field(default_factory=dict)
-    """By slot: pods in a row that were evicted or preempted soon after their start, and ignored."""
+    disrupted_pods: Mapping[int, EarlyFailure] = field(default_factory=dict)
+    """By slot: pods in a row that were evicted or preempted soon after their start, and count nothing."""
     disrupted: frozenset[str] = frozenset()
     """UIDs of pods whose eviction or preemption has been seen."""
     noticed: frozenset[str] = frozenset()

@@ -35,8 +35,8 @@ class EventNote:
 
 class JobStore(Protocol):
     async def get(self, key: Key) -> Job | None:
-        """Return the job as last known, or None if it is gone. It is at least as new as what this process wrote last; older than
-        what others wrote it may be, and then a write is refused (rule PERSIST)."""
+        """Return the job as last known, or None if it is gone, or another controller's. It is at least as new as what this process
+        wrote last; older than what others wrote it may be, and then a write is refused (rule PERSIST)."""
         ...
 
     async def confirm(self, job: Job, within_s: float) -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from regroup.protocol import env
 from regroup_operator.api import (
+    JobSpec,
     SpecError,
     StatusError,
     parse_job,
@@ -269,6 +270,37 @@ def test_started_job_goes_on_by_the_spec_that_was_accepted() -> None:
     raw["spec"]["recovery"] = {"maxRestarts": -1}
     job = parse_stored(raw)
     assert (job.spec.recovery.max_restarts, job.refusal is not None) == (7, True)
+
+
+@pytest.mark.parametrize(
+    ("accepted", "found"),
+    [
+        pytest.param({"replicas": 3, "recovery": {"maxRestarts": 2_000_000}}, 2_000_000, id="a bound that became lower"),
+        pytest.param({"replicas": 3, "recovery": {"spares": 1, "maxRestarts": 4}, "workersPerGroup": 2}, 4, id="fields together"),
+        pytest.param({"replicas": 3, "gone": 1, "recovery": {"gone": 2}}, 10, id="fields that are gone"),
+    ],
+)  # fmt: skip
+def test_started_job_whose_accepted_spec_breaks_a_newer_rule_goes_on_by_it(
+    accepted: dict[str, Any], found: int
+) -> None:
+    """As if this operator were stricter than the one that accepted the spec."""
+    raw = started(acceptedSpec=accepted)
+    raw["spec"] |= accepted
+    job = parse_stored(raw)
+    assert job.refusal is not None
+    assert (job.spec.replicas, job.spec.recovery.max_restarts) == (3, found)
+    assert job.spec.run_policy.clean_pod_policy == "None"
+    assert job.spec.template.spec.containers[0].name == "trainer"
+    assert (processes_per_worker(job), len(worker_digest(job))) == (1, 12)
+
+
+def test_spec_without_rules_is_the_spec() -> None:
+    raw = stored_job(
+        recovery={"onExit": [{"action": "Fail", "exitCodes": {"values": [2]}}]},
+        checkpoint={"path": "/ckpt"},
+        roles=[{"name": "eval", "template": {"spec": {"containers": [{"name": "eval", "image": "e:1"}]}}}],
+    )["spec"]
+    assert JobSpec.without_rules(raw) == JobSpec.model_validate(raw)
 
 
 def test_job_that_has_not_started_is_refused() -> None:

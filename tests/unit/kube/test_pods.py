@@ -442,3 +442,30 @@ def test_pod_of_a_role_is_no_worker_and_may_not_speak_as_one() -> None:
     memory.replace([POD], "2")
     assert agents.pod("team", "digits-board-0-0") is None
     assert store.roles(key, "job-uid") == ()
+
+
+DONE, FAILED = {"terminated": {"exitCode": 0}}, {"terminated": {"exitCode": 3}}
+RUNS: dict[str, Any] = {"running": {}}
+WAITS = {"waiting": {"reason": "PodInitializing"}}
+
+
+@pytest.mark.parametrize(
+    ("init", "containers", "exit_code", "runs"),
+    [
+        pytest.param((), (RUNS, RUNS), None, True, id="all run"),
+        pytest.param((DONE,), (RUNS,), None, True, id="after its init container"),
+        pytest.param((FAILED,), (WAITS,), 3, False, id="its init container has failed"),
+        pytest.param((), (DONE, FAILED), 3, False, id="one has ended well, the other has failed"),
+        pytest.param((), (RUNS, DONE), 0, False, id="one has ended"),
+        pytest.param((), (RUNS, WAITS), None, False, id="one waits"),
+    ],
+)
+def test_container_that_stands_for_the_pod_of_a_role(
+    init: tuple[Any, ...], containers: tuple[Any, ...], exit_code: int | None, runs: bool
+) -> None:
+    pod = {**POD, "metadata": POD["metadata"] | {"name": "digits-board-0-0"}, "status": {"phase": "Running"}}
+    for kind, states in (("initContainerStatuses", init), ("containerStatuses", containers)):
+        pod["status"][kind] = [{"name": f"c{i}", "restartCount": 0, "state": state} for i, state in enumerate(states)]
+    slim = slim_pod(pod, None, 5.0)
+    assert slim is not None
+    assert (slim.last_exit_code, slim.running_since_s is not None) == (exit_code, runs)

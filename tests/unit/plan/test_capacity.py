@@ -86,5 +86,28 @@ def test_row_ends(pods: tuple[Pod, ...], slots: int, kept: bool) -> None:
     )
 
 
+def test_room_for_one_is_tried_for_all_at_once() -> None:
+    rows = {slot: EarlyFailure(4, 0, 990.0) for slot in (2, 3, 4)}
+    assert judge(*PLACED, rows=rows, slots=5).held == dict.fromkeys((2, 3, 4), 990.0 + 480.0)
+    got = judge(*PLACED, make_pod(3, 1), rows=rows, slots=5)
+    assert (got.rows, got.held) == ({}, {})
+
+
+@pytest.mark.parametrize(
+    ("slots", "given_back"),
+    [
+        pytest.param((0, 1), True, id="a whole group"),
+        pytest.param((0, 2), False, id="as many, but no group"),
+        pytest.param((0, 1, 2), True, id="a group, and a part of another one"),
+        pytest.param((1, 2), True, id="a group of other slots"),
+    ],
+)
+def test_workers_count_by_whole_groups(slots: tuple[int, ...], given_back: bool) -> None:
+    pods = (*map(make_pod, slots), unplaced(5))
+    rows = {3: EarlyFailure(4, 0, 990.0)}
+    got = judge(*pods, unplaced={uid_of(5): 0.0}, rows=rows, slots=6, per_group=2)
+    assert (bool(got.given_back), 3 in (got.held or {})) == (given_back, given_back), "what is missing is tried at once"
+
+
 def test_memory_keeps_only_pods_that_wait() -> None:
     assert judge(*PLACED, unplaced={uid_of(2): 1.0}).unplaced == {}

@@ -20,8 +20,8 @@ from regroup_operator.plan.failures.on_exit import (
     blocked_pod,
     first_match,
     judge_exits,
+    note_disrupted_pods,
     note_ignored,
-    note_ignored_pods,
     rule_words,
 )
 from tests.builders.plan import JobBuilder, make_pod, make_session, uid_of
@@ -106,7 +106,7 @@ def test_every_signal_has_its_number() -> None:
 def test_actions(action: str | None, of_exit: str, of_eviction: str, reason: str) -> None:
     rules = [] if action is None else [codes(action, 2), rule(action, reasons=[reason])]
     for failure, want in ((fails(2), of_exit), (evicted(reason=reason), of_eviction)):
-        got = judge_exits(rules, [failure], judged=Judged(), current=1)
+        got = judge_exits(rules, [failure], judged=Judged(), generations={"1": 1})
         found = {
             "fails": got.fails is not None,
             "ignored": bool(got.ignored),
@@ -162,28 +162,52 @@ FAIL_2_IGNORE_3 = [codes("Fail", 2), codes("Ignore", 3)]
             [],
             id="a container, after a peer",
         ),
+        pytest.param(
+            Judged(1, "", {"0": 1}),
+            [fails(2, "4", generation=0, container=True, incarnation=0)],
+            "4",
+            ["4"],
+            [],
+            id="a spare's container has no peers",
+        ),
+        pytest.param(
+            Judged(),
+            [fails(3, "4", 2.0, generation=0, container=True, incarnation=0), fails(2, "1", 3.0)],
+            "1",
+            ["1"],
+            ["4"],
+            id="a spare's end is not the generation's first failure",
+        ),
+        pytest.param(
+            Judged(2, "", {"1": 1}),
+            [fails(2, "3", generation=0, container=True, incarnation=0)],
+            None,
+            ["3"],
+            [],
+            id="a container that ended in the generation before",
+        ),
     ],
 )
 def test_first_failure_of_a_generation(
     judged: Judged, failures: list[Failure], failing: str | None, counted: list[str], ignored: list[str]
 ) -> None:
+    newest = max(1, judged.generation)
+    generations = {"0": newest, "1": newest, "2": newest, "3": 1}
     for order in permutations(failures):
-        got = judge_exits(FAIL_2_IGNORE_3, order, judged=judged, current=max(1, judged.generation))
+        got = judge_exits(FAIL_2_IGNORE_3, order, judged=judged, generations=generations)
         assert (got.fails[1].worker if got.fails else None) == failing
         assert sorted(f.worker for f in got.counted) == sorted(counted)
         assert [f.worker for _, f in got.ignored] == ignored
         at_once = got.judged
         one_by_one = judged
         for failure in sorted(failures, key=lambda f: (f.at, f.worker)):
-            one_by_one = judge_exits(
-                FAIL_2_IGNORE_3, [failure], judged=one_by_one, current=max(1, judged.generation)
-            ).judged
+            one_by_one = judge_exits(FAIL_2_IGNORE_3, [failure], judged=one_by_one, generations=generations).judged
         assert one_by_one == at_once, "one plan or several: what is known is the same"
 
 
 def test_written_down_workers_are_bounded() -> None:
     many = [fails(3, str(n), 10.0 + n) for n in range(MAX_FAILED + 9)]
-    judged = judge_exits(FAIL_2_IGNORE_3, many, judged=Judged(), current=1).judged
+    judged = judge_exits(FAIL_2_IGNORE_3, many, judged=Judged(), generations={}).judged
     assert len(judged.failed) == MAX_FAILED
     assert judged.rule == "spec.recovery.onExit[1] (Ignore, exitCodes In 3)"
 
@@ -272,7 +296,7 @@ def test_rows_of_ignored_failures(
 def test_pods_that_are_evicted_in_a_row_wait_longer_each_time() -> None:
     young, old = make_pod(1, 3, running_since_s=95.0), make_pod(2, 1, running_since_s=100.0 - QUIET_S)
     known = {1: EarlyFailure(2, 2, 50.0), 2: EarlyFailure(2, 0, 50.0), 7: EarlyFailure(2, 0, 50.0)}
-    got = note_ignored_pods(known, [young, old], [young, old], 100.0)
+    got = note_disrupted_pods(known, [young, old], [young, old], 100.0)
     assert got == {1: EarlyFailure(3, 3, 100.0), 2: EarlyFailure(1, 1, 100.0)}, "and a slot without pods is forgotten"
 
 
@@ -460,21 +484,30 @@ def test_counted_evictions_are_no_crash_of_the_script() -> None:
         memory, status = got.memory, got.status
     assert (got.status["phase"] != "Failed", len(got.status["restarts"]["recent"])) == (True, 4)
     assert memory is not None
-    assert (memory.crash, memory.ignored_pods) == (None, {}), "and only what is ignored is held back"
+    assert (memory.crash, memory.disrupted_pods) == (None, {}), (
+        "what counts is bounded by maxRestarts, and not held back"
+    )
 
 
-def test_pod_that_is_preempted_again_and_again_comes_back_later_each_time() -> None:
-    rules, memory, status, due = rule("Ignore", reasons=["Preempted"]), None, TRAINING, []
+@pytest.mark.parametrize("rules", [(rule("Ignore", reasons=["Preempted"]),), ()], ids=["ignored", "without a rule"])
+def test_pod_that_is_preempted_again_and_again_comes_back_later_each_time(rules: tuple[ExitRule, ...]) -> None:
+    memory, status, due = None, TRAINING, []
     for attempt in range(3):
         ended = make_pod(
             1, attempt, phase="Failed", status_reason="Preempting", last_exit_code=143, running_since_s=95.0
         )
-        got = plan(ruled(rules, status=status), memory=memory, pods=(make_pod(0), ended), sessions=(trains(0),))
+        got = plan(ruled(*rules, status=status), memory=memory, pods=(make_pod(0), ended), sessions=(trains(0),))
         memory, status = got.memory, got.status
         due.append(bool(got.create))
     assert due == [True, False, False]
     assert memory is not None
-    assert memory.ignored_pods[1].count == 3
+    assert memory.disrupted_pods[1].count == 3
+    ready = condition(got, "PodsReady")
+    assert (ready["status"], ready["reason"]) == ("False", "Disrupted")
+    assert (
+        "3 pods of worker 1 in a row were evicted or preempted soon after they started; the next one"
+        in ready["message"]
+    )
 
 
 def test_pod_that_cannot_start_fails_the_job_by_a_rule_only() -> None:

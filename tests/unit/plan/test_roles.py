@@ -8,7 +8,7 @@ import pytest
 
 from regroup_operator.api import Job
 from regroup_operator.api.job import role_digest
-from regroup_operator.model.plan import EarlyFailure
+from regroup_operator.model.plan import Clock, EarlyFailure
 from regroup_operator.model.records import Pod
 from regroup_operator.plan.facts.roles import awaited, awaited_words, succeeded
 from regroup_operator.plan.failures.roles import role_verdict
@@ -17,6 +17,7 @@ from tests.builders.jobs import role
 from tests.builders.plan import make_job, make_pod
 
 NOW_S = 1000.0
+CLOCK = Clock(NOW_S, 1_800_000_000.0)
 
 
 def job_of(*roles: dict[str, Any], started: bool = True) -> Job:
@@ -38,7 +39,7 @@ def failed(index: int = 0, attempt: int = 0, **changes: Any) -> Pod:
 
 
 def plan(*pods: Pod, **given: Any) -> RoleChanges:
-    values: dict[str, Any] = {"job": JOB, "known": (), "rows": {}, "active": True, "cleans": False, "now_s": NOW_S}
+    values: dict[str, Any] = {"job": JOB, "known": (), "rows": {}, "active": True, "cleans": False, "clock": CLOCK}
     return plan_roles(pods=pods, **values | given)
 
 
@@ -159,6 +160,25 @@ def test_status_says_why_a_pod_cannot_start() -> None:
     ]
 
 
+def test_status_says_that_a_place_waits_for_a_node_or_for_its_next_pod() -> None:
+    job = job_of(role("ps"))
+    for terminating in (True, False):
+        got = plan(pod(0, job=job, node_ready=False, node="a", terminating=terminating), job=job)
+        assert (got.status or [{}])[0]["message"] == (
+            "digits-worker-0-0: its node a is not ready. Bring the node back, or delete the pod by force if it is off."
+        )
+    got = plan(failed(0, 1), job=job, rows={"ps-0": EarlyFailure(1, 0, 990.0)})
+    assert (got.create, (got.status or [{}])[0]["message"]) == (
+        (),
+        "ps-0: its pod failed with exit code 1, 2 in a row; the next one is made at 2027-01-15T08:00:10Z",
+    )
+    gone = plan(job=job, rows={"ps-0": EarlyFailure(2, 1, 995.0)})
+    assert (gone.status or [{}])[0]["message"].startswith("ps-0: its pod failed, 2 in a row; the next one")
+    refused = failed(0, 1, last_exit_code=None, status_reason="UnexpectedAdmissionError")
+    got = plan(refused, job=job, rows={"ps-0": EarlyFailure(1, 0, 990.0)})
+    assert "failed (UnexpectedAdmissionError), 2 in a row" in (got.status or [{}])[0]["message"]
+
+
 def test_job_without_roles_has_no_status_of_them() -> None:
     assert plan(job=make_job().with_replicas(2).build()) == RoleChanges({})
 
@@ -171,6 +191,12 @@ def test_job_without_roles_has_no_status_of_them() -> None:
         pytest.param("Never", {"status_reason": "Evicted"}, False, id="evicted"),
         pytest.param("Never", {"terminating": True}, False, id="deleted"),
         pytest.param("Never", {"last_exit_code": None}, False, id="before it ran"),
+        pytest.param(
+            "Never",
+            {"last_exit_code": 143, "status_reason": "Terminated", "disruption": "TerminationByKubelet"},
+            False,
+            id="its node was shut down",
+        ),
         pytest.param("Never", {"last_exit_code": 255, "last_exit_reason": "Unknown"}, False, id="with its node"),
     ],
 )

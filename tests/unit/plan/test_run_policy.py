@@ -9,8 +9,8 @@ import pytest
 from regroup.protocol.state import Phase
 from regroup.protocol.wire import Stop
 from regroup_operator.api.spec import RunPolicy
-from regroup_operator.model.plan import Clock, JobPlan
-from regroup_operator.plan.lifecycle.run_policy import expires_in_s, overdue
+from regroup_operator.model.plan import Clock, JobPlan, Verdict
+from regroup_operator.plan.lifecycle.run_policy import expires_in_s, has_begun, overdue
 from tests.builders.plan import JobBuilder, make_pod, make_session, uid_of
 from tests.unit.plan.test_job import TRAINING, job, plan, told, trains
 
@@ -22,6 +22,10 @@ AFTER_RESUMPTION = {
     "startTime": STARTED,
     "conditions": [{"type": "Suspended", "status": "False", "reason": "Resumed", "lastTransitionTime": RESUMED}],
 }
+IS_SUSPENDED = {
+    "startTime": STARTED,
+    "conditions": [{"type": "Suspended", "status": "True", "reason": "Suspended", "lastTransitionTime": CREATED}],
+}
 
 
 @pytest.mark.parametrize(
@@ -32,10 +36,16 @@ AFTER_RESUMPTION = {
         pytest.param({"active": 600}, {"startTime": STARTED}, False, 1200.0, "DeadlineExceeded", 0.0, id="over"),
         pytest.param({"active": 600}, {}, True, 1200.0, None, None, id="not started: no deadline runs"),
         pytest.param({"active": 600}, AFTER_RESUMPTION, False, 2 * HOUR_S + 1, None, 599.0, id="begins anew with a resumption"),
+        pytest.param({"active": 600}, IS_SUSPENDED, False, 5 * HOUR_S, None, 600.0, id="it is resumed now"),
+        pytest.param(
+            {"active": 600}, {**AFTER_RESUMPTION, "startTime": "2026-01-01T13:00:00Z"}, False, 3 * HOUR_S + 1, None, 599.0,
+            id="resumed before the start",
+        ),
         pytest.param({"start": 60}, {}, True, 59.0, None, 1.0, id="waits for its pods"),
         pytest.param({"start": 60}, {}, True, 60.0, "StartDeadlineExceeded", 0.0, id="for too long"),
         pytest.param({"start": 60}, {"startTime": STARTED}, False, 1e6, None, None, id="it has begun"),
         pytest.param({"start": 60}, AFTER_RESUMPTION, True, 2 * HOUR_S + 1, None, 59.0, id="it was resumed"),
+        pytest.param({"start": 60}, IS_SUSPENDED, True, 5 * HOUR_S, None, 60.0, id="created suspended, resumed now"),
         pytest.param(
             {"start": 9000, "active": 60}, AFTER_RESUMPTION, True, 2 * HOUR_S + 60, "DeadlineExceeded", 0.0, id="the first of two"
         ),
@@ -50,6 +60,61 @@ def test_deadlines(
     if reason == "StartDeadlineExceeded":
         assert verdict is not None
         assert verdict.message.startswith("1 of the 4 workers")
+
+
+@pytest.mark.parametrize(
+    ("ready", "refusal", "says"),
+    [
+        (
+            1,
+            "",
+            "1 of the 4 workers that the job needs were ready within spec.runPolicy.startDeadlineSeconds (60). Look for",
+        ),
+        (4, "", "4 workers were ready, and the job has not begun to train within"),
+        (0, "Quota.", "The job could not begin within spec.runPolicy.startDeadlineSeconds (60): Quota. Its pods"),
+    ],
+)
+def test_words_of_a_missed_start(ready: int, refusal: str, says: str) -> None:
+    policy = RunPolicy(start_deadline_seconds=60)
+    verdict, _ = overdue(
+        policy, {}, created=CREATED, waits=True, ready=ready, needed=4, refusal=refusal, now=TEN_S + 60
+    )
+    assert verdict is not None
+    assert verdict.message.startswith(says)
+    assert verdict.message.endswith("Its pods are given back.")
+
+
+GENERATION: dict[str, Any] = {"generation": 3, "adopted": False}
+SUSPENDED_IN = GENERATION | {"suspended": True}
+LINEAGE: list[Any] = [{"generation": 1, "startStep": 0}]
+
+
+@pytest.mark.parametrize(
+    ("status", "begun"),
+    [
+        pytest.param({}, False, id="no generation"),
+        pytest.param({"membership": GENERATION}, False, id="announced, and nobody has adopted it"),
+        pytest.param({"membership": GENERATION | {"adopted": True}}, True, id="adopted"),
+        pytest.param({"membership": GENERATION, "lineage": LINEAGE}, True, id="an earlier one was"),
+        pytest.param({"membership": SUSPENDED_IN, "lineage": LINEAGE}, False, id="suspended in it"),
+        pytest.param(
+            {"membership": GENERATION, "lineage": LINEAGE, "incidents": [{"generation": 2, "cause": "Resumed"}]},
+            False,
+            id="resumed since",
+        ),
+        pytest.param(
+            {
+                "membership": GENERATION,
+                "lineage": [*LINEAGE, {"generation": 2, "startStep": 9}],
+                "incidents": [{"generation": 2, "cause": "Resumed"}, {"generation": 3, "cause": "ProcessExited"}],
+            },
+            True,
+            id="resumed, and it has trained since",
+        ),
+    ],
+)
+def test_whether_a_job_has_begun(status: dict[str, Any], begun: bool) -> None:
+    assert has_begun(status) == begun
 
 
 @pytest.mark.parametrize(
@@ -117,6 +182,42 @@ def test_resumed_job_starts_and_nothing_counts_as_a_restart() -> None:
     assert (issued.status["incidents"][-1]["cause"], issued.status["phase"]) == ("Resumed", "Starting")
     assert issued.status.get("restarts", {}).get("total", 0) == 0
     assert [note.kind for note in issued.notes if note.reason == "Resumed"] == ["Normal"]
+
+
+@pytest.mark.parametrize("policy", [{"activeDeadlineSeconds": 600}, {"startDeadlineSeconds": 60}])
+@pytest.mark.parametrize("status", [{**TRAINING, "startTime": CREATED}, None], ids=["trained", "created suspended"])
+def test_deadlines_begin_anew_with_each_resumption(policy: dict[str, int], status: dict[str, Any] | None) -> None:
+    memory, at_s = None, 100.0
+    for _ in range(2):
+        for suspended in (True, True, False):
+            builder = with_policy(status, suspend=suspended, **policy).with_created(CREATED)
+            clock = Clock(at_s, TEN_S + at_s)
+            got = plan(builder, pods=(), sessions=(), memory=memory, clock=clock)
+            memory, status, at_s = got.memory, got.status, at_s + 2 * HOUR_S
+        assert (got.status["phase"], len(got.create)) == ("Starting" if "startTime" in got.status else "Pending", 2)
+        assert got.look_again_s is not None
+        assert got.look_again_s <= clock.now_s + next(iter(policy.values()))
+        at_s = clock.now_s + 20.0
+
+
+def test_job_that_is_refused_misses_its_start() -> None:
+    refusal = Verdict("CreateFailed", "exceeded quota: no-services. Raise the quota.")
+    builder = with_policy(None, startDeadlineSeconds=60).with_created(CREATED)
+    waits = plan(builder, pods=(), sessions=(), refusal=refusal, clock=Clock(10.0, TEN_S + 10.0))
+    assert (waits.status["phase"], waits.look_again_s) == ("Pending", 60.0)
+    got = plan(builder, pods=(), sessions=(), refusal=refusal, clock=Clock(60.0, TEN_S + 60.0))
+    assert (got.status["phase"], condition(got, "Failed")["reason"]) == ("Failed", "StartDeadlineExceeded")
+    assert "exceeded quota" in condition(got, "Failed")["message"]
+    assert condition(got, "Accepted")["status"] == "False"
+
+
+@pytest.mark.parametrize("status", [None, TRAINING], ids=["created suspended", "suspended later"])
+def test_suspended_job_that_could_not_run_says_so(status: dict[str, Any] | None) -> None:
+    refusal = Verdict("InvalidTemplate", "spec.template is refused.")
+    got = plan(with_policy(status, suspend=True), pods=(), sessions=(), refusal=refusal)
+    assert (got.status["phase"], condition(got, "Accepted")["reason"]) == ("Suspended", "InvalidTemplate")
+    again = plan(with_policy(got.status, suspend=True), pods=(), sessions=())
+    assert condition(again, "Accepted")["status"] == "True"
 
 
 def test_process_that_fails_while_it_is_told_to_stop_fails_nothing() -> None:

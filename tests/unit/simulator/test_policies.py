@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from regroup_operator.api.spec import RunPolicy
-from regroup_operator.model.plan import Verdict
+from regroup_operator.model.plan import Verdict, seconds_of
 from regroup_operator.plan.failures import failures, on_exit
-from regroup_operator.plan.lifecycle import lifecycle
+from regroup_operator.plan.lifecycle import lifecycle, run_policy
 from regroup_operator.plan.lifecycle.run_policy import overdue
 from regroup_operator.plan.pods import pods
 from tests.simulator.faults import Fault
@@ -33,6 +33,8 @@ EXITS = Fault("exit-code", after_s=3.0, size=CODES.index(42))
 KILL = Fault("kill", after_s=3.0)
 NO_IMAGES = Fault("lose-images", calm=False, for_s=150.0)
 REFUSED = Fault("refuse-pods", calm=False, for_s=150.0)
+SUSPENDED = [Fault("suspend", after_s=10.0, calm=False, for_s=40.0), Fault("scale", after_s=45.0)]
+"""The second fault comes after it was resumed: what lasts ends with the last fault."""
 BY_ITSELF = replace(KILL, turns=5)
 """A pod of a role ends with each fault: with this one by its own exit code."""
 
@@ -51,6 +53,12 @@ def with_deadlines(add_s: int) -> Callable[..., Any]:
         return overdue(policy.model_copy(update=later), *known, **given)
 
     return late
+
+
+def as_written(status: Mapping[str, Any]) -> float | None:
+    """Return when the job was resumed, as an operator believes that does not know what it is about to write."""
+    said: Mapping[str, Any] = next((c for c in status.get("conditions", ()) if c["type"] == "Suspended"), {})
+    return seconds_of(said["lastTransitionTime"]) if said.get("reason") == "Resumed" else None
 
 
 def any_failed(_: object, of_roles: tuple[Any, ...]) -> Verdict | None:
@@ -96,6 +104,7 @@ def test_end_that_the_policy_asks_for_is_right(setting: Setting, fault: Fault, e
 
 DEADLINES_LATE = changed(lifecycle, "overdue", with_deadlines(60))
 DEADLINES_EARLY = changed(lifecycle, "overdue", with_deadlines(-10))
+LATE_RESUMPTION = changed(run_policy, "resumed_at", lambda status, _: as_written(status))
 NO_RULE = changed(on_exit, "first_match", lambda *_: None)
 FIRST_RULE = changed(on_exit, "first_match", lambda *_: 0)
 NOT_BLOCKED = changed(failures, "blocked_pod", lambda *_, **__: None)
@@ -134,6 +143,12 @@ def test_operator_that_does_otherwise_is_found(
 ) -> None:
     change(monkeypatch)
     assert Walk(setting, [fault]).run().sort == sort
+
+
+def test_deadline_of_before_a_suspension_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not Walk(ACTIVE, SUSPENDED).run().sort
+    LATE_RESUMPTION(monkeypatch)
+    assert Walk(ACTIVE, SUSPENDED).run().sort == "failed"
 
 
 def test_end_that_must_fail_the_job_is_counted() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
@@ -24,8 +24,8 @@ from regroup_operator.plan.failures.on_exit import (
     is_disruption,
     judge_exits,
     judged_status,
+    note_disrupted_pods,
     note_ignored,
-    note_ignored_pods,
     read_judged,
     rule_words,
 )
@@ -85,11 +85,9 @@ def judge_failures(facts: Facts) -> Failures:
         released=facts.released,
         known_exits=known_exits,
     )
+    ended = (*seen.failures, *(failure for _, failure in seen.disrupted))
     rulings = judge_exits(
-        rules,
-        (*seen.failures, *(failure for _, failure in seen.disrupted)),
-        judged=was_judged,
-        current=facts.current.number if facts.current is not None else 0,
+        rules, ended, judged=was_judged, generations=_generations(facts, [f.pod for f in ended if f.container])
     )
     processes = tuple(failure for failure in rulings.counted if not is_disruption(failure))
     sessions = obs.sessions.values()
@@ -102,7 +100,7 @@ def judge_failures(facts: Facts) -> Failures:
         script=facts.tier == "Script",
         excused=excused_generations(sessions, seen.memory, facts.tier),
     )
-    ignored_pods = {failure.pod for _, failure in rulings.ignored if is_disruption(failure)}
+    counted_pods = {failure.pod for failure in rulings.counted if is_disruption(failure)}
     ignored = note_ignored(
         seen.memory.ignored,
         [(failure, _ignored_words(rules, index, failure)) for index, failure in rulings.ignored],
@@ -113,9 +111,9 @@ def judge_failures(facts: Facts) -> Failures:
         seen.memory,
         crash=crash,
         ignored=ignored,
-        ignored_pods=note_ignored_pods(
-            seen.memory.ignored_pods,
-            [pod for pod, failure in seen.disrupted if failure.pod in ignored_pods],
+        disrupted_pods=note_disrupted_pods(
+            seen.memory.disrupted_pods,
+            [pod for pod, failure in seen.disrupted if failure.pod not in counted_pods],
             obs.pods,
             inputs.clock.now_s,
         ),
@@ -166,6 +164,20 @@ def judge_failures(facts: Facts) -> Failures:
         ignored="" if ignored is None or ignored.count < 2 else f"{ignored.count} failures in a row: {ignored.words}",
         due_s=None if ignored is None else inputs.clock.now_s + max(0.0, ignored.at + QUIET_S - inputs.clock.wall),
     )
+
+
+def _generations(facts: Facts, names: Collection[str]) -> dict[str, int]:
+    """Return by worker the newest generation that has the pod as a member, of the pods with these names."""
+    current = facts.current
+    if current is None or not names:
+        return {}
+    members = frozenset(current.members)
+    found = {}
+    for pod in facts.inputs.obs.pods:
+        if pod.name in names:
+            older = (one.number for one in current.older if pod.uid in one.pod_uids)
+            found[str(pod.id)] = current.number if pod.id in members else max(older, default=0)
+    return found
 
 
 def _ruled(facts: Facts, rulings: Rulings) -> Verdict | None:

@@ -58,9 +58,11 @@ class Rulings:
     """The failure that fails the job, and the index of the rule that says so."""
 
 
-def judge_exits(rules: Sequence[ExitRule], failures: Iterable[Failure], *, judged: Judged, current: int) -> Rulings:
-    """Return what becomes of new failures, in the order of their times. `current` is the number of the newest generation, in
-    which the ends of whole containers are dated."""
+def judge_exits(
+    rules: Sequence[ExitRule], failures: Iterable[Failure], *, judged: Judged, generations: Mapping[str, int]
+) -> Rulings:
+    """Return what becomes of new failures, in the order of their times. `generations`: by worker, the newest generation that it is
+    a member of, in which the end of its whole container is dated; a worker that is in none is absent."""
     counted: list[Failure] = []
     ignored: list[tuple[int, Failure]] = []
     fails: tuple[int, Failure] | None = None
@@ -68,7 +70,7 @@ def judge_exits(rules: Sequence[ExitRule], failures: Iterable[Failure], *, judge
         index = first_match(rules, failure)
         if index is None and is_disruption(failure):
             continue  # a drain, or the loss of a worker
-        generation = current if failure.container else failure.generation
+        generation = generations.get(failure.worker, 0) if failure.container else failure.generation
         own, judged = _note(judged, failure, generation, rules, index)
         action = "Restart" if index is None else rules[index].action
         if index is not None and action == "Fail" and own and fails is None:
@@ -185,11 +187,12 @@ def note_ignored(
     return row
 
 
-def note_ignored_pods(
+def note_disrupted_pods(
     known: Mapping[int, EarlyFailure], ended: Iterable[Pod], pods: Iterable[Pod], now_s: float
 ) -> dict[int, EarlyFailure]:
-    """Return by slot how many pods in a row were evicted or preempted soon after their start, and ignored. `ended`: the new ones.
-    What makes room for others can do so for ever: pods/early.py holds each further one back longer."""
+    """Return by slot how many pods in a row were evicted or preempted soon after their start, and count nothing. `ended`: the new
+    ones. What makes room for others can do so for ever: pods/early.py holds each further one back longer. Those that a rule counts
+    are bounded by maxRestarts."""
     slots = {pod.slot for pod in pods}
     out = {slot: row for slot, row in known.items() if slot in slots}
     for pod in ended:

@@ -13,11 +13,12 @@ ROLE_FAILED = "RoleFailed"
 
 def role_verdict(job: Job, pods: Iterable[Pod]) -> Verdict | None:
     """Return why a role fails the job: a pod of one that is not to be restarted has failed by itself. Pods that were evicted or
-    deleted, or ended with their node, are replaced."""
+    deleted, or ended with their node (which a kubelet announces when it shuts down), are replaced."""
     never = {role.name for role in job.spec.roles if role.template.spec.restart_policy == "Never"}
     for pod in pods:
         failed = pod.role in never and pod.phase == "Failed" and pod.last_exit_code is not None
-        if failed and not pod.terminating and not pod.disrupted and not pod.end_unseen:
+        outside = pod.terminating or pod.disrupted or pod.disruption or pod.end_unseen
+        if failed and not outside:
             return Verdict(
                 ROLE_FAILED,
                 f"Pod {pod.name} of role {pod.role} ended with exit code {pod.last_exit_code}, and its restartPolicy is Never. "

@@ -21,7 +21,7 @@ from regroup_operator.model.plan import Verdict
 from regroup_operator.model.worker import Current, Standing, Worker
 from regroup_operator.plan.facts.facts import Facts
 from regroup_operator.plan.failures.failures import Failures
-from regroup_operator.plan.lifecycle.run_policy import expires_in_s, overdue
+from regroup_operator.plan.lifecycle.run_policy import expires_in_s, has_begun, overdue
 
 
 @dataclass(frozen=True)
@@ -29,6 +29,8 @@ class Refused:
     """It cannot run as written, or what it needs once cannot be made. Nothing is made for it."""
 
     why: Verdict
+    due_s: float | None = None
+    """As of Active."""
 
 
 @dataclass(frozen=True)
@@ -117,11 +119,12 @@ def decide_lifecycle(facts: Facts, failures: Failures) -> Lifecycle:
     if failure is not None:
         return _ended(facts, Ended(succeeded=False, why=failure))
     refusal = facts.inputs.refusal
-    if refusal is not None and facts.status.get("startTime") is None:
-        return Refused(refusal)
-    verdict, due_s = _deadline(facts, failures, waits=finished is None)
+    is_refused = refusal is not None and facts.status.get("startTime") is None
+    verdict, due_s = _deadline(facts, failures, waits=finished is None, refusal=refusal if is_refused else None)
     if verdict is not None:
         return _ended(facts, Ended(succeeded=False, why=verdict))
+    if refusal is not None and is_refused:
+        return Refused(refusal, due_s)
     return Active(refusal, due_s) if finished is None else Completing(finished, refusal, due_s)
 
 
@@ -151,16 +154,19 @@ def _ended(facts: Facts, ended: Ended) -> Ended:
     return replace(ended, completed=completed, expires_s=None if in_s is None else clock.now_s + in_s)
 
 
-def _deadline(facts: Facts, failures: Failures, *, waits: bool) -> tuple[Verdict | None, float | None]:
+def _deadline(
+    facts: Facts, failures: Failures, *, waits: bool, refusal: Verdict | None
+) -> tuple[Verdict | None, float | None]:
     """Return which deadline of the job is over, and when the next one will be, monotonic. `waits`: it may still have to begin."""
     job, clock = facts.inputs.job, facts.inputs.clock
     verdict, in_s = overdue(
         job.spec.run_policy,
         facts.status,
         created=job.created,
-        waits=waits and (facts.current is None or facts.current.suspended),
+        waits=waits and not has_begun(facts.known),
         ready=sum(w.available for w in failures.workers),
         needed=job.min_replicas,
+        refusal="" if refusal is None else refusal.message,
         now=clock.wall,
     )
     return verdict, None if in_s is None else clock.now_s + in_s

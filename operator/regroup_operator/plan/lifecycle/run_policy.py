@@ -12,15 +12,31 @@ from typing import Any
 from regroup_operator.api.conditions import SUSPENDED
 from regroup_operator.api.spec import RunPolicy
 from regroup_operator.model.plan import Verdict, seconds_of
+from regroup_operator.model.worker import RESUMED
 
 DEADLINE_EXCEEDED = "DeadlineExceeded"
 START_DEADLINE_EXCEEDED = "StartDeadlineExceeded"
 
 
-def resumed_at(status: Mapping[str, Any]) -> float | None:
-    """Return when the job was resumed last, in seconds since the epoch; None: it never was suspended, or is."""
+def resumed_at(status: Mapping[str, Any], now: float) -> float | None:
+    """Return when a job that is not to be suspended was resumed last, in seconds since the epoch; None: it never was suspended.
+
+    It is resumed `now` where the status still says that it is suspended: the plan that is being made will say that it was resumed.
+    """
     said = next((c for c in status.get("conditions", ()) if c["type"] == SUSPENDED), None)
-    return seconds_of(said["lastTransitionTime"]) if said is not None and said["reason"] == "Resumed" else None
+    if said is None:
+        return None
+    return now if said["status"] == "True" else seconds_of(said["lastTransitionTime"])
+
+
+def has_begun(status: Mapping[str, Any]) -> bool:
+    """Return whether the job has trained since it was created, or resumed last: a generation was adopted."""
+    membership = status.get("membership") or {}
+    if not membership or membership.get("suspended"):
+        return False
+    resumptions = [i["generation"] for i in status.get("incidents", ()) if i.get("cause") == RESUMED]
+    first = max(resumptions, default=0)
+    return bool(membership.get("adopted")) or any(e["generation"] >= first for e in status.get("lineage", ()))
 
 
 def overdue(
@@ -31,31 +47,43 @@ def overdue(
     waits: bool,
     ready: int,
     needed: int,
+    refusal: str = "",
     now: float,
 ) -> tuple[Verdict | None, float | None]:
     """Return why the job has to end now, and in how many seconds it would have to if nothing changes.
 
-    `created`: the object's creationTimestamp; `waits`: it has not begun to train since it was created or resumed; `ready` of the
-    `needed` workers could. `now` is seconds since the epoch.
+    `created`: the object's creationTimestamp; `waits`: it still has to begin to train; `ready` of the `needed` workers could;
+    `refusal`: why it may not. `now` is seconds since the epoch.
     """
-    resumed = resumed_at(status)
+    resumed = resumed_at(status, now)
     bounds: list[tuple[float, Verdict]] = []
     start = status.get("startTime")
     if policy.active_deadline_seconds is not None and start is not None:
-        began = resumed if resumed is not None else seconds_of(start)
+        began = seconds_of(start) if resumed is None else max(resumed, seconds_of(start))
         bound_s = policy.active_deadline_seconds
         text = f"The job ran longer than spec.runPolicy.activeDeadlineSeconds ({bound_s}). Raise it and submit the job again."
         bounds.append((began + bound_s, Verdict(DEADLINE_EXCEEDED, text)))
     if policy.start_deadline_seconds is not None and waits and created is not None:
         began = resumed if resumed is not None else seconds_of(created)
         bound_s = policy.start_deadline_seconds
-        text = (
-            f"{ready} of the {needed} workers that the job needs were ready within spec.runPolicy.startDeadlineSeconds "
-            f"({bound_s}). Its pods are given back. Look for capacity or quota, then submit the job again."
-        )
-        bounds.append((began + bound_s, Verdict(START_DEADLINE_EXCEEDED, text)))
+        why = _why_not_begun(f"spec.runPolicy.startDeadlineSeconds ({bound_s})", ready, needed, refusal)
+        bounds.append((began + bound_s, Verdict(START_DEADLINE_EXCEEDED, f"{why} Its pods are given back.")))
     due = next((verdict for at, verdict in bounds if at <= now), None)
     return due, min((at - now for at, _ in bounds), default=None)
+
+
+def _why_not_begun(bound: str, ready: int, needed: int, refusal: str) -> str:
+    if refusal:
+        return f"The job could not begin within {bound}: {refusal}"
+    if ready < needed:
+        return (
+            f"{ready} of the {needed} workers that the job needs were ready within {bound}. "
+            "Look for capacity or quota, then submit the job again."
+        )
+    return (
+        f"{ready} workers were ready, and the job has not begun to train within {bound}. "
+        "Read the trainers' logs, or raise the deadline, then submit the job again."
+    )
 
 
 def expires_in_s(policy: RunPolicy, completed: str | None, now: float) -> float | None:

@@ -1,13 +1,15 @@
 """Give back worker pods for which no node has room, and try again later. Pure.
 
 `spec.elasticPolicy.pendingTimeoutSeconds`. A pod that stays pending keeps its place in the scheduler's queue and makes an
-autoscaler of nodes try again and again. The job runs smaller without it. A job with fewer than minReplicas placed workers gives
-nothing back: it waits for its start, and runPolicy.startDeadlineSeconds bounds that.
+autoscaler of nodes try again and again. The job runs smaller without it. A job with fewer than minReplicas placed workers, by
+whole groups, gives nothing back: it waits for its start, and runPolicy.startDeadlineSeconds bounds that. Once a pod that was given
+back finds a node, all others are tried again at once.
 docs/design/adr/0055-size-of-an-elastic-job.md
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
@@ -41,21 +43,26 @@ def judge_capacity(
     pods: Iterable[Pod],
     released: Collection[str],
     slots: int,
+    per_group: int = 1,
     unplaced: Mapping[str, float],
     rows: Mapping[int, EarlyFailure],
     clock: Clock,
 ) -> Capacity:
     """Return which pods are given back now. `unplaced`, `rows`: as they were left by the plan before; `slots`: how many the job
-    has."""
+    has; `per_group`: workers of a group, each of which has a position of its own in it."""
     if policy is None or policy.pending_timeout_seconds is None:
         return Capacity({}, {})
     usable = [p for p in pods if p.usable and p.uid not in released]
     waiting = [p for p in usable if not p.node and p.unscheduled_reason == UNSCHEDULABLE]
     since_s = {p.uid: unplaced.get(p.uid, clock.now_s) for p in waiting}
     placed = {p.slot for p in usable if p.node}
-    rows = {slot: row for slot, row in rows.items() if slot < slots and slot not in placed}
-    if len(placed) < policy.min_replicas:
-        return _held(since_s, rows, clock)
+    has_room = not placed.isdisjoint(rows)
+    rows = {} if has_room else {slot: row for slot, row in rows.items() if slot < slots}
+    of_position = Counter(slot % per_group for slot in placed)
+    num_groups = min(of_position[position] for position in range(per_group))
+    if num_groups * per_group < policy.min_replicas:
+        # What is missing for the start, or to go on, is tried at once.
+        return _held(since_s, {}, clock)
     timeout_s = float(policy.pending_timeout_seconds)
     overdue = [p for p in waiting if clock.now_s >= since_s[p.uid] + timeout_s]
     notes = []

@@ -1,4 +1,5 @@
-"""Hold back the pods of a slot whose last ones failed before they ran, and delete all failed ones but the last. Pure.
+"""Hold back the pods of a slot whose last ones failed before they ran, or were evicted soon after; delete all failed ones but the
+last. Pure.
 
 A device plugin that is broken, or a node that is full of what it did not account for, refuses pods as fast as they are made. The
 first is replaced at once, on another node if there is one; each further one in a row comes later. What is left of them would be
@@ -12,6 +13,8 @@ from collections.abc import Collection, Iterable, Mapping
 from regroup_operator.model.plan import Clock, EarlyFailure, Verdict
 from regroup_operator.model.records import Pod
 
+DISRUPTED = "Disrupted"
+"""Reason of condition PodsReady."""
 FIRST_S, LAST_S = 10.0, 300.0
 """Pause before the third pod of a slot, doubled for each further one up to the second; the kubelet has these for a container."""
 
@@ -62,6 +65,21 @@ def early_words(known: Mapping[int, EarlyFailure], pods: Iterable[Pod], clock: C
     if next_s > clock.now_s and not any(pod.usable for pod in of_slot):
         said += f"; the next one is made at {clock.stamp(next_s)}"
     return Verdict(reason or "PodFailed", said)
+
+
+def disrupted_words(known: Mapping[int, EarlyFailure], pods: Iterable[Pod], clock: Clock) -> Verdict | None:
+    """Return what is said of the slot that waits longest of those whose pods were evicted or preempted again and again; None: none
+    waits for that. `pods`: all pods of the job's workers."""
+    usable = {pod.slot for pod in pods if pod.usable}
+    waiting = {slot: at for slot, at in held_until(known).items() if at > clock.now_s and slot not in usable}
+    if not waiting:
+        return None
+    slot = max(waiting, key=lambda slot: (waiting[slot], slot))
+    said = (
+        f"{known[slot].count} pods of worker {slot} in a row were evicted or preempted soon after they started; "
+        f"the next one is made at {clock.stamp(waiting[slot])}"
+    )
+    return Verdict(DISRUPTED, said)
 
 
 def surplus(pods: Iterable[Pod], spoken_for: Collection[str] = ()) -> tuple[Pod, ...]:

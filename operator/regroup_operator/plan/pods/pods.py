@@ -16,7 +16,7 @@ from regroup_operator.plan.failures.exits import avoided_nodes, count_created
 from regroup_operator.plan.generation.generation import NextGeneration
 from regroup_operator.plan.lifecycle.lifecycle import Active, Completing, Ended, Lifecycle, Suspending
 from regroup_operator.plan.pods.capacity import judge_capacity
-from regroup_operator.plan.pods.early import early_words, held_until, note_early, surplus
+from regroup_operator.plan.pods.early import disrupted_words, early_words, held_until, note_early, surplus
 from regroup_operator.plan.pods.notices import Notices, judge_notices, with_tainted
 from regroup_operator.plan.pods.roles import NO_ROLES, RoleChanges, plan_roles
 from regroup_operator.plan.pods.wanted import CreateWorker, plan_workers
@@ -51,6 +51,7 @@ def plan_pods(facts: Facts, lifecycle: Lifecycle, generation: NextGeneration) ->
         pods=inputs.obs.pods,
         released=facts.released,
         slots=facts.slots,
+        per_group=facts.per_group,
         unplaced=facts.memory.unplaced,
         rows=facts.memory.given_back,
         clock=inputs.clock,
@@ -74,7 +75,7 @@ def plan_pods(facts: Facts, lifecycle: Lifecycle, generation: NextGeneration) ->
         hello_timeout_s=inputs.settings.hello_timeout_s,
         term_began_s=max(inputs.obs.term_started_s, inputs.obs.admitted_by_s),
         blip_s=inputs.settings.late_timeout_s,
-        held=_latest(held_until(early), held_until(generation.memory.ignored_pods), capacity.held or {}),
+        held=_latest(held_until(early), held_until(generation.memory.disrupted_pods), capacity.held or {}),
         given_back=capacity.given_back,
     )
     delete = (*changes.delete, *(pod for pod in changes.release if not pod.terminating))
@@ -90,7 +91,7 @@ def plan_pods(facts: Facts, lifecycle: Lifecycle, generation: NextGeneration) ->
         rows=facts.memory.role_rows,
         active=isinstance(lifecycle, Active | Completing),
         cleans=_clears(lifecycle, inputs.job.spec.run_policy),
-        now_s=inputs.clock.now_s,
+        clock=inputs.clock,
     )
     num_replaced, memory = count_created(
         [MemberId(c.slot, c.attempt) for c in changes.create],
@@ -115,7 +116,8 @@ def plan_pods(facts: Facts, lifecycle: Lifecycle, generation: NextGeneration) ->
         num_replaced=num_replaced if known.get("membership") else 0,
         due_s=earliest((changes.look_again_s, capacity.due_s, roles.due_s), after_s=inputs.clock.now_s),
         words=capacity.words,
-        failing=early_words(early, inputs.obs.pods, inputs.clock),
+        failing=early_words(early, inputs.obs.pods, inputs.clock)
+        or disrupted_words(memory.disrupted_pods, inputs.obs.pods, inputs.clock),
         notes=(*notices.notes, *capacity.notes, *roles.notes),
         roles=roles,
     )

@@ -11,19 +11,21 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from regroup_operator.api import Job
 from regroup_operator.api.job import role_digest
 from regroup_operator.api.names import role_place
 from regroup_operator.api.template import Role
-from regroup_operator.model.plan import EarlyFailure, earliest
+from regroup_operator.model.plan import Clock, EarlyFailure, earliest
 from regroup_operator.model.ports import EventNote
 from regroup_operator.model.records import Pod
 from regroup_operator.plan.facts.roles import awaited, succeeded
 
 FIRST_S, LAST_S = 10.0, 300.0
 """Pause before the second pod in a row of a place, doubled for each further one up to the second."""
+NOBODY: Mapping[str, str] = MappingProxyType({})
 LASTED_S = 60.0
 """A pod that has run for so long ends a row of failed ones."""
 
@@ -55,10 +57,11 @@ def plan_roles(
     rows: Mapping[Place, EarlyFailure],
     active: bool,
     cleans: bool,
-    now_s: float,
+    clock: Clock,
 ) -> RoleChanges:
     """Return what to make and to delete. `known`: status.roles as stored; `active`: the job wants its pods; `cleans`: once it
     does not, pods that have ended are deleted, too."""
+    now_s = clock.now_s
     if not active:
         unwanted = tuple(p for p in pods if not p.terminating and (cleans or p.alive))
         return RoleChanges({}, delete=unwanted, status=_status(job, pods, known))
@@ -70,12 +73,12 @@ def plan_roles(
     notes = tuple(
         _words(place, row) for place, row in rows.items() if place not in before or before[place].count < row.count
     )
-    status = _status(job, pods, known)
     done = {role_place(name, i) for name, indices in succeeded(job, pods, known).items() for i in indices}
     outdated = _outdated(job, pods)
     create: list[tuple[str, int, int]] = []
     delete = [p for p in pods if p.place not in wanted or p.uid in outdated]
     dues_s: list[float] = []
+    held: dict[str, str] = {}
     for place, (name, index) in wanted.items():
         there = of_place.get(place, [])
         # Of those that failed the newest stays, for its log.
@@ -85,10 +88,12 @@ def plan_roles(
         due_s = rows[place].at_s + _pause_s(rows[place].count) if place in rows else now_s
         if due_s > now_s:
             dues_s.append(due_s)
+            held.setdefault(name, _held(place, there, rows[place], clock.stamp(due_s)))
         else:
             create.append((name, index, there[-1].attempt + 1 if there else 0))
     dues_s += [p.running_since_s + LASTED_S for p in pods if p.place in rows and p.running_since_s is not None]
     going = tuple(p for p in delete if not p.terminating)
+    status = _status(job, pods, known, held)
     return RoleChanges(rows, tuple(create), going, status, earliest(dues_s, after_s=now_s), notes)
 
 
@@ -133,24 +138,50 @@ def _pause_s(count: int) -> float:
     return 0.0 if count < 2 else min(LAST_S, FIRST_S * 2.0 ** min(count - 2, 10))
 
 
-def _status(job: Job, pods: Sequence[Pod], known: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]] | None:
+def _held(place: Place, pods: Sequence[Pod], row: EarlyFailure, next_at: str) -> str:
+    """Return why a place has no pod for a while."""
+    failed = next((p for p in pods if p.attempt == row.attempt and p.phase == "Failed"), None)
+    how = ""
+    if failed is not None and failed.last_exit_code is not None:
+        how = f" with exit code {failed.last_exit_code}"
+    elif failed is not None and failed.status_reason:
+        how = f" ({failed.status_reason})"
+    return f"{place}: its pod failed{how}, {row.count} in a row; the next one is made at {next_at}"
+
+
+def _status(
+    job: Job, pods: Sequence[Pod], known: Iterable[Mapping[str, Any]], held: Mapping[str, str] = NOBODY
+) -> list[dict[str, Any]] | None:
+    """Return status.roles. `held`: by role, why a place has no pod for a while."""
     done = succeeded(job, pods, known)
     waits = awaited(job, done)
     return [
-        _of_role(role, [p for p in pods if p.role == role.name], done[role.name], waits.get(role.name))
+        _of_role(role, [p for p in pods if p.role == role.name], done[role.name], waits.get(role.name), held)
         for role in job.spec.roles
     ] or None
 
 
-def _of_role(role: Role, pods: list[Pod], done: frozenset[int], awaited: int | None) -> dict[str, Any]:
+def _of_role(
+    role: Role, pods: list[Pod], done: frozenset[int], awaited: int | None, held: Mapping[str, str]
+) -> dict[str, Any]:
     ready = [p for p in pods if p.usable and p.phase == "Running" and p.running_since_s is not None and p.node_ready]
     out: dict[str, Any] = {"name": role.name, "replicas": role.replicas, "ready": len(ready)}
     if done:
         out["succeeded"] = sorted(done)
     if awaited is not None:
         out["awaited"] = awaited
-    stuck = next((p for p in pods if p.usable and (p.waiting_reason or p.unschedulable)), None)
-    if stuck is not None:
-        why = f"{stuck.waiting_reason} {stuck.waiting_message}".strip() or stuck.unschedulable
-        out["message"] = f"{stuck.name}: {why}"[:300]
+    message = _stuck(pods) or held.get(role.name)
+    if message:
+        out["message"] = message[:300]
     return out
+
+
+def _stuck(pods: Iterable[Pod]) -> str:
+    """Return why the first pod that does not run does not; empty: they all do."""
+    for pod in pods:
+        if pod.usable and (pod.waiting_reason or pod.unschedulable):
+            return f"{pod.name}: " + (f"{pod.waiting_reason} {pod.waiting_message}".strip() or pod.unschedulable)
+        if pod.alive and not pod.node_ready:
+            # Until the API has it no more a process of it may be alive there.
+            return f"{pod.name}: its node {pod.node} is not ready. Bring the node back, or delete the pod by force if it is off."
+    return ""

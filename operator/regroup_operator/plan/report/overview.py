@@ -27,7 +27,6 @@ from regroup_operator.plan.failures.failures import Failures
 from regroup_operator.plan.failures.on_exit import UNSCHEDULABLE
 from regroup_operator.plan.generation.generation import NextGeneration
 from regroup_operator.plan.lifecycle.lifecycle import (
-    Active,
     Completing,
     Ended,
     Lifecycle,
@@ -83,7 +82,7 @@ def overview(
         group=group,
     )
     now = {
-        **_accepted(lifecycle),
+        **_accepted(facts, lifecycle, before),
         **_of_workers(facts, rest, generation, pods),
         **_of_saving(facts, lifecycle, generation, status, before),
     }
@@ -133,11 +132,13 @@ def _by_type(conditions: Iterable[JobCondition]) -> dict[str, JobCondition]:
     return {one.type: one for one in conditions}
 
 
-def _accepted(lifecycle: Lifecycle) -> dict[str, JobCondition]:
-    """Return whether the spec is what the job runs by."""
-    why = lifecycle.why if isinstance(lifecycle, Refused) else None
-    if isinstance(lifecycle, Active | Completing):
-        why = lifecycle.refusal
+def _accepted(facts: Facts, lifecycle: Lifecycle, before: Mapping[str, Mapping[str, Any]]) -> dict[str, JobCondition]:
+    """Return whether the spec is what the job runs by, or could: a job that is suspended is judged, too. Once it has ended it is
+    judged no longer."""
+    if isinstance(lifecycle, Ended) and ACCEPTED in before:
+        old = before[ACCEPTED]
+        return _by_type([JobCondition(ACCEPTED, old["status"], old["reason"], old["message"])])
+    why = facts.inputs.refusal
     if why is None:
         return _by_type([JobCondition(ACCEPTED, "True", "Valid", "The job can run as written.")])
     return _by_type([JobCondition(ACCEPTED, "False", why.reason or "InvalidSpec", why.message)])
