@@ -82,7 +82,10 @@ def why(job: Object, pods: Iterable[Object], events: Iterable[Object]) -> list[s
     conditions = {c["type"]: c for c in status.get("conditions", ())}
     out = [f"{name} is {now}."]
     if "conditions" not in status:
-        out = [f"No operator has looked at {name} yet. Is one running? See its Deployment and Lease."]
+        out = [
+            f"No operator has looked at {name} yet. See kubectl -n regroup-system get pods,lease. If an operator leads: do its "
+            "watchNamespaces include this namespace, and is spec.runPolicy.managedBy absent?"
+        ]
     out += [f"{c['reason']}: {c['message']}" for kind in ENDS if (c := conditions.get(kind)) and c["status"] == "True"]
     if now == COMPLETING and "Complete" in conditions:
         out.append(f"{conditions['Complete']['reason']}: {conditions['Complete']['message']}")

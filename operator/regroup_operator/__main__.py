@@ -166,8 +166,9 @@ class Operator:
         log.info("Agents call %s; listening on port %d.", settings.url, port)
         self._unready = "The pods of the cluster have not been listed yet."
         await self._pods.synced()
-        self._unready = None
+        self._unready = "The jobs of the cluster have not been listed yet."
         await self._resource_exists()
+        self._unready = None
 
     def _begin_term(self) -> None:
         settings = self._settings
@@ -263,8 +264,13 @@ class Operator:
                 await self._client.list(JOBS, next(iter(self._settings.watch_namespaces), None), limit=1)
                 return
             except ApiError as error:
-                hint = " Install the CustomResourceDefinition of crds/." if error.status == 404 else ""
-                log.warning("Jobs cannot be listed: %s%s", error, hint)
+                hint = (
+                    " Install the CustomResourceDefinition: helm upgrade the chart, or apply crds/."
+                    if error.status == 404
+                    else ""
+                )
+                self._unready = f"Jobs cannot be listed: {error}{hint}"
+                log.warning(self._unready)
             await asyncio.sleep(RETRY_S)
 
     async def _end(self, tasks: list[asyncio.Task[None]]) -> None:

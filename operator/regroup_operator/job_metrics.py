@@ -14,6 +14,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from regroup_operator.api import is_ours
+from regroup_operator.api.conditions import ACCEPTED, CHECKPOINTS_SAVED, SNAPSHOTS_TAKEN
 
 Jobs = Callable[[], Iterable[Mapping[str, Any]]]
 """The objects of all jobs, as last known."""
@@ -47,6 +48,14 @@ class JobMetrics(Collector):
         for phase in (*PHASES, *sorted(counts.keys() - set(PHASES))):
             by_phase.add_metric([phase], counts[phase])
         yield by_phase
+        in_trouble = GaugeMetricFamily(
+            "regroup_jobs_in_trouble",
+            "Jobs that have not ended and whose condition Accepted, CheckpointsSaved or SnapshotsTaken is False, by its reason.",
+            labels=["condition", "reason"],
+        )
+        for (kind, reason), count in sorted(Counter(found for job in jobs for found in _false_conditions(job)).items()):
+            in_trouble.add_metric([kind, reason], count)
+        yield in_trouble
         known = [status["goodput"]["percent"] for job in jobs if "goodput" in (status := running_status(job))]
         if known:
             text = "Mean over running jobs of the share of their time that went into steps that count."
@@ -59,6 +68,16 @@ def running_status(job: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the status of a job that is running or recovering, else nothing."""
     status: Mapping[str, Any] = job.get("status") or {}
     return status if status.get("phase") in ("Running", "Recovering") else {}
+
+
+def _false_conditions(job: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
+    """Yield type and reason of what is wrong with a job beside its training."""
+    status = job.get("status") or {}
+    if status.get("phase") in ("Succeeded", "Failed"):
+        return
+    for one in status.get("conditions") or ():
+        if one["type"] in (ACCEPTED, CHECKPOINTS_SAVED, SNAPSHOTS_TAKEN) and one["status"] == "False":
+            yield one["type"], one["reason"]
 
 
 _OF_A_JOB: tuple[tuple[str, str, Callable[[Mapping[str, Any]], Any]], ...] = (

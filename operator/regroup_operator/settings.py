@@ -121,7 +121,7 @@ class OperatorSettings(BaseModel):
     """Seconds after minReplicas workers are ready until a job starts with fewer than spec.replicas."""
 
     settle_s: float = Field(default=Settings.settle_s, ge=0)
-    """Seconds that the operator waits, after a collective broke without a known culprit, for the culprit's own report."""
+    """After a collective broke and it is not known which worker failed: seconds to wait for that worker's report."""
 
     join_quiet_s: float = Field(default=Settings.join_quiet_s, ge=0)
     """Seconds that a planned generation waits after the last worker became ready, so that joiners come together. In a job with

@@ -119,6 +119,15 @@ def test_digest_counts_for_operator_and_agent_and_the_policy_covers_the_operator
     assert {port["port"] for rule in policy["spec"]["ingress"] for port in rule["ports"]} == ports
 
 
+def test_further_peers_reach_the_operators_endpoint() -> None:
+    """Workers with the address of their node."""
+    nodes = {"ipBlock": {"cidr": "10.1.0.0/16"}}
+    text = rendered(f"networkPolicy={json.dumps({'enabled': True, 'from': [nodes]})}")
+    (policy,) = (d for d in yaml.safe_load_all(text) if d and d["kind"] == "NetworkPolicy")
+    agents, _ = policy["spec"]["ingress"]
+    assert agents["from"] == [{"namespaceSelector": {}}, nodes]
+
+
 def test_workers_of_a_namespace_are_reached_by_pods_of_jobs_only(api: Api, namespace: str) -> None:
     value = {"namespaces": [namespace, "other"], "from": [{"ipBlock": {"cidr": "10.1.0.0/16"}}]}
     text = rendered(f"networkPolicy.workers={json.dumps(value)}")

@@ -164,6 +164,27 @@ def test_job_that_does_not_run_has_no_throughput() -> None:
     assert found == {"a": 9.5, "b": 0.0, "c": 0.0, "new": None}
 
 
+def test_what_is_wrong_with_jobs_beside_their_training_is_counted() -> None:
+    def says(kind: str, status: str, reason: str) -> dict[str, Any]:
+        return {"conditions": [{"type": kind, "status": status, "reason": reason}]}
+
+    jobs = [
+        job_of("a", phase="Running", **says("CheckpointsSaved", "False", "NotSaved")),
+        job_of("b", phase="Recovering", **says("CheckpointsSaved", "False", "NotSaved")),
+        job_of("c", phase="Pending", **says("Accepted", "False", "InvalidTemplate")),
+        job_of("d", phase="Running", **says("SnapshotsTaken", "True", "Taken")),
+        job_of("e", phase="Failed", **says("CheckpointsSaved", "False", "NotSaved")),
+        job_of("f", phase="Running", **says("PodsReady", "False", "Starting")),
+    ]
+    metrics = ops.Metrics()
+    metrics.follow_jobs(lambda: jobs, per_job=False)
+    (family,) = (f for f in metrics.registry.collect() if f.name == "regroup_jobs_in_trouble")
+    assert {tuple(sample.labels.values()): sample.value for sample in family.samples} == {
+        ("CheckpointsSaved", "NotSaved"): 2.0,
+        ("Accepted", "InvalidTemplate"): 1.0,
+    }
+
+
 def test_write_without_an_answer_is_counted_once_it_is_known(tmp_path: Path) -> None:
     world = World(tmp_path, make_job().with_replicas(2), known_session=True, total_steps=1_000_000, backs_off=True)
     world.advance(5.0, step_every_s=0.5)

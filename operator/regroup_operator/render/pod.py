@@ -7,6 +7,7 @@ nothing but Python. If the template passes Pod Security "restricted", so does th
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -112,7 +113,7 @@ def _add_agent(spec: dict[str, Any], settings: RenderSettings) -> None:
         "imagePullPolicy": settings.agent_image_pull_policy,
         "command": ["cp", AGENT_IN_IMAGE, f"{AGENT_DIR}/agent.pyz"],
         "volumeMounts": [{"name": "regroup-bin", "mountPath": AGENT_DIR}],
-        "resources": {"requests": {"cpu": "10m", "memory": "16Mi"}},
+        "resources": _agent_resources(spec),
         "securityContext": {
             "allowPrivilegeEscalation": False,
             "capabilities": {"drop": ["ALL"]},
@@ -129,6 +130,18 @@ def _add_agent(spec: dict[str, Any], settings: RenderSettings) -> None:
     secrets += [{"name": name} for name in settings.agent_image_pull_secrets if name not in known]
     if secrets:
         spec["imagePullSecrets"] = secrets
+
+
+def _agent_resources(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the resources of the container that copies the agent: little, and the trainer container's where that has limits. It
+    ends before the trainer begins, so that the pod asks for no more by that. A quota on limits then refuses the pod for the user's
+    own containers only, and a pod whose containers have requests equal to their limits has the QoS class Guaranteed."""
+    trainer = next(c for c in spec["containers"] if c["name"] == TRAINER_CONTAINER)
+    given = trainer.get("resources") or {}
+    requests = {"cpu": "10m", "memory": "16Mi"}
+    limits = {name: limit for name, limit in (given.get("limits") or {}).items() if name in requests}
+    requests |= {name: (given.get("requests") or {}).get(name, limit) for name, limit in limits.items()}
+    return {"requests": requests, "limits": limits} if limits else {"requests": requests}
 
 
 def _add_volumes(spec: dict[str, Any], job: Job) -> None:

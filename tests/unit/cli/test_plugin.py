@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from regroup_cli import explain, plugin
+from regroup_cli import entry, explain, plugin
 
 RUNNING: dict[str, Any] = {
     "metadata": {"name": "digits", "namespace": "team-a"},
@@ -274,6 +274,21 @@ def test_previous_log_needs_a_slot(cluster: Path, capsys: pytest.CaptureFixture[
     assert plugin.main(["logs", "digits", "--previous"]) == 1
     assert "--slot N" in capsys.readouterr().err
     assert not (cluster / "asked").exists()
+
+
+def test_more_logs_than_can_be_followed_at_once_are_refused(cluster: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    answers(cluster, {"get pods": {"items": [pod(f"p{slot}", slot) for slot in range(plugin.MAX_LOGS + 1)]}})
+    assert plugin.main(["logs", "digits", "--follow"]) == 1
+    assert "has 51 pods, and at most 50 logs can be followed at once. Use --slot N." in capsys.readouterr().err
+
+
+def test_local_command_without_its_packages_is_one_sentence(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delitem(sys.modules, "regroup_cli.__main__", raising=False)
+    monkeypatch.setitem(sys.modules, "regroup_operator.api", None)
+    assert entry.main() == 2
+    assert capsys.readouterr().err.startswith("regroup: the package regroup_operator.api is missing. Run make venv")
 
 
 def test_machine_without_kubectl_is_one_sentence(

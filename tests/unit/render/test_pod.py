@@ -88,6 +88,30 @@ def test_trainer_runs_the_agent_with_the_original_command_behind_it() -> None:
     assert made["image"] == "example/trainer:1"
 
 
+@pytest.mark.parametrize(
+    ("given", "agents"),
+    [
+        pytest.param(
+            {"limits": {"cpu": "8", "memory": "64Gi", "nvidia.com/gpu": 1}},
+            {"requests": {"cpu": "8", "memory": "64Gi"}, "limits": {"cpu": "8", "memory": "64Gi"}},
+            id="limits: Guaranteed stays Guaranteed",
+        ),
+        pytest.param(
+            {"limits": {"cpu": "8", "memory": "64Gi"}, "requests": {"cpu": "1", "memory": "8Gi"}},
+            {"requests": {"cpu": "1", "memory": "8Gi"}, "limits": {"cpu": "8", "memory": "64Gi"}},
+            id="requests below them",
+        ),
+        pytest.param(
+            {"limits": {"memory": "64Gi"}, "requests": {"cpu": "4"}},
+            {"requests": {"cpu": "10m", "memory": "64Gi"}, "limits": {"memory": "64Gi"}},
+            id="one limit",
+        ),
+    ],
+)
+def test_agents_container_has_limits_where_the_trainer_has(given: dict[str, Any], agents: dict[str, Any]) -> None:
+    assert render(with_trainer(resources=given))["spec"]["initContainers"][0]["resources"] == agents
+
+
 def test_agent_comes_first_and_is_restricted_by_itself() -> None:
     agent, other = render(with_pod(initContainers=[{"name": "data"}]))["spec"]["initContainers"]
     assert other == {"name": "data"}
@@ -95,7 +119,7 @@ def test_agent_comes_first_and_is_restricted_by_itself() -> None:
         "example/operator:1",
         ["cp", "/regroup/agent.pyz", "/regroup/bin/agent.pyz"],
     )
-    assert agent["resources"] == {"requests": {"cpu": "10m", "memory": "16Mi"}}
+    assert agent["resources"] == {"requests": {"cpu": "10m", "memory": "16Mi"}}, "the trainer has no limits"
     assert agent["securityContext"] == {
         "allowPrivilegeEscalation": False,
         "capabilities": {"drop": ["ALL"]},
