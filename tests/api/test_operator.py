@@ -9,7 +9,9 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
+from datetime import datetime
 from functools import partial
 from typing import Any
 
@@ -123,6 +125,31 @@ def test_job_that_misses_its_start_fails_and_expires(api: Api, namespace: str, l
     )
     assert "completionTime" in status(api, namespace)
     until(lambda: api.done("get", "dtj", f"--namespace={namespace}", "-oname") == "", "its deletion")
+    assert leader.page("/healthz")[0] == 200
+
+
+def test_job_that_is_resumed_after_its_deadline_has_its_whole_time_again(
+    api: Api, namespace: str, leader: Replica
+) -> None:
+    create(api, namespace, runPolicy={"suspend": True, "startDeadlineSeconds": 5})
+    until(partial(is_at, api, namespace, "Suspended", 0), "it is suspended")
+    made = time.monotonic()
+    until(lambda: time.monotonic() > made + 6.0, "its deadline would be over")
+    api.done(
+        "patch",
+        "dtj",
+        "digits",
+        f"--namespace={namespace}",
+        "--type=merge",
+        '-p={"spec":{"runPolicy":{"suspend":false}}}',
+    )
+    until(partial(is_at, api, namespace, "Pending", 3), "its pods are made")
+    failed = until(lambda: condition(api, namespace, "Failed"), "it misses its start now")
+    resumed = condition(api, namespace, "Suspended")
+    assert resumed is not None
+    assert (resumed["reason"], failed["reason"]) == ("Resumed", "StartDeadlineExceeded")
+    times = [datetime.fromisoformat(c["lastTransitionTime"]) for c in (resumed, failed)]
+    assert (times[1] - times[0]).total_seconds() >= 4.0
     assert leader.page("/healthz")[0] == 200
 
 

@@ -18,7 +18,7 @@ import pytest
 
 from chaos.cluster_job import SCRIPTS
 from cluster.kubectl import Kubectl, wait_until
-from harness import traced_job
+from harness import installation, traced_job
 from harness.job import RESOURCE, JobView
 from harness.traced_job import TracedJob
 from tests.e2e.kit import SERVES, pods_of, role
@@ -265,6 +265,23 @@ def test_job_of_another_controller_is_left_alone(started: dict[str, TracedJob]) 
     job = started["foreign"]
     assert job.status().get("conditions") is None
     assert job.pods() == []
+
+
+@pytest.mark.slow
+def test_template_that_runs_as_root_starts(
+    jobs: Callable[..., TracedJob], operator: Kubectl, train_namespace: str
+) -> None:
+    """The agent's init container does not: it inherits the pod's user otherwise, and would be refused."""
+    operator.run("label", "namespace", train_namespace, f"{installation.RESTRICTED}-")
+    job = jobs(
+        replicas=1,
+        elastic=None,
+        command=["python", "-c", "import os; print('user', os.getuid())"],
+        pod={"securityContext": {"runAsUser": 0}},
+    )
+    wait_until(lambda: _condition(job, "Complete").get("status") == "True", "it succeeds", timeout_s=90)
+    (pod,) = job.pods()
+    assert "user 0" in job.logs(pod["metadata"]["name"])
 
 
 @pytest.mark.slow

@@ -37,6 +37,13 @@ def answer(job: JobView, url: str) -> str:
         return ""
 
 
+def address(job: JobView, worker: dict[str, Any], host: str) -> str:
+    """Return the address that a worker's container finds for a name."""
+    finds = f"import socket; print(socket.gethostbyname({host!r}))"
+    where = ["exec", worker["metadata"]["name"], "--container=trainer"]
+    return job.kubectl.run("--namespace", job.namespace, *where, "--", "python", "-c", finds).strip()
+
+
 @pytest.fixture(scope="module", autouse=True)
 def sample(operator: Kubectl, shared_namespace: str) -> tuple[JobView, Path]:
     """The sample, and the file that ends its pauses. Until then it trains for minutes, beside the tests."""
@@ -55,6 +62,10 @@ def test_roles_run_beside_the_workers_and_end_with_the_job(jobs: Callable[..., T
     wait_until(lambda: status_of(job, "eval").get("succeeded") == [0], "the other one has succeeded", timeout_s=60)
     url = f"http://{job.name}-board-0.{job.name}:8080/"
     wait_until(lambda: answer(job, url), "a worker reaches it by its name", timeout_s=30)
+    newest = {p["metadata"]["labels"]["regroup.dev/slot"]: p for p in job.pods() if alive(p)}
+    for slot, pod in newest.items():
+        host = f"{pod['metadata']['name']}.{job.name}"
+        assert address(job, newest["0"], host) == pod["status"]["podIP"], f"worker {slot} has no name"
     first = pods_of(job, "board")[0]["metadata"]
     job.kubectl.run("--namespace", job.namespace, "delete", "pod", first["name"], "--wait=false")
 
