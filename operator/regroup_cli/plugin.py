@@ -170,7 +170,7 @@ def _logs(kubectl: Kubectl, args: argparse.Namespace) -> int:
         if args.previous:
             raise KubectlFailed("--previous needs --slot N: the container before the last restart is one of one pod.")
         tail = 20 if args.tail is None else args.tail
-        if args.follow and (num := len(kubectl.get("pods", selector)["items"])) > MAX_LOGS:
+        if args.follow and (num := kubectl.run("get", "pods", selector, "--output=name").count("pod/")) > MAX_LOGS:
             raise KubectlFailed(
                 f"The job {args.job} has {num} pods, and at most {MAX_LOGS} logs can be followed at once. Use --slot N."
             )

@@ -50,7 +50,7 @@ class JobMetrics(Collector):
         yield by_phase
         in_trouble = GaugeMetricFamily(
             "regroup_jobs_in_trouble",
-            "Jobs that have not ended and whose condition Accepted, CheckpointsSaved or SnapshotsTaken is False, by its reason.",
+            "Jobs that have not ended and are not Accepted, or whose workers save no checkpoints or snapshots, by reason.",
             labels=["condition", "reason"],
         )
         for (kind, reason), count in sorted(Counter(found for job in jobs for found in _false_conditions(job)).items()):
@@ -73,10 +73,13 @@ def running_status(job: Mapping[str, Any]) -> Mapping[str, Any]:
 def _false_conditions(job: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
     """Yield type and reason of what is wrong with a job beside its training."""
     status = job.get("status") or {}
-    if status.get("phase") in ("Succeeded", "Failed"):
+    phase = status.get("phase")
+    if phase in ("Succeeded", "Failed"):
         return
+    has_workers = phase in ("Starting", "Running", "Recovering", "Waiting")
+    judged = (ACCEPTED, CHECKPOINTS_SAVED, SNAPSHOTS_TAKEN) if has_workers else (ACCEPTED,)
     for one in status.get("conditions") or ():
-        if one["type"] in (ACCEPTED, CHECKPOINTS_SAVED, SNAPSHOTS_TAKEN) and one["status"] == "False":
+        if one["type"] in judged and one["status"] == "False":
             yield one["type"], one["reason"]
 
 

@@ -194,7 +194,7 @@ class Judge:
     def _note_begun(self, before: Mapping[str, Any], status: Mapping[str, Any]) -> None:
         """Follow whether the job has trained since it was created or resumed."""
         membership, older = status.get("membership") or {}, before.get("membership") or {}
-        goes_on = membership.get("generation", 0) > older.get("generation", 0) and not older.get("suspended")
+        goes_on = membership.get("generation", 0) >= older.get("generation", 0) and not older.get("suspended")
         has_begun = membership.get("startStep") is not None or (self._has_begun and goes_on)
         self._has_begun = has_begun and not membership.get("suspended")
 

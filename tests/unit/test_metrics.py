@@ -175,6 +175,7 @@ def test_what_is_wrong_with_jobs_beside_their_training_is_counted() -> None:
         job_of("d", phase="Running", **says("SnapshotsTaken", "True", "Taken")),
         job_of("e", phase="Failed", **says("CheckpointsSaved", "False", "NotSaved")),
         job_of("f", phase="Running", **says("PodsReady", "False", "Starting")),
+        job_of("g", phase="Suspended", **says("CheckpointsSaved", "False", "NotSaved")),
     ]
     metrics = ops.Metrics()
     metrics.follow_jobs(lambda: jobs, per_job=False)

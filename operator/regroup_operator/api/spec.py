@@ -49,9 +49,9 @@ class ElasticPolicy(SpecModel):
     lost workers at once. Use it with an autoscaler: each growth interrupts training for a moment."""
 
     pending_timeout_seconds: int | None = Field(default=None, ge=1, le=31_536_000)
-    """Seconds that a worker pod may be unschedulable while at least minReplicas other workers have a node. The pod is then deleted
-    and tried again after 60 s, later after up to 30 minutes; the job trains with the workers that it has. Absent: the pod waits as
-    long as it takes."""
+    """Seconds that a worker pod may be unschedulable while at least minReplicas other workers, by whole groups, have a node. The
+    pod is then deleted and tried again after 60 s, later after up to 30 minutes, or once another one finds room; the job trains
+    with the workers that it has. Absent: the pod waits as long as it takes."""
 
     @model_validator(mode="after")
     def _ordered(self) -> ElasticPolicy:

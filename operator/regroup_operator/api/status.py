@@ -91,6 +91,9 @@ class Membership(WrittenModel):
     suspended: bool | None = None
     """True: the job was suspended in this generation, and none of its pods is left."""
 
+    resumed_in: int | None = None
+    """Number of the generation with which the job was resumed last."""
+
     older: list[OlderGeneration] = Field(default_factory=list)
     """Generations whose state may still be needed: the last one that all of its members adopted, and those after it."""
 

@@ -121,7 +121,8 @@ def slim_pod(item: Mapping[str, Any], previous: Pod | None, now_s: float) -> Pod
     """Return the record of a worker's or a role's pod, or None if a job of ours does not control the pod or its name is neither.
 
     `now_s` is the monotonic clock; it dates the trainer container's first sighting as running, which `previous` keeps. For a role's
-    pod stands the first container that has failed, init containers included, else one that does not run, else the first.
+    pod stands the first container that has failed (an init container before others have begun), else one that does not run, else
+    the first.
     """
     metadata = item["metadata"]
     owner = controller_of(item)
@@ -133,8 +134,8 @@ def slim_pod(item: Mapping[str, Any], previous: Pod | None, now_s: float) -> Pod
     containers = status.get("containerStatuses") or []
     trainer: Mapping[str, Any] = next((c for c in containers if c["name"] == TRAINER_CONTAINER), {})
     if role:
-        failed = (c for c in status.get("initContainerStatuses") or () if _stands(c) == 0)
-        trainer = min([*failed, *containers], key=_stands, default={})
+        init = [] if any(map(_has_begun, containers)) else status.get("initContainerStatuses") or []
+        trainer = min([*(c for c in init if _stands(c) == 0), *containers], key=_stands, default={})
     restarts = trainer.get("restartCount", 0)
     ended = (trainer.get("state") or {}).get("terminated") or (trainer.get("lastState") or {}).get("terminated") or {}
     waiting = _abnormal_wait([*(status.get("initContainerStatuses") or []), *containers])
@@ -185,6 +186,10 @@ def _memory_limit(item: Mapping[str, Any]) -> str:
     containers = (item.get("spec") or {}).get("containers") or []
     trainer: Mapping[str, Any] = next((c for c in containers if c["name"] == TRAINER_CONTAINER), {})
     return str(((trainer.get("resources") or {}).get("limits") or {}).get("memory", ""))
+
+
+def _has_begun(container: Mapping[str, Any]) -> bool:
+    return not (container.get("state") or {}).keys() <= {"waiting"}
 
 
 def _stands(container: Mapping[str, Any]) -> int:

@@ -277,7 +277,7 @@ def test_previous_log_needs_a_slot(cluster: Path, capsys: pytest.CaptureFixture[
 
 
 def test_more_logs_than_can_be_followed_at_once_are_refused(cluster: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    answers(cluster, {"get pods": {"items": [pod(f"p{slot}", slot) for slot in range(plugin.MAX_LOGS + 1)]}})
+    answers(cluster, {"get pods": "\n".join(f"pod/p{slot}" for slot in range(plugin.MAX_LOGS + 1))})
     assert plugin.main(["logs", "digits", "--follow"]) == 1
     assert "has 51 pods, and at most 50 logs can be followed at once. Use --slot N." in capsys.readouterr().err
 

@@ -458,6 +458,8 @@ WAITS = {"waiting": {"reason": "PodInitializing"}}
         pytest.param((), (DONE, FAILED), 3, False, id="one has ended well, the other has failed"),
         pytest.param((), (RUNS, DONE), 0, False, id="one has ended"),
         pytest.param((), (RUNS, WAITS), None, False, id="one waits"),
+        pytest.param((FAILED,), (RUNS,), None, True, id="a sidecar restarts"),
+        pytest.param((FAILED,), ({"terminated": {"exitCode": 4}},), 4, False, id="a sidecar is ended with the pod"),
     ],
 )
 def test_container_that_stands_for_the_pod_of_a_role(

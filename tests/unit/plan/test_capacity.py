@@ -91,6 +91,8 @@ def test_room_for_one_is_tried_for_all_at_once() -> None:
     assert judge(*PLACED, rows=rows, slots=5).held == dict.fromkeys((2, 3, 4), 990.0 + 480.0)
     got = judge(*PLACED, make_pod(3, 1), rows=rows, slots=5)
     assert (got.rows, got.held) == ({}, {})
+    leaving = judge(*PLACED, make_pod(3, 0), rows=rows, slots=5)
+    assert leaving.rows == rows, "the pod before it, which leaves, proves no room"
 
 
 @pytest.mark.parametrize(
@@ -107,6 +109,7 @@ def test_workers_count_by_whole_groups(slots: tuple[int, ...], given_back: bool)
     rows = {3: EarlyFailure(4, 0, 990.0)}
     got = judge(*pods, unplaced={uid_of(5): 0.0}, rows=rows, slots=6, per_group=2)
     assert (bool(got.given_back), 3 in (got.held or {})) == (given_back, given_back), "what is missing is tried at once"
+    assert got.rows[3] == rows[3]
 
 
 def test_memory_keeps_only_pods_that_wait() -> None:

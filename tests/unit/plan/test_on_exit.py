@@ -294,10 +294,13 @@ def test_rows_of_ignored_failures(
 
 
 def test_pods_that_are_evicted_in_a_row_wait_longer_each_time() -> None:
-    young, old = make_pod(1, 3, running_since_s=95.0), make_pod(2, 1, running_since_s=100.0 - QUIET_S)
     known = {1: EarlyFailure(2, 2, 50.0), 2: EarlyFailure(2, 0, 50.0), 7: EarlyFailure(2, 0, 50.0)}
-    got = note_disrupted_pods(known, [young, old], [young, old], 100.0)
-    assert got == {1: EarlyFailure(3, 3, 100.0), 2: EarlyFailure(1, 1, 100.0)}, "and a slot without pods is forgotten"
+    running = [make_pod(1, 3, running_since_s=100.1 - QUIET_S), make_pod(2, 1, running_since_s=100.0 - QUIET_S)]
+    known = note_disrupted_pods(known, [], running, 100.0)
+    assert sorted(known) == [1], "one that has lasted ends the row, and a slot without pods is forgotten"
+    ended = [make_pod(slot, attempt, phase="Failed", running_since_s=None) for slot, attempt in ((1, 3), (2, 1))]
+    got = note_disrupted_pods(known, ended, ended, 110.0)
+    assert got == {1: EarlyFailure(3, 3, 110.0), 2: EarlyFailure(1, 1, 110.0)}
 
 
 # --- in a whole job ------------------------------------------------------------------------------------------------
@@ -494,7 +497,7 @@ def test_pod_that_is_preempted_again_and_again_comes_back_later_each_time(rules:
     memory, status, due = None, TRAINING, []
     for attempt in range(3):
         ended = make_pod(
-            1, attempt, phase="Failed", status_reason="Preempting", last_exit_code=143, running_since_s=95.0
+            1, attempt, phase="Failed", status_reason="Preempting", last_exit_code=143, running_since_s=None
         )
         got = plan(ruled(*rules, status=status), memory=memory, pods=(make_pod(0), ended), sessions=(trains(0),))
         memory, status = got.memory, got.status

@@ -165,7 +165,7 @@ def test_status_says_that_a_place_waits_for_a_node_or_for_its_next_pod() -> None
     for terminating in (True, False):
         got = plan(pod(0, job=job, node_ready=False, node="a", terminating=terminating), job=job)
         assert (got.status or [{}])[0]["message"] == (
-            "digits-worker-0-0: its node a is not ready. Bring the node back, or delete the pod by force if it is off."
+            "digits-worker-0-0: its node a is not ready; bring the node back, or delete the pod by force if it is off"
         )
     got = plan(failed(0, 1), job=job, rows={"ps-0": EarlyFailure(1, 0, 990.0)})
     assert (got.create, (got.status or [{}])[0]["message"]) == (

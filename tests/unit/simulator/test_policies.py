@@ -104,6 +104,7 @@ def test_end_that_the_policy_asks_for_is_right(setting: Setting, fault: Fault, e
 
 DEADLINES_LATE = changed(lifecycle, "overdue", with_deadlines(60))
 DEADLINES_EARLY = changed(lifecycle, "overdue", with_deadlines(-10))
+FORGETS = changed(lifecycle, "has_begun", lambda status: bool((status.get("membership") or {}).get("adopted")))
 LATE_RESUMPTION = changed(run_policy, "resumed_at", lambda status, _: as_written(status))
 NO_RULE = changed(on_exit, "first_match", lambda *_: None)
 FIRST_RULE = changed(on_exit, "first_match", lambda *_: 0)
@@ -125,6 +126,7 @@ NO_SURPLUS = changed(pods, "surplus", lambda *_: ())
         pytest.param(ACTIVE, KILL, DEADLINES_EARLY, "failed", id="a deadline that comes early"),
         pytest.param(STARTS, NO_IMAGES, DEADLINES_LATE, "not failed", id="a late start"),
         pytest.param(STARTS, NO_IMAGES, DEADLINES_EARLY, "failed", id="a start in time"),
+        pytest.param(STARTS, replace(KILL, after_s=70.0), FORGETS, "failed", id="a start that was long ago"),
         pytest.param(RULED, EXITS, NO_RULE, "not failed", id="a rule that is not applied"),
         pytest.param(RULED, KILL, FIRST_RULE, "failed", id="a rule that matches all"),
         pytest.param(IMAGES, NO_IMAGES, NOT_BLOCKED, "not failed", id="pods that wait on"),

@@ -63,7 +63,10 @@ def membership_status(document: Document, decision: Announce, previous: Mapping[
         carried = {generation.uid for generation in document.older}
         older = [o for o in (this, *previous.get("older", ())) if o["uid"] in carried]
     host = next(m.slot for m in document.members if m.pod_uid == document.store.pod_uid)
+    before = previous or {}
+    resumed = {"resumedIn": document.number if before.get("suspended") else before.get("resumedIn")}
     return {
+        **{key: number for key, number in resumed.items() if number is not None},
         "generation": document.number,
         "uid": document.uid,
         "kind": document.kind,

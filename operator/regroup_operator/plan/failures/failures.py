@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
@@ -86,9 +86,8 @@ def judge_failures(facts: Facts) -> Failures:
         known_exits=known_exits,
     )
     ended = (*seen.failures, *(failure for _, failure in seen.disrupted))
-    rulings = judge_exits(
-        rules, ended, judged=was_judged, generations=_generations(facts, [f.pod for f in ended if f.container])
-    )
+    containers = frozenset(failure.pod for failure in ended if failure.container) if rules else frozenset[str]()
+    rulings = judge_exits(rules, ended, judged=was_judged, generations=_generations(facts, containers))
     processes = tuple(failure for failure in rulings.counted if not is_disruption(failure))
     sessions = obs.sessions.values()
     committed_s = [s.progress_at_s for s in sessions if s.progress_at_s is not None]
@@ -166,7 +165,7 @@ def judge_failures(facts: Facts) -> Failures:
     )
 
 
-def _generations(facts: Facts, names: Collection[str]) -> dict[str, int]:
+def _generations(facts: Facts, names: frozenset[str]) -> dict[str, int]:
     """Return by worker the newest generation that has the pod as a member, of the pods with these names."""
     current = facts.current
     if current is None or not names:

@@ -192,15 +192,24 @@ def note_disrupted_pods(
 ) -> dict[int, EarlyFailure]:
     """Return by slot how many pods in a row were evicted or preempted soon after their start, and count nothing. `ended`: the new
     ones. What makes room for others can do so for ever: pods/early.py holds each further one back longer. Those that a rule counts
-    are bounded by maxRestarts."""
-    slots = {pod.slot for pod in pods}
-    out = {slot: row for slot, row in known.items() if slot in slots}
+    are bounded by maxRestarts. A pod that has run for long ends the row of its slot while it runs: once it has ended, nobody knows
+    how long it ran."""
+    by_slot: dict[int, list[Pod]] = {}
+    for pod in pods if known else ():
+        by_slot.setdefault(pod.slot, []).append(pod)
+    out = {
+        slot: row
+        for slot, row in known.items()
+        if slot in by_slot and not any(pod.attempt > row.attempt and _has_lasted(pod, now_s) for pod in by_slot[slot])
+    }
     for pod in ended:
-        ran_s = 0.0 if pod.running_since_s is None else now_s - pod.running_since_s
         before = out.get(pod.slot)
-        count = 1 if before is None or ran_s >= QUIET_S else before.count + 1
-        out[pod.slot] = EarlyFailure(count, pod.attempt, now_s)
+        out[pod.slot] = EarlyFailure(1 if before is None else before.count + 1, pod.attempt, now_s)
     return out
+
+
+def _has_lasted(pod: Pod, now_s: float) -> bool:
+    return pod.running_since_s is not None and now_s >= pod.running_since_s + QUIET_S
 
 
 def read_judged(restarts: Mapping[str, Any] | None) -> tuple[Judged, Mapping[str, int] | None]:

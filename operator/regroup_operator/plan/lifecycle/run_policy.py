@@ -12,7 +12,6 @@ from typing import Any
 from regroup_operator.api.conditions import SUSPENDED
 from regroup_operator.api.spec import RunPolicy
 from regroup_operator.model.plan import Verdict, seconds_of
-from regroup_operator.model.worker import RESUMED
 
 DEADLINE_EXCEEDED = "DeadlineExceeded"
 START_DEADLINE_EXCEEDED = "StartDeadlineExceeded"
@@ -34,8 +33,7 @@ def has_begun(status: Mapping[str, Any]) -> bool:
     membership = status.get("membership") or {}
     if not membership or membership.get("suspended"):
         return False
-    resumptions = [i["generation"] for i in status.get("incidents", ()) if i.get("cause") == RESUMED]
-    first = max(resumptions, default=0)
+    first = membership.get("resumedIn", 0)
     return bool(membership.get("adopted")) or any(e["generation"] >= first for e in status.get("lineage", ()))
 
 
@@ -67,7 +65,7 @@ def overdue(
         began = resumed if resumed is not None else seconds_of(created)
         bound_s = policy.start_deadline_seconds
         why = _why_not_begun(f"spec.runPolicy.startDeadlineSeconds ({bound_s})", ready, needed, refusal)
-        bounds.append((began + bound_s, Verdict(START_DEADLINE_EXCEEDED, f"{why} Its pods are given back.")))
+        bounds.append((began + bound_s, Verdict(START_DEADLINE_EXCEEDED, why)))
     due = next((verdict for at, verdict in bounds if at <= now), None)
     return due, min((at - now for at, _ in bounds), default=None)
 
@@ -78,10 +76,10 @@ def _why_not_begun(bound: str, ready: int, needed: int, refusal: str) -> str:
     if ready < needed:
         return (
             f"{ready} of the {needed} workers that the job needs were ready within {bound}. "
-            "Look for capacity or quota, then submit the job again."
+            "Its pods are given back. Look for capacity or quota, then submit the job again."
         )
     return (
-        f"{ready} workers were ready, and the job has not begun to train within {bound}. "
+        f"{ready} workers were ready, and the job has not begun to train within {bound}. Its pods are given back. "
         "Read the trainers' logs, or raise the deadline, then submit the job again."
     )
 

@@ -56,13 +56,14 @@ def judge_capacity(
     waiting = [p for p in usable if not p.node and p.unscheduled_reason == UNSCHEDULABLE]
     since_s = {p.uid: unplaced.get(p.uid, clock.now_s) for p in waiting}
     placed = {p.slot for p in usable if p.node}
-    has_room = not placed.isdisjoint(rows)
+    # The pod before one that was given back may still be there, and leave: that it has a node says nothing.
+    has_room = any(p.node and p.slot in rows and p.attempt > rows[p.slot].attempt for p in usable)
     rows = {} if has_room else {slot: row for slot, row in rows.items() if slot < slots}
     of_position = Counter(slot % per_group for slot in placed)
     num_groups = min(of_position[position] for position in range(per_group))
     if num_groups * per_group < policy.min_replicas:
-        # What is missing for the start, or to go on, is tried at once.
-        return _held(since_s, {}, clock)
+        # What is missing for the start, or to go on, is tried at once. How often it was given back is not forgotten.
+        return Capacity(since_s, rows, held={})
     timeout_s = float(policy.pending_timeout_seconds)
     overdue = [p for p in waiting if clock.now_s >= since_s[p.uid] + timeout_s]
     notes = []

@@ -67,11 +67,12 @@ def early_words(known: Mapping[int, EarlyFailure], pods: Iterable[Pod], clock: C
     return Verdict(reason or "PodFailed", said)
 
 
-def disrupted_words(known: Mapping[int, EarlyFailure], pods: Iterable[Pod], clock: Clock) -> Verdict | None:
+def disrupted_words(known: Mapping[int, EarlyFailure], pods: Iterable[Pod], clock: Clock, slots: int) -> Verdict | None:
     """Return what is said of the slot that waits longest of those whose pods were evicted or preempted again and again; None: none
-    waits for that. `pods`: all pods of the job's workers."""
-    usable = {pod.slot for pod in pods if pod.usable}
-    waiting = {slot: at for slot, at in held_until(known).items() if at > clock.now_s and slot not in usable}
+    waits for that. `pods`: all pods of the job's workers; `slots`: how many it has."""
+    held = {slot: at for slot, at in held_until(known).items() if at > clock.now_s and slot < slots}
+    usable = {pod.slot for pod in pods if pod.usable} if held else set()
+    waiting = {slot: at for slot, at in held.items() if slot not in usable}
     if not waiting:
         return None
     slot = max(waiting, key=lambda slot: (waiting[slot], slot))

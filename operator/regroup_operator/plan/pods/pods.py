@@ -117,7 +117,7 @@ def plan_pods(facts: Facts, lifecycle: Lifecycle, generation: NextGeneration) ->
         due_s=earliest((changes.look_again_s, capacity.due_s, roles.due_s), after_s=inputs.clock.now_s),
         words=capacity.words,
         failing=early_words(early, inputs.obs.pods, inputs.clock)
-        or disrupted_words(memory.disrupted_pods, inputs.obs.pods, inputs.clock),
+        or disrupted_words(memory.disrupted_pods, inputs.obs.pods, inputs.clock, facts.slots),
         notes=(*notices.notes, *capacity.notes, *roles.notes),
         roles=roles,
     )

@@ -183,5 +183,5 @@ def _stuck(pods: Iterable[Pod]) -> str:
             return f"{pod.name}: " + (f"{pod.waiting_reason} {pod.waiting_message}".strip() or pod.unschedulable)
         if pod.alive and not pod.node_ready:
             # Until the API has it no more a process of it may be alive there.
-            return f"{pod.name}: its node {pod.node} is not ready. Bring the node back, or delete the pod by force if it is off."
+            return f"{pod.name}: its node {pod.node} is not ready; bring the node back, or delete the pod by force if it is off"
     return ""
