@@ -59,6 +59,8 @@ class Store:
         self.suspends_next_write = False
         self.history: deque[dict[str, Any]] = deque(maxlen=KEPT_VERSIONS)
         """Older versions of the status, for a backup that is restored."""
+        self.asked: Callable[[], None] = lambda: None
+        """Is called when the status is to be written: an operator may be stopped before that takes effect."""
         self.removed: Callable[[], None] = lambda: None
         """Is called when an operator has deleted the job."""
         self._wrote, self._changed = wrote, changed
@@ -91,6 +93,7 @@ class Store:
 
     async def put_status(self, raw: Mapping[str, Any], status: Mapping[str, Any]) -> dict[str, Any]:
         """See JobApi."""
+        self.asked()
         hook, self.before_write = self.before_write, None
         if hook:
             hook(dict(status))

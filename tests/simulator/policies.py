@@ -143,6 +143,9 @@ class Judge:
         self._ended_wall: float | None = None
         self._kept: set[str] = set()
         """Pods that stay after the end."""
+        self._ended_pods: set[str] = set()
+        """Pods of roles that had ended when the status was to be written. One that ends a moment later may be deleted with those
+        that run."""
         self._role_failed = False
         self._since_s: dict[str, float] = {}
         self._skew = (world.wall_skew_s, world.now_s - JUMP_S)
@@ -150,6 +153,7 @@ class Judge:
         self._due: list[tuple[End, Any, float]] = []
         world.on_removed = self._removed
         world.on_write = self.wrote
+        world.store.asked = self._asked
         world.pods.on_create = self._made
 
     @property
@@ -168,6 +172,10 @@ class Judge:
 
     # --- what operators write ------------------------------------------------------------------------------------
 
+    def _asked(self) -> None:
+        pods = self.world.pods.of_roles.values()
+        self._ended_pods = {p.name for p in pods if not p.alive and not p.terminating}
+
     def wrote(self, status: Mapping[str, Any]) -> None:
         """An operator has written the status."""
         for said in (status.get("startTime"), _resumed(status)):
@@ -181,7 +189,7 @@ class Judge:
         self._note_begun(before, status)
         if _has_ended(status) and self._ended_wall is None:
             self._ended_wall = self.wall
-            self._kept = {p.name for p in self.world.pods.of_roles.values() if not p.alive and not p.terminating}
+            self._kept = set(self._ended_pods)
             if is_well(self.world):  # their agents hear of it, and end
                 going = set(status.get("released", ()))
                 self._kept |= {self.world.pods.by_uid[uid].name for uid in self.world.agents if uid not in going}
