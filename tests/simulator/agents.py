@@ -149,10 +149,8 @@ class Agent:
         return self.muted or self.operator is None or self.operator.paused
 
     def _post(self, report: wire.Report, kept: Kept | None = None) -> None:
-        if not self._is_silent:
-            self._deliver(report, kept)
-            return
         self._unanswered.append((report, kept))
+        self.flush()  # in their order, as on a TCP connection: what an operator has not read while it was paused comes first
         if len(self._unanswered) == 1:
             stream = self.stream
 

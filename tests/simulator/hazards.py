@@ -142,6 +142,9 @@ def wake(world: World, leader: Operator) -> None:
     if leader.dead:
         return
     leader.go_on()
+    for agent in list(world.agents.values()):
+        if agent.operator is leader:
+            agent.flush()
     if leader is not world.operator:
         world.kill_operator(leader)
 

@@ -40,6 +40,8 @@ for its start."""
 HANG_S = 30
 """spec.recovery.hangSeconds."""
 FIRST_STEP_S = 30.0
+COUNTED_S = 30.0
+"""A count that decides nothing is written with the progress, which waits so long where it is reported less often."""
 LOOK_S = 5.0
 """The verdict is looked at this often while nothing is committed."""
 
@@ -477,14 +479,18 @@ class Walk:
         world, setting = self.world, self.setting
         if not setting.known or setting.ignores or setting.policy.rules or world.ledger.unwritten:
             return  # in the tier Script, or by rules, not all of them count; a status was restored from a backup
-        world.advance(LOOK_S, setting.step_s)  # what was reported last is on its way
-        if world.has_ended:
-            return
-        counted = (world.status.get("restarts") or {}).get("processes", 0)
-        least = sum(agent.num_exits for agent in world.agents.values() if agent.connected)
-        most = sum(not end.is_disruption for end in world.ledger.ends)
-        if not least <= counted <= most:
-            raise Failed("miscounted", f"{counted} failures count, of {least} to {most}: {self._words()}")
+        end_s = world.now_s + COUNTED_S
+        while True:
+            world.advance(LOOK_S, setting.step_s)  # what was reported last is on its way
+            if world.has_ended:
+                return
+            counted = (world.status.get("restarts") or {}).get("processes", 0)
+            least = sum(agent.num_exits for agent in world.agents.values() if agent.connected)
+            most = sum(not end.is_disruption for end in world.ledger.ends)
+            if least <= counted <= most:
+                return
+            if world.now_s > end_s:
+                raise Failed("miscounted", f"{counted} failures count, of {least} to {most}: {self._words()}")
 
     def _judge_waiting(self) -> None:
         """The workers have finished, and the job waits for its roles."""

@@ -150,6 +150,20 @@ def test_first_generation_has_one_worker_of_a_slot_and_nobody_who_leaves() -> No
     assert words(decide(workers, first=True)) == (FORCED, "StartedSmaller", "0,2")
 
 
+@pytest.mark.parametrize(
+    ("changes", "want"),
+    [
+        pytest.param({}, "1", id="it trains on"),
+        pytest.param({"pod": make_pod(1, terminating=True)}, "1", id="and hands its state over if it is about to end"),
+        pytest.param({"available": False}, "0", id="it cannot be reached"),
+    ],
+)
+def test_first_generation_of_a_restored_status_has_who_has_a_state(changes: dict[str, Any], want: str) -> None:
+    """The backup is older than the first generation, and a spare had come first."""
+    holder = out(1, session=make_session(1, Phase.TRAINING, 1), **changes)
+    assert words(decide([out(0), holder], bounds=make_bounds(1, 1), first=True)) == (FORCED, "Started", want)
+
+
 # --- a broken group ------------------------------------------------------------------------------------------------
 
 

@@ -105,8 +105,10 @@ def next_generation(
 
 
 def _first(workers: tuple[Worker, ...], bounds: Bounds, now_s: float, settings: Settings) -> Decision:
-    able = (w for w in workers if w.available and not w.is_ending)
-    ready = list(one_per_slot(sorted(able, key=lambda w: (w.draining, w.id))))
+    # Where the status was restored from a backup of before the first generation, somebody has a state already. Who has it trains,
+    # even if its pod is about to end: then it hands the state over.
+    able = (w for w in workers if w.available and (not w.is_ending or _adopted(w)))
+    ready = list(one_per_slot(sorted(able, key=lambda w: (-_adopted(w), w.draining, w.id))))
     whole = unbroken(ready, (), bounds.per_group)
     chosen = choose(sorted(ready, key=lambda w: w.id not in whole), bounds.replicas, (), bounds.per_group)
     if len(chosen) >= bounds.replicas:
@@ -131,6 +133,11 @@ def _first(workers: tuple[Worker, ...], bounds: Bounds, now_s: float, settings: 
         f"{counts}; starting with these if no more come within {settings.first_wait_s:.0f} s.",
         since + settings.first_wait_s,
     )
+
+
+def _adopted(worker: Worker) -> int:
+    """Return the newest generation that a worker's processes have adopted, 0: none."""
+    return 0 if worker.session is None else worker.session.condition.adopted
 
 
 # --- a healthy group -----------------------------------------------------------------------------------------------
