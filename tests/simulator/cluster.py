@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -20,7 +20,7 @@ from regroup_operator.api import (
 )
 from regroup_operator.api.job import role_digest
 from regroup_operator.api.names import role_pod_name, worker_pod_name
-from regroup_operator.model.records import Key, Pod
+from regroup_operator.model.records import UNSEEN_CODE, Key, Pod
 
 if TYPE_CHECKING:
     from tests.simulator.world import World
@@ -203,6 +203,8 @@ class Pods:
         self.by_uid: dict[str, Pod] = {}
         self.of_roles: dict[str, Pod] = {}
         """By UID."""
+        self._never: set[str] = set()
+        """UIDs of pods of roles whose restartPolicy is Never."""
         self.roles_linger = False
         """Pods of roles that are deleted stay until somebody takes them out of `of_roles`."""
         self.stale: tuple[Pod, ...] | None = None
@@ -236,7 +238,7 @@ class Pods:
         self._reach()
 
     async def create_role(self, job: Job, role: str, index: int, attempt: int) -> bool:
-        """A role's pod runs at once."""
+        """A role's pod runs as soon as it has a node."""
         self._reach()
         name = role_pod_name(job.name, role, index, attempt)
         assert not self._world.has_ended, f"{name} is made after the job has ended"
@@ -244,11 +246,60 @@ class Pods:
             return False
         uid = self.uid_type(f"pod{next(self._uids)}")
         self.of_roles[uid] = Pod(
-            job.namespace, name, uid, job.name, job.uid, index, attempt, phase="Running", node="node-0", role=role,
-            running_since_s=self._world.now_s, spec_digest=role_digest(job, role),
-        )  # fmt: skip
+            job.namespace, name, uid, job.name, job.uid, index, attempt, role=role, spec_digest=role_digest(job, role)
+        )
+        if job.role_template(role)["spec"].get("restartPolicy") == "Never":
+            self._never.add(uid)
+        self._schedule_role(uid)
         self._world.dirty()
         return True
+
+    def _schedule_role(self, uid: str) -> None:
+        pod = self.of_roles[uid]
+        if pod.node or pod.terminating:
+            return
+        count = Counter(p.node for p in self.of_roles.values())
+        free = sorted((n.name for n in self.nodes.values() if n.is_open), key=lambda name: (count[name], name))
+        if self.nodes and not free:
+            self.of_roles[uid] = replace(pod, unschedulable="No node.", unscheduled_reason="Unschedulable")
+            return
+        self.of_roles[uid] = replace(
+            pod,
+            phase="Running",
+            node=free[0] if free else "node-0",
+            running_since_s=self._world.now_s,
+            unschedulable="",
+            unscheduled_reason="",
+        )
+
+    def roles_on(self, name: str) -> tuple[Pod, ...]:
+        return tuple(p for p in self.of_roles.values() if p.node == name)
+
+    def restart_roles(self, name: str) -> None:
+        """A node has power again: its containers have ended, and nobody saw how. They start again, unless they never do."""
+        for pod in self.roles_on(name):
+            if pod.terminating:
+                self.of_roles.pop(pod.uid)
+            elif pod.phase == "Running":
+                ended = replace(pod, last_exit_code=UNSEEN_CODE, last_exit_reason="Unknown")
+                if pod.uid in self._never:
+                    self.of_roles[pod.uid] = replace(ended, phase="Failed", running_since_s=None)
+                else:
+                    restarts, since_s = pod.container_restarts + 1, self._world.now_s
+                    self.of_roles[pod.uid] = replace(ended, container_restarts=restarts, running_since_s=since_s)
+
+    def shut_down_roles(self, name: str) -> None:
+        """A node is shut down gracefully: its kubelet ends its pods with SIGTERM and says so."""
+        for pod in self.roles_on(name):
+            if pod.phase == "Running" and not pod.terminating:
+                self.of_roles[pod.uid] = replace(
+                    pod,
+                    phase="Failed",
+                    status_reason="Terminated",
+                    disruption="TerminationByKubelet",
+                    last_exit_code=128 + 15,
+                    running_since_s=None,
+                )
 
     def end_role(self, name: str, phase: str = "Failed", **changes: Any) -> None:
         """The pod of a role ends."""
@@ -280,7 +331,7 @@ class Pods:
     async def delete(self, pod: Pod) -> None:
         self._reach()
         if pod.role:
-            if self.roles_linger:
+            if self.roles_linger or not self.has_power(pod):
                 self.of_roles[pod.uid] = replace(pod, terminating=True)
             else:
                 self.of_roles.pop(pod.uid, None)
@@ -330,6 +381,8 @@ class Pods:
     def schedule_all(self) -> None:
         for uid in list(self.by_uid):
             self.schedule(uid)
+        for uid in self.of_roles:
+            self._schedule_role(uid)
 
     def has_power(self, pod: Pod) -> bool:
         node = self.nodes.get(pod.node)

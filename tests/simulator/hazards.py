@@ -38,6 +38,7 @@ def node_on(world: World, name: str) -> None:
     """Give it power again: its containers, which ended with 255, are started."""
     node = world.pods.nodes[name]
     node.is_up = True
+    world.pods.restart_roles(name)
     say_ready(world, name, True)
     for pod in world.pods.on_node(name):
         if pod.terminating:
@@ -53,6 +54,8 @@ def say_ready(world: World, name: str, ready: bool) -> None:
     world.pods.nodes[name].is_ready = ready
     for pod in world.pods.on_node(name):
         world.pods.by_uid[pod.uid] = replace(pod, node_ready=ready)
+    for pod in world.pods.roles_on(name):
+        world.pods.of_roles[pod.uid] = replace(pod, node_ready=ready)
     if ready:
         world.pods.schedule_all()
     world.dirty()

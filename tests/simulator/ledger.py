@@ -174,6 +174,9 @@ class Ledger:
         if newest.get("cause") == "Unheard" and newest["generation"] > self._judged:
             self._judged = newest["generation"]
             self.num_unheard += 1
-            assert self._world.now_s - self._world.network.refused_s <= 2 * EVERY_S + SILENT_S, (
+            detected_s = (
+                self._world.now_s - newest.get("decideMs", 0.0) / 1000
+            )  # a job may wait for a worker until it can decide
+            assert detected_s - self._world.network.refused_s <= 2 * EVERY_S + SILENT_S, (
                 f"a pause has lost a worker: {newest['decision']}"
             )

@@ -429,7 +429,7 @@ def matching(rules: Sequence[Rule], end: End) -> int | None:
 
 def _failed_alone(pod: Pod) -> bool:
     """Return whether a pod has failed by its own exit code."""
-    outside = pod.status_reason in ("Evicted", REFUSED) or pod.disruption or pod.terminating
+    outside = pod.status_reason in ("Evicted", REFUSED) or pod.disruption or pod.terminating or pod.end_unseen
     return pod.phase == "Failed" and pod.last_exit_code is not None and not outside
 
 

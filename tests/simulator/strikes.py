@@ -352,8 +352,12 @@ def power_off(world: World, fault: Fault) -> bool:
 
 
 def reboot(world: World, fault: Fault) -> bool:
-    """A node reboots within seconds: every container on it ends with 255 and starts again."""
-    return hazards.node_off(world, pick_node(world, fault), min(fault.for_s, REBOOT_S))
+    """A node reboots within seconds: every container on it ends with 255 and starts again. Where `turns` is odd its kubelet has
+    ended the pods of roles before that."""
+    name = pick_node(world, fault)
+    if fault.turns % 2 and world.pods.nodes[name].is_up:
+        world.pods.shut_down_roles(name)
+    return hazards.node_off(world, name, min(fault.for_s, REBOOT_S))
 
 
 def not_ready(world: World, fault: Fault) -> bool:

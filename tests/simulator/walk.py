@@ -356,7 +356,8 @@ class Walk:
     def _end_a_role(self, at: int, *, fails: bool, alone: bool = False) -> None:
         """Have a pod of a role end. `alone`: one that is never restarted fails by its own exit code, else from outside."""
         world = self.world
-        of_roles = sorted(p.name for p in world.pods.of_roles.values() if p.phase == "Running")
+        running = (p for p in world.pods.of_roles.values() if p.phase == "Running" and not p.terminating)
+        of_roles = sorted(p.name for p in running if world.pods.has_power(p))
         name = of_roles[at % len(of_roles)] if of_roles else ""
         if of_roles and fails and self.setting.policy.never and not alone:
             world.pods.end_role(name, status_reason=REFUSED if at % 2 else "Evicted")
