@@ -9,9 +9,12 @@ from typing import Any
 
 import pytest
 
+from regroup_operator.api import Job
 from regroup_operator.api.spec import RunPolicy
 from regroup_operator.model.plan import Verdict, seconds_of
+from regroup_operator.model.records import Pod
 from regroup_operator.plan.failures import failures, on_exit
+from regroup_operator.plan.failures.roles import role_verdict
 from regroup_operator.plan.lifecycle import lifecycle, run_policy
 from regroup_operator.plan.lifecycle.run_policy import overdue
 from regroup_operator.plan.pods import pods
@@ -31,6 +34,8 @@ SHORT = replace(PLAIN, total_steps=20)
 BESIDE = replace(PLAIN, roles=2)
 EXITS = Fault("exit-code", after_s=3.0, size=CODES.index(42))
 KILL = Fault("kill", after_s=3.0)
+SHUTDOWN = Fault("reboot", after_s=3.0, at=4, turns=1)
+"""Of the first node. The pod of another place ends with the fault."""
 NO_IMAGES = Fault("lose-images", calm=False, for_s=150.0)
 REFUSED = Fault("refuse-pods", calm=False, for_s=150.0)
 SUSPENDED = [Fault("suspend", after_s=10.0, calm=False, for_s=40.0), Fault("scale", after_s=45.0)]
@@ -65,11 +70,17 @@ def any_failed(_: object, of_roles: tuple[Any, ...]) -> Verdict | None:
     return Verdict("RoleFailed", "A pod has failed.") if any(p.phase == "Failed" for p in of_roles) else None
 
 
+def by_code(job: Job, of_roles: tuple[Pod, ...]) -> Verdict | None:
+    """Judge pods of roles as an operator does that does not know the shutdown of a node."""
+    return role_verdict(job, [replace(pod, disruption="") for pod in of_roles])
+
+
 ACTIVE = replace(PLAIN, policy=Policy(active_s=20))
 STARTS = replace(SLOW, policy=Policy(start_s=60))
 RULED = replace(PLAIN, policy=Policy(rules="a code fails"))
 IMAGES = replace(SLOW, policy=Policy(rules="images fail"))
 NEVER = replace(BESIDE, policy=Policy(never=True))
+NEVER_OF_THREE = replace(NEVER, roles=3)
 DELETED = replace(SHORT, policy=Policy(ttl_s=20))
 KEPT = replace(SHORT, policy=Policy(cleans="Running"))
 CLEANED = replace(SHORT, policy=Policy(cleans="All"))
@@ -86,6 +97,7 @@ CLEANED = replace(SHORT, policy=Policy(cleans="All"))
         pytest.param(IMAGES, NO_IMAGES, "ExitRule", id="a rule fails a job whose pods cannot start"),
         pytest.param(NEVER, BY_ITSELF, "RoleFailed", id="a role's pod fails by itself"),
         pytest.param(NEVER, KILL, "", id="a role's pod is evicted"),
+        pytest.param(NEVER_OF_THREE, SHUTDOWN, "", id="a role's pod ends with its node's shutdown"),
         pytest.param(DELETED, KILL, "Succeeded", id="it is deleted some time after its end"),
         pytest.param(CLEANED, KILL, "Succeeded", id="its pods are deleted at its end"),
         pytest.param(KEPT, KILL, "Succeeded", id="its pods stay with their logs"),
@@ -111,6 +123,7 @@ FIRST_RULE = changed(on_exit, "first_match", lambda *_: 0)
 NOT_BLOCKED = changed(failures, "blocked_pod", lambda *_, **__: None)
 NO_ROLE_FAILS = changed(failures, "role_verdict", lambda *_: None)
 ANY_ROLE_FAILS = changed(failures, "role_verdict", any_failed)
+SHUTDOWN_FAILS = changed(failures, "role_verdict", by_code)
 NEVER_EXPIRES = changed(lifecycle, "expires_in_s", lambda *_: None)
 EXPIRES_AT_ONCE = changed(lifecycle, "expires_in_s", lambda *_: 0.0)
 CLEARS_NOTHING = changed(pods, "_clears", lambda *_: False)
@@ -132,6 +145,7 @@ NO_SURPLUS = changed(pods, "surplus", lambda *_: ())
         pytest.param(IMAGES, NO_IMAGES, NOT_BLOCKED, "not failed", id="pods that wait on"),
         pytest.param(NEVER, BY_ITSELF, NO_ROLE_FAILS, "not failed", id="a role that may fail"),
         pytest.param(NEVER, KILL, ANY_ROLE_FAILS, "failed", id="a role that may not be evicted"),
+        pytest.param(NEVER_OF_THREE, SHUTDOWN, SHUTDOWN_FAILS, "failed", id="a node that is shut down"),
         pytest.param(DELETED, KILL, NEVER_EXPIRES, "not deleted", id="a job that stays"),
         pytest.param(DELETED, KILL, EXPIRES_AT_ONCE, "deleted", id="a job that is deleted early"),
         pytest.param(CLEANED, KILL, CLEARS_NOTHING, "outlives", id="pods that stay"),
