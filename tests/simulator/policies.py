@@ -153,7 +153,7 @@ class Judge:
         self._due: list[tuple[End, Any, float]] = []
         world.on_removed = self._removed
         world.on_write = self.wrote
-        world.store.asked = self._asked
+        world.on_ask = self._asked
         world.pods.on_create = self._made
 
     @property

@@ -86,6 +86,9 @@ class World:
         self.num_operators = 0
         """How many there have been."""
         self.store = Store(self._wrote, self._job_changed)
+        self.store.asked = self._asked
+        self.asked_s = self.now_s
+        """When the status was to be written last."""
         raw = job.with_spec(processesPerWorker=processes).manifest()
         self.store.removed = self._removed
         self.created = raw["metadata"]["creationTimestamp"] = timestamp(WALL + self.now_s)
@@ -112,6 +115,7 @@ class World:
         self.notes: list[EventNote] = []
         self.has_hung = False
         """Whether an agent has said that it killed a process because it hung."""
+        self.on_ask: Callable[[], None] = lambda: None
         self.on_write: Callable[[dict[str, Any]], None] = lambda _: None
         """Is called with each status that an operator has written."""
         self.on_removed: Callable[[], None] = lambda: None
@@ -260,6 +264,10 @@ class World:
     def reconcile(self, operator: Operator) -> None:
         """Have one operator reconcile once."""
         operator.reconcile()
+
+    def _asked(self) -> None:
+        self.asked_s = self.now_s
+        self.on_ask()
 
     def _wrote(self, status: dict[str, Any]) -> None:
         self.ledger.wrote(status)
