@@ -13,7 +13,7 @@ import pytest
 from tests.trainer.agent_double import AgentDouble
 from tests.trainer.zygote import Zygote
 
-pytest.importorskip("tensorboard", reason="it is an extra: uv sync --extra tensorboard")
+pytest.importorskip("tensorboard", reason="it is an extra; make venv installs it")
 
 SCRIPT = Path(__file__).parent / "train_job.py"
 SAMPLE = Path(__file__).parents[2] / "manifests" / "samples" / "train" / "digits.yaml"
