@@ -114,8 +114,8 @@ def plain(model: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
 
 
 def shared_in_checkpoints(model: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
-    """A layer that is computed again in two re-entrant checkpoints: its gradient comes in two parts. The ranks are threads and share
-    torch's generator, whose lock and Python's can wait for each other: nothing is drawn here, and its state is not kept."""
+    """A layer that is computed again in two re-entrant checkpoints: its gradient comes in two parts. The ranks are threads and
+    share torch's generator, whose lock and Python's can wait for each other: nothing is drawn here, and its state is not kept."""
     layers = cast(Any, model).layers
     x = layers[0](x)
     x = checkpoint(layers[3], x, use_reentrant=True, preserve_rng_state=False)
