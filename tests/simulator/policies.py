@@ -188,9 +188,9 @@ class Judge:
         due_before = {started: self._due_at(before, started=started) for started in (True, False)}
         self._note_begun(before, status)
         if _has_ended(status) and self._ended_wall is None:
-            self._ended_wall = min(
-                self.wall, seconds_of(status["completionTime"])
-            )  # an operator may be stopped before its write
+            said = status.get("completionTime")
+            # An operator may be stopped before its write takes effect.
+            self._ended_wall = min(self.wall, seconds_of(said)) if said else self.wall
             self._kept = set(self._ended_pods)
             if is_well(self.world):  # their agents hear of it, and end
                 going = set(status.get("released", ()))
