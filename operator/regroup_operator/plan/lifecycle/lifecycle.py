@@ -35,9 +35,8 @@ class Refused:
 
 @dataclass(frozen=True)
 class Active:
-    """It trains, or is on its way there. `refusal`: why what the user wants of it now cannot be had."""
+    """It trains, or is on its way there."""
 
-    refusal: Verdict | None = None
     due_s: float | None = None
     """When one of its deadlines is over, monotonic."""
 
@@ -48,7 +47,6 @@ class Completing:
 
     finished: tuple[int, int]
     """Number and members of the generation that has finished, which may be the one before the newest."""
-    refusal: Verdict | None = None
     due_s: float | None = None
     """As of Active."""
 
@@ -125,7 +123,7 @@ def decide_lifecycle(facts: Facts, failures: Failures) -> Lifecycle:
         return _ended(facts, Ended(succeeded=False, why=verdict))
     if refusal is not None and is_refused:
         return Refused(refusal, due_s)
-    return Active(refusal, due_s) if finished is None else Completing(finished, refusal, due_s)
+    return Active(due_s) if finished is None else Completing(finished, due_s)
 
 
 def stop_word(lifecycle: Lifecycle) -> str | None:
