@@ -229,6 +229,11 @@ PENDING = outside(3, session=None, pod=make_pod(3, phase="Pending"))
         pytest.param((dead(phase="Failed"),), {"ended": True}, [], id="what has failed, too"),
         pytest.param((dead(terminating=True),), {"ended": True}, [], id="going already though its job has ended"),
         pytest.param((dead(),), {"ended": True}, [uid_of(1)], id="its container waits to crash again, its agent is nowhere"),
+        pytest.param((dead(),), {"ended": True, "term_began_s": 81.0}, [], id="its agent may have exited before this operator"),
+        pytest.param((make_worker(1, pod=make_pod(1, phase="Pending")),), {"ended": True}, [],
+                     id="Pending says the API yet, and its agent is there"),
+        pytest.param((dead(closed_at_s=81.0, phase="Pending"),), {"ended": True}, [],
+                     id="Pending says the API yet, and its agent has just stopped"),
         pytest.param((dead(running_since_s=81.0),), {"ended": True}, [], id="its container runs: its agent may call yet"),
         pytest.param((dead(running_since_s=80.0),), {"ended": True}, [uid_of(1)], id="its agent does not call"),
         pytest.param(

@@ -130,18 +130,18 @@ def _given_up_s(worker: Worker, pod: Pod, hello_timeout_s: float, term_began_s: 
 
     The kubelet needs a moment from the agent's exit to the pod's end. A pod whose sidecar runs on never comes to it, nor
     one whose container crashes again before its agent could call. An agent that has not called a new operator yet is on its way,
-    and its script may have work left.
+    or has exited already and its pod is about to succeed. What the API says of a pod may be older than what its agent says: on a
+    busy node it is Pending for seconds after its processes have started.
     """
-    if pod.phase == "Pending":
-        return float("-inf")
-    if worker.connected:
+    session = worker.session
+    if session is None:
+        if pod.phase == "Pending":
+            return float("-inf")
+        return max(pod.running_since_s or float("-inf"), term_began_s) + hello_timeout_s
+    if session.connected:
         return None
-    closed_s = worker.session.closed_at_s if worker.session else None
-    running_s = pod.running_since_s
-    if running_s is not None and worker.session is None:
-        running_s = max(running_s, term_began_s)
-    heard_s = max((at_s for at_s in (closed_s, running_s) if at_s is not None), default=float("-inf"))
-    return heard_s + hello_timeout_s
+    closed_s = session.condition_at_s if session.closed_at_s is None else session.closed_at_s
+    return max(closed_s, pod.running_since_s or closed_s) + hello_timeout_s
 
 
 def _said_stopped(worker: Worker) -> bool:
