@@ -188,6 +188,7 @@ class Operator:
             settings=settings.policy(),
             endpoint=settings.url.removeprefix("https://"),
             background=self._background,
+            leads=lambda: self._elector.leading,
             admission_s=self._authenticator.admission_s(len(self._pods.uids())),
             waiting=self._authenticator.waiting,
             look_after=self._queue.add_after,

@@ -99,6 +99,7 @@ class Controller:
         settings: Settings,
         endpoint: str,
         background: Background,
+        leads: Callable[[], bool] = lambda: True,
         admission_s: float = 0.0,
         waiting: Callable[[], frozenset[str]] = frozenset,
         look_after: Callable[[Key, float], None] = lambda _key, _seconds: None,
@@ -112,7 +113,9 @@ class Controller:
         monotonic: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
     ) -> None:
-        """`background` runs what is made beside the plan; its owner ends it. `admission_s`: how long the agents that there are now
+        """`background` runs what is made beside the plan; its owner ends it. `leads()`: nothing is planned while it is false; a
+        process that was stopped for longer than its lease would count by its own memory what the next leader has counted from the
+        API, and its first write shows it no more than a conflict. `admission_s`: how long the agents that there are now
         take to be admitted; `waiting()`: the UIDs of pods whose agents wait for that. `look_after(key, seconds)`: a job wants to
         be reconciled then, because of what was made. `expect(key, due_s)`: it wants to be reconciled at that time on the monotonic
         clock, unless `progress_overdue_s` is later then. `rest(key, until_s)`: it must not be reconciled before."""
@@ -126,6 +129,7 @@ class Controller:
         self._monotonic, self._wall = monotonic, wall
         self._kept: dict[Key, _Kept] = {}
         self._term_started_s = monotonic()
+        self._leads = leads
         self._admitted_by_s, self._waiting = self._term_started_s + admission_s, waiting
 
     async def reconcile(self, key: Key) -> float | None:
@@ -135,6 +139,8 @@ class Controller:
         tries again with back-off. What cannot be made or deleted is no error here (maker.py).
         """
         for _ in range(CONFLICTS):
+            if not self._leads():
+                return None
             job = await self._read(key)
             if job is None:
                 return None

@@ -70,6 +70,7 @@ class Operator:
             settings=settings,
             endpoint="regroup.ns.svc:8443",
             background=AtOnce(),
+            leads=lambda: self.leads,
             look_after=lambda _, wait_s: self.look_in(wait_s),
             expect=lambda _, due_s: self.expect(due_s),
             rest=lambda _, until_s: self.rest(until_s),
@@ -82,6 +83,11 @@ class Operator:
         self._suspended: Coroutine[Any, Any, float | None] | None = None
         self._ended: list[tuple[str, Stream]] = []
         self._unseen: list[tuple[dict[str, Any], bool]] = []
+
+    @property
+    def leads(self) -> bool:
+        """Whether its lease has not run out: nobody else has taken it."""
+        return self.world.operator in (self, None)
 
     def dirty(self) -> None:
         self.is_dirty = True

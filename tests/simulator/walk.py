@@ -488,9 +488,6 @@ class Walk:
             counted = (world.status.get("restarts") or {}).get("processes", 0)
             least = sum(agent.num_exits for agent in world.agents.values() if agent.connected)
             most = sum(not end.is_disruption for end in world.ledger.ends)
-            if any(fault.kind == "pause-operator" for fault in self.faults):
-                # One that goes on beside the next leader counts by its own memory. Exits of processes have numbers.
-                most += sum(bool(end.reason) for end in world.ledger.ends)
             if least <= counted <= most:
                 return
             if world.now_s > end_s:

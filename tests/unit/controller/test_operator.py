@@ -283,6 +283,25 @@ def test_job_that_changes_at_every_read_is_left_to_the_back_off(tmp_path: Path) 
     assert world.generation == 1
 
 
+def test_operator_that_leads_no_more_does_not_plan_again(tmp_path: Path) -> None:
+    """It would count by what its agents told it; the next leader may have counted the same end by the pod."""
+    world = running(tmp_path)
+    deposed = world.operator
+    assert deposed is not None
+
+    def depose(_: object) -> None:
+        deposing.append(world.start_operator())
+        world.store.change_spec(lambda spec: spec.update(replicas=3))
+
+    deposing: list[Operator] = []
+    world.store.before_write = depose
+    world.kill_process(world.uid(2))
+    writes = world.store.num_writes
+    deposed.reconcile()
+    assert deposing, "it wrote, and somebody else was faster"
+    assert world.store.num_writes == writes
+
+
 def test_job_that_is_being_deleted_is_left_alone(tmp_path: Path) -> None:
     world = running(tmp_path)
     raw = world.store.read()

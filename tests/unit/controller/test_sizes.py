@@ -114,5 +114,5 @@ def test_worker_without_room_is_given_back_and_tried_again(tmp_path: Path) -> No
     for node in world.pods.nodes.values():
         node.is_cordoned = False
     world.pods.schedule_all()
-    world.until(lambda: world.training() == "0-0,1-0,2-0", limit_s=70.0, step_every_s=0.5)
+    world.until(lambda: world.training() == "0-0,1-0,2-1", limit_s=70.0, step_every_s=0.5)
     assert "pods" not in world.status.get("restarts", {}) or world.status["restarts"]["pods"] == 0

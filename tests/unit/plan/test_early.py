@@ -33,6 +33,10 @@ def failed(slot: int = 0, attempt: int = 0, **changes: object) -> Pod:
             {0: EarlyFailure(3, 2, 90.0)}, [make_pod(0, 0, terminating=True), failed(0, 3)], {0: EarlyFailure(4, 3, NOW_S)},
             id="an older one that ran, on a node without power",
         ),
+        pytest.param(
+            {0: EarlyFailure(3, 3, 90.0)}, [make_pod(0, 0, running_since_s=1.0)], {0: EarlyFailure(3, 3, 90.0)},
+            id="an older one that runs yet, and the failed ones were deleted",
+        ),
         pytest.param({0: EarlyFailure(3, 2, 90.0)}, [], {}, id="a slot that is gone"),
         pytest.param({}, [failed(last_exit_code=1)], {}, id="it ran, and ended"),
         pytest.param({}, [failed(1), failed(2)], {1: EarlyFailure(1, 0, NOW_S), 2: EarlyFailure(1, 0, NOW_S)}, id="slots"),

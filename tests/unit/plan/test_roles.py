@@ -70,6 +70,15 @@ def test_before_the_start_a_pod_of_an_earlier_template_is_made_anew() -> None:
     assert got.create == (("ps", 1, 0),)
 
 
+def test_failed_pod_that_somebody_has_deleted_stays_in_the_row() -> None:
+    """The next one has a new number: one of before would neither count nor end the row."""
+    rows = {"ps-0": EarlyFailure(3, 2, NOW_S - 60.0)}
+    got = plan(job=job_of(role("ps")), rows=rows)
+    assert got.create == (("ps", 0, 3),)
+    got = plan(failed(0, 3), job=job_of(role("ps")), rows=got.rows)
+    assert got.rows["ps-0"].count == 4
+
+
 def test_pods_that_fail_in_a_row_come_later_and_later() -> None:
     rows: Any = {}
     for attempt, pause_s in enumerate([0, 10, 20, 40, 80, 160, 300, 300]):

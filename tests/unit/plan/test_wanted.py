@@ -50,6 +50,7 @@ SILENT_ON_DEAD_NODE = make_worker(1, Standing.SILENT, pod=make_pod(1, node_ready
         pytest.param((A, B, C), {}, [], id="nothing is missing"),
         pytest.param((A, C), {}, [(1, 0)], id="a slot without a pod gets one"),
         pytest.param((A, C), {"named": [MemberId(1, 0)]}, [(1, 1)], id="a number that the status names is not used again"),
+        pytest.param((A, C), {"counted": [MemberId(1, 2)]}, [(1, 3)], id="nor is that of a pod that failed and is gone"),
         pytest.param((A, make_worker(1, pod=make_pod(1, phase="Failed")), C), {}, [(1, 1)], id="a failed pod is replaced"),
         pytest.param((A, make_worker(1, pod=make_pod(1, terminating=True)), C), {}, [(1, 1)], id="one that is going, too"),
         pytest.param((A, ASKED, C), {}, [(1, 1)], id="one whose agent got SIGTERM, from a kubelet that evicts it"),

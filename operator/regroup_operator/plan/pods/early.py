@@ -29,7 +29,8 @@ def note_early(known: Mapping[int, EarlyFailure], pods: Iterable[Pod], now_s: fl
     for slot, of_slot in by_slot.items():
         before = known.get(slot)
         newest = max((p.attempt for p in of_slot if _failed_early(p)), default=-1)
-        if any(p.running_since_s is not None and p.attempt > newest and p.usable for p in of_slot):
+        newest_known = newest if before is None else max(newest, before.attempt)
+        if any(p.running_since_s is not None and p.attempt > newest_known and p.usable for p in of_slot):
             continue
         new = [p.attempt for p in of_slot if _failed_early(p) and (before is None or p.attempt > before.attempt)]
         if new:

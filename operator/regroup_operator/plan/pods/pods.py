@@ -66,6 +66,11 @@ def plan_pods(facts: Facts, lifecycle: Lifecycle, generation: NextGeneration) ->
         slots=facts.slots,
         released=facts.released,
         named=named_members(known),
+        counted=[
+            MemberId(slot, row.attempt)
+            for rows in (early, generation.memory.disrupted_pods, capacity.rows)
+            for slot, row in rows.items()
+        ],
         bad_nodes=with_tainted(bad_nodes, inputs.obs.pods, facts.slots),
         abandoned=generation.abandoned,
         # Who waits outside may be the last to hold the job's state.

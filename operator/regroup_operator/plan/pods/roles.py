@@ -90,7 +90,9 @@ def plan_roles(
             dues_s.append(due_s)
             held.setdefault(name, _held(place, there, rows[place], clock.stamp(due_s)))
         else:
-            create.append((name, index, there[-1].attempt + 1 if there else 0))
+            # A failed pod that somebody has deleted stays in the row: a number of before would not count.
+            used = [p.attempt for p in there[-1:]] + [rows[place].attempt for _ in range(place in rows)]
+            create.append((name, index, max(used, default=-1) + 1))
     dues_s += [p.running_since_s + LASTED_S for p in pods if p.place in rows and p.running_since_s is not None]
     going = tuple(p for p in delete if not p.terminating)
     status = _status(job, pods, known, held)

@@ -50,6 +50,7 @@ def plan_workers(
     slots: int,
     released: frozenset[str],
     named: Iterable[MemberId],
+    counted: Iterable[MemberId] = (),
     bad_nodes: Mapping[int, tuple[str, ...]],
     abandoned: frozenset[str] = frozenset(),
     settled: bool,
@@ -63,7 +64,8 @@ def plan_workers(
 ) -> WorkerChanges:
     """Return the changes to the job's pods.
 
-    `named` are all members that the status still names: their attempt numbers are not used again. `bad_nodes` are the
+    `named` are all members that the status still names: their attempt numbers are not used again. `counted`: nor are those of the
+    newest pods that failed, were evicted or were given back (early.py, capacity.py), which may be gone. `bad_nodes` are the
     nodes on which a slot's pods failed. `abandoned` are UIDs of pods that are not waited for any more (lateness.py): they
     serve no slot, and stay until rule RELEASE lets them go. `settled`: every member of the newest generation has adopted
     it (a generation that is about to be written is not), so that nobody else is needed any more. `ended`: the job is
@@ -83,7 +85,7 @@ def plan_workers(
         return WorkerChanges(delete=tuple(dict.fromkeys((*leaving, *given_up))), look_again_s=min(later, default=None))
     named = tuple(named)
     attempts: dict[int, int] = {}
-    for slot, attempt in [*(w.id for w in pods), *named]:
+    for slot, attempt in [*(w.id for w in pods), *named, *counted]:
         attempts[slot] = max(attempts.get(slot, -1), attempt)
     serving: dict[int, Worker] = {}
     for worker in sorted(pods, key=_progress):
