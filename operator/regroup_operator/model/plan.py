@@ -171,6 +171,8 @@ class Memory:
     """Of the newest generation: see Current."""
     attempts: int = 0
     """Generations in a row that this operator announced and not all members adopted."""
+    lacks_state: bool = False
+    """Of the newest generation: see Current."""
     without_commit: int = 0
     """Generations in a row before the newest one that broke before a step was committed, with all their processes alive."""
     tried: frozenset[str] | None = None
