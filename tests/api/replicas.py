@@ -15,8 +15,8 @@ from manifests import render
 from tests.api.conftest import Api
 
 FAST_LEASE = {
-    "LEASE_DURATION_SECONDS": "3",
-    "LEASE_RENEW_DEADLINE_SECONDS": "2",
+    "LEASE_DURATION_SECONDS": "5",
+    "LEASE_RENEW_DEADLINE_SECONDS": "4",
     "LEASE_RETRY_SECONDS": "0.3",
 }
 
