@@ -15,6 +15,7 @@ from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from regroup_operator.api import JobStatus
+from regroup_operator.api.status import POD_CAUSES
 from regroup_operator.job_metrics import JobMetrics, Jobs
 from regroup_operator.model.worker import PLANNED_CAUSES
 
@@ -55,7 +56,10 @@ class Metrics:
             registry=self.registry,
         )
         self.restarts = Counter(
-            "regroup_restarts", "What had to start again, by kind (process, pod).", ["kind"], registry=self.registry
+            "regroup_restarts",
+            "What had to start again, by kind (process, pod) and cause.",
+            ["kind", "cause"],
+            registry=self.registry,
         )
         self.queue_wait_seconds = Histogram(
             "regroup_queue_wait_seconds",
@@ -127,10 +131,10 @@ class Metrics:
                 for part in PARTS:
                     if incident.get(f"{part}Ms") is not None:
                         self.recovery_part_seconds.labels(part).observe(incident[f"{part}Ms"] / 1000)
-        old_restarts, restarts = before.restarts, after.get("restarts") or {}
-        for kind, key in (("process", "processes"), ("pod", "pods")):
-            counted = getattr(old_restarts, key) if old_restarts is not None else 0
-            self.restarts.labels(kind).inc(max(0, restarts.get(key, 0) - counted))
+        counted = (before.restarts.causes if before.restarts is not None else None) or {}
+        for cause, count in ((after.get("restarts") or {}).get("causes") or {}).items():
+            kind = "pod" if cause in POD_CAUSES else "process"
+            self.restarts.labels(kind, cause).inc(max(0, count - counted.get(cause, 0)))
 
     def observe_reconcile(self, seconds: float, succeeded: bool) -> None:
         """Count one reconciliation."""

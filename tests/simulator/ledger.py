@@ -145,6 +145,9 @@ class Ledger:
     def wrote(self, status: dict[str, Any]) -> None:
         """An operator has written the job's status."""
         self._judge_unheard(status)
+        restarts = status.get("restarts") or {}
+        causes = restarts.get("causes") or {}
+        assert sum(causes.values()) == restarts.get("total", 0), f"{restarts['total']} restarts, by cause {causes}"
         self.released += [uid for uid in status.get("released", ()) if uid not in self.released]
         if "membership" in status:
             self.saw_generation(status["membership"]["generation"], status["membership"]["uid"])

@@ -32,7 +32,7 @@ def write(
     metrics: ops.Metrics,
     before: list[dict[str, Any]],
     after: list[dict[str, Any]],
-    before_restarts: dict[str, int] | None = None,
+    before_restarts: dict[str, Any] | None = None,
     **status: Any,
 ) -> None:
     job = parse_job(stored_job(status={"incidents": before, "restarts": before_restarts}))
@@ -196,18 +196,22 @@ def test_write_without_an_answer_is_counted_once_it_is_known(tmp_path: Path) -> 
     world.kill_process(world.uid(0))
     world.until(lambda: world.training() == "0-0,1-0" and world.generation > 1, 60.0, step_every_s=0.5)
     assert value(metrics.registry, "regroup_incidents_total", cause="ProcessExited") == 1
-    assert value(metrics.registry, "regroup_restarts_total", kind="process") == 1
+    assert value(metrics.registry, "regroup_restarts_total", kind="process", cause="Signal") == 1
 
 
 def test_parts_of_a_recovery_and_restarts_are_counted_once() -> None:
     metrics = ops.Metrics()
     ended = incident(2, detectMs=20, persistMs=10, formMs=50, firstStepMs=100)
-    write(metrics, [], [ended], restarts={"processes": 2, "pods": 1})
-    write(metrics, [ended], [ended], before_restarts={"processes": 2, "pods": 1}, restarts={"processes": 3, "pods": 1})
+    first = {"total": 3, "causes": {"Signal": 2, "Evicted": 1}}
+    write(metrics, [], [ended], restarts=first)
+    second = {"total": 5, "causes": {"Signal": 2, "OOMKilled": 1, "Evicted": 1, "PodFailed": 1}}
+    write(metrics, [ended], [ended], before_restarts=first, restarts=second)
     parts = ("detect", "form", "firstStep", "transfer")
     assert [value(metrics.registry, "regroup_recovery_part_seconds_count", part=part) for part in parts] == [1, 1, 1, 0]
     assert abs(value(metrics.registry, "regroup_recovery_part_seconds_sum", part="form") - 0.05) < 1e-9
-    assert [value(metrics.registry, "regroup_restarts_total", kind=kind) for kind in ("process", "pod")] == [3, 1]
+    counted = {("process", "Signal"): 2, ("process", "OOMKilled"): 1, ("pod", "Evicted"): 1, ("pod", "PodFailed"): 1}
+    for (kind, cause), count in counted.items():
+        assert value(metrics.registry, "regroup_restarts_total", kind=kind, cause=cause) == count
 
 
 def names_in(metrics: ops.Metrics) -> set[str]:

@@ -256,6 +256,10 @@ class SeenExits(WrittenModel):
     """An operator of an earlier release has counted exits, and has not said which."""
 
 
+POD_CAUSES = frozenset({"Evicted", "Preempted", "PodFailed", "NodeNotReady", "Deleted", "Unresponsive"})
+"""Keys of status.restarts.causes that are of pods; the others are of processes."""
+
+
 class Restarts(WrittenModel):
     """How often processes, pods and generations had to start again."""
 
@@ -267,6 +271,11 @@ class Restarts(WrittenModel):
 
     pods: int = 0
     """Pods that were lost and replaced. Those that were asked to leave and handed over do not count."""
+
+    causes: dict[str, int] | None = None
+    """Processes and pods by why they had to start again. Processes: ExitCode, Signal, OOMKilled, Hung (the operator had it killed).
+    Pods: Evicted, Preempted, PodFailed, NodeNotReady, Deleted, Unresponsive (its agent). Restarts that an earlier release counted
+    are in none."""
 
     generations: int = 0
     """Generations after the first."""

@@ -44,7 +44,7 @@ def test_killed_process_costs_its_worker_one_generation(tmp_path: Path, processe
     assert all(t.alive for t in siblings)
     assert world.names() == ["0-0", "1-0", "2-0"]
     assert world.status["restarts"] | {"recent": 0, "exits": 0} == {
-        "total": 1, "processes": 1, "pods": 0, "generations": 2, "recent": 0, "exits": 0,
+        "total": 1, "processes": 1, "pods": 0, "causes": {"Signal": 1}, "generations": 2, "recent": 0, "exits": 0,
     }  # fmt: skip
     incident = world.status["incidents"][0]
     assert (incident["cause"], incident["culprit"]) == ("ProcessExited", str(slot))

@@ -9,6 +9,7 @@ import pytest
 
 from regroup.protocol.state import Phase
 from regroup_operator.api.members import MemberId
+from regroup_operator.api.status import POD_CAUSES
 from regroup_operator.model.plan import Clock, Memory
 from regroup_operator.model.records import Observation, Pod, ProcessExit, Session
 from regroup_operator.plan.failures.exits import (
@@ -242,21 +243,29 @@ SLOT_1 = MemberId(1, 1)
 
 
 @pytest.mark.parametrize(
-    ("pods", "given", "counted"),
+    ("pods", "given", "cause"),
     [
-        pytest.param((make_pod(0), make_pod(1, phase="Failed")), {}, 1, id="its pod failed"),
-        pytest.param((make_pod(0),), {"members": [MemberId(1, 0)]}, 1, id="a member's pod is gone"),
-        pytest.param((make_pod(0), make_pod(1)), {"leaving": {uid_of(1)}}, 0, id="its pod is there and asked to leave"),
-        pytest.param((make_pod(0), make_pod(1)), {"leaving": {uid_of(0)}}, 1, id="another one's is"),
+        pytest.param((make_pod(0), make_pod(1, phase="Failed")), {}, "PodFailed", id="its pod failed"),
+        pytest.param((make_pod(0), make_pod(1, phase="Failed", status_reason="Evicted")), {}, "Evicted", id="by its kubelet"),
         pytest.param(
-            (make_pod(0), make_pod(1)), {"leaving": {uid_of(1)}, "members": [MemberId(1, 0)]}, 0, id="a member hands over"
+            (make_pod(0), make_pod(1, terminating=True, disruption="PreemptionByScheduler")), {}, "Preempted", id="for another"
         ),
-        pytest.param((make_pod(0), make_pod(1)), {"released": {uid_of(1)}}, 0, id="it was scaled away"),
-        pytest.param((make_pod(0),), {}, 0, id="nobody had the slot"),
+        pytest.param((make_pod(0), make_pod(1, node_ready=False)), {}, "NodeNotReady", id="its node is off"),
+        pytest.param((make_pod(0), make_pod(1, terminating=True)), {}, "Deleted", id="somebody deletes it"),
+        pytest.param((make_pod(0),), {"members": [MemberId(1, 0)]}, "Deleted", id="a member's pod is gone"),
+        pytest.param((make_pod(0), make_pod(1)), {"leaving": {uid_of(1)}}, None, id="its pod is there and asked to leave"),
+        pytest.param((make_pod(0), make_pod(1)), {"leaving": {uid_of(0)}}, "Unresponsive", id="another one's is"),
+        pytest.param(
+            (make_pod(0), make_pod(1)), {"leaving": {uid_of(1)}, "members": [MemberId(1, 0)]}, None, id="a member hands over"
+        ),
+        pytest.param((make_pod(0), make_pod(1)), {"released": {uid_of(1)}}, None, id="it was scaled away"),
+        pytest.param((make_pod(0),), {}, None, id="nobody had the slot"),
     ],
 )  # fmt: skip
-def test_replacements_that_count(pods: tuple[Pod, ...], given: dict[str, Any], counted: int) -> None:
-    assert count_created([SLOT_1], pods, Memory(), **given)[0] == counted
+def test_replacements_that_count(pods: tuple[Pod, ...], given: dict[str, Any], cause: str | None) -> None:
+    counted = count_created([SLOT_1], pods, Memory(), **given)[0]
+    assert counted == ({} if cause is None else {cause: 1})
+    assert counted.keys() <= POD_CAUSES
 
 
 def failed_pods(*nodes: str) -> Memory:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from regroup_operator.model.plan import Failure
-from regroup_operator.plan.failures.restarts import KUBECTL_LOGS, judge_restarts
+from regroup_operator.plan.failures.restarts import KUBECTL_LOGS, judge_restarts, restart_cause
 
 NOW = 1000.0
 
@@ -37,6 +37,22 @@ def test_judge_restarts(
 ) -> None:
     got = judge_restarts(recent=recent, new=new, max_restarts=max_restarts, window_s=600.0, now=NOW, logs="")
     assert (got.recent, got.message is not None) == (kept, fails)
+
+
+@pytest.mark.parametrize(
+    ("failure", "want"),
+    [
+        pytest.param(fail(code=1), "ExitCode", id="exit code"),
+        pytest.param(fail(code=0), "ExitCode", id="before its last step"),
+        pytest.param(fail(code=None), "ExitCode", id="unknown"),
+        pytest.param(fail(code=-9), "Signal", id="a process that was killed"),
+        pytest.param(fail(code=139), "Signal", id="a container that was"),
+        pytest.param(replace(fail(code=-9), hung=True), "Hung", id="by the operator, as it hung"),
+        pytest.param(replace(fail(code=137), reason="OOMKilled"), "OOMKilled", id="by the kernel, for its memory"),
+    ],
+)
+def test_cause_of_a_restart(failure: Failure, want: str) -> None:
+    assert restart_cause(failure) == want
 
 
 IN_POD = Failure(NOW, "1", 1, namespace="ns", pod="d-worker-1-0")

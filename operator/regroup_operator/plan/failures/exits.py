@@ -19,6 +19,7 @@ is seen by the next one.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -192,9 +193,9 @@ def count_created(
     released: Collection[str] = (),
     members: Iterable[MemberId] = (),
     leaving: Collection[str] = (),
-) -> tuple[int, Memory]:
-    """Return how many of the pods to create replace one that was lost, and were not counted yet. The informer sees a new pod
-    late, so that it is asked for again meanwhile.
+) -> tuple[Counter[str], Memory]:
+    """Return of the pods to create how many replace one that was lost, by what became of that, and were not counted yet. The
+    informer sees a new pod late, so that it is asked for again meanwhile.
 
     A slot that was scaled away (its pods are `released` or gone, no member of the newest generation has it) and comes back
     is no replacement, whatever the number of its pod. Nor is one whose pod hands over: it is there and asked to leave (`leaving`,
@@ -204,9 +205,25 @@ def count_created(
     seen = {pod.id for pod in pods}
     taken = {pod.slot for pod in pods if pod.uid not in released} | {member.slot for member in members}
     taken -= {pod.slot for pod in pods if pod.uid in leaving}
-    replaced = sum(m.attempt > 0 and m.slot in taken for m in create if m not in memory.created)
+    replaced = Counter(
+        _loss(m.slot, pods) for m in create if m.attempt > 0 and m.slot in taken and m not in memory.created
+    )
     waiting = (member for member in memory.created if member not in seen)
     return replaced, replace(memory, created=frozenset({*create, *waiting}))
+
+
+def _loss(slot: int, pods: Iterable[Pod]) -> str:
+    """Return what became of a slot's last pod: one of api.status.POD_CAUSES."""
+    last = max((pod for pod in pods if pod.slot == slot), key=lambda pod: pod.attempt, default=None)
+    if last is None:
+        return "Deleted"
+    if last.disrupted:
+        return last.disrupted
+    if last.phase == "Failed":
+        return "PodFailed"
+    if not last.node_ready:
+        return "NodeNotReady"
+    return "Deleted" if last.terminating else "Unresponsive"
 
 
 def _is_new(ended: ProcessExit, pod: Pod, known: SeenExits, obs: Observation) -> bool:

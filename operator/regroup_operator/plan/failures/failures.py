@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
@@ -29,7 +30,7 @@ from regroup_operator.plan.failures.on_exit import (
     read_judged,
     rule_words,
 )
-from regroup_operator.plan.failures.restarts import exit_words, judge_restarts, log_words
+from regroup_operator.plan.failures.restarts import exit_words, judge_restarts, log_words, restart_cause
 from regroup_operator.plan.failures.roles import role_verdict
 
 
@@ -41,8 +42,8 @@ class Failures:
     workers: tuple[Worker, ...]
     """As before, but whose processes hang stands as hung."""
     hang: Hang
-    num_processes: int = 0
-    """Processes and containers that have ended since the last plan, and count."""
+    processes: Mapping[str, int] = field(default_factory=dict)
+    """How many processes and containers have ended since the last plan, and count, by cause (restart_cause)."""
     recent: tuple[str, ...] | None = None
     """status.restarts.recent; None: as it was."""
     crash: str = ""
@@ -151,7 +152,7 @@ def judge_failures(facts: Facts) -> Failures:
         memory,
         workers,
         hang,
-        len(processes),
+        Counter(map(restart_cause, processes)),
         recent,
         words,
         num_without_commit,

@@ -51,6 +51,17 @@ def exit_words(failure: Failure) -> str:
     return f"Worker {failure.worker}{pod} ended with {_code(failure.exit_code)}{why}"
 
 
+def restart_cause(failure: Failure) -> str:
+    """Return why a process or container has to start again, in one word: Hung, OOMKilled, Signal or ExitCode."""
+    if failure.hung:
+        return "Hung"
+    if failure.reason == "OOMKilled":
+        return failure.reason
+    code = failure.exit_code
+    # Containers and shells give 128 + the signal.
+    return "Signal" if code is not None and (code < 0 or code > 128) else "ExitCode"
+
+
 def log_words(failure: Failure, logs: str) -> str:
     """Return how the log of what failed is read. A process's is in the container that still runs; a container's is not."""
     previous = " --previous" if failure.container else ""

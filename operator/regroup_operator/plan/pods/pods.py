@@ -30,7 +30,7 @@ class PodChanges:
     create: tuple[CreateWorker, ...]
     delete: tuple[Pod, ...]
     released: list[str] | None
-    num_replaced: int
+    replaced: Mapping[str, int]
     """Of the pods to make: those that replace one that was lost, and were not counted yet."""
     due_s: float | None = None
     words: str = ""
@@ -98,7 +98,7 @@ def plan_pods(facts: Facts, lifecycle: Lifecycle, generation: NextGeneration) ->
         cleans=_clears(lifecycle, inputs.job.spec.run_policy),
         clock=inputs.clock,
     )
-    num_replaced, memory = count_created(
+    replaced, memory = count_created(
         [MemberId(c.slot, c.attempt) for c in changes.create],
         inputs.obs.pods,
         generation.memory,
@@ -118,7 +118,7 @@ def plan_pods(facts: Facts, lifecycle: Lifecycle, generation: NextGeneration) ->
         create=changes.create,
         delete=(*delete, *roles.delete),
         released=_released(facts, (pod.uid for pod in changes.release)),
-        num_replaced=num_replaced if known.get("membership") else 0,
+        replaced=replaced if known.get("membership") else {},
         due_s=earliest((changes.look_again_s, capacity.due_s, roles.due_s), after_s=inputs.clock.now_s),
         words=capacity.words,
         failing=early_words(early, inputs.obs.pods, inputs.clock)

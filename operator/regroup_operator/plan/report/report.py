@@ -54,8 +54,8 @@ def make_report(
     status["roles"] = pods.roles.status
     status["restarts"] = restarts_status(
         facts.status.get("restarts"),
-        processes=failures.num_processes,
-        pods=pods.num_replaced,
+        processes=failures.processes,
+        pods=pods.replaced,
         generations=int(number > 1),
         recent=failures.recent,
         ignored=failures.num_ignored,
