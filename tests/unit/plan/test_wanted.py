@@ -209,6 +209,12 @@ def dead(closed_at_s: float | None = None, **of_pod: Any) -> Worker:
     return make_worker(1, Standing.SILENT, session=session, pod=make_pod(1, **{"running_since_s": None} | of_pod))
 
 
+def called(at_s: float) -> Worker:
+    """A worker whose agent has reported, and has opened no stream."""
+    session = make_session(1, connected=False, condition_at_s=at_s)
+    return make_worker(1, Standing.SILENT, session=session, pod=make_pod(1, running_since_s=None))
+
+
 PENDING = outside(3, session=None, pod=make_pod(3, phase="Pending"))
 
 
@@ -245,6 +251,8 @@ PENDING = outside(3, session=None, pod=make_pod(3, phase="Pending"))
         ),
         pytest.param((dead(closed_at_s=81.0),), {"ended": True}, [], id="its agent has just stopped"),
         pytest.param((dead(closed_at_s=80.0),), {"ended": True}, [uid_of(1)], id="its agent has stopped, a sidecar runs on"),
+        pytest.param((called(81.0),), {"ended": True}, [], id="its agent has called a moment ago, and has no stream yet"),
+        pytest.param((called(80.0),), {"ended": True}, [uid_of(1)], id="it never had one, and says nothing new"),
         pytest.param((dead(closed_at_s=80.0),), {}, [], id="nobody is given up while the job runs"),
     ],
 )  # fmt: skip
