@@ -162,7 +162,8 @@ def test_lack_of_the_newest_state_is_remembered_until_a_generation_is_adopted() 
 
 @pytest.mark.parametrize("rows", ["early_failures", "disrupted_pods"])
 def test_number_of_a_pod_that_counts_is_not_used_again_once_it_is_gone(rows: str) -> None:
-    memory = replace(Memory(seen_pods=frozenset({"-"})), **{rows: {0: EarlyFailure(1, 3, 99.0)}})
+    counted: dict[str, Any] = {rows: {0: EarlyFailure(1, 3, 99.0)}}
+    memory = Memory(seen_pods=frozenset({"-"}), **counted)
     got = plan(pods=(make_pod(0, terminating=True), make_pod(1)), memory=memory)
     assert got.create == ((0, 4, ()),)
 
