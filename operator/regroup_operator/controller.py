@@ -43,6 +43,8 @@ CONFLICTS = 5
 """Plans in a row that may lose the race for the status before the work queue's back-off takes over."""
 UNANSWERED = 5
 """Plans of one job that are kept while the answer to their write is not known."""
+LEADS_AGAIN_S = 1.0
+"""A renewal may be answered after its deadline and before the process has ended: then it leads on, and its jobs are looked at."""
 REST, LEAST_REST_S, MAX_REST_S = 2.0, 0.02, 0.5
 """A job whose plans take long is not planned for so many times as long after one, if that is worth it. A plan of 5,000 workers
 takes 0.1 s, and each pod that starts asks for one: one after the other they would leave requests and agents one turn of the event
@@ -113,7 +115,7 @@ class Controller:
         monotonic: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
     ) -> None:
-        """`background` runs what is made beside the plan; its owner ends it. `leads()`: nothing is planned while it is false; a
+        """`background` runs what is made beside the plan; its owner ends it. `leads()`: no plan is begun while it is false; a
         process that was stopped for longer than its lease would count by its own memory what the next leader has counted from the
         API, and its first write shows it no more than a conflict. `admission_s`: how long the agents that there are now
         take to be admitted; `waiting()`: the UIDs of pods whose agents wait for that. `look_after(key, seconds)`: a job wants to
@@ -140,7 +142,7 @@ class Controller:
         """
         for _ in range(CONFLICTS):
             if not self._leads():
-                return None
+                return LEADS_AGAIN_S
             job = await self._read(key)
             if job is None:
                 return None

@@ -42,8 +42,6 @@ HANG_S = 30
 FIRST_STEP_S = 30.0
 COUNTED_S = 30.0
 """A count that decides nothing is written with the progress, which waits so long where it is reported less often."""
-TRIED_S = 10.0
-"""So long after it was named the lack of the newest state still stands: another set is tried in between."""
 LOOK_S = 5.0
 """The verdict is looked at this often while nothing is committed."""
 
@@ -284,8 +282,6 @@ class Walk:
         """Since when the promise has held the job to commit."""
         self._named_s = self.world.now_s
         """When the status last said what the job lacks, or nobody was there to say it."""
-        self._lacked_s = float("-inf")
-        """When the status last said that the newest state is lacking."""
         self._seen = 0
         """Commits up to the last fault."""
         self._healed = False
@@ -453,8 +449,6 @@ class Walk:
             self._able_s = world.now_s
         waited_s = world.now_s - since_s
         training: dict[str, str] = next((c for c in world.status.get("conditions", ()) if c["type"] == "Training"), {})
-        if training.get("reason") in NAMED:
-            self._lacked_s = world.now_s
         if training.get("reason") in WAITS or not self._is_led():
             self._named_s = world.now_s
         if world.now_s - max(since_s, self._named_s) > self.bound_s and not is_able:
@@ -467,8 +461,7 @@ class Walk:
         if training.get("status") == "True":
             raise Failed("untrue", f"nobody has committed for {waited_s:.0f} s: {self._words()}")
         able = world.now_s - max(since_s, self._able_s) > self.bound_s
-        # While another set is tried, the status says so for a moment.
-        named = world.now_s - self._lacked_s <= TRIED_S and self._lacks_a_holder()
+        named = training.get("reason") in NAMED and self._lacks_a_holder()
         if (able and not named) or self._healed:
             raise Failed("stuck", f"no commit for {waited_s:.0f} s (bound {self.bound_s:.0f} s): {self._words()}")
         self.outcome.waited += 1

@@ -135,6 +135,15 @@ class EarlyFailure:
     at_s: float
 
 
+FORGOTTEN_S = 600.0
+"""A row of failed pods is over after so long without another one: twice the longest pause before the next pod."""
+
+
+def is_over(row: EarlyFailure, now_s: float) -> bool:
+    """Return whether the last pod of a row failed so long ago that the next one begins a new row."""
+    return now_s >= row.at_s + FORGOTTEN_S
+
+
 @dataclass(frozen=True)
 class IgnoredRow:
     """Failures in a row that a rule ignores, with no step committed in between. `at`: of the last, seconds since the epoch."""
@@ -171,8 +180,6 @@ class Memory:
     """Of the newest generation: see Current."""
     attempts: int = 0
     """Generations in a row that this operator announced and not all members adopted."""
-    lacks_state: bool = False
-    """Of the newest generation: see Current."""
     without_commit: int = 0
     """Generations in a row before the newest one that broke before a step was committed, with all their processes alive."""
     tried: frozenset[str] | None = None

@@ -167,8 +167,6 @@ class Current:
     the script's imports. Otherwise the members were attached when it was announced."""
     incarnations: Mapping[str, int] = field(default_factory=dict)
     """By pod UID: that of the document. Empty where the document is not known."""
-    lacks_state: bool = False
-    """A set of workers has refused for want of the newest state since a generation was adopted (rule WITNESS)."""
     suspended: bool = False
     """The job was suspended in it: none of its pods is left, and what comes next is a start, no recovery."""
 

@@ -319,9 +319,18 @@ def test_two_controllers_that_see_the_same_fault_write_one_generation(tmp_path: 
     first, second = world.operator, Operator(world, world.settings)
     assert first is not None
     second.registry._sessions = dict(first.registry._sessions)
+    first.controller._leads = second.controller._leads = lambda: True
     world.vanish(world.uid(0))
-    world.store.before_write = lambda _: world.reconcile(second)
+    writes = world.store.num_writes
+
+    def overtake(_: object) -> None:
+        world.reconcile(second)
+        overtaken.append(world.store.num_writes - writes)
+
+    overtaken: list[int] = []
+    world.store.before_write = overtake
     world.reconcile(first)
+    assert overtaken == [1], "the second one was faster"
     assert world.status["restarts"]["generations"] == world.generation - 1
     assert len(world.ledger.generations) == world.generation
 

@@ -386,15 +386,6 @@ def test_generations_that_do_not_form_come_slower_and_slower(attempts: int, ago_
         assert got.until > NOW_S
 
 
-def test_sets_that_do_not_form_after_one_that_lacked_the_newest_state_are_tried_on_and_the_state_is_named() -> None:
-    current = replace(NEWER, attempts=30, announced_at_s=NOW_S - 4.9, lacks_state=True)
-    got = decide([A, B, died(2, available=True)], current)
-    assert isinstance(got, Wait)
-    assert got.reason == "NoWitness"
-    assert got.until == pytest.approx(NOW_S + 0.1)
-    assert words(decide([A, B, died(2, available=True)], replace(current, announced_at_s=NOW_S - 5.0)))[0] == FORCED
-
-
 # --- a fresh operator ----------------------------------------------------------------------------------------------
 
 UNKNOWN_1 = make_worker(1, Standing.SILENT, session=None, since_s=NOW_S - 1.0, lost_at_s=119.0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from regroup_operator.model.plan import Clock, EarlyFailure, Verdict
+from regroup_operator.model.plan import FORGOTTEN_S, Clock, EarlyFailure, Verdict
 from regroup_operator.model.records import Pod
 from regroup_operator.plan.pods.early import early_words, held_until, note_early, surplus
 from tests.builders.plan import make_pod, uid_of
@@ -37,13 +37,23 @@ def failed(slot: int = 0, attempt: int = 0, **changes: object) -> Pod:
             {0: EarlyFailure(3, 3, 90.0)}, [make_pod(0, 0, running_since_s=1.0)], {0: EarlyFailure(3, 3, 90.0)},
             id="an older one that runs yet, and the failed ones were deleted",
         ),
-        pytest.param({0: EarlyFailure(3, 2, 90.0)}, [], {}, id="a slot that is gone"),
+        pytest.param(
+            {0: EarlyFailure(3, 3, NOW_S - FORGOTTEN_S)}, [make_pod(0, 0, running_since_s=1.0)], {},
+            id="an older one that goes on, and none has failed for long",
+        ),
+        pytest.param(
+            {0: EarlyFailure(3, 2, NOW_S - FORGOTTEN_S)}, [make_pod(0, 3, phase="Pending", running_since_s=None)],
+            {0: EarlyFailure(3, 2, NOW_S - FORGOTTEN_S)}, id="one that pulls a large image",
+        ),
+        pytest.param({0: EarlyFailure(3, 2, 90.0)}, [], {0: EarlyFailure(3, 2, 90.0)}, id="its pods are gone from the API"),
+        pytest.param({0: EarlyFailure(3, 2, NOW_S - FORGOTTEN_S)}, [], {}, id="they have been for long"),
+        pytest.param({5: EarlyFailure(3, 2, 90.0)}, [], {}, id="a slot that is gone"),
         pytest.param({}, [failed(last_exit_code=1)], {}, id="it ran, and ended"),
         pytest.param({}, [failed(1), failed(2)], {1: EarlyFailure(1, 0, NOW_S), 2: EarlyFailure(1, 0, NOW_S)}, id="slots"),
     ],
 )  # fmt: skip
 def test_note_early(known: dict[int, EarlyFailure], pods: list[Pod], want: dict[int, EarlyFailure]) -> None:
-    assert note_early(known, pods, NOW_S) == want
+    assert note_early(known, pods, NOW_S, slots=5) == want
 
 
 @pytest.mark.parametrize(("count", "pause_s"), [(1, None), (2, 10.0), (3, 20.0), (6, 160.0), (7, 300.0), (5000, 300.0)])

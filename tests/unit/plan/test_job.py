@@ -29,11 +29,9 @@ from regroup_operator.plan.failures.restarts import KUBECTL_LOGS
 from regroup_operator.plan.job import plan_job
 from tests.builders.plan import (
     JobBuilder,
-    make_fault,
     make_job,
     make_pod,
     make_progress,
-    make_seal,
     make_session,
     uid_of,
 )
@@ -127,37 +125,6 @@ def test_agents_of_a_script_are_asked_from_time_to_time(
     )
     got = plan(job({**TRAINING, "tier": "Script"}), sessions=script, clock=Clock(now_s, 1_800_000_000.0))
     assert told(got, Ping) == ([uid_of(0), uid_of(1)] if asked else [])
-
-
-def ends(cause: str, generation: int) -> tuple[Session, ...]:
-    """The sessions of two workers whose processes came out of a generation for this, and are in no other."""
-    return tuple(
-        make_session(
-            slot, Phase.BROKEN, generation, entered=generation, heard=generation, told_tier="Session",
-            fault=make_fault(cause), fault_generation=generation, fault_at_s=99.0,
-            seal=make_seal(generation, (1, 10), adopted=1, state_adopted=1),
-        )
-        for slot in (0, 1)
-    )  # fmt: skip
-
-
-def test_lack_of_the_newest_state_is_remembered_until_a_generation_is_adopted() -> None:
-    def formed(number: int, *, adopted: bool) -> JobBuilder:
-        named = {"generation": number, "uid": f"g{number}", "adopted": adopted}
-        return job(TRAINING | {"membership": MEMBERSHIP | named | ({} if adopted else {"startStep": None})})
-
-    refused = plan(formed(2, adopted=False), sessions=ends("witness", 2))
-    assert refused.memory.lacks_state
-    cut = plan(formed(3, adopted=False), sessions=ends("collective", 3), memory=refused.memory)
-    assert cut.announced, "others are tried"
-    assert cut.memory.lacks_state
-    later = plan(formed(4, adopted=True), sessions=ends("collective", 4), memory=refused.memory)
-    assert later.announced
-    assert not later.memory.lacks_state
-    paused = replace(refused.memory, without_commit=9)
-    got = plan(formed(4, adopted=True), sessions=ends("collective", 4), memory=paused, term_started_s=99.9)
-    training = next(c for c in got.status["conditions"] if c["type"] == "Training")
-    assert training["reason"] == "BackingOff", "of another kind of trouble"
 
 
 @pytest.mark.parametrize("rows", ["early_failures", "disrupted_pods"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -215,7 +216,8 @@ def called(at_s: float) -> Worker:
     return make_worker(1, Standing.SILENT, session=session, pod=make_pod(1, running_since_s=None))
 
 
-PENDING = outside(3, session=None, pod=make_pod(3, phase="Pending"))
+PULLING = outside(3, session=None, pod=make_pod(3, phase="Pending", running_since_s=None))
+PENDING = outside(3, session=None, pod=make_pod(3, phase="Pending", node="", running_since_s=None))
 
 
 @pytest.mark.parametrize(
@@ -230,6 +232,10 @@ PENDING = outside(3, session=None, pod=make_pod(3, phase="Pending"))
             id="ended before the deletion came through",
         ),
         pytest.param((A, PENDING), {"ended": True}, [uid_of(3)], id="never started and its job has ended"),
+        pytest.param((A, PULLING), {"ended": True}, [uid_of(3)], id="its image is pulled and its job has ended"),
+        pytest.param((A, PULLING), {"ended": True, "term_began_s": 81.0}, [], id="its agent may have called the one before"),
+        pytest.param((A, replace(PULLING, pod=make_pod(3, phase="Pending", running_since_s=81.0))), {"ended": True}, [],
+                     id="the image of its sidecar cannot be pulled, and its container runs"),
         pytest.param((A, PENDING), {}, [], id="not started yet"),
         pytest.param((A, B), {"ended": True}, [], id="an agent that is there is told, and exits"),
         pytest.param((dead(phase="Succeeded"),), {"ended": True}, [], id="what has ended keeps its logs"),

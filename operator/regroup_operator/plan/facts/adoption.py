@@ -52,9 +52,7 @@ def see_adoption(
     if current.adopted or membership.get("startStep") is None or not everyone:
         return Adoption(current, changed, notes=notes)
     changed["membership"] = {**membership, "adopted": True, "older": []}
-    return Adoption(
-        replace(current, adopted=True, older=(), attempts=0, lacks_state=False), changed, completed=True, notes=notes
-    )
+    return Adoption(replace(current, adopted=True, older=(), attempts=0), changed, completed=True, notes=notes)
 
 
 def _rolled_back(status: Mapping[str, Any], number: int, start: int, sessions: Iterable[Session]) -> EventNote:

@@ -49,7 +49,6 @@ def read_current(
         lineage=tuple(LineageEntry(e["generation"], e["startStep"]) for e in status.get("lineage", ())),
         known=known,
         attempts=0 if membership.get("adopted") else max(1, memory.attempts),
-        lacks_state=memory.lacks_state and not membership.get("adopted"),
         launches=known and memory.launches,
         incarnations={m.pod_uid: m.incarnation for m in document.members} if known and document else {},
         suspended=bool(membership.get("suspended")),

@@ -116,6 +116,7 @@ def judge_failures(facts: Facts) -> Failures:
             [pod for pod, failure in seen.disrupted if failure.pod not in counted_pods],
             obs.pods,
             inputs.clock.now_s,
+            slots=facts.slots,
         ),
     )
     words = ""

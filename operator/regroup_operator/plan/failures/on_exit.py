@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from regroup_operator.api.spec import ExitRule
-from regroup_operator.model.plan import EarlyFailure, Failure, IgnoredRow
+from regroup_operator.model.plan import EarlyFailure, Failure, IgnoredRow, is_over
 from regroup_operator.model.records import EVICTED, PREEMPTED, Pod
 
 SIGNALS = {
@@ -188,19 +188,20 @@ def note_ignored(
 
 
 def note_disrupted_pods(
-    known: Mapping[int, EarlyFailure], ended: Iterable[Pod], pods: Iterable[Pod], now_s: float
+    known: Mapping[int, EarlyFailure], ended: Iterable[Pod], pods: Iterable[Pod], now_s: float, *, slots: int
 ) -> dict[int, EarlyFailure]:
     """Return by slot how many pods in a row were evicted or preempted soon after their start, and count nothing. `ended`: the new
     ones. What makes room for others can do so for ever: pods/early.py holds each further one back longer. Those that a rule counts
     are bounded by maxRestarts. A pod that has run for long ends the row of its slot while it runs: once it has ended, nobody knows
-    how long it ran."""
+    how long it ran. One that was preempted or evicted goes from the API, and its row stays for FORGOTTEN_S. The job has `slots`."""
     by_slot: dict[int, list[Pod]] = {}
     for pod in pods if known else ():
         by_slot.setdefault(pod.slot, []).append(pod)
     out = {
         slot: row
         for slot, row in known.items()
-        if slot in by_slot and not any(pod.attempt > row.attempt and _has_lasted(pod, now_s) for pod in by_slot[slot])
+        if (slot in by_slot or (slot < slots and not is_over(row, now_s)))
+        and not any(pod.attempt > row.attempt and _has_lasted(pod, now_s) for pod in by_slot.get(slot, ()))
     }
     for pod in ended:
         before = out.get(pod.slot)

@@ -128,7 +128,6 @@ def _refusal(facts: Facts, late: NextGeneration) -> tuple[Refusal | None, Memory
     causes = {_refused(w, current.number) for w in late.members} - {""} if current is not None else set()
     if not causes:
         return None, memory, False
-    memory = replace(memory, lacks_state=memory.lacks_state or "witness" in causes)
     unreadable, have_all_tried = "checkpoint" in causes, False
     if unreadable:
         memory = replace(memory, readers=_readers(facts, memory))
@@ -219,7 +218,6 @@ def _announce(
         persist_ms=None,
         readers=frozenset() if have_all_tried else memory.readers,
         launches=facts.tier != "Session",
-        lacks_state=memory.lacks_state and current is not None and not current.adopted,
         attempts=1 if current is None or current.adopted else current.attempts + 1,
         tried=names_of(current, workers, decision.members),
         setbacks=with_setbacks(memory.setbacks, workers, decision.set_back, now_s),

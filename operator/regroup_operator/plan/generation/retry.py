@@ -15,10 +15,6 @@ from regroup_operator.model.worker import Current, Refusal, Wait, Worker
 
 RETRY_S = (1.0, 30.0)
 """Pause before a checkpoint that could not be read is tried again: the first, doubled each time up to the second."""
-_NO_WITNESS = (
-    "The workers that can be reached do not have the newest state; training waits for those that have it. "
-    "If they are gone for good, delete their pods: the job then rolls back to the newest state that is left."
-)
 
 
 def wait_after_refusal(
@@ -29,7 +25,8 @@ def wait_after_refusal(
     if is_same and not refusal.unreadable:
         return Wait(
             "NoWitness",
-            _NO_WITNESS,
+            "The workers that can be reached do not have the newest state; training waits for those that have it. "
+            "If they are gone for good, delete their pods: the job then rolls back to the newest state that is left.",
             min((at_s for w in workers if (at_s := w.silent_until_s) and at_s < inf), default=UntilEvent.HOLDER),
         )
     until_s = current.announced_at_s + _retry_s(current, is_same=is_same or refusal.have_all_tried)
@@ -40,13 +37,10 @@ def wait_after_refusal(
 
 def wait_after_failures(current: Current, without_commit: int, now_s: float) -> Wait | None:
     """Return the pause after generations in a row that did not form or, `without_commit` of them, committed no step; None: it is
-    over. Where a set has refused for want of the newest state, and others that may have it cannot form a group, the state is what
-    the job lacks; they are tried again all the same, as a link between them may heal."""
+    over."""
     pause = _pause_s(max(current.attempts, without_commit))
     if now_s >= current.announced_at_s + pause:
         return None
-    if current.lacks_state:
-        return Wait("NoWitness", _NO_WITNESS, current.announced_at_s + pause)
     failed = (
         f"{current.attempts} generations in a row did not form"
         if current.attempts >= without_commit

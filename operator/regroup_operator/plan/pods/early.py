@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 
-from regroup_operator.model.plan import Clock, EarlyFailure, Verdict
+from regroup_operator.model.plan import Clock, EarlyFailure, Verdict, is_over
 from regroup_operator.model.records import Pod
 
 DISRUPTED = "Disrupted"
@@ -19,13 +19,15 @@ FIRST_S, LAST_S = 10.0, 300.0
 """Pause before the third pod of a slot, doubled for each further one up to the second; the kubelet has these for a container."""
 
 
-def note_early(known: Mapping[int, EarlyFailure], pods: Iterable[Pod], now_s: float) -> dict[int, EarlyFailure]:
-    """Return by slot how many pods in a row failed before they ran. A newer pod that runs ends the row; so does a slot without
-    pods."""
+def note_early(
+    known: Mapping[int, EarlyFailure], pods: Iterable[Pod], now_s: float, *, slots: int
+) -> dict[int, EarlyFailure]:
+    """Return by slot how many pods in a row failed before they ran. A newer pod that runs ends the row; so does the end of its slot
+    (the job has `slots`), or FORGOTTEN_S without another pod."""
     by_slot: dict[int, list[Pod]] = {}
     for pod in pods:
         by_slot.setdefault(pod.slot, []).append(pod)
-    out: dict[int, EarlyFailure] = {}
+    out = {slot: row for slot, row in known.items() if slot < slots and slot not in by_slot and not is_over(row, now_s)}
     for slot, of_slot in by_slot.items():
         before = known.get(slot)
         newest = max((p.attempt for p in of_slot if _failed_early(p)), default=-1)
@@ -35,7 +37,7 @@ def note_early(known: Mapping[int, EarlyFailure], pods: Iterable[Pod], now_s: fl
         new = [p.attempt for p in of_slot if _failed_early(p) and (before is None or p.attempt > before.attempt)]
         if new:
             out[slot] = EarlyFailure((before.count if before else 0) + len(new), max(new), now_s)
-        elif before is not None:
+        elif before is not None and (not is_over(before, now_s) or any(p.attempt > before.attempt for p in of_slot)):
             out[slot] = before
     return out
 

@@ -45,7 +45,7 @@ class PodChanges:
 def plan_pods(facts: Facts, lifecycle: Lifecycle, generation: NextGeneration) -> PodChanges:
     """Return the changes. Before the first generation a pod that is made anew counts as no restart."""
     inputs, current = facts.inputs, facts.current
-    early = note_early(facts.memory.early_failures, inputs.obs.pods, inputs.clock.now_s)
+    early = note_early(facts.memory.early_failures, inputs.obs.pods, inputs.clock.now_s, slots=facts.slots)
     capacity = judge_capacity(
         policy=inputs.job.spec.elastic_policy if isinstance(lifecycle, Active) else None,
         pods=inputs.obs.pods,

@@ -65,7 +65,8 @@ def plan_workers(
     """Return the changes to the job's pods.
 
     `named` are all members that the status still names: their attempt numbers are not used again. `counted`: nor are those of the
-    newest pods that failed, were evicted or were given back (early.py, capacity.py), which may be gone. `bad_nodes` are the
+    newest pods that failed, were evicted or were given back (early.py, failures/on_exit.py, capacity.py), which may be gone.
+    `bad_nodes` are the
     nodes on which a slot's pods failed. `abandoned` are UIDs of pods that are not waited for any more (lateness.py): they
     serve no slot, and stay until rule RELEASE lets them go. `settled`: every member of the newest generation has adopted
     it (a generation that is about to be written is not), so that nobody else is needed any more. `ended`: the job is
@@ -137,7 +138,7 @@ def _given_up_s(worker: Worker, pod: Pod, hello_timeout_s: float, term_began_s: 
     """
     session = worker.session
     if session is None:
-        if pod.phase == "Pending":
+        if not pod.node:
             return float("-inf")
         return max(pod.running_since_s or float("-inf"), term_began_s) + hello_timeout_s
     if session.connected:
