@@ -462,6 +462,9 @@ class Walk:
             raise Failed("untrue", f"nobody has committed for {waited_s:.0f} s: {self._words()}")
         able = world.now_s - max(since_s, self._able_s) > self.bound_s
         named = training.get("reason") in NAMED and self._lacks_a_holder()
+        # Sets of workers are tried, and none that could form a group had the newest state: nobody alive has it, but an agent that
+        # hangs has not said so.
+        named |= training.get("reason") == "BackingOff" and self._lacks_a_holder() and not self._has_newest_state()
         if (able and not named) or self._healed:
             raise Failed("stuck", f"no commit for {waited_s:.0f} s (bound {self.bound_s:.0f} s): {self._words()}")
         self.outcome.waited += 1
@@ -581,6 +584,11 @@ class Walk:
         world = self.world
         dark = [uid for uid, a in world.agents.items() if a.stopped or not a.alive or uid in world.unreachable]
         return bool(dark) or world.disk.is_hidden or bool(world.disk.blind) or world.disk.is_damaged
+
+    def _has_newest_state(self) -> bool:
+        """Return whether a process that lives holds the state after the last committed step."""
+        states = [t.state for a in self.world.agents.values() for t in a.trainers.values() if t.alive and t.state]
+        return max(((s.generation, s.step) for s in states), default=(0, 0)) >= self.world.ledger.committed[-1]
 
     def _words(self) -> str:
         world = self.world

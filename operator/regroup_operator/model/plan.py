@@ -72,6 +72,8 @@ class Failure:
     """Of the worker's processes when it was reported; 0: of a whole container."""
     hung: bool = False
     """The operator had it killed, because it hung."""
+    alone: bool = False
+    """The process has been in no generation: the one before it in its place had failed after the worker's last."""
 
 
 @dataclass(frozen=True)

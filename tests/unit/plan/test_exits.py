@@ -64,6 +64,25 @@ def numbered(slot: int, *numbers: int, at_s: float = 99.0) -> Session:
     return make_session(slot, exits=ended, num_exits=len(ended))
 
 
+@pytest.mark.parametrize(
+    ("before", "alone"),
+    [
+        pytest.param((), False, id="it is the first"),
+        pytest.param((ProcessExit(90.0, 1, 1, 1, "", 4),), True, id="the one before it in its place failed, too"),
+        pytest.param((ProcessExit(90.0, 1, 1, 1, "", 3),), False, id="and it has been in a generation since"),
+        pytest.param((ProcessExit(90.0, 1, 0, 1, "", 4),), False, id="another process of its worker failed"),
+        pytest.param((ProcessExit(90.0, 2, 1, 1, "", 4),), False, id="reported twice"),
+    ],
+)
+def test_process_that_is_started_again_and_enters_no_generation_is_alone(
+    before: tuple[ProcessExit, ...], alone: bool
+) -> None:
+    ended = (*before, ProcessExit(99.0, 2, 1, 1, "", 4))
+    session = make_session(0, exits=ended, num_exits=len(ended))
+    seen = see_failures(Observation(ALL, {session.pod_uid: session}), Memory(), CLOCK, tier="Session")
+    assert seen.failures[-1].alone is alone
+
+
 KEY = exit_key(ALL[0])
 OTHER_POD = exit_key(replace(ALL[0], uid="another-pod-of-the-same-name"))
 

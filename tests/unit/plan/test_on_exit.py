@@ -135,6 +135,14 @@ FAIL_2_IGNORE_3 = [codes("Fail", 2), codes("Ignore", 3)]
             Judged(1, "", {"0": 1}), [fails(2, "1", generation=2)], "1", ["1"], [], id="of the next generation"
         ),
         pytest.param(Judged(2, "", {"0": 1}), [fails(2, "1")], None, ["1"], [], id="told late: of an older generation"),
+        pytest.param(
+            Judged(2, "", {"0": 1}),
+            [fails(2, "1", incarnation=3, alone=True)],
+            "1",
+            ["1"],
+            [],
+            id="started again, and never in a generation since",
+        ),
         pytest.param(Judged(1, "", {"1": 1}), [fails(2, "1")], None, ["1"], [], id="another process of that worker"),
         pytest.param(
             Judged(1, "", {"0": 1, "1": 1}),

@@ -125,7 +125,11 @@ def see_failures(
         )
         if session is not None:
             fresh = _fresh(session, exits.get(pod.uid, 0))
-            exited += [(e.generation, _exit(pod, e, clock)) for e in fresh if _is_new(e, pod, known_exits, obs)]
+            exited += [
+                (e.generation, replace(_exit(pod, e, clock), alone=_is_alone(e, session)))
+                for e in fresh
+                if _is_new(e, pod, known_exits, obs)
+            ]
             exits[pod.uid] = session.num_exits
         missed = not looked and ends is not None and pod.num_ends > ends.get(pod.name, 0)
         known = restarts.get(pod.uid, 0 if looked else pod.container_restarts)
@@ -255,6 +259,16 @@ def _exit(pod: Pod, ended: ProcessExit, clock: Clock) -> Failure:
         generation=ended.generation,
         incarnation=ended.incarnation,
         hung=ended.hung != "",
+    )
+
+
+def _is_alone(ended: ProcessExit, session: Session) -> bool:
+    """Return whether the process was started after the one before it had failed, and has entered no generation since."""
+    return any(
+        one.local_rank == ended.local_rank
+        and one.incarnation < ended.incarnation
+        and one.generation == ended.generation
+        for one in session.exits
     )
 
 

@@ -87,7 +87,7 @@ def _note(
 ) -> tuple[bool, Judged]:
     """Return whether the failure is no consequence of another one, and what is known after it."""
     if generation == 0 or generation < judged.generation:
-        return generation == 0, judged  # who is in no generation yet has no peers
+        return generation == 0 or failure.alone, judged  # who is in no generation has no peers
     words = "" if index is None else rule_words(rules, index)
     if generation > judged.generation:
         return True, Judged(generation, words, {failure.worker: failure.incarnation})

@@ -66,14 +66,13 @@ def plan_workers(
 
     `named` are all members that the status still names: their attempt numbers are not used again. `counted`: nor are those of the
     newest pods that failed, were evicted or were given back (early.py, failures/on_exit.py, capacity.py), which may be gone.
-    `bad_nodes` are the
-    nodes on which a slot's pods failed. `abandoned` are UIDs of pods that are not waited for any more (lateness.py): they
-    serve no slot, and stay until rule RELEASE lets them go. `settled`: every member of the newest generation has adopted
-    it (a generation that is about to be written is not), so that nobody else is needed any more. `ended`: the job is
-    complete or failed, nothing is created or released; what does not end by itself within `hello_timeout_s` of its
-    agent's last word is deleted. `term_began_s`: since when agents can have called this operator; silence before that proves
-    nothing. `blip_s`: a pod that starts keeps its slot for so long while its node is not ready. `held`: by
-    slot, until when no pod is made (early.py, capacity.py). `given_back`: UIDs of pods that never had a node and leave at once.
+    `bad_nodes` are the nodes on which a slot's pods failed. `abandoned` are UIDs of pods that are not waited for any more
+    (lateness.py): they serve no slot, and stay until rule RELEASE lets them go. `settled`: every member of the newest generation
+    has adopted it (a generation that is about to be written is not), so that nobody else is needed any more. `ended`: the job is
+    complete or failed, nothing is created or released; what does not end by itself within `hello_timeout_s` of its agent's last
+    word is deleted. `term_began_s`: since when agents can have called this operator; silence before that proves nothing.
+    `blip_s`: a pod that starts keeps its slot for so long while its node is not ready. `held`: by slot, until when no pod is made
+    (early.py, capacity.py). `given_back`: UIDs of pods that never had a node and leave at once.
     """
     pods = [w for w in workers if w.pod is not None]
     leaving = tuple(w.pod for w in pods if w.pod and w.pod.uid in released and not w.pod.terminating)
