@@ -115,9 +115,9 @@ class Controller:
         monotonic: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
     ) -> None:
-        """`background` runs what is made beside the plan; its owner ends it. `leads()`: no plan is begun while it is false; a
-        process that was stopped for longer than its lease would count by its own memory what the next leader has counted from the
-        API, and its first write shows it no more than a conflict. `admission_s`: how long the agents that there are now
+        """`background` runs what is made beside the plan; its owner ends it. `leads()`: no look at a job begins while it is false;
+        a process that was stopped for longer than its lease would count by its own memory what the next leader has counted from
+        the API, and its first write shows it no more than a conflict. `admission_s`: how long the agents that there are now
         take to be admitted; `waiting()`: the UIDs of pods whose agents wait for that. `look_after(key, seconds)`: a job wants to
         be reconciled then, because of what was made. `expect(key, due_s)`: it wants to be reconciled at that time on the monotonic
         clock, unless `progress_overdue_s` is later then. `rest(key, until_s)`: it must not be reconciled before."""

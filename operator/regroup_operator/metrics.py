@@ -15,7 +15,7 @@ from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from regroup_operator.api import JobStatus
-from regroup_operator.api.status import POD_CAUSES
+from regroup_operator.api.status import POD_CAUSES, PROCESS_CAUSES
 from regroup_operator.job_metrics import JobMetrics, Jobs
 from regroup_operator.model.worker import PLANNED_CAUSES
 
@@ -61,6 +61,9 @@ class Metrics:
             ["kind", "cause"],
             registry=self.registry,
         )
+        for kind, causes in (("process", PROCESS_CAUSES), ("pod", POD_CAUSES)):
+            for cause in causes:
+                self.restarts.labels(kind, cause)  # a series that begins with its first count has no rate
         self.queue_wait_seconds = Histogram(
             "regroup_queue_wait_seconds",
             "From the event that calls for a look at a job to that look.",

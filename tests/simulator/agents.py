@@ -170,8 +170,9 @@ class Agent:
         body = report.body
         if isinstance(body, wire.Fault) and body.ended and kept is not None and not kept.answered:
             self.world.ledger.ended(
-                self.name, body.generation, body.exit_code, reason=body.reason or "", hung=body.cause == "hung"
-            )
+                self.name, body.generation, body.exit_code, reason=body.reason or "", hung=body.cause == "hung",
+                local_rank=body.local_rank or 0,
+            )  # fmt: skip
         if kept is not None:
             self.faults.answered(kept, self.world.now_s)
         operator.registry.report(pod, report)

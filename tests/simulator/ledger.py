@@ -34,6 +34,8 @@ class End:
     hung: bool = False
     """The operator had it killed."""
     is_disruption: bool = False
+    local_rank: int | None = None
+    """None: of a whole container or pod."""
     is_calm: bool = False
     """Nothing else was going on (walk.py)."""
 
@@ -135,10 +137,11 @@ class Ledger:
         reason: str = "",
         hung: bool = False,
         is_disruption: bool = False,
+        local_rank: int | None = None,
     ) -> None:
         """Something of a worker has ended, and the leader is told."""
         world = self._world
-        self.ends.append(End(world.now_s, pod, generation, code, reason, hung, is_disruption, self.calm))
+        self.ends.append(End(world.now_s, pod, generation, code, reason, hung, is_disruption, local_rank, self.calm))
 
     # --- generations -----------------------------------------------------------------------------------------------
 

@@ -258,7 +258,8 @@ class Judge:
         if end.generation == 0:
             return True
         ends = self.world.ledger.ends
-        own = any(o.pod == end.pod and o.generation == end.generation and o is not end for o in ends[: ends.index(end)])
+        of_worker = [o for o in ends[: ends.index(end)] if (o.pod, o.generation) == (end.pod, end.generation)]
+        own = any(None in (o.local_rank, end.local_rank) or o.local_rank == end.local_rank for o in of_worker)
         known = [
             o for o in ends[: ends.index(end)]
             if o.generation >= end.generation and (matching(self.rules, o) is not None or not o.is_disruption)

@@ -586,9 +586,13 @@ class Walk:
         return bool(dark) or world.disk.is_hidden or bool(world.disk.blind) or world.disk.is_damaged
 
     def _has_newest_state(self) -> bool:
-        """Return whether a process that lives holds the state after the last committed step."""
-        states = [t.state for a in self.world.agents.values() for t in a.trainers.values() if t.alive and t.state]
-        return max(((s.generation, s.step) for s in states), default=(0, 0)) >= self.world.ledger.committed[-1]
+        """Return whether a process that lives, or the memory snapshot of a pod, has the state after the last committed step."""
+        alive = [a for a in self.world.agents.values() if a.alive]
+        states = [t.state for a in alive for t in a.trainers.values() if t.alive] + [
+            a.memory and a.memory.state for a in alive
+        ]
+        newest = max(((state.generation, state.step) for state in states if state), default=(0, 0))
+        return newest >= max(self.world.ledger.committed, default=(0, 0))
 
     def _words(self) -> str:
         world = self.world

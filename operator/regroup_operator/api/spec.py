@@ -267,7 +267,8 @@ class RecoveryPolicy(SpecModel):
         default_factory=list, max_length=32, json_schema_extra={"x-kubernetes-list-type": "atomic"}
     )
     """Rules for failures. The first rule that matches applies. Only the first failure of a generation can fail the job by a rule,
-    because its peers may fail as a consequence. A failure that no rule matches is treated as without rules. A change applies to
+    because its peers may fail as a consequence; a process that was started again and has been in no generation since counts as
+    first. A failure that no rule matches is treated as without rules. A change applies to
     later failures, and at once to pods that cannot start."""
 
 

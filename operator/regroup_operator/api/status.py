@@ -236,7 +236,8 @@ class JudgedExits(WrittenModel):
     """The rule that the first failure of the generation matched. Absent: none."""
 
     failed: dict[str, int] = Field(default_factory=dict)
-    """Workers that failed in the generation (the last 64), each with the incarnation of its processes at that time."""
+    """Workers that failed in the generation (the last 64), each with the incarnation of its processes at that time; 0: its whole
+    container ended."""
 
     ends: dict[str, int] = Field(default_factory=dict)
     """By pod: how many ends of its trainer container have been seen, evictions included. Pods without one are left out."""
@@ -256,8 +257,9 @@ class SeenExits(WrittenModel):
     """An operator of an earlier release has counted exits, and has not said which."""
 
 
-POD_CAUSES = frozenset({"Evicted", "Preempted", "PodFailed", "NodeNotReady", "Deleted", "Unresponsive"})
-"""Keys of status.restarts.causes that are of pods; the others are of processes."""
+PROCESS_CAUSES = ("ExitCode", "Signal", "OOMKilled", "Hung")
+POD_CAUSES = ("Evicted", "Preempted", "PodFailed", "NodeNotReady", "Deleted", "Unresponsive")
+"""Keys of status.restarts.causes."""
 
 
 class Restarts(WrittenModel):

@@ -73,7 +73,7 @@ class Failure:
     hung: bool = False
     """The operator had it killed, because it hung."""
     alone: bool = False
-    """The process has been in no generation: the one before it in its place had failed after the worker's last."""
+    """The process was started after the one before it in its place had failed, and its worker has entered no generation since."""
 
 
 @dataclass(frozen=True)
@@ -130,11 +130,13 @@ class Setback:
 
 @dataclass(frozen=True)
 class EarlyFailure:
-    """`count` pods of a slot in a row failed before they ran; the newest has the attempt `attempt` and was seen at `at_s`."""
+    """`count` pods of a slot in a row failed before they ran; the newest has the attempt `attempt` and was seen at `at_s`. `reason`
+    is set where they were evicted or preempted."""
 
     count: int
     attempt: int
     at_s: float
+    reason: str = ""
 
 
 FORGOTTEN_S = 600.0

@@ -241,7 +241,9 @@ def test_pod_that_never_started_does_not_outlive_its_job(tmp_path: Path) -> None
     world.scale(4)
     world.step(3)
     world.advance(2)
-    assert (world.phase, world.names()) == ("Succeeded", ["0-0", "1-0", "2-0", "3-0"]), "its agent may call the operator yet"
+    assert (world.phase, world.names()) == ("Succeeded", ["0-0", "1-0", "2-0", "3-0"]), (
+        "its agent may call the operator yet"
+    )
     world.advance(Settings.hello_timeout_s)
     assert world.names() == ["0-0", "1-0", "2-0"]
 

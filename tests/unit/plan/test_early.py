@@ -42,6 +42,10 @@ def failed(slot: int = 0, attempt: int = 0, **changes: object) -> Pod:
             id="an older one that goes on, and none has failed for long",
         ),
         pytest.param(
+            {0: EarlyFailure(3, 3, NOW_S - FORGOTTEN_S)}, [make_pod(0, 0, running_since_s=1.0), failed(0, 3)],
+            {0: EarlyFailure(0, 3, NOW_S - FORGOTTEN_S)}, id="nor has the one that is still there for its log",
+        ),
+        pytest.param(
             {0: EarlyFailure(3, 2, NOW_S - FORGOTTEN_S)}, [make_pod(0, 3, phase="Pending", running_since_s=None)],
             {0: EarlyFailure(3, 2, NOW_S - FORGOTTEN_S)}, id="one that pulls a large image",
         ),

@@ -10,7 +10,7 @@ import pytest
 from regroup.protocol.state import Phase
 from regroup_operator.api.members import MemberId
 from regroup_operator.api.status import POD_CAUSES
-from regroup_operator.model.plan import Clock, Memory
+from regroup_operator.model.plan import Clock, EarlyFailure, Memory
 from regroup_operator.model.records import Observation, Pod, ProcessExit, Session
 from regroup_operator.plan.failures.exits import (
     MAX_LEFT,
@@ -284,7 +284,18 @@ SLOT_1 = MemberId(1, 1)
 def test_replacements_that_count(pods: tuple[Pod, ...], given: dict[str, Any], cause: str | None) -> None:
     counted = count_created([SLOT_1], pods, Memory(), **given)[0]
     assert counted == ({} if cause is None else {cause: 1})
-    assert counted.keys() <= POD_CAUSES
+    assert counted.keys() <= set(POD_CAUSES)
+
+
+def test_replacement_of_an_evicted_pod_that_is_gone_is_told_by_what_is_remembered() -> None:
+    memory = Memory(disrupted_pods={1: EarlyFailure(2, 3, 90.0, "Preempted")})
+    given: dict[str, Any] = {"members": [MemberId(1, 2)]}
+    assert count_created([MemberId(1, 4)], (make_pod(0),), memory, **given)[0] == {"Preempted": 1}
+    newer = make_pod(1, 4, phase="Failed")
+    assert count_created([MemberId(1, 5)], (make_pod(0), newer), memory, **given)[0] == {"PodFailed": 1}
+    old = make_pod(1, 0, node_ready=False)
+    released = count_created([SLOT_1], (make_pod(0), old), Memory(), released={old.uid}, **given)[0]
+    assert released == {"Deleted": 1}, "who was released on a node without power lingers"
 
 
 def failed_pods(*nodes: str) -> Memory:

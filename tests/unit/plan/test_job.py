@@ -135,6 +135,15 @@ def test_number_of_a_pod_that_counts_is_not_used_again_once_it_is_gone(rows: str
     assert got.create == ((0, 4, ()),)
 
 
+def test_rows_of_failed_pods_are_forgotten_once_the_job_is_to_be_suspended() -> None:
+    row = EarlyFailure(7, 3, 99.0)
+    memory = Memory(seen_pods=frozenset({"-"}), early_failures={0: row}, disrupted_pods={1: row})
+    got = plan(memory=memory)
+    assert (got.memory.early_failures, got.memory.disrupted_pods) == ({0: row}, {1: row})
+    got = plan(job().with_spec(runPolicy={"suspend": True}), memory=memory)
+    assert (got.memory.early_failures, got.memory.disrupted_pods) == ({}, {})
+
+
 def test_progress_alone_is_not_urgent() -> None:
     first = plan()
     moving = (trains(0, progress=make_progress(7, loss=0.5), progress_generation=1, progress_at_s=99.0), trains(1))

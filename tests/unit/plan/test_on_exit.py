@@ -146,11 +146,27 @@ FAIL_2_IGNORE_3 = [codes("Fail", 2), codes("Ignore", 3)]
         pytest.param(Judged(1, "", {"1": 1}), [fails(2, "1")], None, ["1"], [], id="another process of that worker"),
         pytest.param(
             Judged(1, "", {"0": 1, "1": 1}),
-            [fails(2, "1", incarnation=2)],
+            [fails(2, "1", incarnation=2, alone=True)],
             "1",
             ["1"],
             [],
             id="started again, and failed by itself",
+        ),
+        pytest.param(
+            Judged(1, "", {"0": 1, "1": 1}),
+            [fails(2, "1", incarnation=2)],
+            None,
+            ["1"],
+            [],
+            id="a sibling of one that was started again: of the group that broke",
+        ),
+        pytest.param(
+            Judged(1, "", {"0": 1, "1": 0}),
+            [fails(2, "1", incarnation=2)],
+            "1",
+            ["1"],
+            [],
+            id="all its processes are new since its container ended",
         ),
         pytest.param(
             Judged(1, "", {"1": 3}),

@@ -45,6 +45,7 @@ def test_judge_restarts(
         pytest.param(fail(code=1), "ExitCode", id="exit code"),
         pytest.param(fail(code=0), "ExitCode", id="before its last step"),
         pytest.param(fail(code=None), "ExitCode", id="unknown"),
+        pytest.param(fail(code=255), "ExitCode", id="exit(-1)"),
         pytest.param(fail(code=-9), "Signal", id="a process that was killed"),
         pytest.param(fail(code=139), "Signal", id="a container that was"),
         pytest.param(replace(fail(code=-9), hung=True), "Hung", id="by the operator, as it hung"),

@@ -25,7 +25,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from regroup_operator.api.members import MemberId
-from regroup_operator.model.plan import Clock, Failure, Memory
+from regroup_operator.model.plan import Clock, EarlyFailure, Failure, Memory
 from regroup_operator.model.records import Observation, Pod, ProcessExit, Session
 from regroup_operator.model.worker import Current
 
@@ -209,21 +209,26 @@ def count_created(
     seen = {pod.id for pod in pods}
     taken = {pod.slot for pod in pods if pod.uid not in released} | {member.slot for member in members}
     taken -= {pod.slot for pod in pods if pod.uid in leaving}
-    replaced = Counter(
-        _loss(m.slot, pods) for m in create if m.attempt > 0 and m.slot in taken and m not in memory.created
-    )
+    lost = [m for m in create if m.attempt > 0 and m.slot in taken and m not in memory.created]
+    last: dict[int, Pod] = {}
+    for pod in sorted(pods, key=lambda pod: pod.attempt) if lost else ():
+        if pod.uid not in released:
+            last[pod.slot] = pod
+    replaced = Counter(_loss(last.get(m.slot), memory.disrupted_pods.get(m.slot)) for m in lost)
     waiting = (member for member in memory.created if member not in seen)
     return replaced, replace(memory, created=frozenset({*create, *waiting}))
 
 
-def _loss(slot: int, pods: Iterable[Pod]) -> str:
-    """Return what became of a slot's last pod: one of api.status.POD_CAUSES."""
-    last = max((pod for pod in pods if pod.slot == slot), key=lambda pod: pod.attempt, default=None)
+def _loss(last: Pod | None, row: EarlyFailure | None) -> str:
+    """Return what became of a slot's last pod: one of api.status.POD_CAUSES. `row`: of its pods that were evicted or preempted,
+    which the API may have no more."""
+    if row is not None and row.reason and (last is None or last.attempt <= row.attempt):
+        return row.reason
     if last is None:
         return "Deleted"
     if last.disrupted:
         return last.disrupted
-    if last.phase == "Failed":
+    if not last.alive:
         return "PodFailed"
     if not last.node_ready:
         return "NodeNotReady"

@@ -1,8 +1,8 @@
 """Judge failures by the rules of spec.recovery.onExit: which fails the job, which counts, which is ignored. Pure.
 
 The first rule that matches a failure applies. Only the first failure of a generation can fail the job by a rule: where one rank
-dies, others may end as a consequence, with codes that say nothing. A worker whose processes were started again since it failed in a
-generation is judged as if it were first: nobody else made it fail.
+dies, others may end as a consequence, with codes that say nothing. A process that was started again since the one before it failed,
+and has been in no generation, is judged as if it were first: nobody else made it fail. So is a container that ends again.
 
 What has been judged stands in status.restarts.judged, written together with the counts: the next operator neither forgets that a
 generation had its first failure, nor judges the end of a container twice (adr/0052).
@@ -40,7 +40,8 @@ QUIET_S = 120.0
 
 @dataclass(frozen=True)
 class Judged:
-    """What is known of the newest generation that had a failure; status.restarts.judged. `failed`: by worker, the incarnation."""
+    """What is known of the newest generation that had a failure; status.restarts.judged. `failed`: by worker, the incarnation; 0:
+    its whole container has ended, and all its processes are new."""
 
     generation: int = 0
     rule: str = ""
@@ -92,8 +93,9 @@ def _note(
     if generation > judged.generation:
         return True, Judged(generation, words, {failure.worker: failure.incarnation})
     before = judged.failed.get(failure.worker)
-    own = before is not None and (failure.container or failure.incarnation > before)
-    newest = {**judged.failed, failure.worker: max(failure.incarnation, before or 0)}
+    own = failure.alone or before == 0 or (failure.container and before is not None)
+    is_new = failure.container or before == 0
+    newest = {**judged.failed, failure.worker: 0 if is_new else max(failure.incarnation, before or 0)}
     kept = dict(list(newest.items())[-MAX_FAILED:])
     return own, Judged(generation, words if own and words else judged.rule, kept)
 
@@ -205,7 +207,7 @@ def note_disrupted_pods(
     }
     for pod in ended:
         before = out.get(pod.slot)
-        out[pod.slot] = EarlyFailure(1 if before is None else before.count + 1, pod.attempt, now_s)
+        out[pod.slot] = EarlyFailure(1 if before is None else before.count + 1, pod.attempt, now_s, pod.disrupted)
     return out
 
 

@@ -58,8 +58,8 @@ def restart_cause(failure: Failure) -> str:
     if failure.reason == "OOMKilled":
         return failure.reason
     code = failure.exit_code
-    # Containers and shells give 128 + the signal.
-    return "Signal" if code is not None and (code < 0 or code > 128) else "ExitCode"
+    # Containers and shells give 128 + the signal; 255 is exit(-1).
+    return "Signal" if code is not None and (code < 0 or 128 < code <= 128 + 64) else "ExitCode"
 
 
 def log_words(failure: Failure, logs: str) -> str:

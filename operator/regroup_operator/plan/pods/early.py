@@ -9,6 +9,7 @@ thousands of objects a day: of each slot only the newest failed pod stays, for i
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
 
 from regroup_operator.model.plan import Clock, EarlyFailure, Verdict, is_over
 from regroup_operator.model.records import Pod
@@ -39,6 +40,8 @@ def note_early(
             out[slot] = EarlyFailure((before.count if before else 0) + len(new), max(new), now_s)
         elif before is not None and (not is_over(before, now_s) or any(p.attempt > before.attempt for p in of_slot)):
             out[slot] = before
+        elif before is not None and newest == before.attempt:
+            out[slot] = replace(before, count=0)  # it is still there for its log, and no new failure
     return out
 
 

@@ -45,9 +45,14 @@ class PodChanges:
 def plan_pods(facts: Facts, lifecycle: Lifecycle, generation: NextGeneration) -> PodChanges:
     """Return the changes. Before the first generation a pod that is made anew counts as no restart."""
     inputs, current = facts.inputs, facts.current
-    early = note_early(facts.memory.early_failures, inputs.obs.pods, inputs.clock.now_s, slots=facts.slots)
+    is_active = isinstance(lifecycle, Active)
+    # A suspended job, and a template that was corrected before the start, begin anew.
+    outdated = {pod.slot for pod in inputs.obs.pods if pod.uid in facts.outdated}
+    rows = {slot: row for slot, row in facts.memory.early_failures.items() if slot not in outdated} if is_active else {}
+    early = note_early(rows, inputs.obs.pods, inputs.clock.now_s, slots=facts.slots)
+    disrupted = generation.memory.disrupted_pods if is_active else {}
     capacity = judge_capacity(
-        policy=inputs.job.spec.elastic_policy if isinstance(lifecycle, Active) else None,
+        policy=inputs.job.spec.elastic_policy if is_active else None,
         pods=inputs.obs.pods,
         released=facts.released,
         slots=facts.slots,
@@ -67,9 +72,7 @@ def plan_pods(facts: Facts, lifecycle: Lifecycle, generation: NextGeneration) ->
         released=facts.released,
         named=named_members(known),
         counted=[
-            MemberId(slot, row.attempt)
-            for rows in (early, generation.memory.disrupted_pods, capacity.rows)
-            for slot, row in rows.items()
+            MemberId(slot, row.attempt) for rows in (early, disrupted, capacity.rows) for slot, row in rows.items()
         ],
         bad_nodes=with_tainted(bad_nodes, inputs.obs.pods, facts.slots),
         abandoned=generation.abandoned,
@@ -80,7 +83,7 @@ def plan_pods(facts: Facts, lifecycle: Lifecycle, generation: NextGeneration) ->
         hello_timeout_s=inputs.settings.hello_timeout_s,
         term_began_s=max(inputs.obs.term_started_s, inputs.obs.admitted_by_s),
         blip_s=inputs.settings.late_timeout_s,
-        held=_latest(held_until(early), held_until(generation.memory.disrupted_pods), capacity.held or {}),
+        held=_latest(held_until(early), held_until(disrupted), capacity.held or {}),
         given_back=capacity.given_back,
     )
     delete = (*changes.delete, *(pod for pod in changes.release if not pod.terminating))
@@ -110,6 +113,7 @@ def plan_pods(facts: Facts, lifecycle: Lifecycle, generation: NextGeneration) ->
         memory=replace(
             memory,
             early_failures=early,
+            disrupted_pods=disrupted,
             unplaced=capacity.unplaced,
             given_back=capacity.rows,
             role_rows=roles.rows,
@@ -122,7 +126,7 @@ def plan_pods(facts: Facts, lifecycle: Lifecycle, generation: NextGeneration) ->
         due_s=earliest((changes.look_again_s, capacity.due_s, roles.due_s), after_s=inputs.clock.now_s),
         words=capacity.words,
         failing=early_words(early, inputs.obs.pods, inputs.clock)
-        or disrupted_words(memory.disrupted_pods, inputs.obs.pods, inputs.clock, facts.slots),
+        or disrupted_words(disrupted, inputs.obs.pods, inputs.clock, facts.slots),
         notes=(*notices.notes, *capacity.notes, *roles.notes),
         roles=roles,
     )
