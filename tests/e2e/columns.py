@@ -37,6 +37,24 @@ def sampled(job: JobView) -> Iterator[list[Row]]:
     assert not unseen, "\n".join([*unseen, *errors[-3:]])
 
 
+@contextmanager
+def watched(job: JobView) -> Iterator[list[str]]:
+    """List each state that the job is in while the block runs: a recovery may be shorter than SAMPLE_S."""
+    states: list[str] = []
+    get = ("get", "trainingjobs", job.name, "--watch", "--output=jsonpath={.status.phase}{'\\n'}")
+    process = job.kubectl.stream("--namespace", job.namespace, *get)
+    assert process.stdout is not None
+    lines = process.stdout
+    reader = threading.Thread(target=lambda: states.extend(map(str.strip, lines)), daemon=True)
+    reader.start()
+    try:
+        yield states
+    finally:
+        process.kill()
+        process.wait()
+        reader.join()
+
+
 def _sample(job: JobView, rows: list[Row], errors: list[str], done: threading.Event) -> None:
     due = time.monotonic()
     while not done.wait(max(0.0, due - time.monotonic())):
