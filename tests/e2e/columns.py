@@ -49,6 +49,7 @@ def watched(job: JobView) -> Iterator[list[str]]:
     reader.start()
     try:
         yield states
+        assert process.poll() is None, "kubectl stopped watching"
     finally:
         process.kill()
         process.wait()

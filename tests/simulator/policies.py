@@ -259,7 +259,9 @@ class Judge:
             return True
         ends = self.world.ledger.ends
         of_worker = [o for o in ends[: ends.index(end)] if (o.pod, o.generation) == (end.pod, end.generation)]
-        own = any(None in (o.local_rank, end.local_rank) or o.local_rank == end.local_rank for o in of_worker)
+        own = any(
+            end.local_rank in (o.local_rank, None) or (o.local_rank is None and not o.is_disruption) for o in of_worker
+        )
         known = [
             o for o in ends[: ends.index(end)]
             if o.generation >= end.generation and (matching(self.rules, o) is not None or not o.is_disruption)

@@ -192,20 +192,29 @@ def _apply_fault(session: Session, report: Report, fault: Fault, now_s: float) -
         session = replace(session, fault=fault, fault_generation=generation, fault_at_s=at_s)
     if fault.cause in ("exit", "hung") and not _counted(session, fault, at_s):
         # Exit code 0, too: who has finished its steps sends no fault, and who ends before would be started again for ever.
+        rank = fault.local_rank if fault.local_rank is not None else 0
+        incarnation = fault.incarnation or report.condition.incarnation
+        before = session.last_exits.get(rank)
         ended = ProcessExit(
             at_s,
-            fault.incarnation or report.condition.incarnation,
-            fault.local_rank if fault.local_rank is not None else 0,
+            incarnation,
+            rank,
             fault.exit_code if fault.exit_code is not None else -1,
             fault.last_line or "",
             generation,
+            alone=before is not None and before[0] == generation and before[1] < incarnation,
             tail=fault.tail or "",
             reason=fault.reason or "",
             detail=fault.detail or "",
             hung=fault.message if fault.cause == "hung" else "",
             number=fault.ended,
         )
-        session = replace(session, exits=(*session.exits, ended)[-MAX_EXITS:], num_exits=session.num_exits + 1)
+        session = replace(
+            session,
+            exits=(*session.exits, ended)[-MAX_EXITS:],
+            last_exits={**session.last_exits, rank: (generation, incarnation)},
+            num_exits=session.num_exits + 1,
+        )
     return session
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -179,6 +180,8 @@ class Session:
     """When another agent process in the same pod said hello; None: this is the first one."""
     exits: tuple[ProcessExit, ...] = ()
     """Trainer processes that ended by themselves, oldest first, at most the last 32."""
+    last_exits: Mapping[int, tuple[int, int]] = field(default_factory=dict)
+    """By local rank: generation and incarnation of the last exit that counted."""
     num_exits: int = 0
     """How many there were in all in this record's life."""
     told_generation: int = 0
@@ -225,6 +228,8 @@ class ProcessExit:
     last_line: str = ""
     generation: int = 0
     """In which it was, or which it was started for."""
+    alone: bool = False
+    """It was started after the one before it in its place had failed, and its worker has entered no generation since."""
     tail: str = ""
     """Last lines of its traceback, or of its stderr."""
     reason: str = ""

@@ -194,6 +194,29 @@ def test_numbered_exit_counts_once_and_is_what_it_was_when_it_is_said_again() ->
     assert (anew.fault, anew.num_exits) == (None, 1), "it is not why the worker has left a later generation"
 
 
+@pytest.mark.parametrize(
+    ("before", "alone"),
+    [
+        pytest.param((), False, id="it is the first"),
+        pytest.param(((4, 1, 1),), True, id="the one before it in its place failed, too"),
+        pytest.param(((4, 1, 1), *((4, 1, rank) for rank in range(2, 64))), True, id="and many others since"),
+        pytest.param(((3, 1, 1),), False, id="and it has been in a generation since"),
+        pytest.param(((4, 1, 0),), False, id="another process of its worker failed"),
+        pytest.param(((4, 2, 1),), False, id="it is the same one"),
+    ],
+)
+def test_process_that_is_started_again_and_enters_no_generation_is_alone(
+    before: tuple[tuple[int, int, int], ...], alone: bool
+) -> None:
+    ends = [*before, (4, 2, 1)]
+    faults = [
+        Fault("exit", exit_code=1, local_rank=rank, generation=generation, incarnation=incarnation, ended=number)
+        for number, (generation, incarnation, rank) in enumerate(ends, 1)
+    ]
+    got = session(*(make_report(fault, generation=4, heard=4, entered=4) for fault in faults))
+    assert got.exits[-1].alone is alone
+
+
 def test_fault_belongs_to_the_newest_generation_entered() -> None:
     got = session(make_report(Fault("collective", observed_ms=500.0), phase=Phase.STARTING, generation=0, entered=1))
     assert (got.fault_generation, got.fault_at_s) == (1, 9.5)

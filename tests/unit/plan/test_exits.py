@@ -64,25 +64,6 @@ def numbered(slot: int, *numbers: int, at_s: float = 99.0) -> Session:
     return make_session(slot, exits=ended, num_exits=len(ended))
 
 
-@pytest.mark.parametrize(
-    ("before", "alone"),
-    [
-        pytest.param((), False, id="it is the first"),
-        pytest.param((ProcessExit(90.0, 1, 1, 1, "", 4),), True, id="the one before it in its place failed, too"),
-        pytest.param((ProcessExit(90.0, 1, 1, 1, "", 3),), False, id="and it has been in a generation since"),
-        pytest.param((ProcessExit(90.0, 1, 0, 1, "", 4),), False, id="another process of its worker failed"),
-        pytest.param((ProcessExit(90.0, 2, 1, 1, "", 4),), False, id="reported twice"),
-    ],
-)
-def test_process_that_is_started_again_and_enters_no_generation_is_alone(
-    before: tuple[ProcessExit, ...], alone: bool
-) -> None:
-    ended = (*before, ProcessExit(99.0, 2, 1, 1, "", 4))
-    session = make_session(0, exits=ended, num_exits=len(ended))
-    seen = see_failures(Observation(ALL, {session.pod_uid: session}), Memory(), CLOCK, tier="Session")
-    assert seen.failures[-1].alone is alone
-
-
 KEY = exit_key(ALL[0])
 OTHER_POD = exit_key(replace(ALL[0], uid="another-pod-of-the-same-name"))
 
@@ -293,6 +274,7 @@ def test_replacement_of_an_evicted_pod_that_is_gone_is_told_by_what_is_remembere
     assert count_created([MemberId(1, 4)], (make_pod(0),), memory, **given)[0] == {"Preempted": 1}
     newer = make_pod(1, 4, phase="Failed")
     assert count_created([MemberId(1, 5)], (make_pod(0), newer), memory, **given)[0] == {"PodFailed": 1}
+    assert count_created([MemberId(1, 5)], (make_pod(0),), memory, **given)[0] == {"Deleted": 1}, "the one after it"
     old = make_pod(1, 0, node_ready=False)
     released = count_created([SLOT_1], (make_pod(0), old), Memory(), released={old.uid}, **given)[0]
     assert released == {"Deleted": 1}, "who was released on a node without power lingers"

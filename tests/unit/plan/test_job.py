@@ -144,6 +144,16 @@ def test_rows_of_failed_pods_are_forgotten_once_the_job_is_to_be_suspended() -> 
     assert (got.memory.early_failures, got.memory.disrupted_pods) == ({}, {})
 
 
+def test_slot_is_not_held_back_once_its_template_is_corrected() -> None:
+    row = EarlyFailure(7, 3, 99.0)
+    memory = Memory(seen_pods=frozenset({"-"}), early_failures={0: row}, disrupted_pods={1: row})
+    pods = tuple(
+        make_pod(s, 3, phase="Failed", running_since_s=None, spec_digest="old", last_exit_code=None) for s in (0, 1)
+    )
+    got = plan(job(None), pods=pods, sessions=(), memory=memory)
+    assert [(slot, attempt) for slot, attempt, _ in got.create] == [(0, 4), (1, 4)]
+
+
 def test_progress_alone_is_not_urgent() -> None:
     first = plan()
     moving = (trains(0, progress=make_progress(7, loss=0.5), progress_generation=1, progress_at_s=99.0), trains(1))

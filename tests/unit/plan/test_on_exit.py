@@ -330,6 +330,18 @@ def test_pods_that_are_evicted_in_a_row_wait_longer_each_time() -> None:
     assert got == {1: EarlyFailure(3, 3, 110.0), 2: EarlyFailure(1, 1, 110.0), 3: known[3]}
 
 
+def test_evicted_worker_whose_processes_run_on_can_still_fail_as_a_consequence() -> None:
+    """The eviction is decided first; a rule names it. Then a peer dies, and the worker's processes end with it."""
+    rules = [rule("Ignore", reasons=["Evicted"]), codes("Fail", 2)]
+    for judged in (Judged(), Judged(1, "", {"0": 1})):
+        evicted_first = judge_exits(rules, [evicted()], judged=judged, generations={"1": 1, "0": 1})
+        got = judge_exits(rules, [fails(3, "0"), fails(2, "1", 11.0)], judged=evicted_first.judged, generations={})
+        assert got.fails is None
+        ended = judge_exits(rules, [fails(3, "1", container=True, incarnation=0)], judged=judged, generations={"1": 1})
+        got = judge_exits(rules, [fails(2, "1", 11.0, incarnation=2)], judged=ended.judged, generations={})
+        assert got.fails is not None, "its container has ended: all its processes are new"
+
+
 # --- in a whole job ------------------------------------------------------------------------------------------------
 
 

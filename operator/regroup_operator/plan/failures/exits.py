@@ -125,11 +125,7 @@ def see_failures(
         )
         if session is not None:
             fresh = _fresh(session, exits.get(pod.uid, 0))
-            exited += [
-                (e.generation, replace(_exit(pod, e, clock), alone=_is_alone(e, session)))
-                for e in fresh
-                if _is_new(e, pod, known_exits, obs)
-            ]
+            exited += [(e.generation, _exit(pod, e, clock)) for e in fresh if _is_new(e, pod, known_exits, obs)]
             exits[pod.uid] = session.num_exits
         missed = not looked and ends is not None and pod.num_ends > ends.get(pod.name, 0)
         known = restarts.get(pod.uid, 0 if looked else pod.container_restarts)
@@ -214,21 +210,21 @@ def count_created(
     for pod in sorted(pods, key=lambda pod: pod.attempt) if lost else ():
         if pod.uid not in released:
             last[pod.slot] = pod
-    replaced = Counter(_loss(last.get(m.slot), memory.disrupted_pods.get(m.slot)) for m in lost)
+    replaced = Counter(_loss(m, last.get(m.slot), memory.disrupted_pods.get(m.slot)) for m in lost)
     waiting = (member for member in memory.created if member not in seen)
     return replaced, replace(memory, created=frozenset({*create, *waiting}))
 
 
-def _loss(last: Pod | None, row: EarlyFailure | None) -> str:
-    """Return what became of a slot's last pod: one of api.status.POD_CAUSES. `row`: of its pods that were evicted or preempted,
-    which the API may have no more."""
-    if row is not None and row.reason and (last is None or last.attempt <= row.attempt):
+def _loss(new: MemberId, last: Pod | None, row: EarlyFailure | None) -> str:
+    """Return what became of the pod before a new one, its slot's `last`: one of api.status.POD_CAUSES. `row`: of its pods that were
+    evicted or preempted, which the API may have no more."""
+    if row is not None and row.reason and row.attempt == new.attempt - 1:
         return row.reason
     if last is None:
         return "Deleted"
     if last.disrupted:
         return last.disrupted
-    if not last.alive:
+    if last.phase == "Failed":
         return "PodFailed"
     if not last.node_ready:
         return "NodeNotReady"
@@ -264,16 +260,7 @@ def _exit(pod: Pod, ended: ProcessExit, clock: Clock) -> Failure:
         generation=ended.generation,
         incarnation=ended.incarnation,
         hung=ended.hung != "",
-    )
-
-
-def _is_alone(ended: ProcessExit, session: Session) -> bool:
-    """Return whether the process was started after the one before it had failed, and has entered no generation since."""
-    return any(
-        one.local_rank == ended.local_rank
-        and one.incarnation < ended.incarnation
-        and one.generation == ended.generation
-        for one in session.exits
+        alone=ended.alone,
     )
 
 

@@ -2,7 +2,8 @@
 
 The first rule that matches a failure applies. Only the first failure of a generation can fail the job by a rule: where one rank
 dies, others may end as a consequence, with codes that say nothing. A process that was started again since the one before it failed,
-and has been in no generation, is judged as if it were first: nobody else made it fail. So is a container that ends again.
+and has been in no generation since, is judged as if it were first: nobody else made it fail. So is a container that ends after its
+worker failed in the newest generation that had a failure. An eviction is decided while the processes run: they are no new ones.
 
 What has been judged stands in status.restarts.judged, written together with the counts: the next operator neither forgets that a
 generation had its first failure, nor judges the end of a container twice (adr/0052).
@@ -91,13 +92,19 @@ def _note(
         return generation == 0 or failure.alone, judged  # who is in no generation has no peers
     words = "" if index is None else rule_words(rules, index)
     if generation > judged.generation:
-        return True, Judged(generation, words, {failure.worker: failure.incarnation})
+        return True, Judged(generation, words, {failure.worker: _mark(failure, None)})
     before = judged.failed.get(failure.worker)
     own = failure.alone or before == 0 or (failure.container and before is not None)
-    is_new = failure.container or before == 0
-    newest = {**judged.failed, failure.worker: 0 if is_new else max(failure.incarnation, before or 0)}
+    newest = {**judged.failed, failure.worker: _mark(failure, before)}
     kept = dict(list(newest.items())[-MAX_FAILED:])
     return own, Judged(generation, words if own and words else judged.rule, kept)
+
+
+def _mark(failure: Failure, before: int | None) -> int:
+    """Return what Judged.failed has of a worker that has failed."""
+    if before == 0 or (failure.container and not is_disruption(failure)):
+        return 0
+    return max(failure.incarnation, before or 0, 1)
 
 
 def first_match(rules: Sequence[ExitRule], failure: Failure) -> int | None:

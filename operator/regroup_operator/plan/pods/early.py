@@ -21,12 +21,14 @@ FIRST_S, LAST_S = 10.0, 300.0
 
 
 def note_early(
-    known: Mapping[int, EarlyFailure], pods: Iterable[Pod], now_s: float, *, slots: int
+    known: Mapping[int, EarlyFailure], pods: Iterable[Pod], now_s: float, *, slots: int, corrected: Collection[int] = ()
 ) -> dict[int, EarlyFailure]:
     """Return by slot how many pods in a row failed before they ran. A newer pod that runs ends the row; so does the end of its slot
-    (the job has `slots`), or FORGOTTEN_S without another pod."""
+    (the job has `slots`), or FORGOTTEN_S without another pod. What failed in slots that are `corrected` is not counted."""
     by_slot: dict[int, list[Pod]] = {}
     for pod in pods:
+        if pod.slot in corrected:
+            continue
         by_slot.setdefault(pod.slot, []).append(pod)
     out = {slot: row for slot, row in known.items() if slot < slots and slot not in by_slot and not is_over(row, now_s)}
     for slot, of_slot in by_slot.items():
@@ -43,6 +45,15 @@ def note_early(
         elif before is not None and newest == before.attempt:
             out[slot] = replace(before, count=0)  # it is still there for its log, and no new failure
     return out
+
+
+def corrected_slots(pods: Iterable[Pod], digest: str) -> frozenset[int]:
+    """Return the slots whose newest pod was made from another template than the job has now, whose digest is `digest`."""
+    newest: dict[int, Pod] = {}
+    for pod in pods:
+        if pod.slot not in newest or newest[pod.slot].attempt < pod.attempt:
+            newest[pod.slot] = pod
+    return frozenset(slot for slot, pod in newest.items() if pod.spec_digest not in ("", digest))
 
 
 def held_until(known: Mapping[int, EarlyFailure]) -> dict[int, float]:

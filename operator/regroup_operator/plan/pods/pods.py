@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
+from regroup_operator.api.job import worker_digest
 from regroup_operator.api.members import MemberId
 from regroup_operator.api.spec import RunPolicy
-from regroup_operator.model.plan import Memory, Verdict, earliest
+from regroup_operator.model.plan import EarlyFailure, Memory, Verdict, earliest
 from regroup_operator.model.ports import EventNote
 from regroup_operator.model.records import Pod
 from regroup_operator.plan.facts.current import named_members
@@ -16,7 +17,14 @@ from regroup_operator.plan.failures.exits import avoided_nodes, count_created
 from regroup_operator.plan.generation.generation import NextGeneration
 from regroup_operator.plan.lifecycle.lifecycle import Active, Completing, Ended, Lifecycle, Suspending
 from regroup_operator.plan.pods.capacity import judge_capacity
-from regroup_operator.plan.pods.early import disrupted_words, early_words, held_until, note_early, surplus
+from regroup_operator.plan.pods.early import (
+    corrected_slots,
+    disrupted_words,
+    early_words,
+    held_until,
+    note_early,
+    surplus,
+)
 from regroup_operator.plan.pods.notices import Notices, judge_notices, with_tainted
 from regroup_operator.plan.pods.roles import NO_ROLES, RoleChanges, plan_roles
 from regroup_operator.plan.pods.wanted import CreateWorker, plan_workers
@@ -46,11 +54,11 @@ def plan_pods(facts: Facts, lifecycle: Lifecycle, generation: NextGeneration) ->
     """Return the changes. Before the first generation a pod that is made anew counts as no restart."""
     inputs, current = facts.inputs, facts.current
     is_active = isinstance(lifecycle, Active)
-    # A suspended job, and a template that was corrected before the start, begin anew.
-    outdated = {pod.slot for pod in inputs.obs.pods if pod.uid in facts.outdated}
-    rows = {slot: row for slot, row in facts.memory.early_failures.items() if slot not in outdated} if is_active else {}
-    early = note_early(rows, inputs.obs.pods, inputs.clock.now_s, slots=facts.slots)
-    disrupted = generation.memory.disrupted_pods if is_active else {}
+    # A suspended job begins anew, and so does a slot whose template was corrected before the start.
+    corrected = corrected_slots(inputs.obs.pods, worker_digest(inputs.job)) if current is None else frozenset[int]()
+    early = _still(facts.memory.early_failures, corrected) if is_active else {}
+    early = note_early(early, inputs.obs.pods, inputs.clock.now_s, slots=facts.slots, corrected=corrected)
+    disrupted = _still(generation.memory.disrupted_pods, corrected) if is_active else {}
     capacity = judge_capacity(
         policy=inputs.job.spec.elastic_policy if is_active else None,
         pods=inputs.obs.pods,
@@ -130,6 +138,10 @@ def plan_pods(facts: Facts, lifecycle: Lifecycle, generation: NextGeneration) ->
         notes=(*notices.notes, *capacity.notes, *roles.notes),
         roles=roles,
     )
+
+
+def _still(rows: Mapping[int, EarlyFailure], over: Collection[int]) -> dict[int, EarlyFailure]:
+    return {slot: row for slot, row in rows.items() if slot not in over}
 
 
 def _latest(*times_s: Mapping[int, float]) -> dict[int, float]:
