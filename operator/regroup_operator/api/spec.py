@@ -268,8 +268,8 @@ class RecoveryPolicy(SpecModel):
     )
     """Rules for failures. The first rule that matches applies. Only the first failure of a generation can fail the job by a rule,
     because its peers may fail as a consequence; a process that was started again and has been in no generation since counts as
-    first. A failure that no rule matches is treated as without rules. A change applies to
-    later failures, and at once to pods that cannot start."""
+    first. A failure that no rule matches is treated as without rules. A change applies to later failures, and at once to pods that
+    cannot start."""
 
 
 MANAGER = "regroup.dev/operator"

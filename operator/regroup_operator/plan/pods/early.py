@@ -21,14 +21,12 @@ FIRST_S, LAST_S = 10.0, 300.0
 
 
 def note_early(
-    known: Mapping[int, EarlyFailure], pods: Iterable[Pod], now_s: float, *, slots: int, corrected: Collection[int] = ()
+    known: Mapping[int, EarlyFailure], pods: Iterable[Pod], now_s: float, *, slots: int
 ) -> dict[int, EarlyFailure]:
     """Return by slot how many pods in a row failed before they ran. A newer pod that runs ends the row; so does the end of its slot
-    (the job has `slots`), or FORGOTTEN_S without another pod. What failed in slots that are `corrected` is not counted."""
+    (the job has `slots`), or FORGOTTEN_S without another pod."""
     by_slot: dict[int, list[Pod]] = {}
     for pod in pods:
-        if pod.slot in corrected:
-            continue
         by_slot.setdefault(pod.slot, []).append(pod)
     out = {slot: row for slot, row in known.items() if slot < slots and slot not in by_slot and not is_over(row, now_s)}
     for slot, of_slot in by_slot.items():

@@ -56,9 +56,13 @@ def plan_pods(facts: Facts, lifecycle: Lifecycle, generation: NextGeneration) ->
     is_active = isinstance(lifecycle, Active)
     # A suspended job begins anew, and so does a slot whose template was corrected before the start.
     corrected = corrected_slots(inputs.obs.pods, worker_digest(inputs.job)) if current is None else frozenset[int]()
-    early = _still(facts.memory.early_failures, corrected) if is_active else {}
-    early = note_early(early, inputs.obs.pods, inputs.clock.now_s, slots=facts.slots, corrected=corrected)
-    disrupted = _still(generation.memory.disrupted_pods, corrected) if is_active else {}
+    early: Mapping[int, EarlyFailure] = {}
+    disrupted: Mapping[int, EarlyFailure] = {}
+    if is_active:
+        pods = [pod for pod in inputs.obs.pods if pod.slot not in corrected]
+        rows = _without(facts.memory.early_failures, corrected)
+        early = note_early(rows, pods, inputs.clock.now_s, slots=facts.slots)
+        disrupted = _without(generation.memory.disrupted_pods, corrected)
     capacity = judge_capacity(
         policy=inputs.job.spec.elastic_policy if is_active else None,
         pods=inputs.obs.pods,
@@ -140,8 +144,8 @@ def plan_pods(facts: Facts, lifecycle: Lifecycle, generation: NextGeneration) ->
     )
 
 
-def _still(rows: Mapping[int, EarlyFailure], over: Collection[int]) -> dict[int, EarlyFailure]:
-    return {slot: row for slot, row in rows.items() if slot not in over}
+def _without(rows: Mapping[int, EarlyFailure], slots: Collection[int]) -> dict[int, EarlyFailure]:
+    return {slot: row for slot, row in rows.items() if slot not in slots}
 
 
 def _latest(*times_s: Mapping[int, float]) -> dict[int, float]:

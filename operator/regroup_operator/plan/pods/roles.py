@@ -91,8 +91,8 @@ def plan_roles(
             held.setdefault(name, _held(place, there, rows[place], clock.stamp(due_s)))
         else:
             # A failed pod that somebody has deleted stays in the row: a number of before would not count.
-            used = [p.attempt for p in there[-1:]] + [rows[place].attempt for _ in range(place in rows)]
-            create.append((name, index, max(used, default=-1) + 1))
+            newest = max(there[-1].attempt if there else -1, rows[place].attempt if place in rows else -1)
+            create.append((name, index, newest + 1))
     dues_s += [p.running_since_s + LASTED_S for p in pods if p.place in rows and p.running_since_s is not None]
     going = tuple(p for p in delete if not p.terminating)
     status = _status(job, pods, known, held)

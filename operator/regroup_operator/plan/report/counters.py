@@ -19,9 +19,8 @@ def restarts_status(
     exits: Mapping[str, Any] | None = None,
 ) -> dict[str, Any] | None:
     """Return status.restarts with what is new, None where there is none and nothing was. `processes`, `pods`: by cause, how many
-    had to start again; `recent`: the times of those that count
-    against maxRestarts; None: as they were; `ignored`: new failures that a rule ignores; `judged`: as in the status, None: it has
-    none; `exits`: as in the status, None: as they were."""
+    had to start again; `recent`: the times of those that count against maxRestarts; None: as they were; `ignored`: new failures
+    that a rule ignores; `judged`: as in the status, None: it has none; `exits`: as in the status, None: as they were."""
     new = (processes, pods, generations, ignored, recent is not None, judged is not None, exits is not None)
     if known is None and not any(new):
         return None
