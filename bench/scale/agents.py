@@ -2,7 +2,7 @@
 
 An `Agent` does what _regroup_agent does in tier Session, as seen from the operator: the order hello -> stream -> the rest, the same
 reports with the same messages (regroup.protocol), the same back-off and time limits (_regroup_agent.link), and a full TLS
-handshake for each of its two connections. Its trainer processes are numbers: a step takes STEP_S. `Groups` is what trainers do
+handshake. Its trainer processes are numbers: a step takes STEP_S. `Groups` is what trainers do
 among themselves: a group forms when all of its members have arrived, and breaks for all when one of them is gone.
 """
 
@@ -127,40 +127,14 @@ class Refused(Exception):
     """The operator answered, but not with success."""
 
 
-class _Reports(asyncio.Protocol):
-    """The connection for reports: answers in the order of the reports."""
-
-    def __init__(self, agent: Agent) -> None:
-        self._agent, self._buffer = agent, b""
-        self.transport: Any = None
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = transport
-        link._notice_a_dead_peer(transport.get_extra_info("socket"))
-
-    def data_received(self, data: bytes) -> None:
-        self._buffer += data
-        while True:
-            head, mark, rest = self._buffer.partition(b"\r\n\r\n")
-            if not mark:
-                return
-            status, length = _parsed(head)
-            if len(rest) < length:
-                return
-            self._buffer = rest[length:]
-            self._agent.answered(status, rest[:length])
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._agent.broke(self, exc)
-
-
-class _Commands(asyncio.Protocol):
-    """The stream of commands."""
+class _Connection(asyncio.Protocol):
+    """Answers to requests, in their order, and then the lines of the stream."""
 
     def __init__(self, agent: Agent) -> None:
         self._agent, self._buffer, self._body = agent, b"", b""
         self.transport: Any = None
-        self.head: asyncio.Future[tuple[int, bytes]] = asyncio.get_running_loop().create_future()
+        self.is_stream = False
+        """The next answer is the stream's."""
         self._is_open = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -169,18 +143,16 @@ class _Commands(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._buffer += data
-        if not self._is_open:
+        while not self._is_open:
             head, mark, rest = self._buffer.partition(b"\r\n\r\n")
             if not mark:
                 return
             status, length = _parsed(head)
-            if status != 200:
-                if len(rest) >= length and not self.head.done():
-                    self.head.set_result((status, rest[:length]))
+            if len(rest) < length:
                 return
-            self._is_open, self._buffer = True, rest
-            if not self.head.done():
-                self.head.set_result((200, b""))
+            self._buffer = rest[length:]
+            self._is_open = self.is_stream and status == 200
+            self._agent.answered(status, rest[:length])
         self._read_chunks()
 
     def _read_chunks(self) -> None:
@@ -195,12 +167,9 @@ class _Commands(asyncio.Protocol):
             self._body += rest[:length]
             *lines, self._body = self._body.split(b"\n")
             for line in lines:
-                self._agent.commanded(line)
+                self._agent.said(line)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if not self.head.done():
-            self.head.set_exception(exc or EOFError("closed"))
-            self.head.exception()  # looked at, perhaps by nobody else
         self._agent.broke(self, exc)
 
 
@@ -231,8 +200,7 @@ class Agent:
         self.rank = 0
         self._progress_factor = 1.0
         self._is_attached = self._first_said = False
-        self._reports: _Reports | None = None
-        self._commands: _Commands | None = None
+        self._connection: _Connection | None = None
         self._unanswered: deque[tuple[asyncio.Future[tuple[int, bytes]] | None, float, bool]] = deque()
         """Who waits for the answer, since when, and whether it is to progress."""
         self._broken: asyncio.Future[str] | None = None
@@ -275,26 +243,33 @@ class Agent:
     async def _session(self) -> None:
         loop = asyncio.get_running_loop()
         self._broken = loop.create_future()
-        self._reports = await self._dial(lambda: _Reports(self))
-        answer = loop.create_future()
-        self._post(wire.Hello(VERSION, 1), answer)
-        self._check(*await asyncio.wait_for(answer, link.ANSWER_TIMEOUT_S))
-        self._commands = commands = await self._dial(lambda: _Commands(self))
+        self._connection = connection = await self._dial()
+        self._groups.counts.reports += 1
+        hello = codec.line(self._report(wire.Hello(VERSION, 1)))
+        await self._ask(http.request("POST", self._groups.server_name, f"{self._base}/reports", self.token, hello))
+        connection.is_stream = True
         query = urllib.parse.urlencode({"boot": self.boot, "protocol": VERSION})
-        request = http.request("GET", self._groups.server_name, f"{self._base}/commands?{query}", self.token)
-        commands.transport.write(request)
-        self._check(*await asyncio.wait_for(asyncio.shield(commands.head), link.ANSWER_TIMEOUT_S))
+        target = f"{self._base}/stream?{query}"
+        await self._ask(http.request("POST", self._groups.server_name, target, self.token, is_stream=True))
         self._went_up()
         raise Refused(await self._broken)
 
-    async def _dial(self, factory: Callable[[], Any]) -> Any:
+    async def _ask(self, request: bytes) -> None:
+        """Send a request and return when it is answered with success. Raises Refused."""
+        assert self._connection is not None
+        answer = asyncio.get_running_loop().create_future()
+        self._unanswered.append((answer, time.monotonic(), False))
+        self._connection.transport.write(request)
+        self._check(*await asyncio.wait_for(answer, link.ANSWER_TIMEOUT_S))
+
+    async def _dial(self) -> _Connection:
         groups = self._groups
         target = groups.target()
         if target is None:
             raise ConnectionRefusedError("The Service has no endpoint.")
         groups.counts.dials += 1
         connecting = asyncio.get_running_loop().create_connection(
-            factory, *target, ssl=groups.context, server_hostname=groups.server_name
+            lambda: _Connection(self), *target, ssl=groups.context, server_hostname=groups.server_name
         )
         _, protocol = await asyncio.wait_for(connecting, link.CONNECT_TIMEOUT_S + link.HANDSHAKE_TIMEOUT_S)
         return protocol
@@ -324,16 +299,14 @@ class Agent:
             self._groups.counts.up -= 1
             self._groups.counts.downs += 1
         self.is_up = False
-        reports, commands = self._reports, self._commands
-        self._reports = self._commands = None
+        connection, self._connection = self._connection, None
         self._unanswered.clear()
-        for connection in (reports, commands):
-            if connection is not None and connection.transport is not None:
-                connection.transport.abort()
+        if connection is not None and connection.transport is not None:
+            connection.transport.abort()
 
     def broke(self, connection: object, error: Exception | None) -> None:
-        """One of its connections has ended."""
-        if connection in (self._reports, self._commands):
+        """Its connection has ended."""
+        if connection is self._connection:
             self._give_up(f"closed: {error}")
 
     def _give_up(self, why: str) -> None:
@@ -351,25 +324,26 @@ class Agent:
     # --- reports ---------------------------------------------------------------------------------------------------
 
     def answered(self, status: int, body: bytes) -> None:
-        """The operator has answered the oldest report."""
-        waiting, _, is_progress = self._unanswered.popleft() if self._unanswered else (None, 0.0, False)
-        if waiting is not None:
-            if not waiting.done():
-                waiting.set_result((status, body))
-        elif not 200 <= status < 300:
-            self._groups.counts.refusals[f"{status} {http.sentence(body)}"[:60]] += 1
-            self._give_up(str(status))
-        elif is_progress:
-            self._progress_factor = wire.Accepted.decode(body).progress_factor if body else 1.0
+        """The operator has answered a request."""
+        waiting, _, _ = self._unanswered.popleft() if self._unanswered else (None, 0.0, False)
+        if waiting is not None and not waiting.done():
+            waiting.set_result((status, body))
 
-    def _post(self, body: Any, answer: asyncio.Future[tuple[int, bytes]] | None = None) -> None:
-        if self._reports is None or (not self.is_up and answer is None):
+    def _answered(self, answer: wire.Answered) -> None:
+        """The operator has answered the oldest report."""
+        _, _, is_progress = self._unanswered.popleft() if self._unanswered else (None, 0.0, False)
+        if answer.status != 204:
+            self._groups.counts.refusals[f"{answer.status} {answer.error}"[:60]] += 1
+            self._give_up(str(answer.status))
+        elif is_progress:
+            self._progress_factor = answer.progress_factor
+
+    def _post(self, body: Any) -> None:
+        if self._connection is None or not self.is_up:
             return
         self._groups.counts.reports += 1
-        data = codec.line(self._report(body))
-        request = http.request("POST", self._groups.server_name, f"{self._base}/reports", self.token, data)
-        self._unanswered.append((answer, time.monotonic(), isinstance(body, wire.Progress)))
-        self._reports.transport.write(request)
+        self._unanswered.append((None, time.monotonic(), isinstance(body, wire.Progress)))
+        self._connection.transport.write(http.chunk(codec.line(self._report(body))))
 
     def _report(self, body: Any) -> wire.Report:
         group, phase = self.group, self._phase
@@ -412,14 +386,17 @@ class Agent:
 
     # --- commands --------------------------------------------------------------------------------------------------
 
-    def commanded(self, line: bytes) -> None:
-        """Obey one line of the stream."""
+    def said(self, line: bytes) -> None:
+        """Take one line of the stream."""
         if self.ended or not line:
             return
         if line.startswith(_DOCUMENT):
             return  # for the store's host; a group here needs none
-        command = wire.Command.decode(line)
-        body = command.body
+        said = wire.decode_line(line)
+        if isinstance(said, wire.Answered):
+            self._answered(said)
+            return
+        body = said.body
         if isinstance(body, wire.Generation):
             self._hear(body)
         elif isinstance(body, wire.Ping):

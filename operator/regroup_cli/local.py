@@ -37,7 +37,7 @@ from regroup_operator.api import (
 )
 from regroup_operator.api.members import MemberId
 from regroup_operator.api.names import worker_pod_name
-from regroup_operator.model.ports import EventNote, Unauthorized
+from regroup_operator.model.ports import EventNote, Forbidden, Unauthorized
 from regroup_operator.model.records import Key, Pod, Settings
 
 ADDRESS = "127.0.0.1"
@@ -273,6 +273,13 @@ class LocalWorkers:
                     raise Unauthorized(f"The token is bound to pod {agent.pod.name}, not to {pod_name}.")
                 return agent.pod
         raise Unauthorized("The token belongs to no worker of this job.")
+
+    def known(self, pod: Pod) -> Pod:
+        """See Authenticator."""
+        agent = self._agents.get(pod.uid)
+        if agent is None:
+            raise Forbidden(f"Worker {pod.name} has ended.")
+        return agent.pod
 
     async def stop(self, grace_s: float = 5.0) -> None:
         """End every agent, and with it its trainers: SIGINT, then SIGKILL. After SIGTERM a worker that holds the job's state

@@ -26,6 +26,8 @@ from regroup.protocol import codec, env, wire
 from regroup.protocol.document import Document, Member, Store
 from regroup_operator.endpoint.certificates import Authority, server_context
 
+EARLIER = [b"", codec.line(wire.Greeted(counts_once=True))]
+"""How operators of earlier releases answer hello."""
 JOB_UID, POD_UID, POD = "job-uid", "pod-uid", "digits-worker-0-0"
 RAW_TRAINER = Path(__file__).with_name("raw_trainer.py")
 
@@ -59,11 +61,13 @@ class OperatorEdge:
         self.refuse: tuple[int, str] | None = None
         self.frozen = False
         self.accepted: bytes = b""
-        """What reports are answered with; empty: with nothing, as by an operator of an earlier release."""
+        """What reports on a connection of their own are answered with; empty: with nothing."""
+        self.answer = wire.Answered(204)
+        """What reports on the stream are answered with."""
         self.opened: list[float] = []
         """When each stream was."""
-        self.greeting = codec.line(wire.Greeted(counts_once=True))
-        """The answer to hello; empty: as by an operator of an earlier release."""
+        self.greeting = codec.line(wire.Greeted(counts_once=True, one_connection=True))
+        """The answer to hello; EARLIER: as by operators of earlier releases."""
         self.newest = 0
         self.keepalive_s = 75.0
         """How long an idle connection is kept; counts from the next `up`."""
@@ -134,6 +138,7 @@ class OperatorEdge:
     async def _serve(self) -> None:
         app = web.Application()
         app.router.add_post(f"/v1/namespaces/ns/pods/{POD}/reports", self._reports)
+        app.router.add_post(f"/v1/namespaces/ns/pods/{POD}/stream", self._stream)
         app.router.add_get(f"/v1/namespaces/ns/pods/{POD}/commands", self._commands)
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1, keepalive_timeout=self.keepalive_s)
         await self._runner.setup()
@@ -178,7 +183,30 @@ class OperatorEdge:
             self._news.notify_all()
         return web.Response(body=self.accepted) if self.accepted else web.Response(status=204)
 
-    async def _commands(self, request: web.Request) -> web.StreamResponse:
+    async def _stream(self, request: web.Request) -> web.StreamResponse:
+        """Reports, too."""
+        lines: asyncio.Queue[bytes | None] = asyncio.Queue()
+
+        async def read() -> None:
+            while line := await request.content.readline():
+                await self._thawed()
+                if self.refuse is not None:
+                    lines.put_nowait(wire.Answered(*self.refuse).line())
+                    continue
+                with self._news:
+                    self.heard.append(Heard(time.monotonic(), wire.Report.decode(line)))
+                    self._news.notify_all()
+                lines.put_nowait(self.answer.line())
+
+        reading = asyncio.ensure_future(read())
+        try:
+            return await self._commands(request, lines)
+        finally:
+            reading.cancel()
+
+    async def _commands(
+        self, request: web.Request, stream: asyncio.Queue[bytes | None] | None = None
+    ) -> web.StreamResponse:
         await self._thawed()
         refusal = self._refusal()
         if refusal is not None:
@@ -187,7 +215,7 @@ class OperatorEdge:
         assert request.query["boot"] == self.heard[-1].report.boot
         response = web.StreamResponse()
         await response.prepare(request)
-        stream: asyncio.Queue[bytes | None] = asyncio.Queue()
+        stream = stream or asyncio.Queue()
         with self._news:
             self._streams.append(stream)
             self.opened.append(time.monotonic())

@@ -18,7 +18,7 @@ from harness.polling import TimedOutError, until
 from harness.processes import alive, children, state_of
 from regroup.protocol import wire
 from regroup.protocol.state import Phase, StatePair
-from tests.trainer.agent_edge import RAW_TRAINER, Heard, OperatorEdge, Worker, generation
+from tests.trainer.agent_edge import EARLIER, RAW_TRAINER, Heard, OperatorEdge, Worker, generation
 from tests.unit.agent.python39 import oldest_python
 
 AT_ONCE_S = 1.0
@@ -455,6 +455,8 @@ def test_fault_while_the_operator_is_away_is_told_when_it_is_back(operator: Oper
 
 
 def test_idle_connection_that_is_closed_is_opened_again_without_a_hello(operator: OperatorEdge, worker: Worker) -> None:
+    """By an operator of an earlier release, with a connection for reports."""
+    operator.greeting = EARLIER[-1]
     operator.down()
     operator.keepalive_s = 0.1
     operator.up()

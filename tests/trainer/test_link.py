@@ -16,7 +16,7 @@ from _regroup_agent.link import Endpoint, Link
 from harness.polling import until_async
 from regroup.protocol import wire
 from regroup.protocol.state import Condition, Phase
-from tests.trainer.agent_edge import JOB_UID, POD, POD_UID, OperatorEdge
+from tests.trainer.agent_edge import EARLIER, JOB_UID, POD, POD_UID, OperatorEdge
 
 
 def report(body: Any) -> wire.Report:
@@ -43,6 +43,62 @@ def link_to(
     )
 
 
+@pytest.fixture(params=[None, *EARLIER], ids=["this release", "first release", "two connections"])
+def any_release(request: pytest.FixtureRequest, operator: OperatorEdge) -> OperatorEdge:
+    """An operator of this release or of an earlier one."""
+    if request.param is not None:
+        operator.greeting = request.param
+    return operator
+
+
+def test_answer_on_the_stream_says_how_often_progress_is_wanted(operator: OperatorEdge) -> None:
+    events, said, accepted = list[str](), list[str](), list[wire.Accepted]()
+    one = link_to(operator, events, said, accepted.append)
+
+    async def scene() -> None:
+        running = asyncio.ensure_future(one.run())
+        await until_async(lambda: events == ["up"], "the connection")
+        operator.answer = wire.Answered(204, "", 4.2)
+        one.send(report(wire.Changed()))
+        one.send(report(wire.Progress(7)))
+        await until_async(lambda: accepted, "the answer")
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+    asyncio.run(scene())
+    assert accepted == [wire.Accepted(4.2)]
+    assert len(operator.peers) == 1
+    assert len(operator.tokens) == 1, "of hello: what follows is on the stream"
+
+
+@pytest.mark.parametrize(
+    ("status", "stays"),
+    [(400, True), (401, False), (403, False), (409, False), (500, False), (503, False)],
+)
+def test_report_that_is_refused_on_the_stream(operator: OperatorEdge, status: int, stays: bool) -> None:
+    """A message that cannot be used is said in the log, and the next one is sent; an operator that takes none is called again."""
+    events, said = list[str](), list[str]()
+    one = link_to(operator, events, said)
+
+    async def scene() -> None:
+        running = asyncio.ensure_future(one.run())
+        await until_async(lambda: events == ["up"], "the connection")
+        operator.refuse = (status, "No.")
+        one.send(report(wire.Fault("exit", exit_code=1, ended=1)))
+        await until_async(lambda: f"The operator answered {status}: No." in said, "the refusal")
+        operator.refuse = None
+        if not stays:
+            await until_async(lambda: events == ["up", "down", "up"], "another connection")
+        one.send(report(wire.Progress(7)))
+        await until_async(lambda: isinstance(operator.heard[-1].body, wire.Progress), "the next report")
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+    asyncio.run(scene())
+    bodies = [type(heard.body).__name__ for heard in operator.heard]
+    assert bodies == (["Hello", "Progress"] if stays else ["Hello", "Hello", "Fault", "Progress"])
+
+
 @pytest.mark.parametrize(
     ("body", "factor", "sentence"),
     [
@@ -54,6 +110,8 @@ def link_to(
 def test_answer_to_progress_says_how_often_it_is_wanted(
     operator: OperatorEdge, body: bytes, factor: float, sentence: str
 ) -> None:
+    """To one of an earlier release."""
+    operator.greeting = EARLIER[-1]
     events, said, accepted = list[str](), list[str](), list[wire.Accepted]()
     one = link_to(operator, events, said, accepted.append)
 
@@ -113,12 +171,13 @@ def test_address_of_an_operator_that_is_gone_holds_nobody_up(
 
     asyncio.run(scene())
     assert said[0] == f"The operator at https://127.0.0.1:{operator.port} does not answer."
-    assert len(dialed) == 3, "one attempt, then one connection for reports and one for commands"
+    assert len(dialed) == 2
 
 
 def test_operator_that_freezes_is_given_up_and_told_the_fault_by_the_next_connection(
-    operator: OperatorEdge, monkeypatch: pytest.MonkeyPatch
+    any_release: OperatorEdge, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    operator = any_release
     monkeypatch.setattr(link, "ANSWER_TIMEOUT_S", 0.5)
     events: list[str] = []
     said: list[str] = []
@@ -146,10 +205,12 @@ def test_operator_that_freezes_is_given_up_and_told_the_fault_by_the_next_connec
     asyncio.run(scene())
 
 
+@pytest.mark.parametrize("greeting", [None, EARLIER[-1]], ids=["this release", "two connections"])
 def test_exit_that_was_answered_is_said_again_to_the_next_operator_before_anything_is_heard_from_it(
-    operator: OperatorEdge,
+    operator: OperatorEdge, greeting: bytes | None
 ) -> None:
     """It may have died before it had written what it had heard. The next one decides with its first plan."""
+    operator.greeting = greeting or operator.greeting
     events, said = list[str](), list[str]()
     one = link_to(operator, events, said)
     exited = wire.Fault("exit", exit_code=-9, ended=1, generation=1, incarnation=1)
@@ -180,7 +241,7 @@ def test_exit_that_was_answered_is_said_again_to_the_next_operator_before_anythi
 
 def test_operator_that_does_not_know_which_exits_were_counted_is_told_none_again(operator: OperatorEdge) -> None:
     """One of an earlier release, after `helm rollback`: it would count all of them again."""
-    operator.greeting = b""
+    operator.greeting = EARLIER[0]
     events, said = list[str](), list[str]()
     one = link_to(operator, events, said)
 

@@ -1,7 +1,8 @@
-"""The way to the operator: one connection for reports, one for the stream of commands, again and again.
+"""The way to the operator: a connection for reports and commands, again and again.
 
 Owns connecting (TLS, the operator's name verified, no proxies), the order hello -> stream -> the rest, back-off, and the
 faults that are reported again (faults.py). It decides nothing: what the condition is, it asks (`envelope`) at each report.
+An operator of an earlier release gets a second connection, for its stream of commands.
 A refusal by the operator is a condition, said once per distinct sentence, and tried again; never a crash.
 """
 
@@ -81,6 +82,8 @@ class Link:
         self._host_header = url.netloc.rpartition("@")[2]
         self._base = f"/v1/namespaces/{endpoint.namespace}/pods/{endpoint.pod}"
         self._reports: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+        # Whether reports are lines of the stream, and not requests of their own.
+        self._on_stream = False
         # Bodies on their way, in order, with their time; with a fault where they say one that is kept.
         self._unanswered: deque[tuple[Any, float, Kept | None]] = deque()
         self._faults = Faults()
@@ -121,28 +124,37 @@ class Link:
     # --- one session -----------------------------------------------------------------------------------------------
 
     async def _session(self) -> None:
-        self._reports = reader, _ = await self._dial()
+        self._reports = reader, writer = await self._dial()
+        self._greeted = wire.Greeted()
         self._post(self._envelope(wire.Hello(VERSION, self._processes)))
         await asyncio.wait_for(self._read_answer(reader), ANSWER_TIMEOUT_S)
         self._report_faults_again(anew=self._greeted.counts_once)
-        commands, writer = await self._dial()
-        try:
-            query = urllib.parse.urlencode({"boot": self._endpoint.boot, "protocol": VERSION})
+        query = urllib.parse.urlencode({"boot": self._endpoint.boot, "protocol": VERSION})
+        if self._greeted.one_connection:
+            commands = reader
+            target = f"{self._base}/stream?{query}"
+            writer.write(http.request("POST", self._host_header, target, self._token(), is_stream=True))
+            while self._unanswered:  # in turn, and the stream's own answer is the last
+                await asyncio.wait_for(self._read_answer(reader), ANSWER_TIMEOUT_S)
+            self._on_stream = True
+        else:
+            commands, writer = await self._dial()
             writer.write(http.request("GET", self._host_header, f"{self._base}/commands?{query}", self._token()))
+        try:
             answer = await asyncio.wait_for(http.read_head(commands), ANSWER_TIMEOUT_S)
             if answer.status != 200:
                 body = await asyncio.wait_for(http.read_body(commands, answer), ANSWER_TIMEOUT_S)
-                raise _BrokenError(_refusal(answer.status, body))
+                raise _BrokenError(_refusal(answer.status, http.sentence(body)))
             self._up = True
             self._said.clear()
             self._log(f"Connected to the operator at {self._endpoint.url}.")
             self._on_up()
             self._report_faults_again(anew=False)  # those of the meantime
             tasks = {
-                asyncio.ensure_future(self._read_commands(commands, answer)),
-                asyncio.ensure_future(self._read_answers()),
-                asyncio.ensure_future(self._bound_answers()),
+                asyncio.ensure_future(work) for work in (self._read_stream(commands, answer), self._bound_answers())
             }
+            if not self._on_stream:
+                tasks.add(asyncio.ensure_future(self._read_answers()))
             try:
                 done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             finally:
@@ -154,20 +166,23 @@ class Link:
         finally:
             writer.transport.abort()
 
-    async def _read_commands(self, reader: asyncio.StreamReader, answer: http.Answer) -> None:
+    async def _read_stream(self, reader: asyncio.StreamReader, answer: http.Answer) -> None:
         async for line in http.read_lines(reader, answer, MAX_LINE_BYTES):
             if not line.strip():
                 continue
             try:
-                command = wire.Command.decode(line)
+                said = wire.decode_line(line)
             except codec.ProtocolError as error:
                 self._say_once(f"The operator sent an invalid command: {error}")
                 continue
-            self._on_command(command)
+            if isinstance(said, wire.Command):
+                self._on_command(said)
+            elif isinstance(self._answered(said.status, said.error), wire.Progress):
+                self._on_accepted(wire.Accepted(said.progress_factor))
         raise _BrokenError("The operator ended the stream of commands.")
 
     async def _read_answers(self) -> None:
-        """Read the answers to reports; an idle connection that the operator closes is opened again."""
+        """Read the answers to reports that are requests; an idle connection that the operator closes is opened again."""
         while True:
             assert self._reports is not None
             try:
@@ -196,19 +211,24 @@ class Link:
     async def _read_answer(self, reader: asyncio.StreamReader) -> None:
         answer = await http.read_head(reader)
         body = await http.read_body(reader, answer)
+        taken = self._answered(answer.status, http.sentence(body))
+        if isinstance(taken, wire.Progress):
+            self._on_accepted(self._decoded(body, wire.Accepted.decode, wire.Accepted(1.0)))
+        elif isinstance(taken, wire.Hello):
+            self._greeted = self._decoded(body, wire.Greeted.decode, wire.Greeted())
+
+    def _answered(self, status: int, sentence: str) -> Any:
+        """Note the answer to the oldest report that has none. Returns the report's body if it was taken, None if it was refused.
+        Raises _BrokenError where the operator takes no further ones."""
         sent, _, kept = self._unanswered.popleft() if self._unanswered else (None, 0.0, None)
-        status = answer.status
-        if 200 <= status < 300 or (status in (400, 413, 422) and not isinstance(sent, wire.Hello)):
-            if kept is not None:
-                self._faults.answered(kept, time.monotonic())
-            if status >= 300:
-                self._say_once(_refusal(status, body))
-            elif isinstance(sent, wire.Progress):
-                self._on_accepted(self._decoded(body, wire.Accepted.decode, wire.Accepted(1.0)))
-            elif isinstance(sent, wire.Hello):
-                self._greeted = self._decoded(body, wire.Greeted.decode, wire.Greeted())
-            return
-        raise _BrokenError(_refusal(status, body))
+        is_taken = 200 <= status < 300
+        if not is_taken and (status not in (400, 413, 422) or isinstance(sent, wire.Hello)):
+            raise _BrokenError(_refusal(status, sentence))
+        if kept is not None:
+            self._faults.answered(kept, time.monotonic())
+        if not is_taken:
+            self._say_once(_refusal(status, sentence))
+        return sent if is_taken else None
 
     def _decoded(self, body: bytes, decode: Callable[[bytes], T], otherwise: T) -> T:
         """Return what an answer says; an operator of an earlier release says nothing."""
@@ -228,13 +248,17 @@ class Link:
             self._say_once(f"A report of {len(data)} bytes is not sent: the operator reads at most {MAX_REPORT_BYTES}.")
             return
         try:
-            request = http.request("POST", self._host_header, f"{self._base}/reports", self._token(), data)
+            sent = http.chunk(data) if self._on_stream else self._request(data)
         except OSError as error:
             self._say_once(_sentence(error, self._endpoint.url))
             writer.transport.abort()
             return
         self._unanswered.append((report.body, time.monotonic(), kept))
-        writer.write(request)  # asyncio hands it to the kernel at once where it takes it
+        writer.write(sent)  # asyncio hands it to the kernel at once where it takes it
+
+    def _request(self, data: bytes) -> bytes:
+        """Return a report as a request of its own. Raises OSError."""
+        return http.request("POST", self._host_header, f"{self._base}/reports", self._token(), data)
 
     def _report_faults_again(self, *, anew: bool) -> None:
         on_their_way = {kept for _, _, kept in self._unanswered if kept is not None}
@@ -264,6 +288,7 @@ class Link:
         if self._reports is not None:
             self._reports[1].transport.abort()
         self._reports = None
+        self._on_stream = False
         self._unanswered.clear()
 
     def _say_once(self, sentence: str) -> None:
@@ -329,9 +354,8 @@ def _notice_a_dead_peer(sock: socket.socket) -> None:
         sock.setsockopt(level, getattr(socket, option), value)
 
 
-def _refusal(status: int, body: bytes) -> str:
-    said = http.sentence(body)
-    return f"The operator answered {status}: {said}" if said else f"The operator answered {status}."
+def _refusal(status: int, sentence: str) -> str:
+    return f"The operator answered {status}: {sentence}" if sentence else f"The operator answered {status}."
 
 
 def _sentence(error: BaseException, url: str) -> str:

@@ -1,4 +1,4 @@
-"""The HTTP edge of the membership endpoint: two calls, JSON, TLS. See protocol.wire for the messages.
+"""The HTTP edge of the membership endpoint: hello and the stream, JSON, TLS. See protocol.wire for the messages.
 
 Every answer that is not 2xx has a body {"error": sentence}. A non-leader answers 503 with the leader's name.
 """
@@ -13,13 +13,14 @@ import socket
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 
-from aiohttp import web
+from aiohttp import ClientError, StreamReader, web
+from aiohttp.http_exceptions import HttpProcessingError, LineTooLong
 
 from regroup.protocol import MAX_REPORT_BYTES, OLDEST, VERSION, codec
 from regroup.protocol.codec import ProtocolError
-from regroup.protocol.wire import Accepted, Greeted, Hello, Progress, Report
+from regroup.protocol.wire import Accepted, Answered, Greeted, Hello, Progress, Report
 from regroup_operator.api import UnavailableError
-from regroup_operator.endpoint.registry import Registry
+from regroup_operator.endpoint.registry import Registry, Stream
 from regroup_operator.model.ports import Authenticator, Forbidden, Unauthorized
 from regroup_operator.model.records import Pod
 
@@ -41,6 +42,9 @@ ACCEPTS = 32
 handshakes, each of about a millisecond, would keep everything else waiting."""
 
 HELLO_FIRST = "The agent must send hello first: this operator does not know its process yet."
+TOO_LONG = f"The message has more than the {MAX_REPORT_BYTES} bytes that are read."
+BUG = "The operator failed to answer; its log says why. Try again."
+TAKEN = Answered(204).line()
 
 log = logging.getLogger(__name__)
 
@@ -62,7 +66,7 @@ class _Answer(Exception):
 
 
 class Endpoint:
-    """The two calls. `leader` returns None where this process leads, else the leader's name (perhaps empty)."""
+    """The calls. `leader` returns None where this process leads, else the leader's name (perhaps empty)."""
 
     def __init__(
         self,
@@ -81,11 +85,12 @@ class Endpoint:
         app = web.Application(client_max_size=MAX_REPORT_BYTES, middlewares=[_errors])
         path = "/v1/namespaces/{namespace}/pods/{pod}/"
         app.router.add_post(path + "reports", self.reports)
+        app.router.add_post(path + "stream", self.stream)
         app.router.add_get(path + "commands", self.commands)
         return app
 
     async def reports(self, request: web.Request) -> web.Response:
-        """POST: one report."""
+        """POST: one report. By an agent of this release hello, and the exits that it reports again."""
         pod = await self._authenticated(request)
         if (request.content_length or 0) > MAX_REPORT_BYTES:
             raise _Answer(
@@ -94,11 +99,23 @@ class Endpoint:
         try:
             async with asyncio.timeout(self._body_timeout_s):
                 body = await request.read()
-            report = Report.decode(body)
         except TimeoutError:
             raise _Answer(408, f"The message has not come within {self._body_timeout_s:g} s. Send it again.") from None
         except web.HTTPRequestEntityTooLarge:
-            raise _Answer(413, f"The message has more than the {MAX_REPORT_BYTES} bytes that are read.") from None
+            raise _Answer(413, TOO_LONG) from None
+        report = self._take(pod, body)
+        if isinstance(report.body, Hello):
+            greeted = Greeted(counts_once=True, one_connection=True)
+            return web.Response(body=codec.line(greeted), content_type="application/json")
+        factor = self._registry.progress_factor
+        if isinstance(report.body, Progress) and factor > 1.0:
+            return web.Response(body=codec.line(Accepted(factor)), content_type="application/json")
+        return web.Response(status=204)
+
+    def _take(self, pod: Pod, text: bytes) -> Report:
+        """Return the report of this pod, which the registry has taken. Raises _Answer."""
+        try:
+            report = Report.decode(text)
         except ProtocolError as error:
             raise _Answer(400, str(error)) from None
         if report.pod_uid != pod.uid:
@@ -115,15 +132,63 @@ class Endpoint:
         elif not self._registry.knows(pod.uid, report.boot):
             raise _Answer(409, HELLO_FIRST)
         self._registry.report(pod, report)
-        if isinstance(report.body, Hello):
-            return web.Response(body=codec.line(Greeted(counts_once=True)), content_type="application/json")
-        factor = self._registry.progress_factor
-        if isinstance(report.body, Progress) and factor > 1.0:
-            return web.Response(body=codec.line(Accepted(factor)), content_type="application/json")
-        return web.Response(status=204)
+        return report
+
+    async def stream(self, request: web.Request) -> web.StreamResponse:
+        """POST: reports come and commands go on one connection. Open for as long as the agent lives: it is the heartbeat."""
+        pod, boot = await self._caller(request)
+        response = await _begun(request)
+        stream = self._registry.open(pod, boot)
+        reading = asyncio.ensure_future(self._read_reports(request.content, pod, stream))
+        try:
+            await _send_lines(response, stream)
+        finally:
+            reading.cancel()
+            self._registry.close(pod, stream)
+        return response
+
+    async def _read_reports(self, content: StreamReader, pod: Pod, stream: Stream) -> None:
+        """Take the reports of a stream until it ends, or until one is refused that no further one should follow; end it then."""
+        try:
+            while line := await content.readline(max_line_length=MAX_REPORT_BYTES):
+                answer = self._answer(pod, line)
+                stream.put(TAKEN if answer == Answered(204) else answer.line())
+                if answer.status not in (204, 400):  # after 400 the agent goes on with its next report
+                    break
+        except LineTooLong:
+            stream.put(Answered(413, TOO_LONG).line())
+        except (ConnectionError, ClientError, web.RequestPayloadError, HttpProcessingError):
+            pass  # the connection has ended, or brings no HTTP
+        finally:
+            stream.put(None)
+
+    def _answer(self, pod: Pod, line: bytes) -> Answered:
+        """Take a report of a stream and return what it is answered with."""
+        try:
+            self._check_leads()
+            report = self._take(self._authenticator.known(pod), line)
+        except _Answer as answer:
+            return Answered(answer.status, str(answer))
+        except Forbidden as error:
+            return Answered(403, str(error))
+        except Exception:
+            log.exception("Pod %s/%s, a line of its stream: a bug of ours.", pod.namespace, pod.name)
+            return Answered(500, BUG)
+        return Answered(204, "", self._registry.progress_factor if isinstance(report.body, Progress) else 1.0)
 
     async def commands(self, request: web.Request) -> web.StreamResponse:
-        """GET: the stream of commands. Open for as long as the agent lives: it is the heartbeat."""
+        """GET: the stream of commands alone, for an agent of an earlier release."""
+        pod, boot = await self._caller(request)
+        response = await _begun(request)
+        stream = self._registry.open(pod, boot)
+        try:
+            await _send_lines(response, stream)
+        finally:
+            self._registry.close(pod, stream)
+        return response
+
+    async def _caller(self, request: web.Request) -> tuple[Pod, str]:
+        """Return the pod and the boot id that a stream is asked for. Raises _Answer."""
         pod = await self._authenticated(request)
         version = request.query.get("protocol", "")
         self._check_version(pod, int(version) if version.isdecimal() and len(version) < 10 else -1)
@@ -132,18 +197,7 @@ class Endpoint:
             raise _Answer(400, "The query parameter boot is missing: the agent's boot id names the stream.")
         if not self._registry.knows(pod.uid, boot):
             raise _Answer(409, HELLO_FIRST)
-        _keep_alive(request)
-        response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
-        await response.prepare(request)
-        stream = self._registry.open(pod, boot)
-        try:
-            while (line := await stream.get()) is not None:
-                await response.write(line)
-        except ConnectionError:
-            pass
-        finally:
-            self._registry.close(pod, stream)
-        return response
+        return pod, boot
 
     def _check_version(self, pod: Pod, version: int) -> None:
         refusal = unsupported(version)
@@ -151,10 +205,13 @@ class Endpoint:
             self._registry.refuse(pod, refusal)
             raise _Answer(400, refusal)
 
-    async def _authenticated(self, request: web.Request) -> Pod:
+    def _check_leads(self) -> None:
         leader = self._leader()
         if leader is not None:
             raise _Answer(503, f"This operator does not lead{f'; {leader} does' if leader else ''}.")
+
+    async def _authenticated(self, request: web.Request) -> Pod:
+        self._check_leads()
         scheme, _, token = request.headers.get("Authorization", "").partition(" ")
         if scheme != "Bearer" or not token:
             raise _Answer(401, "The request has no bearer token.")
@@ -181,7 +238,7 @@ async def _errors(
         return _sentence(error.status, f"{error.reason}: {request.method} {request.path}.")
     except Exception:
         log.exception("%s %s: a bug of ours.", request.method, request.path)
-        return _sentence(500, "The operator failed to answer; its log says why. Try again.")
+        return _sentence(500, BUG)
 
 
 def _sentence(status: int, sentence: str, *, keep: bool = False) -> web.Response:
@@ -189,6 +246,21 @@ def _sentence(status: int, sentence: str, *, keep: bool = False) -> web.Response
     if not keep:
         answer.force_close()
     return answer
+
+
+async def _begun(request: web.Request) -> web.StreamResponse:
+    """Return the answer to who asks for a stream, of which the lines follow."""
+    _keep_alive(request)
+    response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
+    await response.prepare(request)
+    return response
+
+
+async def _send_lines(response: web.StreamResponse, stream: Stream) -> None:
+    """Send what is put into the stream until that or the connection ends."""
+    with contextlib.suppress(ConnectionError):
+        while (line := await stream.get()) is not None:
+            await response.write(line)
 
 
 def _keep_alive(request: web.Request) -> None:

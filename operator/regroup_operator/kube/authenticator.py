@@ -135,6 +135,13 @@ class ClusterAuthenticator:
             raise Unauthorized(verdict.refusal)
         return pod
 
+    def known(self, pod: Pod) -> Pod:
+        """See Authenticator."""
+        now = self._pods.pod(pod.namespace, pod.name)
+        if now is None or now.uid != pod.uid:
+            raise Forbidden(f"Pod {pod.namespace}/{pod.name} with UID {pod.uid} is gone.")
+        return now
+
     def admission_s(self, num_agents: int) -> float:
         """Return how many seconds it takes until the last of so many agents that call at once can have been admitted."""
         return 0.0 if self._keys.keys is not None else review_s(num_agents)

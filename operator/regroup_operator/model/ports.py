@@ -99,6 +99,11 @@ class Authenticator(Protocol):
         """Return the pod that the token is bound to. Raises Unauthorized, Forbidden, UnavailableError."""
         ...
 
+    def known(self, pod: Pod) -> Pod:
+        """Return a pod that was authenticated as it is now: for each report on its stream. Never asks the API. Raises Forbidden: it
+        is a worker no more."""
+        ...
+
 
 class Recorder(Protocol):
     def record(self, job: Job, note: EventNote) -> None:

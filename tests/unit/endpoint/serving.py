@@ -30,6 +30,9 @@ DEADLINE_S = 5.0
 class Tokens:
     """The Authenticator port with two workers."""
 
+    def __init__(self) -> None:
+        self.workers = [POD, OTHER]
+
     async def authenticate(self, token: str, namespace: str, pod_name: str) -> Pod:
         if token == "unreachable":
             raise UnavailableError("The API server does not answer; try again.")
@@ -42,6 +45,11 @@ class Tokens:
             raise Forbidden(f"The token is bound to pod {pod.name}, not to {pod_name}.")
         return pod
 
+    def known(self, pod: Pod) -> Pod:
+        if pod not in self.workers:
+            raise Forbidden(f"Pod {pod.name} is gone.")
+        return pod
+
 
 @dataclass
 class Server:
@@ -52,6 +60,7 @@ class Server:
     authority: Authority
     enqueued: list[Key]
     leader: list[str | None]
+    tokens: Tokens
 
     async def post(self, data: Any, token: str | None = "token-0", path: str = PATH + "reports") -> tuple[int, str]:
         """Return (status, sentence or empty)."""
@@ -84,15 +93,14 @@ async def serving(factor: float = 1.0, **limits: float) -> AsyncIterator[Server]
     loop = asyncio.get_running_loop()
     enqueued: list[Key] = []
     leader: list[str | None] = [None]
+    tokens = Tokens()
     registry = Registry(loop.time, enqueued.append, lambda key, _: enqueued.append(key), lambda _: factor)
-    runner, port = await serve(
-        registry, Tokens(), context, host="127.0.0.1", port=0, leader=lambda: leader[0], **limits
-    )
+    runner, port = await serve(registry, tokens, context, host="127.0.0.1", port=0, leader=lambda: leader[0], **limits)
     trusted = ssl.create_default_context(cadata=authority.ca_pem.decode())
     connector = aiohttp.TCPConnector(ssl=trusted)
     try:
         async with aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(DEADLINE_S)) as http:
-            yield Server(registry, http, f"https://127.0.0.1:{port}", context, authority, enqueued, leader)
+            yield Server(registry, http, f"https://127.0.0.1:{port}", context, authority, enqueued, leader, tokens)
     finally:
         await runner.cleanup()
 
@@ -103,3 +111,10 @@ def with_server(test: Callable[[Server], Awaitable[None]], **limits: float) -> N
             await test(server)
 
     asyncio.run(run())
+
+
+async def connect(server: Server) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Return a connection that has asked for nothing yet."""
+    trusted = ssl.create_default_context(cadata=server.authority.ca_pem.decode())
+    trusted.check_hostname = False
+    return await asyncio.open_connection("127.0.0.1", int(server.url.rsplit(":", 1)[1]), ssl=trusted)

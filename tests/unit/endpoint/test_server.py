@@ -26,6 +26,7 @@ from tests.unit.endpoint.serving import (
     PATH,
     POD,
     Server,
+    connect,
     sentence,
     with_server,
 )
@@ -261,7 +262,7 @@ def test_connection_that_asks_for_nothing_is_closed_and_others_are_served(first:
 
     async def scenario(server: Server) -> None:
         assert await server.post(line(hello())) == (200, "")
-        reader, writer = await _connect(server)
+        reader, writer = await connect(server)
         writer.write(first)
 
         async def trickle() -> None:
@@ -293,7 +294,7 @@ def test_stranger_gets_one_answer_on_a_connection(token: str, leader: str | None
 
     async def scenario(server: Server) -> None:
         server.leader[0] = leader
-        reader, writer = await _connect(server)
+        reader, writer = await connect(server)
         request = (
             f"POST {PATH}reports HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {token}\r\nContent-Length: 2\r\n\r\n{{}}"
         )
@@ -316,7 +317,7 @@ def test_stranger_gets_one_answer_on_a_connection(token: str, leader: str | None
 )
 def test_garbage_is_answered_or_cut_off_and_others_are_served(garbage: bytes) -> None:
     async def scenario(server: Server) -> None:
-        reader, writer = await _connect(server)
+        reader, writer = await connect(server)
         with contextlib.suppress(ConnectionError):
             writer.write(garbage)
             await writer.drain()
@@ -331,7 +332,7 @@ def test_garbage_is_answered_or_cut_off_and_others_are_served(garbage: bytes) ->
 
 def test_many_silent_connections_at_once_keep_no_agent_out() -> None:
     async def scenario(server: Server) -> None:
-        silent = [await _connect(server) for _ in range(200)]
+        silent = [await connect(server) for _ in range(200)]
         assert await server.post(line(hello())) == (200, "")
         async with asyncio.timeout(DEADLINE_S):
             for reader, _ in silent:
@@ -342,12 +343,6 @@ def test_many_silent_connections_at_once_keep_no_agent_out() -> None:
         assert await server.post(line(hello())) == (200, "")
 
     with_server(scenario, request_timeout_s=0.5)
-
-
-async def _connect(server: Server) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    trusted = ssl.create_default_context(cadata=server.authority.ca_pem.decode())
-    trusted.check_hostname = False
-    return await asyncio.open_connection("127.0.0.1", int(server.url.rsplit(":", 1)[1]), ssl=trusted)
 
 
 def test_storm_of_connections_is_queued_by_the_kernel_and_accepted_in_small_parts() -> None:

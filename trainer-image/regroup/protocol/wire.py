@@ -1,9 +1,13 @@
-"""Operator <-> agent: reports (POST, one JSON object each) and commands (a stream of NDJSON lines).
+"""Operator <-> agent: reports and commands, JSON, one connection for both (adr/0068).
 
-POST /v1/namespaces/{ns}/pods/{pod}/reports takes a `Report`, and answers with nothing or an `Accepted`;
-GET /v1/namespaces/{ns}/pods/{pod}/commands?boot=..&protocol=1 streams `Command`s. Every report carries the worker's whole condition
-and seal, so that the operator derives what to do from conditions and never from remembered reports (rule RESAY); `body` says what
-happened just now.
+POST /v1/namespaces/{ns}/pods/{pod}/reports takes one `Report`, and answers hello with `Greeted`;
+POST /v1/namespaces/{ns}/pods/{pod}/stream?boot=..&protocol=1 takes a `Report` a line, and answers with `Command`s and, for each
+report in turn, an `Answered`, a line each. It is open for as long as the agent lives. Every report carries the worker's whole
+condition and seal, so that the operator derives what to do from conditions and never from remembered reports (rule RESAY); `body`
+says what happened just now.
+
+Between an agent and an operator of which one is of an earlier release, GET .../commands?boot=..&protocol=1 streams `Command`s on a
+second connection; reports go one a request, and those of progress are answered with nothing or an `Accepted`.
 """
 
 from dataclasses import dataclass, field
@@ -235,6 +239,8 @@ class Greeted:
 
     counts_once: bool = False
     """It finds in the status which exits have been counted, so that the agent reports them again (adr/0067)."""
+    one_connection: bool = False
+    """It takes reports on the stream of commands, too (adr/0068)."""
 
     @classmethod
     def decode(cls, text: "bytes | str") -> "Greeted":
@@ -253,6 +259,22 @@ class Accepted:
     def decode(cls, text: "bytes | str") -> "Accepted":
         """Parse an answer's body. Raises ProtocolError."""
         return codec.from_json(cls, codec.parse(text), "accepted")
+
+
+@dataclass(frozen=True)
+class Answered:
+    """A line of the stream: the answer to the oldest report there that has none yet."""
+
+    status: int
+    """As of a POST to `reports`. 400 refuses one report; after any other one that is not 2xx, the stream ends."""
+    error: str = ""
+    """The sentence of a refusal."""
+    progress_factor: float = 1.0
+    """As in `Accepted`."""
+
+    def line(self) -> bytes:
+        """Return it as a line of the stream."""
+        return codec.line({"answered": self})
 
 
 # --- commands: operator -> agent -----------------------------------------------------------------------------------
@@ -380,6 +402,18 @@ class Command:
 
     @classmethod
     def decode(cls, text: "bytes | str") -> "Command":
-        """Parse a line of the stream. Raises ProtocolError."""
-        command = codec.from_json(cls, codec.parse(text), "command")
+        """Parse a line of a stream that has only commands. Raises ProtocolError."""
+        return cls._from_json(codec.parse(text))
+
+    @classmethod
+    def _from_json(cls, data: Any) -> "Command":
+        command = codec.from_json(cls, data, "command")
         return cls(**{**command.__dict__, "body": COMMANDS.decode(command.body)})
+
+
+def decode_line(text: "bytes | str") -> "Command | Answered":
+    """Parse a line of the stream. Raises ProtocolError."""
+    data = codec.parse(text)
+    if isinstance(data, dict) and "answered" in data:
+        return codec.from_json(Answered, data["answered"], "answered")
+    return Command._from_json(data)

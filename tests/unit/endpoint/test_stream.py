@@ -1,0 +1,283 @@
+"""Reports and commands on one connection, over real TLS: what is answered, what ends the stream, what disturbs nobody."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from _regroup_agent import http
+from harness.polling import until_async
+from regroup.protocol import MAX_REPORT_BYTES, codec
+from regroup.protocol.wire import Answered, Command, Fault, Greeted, Progress, Welcome, decode_line
+from tests.unit.endpoint.reports import JOB_UID, POD_UID, hello, make_report
+from tests.unit.endpoint.serving import DEADLINE_S, PATH, POD, Server, connect, sentence, serving, with_server
+from tests.unit.endpoint.test_fuzz import BODIES, mutated
+
+OPEN = http.request("POST", "x", PATH + "stream?boot=boot&protocol=1", "token-0", is_stream=True)
+CHANGED = codec.line(make_report())
+
+
+class Caller:
+    """An agent's end of the connection, byte by byte."""
+
+    def __init__(self, server: Server, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.server, self.reader, self.writer = server, reader, writer
+        self._lines: AsyncIterator[bytes] | None = None
+
+    async def head(self) -> http.Answer:
+        """Return the answer to the request for the stream."""
+        async with asyncio.timeout(DEADLINE_S):
+            answer = await http.read_head(self.reader)
+        self._lines = http.read_lines(self.reader, answer, 1 << 20)
+        return answer
+
+    async def line(self) -> Any:
+        """Return the next line of the stream, or None: it has ended."""
+        assert self._lines is not None
+        async with asyncio.timeout(DEADLINE_S):
+            text = await anext(self._lines, None)
+        return None if text is None else decode_line(text)
+
+    async def says(self, data: bytes) -> Any:
+        """Send a line and return what comes next."""
+        self.writer.write(http.chunk(data))
+        return await self.line()
+
+    async def closed(self) -> None:
+        await until_async(lambda: not self.server.session().connected, "the stream is closed", every_s=0.001)
+
+
+@asynccontextmanager
+async def calling(**limits: float) -> AsyncIterator[Caller]:
+    """A stream that is open, of a worker that has said hello."""
+    async with serving(**limits) as server:
+        assert await server.post(codec.line(hello())) == (200, "")
+        reader, writer = await connect(server)
+        try:
+            caller = Caller(server, reader, writer)
+            writer.write(OPEN)
+            assert (await caller.head()).status == 200
+            await until_async(lambda: server.session().connected, "the stream is open", every_s=0.001)
+            yield caller
+        finally:
+            writer.transport.abort()
+
+
+def with_caller(test: Callable[[Caller], Awaitable[None]], **limits: float) -> None:
+    async def run() -> None:
+        async with calling(**limits) as caller:
+            await test(caller)
+
+    asyncio.run(run())
+
+
+def test_hello_and_stream_are_one_connection() -> None:
+    """The answer to hello says that they may be."""
+
+    async def scenario(server: Server) -> None:
+        reader, writer = await connect(server)
+        exited = codec.line(make_report(Fault("exit", exit_code=1, ended=1)))
+        for body in (codec.line(hello()), exited):
+            writer.write(http.request("POST", "x", PATH + "reports", "token-0", body))
+        writer.write(OPEN)
+        greeted = await http.read_head(reader)
+        assert Greeted.decode(await http.read_body(reader, greeted)).one_connection
+        assert (await http.read_head(reader)).status == 204
+        caller = Caller(server, reader, writer)
+        assert (await caller.head()).status == 200
+        assert await caller.says(codec.line(make_report(Progress(7)))) == Answered(204)
+        assert server.session().progress.step == 7
+        assert server.session().num_exits == 1
+        server.registry.tell(POD_UID, JOB_UID, 3, Welcome("Session"))
+        command = await caller.line()
+        assert isinstance(command, Command)
+        assert (command.generation, command.body) == (3, Welcome("Session"))
+        writer.transport.abort()
+        await caller.closed()
+
+    with_server(scenario)
+
+
+@pytest.mark.parametrize(("factor", "want"), [(1.0, 1.0), (2.5, 2.5)])
+def test_progress_is_answered_with_how_often_it_is_wanted(factor: float, want: float) -> None:
+    async def scenario(caller: Caller) -> None:
+        assert await caller.says(codec.line(make_report(Progress(7)))) == Answered(204, "", want)
+        assert await caller.says(CHANGED) == Answered(204)
+
+    with_caller(scenario, factor=factor)
+
+
+def test_lines_are_taken_however_they_are_cut() -> None:
+    async def scenario(caller: Caller) -> None:
+        text = b"".join(codec.line(make_report(Progress(step))) for step in (1, 2, 3))
+        for at in range(0, len(text), 7):
+            caller.writer.write(http.chunk(text[at : at + 7]))
+            await caller.writer.drain()
+        assert [await caller.line() for _ in range(3)] == [Answered(204)] * 3
+        assert caller.server.session().progress.step == 3
+
+    with_caller(scenario)
+
+
+def _padded(size: int) -> bytes:
+    """Return a report of so many bytes, newline included."""
+    return CHANGED.strip().ljust(size - 1) + b"\n"
+
+
+def changed(**fields: Any) -> bytes:
+    return json.dumps({**codec.to_json(make_report()), **fields}).encode() + b"\n"
+
+
+@pytest.mark.parametrize(
+    ("data", "status", "says", "goes_on"),
+    [
+        pytest.param(_padded(MAX_REPORT_BYTES), 204, "", True, id="64 KiB"),
+        pytest.param(_padded(MAX_REPORT_BYTES + 1), 413, "more than the 65536 bytes", False, id="over 64 KiB"),
+        pytest.param(b"x" * (1 << 20), 413, "more than the 65536 bytes", False, id="a line without end"),
+        pytest.param(b"hello\n", 400, "The message is not JSON", True, id="not JSON"),
+        pytest.param(b"\n", 400, "The message is not JSON", True, id="nothing"),
+        pytest.param(changed(storePort="x"), 400, "report.storePort must be an integer", True, id="wrong type"),
+        pytest.param(changed(body={"type": "hello", "protocol": 2, "processes": 1}), 400, "version 2", True, id="version"),
+        pytest.param(changed(podUid="other-uid"), 403, "The report is of pod UID other-uid", False, id="another pod's"),
+        pytest.param(changed(jobUid="other"), 403, "The report is of job UID other", False, id="another job's"),
+        pytest.param(changed(boot="second"), 409, "The agent must send hello first", False, id="another process's"),
+    ],
+)  # fmt: skip
+def test_line_that_cannot_be_used_gets_one_sentence(data: bytes, status: int, says: str, goes_on: bool) -> None:
+    async def scenario(caller: Caller) -> None:
+        answer = await caller.says(data)
+        assert (answer.status, says in answer.error, "\n" in answer.error) == (status, True, False), answer
+        if goes_on:
+            assert await caller.says(CHANGED) == Answered(204)
+        else:
+            assert await caller.line() is None
+            await caller.closed()
+
+    with_caller(scenario)
+
+
+def test_operator_that_leads_no_more_takes_nothing_and_ends_the_stream() -> None:
+    async def scenario(caller: Caller) -> None:
+        caller.server.leader[0] = "regroup-7d9-b"
+        before = caller.server.session()
+        answer = await caller.says(codec.line(make_report(Progress(9))))
+        assert answer == Answered(503, "This operator does not lead; regroup-7d9-b does.")
+        assert await caller.line() is None
+        await caller.closed()
+        assert caller.server.session().progress == before.progress
+
+    with_caller(scenario)
+
+
+def test_pod_that_is_gone_reports_nothing_more() -> None:
+    async def scenario(caller: Caller) -> None:
+        caller.server.tokens.workers.remove(POD)
+        assert await caller.says(codec.line(make_report(Progress(9)))) == Answered(403, f"Pod {POD.name} is gone.")
+        assert await caller.line() is None
+        await caller.closed()
+        assert caller.server.session().progress is None
+
+    with_caller(scenario)
+
+
+def test_bug_of_ours_is_answered_and_ends_the_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(caller: Caller) -> None:
+        def fail(*_: Any) -> None:
+            raise ZeroDivisionError
+
+        with monkeypatch.context() as patch:
+            patch.setattr(caller.server.registry, "report", fail)
+            assert (await caller.says(CHANGED)).status == 500
+        assert await caller.line() is None
+        await caller.closed()
+
+    with_caller(scenario)
+
+
+@pytest.mark.parametrize(
+    "last",
+    [
+        pytest.param(b"0\r\n\r\n", id="the end"),
+        pytest.param(b"5\r\nab", id="half a chunk, then the connection ends"),
+        pytest.param(b"", id="the connection ends"),
+    ],
+)
+def test_stream_ends_with_what_the_agent_says(last: bytes) -> None:
+    async def scenario(caller: Caller) -> None:
+        caller.writer.write(last)
+        await caller.writer.drain()
+        if not last.endswith(b"\n"):
+            caller.writer.transport.abort()
+        await caller.closed()
+        assert caller.server.registry.num_connected() == 0
+        assert await caller.server.post(codec.line(hello())) == (200, ""), "and the agent may call again"
+
+    with_caller(scenario)
+
+
+def test_next_stream_of_the_same_agent_ends_the_one_before() -> None:
+    async def scenario(caller: Caller) -> None:
+        reader, writer = await connect(caller.server)
+        writer.write(OPEN)
+        second = Caller(caller.server, reader, writer)
+        assert (await second.head()).status == 200
+        assert await caller.line() is None
+        assert await second.says(CHANGED) == Answered(204)
+        assert caller.server.registry.num_connected() == 1
+        writer.transport.abort()
+        await second.closed()
+
+    with_caller(scenario)
+
+
+@pytest.mark.parametrize(
+    ("query", "token", "status", "says"),
+    [
+        ("boot=&protocol=1", "token-0", 400, "The query parameter boot is missing"),
+        ("boot=boot&protocol=2", "token-0", 400, "Protocol version 2 is not supported"),
+        ("boot=second&protocol=1", "token-0", 409, "The agent must send hello first"),
+        ("boot=boot&protocol=1", "token-1", 403, "bound to pod"),
+    ],
+)
+def test_stream_is_refused(query: str, token: str, status: int, says: str) -> None:
+    async def scenario(server: Server) -> None:
+        await server.post(codec.line(hello()))
+        async with server.http.post(
+            f"{server.url}{PATH}stream?{query}", data=CHANGED, headers={"Authorization": f"Bearer {token}"}
+        ) as answer:
+            got, said = await sentence(answer)
+        assert (got, says in said) == (status, True), said
+        assert server.registry.num_connected() == 0
+
+    with_server(scenario)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_odd_lines_get_an_answer_each_and_are_no_bug(seed: int) -> None:
+    rng, statuses = random.Random(seed), set[int]()
+    valid = [codec.to_json(make_report(body)) for body in BODIES]
+
+    async def scenario(caller: Caller) -> None:
+        for _ in range(300):
+            text = json.dumps(mutated(rng, rng.choice(valid))).encode()
+            noise = rng.randbytes(50).replace(b"\n", b"")
+            answer = await caller.says(rng.choices([text, noise], [9, 1])[0] + b"\n")
+            statuses.add(answer.status)
+            assert answer.status < 500, answer
+            if answer.status not in (204, 400):
+                assert await caller.line() is None
+                await caller.closed()
+                assert await caller.server.post(codec.line(hello())) == (200, "")
+                caller.writer.transport.abort()
+                caller.reader, caller.writer = await connect(caller.server)
+                caller.writer.write(OPEN)
+                assert (await caller.head()).status == 200
+
+    with_caller(scenario)
+    assert statuses >= {204, 400, 403}
