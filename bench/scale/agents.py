@@ -392,11 +392,10 @@ class Agent:
             return
         if line.startswith(_DOCUMENT):
             return  # for the store's host; a group here needs none
-        said = wire.decode_line(line)
-        if isinstance(said, wire.Answered):
-            self._answered(said)
+        if line.startswith(wire.Answered.START):
+            self._answered(wire.Answered.decode(line))
             return
-        body = said.body
+        body = wire.Command.decode(line).body
         if isinstance(body, wire.Generation):
             self._hear(body)
         elif isinstance(body, wire.Ping):

@@ -83,7 +83,7 @@ class Metrics:
             buckets=_SECONDS,
             registry=self.registry,
         )
-        self.connected_agents = Gauge("regroup_connected_agents", "Open command streams.", registry=self.registry)
+        self.connected_agents = Gauge("regroup_connected_agents", "Open streams of agents.", registry=self.registry)
         self.agents_out_of_reach = Gauge(
             "regroup_agents_out_of_reach",
             "Agents without a stream on nodes that are ready, while they are so many that the operator suspects itself; else 0.",

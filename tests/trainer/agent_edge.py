@@ -60,6 +60,8 @@ class OperatorEdge:
         """Connections that reports came on."""
         self.refuse: tuple[int, str] | None = None
         self.frozen = False
+        self.holds_streams = False
+        """Whoever asks for a stream waits while this is set."""
         self.accepted: bytes = b""
         """What reports on a connection of their own are answered with; empty: with nothing."""
         self.answer = wire.Answered(204)
@@ -208,6 +210,8 @@ class OperatorEdge:
         self, request: web.Request, stream: asyncio.Queue[bytes | None] | None = None
     ) -> web.StreamResponse:
         await self._thawed()
+        while self.holds_streams:
+            await asyncio.sleep(0.005)
         refusal = self._refusal()
         if refusal is not None:
             return refusal

@@ -71,6 +71,44 @@ def test_answer_on_the_stream_says_how_often_progress_is_wanted(operator: Operat
     assert len(operator.tokens) == 1, "of hello: what follows is on the stream"
 
 
+def test_fault_while_the_stream_opens_is_reported_once_it_is_open(any_release: OperatorEdge) -> None:
+    operator = any_release
+    operator.holds_streams = True
+    events, said = list[str](), list[str]()
+    one = link_to(operator, events, said)
+
+    async def scene() -> None:
+        running = asyncio.ensure_future(one.run())
+        await until_async(lambda: operator.heard, "hello")
+        one.send(report(wire.Fault("exit", exit_code=1, ended=1)))
+        operator.holds_streams = False
+        await until_async(lambda: events == ["up"], "the connection")
+        one.send(report(wire.Progress(7)))
+        await until_async(lambda: isinstance(operator.heard[-1].body, wire.Progress), "the next report")
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+    asyncio.run(scene())
+    assert [type(heard.body).__name__ for heard in operator.heard] == ["Hello", "Fault", "Progress"]
+
+
+def test_answer_that_cannot_be_read_ends_the_session(operator: OperatorEdge) -> None:
+    """The answers after it would be taken for those of other reports."""
+    events, said = list[str](), list[str]()
+    one = link_to(operator, events, said)
+
+    async def scene() -> None:
+        running = asyncio.ensure_future(one.run())
+        await until_async(lambda: events == ["up"], "the connection")
+        operator.send_raw(b'{"answered":{"status":"x"}}\n')
+        await until_async(lambda: events == ["up", "down", "up"], "another one")
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+    asyncio.run(scene())
+    assert any("answered.status must be an integer" in sentence for sentence in said)
+
+
 @pytest.mark.parametrize(
     ("status", "stays"),
     [(400, True), (401, False), (403, False), (409, False), (500, False), (503, False)],

@@ -139,8 +139,9 @@ class Link:
             self._on_stream = True
         else:
             commands, writer = await self._dial()
-            writer.write(http.request("GET", self._host_header, f"{self._base}/commands?{query}", self._token()))
         try:
+            if not self._on_stream:
+                writer.write(http.request("GET", self._host_header, f"{self._base}/commands?{query}", self._token()))
             answer = await asyncio.wait_for(http.read_head(commands), ANSWER_TIMEOUT_S)
             if answer.status != 200:
                 body = await asyncio.wait_for(http.read_body(commands, answer), ANSWER_TIMEOUT_S)
@@ -170,16 +171,20 @@ class Link:
         async for line in http.read_lines(reader, answer, MAX_LINE_BYTES):
             if not line.strip():
                 continue
+            if line.startswith(wire.Answered.START):
+                answered = wire.Answered.decode(
+                    line
+                )  # one that is invalid ends the session: the next ones would be taken for it
+                if isinstance(self._answered(answered.status, answered.error), wire.Progress):
+                    self._on_accepted(wire.Accepted(answered.progress_factor))
+                continue
             try:
-                said = wire.decode_line(line)
+                command = wire.Command.decode(line)
             except codec.ProtocolError as error:
                 self._say_once(f"The operator sent an invalid command: {error}")
                 continue
-            if isinstance(said, wire.Command):
-                self._on_command(said)
-            elif isinstance(self._answered(said.status, said.error), wire.Progress):
-                self._on_accepted(wire.Accepted(said.progress_factor))
-        raise _BrokenError("The operator ended the stream of commands.")
+            self._on_command(command)
+        raise _BrokenError("The operator ended the stream.")
 
     async def _read_answers(self) -> None:
         """Read the answers to reports that are requests; an idle connection that the operator closes is opened again."""
@@ -224,10 +229,10 @@ class Link:
         is_taken = 200 <= status < 300
         if not is_taken and (status not in (400, 413, 422) or isinstance(sent, wire.Hello)):
             raise _BrokenError(_refusal(status, sentence))
-        if kept is not None:
-            self._faults.answered(kept, time.monotonic())
         if not is_taken:
             self._say_once(_refusal(status, sentence))
+        if kept is not None:
+            self._faults.answered(kept, time.monotonic(), is_taken=is_taken)
         return sent if is_taken else None
 
     def _decoded(self, body: bytes, decode: Callable[[bytes], T], otherwise: T) -> T:

@@ -1,4 +1,4 @@
-"""The sessions of all agents and their open command streams, in memory: lost with the operator, re-said by the agents."""
+"""The sessions of all agents and their open streams, in memory: lost with the operator, re-said by the agents."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ log = logging.getLogger(__name__)
 
 
 class Stream:
-    """An open command stream: a queue of lines, ended by None."""
+    """An open stream: a queue of lines with commands, ended by None."""
 
     def __init__(self, boot: str) -> None:
         self.boot = boot
@@ -192,7 +192,7 @@ class Registry:
         return True
 
     def open(self, pod: Pod, boot: str) -> Stream:
-        """Open the pod's command stream; one that was open before is ended."""
+        """Open the pod's stream; one that was open before is ended."""
         old = self._streams.get(pod.uid)
         if old is not None:
             old.put(None)

@@ -13,7 +13,7 @@ import socket
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 
-from aiohttp import ClientError, StreamReader, web
+from aiohttp import StreamReader, web
 from aiohttp.http_exceptions import HttpProcessingError, LineTooLong
 
 from regroup.protocol import MAX_REPORT_BYTES, OLDEST, VERSION, codec
@@ -43,6 +43,8 @@ handshakes, each of about a millisecond, would keep everything else waiting."""
 
 HELLO_FIRST = "The agent must send hello first: this operator does not know its process yet."
 TOO_LONG = f"The message has more than the {MAX_REPORT_BYTES} bytes that are read."
+MAX_SENTENCE = 500
+"""Characters of a refusal: some quote what was sent."""
 BUG = "The operator failed to answer; its log says why. Try again."
 TAKEN = Answered(204).line()
 
@@ -61,7 +63,7 @@ class _Answer(Exception):
     """Ends a request with a status and one sentence."""
 
     def __init__(self, status: int, sentence: str) -> None:
-        super().__init__(sentence)
+        super().__init__(sentence[:MAX_SENTENCE])
         self.status = status
 
 
@@ -136,10 +138,10 @@ class Endpoint:
 
     async def stream(self, request: web.Request) -> web.StreamResponse:
         """POST: reports come and commands go on one connection. Open for as long as the agent lives: it is the heartbeat."""
-        pod, boot = await self._caller(request)
-        response = await _begun(request)
+        pod, boot = await self._stream_asked_for(request)
+        response = await _start(request)
         stream = self._registry.open(pod, boot)
-        reading = asyncio.ensure_future(self._read_reports(request.content, pod, stream))
+        reading = asyncio.ensure_future(self._read_reports(request.content, pod, response, stream))
         try:
             await _send_lines(response, stream)
         finally:
@@ -147,22 +149,29 @@ class Endpoint:
             self._registry.close(pod, stream)
         return response
 
-    async def _read_reports(self, content: StreamReader, pod: Pod, stream: Stream) -> None:
-        """Take the reports of a stream until it ends, or until one is refused that no further one should follow; end it then."""
+    async def _read_reports(
+        self, content: StreamReader, pod: Pod, response: web.StreamResponse, stream: Stream
+    ) -> None:
+        """Take the reports of a stream until it ends, or until one is refused so that no further one should follow; end it then."""
         try:
+            # An answer is written before the next line is read: what an agent sends that reads none stays in the kernel's buffers.
             while line := await content.readline(max_line_length=MAX_REPORT_BYTES):
-                answer = self._answer(pod, line)
-                stream.put(TAKEN if answer == Answered(204) else answer.line())
+                answer = self._answer_line(pod, line)
+                await response.write(TAKEN if answer == Answered(204) else answer.line())
                 if answer.status not in (204, 400):  # after 400 the agent goes on with its next report
                     break
+                await asyncio.sleep(0)  # many lines that have come at once keep nobody else waiting
         except LineTooLong:
-            stream.put(Answered(413, TOO_LONG).line())
-        except (ConnectionError, ClientError, web.RequestPayloadError, HttpProcessingError):
-            pass  # the connection has ended, or brings no HTTP
+            with contextlib.suppress(OSError):
+                await response.write(Answered(413, TOO_LONG).line())
+        except (OSError, web.RequestPayloadError, HttpProcessingError) as error:
+            log.debug("Pod %s/%s: its stream has ended: %r.", pod.namespace, pod.name, error)
+        except Exception:
+            log.exception("Pod %s/%s: its stream ends by a bug of ours.", pod.namespace, pod.name)
         finally:
             stream.put(None)
 
-    def _answer(self, pod: Pod, line: bytes) -> Answered:
+    def _answer_line(self, pod: Pod, line: bytes) -> Answered:
         """Take a report of a stream and return what it is answered with."""
         try:
             self._check_leads()
@@ -172,14 +181,14 @@ class Endpoint:
         except Forbidden as error:
             return Answered(403, str(error))
         except Exception:
-            log.exception("Pod %s/%s, a line of its stream: a bug of ours.", pod.namespace, pod.name)
+            log.exception("Pod %s/%s, a report on its stream: a bug of ours.", pod.namespace, pod.name)
             return Answered(500, BUG)
         return Answered(204, "", self._registry.progress_factor if isinstance(report.body, Progress) else 1.0)
 
     async def commands(self, request: web.Request) -> web.StreamResponse:
         """GET: the stream of commands alone, for an agent of an earlier release."""
-        pod, boot = await self._caller(request)
-        response = await _begun(request)
+        pod, boot = await self._stream_asked_for(request)
+        response = await _start(request)
         stream = self._registry.open(pod, boot)
         try:
             await _send_lines(response, stream)
@@ -187,8 +196,8 @@ class Endpoint:
             self._registry.close(pod, stream)
         return response
 
-    async def _caller(self, request: web.Request) -> tuple[Pod, str]:
-        """Return the pod and the boot id that a stream is asked for. Raises _Answer."""
+    async def _stream_asked_for(self, request: web.Request) -> tuple[Pod, str]:
+        """Return whose stream is asked for: the pod and its agent's boot id. Raises _Answer."""
         pod = await self._authenticated(request)
         version = request.query.get("protocol", "")
         self._check_version(pod, int(version) if version.isdecimal() and len(version) < 10 else -1)
@@ -222,12 +231,13 @@ class Endpoint:
 async def _errors(
     request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
 ) -> web.StreamResponse:
-    """Answer with a sentence. A connection is kept only for what passes by itself: an agent that has to say hello first, or the API
-    server that does not answer. Everybody else has had an answer, and an agent of ours connects again."""
+    """Answer with a sentence. A connection is kept for a worker of which one message cannot be used, and for what passes by itself:
+    an agent that has to say hello first, or the API server that does not answer. Everybody else has had an answer, and an agent of
+    ours connects again."""
     try:
         return await handler(request)
     except _Answer as answer:
-        return _sentence(answer.status, str(answer), keep=answer.status == 409)
+        return _sentence(answer.status, str(answer), keep=answer.status in (400, 409))
     except Unauthorized as error:
         return _sentence(401, str(error))
     except Forbidden as error:
@@ -248,8 +258,8 @@ def _sentence(status: int, sentence: str, *, keep: bool = False) -> web.Response
     return answer
 
 
-async def _begun(request: web.Request) -> web.StreamResponse:
-    """Return the answer to who asks for a stream, of which the lines follow."""
+async def _start(request: web.Request) -> web.StreamResponse:
+    """Begin the answer to who asks for a stream; its lines follow."""
     _keep_alive(request)
     response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
     await response.prepare(request)
@@ -257,7 +267,7 @@ async def _begun(request: web.Request) -> web.StreamResponse:
 
 
 async def _send_lines(response: web.StreamResponse, stream: Stream) -> None:
-    """Send what is put into the stream until that or the connection ends."""
+    """Send the commands that are put into the stream until that or the connection ends."""
     with contextlib.suppress(ConnectionError):
         while (line := await stream.get()) is not None:
             await response.write(line)
@@ -351,6 +361,7 @@ async def serve(
         handle_signals=False,
         keepalive_timeout=3600,
         shutdown_timeout=1.0,
+        auto_decompress=False,  # no agent compresses, and a few bytes may stand for millions
         handler_cancellation=True,  # or nobody would hear that an idle stream is gone, and the stream is the heartbeat
     )
     await runner.setup()

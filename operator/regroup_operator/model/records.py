@@ -151,7 +151,7 @@ class Session:
     seal: Seal | None = None
     store_port: int = 0
     closed_at_s: float | None = None
-    """When the command stream closed; None while it is open."""
+    """When the stream closed; None while it is open."""
     closed_step: int = 0
     """Newest step known when the stream closed: only progress two above it proves life (rule FENCE)."""
     progress: Progress | None = None

@@ -39,6 +39,15 @@ def test_what_is_said_again(fault: Fault, answered: bool, anew: bool, after_s: f
     )
 
 
+def test_what_was_refused_is_not_said_again() -> None:
+    """An operator that cannot use it would refuse it after each hello."""
+    faults = Faults()
+    first, second = faults.add(exited(1), 0.0), faults.add(exited(2), 0.0)
+    for _ in range(2):
+        faults.answered(first, 0.0, is_taken=False)
+    assert [kept for kept, _ in faults.again(1.0, anew=True)] == [second]
+
+
 def test_its_age_is_right_however_often_it_is_said() -> None:
     faults = Faults()
     faults.add(Fault("exit", exit_code=1, ended=1, observed_ms=250.0), 100.0)

@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
+from aiohttp import StreamReader, web
+from aiohttp.base_protocol import BaseProtocol
 
 from _regroup_agent import http
+from _regroup_agent.link import Endpoint as Agent
+from _regroup_agent.link import Link
 from harness.polling import until_async
 from regroup.protocol import MAX_REPORT_BYTES, codec
-from regroup.protocol.wire import Answered, Command, Fault, Greeted, Progress, Welcome, decode_line
+from regroup.protocol.wire import Answered, Command, Fault, Greeted, Progress, Report, Welcome
+from regroup_operator.endpoint.server import Endpoint
+from regroup_operator.model.records import Pod
 from tests.unit.endpoint.reports import JOB_UID, POD_UID, hello, make_report
 from tests.unit.endpoint.serving import DEADLINE_S, PATH, POD, Server, connect, sentence, serving, with_server
 from tests.unit.endpoint.test_fuzz import BODIES, mutated
@@ -42,7 +50,9 @@ class Caller:
         assert self._lines is not None
         async with asyncio.timeout(DEADLINE_S):
             text = await anext(self._lines, None)
-        return None if text is None else decode_line(text)
+        if text is None:
+            return None
+        return Answered.decode(text) if text.startswith(Answered.START) else Command.decode(text)
 
     async def says(self, data: bytes) -> Any:
         """Send a line and return what comes next."""
@@ -104,10 +114,10 @@ def test_hello_and_stream_are_one_connection() -> None:
     with_server(scenario)
 
 
-@pytest.mark.parametrize(("factor", "want"), [(1.0, 1.0), (2.5, 2.5)])
-def test_progress_is_answered_with_how_often_it_is_wanted(factor: float, want: float) -> None:
+@pytest.mark.parametrize("factor", [1.0, 2.5])
+def test_progress_is_answered_with_how_often_it_is_wanted(factor: float) -> None:
     async def scenario(caller: Caller) -> None:
-        assert await caller.says(codec.line(make_report(Progress(7)))) == Answered(204, "", want)
+        assert await caller.says(codec.line(make_report(Progress(7)))) == Answered(204, "", factor)
         assert await caller.says(CHANGED) == Answered(204)
 
     with_caller(scenario, factor=factor)
@@ -184,6 +194,130 @@ def test_pod_that_is_gone_reports_nothing_more() -> None:
         assert caller.server.session().progress is None
 
     with_caller(scenario)
+
+
+def test_leader_that_ends_ends_the_stream() -> None:
+    async def scenario(caller: Caller) -> None:
+        caller.server.registry.close_all()
+        assert await caller.line() is None
+        await caller.closed()
+
+    with_caller(scenario)
+
+
+class Slow(web.StreamResponse):
+    """The answer to an agent that reads when it is let."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.may_go, self.written = asyncio.Event(), list[bytes]()
+
+    async def write(self, data: Any) -> None:
+        await self.may_go.wait()
+        self.written.append(data)
+
+
+@asynccontextmanager
+async def reading(server: Server, response: Slow, lines: list[bytes]) -> AsyncIterator[Callable[[], int]]:
+    """The operator's side reads these lines. Yields how many it has taken."""
+    taken = list[Report]()
+
+    def take(_: Pod, report: Report) -> bool:
+        taken.append(report)
+        return True
+
+    server.registry.report = take  # type: ignore[method-assign, assignment]
+    content = StreamReader(BaseProtocol(asyncio.get_running_loop()), 1 << 20, loop=asyncio.get_running_loop())
+    content.feed_data(b"".join(lines))
+    stream = server.registry.open(POD, "boot")
+    endpoint = Endpoint(server.registry, server.tokens, lambda: None)
+    task = asyncio.ensure_future(endpoint._read_reports(content, POD, response, stream))
+    try:
+        yield lambda: len(taken)
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+def test_agent_that_reads_no_answers_is_not_read_either() -> None:
+    """What it sends stays in the kernel's buffers, and not in this process."""
+
+    async def scenario(server: Server) -> None:
+        await server.post(codec.line(hello()))
+        response = Slow()
+        async with reading(server, response, [CHANGED] * 1000) as taken:
+            await until_async(lambda: taken() == 1, "the first report is taken", every_s=0.001)
+            for _ in range(100):
+                await asyncio.sleep(0)
+            assert taken() == 1
+            response.may_go.set()
+            await until_async(lambda: taken() == 1000, "the others, once it reads", every_s=0.001)
+            await until_async(lambda: response.written == [Answered(204).line()] * 1000, "the answers", every_s=0.001)
+
+    with_server(scenario)
+
+
+def test_many_reports_at_once_keep_nobody_else_waiting() -> None:
+    async def scenario(server: Server) -> None:
+        await server.post(codec.line(hello()))
+        response = Slow()
+        response.may_go.set()
+        async with reading(server, response, [CHANGED] * 1000) as taken:
+            while taken() < 1000:
+                before = taken()
+                await asyncio.sleep(0)
+                assert taken() <= before + 1
+
+    with_server(scenario)
+
+
+def test_compressed_reports_are_not_unpacked() -> None:
+    """A few bytes may stand for millions."""
+
+    async def scenario(server: Server) -> None:
+        await server.post(codec.line(hello()))
+        reader, writer = await connect(server)
+        writer.write(OPEN.replace(b"Transfer-Encoding", b"Content-Encoding: gzip\r\nTransfer-Encoding"))
+        caller = Caller(server, reader, writer)
+        assert (await caller.head()).status == 200
+        answer = await caller.says(gzip.compress(CHANGED) + b"\n")
+        assert answer.status == 400
+        writer.transport.abort()
+        await caller.closed()
+
+    with_server(scenario)
+
+
+def test_exit_that_cannot_be_used_does_not_keep_the_agent_from_its_next_stream(tmp_path: Path) -> None:
+    """The agent itself, against the operator's side."""
+
+    async def scenario(server: Server) -> None:
+        (tmp_path / "ca.crt").write_bytes(server.authority.ca_pem)
+        (tmp_path / "token").write_text("token-0")
+        events, said = list[str](), list[str]()
+        agent = Link(
+            Agent(server.url, str(tmp_path / "ca.crt"), str(tmp_path / "token"), POD.namespace, POD.name, "boot"),
+            envelope=make_report,
+            on_up=lambda: events.append("up"),
+            on_down=lambda: events.append("down"),
+            on_command=lambda _: None,
+            on_accepted=lambda _: None,
+            processes=1,
+            log=said.append,
+        )
+        running = asyncio.ensure_future(agent.run())
+        await until_async(lambda: events == ["up"], "the first stream")
+        for number in (2**60, 2**60 + 1, 1):
+            agent.send(make_report(Fault("exit", exit_code=1, ended=number)))
+        await until_async(lambda: server.session().num_exits == 1, "the good one is counted")
+        server.registry.close_all()
+        await until_async(lambda: events == ["up", "down", "up"], "the next stream")
+        assert server.session().num_exits == 1
+        assert any("fault.ended" in sentence for sentence in said)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+    with_server(scenario)
 
 
 def test_bug_of_ours_is_answered_and_ends_the_stream(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ import itertools
 import json
 import random
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -80,6 +81,14 @@ def test_pod_with_its_own_token_gets_in() -> None:
     reviewer = Reviewer()
     assert authenticate(reviewer, jwt()) is POD
     assert reviewer.asked == 1
+
+
+def test_pod_is_known_until_it_is_gone_or_another_one_has_its_name() -> None:
+    subject = ClusterAuthenticator(Pods(), cache_of(), Reviewer())
+    assert subject.known(replace(POD, ip="10.0.0.9")) is POD, "as it is now"
+    for gone in (replace(POD, uid="old-uid"), replace(POD, name="digits-worker-1-0"), replace(POD, namespace="other")):
+        with pytest.raises(Forbidden, match="is gone"):
+            subject.known(gone)
 
 
 @pytest.mark.parametrize(

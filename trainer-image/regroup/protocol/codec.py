@@ -161,7 +161,9 @@ class Registry:
             raise ProtocolError("A message must be a JSON object with a string field `type`.")
         cls = self._classes.get(data["type"])
         if cls is None:
-            raise ProtocolError(f"Unknown message type {data['type']!r}; known: {', '.join(sorted(self._classes))}.")
+            raise ProtocolError(
+                f"Unknown message type {data['type'][:80]!r}; known: {', '.join(sorted(self._classes))}."
+            )
         return from_json(cls, data, data["type"])
 
     def decode_line(self, line: Union[bytes, str]) -> Any:

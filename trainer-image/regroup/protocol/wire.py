@@ -218,7 +218,7 @@ class Report:
 
     @classmethod
     def decode(cls, text: "bytes | str") -> "Report":
-        """Parse a POST's body. Raises ProtocolError."""
+        """Parse a report. Raises ProtocolError."""
         data = codec.parse(text)
         report = codec.from_json(cls, data, "report")
         if not 0 <= report.store_port < 65536:  # it goes into the status, whose schema knows ports
@@ -250,7 +250,8 @@ class Greeted:
 
 @dataclass(frozen=True)
 class Accepted:
-    """Answer to a report of progress. An operator that serves many jobs asks for fewer reports (adr/0062). No body: 1."""
+    """Answer to a POST of progress. An operator that serves many jobs asks for fewer reports (adr/0062). No body: 1.
+    On the stream `Answered` says it."""
 
     progress_factor: float
     """So many times as long as usual the agent waits between two reports of progress."""
@@ -272,9 +273,17 @@ class Answered:
     progress_factor: float = 1.0
     """As in `Accepted`."""
 
+    START = b'{"answered":'
+    """How its line begins, and no other."""
+
     def line(self) -> bytes:
         """Return it as a line of the stream."""
         return codec.line({"answered": self})
+
+    @classmethod
+    def decode(cls, text: "bytes | str") -> "Answered":
+        """Parse a line of the stream. Raises ProtocolError."""
+        return codec.from_json(cls, codec.parse(text)["answered"], "answered")
 
 
 # --- commands: operator -> agent -----------------------------------------------------------------------------------
@@ -402,18 +411,6 @@ class Command:
 
     @classmethod
     def decode(cls, text: "bytes | str") -> "Command":
-        """Parse a line of a stream that has only commands. Raises ProtocolError."""
-        return cls._from_json(codec.parse(text))
-
-    @classmethod
-    def _from_json(cls, data: Any) -> "Command":
-        command = codec.from_json(cls, data, "command")
+        """Parse a line of the stream. Raises ProtocolError."""
+        command = codec.from_json(cls, codec.parse(text), "command")
         return cls(**{**command.__dict__, "body": COMMANDS.decode(command.body)})
-
-
-def decode_line(text: "bytes | str") -> "Command | Answered":
-    """Parse a line of the stream. Raises ProtocolError."""
-    data = codec.parse(text)
-    if isinstance(data, dict) and "answered" in data:
-        return codec.from_json(Answered, data["answered"], "answered")
-    return Command._from_json(data)
