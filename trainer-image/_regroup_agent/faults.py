@@ -40,12 +40,14 @@ class Faults:
         self._forget(now_s)
         return kept
 
-    def answered(self, kept: Kept, now_s: float, *, is_taken: bool = True) -> None:
-        """An operator has heard of it. One that was refused is not reported again: each hello would be followed by a refusal."""
+    def answered(self, kept: Kept, now_s: float) -> None:
+        """An operator has heard of it."""
         kept.answered = True
-        if not is_taken:
-            self._kept = [one for one in self._kept if one is not kept]
         self._forget(now_s)
+
+    def refused(self, kept: Kept) -> None:
+        """Forget a fault that an operator could not use: each hello would be followed by its refusal."""
+        self._kept = [one for one in self._kept if one is not kept]
 
     def again(self, now_s: float, *, anew: bool, on_their_way: Collection[Kept] = ()) -> list[tuple[Kept, wire.Fault]]:
         """Return what is to be reported now, with its age. `anew`: to an operator that may be another one than the last, and knows

@@ -1,6 +1,6 @@
 """The way to the operator: a connection for reports and commands, again and again.
 
-Owns connecting (TLS, the operator's name verified, no proxies), the order hello -> stream -> the rest, back-off, and the
+Owns connecting (TLS, the operator's name verified, no proxies), the order hello -> exits again -> stream, back-off, and the
 faults that are reported again (faults.py). It decides nothing: what the condition is, it asks (`envelope`) at each report.
 An operator of an earlier release gets a second connection, for its stream of commands.
 A refusal by the operator is a condition, said once per distinct sentence, and tried again; never a crash.
@@ -130,30 +130,25 @@ class Link:
         await asyncio.wait_for(self._read_answer(reader), ANSWER_TIMEOUT_S)
         self._report_faults_again(anew=self._greeted.counts_once)
         query = urllib.parse.urlencode({"boot": self._endpoint.boot, "protocol": VERSION})
-        if self._greeted.one_connection:
-            commands = reader
-            target = f"{self._base}/stream?{query}"
-            writer.write(http.request("POST", self._host_header, target, self._token(), is_stream=True))
-            while self._unanswered:  # in turn, and the stream's own answer is the last
-                await asyncio.wait_for(self._read_answer(reader), ANSWER_TIMEOUT_S)
-            self._on_stream = True
-        else:
-            commands, writer = await self._dial()
+        one = self._greeted.one_connection
+        method, name = ("POST", "stream") if one else ("GET", "commands")
+        asks = http.request(method, self._host_header, f"{self._base}/{name}?{query}", self._token(), is_stream=one)
+        lines, writer = (reader, writer) if one else await self._dial()
+        writer.write(asks)
         try:
-            if not self._on_stream:
-                writer.write(http.request("GET", self._host_header, f"{self._base}/commands?{query}", self._token()))
-            answer = await asyncio.wait_for(http.read_head(commands), ANSWER_TIMEOUT_S)
+            while one and self._unanswered:  # HTTP answers in turn: the head of the stream is the last
+                await asyncio.wait_for(self._read_answer(reader), ANSWER_TIMEOUT_S)
+            self._on_stream = one
+            answer = await asyncio.wait_for(http.read_head(lines), ANSWER_TIMEOUT_S)
             if answer.status != 200:
-                body = await asyncio.wait_for(http.read_body(commands, answer), ANSWER_TIMEOUT_S)
+                body = await asyncio.wait_for(http.read_body(lines, answer), ANSWER_TIMEOUT_S)
                 raise _BrokenError(_refusal(answer.status, http.sentence(body)))
             self._up = True
             self._said.clear()
             self._log(f"Connected to the operator at {self._endpoint.url}.")
             self._on_up()
             self._report_faults_again(anew=False)  # those of the meantime
-            tasks = {
-                asyncio.ensure_future(work) for work in (self._read_stream(commands, answer), self._bound_answers())
-            }
+            tasks = {asyncio.ensure_future(work) for work in (self._read_stream(lines, answer), self._bound_answers())}
             if not self._on_stream:
                 tasks.add(asyncio.ensure_future(self._read_answers()))
             try:
@@ -172,11 +167,7 @@ class Link:
             if not line.strip():
                 continue
             if line.startswith(wire.Answered.START):
-                answered = wire.Answered.decode(
-                    line
-                )  # one that is invalid ends the session: the next ones would be taken for it
-                if isinstance(self._answered(answered.status, answered.error), wire.Progress):
-                    self._on_accepted(wire.Accepted(answered.progress_factor))
+                self._take_answer(line)
                 continue
             try:
                 command = wire.Command.decode(line)
@@ -185,6 +176,16 @@ class Link:
                 continue
             self._on_command(command)
         raise _BrokenError("The operator ended the stream.")
+
+    def _take_answer(self, line: bytes) -> None:
+        """Take the answer to a report on the stream."""
+        try:
+            answered = wire.Answered.decode(line)
+        except codec.ProtocolError as error:  # the answers after it would be taken for those of other reports
+            raise _BrokenError(f"The operator sent an invalid answer: {error}") from None
+        taken = self._answered(answered.status, answered.error)
+        if isinstance(taken, wire.Progress):
+            self._on_accepted(wire.Accepted(answered.progress_factor))
 
     async def _read_answers(self) -> None:
         """Read the answers to reports that are requests; an idle connection that the operator closes is opened again."""
@@ -231,8 +232,10 @@ class Link:
             raise _BrokenError(_refusal(status, sentence))
         if not is_taken:
             self._say_once(_refusal(status, sentence))
-        if kept is not None:
-            self._faults.answered(kept, time.monotonic(), is_taken=is_taken)
+        if kept is not None and status == 400:
+            self._faults.refused(kept)
+        elif kept is not None:
+            self._faults.answered(kept, time.monotonic())
         return sent if is_taken else None
 
     def _decoded(self, body: bytes, decode: Callable[[bytes], T], otherwise: T) -> T:

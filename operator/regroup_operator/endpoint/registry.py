@@ -37,7 +37,8 @@ COUNT_EVERY_S = 1.0
 """Agents that are out of reach are counted no more often: they may be thousands, and each plan asks for their number."""
 
 MAX_LINES = 1000
-"""That many commands wait for an agent that reads none of them; then its stream ends, and it has to call again."""
+"""That many commands wait for an agent that reads none of them. Then they are dropped, and the stream ends when the kernel has
+given the connection up."""
 
 log = logging.getLogger(__name__)
 

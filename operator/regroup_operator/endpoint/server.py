@@ -145,16 +145,17 @@ class Endpoint:
         try:
             await _send_lines(response, stream)
         finally:
-            reading.cancel()
+            reading.cancel()  # where it waits to write, aiohttp closes the connection: that agent does not read
             self._registry.close(pod, stream)
         return response
 
     async def _read_reports(
         self, content: StreamReader, pod: Pod, response: web.StreamResponse, stream: Stream
     ) -> None:
-        """Take the reports of a stream until it ends, or until one is refused so that no further one should follow; end it then."""
+        """Take the reports of a stream until it ends, or until a refusal ends it. Ends the commands, too."""
         try:
-            # An answer is written before the next line is read: what an agent sends that reads none stays in the kernel's buffers.
+            # An answer is written before the next line is read. So an agent that reads none holds about 1 MiB here, until the
+            # kernel gives the connection up after USER_TIMEOUT_MS.
             while line := await content.readline(max_line_length=MAX_REPORT_BYTES):
                 answer = self._answer_line(pod, line)
                 await response.write(TAKEN if answer == Answered(204) else answer.line())
@@ -231,9 +232,9 @@ class Endpoint:
 async def _errors(
     request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
 ) -> web.StreamResponse:
-    """Answer with a sentence. A connection is kept for a worker of which one message cannot be used, and for what passes by itself:
-    an agent that has to say hello first, or the API server that does not answer. Everybody else has had an answer, and an agent of
-    ours connects again."""
+    """Answer with a sentence. A connection is kept for a worker that sent one message that cannot be used, and for what passes by
+    itself: an agent that has to say hello first, or the API server that does not answer. Everybody else has had an answer, and an
+    agent of ours connects again."""
     try:
         return await handler(request)
     except _Answer as answer:

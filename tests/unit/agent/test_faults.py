@@ -44,7 +44,7 @@ def test_what_was_refused_is_not_said_again() -> None:
     faults = Faults()
     first, second = faults.add(exited(1), 0.0), faults.add(exited(2), 0.0)
     for _ in range(2):
-        faults.answered(first, 0.0, is_taken=False)
+        faults.refused(first)
     assert [kept for kept, _ in faults.again(1.0, anew=True)] == [second]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -32,6 +33,8 @@ class Tokens:
 
     def __init__(self) -> None:
         self.workers = [POD, OTHER]
+        self.num_asked = 0
+        """How many reports on streams."""
 
     async def authenticate(self, token: str, namespace: str, pod_name: str) -> Pod:
         if token == "unreachable":
@@ -46,6 +49,7 @@ class Tokens:
         return pod
 
     def known(self, pod: Pod) -> Pod:
+        self.num_asked += 1
         if pod not in self.workers:
             raise Forbidden(f"Pod {pod.name} is gone.")
         return pod
@@ -113,8 +117,12 @@ def with_server(test: Callable[[Server], Awaitable[None]], **limits: float) -> N
     asyncio.run(run())
 
 
-async def connect(server: Server) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+async def connect(
+    server: Server, sock: socket.socket | None = None
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     """Return a connection that has asked for nothing yet."""
     trusted = ssl.create_default_context(cadata=server.authority.ca_pem.decode())
     trusted.check_hostname = False
+    if sock is not None:
+        return await asyncio.open_connection(sock=sock, ssl=trusted, server_hostname="localhost")
     return await asyncio.open_connection("127.0.0.1", int(server.url.rsplit(":", 1)[1]), ssl=trusted)

@@ -6,6 +6,7 @@ import asyncio
 import gzip
 import json
 import random
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -229,6 +230,7 @@ async def reading(server: Server, response: Slow, lines: list[bytes]) -> AsyncIt
     server.registry.report = take  # type: ignore[method-assign, assignment]
     content = StreamReader(BaseProtocol(asyncio.get_running_loop()), 1 << 20, loop=asyncio.get_running_loop())
     content.feed_data(b"".join(lines))
+    content.feed_eof()
     stream = server.registry.open(POD, "boot")
     endpoint = Endpoint(server.registry, server.tokens, lambda: None)
     task = asyncio.ensure_future(endpoint._read_reports(content, POD, response, stream))
@@ -239,8 +241,30 @@ async def reading(server: Server, response: Slow, lines: list[bytes]) -> AsyncIt
         await asyncio.gather(task, return_exceptions=True)
 
 
-def test_agent_that_reads_no_answers_is_not_read_either() -> None:
-    """What it sends stays in the kernel's buffers, and not in this process."""
+@pytest.mark.parametrize("is_ended", [False, True], ids=["the kernel gives it up", "the operator leads no more"])
+def test_connection_of_an_agent_that_reads_nothing_ends(is_ended: bool) -> None:
+    number = 20_000
+
+    async def scenario(server: Server) -> None:
+        await server.post(codec.line(hello()))
+        sock = socket.create_connection(("127.0.0.1", int(server.url.rsplit(":", 1)[1])))
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        _, writer = await connect(server, sock=sock)
+        writer.write(OPEN)
+        await until_async(lambda: server.session().connected, "the stream is open", every_s=0.001)
+        writer.transport.pause_reading()  # type: ignore[attr-defined]
+        writer.write(http.chunk(changed(body={"type": "x" * 80})) * number)
+        await until_async(lambda: server.tokens.num_asked > 1000, "some are taken", every_s=0.001)
+        if is_ended:
+            server.registry.close_all()
+        await until_async(lambda: not server.session().connected, "the stream is closed", every_s=0.01)
+        assert server.tokens.num_asked < number
+        writer.transport.abort()
+
+    with_server(scenario)
+
+
+def test_answer_is_written_before_the_next_report_is_taken() -> None:
 
     async def scenario(server: Server) -> None:
         await server.post(codec.line(hello()))
@@ -306,16 +330,18 @@ def test_exit_that_cannot_be_used_does_not_keep_the_agent_from_its_next_stream(t
             log=said.append,
         )
         running = asyncio.ensure_future(agent.run())
-        await until_async(lambda: events == ["up"], "the first stream")
-        for number in (2**60, 2**60 + 1, 1):
-            agent.send(make_report(Fault("exit", exit_code=1, ended=number)))
-        await until_async(lambda: server.session().num_exits == 1, "the good one is counted")
-        server.registry.close_all()
-        await until_async(lambda: events == ["up", "down", "up"], "the next stream")
-        assert server.session().num_exits == 1
-        assert any("fault.ended" in sentence for sentence in said)
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
+        try:
+            await until_async(lambda: events == ["up"], "the first stream")
+            for number in (2**60, 2**60 + 1, 1):
+                agent.send(make_report(Fault("exit", exit_code=1, ended=number)))
+            await until_async(lambda: server.session().num_exits == 1, "the good one is counted")
+            server.registry.close_all()
+            await until_async(lambda: events == ["up", "down", "up"], "the next stream")
+            assert server.session().num_exits == 1
+            assert any("fault.ended" in sentence for sentence in said)
+        finally:
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
 
     with_server(scenario)
 

@@ -240,7 +240,7 @@ class Greeted:
     counts_once: bool = False
     """It finds in the status which exits have been counted, so that the agent reports them again (adr/0067)."""
     one_connection: bool = False
-    """It takes reports on the stream of commands, too (adr/0068)."""
+    """It takes reports on the stream (adr/0068)."""
 
     @classmethod
     def decode(cls, text: "bytes | str") -> "Greeted":
