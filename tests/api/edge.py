@@ -16,8 +16,17 @@ from typing import Any
 import aiohttp
 import yaml
 from aiohttp import web
+from aiohttp.abc import AbstractStreamWriter
 
 _PER_HOP = {"connection", "content-encoding", "content-length", "host", "keep-alive", "transfer-encoding"}
+
+
+class _Body(aiohttp.payload.AsyncIterablePayload):
+    """The body of a stream. What comes before it is sent at once: an agent waits for the answer before it reports anything."""
+
+    async def write_with_length(self, writer: AbstractStreamWriter, content_length: int | None) -> None:
+        writer.send_headers()
+        await super().write_with_length(writer, content_length)
 
 
 @dataclass
@@ -32,6 +41,8 @@ class Passed:
     answer: bytes = b""
     """Empty for a stream."""
     is_watch: bool = False
+    is_stream: bool = False
+    """Of an agent, whose body and answer are lines without an end (adr/0068)."""
 
 
 @dataclass
@@ -175,8 +186,13 @@ class Edge:
         await asyncio.gather(*rest, return_exceptions=True)
 
     async def _forward(self, request: web.Request) -> web.StreamResponse:
+        is_stream = request.method == "POST" and request.path.endswith("/stream")
         passed = Passed(
-            request.method, request.path, await request.read(), is_watch=request.query.get("watch", "") in ("1", "true")
+            request.method,
+            request.path,
+            b"" if is_stream else await request.read(),
+            is_watch=request.query.get("watch", "") in ("1", "true"),
+            is_stream=is_stream,
         )
         held = self._held
         if request.method != "GET":
@@ -197,8 +213,9 @@ class Edge:
         assert self._session is not None
         headers = {k: v for k, v in request.headers.items() if k.lower() not in _PER_HOP}
         url = f"{self.target}{request.path_qs}"
+        body = _Body(request.content.iter_any()) if is_stream else passed.body or None
         try:
-            async with self._session.request(request.method, url, headers=headers, data=passed.body or None) as answer:
+            async with self._session.request(request.method, url, headers=headers, data=body) as answer:
                 passed.status = answer.status
                 if fault is not None and fault.how in ("lost", "then"):
                     passed.answer = await answer.read()
@@ -252,7 +269,7 @@ class Edge:
 
     async def _answer(self, request: web.Request, passed: Passed, answer: aiohttp.ClientResponse) -> web.StreamResponse:
         headers = {k: v for k, v in answer.headers.items() if k.lower() not in _PER_HOP - {"content-encoding"}}
-        if request.method != "GET":
+        if request.method != "GET" and not passed.is_stream:
             passed.answer = await answer.read()
             return web.Response(status=answer.status, headers=headers, body=passed.answer)
         response = web.StreamResponse(status=answer.status, headers=headers)
