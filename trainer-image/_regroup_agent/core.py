@@ -126,6 +126,7 @@ class Core:
                 self._start_session(now_s)
         elif isinstance(event, ev.Disconnected):
             worker.connected = False
+            self._disconnected(now_s)
         elif isinstance(event, ev.Paced):
             worker.progress_factor = event.progress_factor
             worker.progress.hurry(worker.progress_interval_s)
@@ -323,11 +324,19 @@ class Core:
         holds = event.waits and any(p.state is not None for p in worker.processes)
         mine = worker.identity
         worker.ending = ending.after_sigterm(worker.connected, holds, mine.grace_s, now_s, saves=mine.saves)
+        worker.ending.waits = event.waits
         for process in worker.processes:
             process.start_at_s = None
         if worker.ending.leave_at_s is not None and worker.connected:
             worker.send(wire.Draining(worker.ending.leave_at_s - now_s))
         self._exit_if_ended()
+
+    def _disconnected(self, now_s: float) -> None:
+        """End the processes now where an operator was asked that does not come back: `regroup run` closes its end and signals its
+        agents in the same moment."""
+        worker = self._worker
+        if worker.ending is not None and worker.ending.draining and not worker.ending.waits:
+            worker.ending = ending.after_sigterm(False, False, worker.identity.grace_s, now_s)
 
     def _exit_if_ended(self) -> None:
         """Exit once nothing runs any more."""

@@ -40,6 +40,8 @@ class Ending:
     outcome: str = "Released"
     draining: bool = False
     """The pod is being deleted, and no stop has come."""
+    waits: bool = True
+    """The operator that is asked may be away for a moment only (ev.Terminated)."""
     leave_at_s: float | None = None
     """Until then the processes train on. Those that are attached are then told to leave."""
     told: bool = False

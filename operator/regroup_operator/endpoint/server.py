@@ -355,6 +355,11 @@ async def serve(
         with contextlib.suppress(asyncio.CancelledError):
             await task
 
+    async def end_streams(_: web.Application) -> None:
+        """Let the agents know at once; the server would wait for the streams to end first."""
+        registry.close_all()
+
+    app.on_shutdown.append(end_streams)
     app.cleanup_ctx.append(sweeping)
     runner = web.AppRunner(
         app,

@@ -557,6 +557,15 @@ def test_deleted_pod_trains_on_only_where_somebody_can_release_it(connected: boo
     assert drive.exits(-15).of(ev.Exit) == [ev.Exit(143)]
 
 
+@pytest.mark.parametrize("waits", [True, False])
+def test_operator_that_goes_after_it_was_asked_is_waited_for_only_where_it_may_come_back(waits: bool) -> None:
+    drive = Drive(grace_s=30).session().trains(1, 3).feed(ev.Terminated(waits=waits))
+    assert drive.bodies() == [wire.Draining(25.0)]
+    assert drive.feed(ev.Disconnected()).of(ev.Signal) == ([] if waits else [ev.Signal(0, signal.SIGTERM)])
+    if not waits:
+        assert drive.exits(-15).of(ev.Exit) == [ev.Exit(143)]
+
+
 @pytest.mark.parametrize(("grace_s", "end_s"), [(5, 3.0), (30, 25.0), (600, 595.0)])
 @pytest.mark.parametrize("back_s", [2.0, None], ids=["it comes back", "it stays away"])
 def test_holder_of_a_state_trains_on_in_its_grace_while_the_operator_is_away(

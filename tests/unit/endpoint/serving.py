@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import aiohttp
+from aiohttp import web
 
 from regroup_operator.api import UnavailableError
 from regroup_operator.endpoint.certificates import Authority, server_context
@@ -65,6 +66,7 @@ class Server:
     enqueued: list[Key]
     leader: list[str | None]
     tokens: Tokens
+    runner: web.AppRunner
 
     async def post(self, data: Any, token: str | None = "token-0", path: str = PATH + "reports") -> tuple[int, str]:
         """Return (status, sentence or empty)."""
@@ -104,7 +106,9 @@ async def serving(factor: float = 1.0, **limits: float) -> AsyncIterator[Server]
     connector = aiohttp.TCPConnector(ssl=trusted)
     try:
         async with aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(DEADLINE_S)) as http:
-            yield Server(registry, http, f"https://127.0.0.1:{port}", context, authority, enqueued, leader, tokens)
+            yield Server(
+                registry, http, f"https://127.0.0.1:{port}", context, authority, enqueued, leader, tokens, runner
+            )
     finally:
         await runner.cleanup()
 

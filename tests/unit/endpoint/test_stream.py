@@ -241,6 +241,20 @@ async def reading(server: Server, response: Slow, lines: list[bytes]) -> AsyncIt
         await asyncio.gather(task, return_exceptions=True)
 
 
+def test_endpoint_that_is_shut_down_tells_the_agents_first() -> None:
+    """They call the next operator at once, and nothing is waited for."""
+
+    async def scenario(caller: Caller) -> None:
+        caller.server.runner._shutdown_timeout = 60.0  # what is not told ends no sooner
+        shutting = asyncio.ensure_future(caller.server.runner.cleanup())
+        async with asyncio.timeout(DEADLINE_S):
+            assert await caller.reader.readuntil(b"0\r\n\r\n")
+        await shutting
+        assert not caller.server.session().connected
+
+    with_caller(scenario)
+
+
 @pytest.mark.parametrize("is_ended", [False, True], ids=["the kernel gives it up", "the operator leads no more"])
 def test_connection_of_an_agent_that_reads_nothing_ends(is_ended: bool) -> None:
     number = 20_000
