@@ -93,6 +93,7 @@ class OperatorEdge:
 
     def close(self) -> None:
         self.down()
+        asyncio.run_coroutine_threadsafe(self._end_rest(), self._loop).result(10)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(10)
         self._loop.close()
@@ -154,6 +155,14 @@ class OperatorEdge:
         if self._runner is not None:
             await self._runner.cleanup()
             self._runner = None
+
+    @staticmethod
+    async def _end_rest() -> None:
+        """End the requests that the server has given up, but that have not ended: nobody runs them once the loop is closed."""
+        rest = asyncio.all_tasks() - {task for task in [asyncio.current_task()] if task is not None}
+        for task in rest:
+            task.cancel()
+        await asyncio.gather(*rest, return_exceptions=True)
 
     async def _thawed(self) -> None:
         while self.frozen:
