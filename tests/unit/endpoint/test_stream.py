@@ -279,7 +279,6 @@ def test_connection_of_an_agent_that_reads_nothing_ends(is_ended: bool) -> None:
 
 
 def test_answer_is_written_before_the_next_report_is_taken() -> None:
-
     async def scenario(server: Server) -> None:
         await server.post(codec.line(hello()))
         response = Slow()
