@@ -224,6 +224,7 @@ class LocalWorkers:
             env.TOKEN_FILE: str(home / "token"),
             env.STATE_DIR: str(home / "state"),
             env.LOG_NAME: f"worker {worker}",
+            env.ENDS_ON_SIGINT: "1",
             env.MAX_RESTARTS: str(spec.recovery.max_restarts),
         }
         if spec.workers_per_group > 1:

@@ -390,6 +390,43 @@ def test_deleted_pod_says_so_and_trains_on_until_stop(operator: OperatorEdge, wo
     assert worker.agent.wait(10) == 0
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGQUIT])
+def test_deleted_pod_trains_on_while_the_operator_is_replaced(
+    operator: OperatorEdge, worker: Worker, number: signal.Signals
+) -> None:
+    """Whichever signal its image has the kubelet send (STOPSIGNAL)."""
+    worker.start_raw(REGROUP_GRACE_SECONDS="60")
+    welcome(operator)
+    ready(operator)
+    train(operator, worker)
+    assert worker.agent is not None
+    worker.agent.send_signal(number)
+    operator.wait_body(wire.Draining)
+    operator.down()
+    worker.wait_disconnected()
+    before, step = len(operator.heard), operator.heard[-1].report.condition.step
+    operator.up()
+    draining = operator.wait_body(wire.Draining, after=before)
+    assert (draining.report.condition.phase, len(worker.noted("started"))) == (Phase.TRAINING, 1)
+    operator.wait(lambda h: h.report.condition.step > step + 2, after=before)
+    operator.tell(wire.Stop("Released"))
+    assert worker.agent.wait(10) == 0
+
+
+def test_interrupted_agent_of_regroup_run_ends_with_it(operator: OperatorEdge, worker: Worker) -> None:
+    """Also one that was leaving already."""
+    worker.start_raw(REGROUP_GRACE_SECONDS="60", REGROUP_ENDS_ON_SIGINT="1")
+    welcome(operator)
+    ready(operator)
+    train(operator, worker)
+    assert worker.agent is not None
+    worker.agent.send_signal(signal.SIGTERM)
+    operator.wait_body(wire.Draining)
+    worker.agent.send_signal(signal.SIGINT)
+    operator.down()
+    assert worker.agent.wait(10) == 143
+
+
 def test_deleted_pod_whose_grace_is_over_ends_its_processes(operator: OperatorEdge, worker: Worker) -> None:
     worker.start_raw(REGROUP_GRACE_SECONDS="2")
     welcome(operator)

@@ -111,7 +111,7 @@ def test_answer_that_cannot_be_read_ends_the_session(operator: OperatorEdge) -> 
 
 @pytest.mark.parametrize(
     ("status", "stays"),
-    [(400, True), (401, False), (403, False), (409, False), (500, False), (503, False)],
+    [(400, True), (413, True), (401, False), (403, False), (409, False), (500, False), (503, False)],
 )
 def test_report_that_is_refused_on_the_stream(operator: OperatorEdge, status: int, stays: bool) -> None:
     """A message that cannot be used is said in the log, and the next one is sent; an operator that takes none is called again."""

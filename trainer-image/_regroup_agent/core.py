@@ -320,6 +320,9 @@ class Core:
     def _terminated(self, event: ev.Terminated, now_s: float) -> None:
         worker = self._worker
         if worker.ending is not None:
+            worker.ending.waits &= event.waits
+            if not worker.connected:
+                self._disconnected(now_s)
             return
         holds = event.waits and any(p.state is not None for p in worker.processes)
         mine = worker.identity

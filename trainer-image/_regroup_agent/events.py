@@ -113,7 +113,7 @@ class Watched:
 
 @dataclass(frozen=True)
 class Terminated:
-    """The agent got SIGTERM: the pod is being deleted; or SIGINT: `regroup run` ends."""
+    """The agent got the signal that ends its container: the pod is being deleted, or `regroup run` ends."""
 
     waits: bool = True
     """The operator may be away for a moment only. `regroup run` does not come back."""

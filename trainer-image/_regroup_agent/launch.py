@@ -18,7 +18,7 @@ _SHELLS = ("sh", "bash", "dash")
 _SHELL_ACTS = frozenset("$`\\*?[]{}()<>|;#!~\n")
 _ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)$", re.DOTALL)
 _AGENTS_OWN = (env.OPERATOR_URL, env.CA_FILE, env.TOKEN_FILE, env.STATE_DIR, env.GRACE_SECONDS, env.LOG_NAME,
-               env.GROUP_POSITION)  # fmt: skip
+               env.ENDS_ON_SIGINT, env.GROUP_POSITION)  # fmt: skip
 
 
 class LaunchError(Exception):

@@ -232,7 +232,7 @@ class Link:
             raise _BrokenError(_refusal(status, sentence))
         if not is_taken:
             self._say_once(_refusal(status, sentence))
-        if kept is not None and status == 400:
+        if kept is not None and not is_taken:
             self._faults.refused(kept)
         elif kept is not None:
             self._faults.answered(kept, time.monotonic())

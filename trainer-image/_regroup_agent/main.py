@@ -132,8 +132,9 @@ class Agent:
         self._exit_code = loop.create_future()
         become_subreaper()
         loop.add_signal_handler(signal.SIGCHLD, self._trainers.reap)
-        loop.add_signal_handler(signal.SIGTERM, lambda: self._feed(ev.Terminated()))
-        loop.add_signal_handler(signal.SIGINT, lambda: self._feed(ev.Terminated(waits=False)))
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT):  # an image's STOPSIGNAL may be any of them
+            ends = number == signal.SIGINT and bool(self._environ.get(env.ENDS_ON_SIGINT))
+            loop.add_signal_handler(number, self._feed, ev.Terminated(waits=not ends))
         path, made = _socket_path(self._environ[env.STATE_DIR])
         self._server = LocalServer(
             path,

@@ -566,6 +566,19 @@ def test_operator_that_goes_after_it_was_asked_is_waited_for_only_where_it_may_c
         assert drive.exits(-15).of(ev.Exit) == [ev.Exit(143)]
 
 
+@pytest.mark.parametrize("connected", [True, False])
+def test_worker_that_is_leaving_ends_with_regroup_run(connected: bool) -> None:
+    """It was deleted before the run was interrupted."""
+    drive = Drive(grace_s=30).session().trains(1, 3).feed(ev.Terminated())
+    if not connected:
+        assert drive.feed(ev.Disconnected()).of(ev.Signal) == []
+    ended = [ev.Signal(0, signal.SIGTERM)]
+    assert drive.feed(ev.Terminated(waits=False)).of(ev.Signal) == ([] if connected else ended)
+    if connected:
+        assert drive.feed(ev.Disconnected()).of(ev.Signal) == ended
+    assert drive.exits(-15).of(ev.Exit) == [ev.Exit(143)]
+
+
 @pytest.mark.parametrize(("grace_s", "end_s"), [(5, 3.0), (30, 25.0), (600, 595.0)])
 @pytest.mark.parametrize("back_s", [2.0, None], ids=["it comes back", "it stays away"])
 def test_holder_of_a_state_trains_on_in_its_grace_while_the_operator_is_away(
