@@ -165,7 +165,7 @@ class Controller:
         try:
             job = await self._store.get(key)
         except SpecError as error:
-            # A rule that only Python can check, or newer than the job: it cannot be planned for; the store has said so.
+            # A spec of other fields than the CRD's: it cannot be planned for; the store has said so.
             logger.warning("%s/%s: %s", *key, error)
             return None
         is_gone = job is None or job.deleting
@@ -194,7 +194,7 @@ class Controller:
         pods = self._workers.list(job.key, job.uid)
         obstacle, prepare_s = None, None
         # A job that is refused or has ended needs nothing made: its pods and sessions are looked at.
-        if kept.refusal is None and not job.has_ended:
+        if kept.refusal is None and not _cannot_start(job) and not job.has_ended:
             goes_on = job.status.start_time is not None or bool(pods)
             obstacle, prepare_s = await kept.maker.prepare(job, goes_on=goes_on)
             pods = self._workers.list(job.key, job.uid)
@@ -275,7 +275,7 @@ class Controller:
         if kept.judged_generation == job.spec_generation:
             return
         kept.refusal = None
-        if job.status.start_time is None:
+        if job.status.start_time is None and job.refusal is None:
             try:
                 await self._workers.validate(job)
             except SpecError as error:
@@ -345,6 +345,11 @@ class Controller:
             self._observer.generation_issued(membership["kind"])
         for note in plan.notes:
             self._recorder.record(job, note)
+
+
+def _cannot_start(job: Job) -> bool:
+    """Return whether the spec breaks a rule that only Python checks, before the start: there is nothing to try or to prepare."""
+    return job.refusal is not None and job.status.start_time is None
 
 
 def _why(refusal: EventNote | None, job: Job) -> Verdict | None:

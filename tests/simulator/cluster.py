@@ -15,7 +15,7 @@ from regroup_operator.api import (
     NotFoundError,
     UnavailableError,
     check_change,
-    parse_job,
+    parse_stored,
     worker_digest,
 )
 from regroup_operator.api.job import role_digest
@@ -135,12 +135,14 @@ class Store:
         self._bump(raw)
 
     def change_spec(self, change: Callable[[dict[str, Any]], None]) -> Job:
-        """Change the spec as a user would; what does not hold is a SpecError and changes nothing."""
+        """Change the spec as a user would; what the API server refuses is a SpecError and changes nothing."""
         raw = self.read()
         change(raw["spec"])
         raw["metadata"]["generation"] += 1
-        job = parse_job(raw)
-        check_change(parse_job(self.read()), job)
+        job = parse_stored(raw)
+        if job.refusal is not None and job.status.start_time is not None:
+            raise job.refusal
+        check_change(parse_stored(self.read()), job)
         self._bump(raw)
         return job
 

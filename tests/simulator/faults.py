@@ -127,6 +127,7 @@ KINDS: dict[str, Kind] = {
     "scale": Kind(strikes.scale, 4),
     "suspend": Kind(strikes.suspend, 1),
     "resize": Kind(strikes.resize, 2),
+    "misspell": Kind(strikes.misspell, 0.2, (5.0, 40.0)),
     "hang-all": Kind(strikes.hang_all, 0.3, session_only=True),
     "lose-file": Kind(strikes.lose_file, 1),
     "disk-full": Kind(strikes.fill_agent_disk, 1, (1.0, 4.0)),

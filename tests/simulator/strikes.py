@@ -514,6 +514,27 @@ def suspend(world: World, fault: Fault) -> bool:
     return True
 
 
+def misspell(world: World, fault: Fault) -> bool:
+    """Before the start the template gets a mount that the API server stores and only the operator refuses. It is corrected later."""
+    right = world.store.view["spec"]["template"]
+    if world.store.view["status"].get("startTime") or world.has_trained or world.has_ended:
+        return False
+
+    def correct() -> None:
+        if not world.store.is_deleted:
+            world.store.change_spec(lambda spec: spec.update(template=right))
+            world.dirty()
+
+    def change(spec: dict[str, Any]) -> None:
+        trainer = spec["template"]["spec"]["containers"][0]
+        trainer["volumeMounts"] = [*trainer.get("volumeMounts", ()), {"name": "x", "mountPath": "/regroup/x"}]
+
+    world.store.change_spec(change)
+    world.dirty()
+    world.lasts(fault.for_s, correct)
+    return True
+
+
 def resize(world: World, fault: Fault) -> bool:
     """spec.replicas and minReplicas change together."""
     if not world.store.view["spec"].get("elasticPolicy") or world.has_ended:

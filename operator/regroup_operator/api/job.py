@@ -52,7 +52,7 @@ class Job:
     status: JobStatus
     deleting: bool = False
     refusal: SpecError | None = field(default=None, compare=False)
-    """Why the spec that is stored is not the one that the job runs by; None: it is."""
+    """Why the job does not run by the spec that is stored: by the one before if it has started, not at all before. None: it does."""
     raw: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
     @property
@@ -135,7 +135,7 @@ def parse_job(raw: Mapping[str, Any]) -> Job:
     return job
 
 
-def _spec_of(spec_raw: Mapping[str, Any]) -> JobSpec:
+def _spec_of(spec_raw: Any) -> JobSpec:
     try:
         return JobSpec.model_validate(spec_raw)
     except ValidationError as error:
@@ -158,19 +158,21 @@ def _job_of(raw: Mapping[str, Any], spec: JobSpec) -> Job:
 
 
 def parse_stored(raw: Mapping[str, Any]) -> Job:
-    """Return the job in `raw`, as the API server has it. A started job whose spec breaks a rule runs by the spec that was accepted
-    last (status.acceptedSpec), and says why: an edit that cannot be, or a rule that is newer than the job, must not leave its
-    workers alone.
+    """Return the job in `raw`, as the API server has it. One whose spec breaks a rule says why (`refusal`).
 
-    The rules of the template are not applied to it: its pods are there. Where that spec, too, breaks a rule, which is newer then,
-    it applies as it is. Raises SpecError before the start, and StatusError.
+    A started job goes on by the spec that was accepted last (status.acceptedSpec): an edit that cannot be, or a rule that is newer
+    than the job, must not leave its workers alone. The rules of the template are not applied to it: its pods are there. Where that
+    spec, too, breaks a rule, which is newer then, it applies as it is.
+
+    Before the start nothing is made, but runPolicy holds, and pods may be there of the spec before an edit. Raises SpecError where
+    such a spec has not even the right fields (the API server has another schema then), and StatusError.
     """
     try:
         return parse_job(raw)
     except SpecError as error:
         status = parse_status(raw)
         if status.start_time is None:
-            raise
+            return replace(_job_of(raw, _spec_of(raw.get("spec"))), refusal=error)
         # None: an older operator started it.
         spec = {
             **(status.accepted_spec or raw["spec"]),
@@ -194,7 +196,8 @@ def parse_status(raw: Mapping[str, Any]) -> JobStatus:
 def processes_per_worker(job: Job) -> int:
     """Return p: spec.processesPerWorker, else the trainer container's limit of GPUs, else 1. Raises SpecError.
 
-    A job that has trained keeps what it has: an operator that knows more kinds of GPUs must not make other pods for it.
+    A job that has trained keeps what it has: an operator that knows more kinds of GPUs must not make other pods for it. Of one
+    that is refused nothing is made: 1 where the limits do not say.
     """
     if job.spec.processes_per_worker is not None:
         return job.spec.processes_per_worker
@@ -202,7 +205,15 @@ def processes_per_worker(job: Job) -> int:
     if membership is not None:
         return membership.world_size // len(parse_members(membership.members))
     containers = job.raw["spec"]["template"]["spec"]["containers"]
-    trainer = next(c for c in containers if c["name"] == TRAINER_CONTAINER)
+    try:
+        return _limit_of_gpus(next(c for c in containers if c["name"] == TRAINER_CONTAINER))
+    except SpecError:
+        if job.refusal is None:
+            raise
+        return 1
+
+
+def _limit_of_gpus(trainer: Mapping[str, Any]) -> int:
     gpus = {name: limit for name, limit in _limits(trainer).items() if _GPU_RESOURCE.fullmatch(name)}
     if len(gpus) > 1:
         raise SpecError(

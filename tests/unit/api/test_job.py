@@ -304,8 +304,24 @@ def test_spec_without_rules_is_the_spec() -> None:
 
 
 def test_job_that_has_not_started_is_refused() -> None:
-    raw = stored_job()
+    raw = stored_job(runPolicy={"suspend": True})
     trainer(raw).update(TEMPLATE_RULE)
+    job = parse_stored(raw)
+    assert "/regroup" in str(job.refusal)
+    assert job.spec.run_policy.suspend
+
+
+def test_job_whose_gpus_are_not_known_is_refused_and_has_a_digest() -> None:
+    raw = stored_job()
+    trainer(raw)["resources"] = {"limits": {"nvidia.com/gpu": 2, "amd.com/gpu": 2}}
+    job = parse_stored(raw)
+    assert "several kinds of GPUs" in str(job.refusal)
+    assert (processes_per_worker(job), len(worker_digest(job))) == (1, 12)
+
+
+@pytest.mark.parametrize("spec", [None, {}, {"replicas": -1}])
+def test_spec_of_other_fields_than_the_schema_cannot_be_read_before_the_start(spec: Any) -> None:
+    raw = stored_job() | {"spec": spec}
     with pytest.raises(SpecError):
         parse_stored(raw)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,70 @@ def test_template_that_is_refused_makes_no_pod_and_is_tried_again_when_it_change
     world.scale(3)
     world.advance(0.1)
     assert (world.condition("Accepted")["status"], world.phase) == ("True", "Running")
+
+
+def reserved_mount(spec: dict[str, Any]) -> None:
+    """The API server has no rule against it."""
+    spec["template"]["spec"]["containers"][0]["volumeMounts"] = [{"name": "x", "mountPath": "/regroup/x"}]
+
+
+def two_kinds_of_gpus(spec: dict[str, Any]) -> None:
+    """How many processes a worker has is not known."""
+    spec.pop("processesPerWorker")
+    limits = {"nvidia.com/gpu": 1, "amd.com/gpu": 1}
+    spec["template"]["spec"]["containers"][0]["resources"] = {"limits": limits}
+
+
+ONLY_PYTHON = pytest.mark.parametrize("mistake", [reserved_mount, two_kinds_of_gpus])
+
+
+def edit(world: World, change: Callable[[dict[str, Any]], None]) -> None:
+    world.store.change_spec(change)
+    world.dirty()
+
+
+def waiting(tmp_path: Path, **policy: Any) -> World:
+    """Return a world with three pods, of which one waits for a node."""
+    world = World(tmp_path, make_job().with_replicas(3).fixed().with_spec(runPolicy=policy), start=False)
+    world.pods.pending = {2}
+    world.start_operator()
+    world.settle()
+    assert len(world.names()) == 3
+    return world
+
+
+@ONLY_PYTHON
+def test_deadline_of_the_start_holds_for_a_job_that_an_edit_broke(tmp_path: Path, mistake: Any) -> None:
+    world = waiting(tmp_path, startDeadlineSeconds=60, ttlSecondsAfterFinished=30)
+    edit(world, mistake)
+    world.advance(30)
+    accepted = world.condition("Accepted")
+    assert (accepted["status"], accepted["reason"], world.phase) == ("False", "InvalidSpec", "Pending")
+    assert (world.status["summary"]["state"], [n.reason for n in world.notes].count("InvalidSpec")) == ("InvalidSpec", 1)
+    world.until(lambda: world.phase == "Failed", limit_s=60)
+    failed = world.condition("Failed")
+    assert failed["reason"] == "StartDeadlineExceeded"
+    assert accepted["message"].split(".")[0] in failed["message"]
+    world.until(lambda: world.store.is_deleted, limit_s=60)
+
+
+@ONLY_PYTHON
+def test_job_that_an_edit_broke_is_suspended_and_starts_once_it_is_corrected(tmp_path: Path, mistake: Any) -> None:
+    world = waiting(tmp_path)
+    right = world.store.view["spec"]["template"]
+    edit(world, mistake)
+    world.pods.pending = set()
+    world.advance(60)
+    assert world.generation == 0
+    world.suspend(True)
+    world.until(lambda: world.phase == "Suspended", limit_s=60)
+    assert (world.names(), world.condition("Accepted")["reason"]) == ([], "InvalidSpec")
+    world.suspend(False)
+    world.advance(30)
+    assert world.names() == []
+    edit(world, lambda spec: spec.update(template=right))
+    world.until(lambda: world.phase == "Running", limit_s=60)
+    assert world.condition("Accepted")["status"] == "True"
 
 
 @pytest.mark.parametrize(
