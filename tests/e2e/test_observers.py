@@ -106,7 +106,7 @@ def ports() -> Iterator[list[int]]:
         holder.join()
 
 
-class Said:
+class ObserverProcess:
     """What one observer says, as it says it."""
 
     def __init__(self, number: int, observed: list[str]) -> None:
@@ -144,13 +144,13 @@ class Said:
 
 
 @pytest.fixture
-def observers(network: None) -> Iterator[list[Said]]:  # noqa: ARG001
+def observers(network: None) -> Iterator[list[ObserverProcess]]:  # noqa: ARG001
     """Two observers of all machines, each on a machine of its own."""
-    found: list[Said] = []
+    found: list[ObserverProcess] = []
     with ports() as held:
         observed = [f"m{number},{address(number)},{port}" for number, port in enumerate(held)]
         try:
-            found += [Said(NUM_MACHINES + place, observed) for place in range(NUM_OBSERVERS)]
+            found += [ObserverProcess(NUM_MACHINES + place, observed) for place in range(NUM_OBSERVERS)]
             yield found
         finally:
             for one in found:
@@ -164,7 +164,7 @@ def switch(state: int, numbers: range | list[int]) -> tuple[float, float]:
     return began_s, time.monotonic()
 
 
-def test_thousand_pauses_of_a_second_are_no_silence_and_a_cut_is(observers: list[Said]) -> None:
+def test_thousand_pauses_of_a_second_are_no_silence_and_a_cut_is(observers: list[ObserverProcess]) -> None:
     rng, machines = random.Random(1), range(NUM_MACHINES)
     began_s, num_pauses, lasted = time.monotonic(), 0, list[float]()
     while num_pauses < NUM_PAUSES:

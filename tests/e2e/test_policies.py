@@ -9,6 +9,8 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import signal
+import time
 from collections.abc import Callable, Mapping
 from datetime import datetime
 from pathlib import Path
@@ -18,9 +20,10 @@ import pytest
 
 from chaos.cluster_job import SCRIPTS
 from cluster.kubectl import Kubectl, wait_until
-from harness import installation, traced_job
+from harness import faults, installation, traced_job
 from harness.job import RESOURCE, JobView
 from harness.traced_job import TracedJob
+from regroup.checkpoint import store
 from tests.e2e.kit import SERVES, pods_of, role
 
 COOLDOWN_S = 20
@@ -53,6 +56,33 @@ def _one_a_node(name: str) -> dict[str, Any]:
     selector = {"matchLabels": {"regroup.dev/job-name": name}}
     term = {"labelSelector": selector, "topologyKey": "kubernetes.io/hostname"}
     return {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}}
+
+
+_FAILS_ONCE = """
+import os, socket, sys
+if not os.path.exists("/kept/tried"):
+    open("/kept/tried", "w").close()
+    sys.exit(3)
+for name in sys.argv[1:]:
+    socket.gethostbyname(name)
+print("found both")
+"""
+_FAILS_APART = """
+import os, sys, time
+tried = len([name for name in os.listdir("/tmp") if name.startswith("tried-")])
+open(f"/tmp/tried-{tried}", "w").close()
+time.sleep(4)
+sys.exit(40 + tried if tried < 3 else 0)
+"""
+"""Fails three times, each time more than four seconds after the last, then ends."""
+
+
+def _two_that_fail_once(name: str) -> dict[str, Any]:
+    """Return a role of two pods whose containers fail once, and then have to find each other."""
+    made = role("eval", _FAILS_ONCE, *(f"{name}-eval-{index}.{name}" for index in (0, 1)))
+    spec = made["template"]["spec"] | {"volumes": [{"name": "kept", "emptyDir": {}}]}
+    spec["containers"][0]["volumeMounts"] = [{"name": "kept", "mountPath": "/kept"}]
+    return {"name": "eval", "replicas": 2, "requiredForCompletion": True, "template": {"spec": spec}}
 
 
 JOBS: Mapping[str, dict[str, Any]] = {
@@ -92,9 +122,40 @@ JOBS: Mapping[str, dict[str, Any]] = {
         "container": {"resources": {**_SMALL["resources"], "limits": {"memory": "512Mi"}}},
         "recovery": {"maxRestarts": 100, "onExit": [{"action": "Fail", "reasons": ["OOMKilled"]}]},
     },
+    "no-room": {
+        "replicas": 1,
+        "elastic": None,
+        "command": _WAITS,
+        "recovery": {"onExit": [{"action": "Fail", "reasons": ["Unschedulable"]}]},
+    },
+    "no-map": {
+        "replicas": 1,
+        "elastic": None,
+        "command": _WAITS,
+        "container": {**_SMALL, "envFrom": [{"configMapRef": {"name": "no-such-map"}}]},
+        "recovery": {"onExit": [{"action": "Fail", "reasons": ["CreateContainerError"]}]},
+    },
+    "tries-again": {
+        "replicas": 1,
+        "elastic": None,
+        "command": ["python", "-c", "print('done')"],
+        "roles": [_two_that_fail_once("tries-again")],
+    },
+    "fails-apart": {
+        "replicas": 1,
+        "elastic": None,
+        "command": ["python", "-c", _FAILS_APART],
+        "recovery": {
+            "maxRestarts": 1,
+            "windowSeconds": 4,
+            "onExit": [{"action": "Fail", "exitCodes": {"operator": "NotIn", "values": [0, 40, 41, 42]}}],
+        },
+    },
 }
+_NOWHERE = {"nodeSelector": {"example.com/no-such-node": "yes"}}
 _PODS: Mapping[str, dict[str, Any]] = {
-    "late": {"nodeSelector": {"example.com/no-such-node": "yes"}},
+    "late": _NOWHERE,
+    "no-room": _NOWHERE,
     "crowded": {"nodeSelector": {"kubernetes.io/hostname": "n1"}, "affinity": _one_a_node("crowded")},
 }
 """What is added to the pods' templates: where they may run."""
@@ -202,6 +263,30 @@ def test_memory_that_a_rule_names_fails_the_job_at_once(started: dict[str, Trace
     assert (job.status().get("restarts") or {}).get("processes", 0) <= 1, "it was tried again"
 
 
+@pytest.mark.parametrize(("name", "reason"), [("no-room", "Unschedulable"), ("no-map", "CreateContainerError")])
+def test_pods_that_cannot_start_for_a_reason_that_a_rule_names_fail_the_job(
+    started: dict[str, TracedJob], name: str, reason: str
+) -> None:
+    message = _failed(started[name], "ExitRule")["message"]
+    assert f"spec.recovery.onExit[0] (Fail, reasons {reason})" in message
+
+
+def test_pods_of_a_role_are_restarted_and_find_each_other(started: dict[str, TracedJob]) -> None:
+    job = started["tries-again"]
+    job.wait(90, "the worker and both pods of the role have ended", state="Succeeded")
+    pods = {pod["metadata"]["name"]: pod["status"] for pod in pods_of(job, "eval")}
+    assert sorted(pods) == ["tries-again-eval-0-0", "tries-again-eval-1-0"]
+    assert all(status["phase"] == "Succeeded" for status in pods.values())
+    assert all(status["containerStatuses"][0]["restartCount"] >= 1 for status in pods.values())
+
+
+def test_failures_that_are_further_apart_than_the_window_do_not_add_up(started: dict[str, TracedJob]) -> None:
+    job = started["fails-apart"]
+    status = job.wait(90, "the fourth try succeeds", state="Succeeded")
+    restarts = status["restarts"]
+    assert (restarts["processes"], len(restarts.get("recent", ())) <= 1) == (3, True), restarts
+
+
 def test_sample_trains_and_has_a_spare(sample: tuple[JobView, Path]) -> None:
     job, hurry = sample
     job.wait(120, "the sample trains", state="Running", adopted=True, world_size=2)
@@ -265,6 +350,70 @@ def test_job_of_another_controller_is_left_alone(started: dict[str, TracedJob]) 
     job = started["foreign"]
     assert job.status().get("conditions") is None
     assert job.pods() == []
+
+
+@pytest.fixture(scope="module")
+def patient(operator: Kubectl, shared_namespace: str) -> TracedJob:
+    """A job that waits longer than others before it goes on without a worker, and saves where its template has a volume."""
+    job = traced_job.start(
+        operator,
+        shared_namespace,
+        "patient",
+        replicas=2,
+        elastic=(1, 2),
+        container=_SMALL,
+        environment={"STEPS": 100_000},
+        recovery={"rejoinSeconds": 30, "disconnectSeconds": 30},
+        checkpoint={"path": "/trace/saved", "everySeconds": 1, "keep": 2},
+    )
+    job.pace(0.05)
+    return job
+
+
+@pytest.mark.slow
+def test_checkpoints_are_written_to_a_path_as_often_and_as_many_as_the_spec_says(patient: TracedJob) -> None:
+    def saved() -> int:
+        return int((patient.status().get("checkpoint") or {}).get("step", -1))
+
+    patient.training(workers=2)
+    steps = {wait_until(lambda: saved() if saved() >= 0 else None, "a checkpoint in the status", timeout_s=60)}
+    began = time.monotonic()
+    while len(steps) < 4:
+        wait_until(lambda: saved() not in steps, "the next one", timeout_s=30)
+        steps.add(saved())
+    print(f"three more checkpoints within {time.monotonic() - began:.1f} s")
+    complete, _ = store.names(patient.directory / "saved")
+    assert 1 <= len(complete) <= 3, f"keep is 2, and the newest may just have been written: {complete}"
+
+
+@pytest.mark.slow
+def test_others_wait_for_a_process_that_may_rejoin(patient: TracedJob) -> None:
+    """One generation, in which it is again, in place of two."""
+    before = patient.training(workers=2)
+    pod, pid = patient.victim(1)
+    lost = (pod["metadata"]["name"], pid)
+    patient.kill_rank(1)
+    patient.changed(before, lambda process: process == lost, workers=2, survivors=1, generations=(1, 1))
+
+
+@pytest.mark.slow
+def test_agent_that_is_silent_for_less_than_disconnect_seconds_is_not_lost(patient: TracedJob) -> None:
+    """Five seconds are the default. Its node answers for it, so that no observer takes it for dead."""
+    before = patient.training(workers=2)
+    number = patient.status()["membership"]["generation"]
+    uid = patient.pod(1)["metadata"]["uid"]
+    faults.signal_main(uid, "agent.pyz", signal.SIGSTOP)
+    stopped = time.time()
+    try:
+        patient.wait_trace(
+            lambda trace: trace.commits[-1].t > stopped + 12, 60, "steps go on for 12 s without its agent"
+        )
+    finally:
+        faults.signal_main(uid, "agent.pyz", signal.SIGCONT)
+    trace = patient.wait_trace(lambda t: t.commits[-1].step > before.commits[-1].step + 20, 60, "they go on with it")
+    assert patient.status()["membership"]["generation"] == number
+    assert trace.commits[-1].generation == number
+    patient.patch(runPolicy={"suspend": True})  # it would train beside the tests that follow
 
 
 @pytest.mark.slow

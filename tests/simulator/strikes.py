@@ -515,7 +515,7 @@ def suspend(world: World, fault: Fault) -> bool:
 
 
 def misspell(world: World, fault: Fault) -> bool:
-    """Before the start the template gets a mount that the API server stores and only the operator refuses. It is corrected later."""
+    """Before the start the template gets a mount that only the operator refuses. It is corrected later."""
     right = world.store.view["spec"]["template"]
     if world.store.view["status"].get("startTime") or world.has_trained or world.has_ended:
         return False

@@ -35,8 +35,8 @@ OBSERVES_CHANCE = 0.75
 RULES_CHANCE = 0.1
 """So many of the jobs ignore every failure by a rule of spec.recovery.onExit."""
 EARLY_CHANCE = 0.06
-"""In so many of the walks kubelets refuse all pods at first or cannot pull their images, or the template is wrong; in more of them if
-the job has a deadline for its start."""
+"""In so many of the walks kubelets refuse all pods at first, or cannot pull their images, or the template is wrong; in more of them
+if the job has a deadline for its start."""
 HANG_S = 30
 """spec.recovery.hangSeconds."""
 FIRST_STEP_S = 30.0

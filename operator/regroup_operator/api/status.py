@@ -272,7 +272,7 @@ class Restarts(WrittenModel):
     """Training processes that ended by themselves with a non-zero code or a signal, and containers that failed."""
 
     pods: int = 0
-    """Pods that were lost and replaced. Those that were asked to leave and handed over do not count."""
+    """Pods that were lost and replaced once training had begun. Those that were asked to leave and handed over do not count."""
 
     causes: dict[str, int] | None = None
     """Processes and pods by why they had to start again. Processes: ExitCode, Signal, OOMKilled, Hung (the operator had it killed).

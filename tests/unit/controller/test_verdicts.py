@@ -85,7 +85,10 @@ def test_deadline_of_the_start_holds_for_a_job_that_an_edit_broke(tmp_path: Path
     world.advance(30)
     accepted = world.condition("Accepted")
     assert (accepted["status"], accepted["reason"], world.phase) == ("False", "InvalidSpec", "Pending")
-    assert (world.status["summary"]["state"], [n.reason for n in world.notes].count("InvalidSpec")) == ("InvalidSpec", 1)
+    assert (world.status["summary"]["state"], [n.reason for n in world.notes].count("InvalidSpec")) == (
+        "InvalidSpec",
+        1,
+    )
     world.until(lambda: world.phase == "Failed", limit_s=60)
     failed = world.condition("Failed")
     assert failed["reason"] == "StartDeadlineExceeded"

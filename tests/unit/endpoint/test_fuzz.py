@@ -135,6 +135,7 @@ SEGMENTS = [
     "namespaces",
     "team",
     "pods",
+    "stream",
     POD.name,
     OTHER.name,
     "reports",
