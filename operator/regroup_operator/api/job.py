@@ -52,7 +52,7 @@ class Job:
     status: JobStatus
     deleting: bool = False
     refusal: SpecError | None = field(default=None, compare=False)
-    """Why the job does not run by the spec that is stored: but by the one before it, or, before the start, not at all. None: it does."""
+    """Why the job runs by an earlier spec than the one that is stored or, before its start, not at all; None: it does."""
     raw: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
     @property

@@ -58,8 +58,8 @@ busy cores; with it in the zygote, fork to first optimizer step is 46 ms (torch 
 LOG_NAME = "REGROUP_LOG_NAME"
 """What each line of the agent's own begins with, after "regroup: ": `regroup run` sets it, because all workers write to its log."""
 ENDS_ON_SIGINT = "REGROUP_ENDS_ON_SIGINT"
-"""Set by `regroup run`: SIGINT says that it ends, and does not come back. In a pod SIGINT is a drain, as SIGTERM is: the image chooses
-which signal ends it (STOPSIGNAL)."""
+"""Set by `regroup run`: SIGINT says that it ends, and does not come back. In a pod SIGINT is a drain, as SIGTERM is: images choose
+the signal that ends them (STOPSIGNAL)."""
 
 # --- torchrun's names, written by the agent ------------------------------------------------------------------------
 RANK = "RANK"
