@@ -107,9 +107,12 @@ class Kubelet:
         os.kill(running[-1], signal.SIGKILL)
 
     def forget(self) -> None:
-        """Wait for the end of the agents whose pods are gone."""
+        """End the agents whose pods are gone, as a kubelet would. Without one the API server deletes a pod at once: a new leader
+        may ask for that before the agent has called, and then cannot tell it to stop."""
         for name in self._agents.keys() - self.pods().keys():
-            self._agents.pop(name).wait(30)
+            self._agents[name].terminate()
+            self._agents[name].wait(30)
+            del self._agents[name]
 
     def stop(self) -> None:
         for agent in self._agents.values():
