@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from _regroup_agent import events as ev
 from _regroup_agent.statefile import UNKNOWN, Saved
+from regroup_operator.api import parse_stored
 from regroup_operator.model.records import Pod
 from tests.simulator import hazards
 from tests.simulator.agents import Agent
@@ -519,6 +520,8 @@ def misspell(world: World, fault: Fault) -> bool:
     right = world.store.view["spec"]["template"]
     if world.store.view["status"].get("startTime") or world.has_trained or world.has_ended:
         return False
+    if parse_stored(world.store.view).refusal is not None:
+        return False  # it is wrong already, and will be corrected
 
     def correct() -> None:
         if not world.store.is_deleted:
