@@ -172,8 +172,11 @@ class Acts:
     # --- seeing ----------------------------------------------------------------------------------------------------
 
     def _before(self) -> Before:
-        """Return what is compared with after a fault or a resize."""
-        return Before(self._generation(), self._trainers())
+        """Return what is compared with after a fault or a resize, once the newest generation has committed a step."""
+        generation = self._generation()
+        what = f"the trainers' log has a step of generation {generation}"
+        wait_until(lambda: self.steps.first_after(generation - 1), what, timeout_s=30)
+        return Before(generation, self._trainers())
 
     def _recovered(self, before: Before, workers: int, since_s: float | None) -> Step:
         """Wait until all workers train again; return the first step of a newer generation, and say what was decided."""
