@@ -278,13 +278,13 @@ class AgentDouble:
         found: list[Any] = self.wait(said, f"slot {slot} leaves", timeout_s)
         return found
 
-    def wait_finished(self, *slots: int, timeout_s: float = 180) -> None:
+    def wait_finished(self, *slots: int) -> None:
         """Wait until these workers have said that they have finished: up to 300 steps, each 0.2 s where other work goes on."""
         number = self.documents[-1].number
         self.wait(
             lambda: all(self.workers[s].messages(local.FinishedLocally, number) for s in slots),
             f"finish of {slots}",
-            timeout_s,
+            timeout_s=180,
         )
 
     def wait_exit(self, *slots: int) -> None:

@@ -129,12 +129,19 @@ def test_report_that_is_refused_on_the_stream(operator: OperatorEdge, status: in
             await until_async(lambda: events == ["up", "down", "up"], "another connection")
         one.send(report(wire.Progress(7)))
         await until_async(lambda: isinstance(operator.heard[-1].body, wire.Progress), "the next report")
+        if stays:
+            operator.down()
+            operator.up()
+            await until_async(lambda: events == ["up", "down", "up"], "another connection")
+            one.send(report(wire.Progress(8)))
+            await until_async(lambda: isinstance(operator.heard[-1].body, wire.Progress), "and the next")
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
 
     asyncio.run(scene())
     bodies = [type(heard.body).__name__ for heard in operator.heard]
-    assert bodies == (["Hello", "Progress"] if stays else ["Hello", "Hello", "Fault", "Progress"])
+    again = ["Hello", "Progress"]
+    assert bodies == ([*again, *again] if stays else ["Hello", "Hello", "Fault", "Progress"])
 
 
 @pytest.mark.parametrize(

@@ -49,7 +49,7 @@ class JobCache:
         return self._entries.get(key)
 
     def parse(self, key: Key, entry: Entry) -> Job:
-        """Return the entry as a job. Raises SpecError for one that breaks a rule. Each entry is parsed once."""
+        """Return the entry as a job. Raises SpecError as `parse_stored` does. Each entry is parsed once."""
         known = self._parsed.get(key)
         if known is None or known[0].raw is not entry.raw:
             job: Job | SpecError

@@ -1,8 +1,8 @@
 """Jobs in the cluster: a cache that the watch and our own writes fill, and a status write that only the newest reader wins.
 
 `CachedJobStore` implements model.ports.JobStore over `JobApi`. How often a status may be written is the controller's business.
-One verdict is given here: a job that the API server has taken but that breaks a rule which only Python can check cannot be
-handed on as a Job, so its reader writes the condition Accepted=False and the event.
+One verdict is given here: before its start a job whose fields the API server has taken by another schema than the operator's cannot
+be handed on as a Job, so its reader writes the condition Accepted=False and the event.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ class CachedJobStore:
     async def get(self, key: Key) -> Job | None:
         """Return the job as last known, or None if it is gone, or another controller's.
 
-        Raises SpecError for one that breaks a rule (its status says so by then), StatusError, UnavailableError.
+        Raises SpecError for one that cannot be read (`parse_stored`; its status says so by then), StatusError, UnavailableError.
         """
         entry = self._cache.get(key)
         if entry is None or entry.confirmed_s is None:
