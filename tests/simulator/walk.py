@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import random
 import traceback
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from itertools import combinations, islice
 from pathlib import Path
+from typing import Any
 
 from regroup_operator.api import parse_job
 from regroup_operator.controller import MAX_REST_S
@@ -42,6 +45,8 @@ HANG_S = 30
 FIRST_STEP_S = 30.0
 COUNTED_S = 30.0
 """A count that decides nothing is written with the progress, which waits so long where it is reported less often."""
+NO_LINK = "cannot reach each other"
+"""What condition Training says of members without which too few are left."""
 LOOK_S = 5.0
 """The verdict is looked at this often while nothing is committed."""
 
@@ -282,6 +287,8 @@ class Walk:
         """Since when the promise has held the job to commit."""
         self._named_s = self.world.now_s
         """When the status last said what the job lacks, or nobody was there to say it."""
+        self._shut_s = -FOREVER
+        """When a new pod last had no node on which it could run."""
         self._seen = 0
         """Commits up to the last fault."""
         self._healed = False
@@ -432,6 +439,8 @@ class Walk:
     def _judge(self) -> None:
         world = self.world
         self.judge.look(led=self._is_led())
+        if not any(node.is_open and node.has_images and not node.refuses for node in world.pods.nodes.values()):
+            self._shut_s = world.now_s
         self._find_wrong()
         if self.setting.ignores:
             self._judge_counts()
@@ -444,12 +453,16 @@ class Walk:
         if world.ledger.num_commits > self._seen and world.now_s - world.ledger.last_commit_s < self.bound_s:
             return
         since_s = max(self._over_s, world.ledger.last_commit_s)
-        is_able = self._is_able()
+        is_severed = self._is_severed()
+        is_able = self._is_able() and not is_severed
         if not is_able:
             self._able_s = world.now_s
         waited_s = world.now_s - since_s
-        training: dict[str, str] = next((c for c in world.status.get("conditions", ()) if c["type"] == "Training"), {})
-        if training.get("reason") in WAITS or not self._is_led():
+        training = _training(world.status)
+        # Between two attempts it names the link that is missing.
+        newest = (world.status, *reversed(world.store.history))
+        names_link = is_severed and any(NO_LINK in _training(s).get("message", "") for s in islice(newest, 4))
+        if training.get("reason") in WAITS or names_link or not self._is_led():
             self._named_s = world.now_s
         if world.now_s - max(since_s, self._named_s) > self.bound_s and not is_able:
             reason = training.get("reason", "none")
@@ -566,18 +579,45 @@ class Walk:
 
     def _is_able(self) -> bool:
         """Return whether a leader is there and as many agents as must be would answer a ping."""
-        world = self.world
-        if not self._is_led():
+        return self._is_led() and self._num_whole(self._answering()) >= self._minimum
+
+    @property
+    def _minimum(self) -> int:
+        policy = self.world.store.view["spec"].get("elasticPolicy")
+        return int(policy["minReplicas"] if policy else self.world.replicas)
+
+    def _is_severed(self) -> bool:
+        """Return whether members that are needed cannot reach each other, and no new pod can take the place of one: because no node
+        would run it, or did not until a moment ago, so that the next one is made later."""
+        late_s = LAST_S if self.setting.pending_s else PULL_S
+        if not self.world.network.is_cut or self.world.now_s > self._shut_s + late_s:
             return False
-        policy = world.store.view["spec"].get("elasticPolicy")
+        answer, least = self._answering(), self._minimum
+        return self._num_whole(answer) >= least and all(self._num_whole(s) < least for s in self._reachable(answer))
+
+    def _answering(self) -> frozenset[str]:
+        """Return the pods whose agents would answer a ping."""
+        world = self.world
         answer = [
             a for uid, a in world.agents.items()
             if a.alive and not a.stopped and uid not in world.unreachable and world.pods.by_uid[uid].usable
         ]  # fmt: skip
+        return frozenset(a.uid for a in answer)
+
+    def _num_whole(self, uids: frozenset[str]) -> int:
+        """Return how many workers in whole groups these pods make."""
         size = self.setting.per_group
-        places = [world.pods.by_uid[a.uid].slot % size for a in answer]
-        whole = size * min(places.count(position) for position in range(size))
-        return whole >= (policy["minReplicas"] if policy else world.replicas)
+        places = [self.world.pods.by_uid[uid].slot % size for uid in uids]
+        return size * min(places.count(position) for position in range(size))
+
+    def _reachable(self, uids: frozenset[str]) -> Iterator[frozenset[str]]:
+        """Yield the sets of these pods in which everybody can reach everybody: of each pair that cannot, one goes."""
+        cut = next((pair for pair in combinations(sorted(uids), 2) if self.world.network.who_misses(*pair)), None)
+        if cut is None:
+            yield uids
+            return
+        for uid in cut:
+            yield from self._reachable(uids - {uid})
 
     def _lacks_a_holder(self) -> bool:
         """Return whether some worker that cannot be reached may hold the newest state, or no checkpoint can be read."""
@@ -617,6 +657,11 @@ class Walk:
             )
             people.append(f"{agent.name.removeprefix('digits-worker-')}[{' '.join(filter(None, [state, processes]))}]")
         return f"{world.summary()} replicas {world.replicas} older {older} | {' '.join(people)}"
+
+
+def _training(status: dict[str, Any]) -> dict[str, str]:
+    """Return condition Training; empty: there is none yet."""
+    return next((c for c in status.get("conditions", ()) if c["type"] == "Training"), {})
 
 
 def _slow_end_s(fault: Fault) -> float:

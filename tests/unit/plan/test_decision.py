@@ -384,6 +384,26 @@ def test_generations_that_do_not_form_come_slower_and_slower(attempts: int, ago_
         assert got.reason == "BackingOff"
         assert not isinstance(got.until, UntilEvent)
         assert got.until > NOW_S
+        assert got.message == (
+            f"{attempts} generations in a row did not form, the last one because worker 2 lost a process; trying again."
+        )
+
+
+@pytest.mark.parametrize(
+    ("minimum", "want"),
+    [
+        pytest.param(3, " Worker 1 and another member cannot reach each other, and without worker 1 too few are left.",
+                     id="the link that keeps the same set from forming"),
+        pytest.param(2, "", id="one of the two can go"),
+    ],
+)  # fmt: skip
+def test_missing_link_is_named_while_nobody_can_be_spared(minimum: int, want: str) -> None:
+    current = make_current((0, 1, 2), adopted=False, attempts=9, announced_at_s=NOW_S - 1.0)
+    got = decide([broken(0, 1), broken(1), broken(2)], current, make_bounds(3, minimum))
+    assert isinstance(got, Wait)
+    first, _, rest = got.message.partition("trying again.")
+    assert first == "9 generations in a row did not form, the last one because worker 0 reported a failed collective; "
+    assert rest == want
 
 
 # --- a fresh operator ----------------------------------------------------------------------------------------------

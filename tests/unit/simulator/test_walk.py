@@ -21,7 +21,7 @@ from regroup_operator.plan import job as plan_job_module
 from regroup_operator.plan.facts.facts import Facts
 from regroup_operator.plan.failures import on_exit
 from regroup_operator.plan.failures.failures import Failures
-from regroup_operator.plan.generation import decision, document, generation
+from regroup_operator.plan.generation import decision, document, forced, generation
 from regroup_operator.plan.generation.decision import next_generation
 from regroup_operator.plan.lifecycle.lifecycle import Ended, Lifecycle, decide_lifecycle
 from regroup_operator.plan.report import conditions, overview
@@ -114,6 +114,20 @@ def test_job_recovers_from_one_fault_of_each_kind_that_hits_something(kind: str)
     assert outcome.hits == [fault.kind for fault in faults]
     assert len(outcome.recoveries) == 3  # after each of them, and after all is well
     assert shows is None or shows(done), outcome.recoveries
+
+
+@pytest.mark.parametrize(("says_why", "want"), [(True, ""), (False, "unnamed")])
+def test_members_that_cannot_reach_each_other_and_cannot_be_replaced(
+    says_why: bool, want: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No node takes a new pod, and all workers are needed: the job waits, and names the link."""
+    if not says_why:
+        monkeypatch.setattr(forced, "_missing_link", lambda _: "")
+    # The last one comes once the link has broken the group, so that a commit is waited for.
+    faults = [Fault("refuse-pods", after_s=3.0, for_s=700.0), Fault("sever-link"), Fault("break-stream", after_s=4.0)]
+    outcome = run(replace(PLAIN, minimum=3), faults)
+    assert outcome.sort == want, outcome
+    assert outcome.waited == (1 if says_why else 0)
 
 
 @pytest.mark.parametrize("kind", BEFORE_THE_START)

@@ -14,7 +14,7 @@ from regroup_operator.plan.generation.answers import find_asked, wait_for_answer
 from regroup_operator.plan.generation.culprit import name_culprit
 from regroup_operator.plan.generation.links import Links
 from regroup_operator.plan.generation.retry import wait_after_failures, wait_after_refusal
-from regroup_operator.plan.generation.survivors import choose_members, choose_survivors, needs_leaving
+from regroup_operator.plan.generation.survivors import Survivors, choose_members, choose_survivors, needs_leaving
 from regroup_operator.plan.generation.target import count, verb_of
 from regroup_operator.plan.generation.trouble import LATE, find_overdue
 
@@ -89,7 +89,7 @@ def forced_generation(
         return Wait(
             "Rejoining", f"{named.text}; waiting for it to restart in place.", culprit.since_s + bounds.rejoin_s
         )
-    failed = wait_after_failures(current, without_commit, now_s)
+    failed = wait_after_failures(current, without_commit, named.text, _missing_link(survivors), now_s)
     if failed is not None:
         return failed
     return Announce(
@@ -103,6 +103,15 @@ def forced_generation(
         detect_s=None if culprit.last_seen_s is None else culprit.since_s - culprit.last_seen_s,
         set_back=frozenset(overdue | survivors.cut),
     )
+
+
+def _missing_link(survivors: Survivors) -> str:
+    """Return a sentence on members that should go for a broken link, and are needed all the same; empty: there are none."""
+    needed = sorted(w.id for w in survivors.chosen if w.id in survivors.cut)
+    if not needed:
+        return ""
+    who = f"worker{'' if len(needed) == 1 else 's'} {', '.join(map(str, needed))}"
+    return f"{who.capitalize()} and another member cannot reach each other, and without {who} too few are left."
 
 
 def new_groups(

@@ -35,9 +35,9 @@ def wait_after_refusal(
     return None
 
 
-def wait_after_failures(current: Current, without_commit: int, now_s: float) -> Wait | None:
+def wait_after_failures(current: Current, without_commit: int, why: str, lacks: str, now_s: float) -> Wait | None:
     """Return the pause after generations in a row that did not form or, `without_commit` of them, committed no step; None: it is
-    over."""
+    over. `why`: what broke the newest one; `lacks`: a sentence on what keeps the same set from forming, empty: nothing known."""
     pause = _pause_s(max(current.attempts, without_commit))
     if now_s >= current.announced_at_s + pause:
         return None
@@ -46,7 +46,8 @@ def wait_after_failures(current: Current, without_commit: int, now_s: float) -> 
         if current.attempts >= without_commit
         else f"{without_commit} generations in a row committed no step"
     )
-    return Wait("BackingOff", f"{failed}; trying again.", current.announced_at_s + pause)
+    message = f"{failed}, the last one because {why}; trying again."
+    return Wait("BackingOff", " ".join(filter(None, [message, lacks])), current.announced_at_s + pause)
 
 
 def names_of(current: Current | None, workers: Iterable[Worker], chosen: Iterable[Worker]) -> frozenset[str]:
