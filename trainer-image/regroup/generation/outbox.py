@@ -1,7 +1,7 @@
 """What is sent to the agent, in order; progress at most every EVERY_S, the newest.
 
 A commit may take two milliseconds, and agent and operator do not need each. A thread sends what was held back, so that the last
-commit before a long step is known in time.
+commit before a long step is known in time. While the agent does not read, progress is held back, too: training goes on.
 """
 
 import threading
@@ -13,10 +13,11 @@ EVERY_S = 0.05
 
 
 class Outbox:
-    """Any thread may send. `write` sends one message; it is called under a lock, one call after the other."""
+    """Any thread may send. `write` sends one message; it is called under a lock, one call after the other. `has_room`: whether a
+    message of progress can be written without waiting for the agent to read."""
 
-    def __init__(self, write: Callable[[Any], None]) -> None:
-        self._write = write
+    def __init__(self, write: Callable[[Any], None], has_room: Callable[[], bool]) -> None:
+        self._write, self._has_room = write, has_room
         self._changed = threading.Condition()
         self._held: Any = None
         self._sent_s = -EVERY_S
@@ -31,9 +32,9 @@ class Outbox:
             self._write(message)
 
     def send_soon(self, message: Any) -> None:
-        """Send progress: now, or within EVERY_S, unless something newer takes its place."""
+        """Send progress: now, or within EVERY_S, unless something newer takes its place. It never waits for the agent."""
         with self._changed:
-            if time.monotonic() - self._sent_s >= EVERY_S:
+            if time.monotonic() - self._sent_s >= EVERY_S and self._has_room():
                 self._held = message
                 self._flush()
                 return
@@ -68,5 +69,7 @@ class Outbox:
                 left_s = self._sent_s + EVERY_S - time.monotonic()
                 if left_s > 0:
                     self._changed.wait(left_s)
-                else:
+                elif self._has_room():
                     self._flush()
+                else:
+                    self._changed.wait(EVERY_S)

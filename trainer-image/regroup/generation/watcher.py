@@ -8,6 +8,7 @@ process's end: a trainer without an agent could neither be told to stop nor be b
 import contextlib
 import faulthandler
 import os
+import select
 import signal
 import socket
 import threading
@@ -49,7 +50,7 @@ class Watcher:
         self._socket.connect(path)
         os.register_at_fork(after_in_child=self._socket.close)  # or the agent would not see this process's end in it
         self._changed = threading.Condition()
-        self._outbox = Outbox(self._write)
+        self._outbox = Outbox(self._write, self._has_room)
         self._newest: Assignment | None = None
         self._forced_number = 0
         self._stop: StopLocally | None = None
@@ -153,6 +154,12 @@ class Watcher:
             self._socket.sendall(local.encode(message))
         except OSError:
             self._agent_gone()
+
+    def _has_room(self) -> bool:
+        """Return whether progress can be written at once: Linux calls a Unix socket writable while most of its buffer is free."""
+        poll = select.poll()
+        poll.register(self._socket, select.POLLOUT)
+        return bool(poll.poll(0))
 
     def ask(self, message: local.Entering | local.AdoptedLocally) -> Answer:
         """Send a message that the agent answers when it has persisted it, and return the answer; a stop is a no."""
