@@ -19,7 +19,7 @@ from typing import Any, get_type_hints
 from pydantic import TypeAdapter
 
 from regroup_operator.api import RegroupError, SpecError, StatusError, worker_digest
-from regroup_operator.api.job import parse_stored, role_digest
+from regroup_operator.api.job import parse_stored, role_digest, template_digest
 from regroup_operator.api.names import TRAINER_CONTAINER
 from regroup_operator.model.plan import JobPlan, Urgency
 from regroup_operator.model.records import Pod
@@ -78,6 +78,10 @@ def to_line(inputs: Inputs, plan: JobPlan) -> str:
     is kept of them."""
     job, raw = inputs.job, _reduced(inputs.job.raw)
     kept = replace(job, raw=raw)
+    decision = decision_of(plan)
+    if not job.template_changed:
+        for status in (raw.get("status", {}), decision["status"]):
+            status |= {"templateDigest": template_digest(raw)} if "templateDigest" in status else {}
     digests = {worker_digest(job): worker_digest(kept)}
     digests |= {role_digest(job, role.name): role_digest(kept, role.name) for role in job.spec.roles}
 
@@ -86,7 +90,7 @@ def to_line(inputs: Inputs, plan: JobPlan) -> str:
 
     inputs = replace(inputs, obs=replace(inputs.obs, pods=pods(inputs.obs.pods), roles=pods(inputs.obs.roles)))
     parts = {name: part.dump_python(getattr(inputs, name), mode="json") for name, part in _parts().items()}
-    body = {"version": VERSION, "inputs": {"job": raw, **parts}, "decision": decision_of(plan)}
+    body = {"version": VERSION, "inputs": {"job": raw, **parts}, "decision": decision}
     return json.dumps(body, separators=(",", ":"))
 
 
@@ -147,7 +151,7 @@ def _reduced(raw: Mapping[str, Any]) -> dict[str, Any]:
         spec["roles"] = [{**role, "template": {"spec": _role(role["template"]["spec"])}} for role in spec["roles"]]
     metadata = {name: raw["metadata"][name] for name in _METADATA if name in raw["metadata"]}
     kept: dict[str, Any] = {"metadata": metadata, "spec": spec}
-    return kept | ({"status": raw["status"]} if "status" in raw else {})
+    return kept | ({"status": dict(raw["status"])} if "status" in raw else {})
 
 
 def _trainer(containers: list[Mapping[str, Any]]) -> dict[str, Any]:

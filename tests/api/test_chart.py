@@ -17,7 +17,7 @@ from regroup_operator.api import parse_job
 from regroup_operator.api.names import LABEL_JOB_NAME
 from regroup_operator.render import RenderSettings, worker_pod
 from tests.api.conftest import ROOT, Api
-from tests.builders.jobs import make_job, stored_job
+from tests.builders.jobs import SWAPS, Change, make_job, stored_job
 
 OPERATOR = f"--as=system:serviceaccount:{render.NAMESPACE}:regroup"
 
@@ -285,6 +285,25 @@ def test_operator_deletes_only_jobs_that_have_expired(installed: Api, namespace:
         installed.done("patch", "dtj", name, f"--namespace={namespace}", "--subresource=status", "--type=merge", patch)
     assert "deletes only jobs that have ended" in installed.refused(*request, "stays")
     installed.done(*request, "expires")
+
+
+@pytest.mark.parametrize(("before", "change", "sentence"), SWAPS.values(), ids=SWAPS.keys())
+def test_started_job_keeps_its_templates(
+    installed: Api, namespace: str, before: Change, change: Change, sentence: str
+) -> None:
+    job = make_job()
+    job["metadata"]["namespace"] = namespace
+    before(job)
+    installed.done("create", "--filename=-", document=job)
+    request = ["patch", "dtj", "digits", f"--namespace={namespace}"]
+    started = '--patch={"status":{"startTime":"2026-01-01T00:00:00Z"}}'
+    installed.done(*request, "--subresource=status", "--type=merge", started)
+    stored = json.loads(installed.done("get", "dtj", "digits", f"--namespace={namespace}", "--output=json"))
+    change(stored)
+    replace = ["replace", "--filename=-", "--dry-run=server"]
+    until(lambda: installed.kubectl(*replace, document=stored).code != 0, "the policy is in force")
+    assert sentence in installed.refused(*replace, document=stored)
+    installed.done(*request, "--type=merge", '--patch={"spec":{"replicas":4}}')
 
 
 @pytest.mark.parametrize(

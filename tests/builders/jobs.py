@@ -276,6 +276,42 @@ BAD_CHANGES: dict[str, tuple[Change, Change, str]] = {
 }
 """The job as it was, a change of it once it has started, and what both the API server and `check_change` answer."""
 
+
+def _swapped(gone: str, come: str, value: Any, at: Callable[[Manifest], Manifest]) -> Change:
+    def change(job: Manifest) -> None:
+        found = at(job)
+        del found[gone]
+        found[come] = value
+
+    return change
+
+
+SWAPS: dict[str, tuple[Change, Change, str]] = {
+    "of the pod": (
+        with_pod(nodeSelector={"a": "b"}),
+        _swapped("nodeSelector", "hostNetwork", True, lambda job: job["spec"]["template"]["spec"]),
+        _once("spec.template cannot change"),
+    ),
+    "of a container": (
+        with_trainer(workingDir="/x"),
+        _swapped("workingDir", "securityContext", {"privileged": True}, trainer),
+        _once("spec.template cannot change"),
+    ),
+    "of a variable": (
+        with_trainer(env=[{"name": "MODE", "value": "safe"}]),
+        _swapped(
+            "value", "valueFrom", {"fieldRef": {"fieldPath": "metadata.name"}}, lambda job: trainer(job)["env"][0]
+        ),
+        _once("spec.template cannot change"),
+    ),
+    "of a role": (
+        with_spec(roles=[role(nodeSelector={"a": "b"})]),
+        _swapped("nodeSelector", "hostNetwork", True, lambda job: job["spec"]["roles"][0]["template"]["spec"]),
+        _once("spec.roles cannot change"),
+    ),
+}
+"""The same for a field of a template that takes the place of another, which the resource's own rules overlook (adr/0069)."""
+
 BAD_FROM_THE_BEGINNING: dict[str, tuple[Change, Change, str]] = {
     "managedBy": (
         with_spec(runPolicy={"managedBy": "a.example/x"}),

@@ -391,6 +391,10 @@ class JobStatus(WrittenModel):
     """The spec that a started job runs by, without its template, which cannot change. If a later edit is refused, or an operator
     knows a rule that this spec breaks, the job goes on by it."""
 
+    template_digest: str | None = None
+    """Digest of spec.template and of the templates of spec.roles with which the job started. While those in the spec have another
+    one, no pod is made."""
+
     start_time: Timestamp | None = None
     """Time at which the first generation was announced. From then on the fields marked as immutable cannot change."""
 

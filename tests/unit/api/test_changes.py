@@ -7,7 +7,7 @@ import copy
 import pytest
 
 from regroup_operator.api import Job, SpecError, check_change, parse_job
-from tests.builders.jobs import BAD_CHANGES, BAD_FROM_THE_BEGINNING, GOOD_CHANGES, Change, stored_job, with_spec
+from tests.builders.jobs import BAD_CHANGES, BAD_FROM_THE_BEGINNING, GOOD_CHANGES, SWAPS, Change, stored_job, with_spec
 
 
 def versions(before: Change, change: Change, *, started: bool = True) -> tuple[Job, Job]:
@@ -18,7 +18,10 @@ def versions(before: Change, change: Change, *, started: bool = True) -> tuple[J
     return parse_job(raw), parse_job(changed)
 
 
-@pytest.mark.parametrize(("before", "change", "sentence"), BAD_CHANGES.values(), ids=BAD_CHANGES.keys())
+BAD = BAD_CHANGES | SWAPS
+
+
+@pytest.mark.parametrize(("before", "change", "sentence"), BAD.values(), ids=BAD.keys())
 def test_bad_change_gets_the_sentence_of_the_api_server(before: Change, change: Change, sentence: str) -> None:
     with pytest.raises(SpecError) as refused:
         check_change(*versions(before, change))

@@ -17,7 +17,19 @@ from regroup_operator.api import (
     template,
     worker_digest,
 )
-from tests.builders.jobs import BAD_SPECS, Change, make_job, stored_job, trainer, with_pod, with_spec, with_trainer
+from regroup_operator.api.job import TEMPLATE_CHANGED, template_digest
+from tests.builders.jobs import (
+    BAD_SPECS,
+    SWAPS,
+    Change,
+    make_job,
+    role,
+    stored_job,
+    trainer,
+    with_pod,
+    with_spec,
+    with_trainer,
+)
 
 
 def test_good_job_is_read_with_the_defaults_of_the_design() -> None:
@@ -248,6 +260,34 @@ TEMPLATE_RULE = {"volumeMounts": [{"name": "x", "mountPath": "/regroup/x"}]}
 
 def started(**status: Any) -> dict[str, Any]:
     return stored_job(status={"startTime": "2026-01-01T00:00:00Z", "membership": MEMBERSHIP, **status})
+
+
+@pytest.mark.parametrize(("before", "change"), [swap[:2] for swap in SWAPS.values()], ids=SWAPS.keys())
+def test_template_that_the_api_server_let_change_is_seen(before: Change, change: Change) -> None:
+    raw = started()
+    before(raw)
+    raw["status"]["templateDigest"] = template_digest(raw)
+    kept = parse_stored(raw)
+    assert (kept.refusal, kept.template_changed) == (None, False)
+    change(raw)
+    job = parse_stored(raw)
+    assert (str(job.refusal), job.template_changed) == (TEMPLATE_CHANGED, True)
+    trainer(raw).update(TEMPLATE_RULE)
+    also = parse_stored(raw)
+    assert "/regroup" in str(also.refusal)
+    assert also.template_changed, "whatever else is wrong, no pod is made from it"
+    del raw["status"]["startTime"]
+    assert not parse_stored(raw).template_changed, "before the start it may change"
+
+
+def test_digest_is_of_the_templates_alone() -> None:
+    """The resource's rules see each change of the declared fields around them, and a newer schema may add a default there."""
+    raw = started()
+    with_spec(roles=[role()])(raw)
+    before = template_digest(raw)
+    raw["spec"]["roles"][0]["replicas"] = 2
+    raw["spec"]["replicas"] = 4
+    assert template_digest(raw) == before
 
 
 @pytest.mark.parametrize("accepted", [True, False], ids=["its spec was noted", "an older operator started it"])

@@ -72,6 +72,19 @@ def test_every_decision_is_made_again_alike_and_is_shown(tmp_path: Path, capsys:
         assert done.returncode == 0, done.stdout[-500:] + done.stderr
 
 
+def test_decisions_on_a_template_that_has_changed_are_made_again_alike(tmp_path: Path) -> None:
+    path = tmp_path / "decisions.jsonl"
+    world = World(tmp_path, job(), known_session=True)
+    log = logged(world, path)
+    world.advance(5.0, step_every_s=0.5)
+    world.store.replace_status({**world.status, "templateDigest": "of another"})
+    world.vanish(world.uid(1))
+    world.advance(5.0, step_every_s=0.5)
+    log.close()
+    assert 1 not in [pod.slot for pod in world.pods.by_uid.values()]
+    assert cli.main(["replay", str(path)]) == 0
+
+
 def test_line_holds_no_secret_of_a_template(tmp_path: Path) -> None:
     assert SECRET not in life(tmp_path).read_text()
 

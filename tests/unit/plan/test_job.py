@@ -21,12 +21,14 @@ from regroup.protocol.wire import (
     Stop,
     Welcome,
 )
+from regroup_operator.api.job import TEMPLATE_CHANGED, template_digest
 from regroup_operator.model.plan import Clock, EarlyFailure, JobPlan, Memory, Spell, Urgency, Verdict
 from regroup_operator.model.records import Observation, Pod, ProcessExit, Session, Settings
 from regroup_operator.plan.facts.facts import Inputs
 from regroup_operator.plan.facts.stalls import FIRST_STALL_S, SCRIPT_ASK_EVERY_S
 from regroup_operator.plan.failures.restarts import KUBECTL_LOGS
 from regroup_operator.plan.job import plan_job
+from tests.builders.jobs import role
 from tests.builders.plan import (
     JobBuilder,
     make_job,
@@ -281,6 +283,20 @@ def test_process_that_is_killed_for_its_memory_is_the_incidents_cause_and_said_u
     after = plan(job(got.status | {"membership": membership}), sessions=(alone, starts))
     degraded = next(c for c in after.status["conditions"] if c["type"] == "Degraded")
     assert (degraded["reason"], degraded["message"]) == ("OOMKilled", f"1 of 2 workers train. Generation 2: {says}")
+
+
+@pytest.mark.parametrize("changed", [False, True])
+def test_no_pod_is_made_from_a_template_that_is_not_the_one_of_the_start(changed: bool) -> None:
+    first = plan(job().with_spec(roles=[role()]))
+    assert first.status["templateDigest"] == template_digest(job().with_spec(roles=[role()]).manifest())
+    status = {**first.status, "templateDigest": "of another"} if changed else first.status
+    refusal = Verdict("InvalidSpec", TEMPLATE_CHANGED) if changed else None
+    got = plan(job(status).with_spec(roles=[role()]), pods=(make_pod(0),), memory=first.memory, refusal=refusal)
+    assert ([slot for slot, _, _ in got.create], len(got.create_roles)) == (([], 0) if changed else ([1], 1))
+    assert got.status["templateDigest"] == status["templateDigest"]
+    said = {c["type"]: c["message"] for c in got.status["conditions"] if c["status"] == "False"}
+    assert ("Accepted" in said) == changed
+    assert ("none is made from a template that is not the one of the start" in said["PodsReady"]) == changed
 
 
 def test_replaced_pod_counts_once_however_often_it_is_asked_for() -> None:

@@ -29,6 +29,8 @@ from regroup_operator.plan.pods.notices import Notices, judge_notices, with_tain
 from regroup_operator.plan.pods.roles import NO_ROLES, RoleChanges, plan_roles
 from regroup_operator.plan.pods.wanted import CreateWorker, plan_workers
 
+TEMPLATE_WORDS = "none is made from a template that is not the one of the start (see condition Accepted)"
+
 
 @dataclass(frozen=True)
 class PodChanges:
@@ -113,8 +115,11 @@ def plan_pods(facts: Facts, lifecycle: Lifecycle, generation: NextGeneration) ->
         cleans=_clears(lifecycle, inputs.job.spec.run_policy),
         clock=inputs.clock,
     )
+    create, words = changes.create, capacity.words
+    if inputs.job.template_changed:
+        create, words, roles = (), TEMPLATE_WORDS, replace(roles, create=())
     replaced, memory = count_created(
-        [MemberId(c.slot, c.attempt) for c in changes.create],
+        [MemberId(c.slot, c.attempt) for c in create],
         inputs.obs.pods,
         generation.memory,
         released=facts.released,
@@ -131,12 +136,12 @@ def plan_pods(facts: Facts, lifecycle: Lifecycle, generation: NextGeneration) ->
             role_rows=roles.rows,
             noticed=notices.noticed,
         ),
-        create=changes.create,
+        create=create,
         delete=(*delete, *roles.delete),
         released=_released(facts, (pod.uid for pod in changes.release)),
         replaced=replaced if known.get("membership") else {},
         due_s=earliest((changes.look_again_s, capacity.due_s, roles.due_s), after_s=inputs.clock.now_s),
-        words=capacity.words,
+        words=words,
         failing=early_words(early, inputs.obs.pods, inputs.clock)
         or disrupted_words(disrupted, inputs.obs.pods, inputs.clock, facts.slots),
         notes=(*notices.notes, *capacity.notes, *roles.notes),

@@ -9,7 +9,7 @@ from typing import Any
 from regroup.protocol.document import PLANNED
 from regroup.protocol.wire import Prune
 from regroup_operator.api.conditions import SUSPENDED
-from regroup_operator.api.job import NOT_REPEATED
+from regroup_operator.api.job import NOT_REPEATED, template_digest
 from regroup_operator.api.status import MAX_INCIDENTS
 from regroup_operator.model.plan import Tell, Urgency, earliest, seconds_of
 from regroup_operator.model.ports import EventNote
@@ -66,6 +66,7 @@ def make_report(
     if "startTime" in status and inputs.job.refusal is None:
         spec = inputs.job.raw["spec"]
         status["acceptedSpec"] = {name: value for name, value in spec.items() if name not in NOT_REPEATED}
+        status["templateDigest"] = inputs.job.status.template_digest or template_digest(inputs.job.raw)
     if isinstance(lifecycle, Ended):
         status["completionTime"] = lifecycle.completed
     finished = finished_of(lifecycle)
