@@ -283,7 +283,11 @@ class Restarts(WrittenModel):
     """Generations after the first."""
 
     recent: list[Timestamp] = Field(default_factory=list)
-    """Times of the counted failures inside recovery.windowSeconds, oldest first."""
+    """Times of the counted failures inside recovery.windowSeconds, oldest first. Failures of one second have one time; with windows
+    longer than 1000 seconds, those of one thousandth of the window."""
+
+    recent_counts: list[int] | None = None
+    """How many failures each of recent stands for. Absent if each is one."""
 
     ignored: int | None = None
     """Failures that a rule of recovery.onExit with the action Ignore matched. They are in no other count."""

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from regroup_operator.model.plan import Failure
-from regroup_operator.plan.failures.restarts import KUBECTL_LOGS, judge_restarts, restart_cause
+from regroup_operator.plan.failures.restarts import (
+    KUBECTL_LOGS,
+    Recent,
+    judge_restarts,
+    read_recent,
+    recent_status,
+    restart_cause,
+)
 
 NOW = 1000.0
 
@@ -35,8 +44,65 @@ def fail(at: float = NOW, worker: str = "1", code: int | None = 1, line: str = "
 def test_judge_restarts(
     recent: list[float], new: list[Failure], max_restarts: int, kept: tuple[float, ...], fails: bool
 ) -> None:
-    got = judge_restarts(recent=recent, new=new, max_restarts=max_restarts, window_s=600.0, now=NOW, logs="")
-    assert (got.recent, got.message is not None) == (kept, fails)
+    before = tuple((at, 1) for at in recent)
+    got = judge_restarts(recent=before, new=new, max_restarts=max_restarts, window_s=600.0, now=NOW, logs="")
+    assert (got.recent, got.message is not None) == (tuple((at, 1) for at in kept), fails)
+
+
+@pytest.mark.parametrize(
+    ("recent", "new", "max_restarts", "kept", "says"),
+    [
+        pytest.param([], [NOW - 0.1, NOW - 0.9], 5, [(NOW - 0.1, 2)], None, id="of one second"),
+        pytest.param([(NOW - 1, 3)], [NOW] * 2, 5, [(NOW - 1, 3), (NOW, 2)], None, id="as many as allowed"),
+        pytest.param([(NOW - 1, 4)], [NOW] * 2, 5, [(NOW - 1, 4), (NOW, 2)], "6 failures", id="one more"),
+        pytest.param([(NOW - 1, 4)], [NOW] * 2, 3, [(NOW - 1, 2), (NOW, 2)], "6 failures", id="no more is kept than can matter"),
+    ],
+)  # fmt: skip
+def test_failures_of_one_second_have_one_time(
+    recent: list[tuple[float, int]],
+    new: list[float],
+    max_restarts: int,
+    kept: list[tuple[float, int]],
+    says: str | None,
+) -> None:
+    got = judge_restarts(
+        recent=tuple(recent), new=[fail(at) for at in new], max_restarts=max_restarts, window_s=600.0, now=NOW, logs=""
+    )
+    assert got.recent == tuple(kept)
+    assert (got.message is None) if says is None else says in (got.message or "")
+
+
+@pytest.mark.parametrize("window_s", [3600, 31_536_000])
+def test_status_stays_small_however_many_processes_fail_and_none_is_forgotten(window_s: int) -> None:
+    """40,000 processes that raise every half minute, for longer than the window or for a thousand times."""
+    recent: Recent = ()
+    now, each = 1e9, 40_000
+    rounds = min(1000, 2 * window_s // 30)
+    for _ in range(rounds):
+        now += 30.0
+        restarts = json.loads(json.dumps(recent_status(recent)))
+        new = [fail(now)] * 10
+        judged = judge_restarts(
+            recent=read_recent(restarts), new=new, max_restarts=10**6, window_s=window_s, now=now, logs=""
+        )
+        recent = tuple((at, number * each // 10 if at == now else number) for at, number in judged.recent)
+        assert len(json.dumps(recent_status(recent))) < 64 * 2**10
+    total = sum(number for _, number in recent)
+    assert total >= min(10**6 + 1, each * min(rounds, window_s // 30))
+
+
+@pytest.mark.parametrize(
+    ("restarts", "want"),
+    [
+        pytest.param({}, (), id="none yet"),
+        pytest.param({"recent": ["1970-01-01T00:00:05Z"]}, ((5.0, 1),), id="one each"),
+        pytest.param({"recent": ["1970-01-01T00:00:05Z"], "recentCounts": [7]}, ((5.0, 7),), id="seven at once"),
+        pytest.param({"recent": ["1970-01-01T00:00:05Z"], "recentCounts": [7, 2]}, ((5.0, 1),),
+                     id="an older operator has written the times since"),
+    ],
+)  # fmt: skip
+def test_counted_failures_are_read(restarts: dict[str, Any], want: tuple[tuple[float, int], ...]) -> None:
+    assert read_recent(restarts) == want
 
 
 @pytest.mark.parametrize(
@@ -82,7 +148,7 @@ IN_POD = Failure(NOW, "1", 1, namespace="ns", pod="d-worker-1-0")
     ],
 )
 def test_sentence_names_slot_code_and_last_line(failure: Failure, says: str) -> None:
-    got = judge_restarts(recent=[], new=[failure], max_restarts=0, window_s=600.0, now=NOW, logs=KUBECTL_LOGS)
+    got = judge_restarts(recent=(), new=[failure], max_restarts=0, window_s=600.0, now=NOW, logs=KUBECTL_LOGS)
     assert got.message is not None
     assert says in got.message
     assert "spec.recovery.maxRestarts allows 0." in got.message

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import datetime
 from typing import Any
 
 from regroup_operator.api.spec import ExitRule
-from regroup_operator.model.plan import Failure, Memory, Verdict, timestamp
+from regroup_operator.model.plan import Failure, Memory, Verdict
 from regroup_operator.model.worker import Standing, Worker
 from regroup_operator.plan.facts.facts import Facts, members_of
 from regroup_operator.plan.failures.crashes import crash_sentence, is_hopeless, note_crashes, repeats
@@ -30,7 +29,14 @@ from regroup_operator.plan.failures.on_exit import (
     read_judged,
     rule_words,
 )
-from regroup_operator.plan.failures.restarts import exit_words, judge_restarts, log_words, restart_cause
+from regroup_operator.plan.failures.restarts import (
+    exit_words,
+    judge_restarts,
+    log_words,
+    read_recent,
+    recent_status,
+    restart_cause,
+)
 from regroup_operator.plan.failures.roles import role_verdict
 
 
@@ -44,8 +50,8 @@ class Failures:
     hang: Hang
     processes: Mapping[str, int] = field(default_factory=dict)
     """How many processes and containers have ended since the last plan, and count, by cause (restart_cause)."""
-    recent: tuple[str, ...] | None = None
-    """status.restarts.recent; None: as it was."""
+    recent: Mapping[str, Any] | None = None
+    """The fields of status.restarts for those that count against maxRestarts; None: as they were."""
     crash: str = ""
     """What is said of a crash that repeats; empty: none does."""
     num_without_commit: int = 0
@@ -125,16 +131,15 @@ def judge_failures(facts: Facts) -> Failures:
     verdict, recent = _ruled(facts, rulings), None
     if rulings.counted:
         recovery = inputs.job.spec.recovery
-        known = (facts.status.get("restarts") or {}).get("recent", ())
         judged = judge_restarts(
-            recent=[datetime.fromisoformat(at).timestamp() for at in known],
+            recent=read_recent(facts.status.get("restarts") or {}),
             new=rulings.counted,
             max_restarts=recovery.max_restarts,
             window_s=recovery.window_seconds,
             now=inputs.clock.wall,
             logs=inputs.logs,
         )
-        recent = tuple(timestamp(at) for at in judged.recent)
+        recent = recent_status(judged.recent)
         if verdict is None and is_hopeless(crash):
             verdict = Verdict("RepeatedCrash", words)
         elif verdict is None and judged.message is not None:

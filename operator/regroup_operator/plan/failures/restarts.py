@@ -6,40 +6,86 @@ failed; not deletions, drains or lost nodes. The (maxRestarts + 1)-th within win
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
+from math import ceil
+from typing import Any
 
-from regroup_operator.model.plan import Failure
+from regroup_operator.model.plan import Failure, timestamp
 from regroup_operator.model.records import EVICTED, PREEMPTED
 
 KUBECTL_LOGS = "kubectl logs --namespace={namespace} {pod} --container=trainer{previous}"
 """How a worker's log is read in a cluster; `regroup run` has another way."""
 
 
+MAX_RECENT = 1000
+"""Times of failures that the status has at most, about: thousands of processes may fail within a second, and etcd takes no object
+above 1.5 MiB."""
+
+Recent = tuple[tuple[float, int], ...]
+"""(Time, how many failures), oldest first."""
+
+
 @dataclass(frozen=True)
 class Judged:
-    """`recent`: times of the failures inside the window, oldest first. `message` is set when the job has to fail."""
+    """`recent`: the failures inside the window. `message` is set when the job has to fail."""
 
-    recent: tuple[float, ...]
+    recent: Recent
     message: str | None = None
 
 
 def judge_restarts(
-    *, recent: Sequence[float], new: Sequence[Failure], max_restarts: int, window_s: float, now: float, logs: str
+    *, recent: Recent, new: Sequence[Failure], max_restarts: int, window_s: float, now: float, logs: str
 ) -> Judged:
-    """Return the failures that still count, and the sentence that fails the job if there are too many. `logs`: how a log is
-    read, with the fields of KUBECTL_LOGS."""
-    counted = tuple(sorted(t for t in (*recent, *(f.at for f in new)) if t > now - window_s))
-    if len(counted) <= max_restarts or not new:
-        return Judged(counted[-(max_restarts + 1) :])
+    """Return the failures that still count, and the sentence that fails the job if there are too many. Those of one second count
+    with the time of the last of them, in a window of more than MAX_RECENT seconds those of one MAX_RECENT-th of it. `logs`: how a
+    log is read, with the fields of KUBECTL_LOGS."""
+    inside = [(t, n) for t, n in (*recent, *((f.at, 1) for f in new)) if t > now - window_s]
+    num_counted = sum(n for _, n in inside)
+    kept = _newest(_together(inside, max(1, ceil(window_s / MAX_RECENT))), max_restarts + 1)
+    if num_counted <= max_restarts or not new:
+        return Judged(kept)
     last = max(new, key=lambda f: f.at)
     line = f': "{last.last_line}"' if last.last_line else ""
-    count = f"{len(counted)} failure" + ("" if len(counted) == 1 else "s")
+    count = f"{num_counted} failure" + ("" if num_counted == 1 else "s")
     return Judged(
-        counted[-(max_restarts + 1) :],
+        kept,
         f"{exit_words(last)}{line}; {count} in {window_s:.0f} s, "
         f"spec.recovery.maxRestarts allows {max_restarts}. {log_words(last, logs)}",
     )
+
+
+def _together(failures: Iterable[tuple[float, int]], width_s: int) -> Recent:
+    found: dict[int, tuple[float, int]] = {}
+    for at, number in failures:
+        latest, count = found.get(int(at // width_s), (at, 0))
+        found[int(at // width_s)] = max(latest, at), count + number
+    return tuple(sorted(found.values()))
+
+
+def _newest(recent: Recent, most: int) -> Recent:
+    """Return the last `most` failures: older ones cannot matter."""
+    kept: list[tuple[float, int]] = []
+    for at, number in reversed(recent):
+        if most <= 0:
+            break
+        kept.append((at, min(number, most)))
+        most -= number
+    return tuple(reversed(kept))
+
+
+def read_recent(restarts: Mapping[str, Any]) -> Recent:
+    """Return the counted failures of status.restarts. Counts that do not fit the times were left by an older operator."""
+    times = [datetime.fromisoformat(at).timestamp() for at in restarts.get("recent", ())]
+    counts = restarts.get("recentCounts") or ()
+    return tuple(zip(times, counts if len(counts) == len(times) else [1] * len(times), strict=True))
+
+
+def recent_status(recent: Recent) -> dict[str, Any]:
+    """Return the fields of status.restarts for them; without `recentCounts` where each is one failure."""
+    times, counts = [timestamp(at) for at, _ in recent], [number for _, number in recent]
+    return {"recent": times} | ({"recentCounts": counts} if any(number > 1 for number in counts) else {})
 
 
 def exit_words(failure: Failure) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 
@@ -13,13 +13,13 @@ def restarts_status(
     processes: Mapping[str, int],
     pods: Mapping[str, int],
     generations: int,
-    recent: Sequence[str] | None,
+    recent: Mapping[str, Any] | None,
     ignored: int = 0,
     judged: Mapping[str, Any] | None = None,
     exits: Mapping[str, Any] | None = None,
 ) -> dict[str, Any] | None:
     """Return status.restarts with what is new, None where there is none and nothing was. `processes`, `pods`: by cause, how many
-    had to start again; `recent`: the times of those that count against maxRestarts; None: as they were; `ignored`: new failures
+    had to start again; `recent`: the fields for those that count against maxRestarts; None: as they were; `ignored`: new failures
     that a rule ignores; `judged`: as in the status, None: it has none; `exits`: as in the status, None: as they were."""
     new = (processes, pods, generations, ignored, recent is not None, judged is not None, exits is not None)
     if known is None and not any(new):
@@ -34,7 +34,8 @@ def restarts_status(
             sorted((Counter(restarts.get("causes")) + Counter(processes) + Counter(pods)).items())
         )
     if recent is not None:
-        restarts["recent"] = list(recent)
+        restarts.pop("recentCounts", None)
+        restarts |= recent
     if ignored:
         restarts["ignored"] = (restarts.get("ignored") or 0) + ignored
     if exits is not None:
