@@ -68,17 +68,16 @@ def counted_generations(current: Current) -> tuple[int, ...]:
 
 def newest_progress(sessions: Iterable[Session], counted: Collection[int]) -> Reported | None:
     """Return the furthest report of one of these generations, the latest of equal ones."""
-    found = [
-        Reported(
-            s.progress_generation,
-            s.progress.step,
-            s.progress_at_s or 0.0,
-            s.progress,
-            s.progress_told_s,
-            s.step_s,
-            s.progress_due_s,
-        )
-        for s in sessions
-        if s.progress is not None and s.progress_generation in counted
-    ]
-    return max(found, key=lambda r: (r.generation, r.step, r.at_s), default=None)
+    found = [(s, s.progress) for s in sessions if s.progress is not None and s.progress_generation in counted]
+    if not found:
+        return None
+    newest, progress = max(found, key=lambda f: (f[0].progress_generation, f[1].step, f[0].progress_at_s or 0.0))
+    return Reported(
+        newest.progress_generation,
+        progress.step,
+        newest.progress_at_s or 0.0,
+        progress,
+        newest.progress_told_s,
+        newest.step_s,
+        newest.progress_due_s,
+    )

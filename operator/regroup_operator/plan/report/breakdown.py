@@ -6,7 +6,6 @@ Reads what each member's process measured itself (`Times`, seconds, means over i
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict
 from statistics import fmean
 
 from regroup.protocol.state import Times
@@ -43,7 +42,7 @@ def times_of(members: Iterable[Worker], generation: int) -> dict[str, Times]:
 def breakdown(members: Mapping[str, Times]) -> str | None:
     """Return one line, such as "0.84 s: backward 61 %, waits 22 % (worker 3 is slowest: fetching data 0.3 s)"; None: nobody has
     measured a step. `members`: by the worker's name."""
-    parts = {name: asdict(times) for name, times in members.items()}
+    parts = {name: vars(times) for name, times in members.items()}  # all are seconds
     step_s = fmean(sum(one.values()) for one in parts.values()) if parts else 0.0
     if step_s <= 0:
         return None
