@@ -251,10 +251,10 @@ class Registry:
         """Drop the sessions of pods that are gone."""
         for uid in [uid for uid in self._sessions if not alive(uid) and uid not in self._streams]:
             del self._sessions[uid]
-            self._pods.pop(uid, None)
             self._leaving.pop(uid, None)
             self._closed.pop(uid, None)
         self._refusals = {uid: why for uid, why in self._refusals.items() if alive(uid)}
+        self._pods = {uid: pod for uid, pod in self._pods.items() if uid in self._sessions or alive(uid)}
         jobs = {pod.job_uid for pod in self._pods.values()}
         self._steps = {job: step for job, step in self._steps.items() if job in jobs}
 

@@ -35,6 +35,12 @@ BODY_TIMEOUT_S = 10.0
 REQUEST_TIMEOUT_S = 10.0
 """For so long the first request of a connection is waited for, headers and all. Who is not an agent of ours is not waited for
 again: the connection closes with the answer."""
+HANDSHAKE_TIMEOUT_S = 20.0
+"""For so long a TLS handshake is waited for, 60 s by asyncio's default. After a fail-over thousands are under way at once, each of
+about a millisecond."""
+MAX_CONNECTIONS = 4
+"""Of one pod, the newest. An agent has one, of an earlier release two, and one more while it says hello; those before may not have
+ended yet. Everything in a pod can read its token."""
 BACKLOG = 8192
 """Connections that wait to be accepted: after a fail-over all agents call within a second or two. The kernel has its own bound."""
 ACCEPTS = 32
@@ -75,9 +81,10 @@ class Endpoint:
         registry: Registry,
         authenticator: Authenticator,
         leader: Callable[[], str | None],
+        callers: Callers,
         body_timeout_s: float = BODY_TIMEOUT_S,
     ) -> None:
-        self._body_timeout_s = body_timeout_s
+        self._body_timeout_s, self._callers = body_timeout_s, callers
         self._registry = registry
         self._authenticator = authenticator
         self._leader = leader
@@ -225,7 +232,9 @@ class Endpoint:
         scheme, _, token = request.headers.get("Authorization", "").partition(" ")
         if scheme != "Bearer" or not token:
             raise _Answer(401, "The request has no bearer token.")
-        return await self._authenticator.authenticate(token, request.match_info["namespace"], request.match_info["pod"])
+        pod = await self._authenticator.authenticate(token, request.match_info["namespace"], request.match_info["pod"])
+        self._callers.called(pod.uid, request.protocol)
+        return pod
 
 
 @web.middleware
@@ -287,12 +296,33 @@ def _keep_alive(request: web.Request) -> None:
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, USER_TIMEOUT_MS)
 
 
+class Callers:
+    """The connections of each pod, of which it has at most MAX_CONNECTIONS: the oldest one is closed for another."""
+
+    def __init__(self) -> None:
+        self._by_pod: dict[str, list[web.RequestHandler]] = {}
+
+    def called(self, pod_uid: str, connection: web.RequestHandler) -> None:
+        """Note that the pod has asked for something on a connection."""
+        mine = self._by_pod.setdefault(pod_uid, [])
+        if connection not in mine:
+            mine.append(connection)
+        while len(mine) > MAX_CONNECTIONS:
+            mine.pop(0).force_close()
+
+    def forget(self, connections: Collection[web.RequestHandler]) -> None:
+        """Keep what is among the connections that there are."""
+        there = set(connections)
+        kept = {uid: [c for c in mine if c in there] for uid, mine in self._by_pod.items()}
+        self._by_pod = {uid: mine for uid, mine in kept.items() if mine}
+
+
 class Strangers:
     """Connections that have not asked for anything yet: each holds memory and a descriptor, and aiohttp waits for them as long as
     for an agent that is silent between two reports."""
 
-    def __init__(self, timeout_s: float) -> None:
-        self._timeout_s = timeout_s
+    def __init__(self, timeout_s: float, callers: Callers) -> None:
+        self._timeout_s, self._callers = timeout_s, callers
         self._asked: set[object] = set()
         self._since_s: dict[object, float] = {}
 
@@ -312,20 +342,39 @@ class Strangers:
         return [c for c in there if now_s >= self._since_s.get(c, now_s) + self._timeout_s]
 
     async def sweep(self, connections: Callable[[], Collection[web.RequestHandler]]) -> None:
-        """Close overdue connections until cancelled."""
+        """Close overdue connections until cancelled, and let go of those that have ended."""
         while True:
             await asyncio.sleep(self._timeout_s / 4)
+            self._callers.forget(connections())
             for connection in self.overdue(connections(), asyncio.get_running_loop().time()):
                 connection.force_close()
 
 
-class _Site(web.TCPSite):
-    """A TCPSite with `ACCEPTS` and `BACKLOG`."""
+class _Site(web.BaseSite):
+    """A site of TLS with `ACCEPTS`, `BACKLOG` and a bound for the handshake, which web.TCPSite does not take."""
+
+    def __init__(
+        self, runner: web.AppRunner, host: str, port: int, context: ssl.SSLContext, handshake_timeout_s: float
+    ) -> None:
+        super().__init__(runner)
+        self._host, self._port, self._context, self._handshake_timeout_s = host, port, context, handshake_timeout_s
+
+    @property
+    def name(self) -> str:
+        return f"https://{self._host}:{self._port}"
 
     async def start(self) -> None:
         await super().start()
-        assert isinstance(self._server, asyncio.Server)
-        for listening in self._server.sockets:
+        assert self._runner.server is not None
+        self._server = server = await asyncio.get_running_loop().create_server(
+            self._runner.server,
+            self._host,
+            self._port,
+            ssl=self._context,
+            backlog=ACCEPTS,
+            ssl_handshake_timeout=self._handshake_timeout_s,
+        )
+        for listening in server.sockets:
             with listening.dup() as same:
                 same.listen(BACKLOG)  # the last call counts: asyncio's had the small number
 
@@ -340,12 +389,14 @@ async def serve(
     leader: Callable[[], str | None],
     body_timeout_s: float = BODY_TIMEOUT_S,
     request_timeout_s: float = REQUEST_TIMEOUT_S,
+    handshake_timeout_s: float = HANDSHAKE_TIMEOUT_S,
 ) -> tuple[web.AppRunner, int]:
     """Start the endpoint and return its runner (call `cleanup()`) and port (of use where `port` is 0)."""
     with contextlib.suppress(AttributeError):
         asyncio.sslproto.SSLProtocol.max_size = TLS_BUFFER_BYTES  # type: ignore[attr-defined]
-    app = Endpoint(registry, authenticator, leader, body_timeout_s).application()
-    strangers = Strangers(request_timeout_s)
+    callers = Callers()
+    app = Endpoint(registry, authenticator, leader, callers, body_timeout_s).application()
+    strangers = Strangers(request_timeout_s, callers)
     app.middlewares.insert(0, strangers.greet)
 
     async def sweeping(_: web.Application) -> AsyncIterator[None]:
@@ -371,6 +422,6 @@ async def serve(
         handler_cancellation=True,  # or nobody would hear that an idle stream is gone, and the stream is the heartbeat
     )
     await runner.setup()
-    site = _Site(runner, host, port, ssl_context=ssl_context, backlog=ACCEPTS)
+    site = _Site(runner, host, port, ssl_context, handshake_timeout_s)
     await site.start()
     return runner, int(runner.addresses[0][1])

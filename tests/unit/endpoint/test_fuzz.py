@@ -35,7 +35,8 @@ BODIES: list[Any] = [
     Fault("exit", "gone", exit_code=1, local_rank=0), Draining(20.0), Finished(60),
 ]  # fmt: skip
 ODD: list[Any] = [
-    None, True, -1, 0, 1, 2**31, 2**63, 1e308, -1e308, 0.1, "", "x", "\ud800", "\x00", "a" * 3000, [], {}, [[]], {"a": None},
+    None, True, -1, 0, 1, 2**31, 2**63, 10**400, -10**400, 1e308, -1e308, 0.1,
+    "", "x", "\ud800", "\x00", "a" * 3000, [], {}, [[]], {"a": None},
     ["x"] * 50, {"type": "hello"}, "NaN", float("nan"), float("inf"),
 ]  # fmt: skip
 

@@ -247,6 +247,11 @@ def test_agent_that_was_turned_away_is_remembered_until_it_can_be_understood() -
     assert len(world.enqueued) == 1
     world.registry.report(POD, hello())
     assert world.registry.refusals([POD]) == {}
+    world.registry.refuse(POD, "Protocol version 2 is not supported.")
+    world.registry.refuse(other := pods(2)[1], "Protocol version 2 is not supported.")
+    world.registry.forget(lambda _: False)
+    assert world.registry.refusals([POD, other]) == {}
+    assert world.registry._pods == {}, "nor is anything else kept of pods that are gone"
 
 
 def test_leader_that_ends_closes_all_streams() -> None:

@@ -9,20 +9,23 @@ import json
 import socket
 import ssl
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import aiohttp
 import pytest
+from aiohttp import web
 
 from harness.polling import until_async
 from regroup.protocol import MAX_REPORT_BYTES, codec
 from regroup.protocol.wire import Accepted, Command, Progress, Report, Welcome
 from regroup_operator.endpoint.certificates import Authority, reload
-from regroup_operator.endpoint.server import ACCEPTS
+from regroup_operator.endpoint.server import ACCEPTS, MAX_CONNECTIONS, Callers
 from tests.unit.endpoint.reports import JOB_UID, POD_UID, hello, make_report
 from tests.unit.endpoint.serving import (
     DEADLINE_S,
+    OTHER,
     PATH,
     POD,
     Server,
@@ -328,6 +331,55 @@ def test_garbage_is_answered_or_cut_off_and_others_are_served(garbage: bytes) ->
         assert await server.post(line(hello())) == (200, "")
 
     with_server(scenario, request_timeout_s=0.4)
+
+
+def test_connection_without_a_handshake_is_closed() -> None:
+    async def scenario(server: Server) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", int(server.url.rpartition(":")[2]))
+        async with asyncio.timeout(DEADLINE_S):
+            with contextlib.suppress(ConnectionError):
+                assert await reader.read() == b""
+        writer.close()
+        assert await server.post(line(hello())) == (200, "")
+
+    with_server(scenario, handshake_timeout_s=0.3)
+
+
+def test_pod_has_no_more_than_some_connections_and_the_oldest_goes() -> None:
+    """Whatever runs in a pod can read its token."""
+
+    async def call(server: Server, token: str, path: str, report: bytes) -> tuple[asyncio.StreamReader, Any]:
+        reader, writer = await connect(server)
+        head = f"POST {path}reports HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {token}\r\nContent-Length: {len(report)}\r\n\r\n"
+        writer.write(head.encode() + report)
+        async with asyncio.timeout(DEADLINE_S):
+            assert (await reader.readuntil(b"\r\n\r\n")).split(b" ")[1] == b"200"
+        return reader, writer
+
+    async def scenario(server: Server) -> None:
+        other = (server, "token-1", PATH.replace("worker-0", "worker-1"), line(replace(hello(), pod_uid=OTHER.uid)))
+        calls = [await call(*other)]
+        calls += [await call(server, "token-0", PATH, line(hello())) for _ in range(3 * MAX_CONNECTIONS)]
+        async with asyncio.timeout(DEADLINE_S):
+            for reader, _ in calls[1:-MAX_CONNECTIONS]:
+                with contextlib.suppress(ConnectionError):
+                    await reader.read()
+                assert reader.at_eof()
+        for reader, writer in (calls[0], *calls[-MAX_CONNECTIONS:]):
+            assert not reader.at_eof()
+            writer.close()
+
+    with_server(scenario)
+
+
+def test_connections_that_have_ended_are_not_kept() -> None:
+    callers, connections = Callers(), [cast(web.RequestHandler, object()) for _ in range(MAX_CONNECTIONS)]
+    for connection in [*connections, *connections]:
+        callers.called("uid", connection)  # none is closed: these are as many as may be
+    callers.forget(connections[1:])
+    assert callers._by_pod == {"uid": connections[1:]}
+    callers.forget([])
+    assert callers._by_pod == {}
 
 
 def test_many_silent_connections_at_once_keep_no_agent_out() -> None:

@@ -22,7 +22,7 @@ from _regroup_agent.link import Link
 from harness.polling import until_async
 from regroup.protocol import MAX_REPORT_BYTES, codec
 from regroup.protocol.wire import Answered, Command, Fault, Greeted, Progress, Report, Welcome
-from regroup_operator.endpoint.server import Endpoint
+from regroup_operator.endpoint.server import Callers, Endpoint
 from regroup_operator.model.records import Pod
 from tests.unit.endpoint.reports import JOB_UID, POD_UID, hello, make_report
 from tests.unit.endpoint.serving import DEADLINE_S, PATH, POD, Server, connect, sentence, serving, with_server
@@ -232,7 +232,7 @@ async def reading(server: Server, response: Slow, lines: list[bytes]) -> AsyncIt
     content.feed_data(b"".join(lines))
     content.feed_eof()
     stream = server.registry.open(POD, "boot")
-    endpoint = Endpoint(server.registry, server.tokens, lambda: None)
+    endpoint = Endpoint(server.registry, server.tokens, lambda: None, Callers())
     task = asyncio.ensure_future(endpoint._read_reports(content, POD, response, stream))
     try:
         yield lambda: len(taken)

@@ -13,6 +13,7 @@ import signal
 import socket
 import threading
 import time
+import traceback
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, Protocol
@@ -201,13 +202,17 @@ class Watcher:
     # --- the thread --------------------------------------------------------------------------------------------------
 
     def _listen(self) -> None:
-        with contextlib.suppress(OSError), self._socket.makefile("rb") as lines:
-            for line in lines:
-                try:
-                    message = local.TO_TRAINER.decode_line(line)
-                except ProtocolError:
-                    continue  # a newer agent may say more than this library knows
-                self._hear(message)
+        try:
+            with contextlib.suppress(OSError), self._socket.makefile("rb") as lines:
+                for line in lines:
+                    try:
+                        message = local.TO_TRAINER.decode_line(line)
+                    except ProtocolError:
+                        continue  # a newer agent may say more than this library knows
+                    self._hear(message)
+        except Exception:
+            traceback.print_exc()  # for example, no thread could be started that aborts a communicator
+        # However it came: a process that does not listen must not go on.
         self._agent_gone()
 
     def _hear(self, message: Any) -> None:

@@ -66,6 +66,8 @@ def _plain(hint: Any) -> Any:
     return hint if hint in (str, int, float, bool) else None
 
 
+_TOO_LARGE = 2**63
+
 _PLAIN = frozenset({str, int, bool, type(None)})
 """Types of values that are JSON data as they are."""
 
@@ -107,7 +109,8 @@ def from_json(cls: type[T], data: Any, where: str = "") -> T:
     for field in _fields(cls):  # type: ignore[arg-type]
         item = data.get(field.key)
         if item is not None:
-            plain = type(item) is field.plain  # nearly all of them are
+            # Nearly all of them are. Longer integers than anybody counts are no numbers for a float or a status.
+            plain = type(item) is field.plain and (field.plain is not int or -_TOO_LARGE < item < _TOO_LARGE)
             values[field.name] = item if plain else _convert(field.hint, item, f"{where}.{field.key}")
         elif field.is_required:
             if type(None) not in typing.get_args(field.hint):
@@ -138,6 +141,8 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
         if not isinstance(value, dict):
             raise ProtocolError(f"{where} must be a JSON object, not {type(value).__name__}.")
         return {str(key): _convert(args[1], item, f"{where}.{key}") for key, item in value.items()}
+    if isinstance(value, int) and abs(value) >= _TOO_LARGE:
+        raise ProtocolError(f"{where} must be a number of 64 bits.")
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if not isinstance(value, hint) or (hint is int and isinstance(value, bool)):
