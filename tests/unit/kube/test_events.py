@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from regroup_operator.kube.events import EventBook, Regarding, event_body
 from regroup_operator.model.bucket import TokenBucket
 from regroup_operator.model.ports import EventNote
@@ -65,9 +67,25 @@ def test_dropped_note_is_not_a_series_later() -> None:
     assert series.count == 1
 
 
-def test_long_note_is_cut_to_what_the_api_server_takes() -> None:
-    body = event_body(JOB, EventNote("Normal", "Resized", "x" * 5000), "digits.1", AT)
-    assert len(body["note"]) == 1024
+@pytest.mark.parametrize(
+    ("text", "kept"),
+    [
+        pytest.param("x" * 5000, "x" * 1024, id="ASCII"),
+        pytest.param("ä" * 1000, "ä" * 512, id="two bytes a character: fewer characters than bytes"),
+        pytest.param("x" + "ä" * 1000, "x" + "ä" * 511, id="never half a character"),
+        pytest.param("数据" * 170 + "xxxx", "数据" * 170 + "xxxx", id="what fits is whole"),
+        pytest.param("lost: \ud800", "lost: ?", id="half a pair of UTF-16, as JSON may have it"),
+    ],
+)
+def test_long_note_is_cut_to_the_bytes_that_the_api_server_takes(text: str, kept: str) -> None:
+    body = event_body(JOB, EventNote("Normal", "Resized", text), "digits.1", AT)
+    assert body["note"] == kept
+    assert len(kept.encode()) <= 1024
+
+
+def test_long_reason_is_cut_to_what_the_api_server_takes_of_a_word() -> None:
+    body = event_body(JOB, EventNote("Normal", "Größe" * 100, "Size 3."), "digits.1", AT)
+    assert {len(body[key].encode()) for key in ("reason", "action")} == {128}
 
 
 def test_bucket_refills_to_its_burst_only() -> None:
