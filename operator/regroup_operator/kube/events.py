@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from regroup_operator.api import GROUP, KIND, VERSION, Job, NotFoundError
-from regroup_operator.kube.client import EVENTS, ApiError, Client
+from regroup_operator.kube.client import EVENTS, ApiConflict, ApiError, Client
 from regroup_operator.kube.microtime import micro_time
 from regroup_operator.model.bucket import TokenBucket
 from regroup_operator.model.ports import EventNote
@@ -183,7 +183,12 @@ class EventRecorder:
             body = {**series.body, "reportingInstance": self._instance}
             if series.count > 1:
                 body |= repeated
-            await self._client.create(EVENTS, series.namespace, body)
-            series.posted = True
+            try:
+                await self._client.create(EVENTS, series.namespace, body)
+                series.posted = True
+            except ApiConflict:
+                # An earlier attempt was stored although its answer was lost; nobody else makes events of this name.
+                series.posted = True
+                await self._client.patch(EVENTS, series.namespace, series.name, repeated)
         except ApiError as error:
             log.debug("An event was lost: %s", error)

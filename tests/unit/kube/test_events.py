@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+import asyncio
+from collections.abc import Mapping
+from typing import Any, cast
 
 import pytest
 
-from regroup_operator.kube.events import EventBook, Regarding, event_body
+from regroup_operator.kube.client import ApiConflict, ApiNotFound, ApiUnavailable, Client
+from regroup_operator.kube.events import EventBook, EventRecorder, Regarding, event_body
 from regroup_operator.model.bucket import TokenBucket
 from regroup_operator.model.ports import EventNote
 
@@ -92,3 +95,67 @@ def test_bucket_refills_to_its_burst_only() -> None:
     bucket = TokenBucket(per_s=1, burst=2)
     assert [bucket.take(0.0) for _ in range(3)] == [True, True, False]
     assert [bucket.take(100.0) for _ in range(3)] == [True, True, False]
+
+
+class Api:
+    """The API server's events. `lost`: how many creations from now on are stored without an answer."""
+
+    def __init__(self, lost: int = 0) -> None:
+        self.events: dict[str, dict[str, Any]] = {}
+        self.calls: list[str] = []
+        self.lost = lost
+
+    async def create(self, _: object, __: str, body: Mapping[str, Any]) -> None:
+        self.calls.append("create")
+        name = body["metadata"]["name"]
+        if name in self.events:
+            raise ApiConflict(409, "AlreadyExists", f"{name} already exists.")
+        self.events[name] = dict(body)
+        if self.lost:
+            self.lost -= 1
+            raise ApiUnavailable(0, "Transport", "No answer.")
+
+    async def patch(self, _: object, __: str, name: str, body: Mapping[str, Any]) -> None:
+        self.calls.append("patch")
+        if name not in self.events:
+            raise ApiNotFound(404, "NotFound", f"{name} not found.")
+        self.events[name] |= body
+
+    def counts(self) -> list[int]:
+        """What each event says of how often it has happened."""
+        return [event.get("series", {"count": 1})["count"] for event in self.events.values()]
+
+
+def happens(api: Api, times: int, recorder: EventRecorder | None = None) -> EventRecorder:
+    """Record the same note so many times, each one sent before the next."""
+    recorder = recorder or EventRecorder(cast(Client, api), "pod-1", clock=lambda: 0.0)
+
+    async def scenario() -> None:
+        for _ in range(times):
+            recorder.record(JOB, LOST)
+            await recorder.drain()
+
+    asyncio.run(scenario())
+    return recorder
+
+
+@pytest.mark.parametrize(
+    ("lost", "calls"),
+    [
+        pytest.param(0, ["create", "patch", "patch"], id="answered"),
+        pytest.param(1, ["create", "create", "patch", "patch"], id="stored, and the answer was lost"),
+    ],
+)
+def test_event_that_repeats_is_counted_also_if_the_answer_to_its_creation_was_lost(lost: int, calls: list[str]) -> None:
+    api = Api(lost)
+    happens(api, 3)
+    assert (api.calls, api.counts()) == (calls, [3])
+
+
+def test_event_that_has_expired_begins_anew_also_if_the_answer_to_that_was_lost() -> None:
+    api = Api()
+    recorder = happens(api, 2)
+    api.events.clear()
+    api.lost = 1
+    happens(api, 2, recorder)
+    assert (api.calls[2:], api.counts()) == (["patch", "create", "patch"], [4])
