@@ -12,7 +12,7 @@ import ssl
 from collections.abc import Callable
 
 from regroup_operator.api import RegroupError
-from regroup_operator.endpoint.certificates import Authority, reload, server_context
+from regroup_operator.endpoint.certificates import Authority, certificates, reload, server_context
 from regroup_operator.kube.client import ApiError, Client
 from regroup_operator.kube.lease import boot_clock
 from regroup_operator.kube.secret import load_or_create
@@ -24,6 +24,10 @@ LOOK_S = 300.0
 RETRY_S = 2.0
 
 
+class _FormerCAError(RegroupError):
+    """The former CA cannot be read. What agents trust, and what is served, stays as it is."""
+
+
 class Trust:
     """After `await load()`, `context` serves and `ca_bundle()` is what agents shall trust; `run()` keeps both current, in a
     replica that stands by too. Who begins to lead calls `load()` again: what a standby knows may be LOOK_S old."""
@@ -33,6 +37,7 @@ class Trust:
         self._settings = settings
         self._clock = clock
         self._seen: dict[str, bytes] = {}
+        self._bundle = ""
         self._issued_s = 0.0
         self._context: ssl.SSLContext | None = None
         self._reading = asyncio.Lock()
@@ -45,16 +50,20 @@ class Trust:
 
     def ca_bundle(self) -> str:
         """Return the CA certificates to trust, the newest first, as PEM."""
-        return (self._seen["ca.crt"] + self._seen.get("old-ca.crt", b"")).decode()
+        assert self._bundle, "load() comes first"
+        return self._bundle
 
     async def load(self) -> None:
         """Read or make the CA, and issue a certificate if it is due. Waits while the API server is away.
 
-        Raises RegroupError when the Secret holds something else.
+        Raises RegroupError when the Secret holds something else. A former CA that cannot be read is no reason to end: it is said.
         """
         while True:
             try:
                 await self._refresh()
+                return
+            except _FormerCAError as error:
+                log.warning("The CA of before stays: %s", error)
                 return
             except ApiError as error:
                 log.warning("The CA's Secret could not be read: %s", error)
@@ -78,16 +87,27 @@ class Trust:
 
     def _take(self, data: dict[str, bytes]) -> None:
         settings = self._settings
-        renew_s = settings.certificate_days * 86400 / 3
-        if data == self._seen and self._clock() < self._issued_s + renew_s:
+        due = self._context is None or self._clock() >= self._issued_s + settings.certificate_days * 86400 / 3
+        if data == self._seen and not due:
             return
+        secret = f"Secret {settings.namespace}/{settings.ca_secret_name}"
         try:
             authority = Authority.load(data["ca.crt"], data["ca.key"])
+            trusted = certificates(data["ca.crt"])
         except (KeyError, ValueError) as error:
             raise RegroupError(
-                f"Secret {settings.namespace}/{settings.ca_secret_name} holds no usable CA in ca.crt and ca.key ({error}). "
+                f"{secret} holds no usable CA in ca.crt and ca.key ({error}). "
                 "Delete it; the operator then creates a new one."
             ) from None
+        try:
+            former = data.get("old-ca.crt", b"").strip()
+            trusted += certificates(former) if former else []
+        except ValueError:
+            why = f"{secret} holds no certificate in old-ca.crt. Remove that key, or write the former ca.crt there."
+            # Agents that trust the former CA alone are served by it as long as its certificate lasts.
+            if not due:
+                raise _FormerCAError(why) from None
+            log.warning("The former CA is not trusted: %s", why)
         service = f"{settings.service_name}.{settings.namespace}"
         certificate, key = authority.issue(
             [f"{service}.svc", f"{service}.svc.cluster.local", service], days=settings.certificate_days
@@ -96,7 +116,7 @@ class Trust:
             self._context = server_context(certificate, key)
         else:
             reload(self._context, certificate, key)
-        self._seen, self._issued_s = data, self._clock()
+        self._seen, self._bundle, self._issued_s = data, "".join(trusted), self._clock()
 
 
 def _new_authority() -> dict[str, bytes]:

@@ -75,6 +75,13 @@ class Authority:
         return certificate.public_bytes(serialization.Encoding.PEM), _key_pem(key)
 
 
+def certificates(pem: bytes) -> list[str]:
+    """Return each certificate of a PEM text as one with a final newline, so that they can be joined. Raises ValueError if it has
+    none, or one that cannot be read."""
+    found = x509.load_pem_x509_certificates(pem)
+    return [certificate.public_bytes(serialization.Encoding.PEM).decode() for certificate in found]
+
+
 def server_context(certificate_pem: bytes, key_pem: bytes) -> ssl.SSLContext:
     """Return a server's TLS context. Loading again with `reload` serves a new key without a restart."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

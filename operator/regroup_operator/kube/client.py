@@ -287,6 +287,8 @@ class Client:
         accept: str = "",
         timeout_s: float,
     ) -> dict[str, Any]:
+        if timeout_s <= 0:  # aiohttp would take it for no deadline at all
+            raise ApiUnavailable(0, "Timeout", f"No time is left for {method} {path}.")
         timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=min(CONNECT_TIMEOUT_S, timeout_s))
         response = await self._send(what, method, path, query or {}, body, content_type, timeout, accept)
         try:

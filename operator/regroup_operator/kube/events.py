@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from regroup_operator.api import GROUP, KIND, VERSION, Job, NotFoundError
-from regroup_operator.kube.client import EVENTS, ApiError, Client
+from regroup_operator.kube.client import EVENTS, ApiConflict, ApiError, Client
 from regroup_operator.kube.microtime import micro_time
 from regroup_operator.model.bucket import TokenBucket
 from regroup_operator.model.ports import EventNote
@@ -24,8 +24,10 @@ from regroup_operator.model.ports import EventNote
 log = logging.getLogger(__name__)
 
 CONTROLLER = "regroup.dev/operator"
-NOTE_CHARACTERS = 1024
-"""The API server refuses a longer note."""
+NOTE_BYTES = 1024
+"""The API server refuses a longer note. It counts the bytes of UTF-8, not characters."""
+WORD_BYTES = 128
+"""The same of a reason, an action and the name of who reports."""
 
 
 @dataclass(frozen=True)
@@ -105,10 +107,10 @@ def event_body(job: Job | Regarding, note: EventNote, name: str, wall_time: str)
         "metadata": {"name": name, "namespace": job.namespace},
         "eventTime": wall_time,
         "reportingController": CONTROLLER,
-        "action": note.reason,
-        "reason": note.reason[:128],
+        "action": cut(note.reason, WORD_BYTES),
+        "reason": cut(note.reason, WORD_BYTES),
         "type": note.kind,
-        "note": note.note[:NOTE_CHARACTERS],
+        "note": cut(note.note, NOTE_BYTES),
         "regarding": {
             "apiVersion": f"{GROUP}/{VERSION}",
             "kind": KIND,
@@ -118,6 +120,11 @@ def event_body(job: Job | Regarding, note: EventNote, name: str, wall_time: str)
             "resourceVersion": job.resource_version,
         },
     }
+
+
+def cut(text: str, num_bytes: int) -> str:
+    """Return as much of `text` as fits into so many bytes of UTF-8, in whole characters. What UTF-8 cannot say becomes "?"."""
+    return text.encode(errors="replace")[:num_bytes].decode(errors="ignore")
 
 
 class EventRecorder:
@@ -134,7 +141,7 @@ class EventRecorder:
     ) -> None:
         """`instance` names this process in the events (its pod)."""
         self._client = client
-        self._instance = instance[:128]
+        self._instance = cut(instance, WORD_BYTES)
         self._book = book or EventBook()
         self._queue: asyncio.Queue[Series] = asyncio.Queue(max_queued)
         self._clock = clock
@@ -176,7 +183,12 @@ class EventRecorder:
             body = {**series.body, "reportingInstance": self._instance}
             if series.count > 1:
                 body |= repeated
-            await self._client.create(EVENTS, series.namespace, body)
-            series.posted = True
+            try:
+                await self._client.create(EVENTS, series.namespace, body)
+                series.posted = True
+            except ApiConflict:
+                # An earlier attempt was stored although its answer was lost; nobody else makes events of this name.
+                series.posted = True
+                await self._client.patch(EVENTS, series.namespace, series.name, repeated)
         except ApiError as error:
             log.debug("An event was lost: %s", error)

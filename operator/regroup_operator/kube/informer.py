@@ -11,7 +11,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable, Iterable, Mapping
+import time
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import aclosing
 from typing import Any, Generic, TypeVar
 
@@ -25,6 +26,8 @@ Name = tuple[str, str]
 
 BACKOFF_MIN_S = 0.2
 BACKOFF_MAX_S = 10.0
+SHORT_WATCH_S = 1.0
+"""A watch that ends in order sooner than this, without an event, has failed: who ends one will likely end the next one, too."""
 
 
 class Copy(Generic[T]):
@@ -93,6 +96,8 @@ class Informer(Generic[T]):
         namespace: str | None = None,
         label_selector: str = "",
         page_size: int = 500,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         """`namespace` None: all. `slim(object, previous record)` must be pure but for the clock that it may carry."""
         self.copy: Copy[T] = Copy(slim, on_change)
@@ -104,6 +109,7 @@ class Informer(Generic[T]):
         self.namespace = namespace
         self._selector = label_selector
         self._page_size = page_size
+        self._clock, self._sleep = clock, sleep
         self._backoff_s = BACKOFF_MIN_S
 
     @property
@@ -118,7 +124,9 @@ class Informer(Generic[T]):
             try:
                 if not self.copy.resource_version:
                     await self._list()
-                await self._watch()
+                if not await self._watch():
+                    log.warning("The watch of %s ended at once; it goes on in a moment.", self._resource.plural)
+                    await self._pause()
                 continue
             except ApiGone:
                 log.info("The watch of %s is too old; listing again.", self._resource.plural)
@@ -128,8 +136,11 @@ class Informer(Generic[T]):
             # Watching on from our version would be cheaper, but a server whose store was restored from a backup takes a
             # version that it never had for one of the future, and says nothing until it gets there (measured, 1.36).
             self.copy.resource_version = ""
-            await asyncio.sleep(max(self._backoff_s * random.uniform(0.5, 1.5), least_s))
-            self._backoff_s = min(self._backoff_s * 2, BACKOFF_MAX_S)
+            await self._pause(least_s)
+
+    async def _pause(self, least_s: float = 0.0) -> None:
+        await self._sleep(max(self._backoff_s * random.uniform(0.5, 1.5), least_s))
+        self._backoff_s = min(self._backoff_s * 2, BACKOFF_MAX_S)
 
     async def _list(self) -> None:
         objects: list[Mapping[str, Any]] = []
@@ -150,7 +161,9 @@ class Informer(Generic[T]):
         self.copy.replace(objects, page["metadata"]["resourceVersion"])
         self.synced.set()
 
-    async def _watch(self) -> None:
+    async def _watch(self) -> bool:
+        """Follow the collection until the server ends the watch in order. Returns whether that was of use: an event, or a while."""
+        started_s, has_event = self._clock(), False
         stream = self._client.watch(
             self._resource,
             self.namespace,
@@ -161,8 +174,11 @@ class Informer(Generic[T]):
         async with aclosing(stream) as events:  # type: ignore[type-var]
             async for event in events:
                 self.copy.apply(event)
-                self._backoff_s = BACKOFF_MIN_S
+                self._backoff_s, has_event = BACKOFF_MIN_S, True
+        if not has_event and self._clock() < started_s + SHORT_WATCH_S:
+            return False
         self._backoff_s = BACKOFF_MIN_S
+        return True
 
 
 def _number(resource_version: str) -> int:

@@ -83,9 +83,13 @@ class JobCache:
             self._writing.discard(key)
 
     def answered(self, raw: Mapping[str, Any], before: Entry | None, now_s: float) -> None:
-        """Take a live answer to a request that was sent while `before` was the entry."""
+        """Take a live answer to a request that was sent while `before` was the entry. One of a job that was dropped meanwhile is
+        not kept, not even in doubt: its reader would be given a job that is gone, and nothing would drop it again. If it is of
+        a later job of the name, the watch is about to show that."""
         key, version = key_of(raw), version_of(raw)
         entry = self._entries.get(key)
+        if entry is None and before is not None:
+            return
         if entry is not None and entry is not before and entry.version > version:
             if _uid(entry.raw) == _uid(raw):
                 self._entries[key] = replace(entry, confirmed_s=now_s)

@@ -205,7 +205,7 @@ class Elector:
         if step == "wait":
             return False
         sent_s = self._clock()
-        left_s -= sent_s - started_s
+        left_s = max(0.1, left_s - (sent_s - started_s))
         try:
             if step == "create":
                 await self._create(left_s)

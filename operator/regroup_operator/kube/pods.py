@@ -29,6 +29,9 @@ log = logging.getLogger(__name__)
 
 MESSAGE_LENGTH = 500
 """So much is kept of what the kubelet says of a pod that has failed."""
+RETRY_S = 2.0
+FORBIDDEN_S = 60.0
+"""Until it is asked again whether nodes may be read."""
 _NORMAL_WAITS = frozenset({"ContainerCreating", "PodInitializing"})
 
 
@@ -330,14 +333,22 @@ class PodStore:
         self._callbacks.append(callback)
 
     async def _run_nodes(self) -> None:
-        try:
-            await self._client.list(NODES, limit=1)
-        except ApiError as error:
-            if error.status == 403:
-                # Installed without the chart's ClusterRole: a lost node then shows as a lost stream only.
-                log.warning("Nodes may not be read, so that every node counts as ready: %s", error)
-                self.nodes.synced.set()
-                return
+        """Run the nodes' informer once they may be read. The right to it may be given later, or be missing for a moment only, while
+        roles are written anew; pods that are known by then hear of their nodes as of any that appear."""
+        while True:
+            try:
+                await self._client.list(NODES, limit=1)
+                break
+            except ApiError as error:
+                if error.status != 403:
+                    log.warning("Nodes could not be read: %s", error)
+                elif not self.nodes.synced.is_set():
+                    # Installed without the chart's ClusterRole: a lost node then shows as a lost stream only.
+                    log.warning("Nodes may not be read, so that every node counts as ready: %s", error)
+                    self.nodes.synced.set()
+            await asyncio.sleep(FORBIDDEN_S if self.nodes.synced.is_set() else RETRY_S)
+        if self.nodes.synced.is_set():
+            log.info("Nodes may be read now.")
         await self.nodes.run()
 
     def _slim(self, item: Mapping[str, Any], previous: Pod | None) -> Pod | None:

@@ -58,3 +58,21 @@ def test_header_of_requests_and_watches_is_read() -> None:
         return waits_s
 
     assert asyncio.run(scenario()) == [3.0, 3.0]
+
+
+@pytest.mark.parametrize("timeout_s", [0.0, -1.5])
+def test_request_without_time_is_not_sent(timeout_s: float) -> None:
+    """The HTTP client takes both for no deadline."""
+
+    async def scenario() -> None:
+        client = Client(Configuration(host="http://127.0.0.1:1"))
+        codes: list[int] = []
+        client.observe = lambda _verb, _resource, code, _seconds: codes.append(code)
+        try:
+            with pytest.raises(UnavailableError, match="No time is left for GET /api/v1/namespaces/team/pods/a"):
+                await client.get(PODS, "team", "a", timeout_s=timeout_s)
+        finally:
+            await client.close()
+        assert codes == []
+
+    asyncio.run(scenario())

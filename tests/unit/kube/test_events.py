@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+import asyncio
+from collections.abc import Mapping
+from typing import Any, cast
 
-from regroup_operator.kube.events import EventBook, Regarding, event_body
+import pytest
+
+from regroup_operator.kube.client import ApiConflict, ApiNotFound, ApiUnavailable, Client
+from regroup_operator.kube.events import EventBook, EventRecorder, Regarding, event_body
 from regroup_operator.model.bucket import TokenBucket
 from regroup_operator.model.ports import EventNote
 
@@ -65,12 +70,92 @@ def test_dropped_note_is_not_a_series_later() -> None:
     assert series.count == 1
 
 
-def test_long_note_is_cut_to_what_the_api_server_takes() -> None:
-    body = event_body(JOB, EventNote("Normal", "Resized", "x" * 5000), "digits.1", AT)
-    assert len(body["note"]) == 1024
+@pytest.mark.parametrize(
+    ("text", "kept"),
+    [
+        pytest.param("x" * 5000, "x" * 1024, id="ASCII"),
+        pytest.param("ä" * 1000, "ä" * 512, id="two bytes a character: fewer characters than bytes"),
+        pytest.param("x" + "ä" * 1000, "x" + "ä" * 511, id="never half a character"),
+        pytest.param("数据" * 170 + "xxxx", "数据" * 170 + "xxxx", id="what fits is whole"),
+        pytest.param("lost: \ud800", "lost: ?", id="half a pair of UTF-16, as JSON may have it"),
+    ],
+)
+def test_long_note_is_cut_to_the_bytes_that_the_api_server_takes(text: str, kept: str) -> None:
+    body = event_body(JOB, EventNote("Normal", "Resized", text), "digits.1", AT)
+    assert body["note"] == kept
+    assert len(kept.encode()) <= 1024
+
+
+def test_long_reason_is_cut_to_what_the_api_server_takes_of_a_word() -> None:
+    body = event_body(JOB, EventNote("Normal", "Größe" * 100, "Size 3."), "digits.1", AT)
+    assert {len(body[key].encode()) for key in ("reason", "action")} == {128}
 
 
 def test_bucket_refills_to_its_burst_only() -> None:
     bucket = TokenBucket(per_s=1, burst=2)
     assert [bucket.take(0.0) for _ in range(3)] == [True, True, False]
     assert [bucket.take(100.0) for _ in range(3)] == [True, True, False]
+
+
+class Api:
+    """The API server's events. `lost`: how many creations from now on are stored without an answer."""
+
+    def __init__(self, lost: int = 0) -> None:
+        self.events: dict[str, dict[str, Any]] = {}
+        self.calls: list[str] = []
+        self.lost = lost
+
+    async def create(self, _: object, __: str, body: Mapping[str, Any]) -> None:
+        self.calls.append("create")
+        name = body["metadata"]["name"]
+        if name in self.events:
+            raise ApiConflict(409, "AlreadyExists", f"{name} already exists.")
+        self.events[name] = dict(body)
+        if self.lost:
+            self.lost -= 1
+            raise ApiUnavailable(0, "Transport", "No answer.")
+
+    async def patch(self, _: object, __: str, name: str, body: Mapping[str, Any]) -> None:
+        self.calls.append("patch")
+        if name not in self.events:
+            raise ApiNotFound(404, "NotFound", f"{name} not found.")
+        self.events[name] |= body
+
+    def counts(self) -> list[int]:
+        """What each event says of how often it has happened."""
+        return [event.get("series", {"count": 1})["count"] for event in self.events.values()]
+
+
+def happens(api: Api, times: int, recorder: EventRecorder | None = None) -> EventRecorder:
+    """Record the same note so many times, each one sent before the next."""
+    recorder = recorder or EventRecorder(cast(Client, api), "pod-1", clock=lambda: 0.0)
+
+    async def scenario() -> None:
+        for _ in range(times):
+            recorder.record(JOB, LOST)
+            await recorder.drain()
+
+    asyncio.run(scenario())
+    return recorder
+
+
+@pytest.mark.parametrize(
+    ("lost", "calls"),
+    [
+        pytest.param(0, ["create", "patch", "patch"], id="answered"),
+        pytest.param(1, ["create", "create", "patch", "patch"], id="stored, and the answer was lost"),
+    ],
+)
+def test_event_that_repeats_is_counted_also_if_the_answer_to_its_creation_was_lost(lost: int, calls: list[str]) -> None:
+    api = Api(lost)
+    happens(api, 3)
+    assert (api.calls, api.counts()) == (calls, [3])
+
+
+def test_event_that_has_expired_begins_anew_also_if_the_answer_to_that_was_lost() -> None:
+    api = Api()
+    recorder = happens(api, 2)
+    api.events.clear()
+    api.lost = 1
+    happens(api, 2, recorder)
+    assert (api.calls[2:], api.counts()) == (["patch", "create", "patch"], [4])

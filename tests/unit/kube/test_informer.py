@@ -7,6 +7,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+import pytest
 from aiohttp import web
 from kubernetes.aio.client import Configuration
 
@@ -69,8 +70,15 @@ class Server:
         self.things = [thing(f"t{n}", n + 1, "x") for n in range(5)]
         self.watches: list[str] = []
         self.answers: list[str] = []
-        """For each watch in turn: gone (HTTP 410), expired (410 inside the stream), cut (connection lost), end, hang."""
+        """For each watch in turn: gone (HTTP 410), expired (410 inside the stream), cut (connection lost), end, late (end after a
+        second), event (one, then end), hang."""
         self.num_pages = 0
+        self.now_s = 100.0
+        self.waits_s: list[float] = []
+
+    async def sleep(self, wait_s: float) -> None:
+        """Stand in for asyncio.sleep of the informer."""
+        self.waits_s.append(round(wait_s, 3))
 
     async def serve(self, request: web.Request) -> web.StreamResponse:
         if "watch" in request.query:
@@ -96,12 +104,16 @@ class Server:
             await response.write(json.dumps({"type": "ADDED", "object": thing("new", 50, "x")}).encode() + b"\n")
             assert request.transport is not None
             request.transport.abort()
+        elif answer == "event":
+            await response.write(json.dumps({"type": "ADDED", "object": thing("new", 50, "x")}).encode() + b"\n")
+        elif answer == "late":
+            self.now_s += 1.0
         elif answer == "hang":
             await asyncio.sleep(60)
         return response
 
 
-async def informed(server: Server, num_watches: int) -> tuple[Informer[str], list[Change]]:
+async def informed(server: Server, num_watches: int, **kwargs: Any) -> tuple[Informer[str], list[Change]]:
     """Run an informer of pages of two until `num_watches` watches were opened."""
     app = web.Application()
     app.router.add_get("/apis/test.dev/v1/things", server.serve)
@@ -110,7 +122,7 @@ async def informed(server: Server, num_watches: int) -> tuple[Informer[str], lis
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     client = Client(Configuration(host=f"http://127.0.0.1:{runner.addresses[0][1]}"))
     changes: list[Change] = []
-    informer = Informer[str](client, THINGS, slim, lambda old, new: changes.append((old, new)), page_size=2)
+    informer = Informer[str](client, THINGS, slim, lambda old, new: changes.append((old, new)), page_size=2, **kwargs)
     task = asyncio.create_task(informer.run())
     try:
         await until_async(lambda: len(server.watches) >= num_watches, f"{num_watches} watches")
@@ -154,6 +166,25 @@ def test_watch_that_ends_in_order_goes_on_where_it_was_without_listing_again() -
     server.answers = ["end", "end"]
     informer, _ = asyncio.run(informed(server, 3))
     assert (informer.num_lists, server.watches) == (1, ["5", "5", "5"])
+
+
+@pytest.mark.parametrize(
+    ("answers", "waits_s"),
+    [
+        pytest.param(["end"] * 8, [0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 10.0, 10.0], id="at once, again and again"),
+        pytest.param(["end", "late", "end"], [0.2, 0.2], id="one that lasted is none of these"),
+        pytest.param(["end", "event", "end"], [0.2, 0.2], id="nor one that had an event"),
+        pytest.param(["gone", "end", "gone"], [0.2, 0.4, 0.8], id="a failure like others"),
+    ],
+)
+def test_watch_that_ends_at_once_without_an_event_is_begun_again_with_back_off(
+    answers: list[str], waits_s: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("regroup_operator.kube.informer.random.uniform", lambda *_: 1.0)
+    server = Server()
+    server.answers = list(answers)
+    asyncio.run(informed(server, len(answers) + 1, clock=lambda: server.now_s, sleep=server.sleep))
+    assert server.waits_s == waits_s
 
 
 def test_lost_connection_lists_again_because_the_server_may_have_another_history() -> None:

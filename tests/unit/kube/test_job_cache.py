@@ -51,6 +51,15 @@ def doubts(cache: JobCache) -> None:
     cache.doubt(KEY)
 
 
+def drops(cache: JobCache) -> None:
+    cache.drop(KEY)
+
+
+def is_replaced(cache: JobCache) -> None:
+    cache.drop(KEY, "a")
+    cache.see(make_raw(9, uid="b"))
+
+
 def sweeps(listed: dict[tuple[str, str], tuple[str, int]], *, meanwhile: Step | None = None) -> Step:
     def step(cache: JobCache) -> None:
         before = cache.snapshot()
@@ -75,6 +84,10 @@ def sweeps(listed: dict[tuple[str, str], tuple[str, int]], *, meanwhile: Step | 
         pytest.param([answers(5), doubts, sees(6)], (6, "a", False), id="the watch does not end a doubt"),
         pytest.param([answers(5), answers(3)], (3, "a", True), id="a store that was restored counts from an earlier version"),
         pytest.param([answers(5, meanwhile=sees(8))], (8, "a", True), id="an answer that the watch has overtaken"),
+        pytest.param([answers(5), answers(6, meanwhile=drops)], None, id="an answer from before its end"),
+        pytest.param([answers(5), answers(9, "b", meanwhile=drops)], None, id="of its successor, before the watch shows that"),
+        pytest.param([answers(5), answers(6, meanwhile=is_replaced)], (9, "b", False), id="its successor was seen"),
+        pytest.param([drops, answers(5)], (5, "a", True), id="nothing was known: the job is new"),
         pytest.param([answers(5), sweeps({})], None, id="what is not listed is gone"),
         pytest.param([answers(5), sweeps({KEY: ("a", 5)})], (5, "a", True), id="listed as known"),
         pytest.param([answers(5), sweeps({KEY: ("a", 9)})], (5, "a", False), id="the watch has missed something"),
@@ -236,6 +249,45 @@ def test_write_to_a_job_that_is_gone_forgets_it() -> None:
             await setting.store.write_status(job, {"phase": "Starting"})
         assert len(setting.cache) == 0
         assert await setting.store.get(KEY) is None
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("progress_only", [False, True])
+def test_answer_to_a_write_does_not_bring_back_a_job_whose_end_was_seen_meanwhile(progress_only: bool) -> None:
+    async def scenario(setting: Setting) -> None:
+        job = await setting.job()
+
+        async def end_first(raw: Mapping[str, Any], status: Mapping[str, Any]) -> Mapping[str, Any]:
+            stored = await FakeApi.put_status(setting.api, raw, status)
+            setting.cache.see(stored)
+            setting.api.raw = None
+            setting.cache.drop(KEY, job.uid)
+            return stored
+
+        setting.api.put_status = end_first  # type: ignore[method-assign]
+        written = await setting.store.write_status(job, {"phase": "Starting"}, progress_only=progress_only)
+        assert written.status.phase == "Starting"
+        assert (len(setting.cache), setting.looked) == (0, 1), "the next plan is made, and finds out"
+        with pytest.raises(ConflictError):
+            await setting.store.confirm(written, 60.0)
+        assert await setting.store.get(KEY) is None
+
+    run(scenario)
+
+
+def test_live_read_does_not_bring_back_a_job_whose_end_was_seen_meanwhile() -> None:
+    async def scenario(setting: Setting) -> None:
+        job = await setting.job()
+        setting.cache.doubt(KEY)
+
+        async def end_first(_: object) -> Mapping[str, Any] | None:
+            setting.cache.drop(KEY, job.uid)
+            return setting.api.raw
+
+        setting.api.get = end_first  # type: ignore[method-assign, assignment]
+        assert await setting.store.get(KEY) is None
+        assert len(setting.cache) == 0
 
     run(scenario)
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+from typing import Any, cast
+
 import pytest
 
-from regroup_operator.kube.lease import ObservedLease, decide, look
+from regroup_operator.kube.client import Client
+from regroup_operator.kube.lease import Elector, LeaseTimes, ObservedLease, decide, look
 
 ME, OTHER = "me", "other"
 
@@ -45,3 +49,44 @@ def test_look_reads_a_lease_without_holder_as_released() -> None:
     assert look(lease("1", None), None, 0.0, 15).holder == ""
     bare = look({"metadata": {"resourceVersion": "1"}}, None, 0.0, 15)
     assert (bare.holder, bare.duration_s) == ("", 15.0)
+
+
+class SlowApi:
+    """The API server with a released lease, which it takes `read_s` seconds to show."""
+
+    def __init__(self, read_s: float) -> None:
+        self.now_s, self.read_s = 100.0, read_s
+        self.left_s: list[float] = []
+        """How long each request may take."""
+
+    async def get(self, *_: object, timeout_s: float) -> dict[str, Any]:
+        self.left_s.append(timeout_s)
+        self.now_s += self.read_s
+        return cast("dict[str, Any]", lease("1", None))
+
+    async def replace(self, _: object, __: str, ___: str, body: dict[str, Any], *, timeout_s: float) -> dict[str, Any]:
+        self.left_s.append(timeout_s)
+        return {"metadata": {"resourceVersion": "2"}, "spec": body["spec"]}
+
+
+@pytest.mark.parametrize(
+    ("read_s", "left_s"),
+    [
+        pytest.param(4.0, [6.0, 2.0], id="what is left of it"),
+        pytest.param(6.0, [6.0, 0.1], id="all was spent"),
+        pytest.param(6.9, [6.0, 0.1], id="more than all: time-outs are rounded up"),
+    ],
+)
+def test_write_of_the_lease_has_a_deadline_however_long_the_read_took(read_s: float, left_s: list[float]) -> None:
+    """Without one a candidate waits for as long as the API server does not answer, and nobody leads."""
+    api = SlowApi(read_s)
+    elector = Elector(
+        cast(Client, api), "ns", "regroup", ME, LeaseTimes(8, 6.0, 2.0), clock=lambda: api.now_s, die=pytest.fail
+    )
+
+    async def scenario() -> None:
+        await elector.acquire()
+        await elector.release()
+
+    asyncio.run(scenario())
+    assert api.left_s[:2] == left_s

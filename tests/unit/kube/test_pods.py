@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
+from collections.abc import AsyncIterator
 from typing import Any, cast
 
 import pytest
 
-from regroup_operator.kube.client import Client
+from harness.polling import until_async
+from regroup_operator.kube.client import NODES, Client, Resource, error_of
 from regroup_operator.kube.pods import GONE_S, Agents, PodStore, Taint, slim_node, slim_pod, tolerations_of
 
 POD: dict[str, Any] = {
@@ -406,6 +409,66 @@ def test_without_the_right_to_read_nodes_there_is_no_notice_of_a_taint() -> None
     store = watching(placed(), nodes=())
     assert asked(store) == ""
     assert tolerations_of(placed(tolerations=[{"key": ENDS}]), [ENDS]) == (Taint(ENDS, "", ""),)
+
+
+class Api:
+    """The API server with a pod and its node, which is silent and has a taint. `answers`: the status of each request for nodes in
+    turn, then `last`."""
+
+    def __init__(self, answers: list[int]) -> None:
+        self.answers, self.last, self.num_asked = answers, 403, 0
+
+    async def list(self, resource: Resource, *_: object, **__: object) -> dict[str, Any]:
+        if resource != NODES:
+            return {"metadata": {"resourceVersion": "1"}, "items": [placed()]}
+        self.num_asked += 1
+        status = self.answers.pop(0) if self.answers else self.last
+        if status != 200:
+            raise error_of(status, b"")
+        silent = {"conditions": [{"type": "Ready", "status": "Unknown"}]}
+        return {"metadata": {"resourceVersion": "1"}, "items": [{**node(ENDS), "status": silent}]}
+
+    async def watch(self, *_: object, **__: object) -> AsyncIterator[dict[str, Any]]:
+        await asyncio.Event().wait()
+        yield {}
+
+
+@pytest.mark.parametrize(
+    "answers",
+    [
+        pytest.param([], id="from the start"),
+        pytest.param([503, 0], id="no verdict at the start"),
+        pytest.param([403, 503], id="no verdict in between"),
+    ],
+)
+def test_nodes_that_may_be_read_later_are_read_then(
+    answers: list[int], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("regroup_operator.kube.pods.RETRY_S", 0.0)
+    monkeypatch.setattr("regroup_operator.kube.pods.FORBIDDEN_S", 0.0)
+    api = Api(answers)
+    store, changed = PodStore(cast("Client", api), clock=lambda: 100.0, drain_taints=[ENDS]), list[tuple[str, str]]()
+
+    async def scenario() -> None:
+        running = asyncio.create_task(store.run())
+        await asyncio.wait_for(store.synced(), 10.0)
+        store.on_change(changed.append)
+        before = store.pod("team", "digits-worker-3-1")
+        assert before is not None
+        assert (before.node_ready, before.notice) == (True, ""), "nothing is known of its node"
+        asked_before = api.num_asked
+        await until_async(lambda: api.num_asked >= asked_before + 3, "further requests", every_s=0.0)
+        api.last = 200
+        await until_async(lambda: changed, "a change", every_s=0.0)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+    asyncio.run(scenario())
+    pod = store.pod("team", "digits-worker-3-1")
+    assert pod is not None
+    assert (pod.node_ready, pod.node_unready_since_s) == (False, 100.0)
+    assert (pod.notice, changed) == ("its node node-2 has taint team/ends", [("team", "digits")])
+    assert sum("may not be read" in message for message in caplog.messages) == 1
 
 
 @pytest.mark.parametrize(

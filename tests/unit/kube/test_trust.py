@@ -111,3 +111,73 @@ def test_standby_follows_the_secret_and_survives_one_that_is_unusable(monkeypatc
 
     asyncio.run(scenario())
     assert served(trust.context, new.ca_pem.decode()) is not None
+
+
+@pytest.mark.parametrize(
+    ("new_end", "old_end"),
+    [
+        pytest.param(b"", b"\n", id="the new one has no final newline"),
+        pytest.param(b"\n", b"", id="the former one has none"),
+        pytest.param(b"\n\xa7 not UTF-8\n", b"\r\n", id="a comment, and the newlines of Windows"),
+    ],
+)
+def test_bundle_can_be_loaded_however_its_parts_were_written(new_end: bytes, old_end: bytes) -> None:
+    old, new = Authority.create(), Authority.create()
+    secret = of(new, old)
+    secret["ca.crt"] = new.ca_pem.rstrip() + new_end
+    secret["old-ca.crt"] = old.ca_pem.rstrip() + old_end
+    trust = trust_of(Api(secret), lambda: 1000.0)
+    asyncio.run(trust.load())
+    assert trust.ca_bundle() == (new.ca_pem + old.ca_pem).decode()
+    assert served(trust.context, trust.ca_bundle()) is not None
+
+
+def test_former_ca_that_was_emptied_is_none(caplog: pytest.LogCaptureFixture) -> None:
+    new = Authority.create()
+    trust = trust_of(Api({**of(new), "old-ca.crt": b"\n"}), lambda: 1000.0)
+    asyncio.run(trust.load())
+    assert (trust.ca_bundle(), caplog.messages) == (new.ca_pem.decode(), [])
+
+
+NO_FORMER = (
+    "Secret regroup-system/regroup-ca holds no certificate in old-ca.crt. "
+    "Remove that key, or write the former ca.crt there."
+)
+
+
+@pytest.mark.parametrize("garbage", [b"\xff\xfe", b"nothing"])
+def test_former_ca_that_is_no_certificate_is_left_out_at_the_start(
+    garbage: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    new = Authority.create()
+    trust = trust_of(Api({**of(new), "old-ca.crt": garbage}), lambda: 1000.0)
+    asyncio.run(trust.load())
+    assert trust.ca_bundle() == new.ca_pem.decode()
+    assert served(trust.context, trust.ca_bundle()) is not None
+    assert caplog.messages == [f"The former CA is not trusted: {NO_FORMER}"]
+
+
+def test_former_ca_that_is_no_certificate_changes_nothing_until_the_certificate_is_due(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Agents that trust the former CA alone go on meanwhile; a certificate that ran out would be of use to nobody."""
+    now_s = [1000.0]
+    old, new = Authority.create(), Authority.create()
+    api = Api(of(old))
+    trust = trust_of(api, lambda: now_s[0])
+    asyncio.run(trust.load())
+    api.secret = {**of(new), "old-ca.crt": b"\xff\xfe"}
+    with pytest.raises(RegroupError) as caught:
+        asyncio.run(trust._refresh())
+    assert str(caught.value) == NO_FORMER
+    asyncio.run(trust.load())
+    assert caplog.messages == [f"The CA of before stays: {NO_FORMER}"], "a term begins all the same"
+    assert trust.ca_bundle() == old.ca_pem.decode()
+    assert served(trust.context, old.ca_pem.decode()) is not None
+    now_s[0] += 3 * DAY_S
+    asyncio.run(trust.load())
+    assert trust.ca_bundle() == new.ca_pem.decode()
+    assert served(trust.context, new.ca_pem.decode()) is not None
+    api.secret = of(new, old)
+    asyncio.run(trust.load())
+    assert trust.ca_bundle() == (new.ca_pem + old.ca_pem).decode()
