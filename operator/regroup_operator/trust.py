@@ -94,7 +94,7 @@ class Trust:
         try:
             authority = Authority.load(data["ca.crt"], data["ca.key"])
             trusted = certificates(data["ca.crt"])
-        except (KeyError, ValueError) as error:
+        except (KeyError, ValueError, TypeError) as error:  # TypeError: the key is encrypted
             raise RegroupError(
                 f"{secret} holds no usable CA in ca.crt and ca.key ({error}). "
                 "Delete it; the operator then creates a new one."

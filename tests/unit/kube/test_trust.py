@@ -9,6 +9,12 @@ from collections.abc import Callable
 from typing import Any, cast
 
 import pytest
+from cryptography.hazmat.primitives.serialization import (
+    BestAvailableEncryption,
+    Encoding,
+    PrivateFormat,
+    load_pem_private_key,
+)
 
 from regroup_operator.api import RegroupError
 from regroup_operator.endpoint.certificates import Authority
@@ -98,9 +104,12 @@ def test_standby_follows_the_secret_and_survives_one_that_is_unusable(monkeypatc
 
     async def scenario() -> None:
         await trust.load()
-        api.secret = {"ca.crt": b"nothing"}
-        with pytest.raises(RegroupError, match="holds no usable CA"):
-            await trust.load()
+        locked = load_pem_private_key(new.key_pem, None).private_bytes(
+            Encoding.PEM, PrivateFormat.PKCS8, BestAvailableEncryption(b"secret")
+        )
+        for api.secret in ({**of(new), "ca.key": locked}, {"ca.crt": b"nothing"}):
+            with pytest.raises(RegroupError, match="holds no usable CA"):
+                await trust.load()
         following = asyncio.create_task(trust.run())
         await asyncio.sleep(0)
         api.secret = of(new)
