@@ -72,6 +72,9 @@ def test_every_field_is_written_in_the_life_of_a_job(tmp_path: Path) -> None:
     world.advance(5, step_every_s=0.5)
     world.kill_process(sorted(world.agents)[0])
     world.advance(5, step_every_s=0.5)
+    for uid in sorted(world.agents)[:2]:
+        world.kill_process(uid, code=3)  # within a second, and no rule ignores it
+    world.advance(5, step_every_s=0.5)
     next(t for a in world.agents.values() for t in a.trainers.values() if t.group is not None).frozen = True
     world.advance(8, step_every_s=0.5)
     world.scale(1)
