@@ -218,6 +218,8 @@ class Pods:
         self.on_create: Callable[[int], None] = lambda _: None
         """Is called with the slot of each worker's pod that is made."""
         self.nodes = {f"node-{i}": Node(f"node-{i}") for i in range(num_nodes)}
+        self.per_node: int | None = None
+        """For so many workers' pods a node has room; None: for all."""
         self._avoided: dict[str, tuple[str, ...]] = {}
         self._uids = itertools.count(1)
 
@@ -352,11 +354,12 @@ class Pods:
         pod = self.by_uid.get(uid)
         if pod is None or pod.node:
             return
+        count = {name: sum(p.node == name and p.alive for p in self.by_uid.values()) for name in self.nodes}
         free = [n.name for n in self.nodes.values() if n.is_open and n.name not in self._avoided[uid]]
+        free = [name for name in free if self.per_node is None or count[name] < self.per_node]
         if not free:
             self.by_uid[uid] = replace(pod, unschedulable="0 nodes are available.", unscheduled_reason="Unschedulable")
             return
-        count = {name: sum(p.node == name and p.alive for p in self.by_uid.values()) for name in free}
         node = min(free, key=lambda name: (count[name], name))
         self.by_uid[uid] = replace(pod, node=node, unschedulable="", unscheduled_reason="")
         self._world.after(self._world.pace.some(self._world.pace.container_s), lambda: self._world.run_pod(uid))

@@ -370,6 +370,8 @@ class World:
         pod = self.pods.by_uid.pop(uid, None)
         if pod is not None and all(p.slot != pod.slot for p in self.pods.by_uid.values()):
             self.pods.refused.pop(pod.slot, None)
+        if self.pods.per_node is not None:
+            self.pods.schedule_all()
         self.dirty()
 
     def container_ended(self, agent: Agent, code: int, reason: str = "") -> None:

@@ -236,7 +236,8 @@ class Registry:
         elif isinstance(body, Welcome):
             session = replace(session, told_tier=body.tier)
         elif isinstance(body, Stop):
-            session = replace(session, told_stop=True)
+            at_s = session.told_stop_at_s if session.told_stop_at_s is not None else self._clock()
+            session = replace(session, told_stop=True, told_stop_at_s=at_s)
         elif isinstance(body, DumpStacks):
             session = replace(session, asked_stacks_at_s=self._clock())
         elif isinstance(body, Kill):

@@ -188,6 +188,8 @@ class Session:
     """Newest generation sent on the stream that is open now."""
     told_tier: str = ""
     told_stop: bool = False
+    told_stop_at_s: float | None = None
+    """When an agent of this pod was first told to stop."""
     start_s: float | None = None
     """How long its processes' last start took until all had attached; None: it has not been seen."""
     busy_since_s: tuple[float, ...] = ()

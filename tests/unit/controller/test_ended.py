@@ -40,6 +40,24 @@ def test_container_that_crashes_for_ever_does_not_outlive_its_job(tmp_path: Path
     assert world.pods.by_uid[other].phase == "Succeeded"
 
 
+@pytest.mark.parametrize("suspends", [True, False])
+def test_agent_that_is_frozen_with_an_open_stream_does_not_outlive_its_job(tmp_path: Path, suspends: bool) -> None:
+    """It answers nothing, and its node's kernel keeps the connection: nothing else would end it."""
+    job = make_job().with_replicas(2).with_spec(runPolicy={"activeDeadlineSeconds": 600})
+    world = World(tmp_path, job, num_nodes=2)
+    world.until(lambda: world.phase == "Running", step_every_s=0.5)
+    frozen = sorted(world.pods.by_uid)[0]
+    world.advance(590.0 - (world.now_s - 1000.0), step_every_s=5.0)
+    world.agents[frozen].stop()
+    if suspends:
+        world.suspend(True)
+        world.advance(70.0, step_every_s=5.0)
+        assert f"have not stopped yet ({world.pods.by_uid[frozen].name}" in world.condition("Suspended")["message"]
+    world.until(lambda: world.phase == ("Suspended" if suspends else "Failed"), limit_s=430.0)
+    world.advance(0.0 if suspends else 430.0)
+    assert not any(pod.alive for pod in world.pods.by_uid.values())
+
+
 def test_agent_that_cannot_be_reached_does_not_outlive_its_job(tmp_path: Path) -> None:
     """Nobody can tell it to stop; the kubelet can. It holds a state, and trains on until its grace is nearly over."""
     world = World(tmp_path, make_job().with_replicas(2).with_recovery(maxRestarts=0))

@@ -5,8 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.builders.plan import JobBuilder, make_job
-from tests.simulator.world import World
+from tests.simulator import hazards
+from tests.simulator.world import FOREVER, World
 
 
 def elastic(replicas: int, **policy: Any) -> JobBuilder:
@@ -116,3 +119,54 @@ def test_worker_without_room_is_given_back_and_tried_again(tmp_path: Path) -> No
     world.pods.schedule_all()
     world.until(lambda: world.training() == "0-0,1-0,2-1", limit_s=70.0, step_every_s=0.5)
     assert "pods" not in world.status.get("restarts", {}) or world.status["restarts"]["pods"] == 0
+
+
+def test_replacement_that_is_not_needed_gives_its_room_to_one_that_is(tmp_path: Path) -> None:
+    """Three nodes with room for one pod each. The worker of a node without power is back before its replacement has a node; a node
+    that becomes free gets the replacement, and the pod that the job stands still for has none."""
+    world = World(tmp_path, make_job().with_replicas(3).fixed(), known_session=True, num_nodes=3)
+    world.pods.per_node = 1
+    world.advance(10.0, step_every_s=0.5)
+    hazards.node_off(world, "node-2", 200.0)
+    world.until(lambda: "2-1" in world.names(), limit_s=90.0, step_every_s=0.5)
+    world.vanish(world.uid(0))
+    world.until(lambda: "0-1" in world.names(), limit_s=30.0, step_every_s=0.5)
+    pods = {p.name.removeprefix("digits-worker-"): p.node for p in world.pods.by_uid.values()}
+    assert pods == {"0-1": "", "1-0": "node-1", "2-0": "node-2", "2-1": "node-0"}
+    assert world.condition("PodsReady")["message"].startswith("2 of 3 worker pods run")
+    world.until(lambda: world.training() == "0-1,1-0,2-0", limit_s=250.0, step_every_s=0.5)
+
+
+def test_workers_that_are_lost_count_as_no_room_that_others_have(tmp_path: Path) -> None:
+    """Fewer than minReplicas are left: pods that wait for a node are not given back, although those of the dead nodes are there."""
+    world = World(tmp_path, elastic(3, minReplicas=2, pendingTimeoutSeconds=20), known_session=True, num_nodes=3)
+    world.advance(10.0, step_every_s=0.5)
+    for node in world.pods.nodes.values():
+        node.is_cordoned = True
+    for name in ("node-1", "node-2"):
+        hazards.node_off(world, name, FOREVER)
+    world.until(lambda: len(world.pods.by_uid) == 5, limit_s=120.0, step_every_s=0.5)
+    world.advance(600.0)
+    assert [p.unscheduled_reason for p in world.pods.by_uid.values() if not p.node] == ["Unschedulable"] * 2
+    for node in world.pods.nodes.values():
+        node.is_cordoned = False
+    world.pods.schedule_all()
+    world.until(lambda: world.training() != "", limit_s=5.0, step_every_s=0.5)
+    assert world.status["restarts"]["pods"] == 2
+
+
+def test_room_for_one_group_goes_to_a_whole_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The scheduler takes the pods of a job in any order; workers of one position alone could not train."""
+    job = make_job().with_replicas(4).with_spec(workersPerGroup=2, elasticPolicy={"minReplicas": 2, "maxReplicas": 4})
+    world = World(tmp_path, job, known_session=True, num_nodes=2, start=False)
+    world.pods.per_node = 1
+    place = world.pods.schedule
+
+    def place_all() -> None:
+        for pod in sorted(world.pods.by_uid.values(), key=lambda pod: (pod.slot % 2, pod.slot)):
+            place(pod.uid)
+
+    monkeypatch.setattr(world.pods, "schedule", lambda _: world.after(0.1, place_all))
+    world.start_operator()
+    world.until(lambda: world.training() == "0-0,1-0", limit_s=60.0, step_every_s=0.5)
+    assert slots(world) == [0, 1, 2, 3]

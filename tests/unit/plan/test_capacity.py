@@ -9,7 +9,7 @@ import pytest
 from regroup_operator.api.spec import ElasticPolicy
 from regroup_operator.model.plan import Clock, EarlyFailure
 from regroup_operator.model.records import Pod
-from regroup_operator.plan.pods.capacity import Capacity, judge_capacity
+from regroup_operator.plan.pods.capacity import FORGOTTEN_S, Capacity, judge_capacity, put_off
 from tests.builders.plan import make_pod, uid_of
 
 CLOCK = Clock(1000.0, 1_800_000_000.0)
@@ -110,6 +110,42 @@ def test_workers_count_by_whole_groups(slots: tuple[int, ...], given_back: bool)
     got = judge(*pods, unplaced={uid_of(5): 0.0}, rows=rows, slots=6, per_group=2)
     assert (bool(got.given_back), 3 in (got.held or {})) == (given_back, given_back), "what is missing is tried at once"
     assert got.rows[3] == rows[3]
+
+
+@pytest.mark.parametrize(
+    ("pods", "given", "want"),
+    [
+        pytest.param((), {}, {2, 3, 4, 5}, id="a start: the first group comes first"),
+        pytest.param((), {"per_group": 1}, set(), id="a worker is a group"),
+        pytest.param((), {"minimum": 6}, set(), id="all are needed"),
+        pytest.param((make_pod(0), unplaced(1)), {}, {2, 3, 4, 5}, id="one has no node yet"),
+        pytest.param((make_pod(0), make_pod(1)), {}, set(), id="a whole group has"),
+        pytest.param((make_pod(0), make_pod(3)), {}, set(), id="of any slots"),
+        pytest.param((make_pod(2),), {}, {0, 3, 4, 5}, id="one of each position is enough"),
+        pytest.param((make_pod(0), make_pod(2)), {"minimum": 4}, {4, 5}, id="of one position there are enough"),
+        pytest.param((), {"held": [0]}, {3, 4, 5}, id="another one of the position of a slot that is held back"),
+        pytest.param((make_pod(0), make_pod(1)), {"released": {uid_of(1)}}, {2, 3, 4, 5}, id="one leaves"),
+    ],
+)
+def test_pods_of_further_groups_are_made_once_the_first_have_nodes(
+    pods: tuple[Pod, ...], given: dict[str, Any], want: set[int]
+) -> None:
+    values: dict[str, Any] = {"slots": 6, "per_group": 2, "minimum": 2, "released": (), "held": ()} | given
+    assert put_off(pods, values.pop("released"), values.pop("held"), **values) == want
+
+
+@pytest.mark.parametrize(
+    ("ago_s", "pods", "kept"),
+    [
+        pytest.param(1800.0 + FORGOTTEN_S - 1.0, PLACED, True, id="not yet"),
+        pytest.param(1800.0 + FORGOTTEN_S, PLACED, False, id="nothing has come of it for long"),
+        pytest.param(1800.0 + FORGOTTEN_S, (*PLACED, make_pod(2)), False, id="the pod of before serves"),
+        pytest.param(1800.0 + FORGOTTEN_S, (*PLACED, unplaced(2, 1)), True, id="the next one waits"),
+    ],
+)
+def test_row_is_forgotten(ago_s: float, pods: tuple[Pod, ...], kept: bool) -> None:
+    rows = {2: EarlyFailure(9, 0, CLOCK.now_s - ago_s)}
+    assert judge(*pods, rows=rows).rows == (rows if kept else {})
 
 
 def test_memory_keeps_only_pods_that_wait() -> None:

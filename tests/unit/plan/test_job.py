@@ -21,7 +21,7 @@ from regroup.protocol.wire import (
     Stop,
     Welcome,
 )
-from regroup_operator.api.job import TEMPLATE_CHANGED, template_digest
+from regroup_operator.api.job import TEMPLATE_CHANGED, template_digest, worker_digest
 from regroup_operator.model.plan import Clock, EarlyFailure, JobPlan, Memory, Spell, Urgency, Verdict
 from regroup_operator.model.records import Observation, Pod, ProcessExit, Session, Settings
 from regroup_operator.plan.facts.facts import Inputs
@@ -297,6 +297,16 @@ def test_no_pod_is_made_from_a_template_that_is_not_the_one_of_the_start(changed
     said = {c["type"]: c["message"] for c in got.status["conditions"] if c["status"] == "False"}
     assert ("Accepted" in said) == changed
     assert ("none is made from a template that is not the one of the start" in said["PodsReady"]) == changed
+
+
+def test_failures_of_a_template_that_was_corrected_before_the_start_count_no_more() -> None:
+    """The last pod of the former one stays for its log."""
+    digest = worker_digest(job(None).build())
+    given: dict[str, Any] = {"phase": "Failed", "running_since_s": None}
+    pods = (make_pod(0, 1, spec_digest="of before", **given), make_pod(0, 2, spec_digest=digest, **given), make_pod(1))
+    got = plan(job(None), pods=pods, sessions=())
+    assert got.memory.early_failures == {0: EarlyFailure(1, 2, CLOCK.now_s)}
+    assert [made[:2] for made in got.create] == [(0, 3)], "the first failure is made good at once"
 
 
 def test_replaced_pod_counts_once_however_often_it_is_asked_for() -> None:

@@ -43,6 +43,16 @@ def plan(*pods: Pod, **given: Any) -> RoleChanges:
     return plan_roles(pods=pods, **values | given)
 
 
+def test_place_whose_template_was_corrected_before_the_start_begins_anew() -> None:
+    job, rows = job_of(role("ps"), started=False), {"ps-0": EarlyFailure(7, 6, 999.0)}
+    former = failed(0, 6, job=job, spec_digest="of before")
+    first = plan(former, job=job, rows=rows)
+    assert ([p.uid for p in first.delete], first.create, first.rows) == ([former.uid], (), {})
+    assert plan(job=job, rows=first.rows).create == (("ps", 0, 0),), "at once"
+    also = plan(former, failed(0, 7, job=job), job=job, rows={})
+    assert also.rows == {"ps-0": EarlyFailure(1, 7, NOW_S)}, "the failures of before are not counted"
+
+
 @pytest.mark.parametrize(
     ("pods", "create", "delete"),
     [

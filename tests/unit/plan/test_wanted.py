@@ -7,13 +7,20 @@ from typing import Any
 
 import pytest
 
+from _regroup_agent import ending
 from regroup.protocol.state import Phase
 from regroup.protocol.wire import Draining
 from regroup_operator.api.members import MemberId
 from regroup_operator.model.records import Pod
 from regroup_operator.model.worker import Standing, Worker
 from regroup_operator.plan.facts.current import outdated
-from regroup_operator.plan.pods.wanted import CreateWorker, WorkerChanges, plan_workers
+from regroup_operator.plan.pods.wanted import (
+    ENDS_WITHIN_S,
+    SLOW_STOP_S,
+    CreateWorker,
+    WorkerChanges,
+    plan_workers,
+)
 from tests.builders.plan import make_pod, make_session, make_worker, uid_of
 
 A, B, C = make_worker(0), make_worker(1), make_worker(2)
@@ -170,6 +177,10 @@ def test_node_that_boots_keeps_its_workers(
     assert (made(got), got.look_again_s) == (made_for, due_s)
 
 
+def test_slot_that_is_put_off_has_no_pod_yet() -> None:
+    assert made(changes(A, put_off=frozenset({2}))) == [(1, 0)]
+
+
 def test_slot_whose_pods_fail_before_they_run_is_held_back() -> None:
     got = changes(A, B, held={2: 130.0, 7: 120.0})
     assert (made(got), got.look_again_s) == ([], 130.0)
@@ -202,6 +213,44 @@ def test_release_of_a_pod_that_was_given_up_before_all_have_adopted(
 ) -> None:
     got = changes(A, worker, outside(1, 1), **UNSETTLED | given)
     assert [p.uid for p in got.release] == want
+
+
+NEW = make_session(1, Phase.READY, entered=0, adopted_to=0)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "given", "want"),
+    [
+        pytest.param(B, outside(1, 1, session=NEW), {}, [uid_of(1, 1)], id="it may hold the room that another slot waits for"),
+        pytest.param(B, outside(1, 1, session=None, pod=make_pod(1, 1, phase="Pending", node="")), {}, [uid_of(1, 1)],
+                     id="it has no node"),
+        pytest.param(B, outside(1, 1, session=None), {}, [], id="it has one, and has told this operator nothing"),
+        pytest.param(B, outside(1, 1, session=NEW), {"named": [MemberId(1, 1)]}, [], id="a generation names it"),
+        pytest.param(B, outside(1, 1, session=make_session(1, Phase.READY, entered=2, adopted_to=0)), {}, [],
+                     id="its seal may be asked for"),
+        pytest.param(make_worker(1, available=False), outside(1, 1, session=NEW), {}, [], id="who has the slot may not come back"),
+    ],
+)  # fmt: skip
+def test_release_of_a_pod_whose_slot_another_one_serves_before_all_have_adopted(
+    first: Worker, second: Worker, given: Any, want: list[str]
+) -> None:
+    got = changes(A, first, second, **{"settled": False} | given)
+    assert [p.uid for p in got.release] == want
+
+
+def told(at_s: float) -> Worker:
+    return make_worker(1, session=make_session(1, Phase.TRAINING, 1, told_stop=True, told_stop_at_s=at_s))
+
+
+def test_agent_that_was_told_to_stop_ends_within_its_own_bound_or_its_pod_is_deleted() -> None:
+    """It is frozen, with an open stream."""
+    assert ending.AFTER_COMPLETE_S == ending.AFTER_SUSPEND_S >= ending.AFTER_STOP_S
+    assert ENDS_WITHIN_S == ending.AFTER_COMPLETE_S + ending.AFTER_TERM_S + ending.UNKILLABLE_S
+    least_s = ENDS_WITHIN_S + 20.0
+    assert [p.uid for p in changes(A, told(100.0 - least_s), ended=True).delete] == [uid_of(1)]
+    got = changes(A, told(100.0 - least_s + 1.0), ended=True)
+    assert (got.delete, got.look_again_s) == ((), 101.0)
+    assert changes(A, told(99.0), ended=True).look_again_s == 99.0 + SLOW_STOP_S, "it is named then"
 
 
 def dead(closed_at_s: float | None = None, **of_pod: Any) -> Worker:

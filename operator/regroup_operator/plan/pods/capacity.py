@@ -4,6 +4,9 @@
 autoscaler of nodes try again and again. The job runs smaller without it. A job with fewer than minReplicas placed workers, by
 whole groups, gives nothing back: it waits for its start, and runPolicy.startDeadlineSeconds bounds that. Once a pod that was given
 back finds a node, all others are tried again at once.
+
+Where a group is several workers, those of the groups that the job needs are made before all others (`put_off`): the scheduler knows
+nothing of groups, and could give what room there is to workers of one position, which wait for those of the others for ever.
 docs/design/adr/0055-size-of-an-elastic-job.md
 """
 
@@ -21,6 +24,8 @@ from regroup_operator.plan.failures.on_exit import UNSCHEDULABLE
 
 FIRST_S, LAST_S = 60.0, 1800.0
 """Time until a slot is tried again, doubled for each further time in a row up to the second."""
+FORGOTTEN_S = 600.0
+"""Once it may be tried again, it is forgotten after so long without another pod."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +63,15 @@ def judge_capacity(
     placed = {p.slot for p in usable if p.node}
     # The pod before one that was given back may still be there, and leave: that it has a node says nothing.
     has_room = any(p.node and p.slot in rows and p.attempt > rows[p.slot].attempt for p in usable)
-    rows = {} if has_room else {slot: row for slot, row in rows.items() if slot < slots}
+    newest = {p.slot: p.attempt for p in sorted(usable, key=lambda p: p.attempt)}
+    rows = {
+        slot: row
+        for slot, row in rows.items()
+        if not has_room
+        and slot < slots
+        # Its slot is served again by the pod of before, or nothing is wanted of it: the next time is a first time.
+        and (clock.now_s < row.at_s + _pause_s(row) + FORGOTTEN_S or newest.get(slot, -1) > row.attempt)
+    }
     of_position = Counter(slot % per_group for slot in placed)
     num_groups = min(of_position[position] for position in range(per_group))
     if num_groups * per_group < policy.min_replicas:
@@ -83,6 +96,27 @@ def judge_capacity(
     return _held(
         since_s, rows, clock, frozenset(p.uid for p in overdue), tuple(notes), earliest(dues_s, after_s=clock.now_s)
     )
+
+
+def put_off(
+    pods: Iterable[Pod], released: Collection[str], held: Collection[int], *, slots: int, per_group: int, minimum: int
+) -> frozenset[int]:
+    """Return the slots of which no pod is made until `minimum` workers in whole groups have a node: those beyond as many of their
+    position as that takes. `pods`: without those that cannot be reached. `held`: slots of which none is made now; others of their
+    position may be."""
+    if per_group == 1:
+        return frozenset()
+    usable = [p for p in pods if p.usable and p.uid not in released and p.slot < slots]
+    placed = Counter(slot % per_group for slot in {p.slot for p in usable if p.node})
+    if min(placed[position] for position in range(per_group)) * per_group >= minimum:
+        return frozenset()
+    there = {p.slot for p in usable}
+    out: set[int] = set()
+    for position in range(per_group):
+        of_position = range(position, slots, per_group)
+        missing = [slot for slot in of_position if slot not in there and slot not in held]
+        out.update(missing[max(0, minimum // per_group - len(there.intersection(of_position))) :])
+    return frozenset(out)
 
 
 def _pause_s(row: EarlyFailure) -> float:

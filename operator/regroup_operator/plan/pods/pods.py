@@ -11,12 +11,13 @@ from regroup_operator.api.spec import RunPolicy
 from regroup_operator.model.plan import EarlyFailure, Memory, Verdict, earliest
 from regroup_operator.model.ports import EventNote
 from regroup_operator.model.records import Pod
+from regroup_operator.model.worker import Standing
 from regroup_operator.plan.facts.current import named_members
 from regroup_operator.plan.facts.facts import Facts
 from regroup_operator.plan.failures.exits import avoided_nodes, count_created
 from regroup_operator.plan.generation.generation import NextGeneration
 from regroup_operator.plan.lifecycle.lifecycle import Active, Completing, Ended, Lifecycle, Suspending
-from regroup_operator.plan.pods.capacity import judge_capacity
+from regroup_operator.plan.pods.capacity import judge_capacity, put_off
 from regroup_operator.plan.pods.early import (
     corrected_slots,
     disrupted_words,
@@ -57,17 +58,25 @@ def plan_pods(facts: Facts, lifecycle: Lifecycle, generation: NextGeneration) ->
     inputs, current = facts.inputs, facts.current
     is_active = isinstance(lifecycle, Active)
     # A suspended job begins anew, and so does a slot whose template was corrected before the start.
-    corrected = corrected_slots(inputs.obs.pods, worker_digest(inputs.job)) if current is None else frozenset[int]()
+    digest = worker_digest(inputs.job)
+    corrected = corrected_slots(inputs.obs.pods, digest) if current is None else frozenset[int]()
     early: Mapping[int, EarlyFailure] = {}
     disrupted: Mapping[int, EarlyFailure] = {}
     if is_active:
         pods = [pod for pod in inputs.obs.pods if pod.slot not in corrected]
+        if (
+            current is None
+        ):  # a pod of before that failed stays for its log, and says nothing of the template that there is now
+            pods = [pod for pod in pods if pod.spec_digest in ("", digest)]
         rows = _without(facts.memory.early_failures, corrected)
         early = note_early(rows, pods, inputs.clock.now_s, slots=facts.slots)
         disrupted = _without(generation.memory.disrupted_pods, corrected)
+    # A worker that cannot be reached has a node, and is no use to the job.
+    lost = {w.pod.uid for w in generation.workers if w.pod is not None and w.standing == Standing.LOST}
+    reached = [pod for pod in inputs.obs.pods if pod.uid not in lost | generation.abandoned]
     capacity = judge_capacity(
         policy=inputs.job.spec.elastic_policy if is_active else None,
-        pods=inputs.obs.pods,
+        pods=reached,
         released=facts.released,
         slots=facts.slots,
         per_group=facts.per_group,
@@ -80,6 +89,15 @@ def plan_pods(facts: Facts, lifecycle: Lifecycle, generation: NextGeneration) ->
         notices = judge_notices(generation.workers, facts.memory.noticed, facts.released)
     known = {**facts.known, **generation.changed}
     bad_nodes = avoided_nodes(generation.memory, inputs.clock.now_s, inputs.job.spec.recovery.window_seconds)
+    held = _latest(held_until(early), held_until(disrupted), capacity.held or {})
+    later = put_off(
+        reached,
+        facts.released,
+        [slot for slot, until_s in held.items() if until_s > inputs.clock.now_s],
+        slots=facts.slots,
+        per_group=facts.per_group,
+        minimum=inputs.job.min_replicas,
+    )
     changes = plan_workers(
         workers=generation.workers,
         slots=facts.slots,
@@ -97,7 +115,8 @@ def plan_pods(facts: Facts, lifecycle: Lifecycle, generation: NextGeneration) ->
         hello_timeout_s=inputs.settings.hello_timeout_s,
         term_began_s=max(inputs.obs.term_started_s, inputs.obs.admitted_by_s),
         blip_s=inputs.settings.late_timeout_s,
-        held=_latest(held_until(early), held_until(disrupted), capacity.held or {}),
+        held=held,
+        put_off=later,
         given_back=capacity.given_back,
     )
     delete = (*changes.delete, *(pod for pod in changes.release if not pod.terminating))
@@ -116,6 +135,8 @@ def plan_pods(facts: Facts, lifecycle: Lifecycle, generation: NextGeneration) ->
         clock=inputs.clock,
     )
     create, words = changes.create, capacity.words
+    if later and is_active:
+        words = words or f"the others are made once {inputs.job.min_replicas} workers in whole groups have a node"
     if inputs.job.template_changed:
         create, words, roles = (), TEMPLATE_WORDS, replace(roles, create=())
     replaced, memory = count_created(

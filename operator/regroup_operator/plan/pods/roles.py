@@ -69,12 +69,17 @@ def plan_roles(
     of_place: dict[Place, list[Pod]] = {}
     for pod in sorted(pods, key=lambda p: p.attempt):
         of_place.setdefault(pod.place, []).append(pod)
-    before, rows = rows, _note(rows, of_place, wanted, now_s)
+    outdated = _outdated(job, pods)
+    # A place whose template was corrected before the start begins anew.
+    rows = {
+        place: row for place, row in rows.items() if not (there := of_place.get(place)) or there[-1].uid not in outdated
+    }
+    current = {place: [p for p in there if p.uid not in outdated] for place, there in of_place.items()}
+    before, rows = rows, _note(rows, current, wanted, now_s)
     notes = tuple(
         _words(place, row) for place, row in rows.items() if place not in before or before[place].count < row.count
     )
     done = {role_place(name, i) for name, indices in succeeded(job, pods, known).items() for i in indices}
-    outdated = _outdated(job, pods)
     create: list[tuple[str, int, int]] = []
     delete = [p for p in pods if p.place not in wanted or p.uid in outdated]
     dues_s: list[float] = []

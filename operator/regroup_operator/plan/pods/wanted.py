@@ -23,6 +23,12 @@ from regroup_operator.model.plan import earliest
 from regroup_operator.model.records import Pod
 from regroup_operator.model.worker import Worker
 
+ENDS_WITHIN_S = 335.0
+"""An agent that was told to stop has ended by then, whatever its processes do (_regroup_agent/ending.py): 300 s after Complete or
+Suspended they get SIGTERM, 5 s later SIGKILL, and 30 s later it exits without them."""
+SLOW_STOP_S = 60.0
+"""A pod that has not ended so long after its agent was told to stop is named in the status."""
+
 
 @dataclass(frozen=True)
 class CreateWorker:
@@ -60,6 +66,7 @@ def plan_workers(
     term_began_s: float = float("-inf"),
     blip_s: float = 0.0,
     held: Mapping[int, float] | None = None,
+    put_off: frozenset[int] = frozenset(),
     given_back: frozenset[str] = frozenset(),
 ) -> WorkerChanges:
     """Return the changes to the job's pods.
@@ -72,7 +79,8 @@ def plan_workers(
     complete or failed, nothing is created or released; what does not end by itself within `hello_timeout_s` of its agent's last
     word is deleted. `term_began_s`: since when agents can have called this operator; silence before that proves nothing.
     `blip_s`: a pod that starts keeps its slot for so long while its node is not ready. `held`: by slot, until when no pod is made
-    (early.py, capacity.py). `given_back`: UIDs of pods that never had a node and leave at once.
+    (early.py, capacity.py). `put_off`: slots of which no pod is made before others have a node. `given_back`: UIDs of pods that
+    never had a node and leave at once.
     """
     pods = [w for w in workers if w.pod is not None]
     leaving = tuple(w.pod for w in pods if w.pod and w.pod.uid in released and not w.pod.terminating)
@@ -81,7 +89,9 @@ def plan_workers(
             (w.pod, _given_up_s(w, w.pod, hello_timeout_s, term_began_s)) for w in pods if w.pod and w.pod.usable
         ]
         given_up = (pod for pod, at_s in remaining if at_s is not None and at_s <= now_s)
-        later = [at_s for _, at_s in remaining if at_s is not None and at_s > now_s]
+        told = [w.session.told_stop_at_s for w in pods if w.pod and w.pod.usable and w.session]
+        dues = [*(at_s for _, at_s in remaining), *(None if at_s is None else at_s + SLOW_STOP_S for at_s in told)]
+        later = [at_s for at_s in dues if at_s is not None and at_s > now_s]
         return WorkerChanges(delete=tuple(dict.fromkeys((*leaving, *given_up))), look_again_s=min(later, default=None))
     named = tuple(named)
     attempts: dict[int, int] = {}
@@ -100,13 +110,13 @@ def plan_workers(
     create = tuple(
         CreateWorker(slot, attempts.get(slot, -1) + 1, bad_nodes.get(slot, ()))
         for slot in range(slots)
-        if slot not in serving and slot not in held
+        if slot not in serving and slot not in held and slot not in put_off
     )
     release = tuple(
         w.pod
         for w in pods
         if w.pod is not None
-        and (settled or w.pod.uid in given_back or _never_took_part(w, abandoned, named))
+        and (settled or w.pod.uid in given_back or _never_took_part(w, abandoned, named, serving.get(w.id.slot)))
         and not w.is_member
         and w.pod.uid not in released
         and w.pod.alive
@@ -117,18 +127,25 @@ def plan_workers(
     return WorkerChanges(create, release, leaving, earliest((*dues, *held.values()), after_s=now_s))
 
 
-def _never_took_part(worker: Worker, abandoned: frozenset[str], named: Collection[MemberId]) -> bool:
-    """Return whether a worker that is not waited for any more can hold no state and witness nothing: it never adopted a
-    generation and is named in none. Rule RELEASE keeps it for nobody, and while a job stands still the next one of its slot
-    would not be the last."""
+def _never_took_part(
+    worker: Worker, abandoned: frozenset[str], named: Collection[MemberId], serving: Worker | None
+) -> bool:
+    """Return whether a worker that is not waited for can hold no state and witness nothing: it never adopted a generation and is
+    named in none. Rule RELEASE keeps it for nobody. While a job stands still the next one of its slot would not be the last; and
+    where another one, which is ready, has its slot, it may hold the room that the job stands still for."""
     pod, session = worker.pod, worker.session
-    if pod is None or pod.uid not in abandoned or worker.available or worker.id in named or session is None:
+    if pod is None or worker.id in named:
         return False
-    return session.condition.entered == session.condition.adopted == 0
+    never_entered = session is not None and session.condition.entered == session.condition.adopted == 0
+    if serving is not None and serving.id != worker.id and serving.available:
+        has_begun = session is not None or bool(pod.node)
+        if not has_begun or (worker.available and never_entered):
+            return True
+    return pod.uid in abandoned and not worker.available and never_entered
 
 
 def _given_up_s(worker: Worker, pod: Pod, hello_timeout_s: float, term_began_s: float) -> float | None:
-    """Return when a pod of an ended job is deleted if it is still there; None: its agent is told to stop, and exits.
+    """Return when a pod of an ended job is deleted if it is still there; None: its agent has not been told to stop.
 
     The kubelet needs a moment from the agent's exit to the pod's end. A pod whose sidecar runs on never comes to it, nor
     one whose container crashes again before its agent could call. An agent that has not called a new operator yet is on its way,
@@ -141,7 +158,9 @@ def _given_up_s(worker: Worker, pod: Pod, hello_timeout_s: float, term_began_s: 
             return float("-inf")
         return max(pod.running_since_s or float("-inf"), term_began_s) + hello_timeout_s
     if session.connected:
-        return None
+        # One that is frozen keeps its stream open, and never exits.
+        told_s = session.told_stop_at_s
+        return None if told_s is None else told_s + ENDS_WITHIN_S + hello_timeout_s
     closed_s = session.condition_at_s if session.closed_at_s is None else session.closed_at_s
     return max(closed_s, pod.running_since_s or closed_s) + hello_timeout_s
 

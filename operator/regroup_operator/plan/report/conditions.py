@@ -105,10 +105,11 @@ def worker_conditions(
     ]
     running_uids = {p.uid for p in running}
     unplaced = next((p for p in pods if p.unschedulable), None)
-    counts = f"{min(len(running), replicas)} of {replicas} worker pods run"
+    num_running = len({p.slot for p in running})  # of a slot with two pods one is enough
+    counts = f"{min(num_running, replicas)} of {replicas} worker pods run"
     if spares:
-        counts += f", {min(max(0, len(running) - replicas), spares)} of {spares} spares"
-    if len(running) >= replicas:
+        counts += f", {min(max(0, num_running - replicas), spares)} of {spares} spares"
+    if num_running >= replicas:
         out = [JobCondition("PodsReady", "True", "AllRunning", f"{counts}.")]
     elif stuck is not None:
         message = f": {stuck.waiting_message}" if stuck.waiting_message else ""

@@ -36,6 +36,7 @@ from regroup_operator.plan.lifecycle.lifecycle import (
     finished_of,
 )
 from regroup_operator.plan.pods.pods import PodChanges
+from regroup_operator.plan.pods.wanted import SLOW_STOP_S
 from regroup_operator.plan.report.conditions import (
     COMPLETING,
     FAILED,
@@ -178,10 +179,24 @@ def _left_of(facts: Facts) -> str:
     it no more: until then a process of the job may be alive there."""
     pods = [*sorted(facts.inputs.obs.pods, key=lambda pod: pod.id), *facts.inputs.obs.roles]
     lost = [pod.name for pod in pods if not pod.node_ready]
-    if not lost:
-        return "The workers stop after a step, and their pods are deleted."
-    named = ", ".join(lost[:3]) + (f" and {len(lost) - 3} more" if len(lost) > 3 else "")
-    return f"Waiting for pods whose node is not ready ({named}). Bring the nodes back, or delete the pods by force if they are off."
+    if lost:
+        what = f"Waiting for pods whose node is not ready ({_some(lost)})."
+        return f"{what} Bring the nodes back, or delete the pods by force if they are off."
+    now_s, told = facts.inputs.clock.now_s, {uid: s.told_stop_at_s for uid, s in facts.inputs.obs.sessions.items()}
+    late = [
+        pod.name
+        for pod in pods
+        if pod.usable and (at_s := told.get(pod.uid)) is not None and now_s >= at_s + SLOW_STOP_S
+    ]
+    if late:
+        return (
+            f"Waiting for pods whose processes have not stopped yet ({_some(late)}). They are deleted if they do not."
+        )
+    return "The workers stop after a step, and their pods are deleted."
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
 def _continues(facts: Facts, status: Mapping[str, Any]) -> str:
