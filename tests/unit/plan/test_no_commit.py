@@ -19,9 +19,9 @@ from regroup_operator.plan.failures.no_commit import (
 from tests.builders.plan import make_current, make_fault, make_seal, make_session, make_worker
 
 
-def status(start: int | None, lineage: list[tuple[int, int]]) -> dict[str, Any]:
-    """Return a status whose newest generation is the last of `lineage`, which has (generation, start step)."""
-    membership: dict[str, Any] = {"generation": lineage[-1][0]}
+def status(start: int | None, lineage: list[tuple[int, int]], **given: Any) -> dict[str, Any]:
+    """Return a status whose newest generation is the last of `lineage`, which has (generation, start step). `given`: more of it."""
+    membership: dict[str, Any] = {"generation": lineage[-1][0], **given}
     if start is not None:
         membership["startStep"] = start
     return {
@@ -37,6 +37,9 @@ def status(start: int | None, lineage: list[tuple[int, int]]) -> dict[str, Any]:
         pytest.param(status(7, [(1, 0), (2, 7), (4, 7)]), 7, 2, id="and the one before it"),
         pytest.param(status(7, [(1, 0), (2, 7), (4, 7)]), 8, None, id="a step was committed in the newest"),
         pytest.param(status(9, [(1, 7), (2, 7), (3, 9)]), None, 3, id="one before it committed"),
+        pytest.param(
+            status(7, [(1, 0), (2, 7), (4, 7), (5, 7)], resumedIn=4), 7, 4, id="the job was suspended before the fourth"
+        ),
         pytest.param(status(None, [(1, 0), (2, 0)]), None, None, id="nobody has adopted the newest"),
         pytest.param({}, None, None, id="no generation"),
     ],

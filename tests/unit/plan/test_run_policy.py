@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from regroup.protocol.state import Phase
 from regroup.protocol.wire import Stop
 from regroup_operator.api.spec import RunPolicy
-from regroup_operator.model.plan import Clock, JobPlan, Verdict
+from regroup_operator.model.plan import Clock, Crash, Failure, IgnoredRow, JobPlan, Verdict
 from regroup_operator.plan.lifecycle.run_policy import expires_in_s, has_begun, overdue
 from tests.builders.plan import JobBuilder, make_pod, make_session, uid_of
 from tests.unit.plan.test_job import TRAINING, job, plan, told, trains
@@ -165,6 +166,18 @@ def test_job_that_has_told_its_workers_to_stop_is_suspended_even_if_that_is_take
     assert [slot for slot, _, _ in resumed.create] == [0, 1]
     assert resumed.status["phase"] == "Starting"
     assert "restarts" not in resumed.status
+
+
+def test_rows_of_failures_end_with_a_suspension() -> None:
+    """One suspends a job to repair what stops it: the first failure after that is not the third one."""
+    first = plan(with_policy(TRAINING, suspend=True))
+    crash = Crash("train.py:5", ((0.0, 1), (2.0, 2)), Failure(2.0, "1", 1, "OSError: nfs"), count=2)
+    memory = replace(first.memory, crash=crash, ignored=IgnoredRow(2, 1_800_000_000.0, "rule 1"))
+    still = plan(with_policy(first.status, suspend=True), memory=memory)
+    assert (still.memory.crash, still.memory.ignored) == (crash, memory.ignored)
+    done = plan(with_policy(first.status, suspend=True), pods=(), sessions=(), memory=memory)
+    resumed = plan(with_policy(done.status), pods=(), sessions=(), memory=done.memory)
+    assert (resumed.memory.crash, resumed.memory.ignored) == (None, None)
 
 
 def test_resumed_job_starts_and_nothing_counts_as_a_restart() -> None:

@@ -99,8 +99,10 @@ def judge_failures(facts: Facts) -> Failures:
     sessions = obs.sessions.values()
     committed_s = [s.progress_at_s for s in sessions if s.progress_at_s is not None]
     committed_at = max(map(inputs.clock.wall_at, committed_s), default=None)
+    # Rows of failures end with a suspension: one suspends a job to repair what stops it.
+    is_suspended = facts.current is not None and facts.current.suspended
     crash = note_crashes(
-        seen.memory.crash,
+        None if is_suspended else seen.memory.crash,
         processes,
         committed_at=committed_at,
         script=facts.tier == "Script",
@@ -108,7 +110,7 @@ def judge_failures(facts: Facts) -> Failures:
     )
     counted_pods = {failure.pod for failure in rulings.counted if is_disruption(failure)}
     ignored = note_ignored(
-        seen.memory.ignored,
+        None if is_suspended else seen.memory.ignored,
         [(failure, _ignored_words(rules, index, failure)) for index, failure in rulings.ignored],
         committed_at=committed_at,
         now=inputs.clock.wall,

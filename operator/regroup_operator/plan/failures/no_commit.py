@@ -25,7 +25,8 @@ _ENDED = (Standing.LOST, Standing.DIED, Standing.HUNG)
 
 def first_without_commit(status: Mapping[str, Any], newest_step: int | None) -> int | None:
     """Return the first of the generations in a row, up to the newest, that began at the newest one's start step; None: a step
-    was committed in the newest, or nobody has adopted it.
+    was committed in the newest, or nobody has adopted it. Those before a suspension do not count: one suspends a job to repair
+    what stops it.
 
     `newest_step` is the newest that the newest generation has reported; None: nothing yet.
     """
@@ -34,7 +35,7 @@ def first_without_commit(status: Mapping[str, Any], newest_step: int | None) -> 
         return None
     first: int = status["membership"]["generation"]
     for entry in reversed(status.get("lineage", ())):
-        if entry["startStep"] != start:
+        if entry["startStep"] != start or entry["generation"] < (status["membership"].get("resumedIn") or 0):
             break
         first = entry["generation"]
     return first
