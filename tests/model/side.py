@@ -214,7 +214,8 @@ _FAR: tuple[Literal["waits", "entered", "adopted"], ...] = ("waits", "entered", 
 
 
 class GivenUp:
-    """w1 joins w0 in g2 and is given up. It is released at once if it has told of no entering: it witnesses nothing."""
+    """w1 joins w0 in g2. It is released at once if it has told of no entering, and is given up, or another worker has its slot: it
+    witnesses nothing."""
 
     def __init__(self, *, is_named_kept: bool) -> None:
         """`is_named_kept`: not while a generation names it that is newest, or newer than the last that all have adopted."""
@@ -230,7 +231,7 @@ class GivenUp:
     is_judged = is_goal
 
     def moves(self, state: GivenUpState) -> Iterator[Move]:
-        if state.newest == 1 and state.is_connected:
+        if state.newest == 1 and state.is_connected and not state.is_released:
             yield Move("operator announces g2={w0,w1}", False, state._replace(newest=2))
         if state.newest >= 2 and state.w1 != "adopted" and not state.is_g3_adopted and not state.is_released:
             further = _FAR[_FAR.index(state.w1) + 1]
@@ -245,8 +246,7 @@ class GivenUp:
             yield Move("w0 adopts g3 and says so", False, state._replace(is_g3_adopted=1))
         # The last generation that all have adopted is g1 until g3 is: g2 names w1 all the while.
         is_kept = self.is_named_kept and state.newest >= 2 and not state.is_g3_adopted
-        is_given_up = not state.is_connected and state.known == "waits" and not is_kept
-        if is_given_up and not state.is_released:
+        if state.known == "waits" and not is_kept and not state.is_released:
             is_holder = state.w1 == "adopted" and not state.is_g3_adopted
             violation = "w1, which holds the state of g2, is released before w0 has a newer one" if is_holder else None
             yield Move("operator persists released={w1}", False, state._replace(is_released=1), violation)
