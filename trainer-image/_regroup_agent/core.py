@@ -61,7 +61,9 @@ class Core:
         self._dispatch(event, now_s)
         self._run_timers(now_s)
         worker.keep_seal()
-        if worker.key() == worker.said:
+        if (
+            not worker.connected or worker.key() == worker.said
+        ):  # hello says all of it, and what follows it is compared anew
             self._changed_due_s = None
         elif self._changed_due_s is None:
             self._changed_due_s = now_s + CHANGED_DELAY_S
@@ -83,9 +85,13 @@ class Core:
         """True once it is known that the script uses the library."""
         return self._worker.by_session
 
-    def report(self, body: Any) -> wire.Report:
-        """Return a report of this moment: the whole condition and seal around `body`."""
-        return self._worker.report(body)
+    def report(self, body: Any, now_s: float) -> wire.Report:
+        """Return a report of this moment, which is about to be written: the whole condition and seal around `body`."""
+        worker = self._worker
+        worker.now_s = now_s  # how old something is, also if there has been no event for long
+        report = worker.report(body)
+        worker.said = worker.key()
+        return report
 
     def rank_of(self, local_rank: int) -> int | None:
         """Return a process's rank in the newest generation that was heard; None: it is in none."""

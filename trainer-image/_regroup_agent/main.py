@@ -114,7 +114,7 @@ class Agent:
                 environ[env.POD_NAME],
                 boot,
             ),
-            envelope=self._core.report,
+            envelope=lambda body: self._core.report(body, time.monotonic()),
             on_up=lambda: self._feed(ev.Connected()),
             on_down=lambda: self._feed(ev.Disconnected()),
             on_command=lambda command: self._feed(ev.Commanded(command)),

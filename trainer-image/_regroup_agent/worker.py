@@ -82,6 +82,7 @@ class Worker:
         """Of the event that is being handled."""
         self.effects: list[ev.Effect] = []
         self.said: Any = None
+        """The key of the last report that was written: the operator knows this much."""
 
     @property
     def by_session(self) -> bool:
@@ -159,7 +160,6 @@ class Worker:
         """Return a report of this moment: the whole condition and seal around `body`."""
         self.keep_seal()
         condition, seal = self.condition_and_seal()
-        self.said = self.key()
         mine = self.identity
         return wire.Report(
             mine.job_uid,
@@ -196,6 +196,8 @@ class Worker:
                 incarnation=condition.incarnation,
             )
             report = replace(report, body=body)
+        if self.connected:  # else nobody hears it: what hello has said is what the operator knows
+            self.said = self.key()
         self.effects.append(ev.Send(report))
 
     def take_progress(self, now_s: float) -> wire.Progress | None:

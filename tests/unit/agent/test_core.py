@@ -366,6 +366,34 @@ def test_changed_condition_that_nothing_else_told_is_told_soon() -> None:
     assert drive.wait(60).bodies() == []
 
 
+@pytest.mark.parametrize(
+    ("happens", "said"),
+    [
+        pytest.param(lambda d: d.attach(), [wire.Changed()], id="its process attaches"),
+        pytest.param(lambda d: d.wait(5), [], id="nothing"),
+    ],
+)
+def test_change_between_hello_and_the_open_stream_is_said_once_it_is_open(
+    happens: Callable[[Drive], Drive], said: list[object]
+) -> None:
+    """Else the operator takes it for one that starts, and has it restarted by and by. Agents with no news say nothing: thousands
+    come back at once."""
+    drive = Drive().feed(ev.Connected()).command(wire.Welcome("Session")).feed(ev.Disconnected())
+    hello = drive.report
+    assert hello.condition.phase == Phase.STARTING
+    happens(drive).wait(1)
+    drive.feed(ev.Connected()).wait(0.02)
+    assert drive.bodies() == said
+    assert drive.wait(60).bodies() == []
+
+
+def test_hello_says_how_old_something_is_now() -> None:
+    drive = Drive().session().feed(ev.Disconnected())
+    drive.says(local.BusyLocally("pause", "eval", 1800.0))
+    drive.now_s += 600.0
+    assert drive.report.condition.busy == (Busy("pause", "eval", 1800.0, age_s=600.0),)
+
+
 # --- memory snapshots (rule BACKUP) --------------------------------------------------------------------------------
 
 S5, S7, S9 = StatePair(1, 5), StatePair(1, 7), StatePair(1, 9)
