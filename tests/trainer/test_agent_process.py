@@ -374,6 +374,20 @@ def test_stop_ends_what_does_not_listen(operator: OperatorEdge, worker: Worker) 
     assert worker.agent.wait(10) == 0
 
 
+def test_stop_does_not_wait_for_an_import_that_takes_long(operator: OperatorEdge, worker: Worker) -> None:
+    """Of a volume that is cold, or that does not answer."""
+    (worker.directory / "slow.py").write_text("import time\ntime.sleep(600)\n")
+    (worker.directory / "train.py").write_text("import regroup\n")
+    worker.start(sys.executable, str(worker.directory / "train.py"), REGROUP_PRELOAD="slow")
+    welcome(operator)
+    operator.wait_phase(Phase.STARTING)
+    operator.tell(wire.Stop("Released"))
+    stopped = operator.wait_phase(Phase.STOPPED, 3.0)
+    assert stopped.report.condition.cause is None
+    assert worker.agent is not None
+    assert worker.agent.wait(10) == 0
+
+
 def test_deleted_pod_says_so_and_trains_on_until_stop(operator: OperatorEdge, worker: Worker) -> None:
     worker.start_raw()
     welcome(operator)

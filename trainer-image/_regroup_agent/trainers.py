@@ -40,6 +40,7 @@ class _Trainer:
     incarnation: int
     streams: list[_Stream] = field(default_factory=list)
     pid: int = 0
+    spawning: asyncio.Task[None] | None = None
     signals: list[int] = field(default_factory=list)
     """Signals asked for before the pid was known."""
     tail: bytes = b""
@@ -83,12 +84,14 @@ class Trainers:
             trainer.streams.append(stream)
             write_fds.append(write_fd)
             asyncio.get_running_loop().add_reader(read_fd, self._read, trainer, stream)
-        task = asyncio.get_running_loop().create_task(self._spawn(trainer, env, write_fds))
+        trainer.spawning = task = asyncio.get_running_loop().create_task(self._spawn(trainer, env, write_fds))
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(lambda ended: self._spawned(trainer, write_fds, ended))
 
     def signal(self, local_rank: int, signum: int) -> None:
-        """Signal a process and its helpers. SIGTERM goes to the group too: a shell does not pass it on."""
+        """Signal a process and its helpers. SIGTERM goes to the group too: a shell does not pass it on.
+
+        One that waits for the zygote's import is not there yet, and the import may take minutes: its first signal is its end."""
         trainer = self._by_rank.get(local_rank)
         if trainer is None:
             return
@@ -96,6 +99,8 @@ class Trainers:
             _kill_group(trainer.pid, signum)
         else:
             trainer.signals.append(signum)
+            if self._zygote is not None and self._zygote.imports and trainer.spawning is not None:
+                trainer.spawning.cancel()
 
     def pid(self, local_rank: int, incarnation: int) -> int | None:
         """Return the pid of a process that runs; None where it has ended or is only being started."""
@@ -138,6 +143,13 @@ class Trainers:
                 self._zygote.died()
             elif self._num_asked:
                 self._unclaimed[pid] = status
+
+    def _spawned(self, trainer: _Trainer, write_fds: Sequence[int], task: asyncio.Task[None]) -> None:
+        """The task that starts a process is over; one that a signal has ended before there was a process is that process's end."""
+        self._tasks.discard(task)
+        if task.cancelled() and trainer.signals:
+            _close(write_fds)
+            self._finish(trainer, -trainer.signals[0])
 
     async def _spawn(self, trainer: _Trainer, env: Mapping[str, str], write_fds: Sequence[int]) -> None:
         try:

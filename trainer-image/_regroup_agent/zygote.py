@@ -54,6 +54,11 @@ class Zygote:
         """The zygote's process id, for whoever reaps."""
         return self._process.pid if self._process else None
 
+    @property
+    def imports(self) -> bool:
+        """True until the import is over: who waits in `spawn` has not been forked."""
+        return self._usable and (self._ready is None or not self._ready.done())
+
     def start(self) -> None:
         """Start the zygote; returns at once, the import goes on in it."""
         source = pkgutil.get_data(__package__, "zygote_child.py")

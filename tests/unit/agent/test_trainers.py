@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import subprocess
 from typing import Any, cast
 
@@ -18,6 +19,7 @@ class Fork:
     """In place of the zygote: says that the process it forked has a given pid, when it is told to."""
 
     pid = -1
+    imports = False
 
     def __init__(self) -> None:
         self.answer: asyncio.Future[int] = asyncio.get_running_loop().create_future()
@@ -56,6 +58,49 @@ def test_only_what_ends_while_a_fork_is_asked_for_can_be_that_fork(
         zygote.answer.set_result(pid)
         while trainers._tasks:
             await asyncio.gather(*trainers._tasks)
+        return seen
+
+    assert asyncio.run(run()) == ends
+
+
+@pytest.mark.parametrize(
+    ("imports", "has_begun", "ends"),
+    [
+        pytest.param(True, True, [(0, 7, -signal.SIGTERM)], id="it waits for the import"),
+        pytest.param(True, False, [(0, 7, -signal.SIGTERM)], id="it has just been started"),
+        pytest.param(False, True, [], id="it is being forked"),
+    ],
+)
+def test_process_that_waits_for_the_import_is_ended_by_its_first_signal(
+    imports: bool, has_begun: bool, ends: list[tuple[int, int, int]]
+) -> None:
+    """One that is being forked gets the signal once its pid is known."""
+
+    async def run() -> list[tuple[int, int, int]]:
+        seen: list[tuple[int, int, int]] = []
+        ended = asyncio.Event()
+
+        def exited(local_rank: int, incarnation: int, code: int, _words: LastWords) -> None:
+            seen.append((local_rank, incarnation, code))
+            ended.set()
+
+        zygote = Fork()
+        zygote.imports = imports
+        trainers = Trainers(["x"], cast(Zygote, zygote), "", lambda *_: None, None, lambda *_: None, exited)
+        trainers.start(0, 7, {})
+        if has_begun:
+            await asyncio.sleep(0)
+        trainers.signal(0, signal.SIGTERM)
+        assert seen == [], "whoever sends it is not called back in the middle of that"
+        trainers.signal(0, signal.SIGKILL)
+        if imports:
+            await asyncio.wait_for(ended.wait(), 5.0)
+        else:
+            child = subprocess.Popen(["sleep", "600"], start_new_session=True)
+            zygote.answer.set_result(child.pid)
+            await asyncio.gather(*trainers._tasks)
+            assert await asyncio.to_thread(child.wait, 5.0) in (-signal.SIGTERM, -signal.SIGKILL)
+        assert not trainers._tasks
         return seen
 
     assert asyncio.run(run()) == ends
