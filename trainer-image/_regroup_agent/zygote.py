@@ -19,6 +19,8 @@ from .posix import die_with_parent
 
 MAX_IMPORT_S = 300.0
 """A preload that takes longer hangs: processes are exec'd instead. On a cold network disk torch takes a minute or two."""
+MAX_FORK_S = 30.0
+"""A zygote that does not answer for so long is killed; a fork takes milliseconds."""
 MAX_DEATHS = 3
 """Deaths in a row without one fork in between, after which processes are exec'd instead."""
 
@@ -42,7 +44,7 @@ class Zygote:
         self._process: subprocess.Popen[bytes] | None = None
         self._channel: socket.socket | None = None
         self._ready: asyncio.Future[bool] | None = None
-        self._waiting: dict[int, asyncio.Future[int]] = {}
+        self._waiting: dict[int, asyncio.Future[int | None]] = {}
         self._next_id = 0
         self._deaths = 0
         self._usable = True
@@ -110,8 +112,9 @@ class Zygote:
             if not await asyncio.shield(self._ready) or self._channel is None:
                 continue  # failed for good, or died while importing and is started again
             self._next_id = request_id = self._next_id + 1
-            answer: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+            answer: asyncio.Future[int | None] = asyncio.get_running_loop().create_future()
             self._waiting[request_id] = answer
+            overdue = asyncio.get_running_loop().call_later(MAX_FORK_S, self._is_silent, self._process)
             try:
                 socket.send_fds(self._channel, [json.dumps({"id": request_id, "env": dict(env)}).encode()], list(fds))
                 pid = await answer
@@ -122,7 +125,9 @@ class Zygote:
                 continue
             finally:
                 self._waiting.pop(request_id, None)
-            self._deaths = 0
+                overdue.cancel()
+            if pid is not None:
+                self._deaths = 0
             return pid
         return None
 
@@ -160,10 +165,12 @@ class Zygote:
             self._drop_channel()  # its end is reaped, and then noted by `died`
             return
         message = json.loads(data)
-        if "pid" in message:
+        if "id" in message:
+            if "unforked" in message:
+                self._log(f"The zygote cannot fork ({message['unforked']}); the process is exec'd.")
             answer = self._waiting.get(message["id"])
             if answer is not None and not answer.done():
-                answer.set_result(message["pid"])
+                answer.set_result(message.get("pid"))
         elif "ready" in message:
             self.import_s = message["ready"]
             self._cancel_overdue()
@@ -183,6 +190,12 @@ class Zygote:
         """The import has not ended in time."""
         if self._process is process and self._usable:
             self._give_up(f"importing {', '.join(self._preload)} takes more than {MAX_IMPORT_S:.0f} s")
+            process.kill()
+
+    def _is_silent(self, process: subprocess.Popen[bytes] | None) -> None:
+        """A fork has not been answered in time. Once it is dead, it cannot do so any more, and another one is asked."""
+        if process is not None and self._process is process:
+            self._log(f"The zygote has not answered for {MAX_FORK_S:g} s; it is killed.")
             process.kill()
 
     def _cancel_overdue(self) -> None:

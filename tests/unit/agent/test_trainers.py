@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import subprocess
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
+from _regroup_agent import zygote as zygote_module
 from _regroup_agent.last_words import LastWords
+from _regroup_agent.launch import python_command
 from _regroup_agent.trainers import Trainers
 from _regroup_agent.zygote import Zygote
 
@@ -128,3 +134,56 @@ def test_an_orphans_end_is_forgotten_once_no_fork_is_asked_for() -> None:
         return seen
 
     assert asyncio.run(run()) == []
+
+
+# --- a real zygote, whose end is reaped by the test ----------------------------------------------------------------
+
+
+async def imported_zygote(directory: Path) -> Zygote:
+    """Return a zygote that can fork."""
+    imported = asyncio.Event()
+    python = python_command([sys.executable, str(directory / "train.py")])
+    assert python is not None
+    zygote = Zygote(python, ["json"], os.environ, lambda _: None, imported.set)
+    zygote.start()
+    await asyncio.wait_for(imported.wait(), 10.0)
+    return zygote
+
+
+def bury(zygote: Zygote) -> None:
+    """Reap a zygote that is dead or about to be."""
+    assert zygote.pid is not None
+    os.waitpid(zygote.pid, 0)
+    zygote.died()
+
+
+def test_zygote_that_does_not_answer_is_killed_and_another_one_forks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def run() -> None:
+        zygote = await imported_zygote(tmp_path)
+        assert zygote.pid is not None
+        os.kill(zygote.pid, signal.SIGSTOP)
+        monkeypatch.setattr(zygote_module, "MAX_FORK_S", 0.1)
+        forking = asyncio.ensure_future(zygote.spawn({}, []))
+        await asyncio.sleep(0)
+        monkeypatch.undo()
+        async with ended(zygote):
+            await asyncio.wait_for(asyncio.to_thread(os.waitid, os.P_PID, zygote.pid, os.WEXITED | os.WNOWAIT), 5.0)
+            bury(zygote)
+            pid = await asyncio.wait_for(forking, 10.0)
+            assert pid is not None
+            os.kill(pid, signal.SIGKILL)
+
+    asyncio.run(run())
+
+
+@contextlib.asynccontextmanager
+async def ended(zygote: Zygote) -> AsyncIterator[None]:
+    """Leave no zygote."""
+    try:
+        yield
+    finally:
+        if zygote.pid is not None:
+            os.kill(zygote.pid, signal.SIGKILL)
+            os.waitpid(zygote.pid, 0)
