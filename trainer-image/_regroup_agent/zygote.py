@@ -12,6 +12,7 @@ import pkgutil
 import socket
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from .group_hook_files import group_hook
 from .launch import PythonCommand
@@ -97,7 +98,7 @@ class Zygote:
             theirs.close()
         ours.setblocking(False)
         self._channel = ours
-        asyncio.get_running_loop().add_reader(ours.fileno(), self._readable)
+        asyncio.get_running_loop().add_reader(ours.fileno(), self._read)
         self._cancel_overdue()
         self._overdue = asyncio.get_running_loop().call_later(MAX_IMPORT_S, self._hangs, self._process)
 
@@ -108,8 +109,9 @@ class Zygote:
         while self._usable:
             if self._process is None:
                 self.start()
-            assert self._ready is not None
-            if not await asyncio.shield(self._ready) or self._channel is None:
+            ready = self._ready
+            assert ready is not None
+            if not await asyncio.shield(ready) or self._ready is not ready or self._channel is None:
                 continue  # failed for good, or died while importing and is started again
             self._next_id = request_id = self._next_id + 1
             answer: asyncio.Future[int | None] = asyncio.get_running_loop().create_future()
@@ -135,6 +137,8 @@ class Zygote:
         """Take note that the zygote's process has been reaped, and start another."""
         if self._process is not None:
             self._process.returncode = -1  # reaped by us, not by subprocess
+        while self._channel is not None and self._read():
+            pass  # what it forked before its end lives, and is not forked again; what comes later finds no reader, and ends
         self._drop_channel()
         self._process = None
         waiting, self._waiting = self._waiting, {}
@@ -153,18 +157,22 @@ class Zygote:
         if before is not None and not before.done():
             before.set_result(False)
 
-    def _readable(self) -> None:
+    def _read(self) -> bool:
+        """Take a message of the zygote or of what it forked; False: there is none now."""
         assert self._channel is not None
         try:
             data = self._channel.recv(1 << 16)
         except (BlockingIOError, InterruptedError):
-            return
+            return False
         except OSError:
             data = b""
         if not data:
             self._drop_channel()  # its end is reaped, and then noted by `died`
-            return
-        message = json.loads(data)
+            return False
+        self._take(json.loads(data))
+        return True
+
+    def _take(self, message: Mapping[str, Any]) -> None:
         if "id" in message:
             if "unforked" in message:
                 self._log(f"The zygote cannot fork ({message['unforked']}); the process is exec'd.")

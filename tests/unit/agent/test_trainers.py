@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
+import select
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -187,3 +190,26 @@ async def ended(zygote: Zygote) -> AsyncIterator[None]:
         if zygote.pid is not None:
             os.kill(zygote.pid, signal.SIGKILL)
             os.waitpid(zygote.pid, 0)
+
+
+def test_what_a_zygote_forked_right_before_its_end_is_the_process_that_was_asked_for(tmp_path: Path) -> None:
+    """Else two processes of one incarnation would train, and nobody would know one of them."""
+
+    async def run() -> None:
+        zygote = await imported_zygote(tmp_path)
+        assert zygote.pid is not None
+        async with ended(zygote):
+            forking = asyncio.ensure_future(zygote.spawn({}, []))
+            await asyncio.sleep(0)
+            channel = zygote._channel
+            assert channel is not None
+            assert select.select([channel], [], [], 5.0)[0], "the pid is there, and not read"
+            forked = json.loads(channel.recv(1 << 16, socket.MSG_PEEK))["pid"]
+            os.kill(zygote.pid, signal.SIGKILL)
+            bury(zygote)
+            try:
+                assert await asyncio.wait_for(forking, 10.0) == forked
+            finally:
+                os.kill(forked, signal.SIGKILL)
+
+    asyncio.run(run())
