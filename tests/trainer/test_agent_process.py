@@ -465,6 +465,26 @@ def test_deleted_pod_without_an_operator_ends_at_once(operator: OperatorEdge, wo
     operator.up()
 
 
+def test_look_up_of_a_name_that_hangs_does_not_keep_the_agent(worker: Worker) -> None:
+    looked_up = worker.directory / "looked-up"
+    agent = worker.directory / "agent.py"
+    agent.write_text(
+        "import pathlib, socket, sys, threading\n"
+        f"sys.path.insert(0, {str(worker.zipapp)!r})\n"
+        "def hangs(*_, **__):\n"
+        f"    pathlib.Path({str(looked_up)!r}).touch()\n"
+        "    threading.Event().wait(60)\n"
+        "socket.getaddrinfo = hangs\n"
+        "from _regroup_agent.main import main\nmain()\n"
+    )
+    worker.zipapp = agent
+    worker.start("sleep", "600", PATH=os.environ["PATH"])
+    until(looked_up.exists, "the look-up", details=worker.log)
+    assert worker.agent is not None
+    worker.agent.terminate()
+    assert worker.agent.wait(5) == 143
+
+
 # --- the operator goes and comes -----------------------------------------------------------------------------------
 
 
