@@ -159,6 +159,7 @@ class Core:
             process.spawned = True
             self._script.spawned(now_s)
         elif isinstance(event, ev.Detached):
+            self._worker.say_last_progress(now_s)
             process.attached, process.inside, process.state = False, 0, None
             process.busy = process.first_step_since_s = None
         else:
@@ -167,6 +168,8 @@ class Core:
     def _exited(self, event: ev.Exited, now_s: float) -> None:
         worker = self._worker
         process = worker.processes[event.local_rank]
+        if process.inside:
+            worker.say_last_progress(now_s)
         process.running = process.attached = False
         process.inside, process.state, process.state_adopted = 0, None, 0
         process.busy = process.first_step_since_s = None

@@ -206,6 +206,12 @@ class Worker:
         said = self.progress.take(now_s)
         return said if self.progress.generation == self.condition_and_seal()[0].generation else None
 
+    def say_last_progress(self, now_s: float) -> None:
+        """Report the newest commit, if it waits for its time: a process leaves its generation, and no later report can name it."""
+        said = self.take_progress(now_s) if self.progress.due_s is not None else None
+        if said is not None:
+            self.send(said)
+
     def tell(self, process: Process, message: Any) -> None:
         self.effects.append(ev.Tell(process.local_rank, message))
 

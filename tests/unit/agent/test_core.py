@@ -500,6 +500,32 @@ def test_first_commit_is_told_at_once_and_then_one_a_second() -> None:
     assert [b.step for b in drive.command(wire.ProgressRequest()).bodies()] == [20]
 
 
+SAVED = {"generation": 1, "step": 9, "directory": "g1-s9"}
+
+
+@pytest.mark.parametrize(
+    "ends",
+    [
+        pytest.param(lambda d: d.feed(ev.Detached(0, d.incarnations[0])), id="the process leaves"),
+        pytest.param(lambda d: d.exits(-9), id="it is killed"),
+    ],
+)
+@pytest.mark.parametrize("stopped", [True, False], ids=["after a stop", "by itself"])
+def test_last_commit_is_told_before_the_end_of_its_process(ends: Callable[[Drive], Drive], stopped: bool) -> None:
+    """It may name the checkpoint that a suspended job goes on from. Later reports are of no generation."""
+    drive = Drive().session().trains(1, step=7).wait(1)
+    drive.says(committed(1, 8))
+    drive.says(committed(1, 9, checkpoint=SAVED))
+    if stopped:
+        drive.command(wire.Stop("Suspended"))
+    ends(drive)
+    (told,) = drive.bodies(wire.Progress)
+    assert (told.step, told.checkpoint) == (9, SAVED)
+    assert drive.of(ev.Send)[0].report.condition.generation == 1
+    drive.wait(60)
+    assert [body.step for body in drive.bodies(wire.Progress, ever=True)] == [7, 8, 9]
+
+
 def test_only_reportable_steps_are_reported_ack() -> None:
     drive = Drive().session().trains(1).says(committed(1, 9, reportable_step=6))
     assert drive.bodies(wire.Progress)[0].step == 6
