@@ -13,7 +13,7 @@ from typing import Any
 from regroup.protocol import local, wire
 from regroup.protocol.snapshot import SnapshotState
 
-from . import ending
+from . import ending, progress
 from . import events as ev
 from .aggregate import SESSION
 from .hangs import Hangs
@@ -75,7 +75,7 @@ class Core:
         """When `Tick` is wanted, on the clock of `handle`; None: only another event can change anything."""
         worker = self._worker
         dues = [p.start_at_s for p in worker.processes]
-        dues += [worker.progress.due_s, self._changed_due_s, self._hangs.due_s]
+        dues += [worker.progress.due_s if worker.connected else None, self._changed_due_s, self._hangs.due_s]
         if not worker.stopped:  # while it ends, only the end has times of its own
             dues.append(worker.ending.due_s if worker.ending else self._script.due_s)
         return min((due for due in dues if due is not None), default=None)
@@ -131,7 +131,7 @@ class Core:
             if worker.saved.entered != UNKNOWN:
                 self._start_session(now_s)
         elif isinstance(event, ev.Disconnected):
-            worker.connected = False
+            worker.connected, worker.lost_s = False, now_s
             self._disconnected(now_s)
         elif isinstance(event, ev.Paced):
             worker.progress_factor = event.progress_factor
@@ -180,7 +180,7 @@ class Core:
 
     def _run_timers(self, now_s: float) -> None:
         worker = self._worker
-        if worker.progress.due_s is not None and now_s >= worker.progress.due_s:
+        if worker.connected and worker.progress.due_s is not None and now_s >= worker.progress.due_s:
             said = worker.take_progress(now_s)
             if said is not None:
                 worker.send(said)
@@ -362,10 +362,13 @@ class Core:
         """Say again what only a report can tell, for the generation that the condition names (rule RESAY)."""
         worker = self._worker
         generation = worker.condition_and_seal()[0].generation
+        formed, is_news = worker.formed_body, progress.is_news(worker.formed_s, worker.lost_s)
+        if formed is not None and formed[0] == generation and is_news:
+            worker.send(formed[1])
         if worker.adopted_body is not None and worker.adopted_body[0] == generation:
             worker.send(worker.adopted_body[1])
         if worker.progress.newest is not None and worker.progress.generation == generation:
-            worker.send(worker.progress.again(now_s))
+            worker.send(worker.progress.take_again(now_s, worker.lost_s))
         if worker.finished_body is not None and worker.finished_body[0] == generation:
             worker.send(worker.finished_body[1])
         if worker.ending is not None and worker.ending.leave_at_s is not None:

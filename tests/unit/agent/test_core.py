@@ -352,11 +352,40 @@ def test_broken_collective_of_a_generation_that_is_fenced_is_no_fault_h13() -> N
 def test_reconnect_says_again_what_the_operator_may_have_forgotten_h6() -> None:
     drive = Drive().session().trains(1, 7)
     drive.feed(ev.Disconnected()).feed(ev.Connected())
-    adopted, progress = drive.bodies()
+    formed, adopted, progress = drive.bodies()
+    assert formed == wire.Formed(1.0)
     assert adopted == wire.Adopted(7, "self", StatePair(1, 7), 1.0)
     assert (progress.step, progress.digest) == (7, "d7")
     broken = drive.says(left(1, 7, cause="collective", message="Lost.")).report
     assert (broken.condition.phase, broken.condition.cause, broken.condition.heard) == (Phase.BROKEN, "Lost.", 1)
+
+
+@pytest.mark.parametrize(
+    ("down_s", "lost_after_s", "away_s", "again"),
+    [
+        pytest.param(0.0, 1.0, 300.0, True, id="said, but perhaps not written"),
+        pytest.param(0.0, 61.0, 1.0, False, id="written long ago"),
+        pytest.param(1.0, 0.0, 300.0, True, id="while nobody heard it"),
+    ],
+)
+def test_what_is_said_once_in_a_generation_reaches_the_next_operator(
+    down_s: float, lost_after_s: float, away_s: float, again: bool
+) -> None:
+    """The incident lacks its times else. Agents that have trained for long do not say it again, each of thousands."""
+    drive = Drive().session()
+    if down_s:
+        drive.feed(ev.Disconnected()).wait(down_s)
+    drive.trains(1).says(committed(1, 1, first_step_ms=1234.0, steps_redone=1))
+    drive.says(committed(1, 2)).wait(lost_after_s)
+    if not down_s:
+        drive.feed(ev.Disconnected())
+    for step in range(3, 6):
+        drive.says(committed(1, step)).wait(away_s)
+    drive.feed(ev.Connected())
+    (progress,) = drive.bodies(wire.Progress)
+    assert (progress.step, progress.first_step_ms, progress.steps_redone) == ((5, 1234.0, 1) if again else (5, None, 0))
+    assert drive.bodies(wire.Formed) == ([wire.Formed(1.0)] if again else [])
+    assert drive.wait(60).bodies() == []
 
 
 def test_changed_condition_that_nothing_else_told_is_told_soon() -> None:
