@@ -8,6 +8,7 @@ A process's end is reported once, after its group is killed and its last output 
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
 import signal
 import subprocess
@@ -21,6 +22,8 @@ from .lines import Lines
 from .posix import die_with_parent
 from .zygote import Zygote
 
+_F_GETPIPE_SZ = 1032
+"""fcntl.F_GETPIPE_SZ; Python 3.9 has no name for it."""
 _PF_EXITING = 0x4
 """Bit of a task's flags (proc(5), stat): it is past the point of no return."""
 
@@ -204,28 +207,30 @@ class Trainers:
 
     def _finish(self, trainer: _Trainer, code: int) -> None:
         for stream in trainer.streams:
-            while self._read(trainer, stream):
-                pass
+            # A helper that has left the process group may write for ever: no more than what lay in the pipe is of the process.
+            left = fcntl.fcntl(stream.pipe, _F_GETPIPE_SZ) if stream.pipe >= 0 else 0
+            while left > 0 and (read := self._read(trainer, stream)):
+                left -= read
             self._close(trainer, stream)
         if self._by_rank.get(trainer.local_rank) is trainer:
             del self._by_rank[trainer.local_rank]
         self._on_exited(trainer.local_rank, trainer.incarnation, code, last_words(trainer.tail))
 
-    def _read(self, trainer: _Trainer, stream: _Stream) -> bool:
-        """Pass on what there is; returns False when there is nothing more now."""
+    def _read(self, trainer: _Trainer, stream: _Stream) -> int:
+        """Pass on what there is; returns how many bytes it was, 0 when there is nothing more now."""
         if stream.pipe < 0:
-            return False
+            return 0
         try:
             data = os.read(stream.pipe, 1 << 16)
         except (BlockingIOError, InterruptedError):
-            return False
+            return 0
         if not data:
             self._close(trainer, stream)
-            return False
+            return 0
         if stream.fd == 2:
             trainer.tail = (trainer.tail + data)[-KEPT_BYTES:]
         self._pass_on(stream, data if self._label is None else stream.lines.add(data, self._label(trainer.local_rank)))
-        return True
+        return len(data)
 
     def _close(self, trainer: _Trainer, stream: _Stream) -> None:
         if stream.pipe >= 0:

@@ -139,6 +139,39 @@ def test_an_orphans_end_is_forgotten_once_no_fork_is_asked_for() -> None:
     assert asyncio.run(run()) == []
 
 
+def test_helper_that_writes_for_ever_does_not_hold_up_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has left the process group, and keeps the inherited stderr: whenever the pipe is read, there is more in it."""
+
+    async def run() -> int:
+        num_read, seen = 0, list[int]()
+
+        def write(_fd: int, data: bytes) -> None:
+            nonlocal num_read
+            num_read += len(data)
+            assert num_read < 1 << 20, "it reads for ever"
+
+        zygote = Fork()
+        trainers = Trainers(
+            ["x"], cast(Zygote, zygote), "", write, None, lambda *_: None, lambda rank, *_: seen.append(rank)
+        )
+        trainers.start(0, 1, {})
+        trainer = trainers._by_rank[0]
+        pipe, read = trainer.streams[0].pipe, os.read
+
+        def more(fd: int, size: int) -> bytes:
+            return b"x" * 4096 if fd == pipe else read(fd, size)
+
+        await asyncio.sleep(0)
+        monkeypatch.setattr(os, "read", more)
+        zygote.answer.set_result(ended_child(0))
+        trainers.reap()  # while the fork is asked for: it is that process's end
+        await asyncio.gather(*trainers._tasks)
+        assert seen == [0]
+        return num_read
+
+    assert asyncio.run(run()) == 1 << 16, "what a pipe holds"
+
+
 # --- a real zygote, whose end is reaped by the test ----------------------------------------------------------------
 
 
