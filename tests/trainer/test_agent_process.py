@@ -374,6 +374,20 @@ def test_stop_ends_what_does_not_listen(operator: OperatorEdge, worker: Worker) 
     assert worker.agent.wait(10) == 0
 
 
+def test_stop_does_not_wait_for_an_import_that_takes_long(operator: OperatorEdge, worker: Worker) -> None:
+    """Of a volume that is cold, or that does not answer."""
+    (worker.directory / "slow.py").write_text("import time\ntime.sleep(600)\n")
+    (worker.directory / "train.py").write_text("import regroup\n")
+    worker.start(sys.executable, str(worker.directory / "train.py"), REGROUP_PRELOAD="slow")
+    welcome(operator)
+    operator.wait_phase(Phase.STARTING)
+    operator.tell(wire.Stop("Released"))
+    stopped = operator.wait_phase(Phase.STOPPED, 3.0)
+    assert stopped.report.condition.cause is None
+    assert worker.agent is not None
+    assert worker.agent.wait(10) == 0
+
+
 def test_deleted_pod_says_so_and_trains_on_until_stop(operator: OperatorEdge, worker: Worker) -> None:
     worker.start_raw()
     welcome(operator)
@@ -449,6 +463,26 @@ def test_deleted_pod_without_an_operator_ends_at_once(operator: OperatorEdge, wo
     worker.agent.terminate()
     assert worker.agent.wait(10) == 143
     operator.up()
+
+
+def test_look_up_of_a_name_that_hangs_does_not_keep_the_agent(worker: Worker) -> None:
+    looked_up = worker.directory / "looked-up"
+    agent = worker.directory / "agent.py"
+    agent.write_text(
+        "import pathlib, socket, sys, threading\n"
+        f"sys.path.insert(0, {str(worker.zipapp)!r})\n"
+        "def hangs(*_, **__):\n"
+        f"    pathlib.Path({str(looked_up)!r}).touch()\n"
+        "    threading.Event().wait(60)\n"
+        "socket.getaddrinfo = hangs\n"
+        "from _regroup_agent.main import main\nmain()\n"
+    )
+    worker.zipapp = agent
+    worker.start("sleep", "600", PATH=os.environ["PATH"])
+    until(looked_up.exists, "the look-up", details=worker.log)
+    assert worker.agent is not None
+    worker.agent.terminate()
+    assert worker.agent.wait(5) == 143
 
 
 # --- the operator goes and comes -----------------------------------------------------------------------------------

@@ -331,6 +331,35 @@ def test_address_of_a_family_that_the_machine_does_not_have_is_left_out(
     assert said == [f"Connected to the operator at https://127.0.0.1:{operator.port}."]
 
 
+@pytest.mark.parametrize(
+    ("sentence", "num_said"),
+    [
+        pytest.param("The operator answered 401: The token expired {} s ago.", 1, id="an age"),
+        pytest.param("The operator answered {}: No.", 300, id="another status"),
+    ],
+)
+def test_refusal_whose_numbers_differ_is_said_once(
+    operator: OperatorEdge, monkeypatch: pytest.MonkeyPatch, sentence: str, num_said: int
+) -> None:
+    events, said = list[str](), list[str]()
+    one = link_to(operator, events, said)
+    numbers = iter(range(200, 500))
+
+    async def refused() -> None:
+        number = next(numbers, None)
+        if number is None:
+            raise asyncio.CancelledError
+        raise link._BrokenError(sentence.format(number))
+
+    monkeypatch.setattr(one, "_session", refused)
+    monkeypatch.setattr(link, "FIRST_WAIT_S", 0.0)
+    monkeypatch.setattr(link, "LAST_WAIT_S", 0.0)
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(one.run())
+    assert len(said) == num_said
+    assert len(one._said) <= link.MAX_SAID
+
+
 @pytest.mark.parametrize("ticks", range(8))
 def test_who_is_cancelled_while_it_waits_is_cancelled_whenever_what_it_waits_for_ends(ticks: int) -> None:
     async def scene() -> None:

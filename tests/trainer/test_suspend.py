@@ -90,6 +90,7 @@ def test_suspended_job_gives_its_workers_back_and_goes_on_where_it_was(
         last = {c.rank: max(d.step for d in stopped.commits if d.rank == c.rank and d.generation == c.generation)
                 for c in stopped.commits if c.generation == status["membership"]["generation"]}  # fmt: skip
         assert len(set(last.values())) == 1, f"all leave after the same step: {last}"
+        assert status["checkpoint"]["step"] == max(last.values()) + 1
         run.scale(workers)
         suspend(run, False)
         status = run.trains(workers, after=generation)

@@ -11,6 +11,7 @@ import pytest
 
 from harness.polling import until
 from regroup.protocol import wire
+from regroup.protocol.state import Phase
 from tests.trainer.agent_edge import OperatorEdge, Worker, generation
 
 SCRIPTS = {
@@ -80,6 +81,32 @@ def test_python_inside_a_shell_is_forked_and_like_the_shells(operator: OperatorE
     )
     compare(operator, worker, ["sh", "-c", text.format(here=worker.directory, python=sys.executable)])
     assert (worker.directory / "comm").read_text() == "trainer-0\n", "it was exec'd, not forked"
+
+
+@pytest.mark.parametrize("whose", ["==", "!="], ids=["the zygote's", "the one of the process in between"])
+def test_fork_that_fails_is_answered_and_the_process_is_execd(
+    operator: OperatorEdge, worker: Worker, whose: str
+) -> None:
+    """As where a pod may have no more processes."""
+    failed = worker.directory / "failed"
+    (worker.directory / "crowded.py").write_text(
+        f"import errno, os\nfork, me = os.fork, os.getpid()\n"
+        f"def fails():\n    if os.getpid() {whose} me and not os.path.exists({str(failed)!r}):\n"
+        f"        open({str(failed)!r}, 'w').close()\n        raise BlockingIOError(errno.EAGAIN, 'no')\n    return fork()\n"
+        f"os.fork = fails\n"
+    )
+    path = worker.directory / "train.py"
+    path.write_text("print(open('/proc/self/comm').read())")
+    worker.start(sys.executable, str(path), REGROUP_PRELOAD="crowded")
+    operator.wait_body(wire.Hello)
+    operator.wait_stream()
+    operator.tell(wire.Welcome("Script"))
+    operator.wait_phase(Phase.READY)
+    operator.tell(generation(1, 0)[0])
+    operator.wait_body(wire.Finished, timeout_s=5)
+    assert "trainer" not in worker.stdout.read_text()
+    assert "The zygote cannot fork (Resource temporarily unavailable); the process is exec'd." in worker.log()
+    assert "died" not in worker.log()
 
 
 def compare(operator: OperatorEdge, worker: Worker, command: list[str]) -> None:

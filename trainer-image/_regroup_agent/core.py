@@ -13,7 +13,7 @@ from typing import Any
 from regroup.protocol import local, wire
 from regroup.protocol.snapshot import SnapshotState
 
-from . import ending
+from . import ending, progress
 from . import events as ev
 from .aggregate import SESSION
 from .hangs import Hangs
@@ -61,7 +61,9 @@ class Core:
         self._dispatch(event, now_s)
         self._run_timers(now_s)
         worker.keep_seal()
-        if worker.key() == worker.said:
+        if (
+            not worker.connected or worker.key() == worker.said
+        ):  # hello says all of it, and what follows it is compared anew
             self._changed_due_s = None
         elif self._changed_due_s is None:
             self._changed_due_s = now_s + CHANGED_DELAY_S
@@ -73,7 +75,7 @@ class Core:
         """When `Tick` is wanted, on the clock of `handle`; None: only another event can change anything."""
         worker = self._worker
         dues = [p.start_at_s for p in worker.processes]
-        dues += [worker.progress.due_s, self._changed_due_s, self._hangs.due_s]
+        dues += [worker.progress.due_s if worker.connected else None, self._changed_due_s, self._hangs.due_s]
         if not worker.stopped:  # while it ends, only the end has times of its own
             dues.append(worker.ending.due_s if worker.ending else self._script.due_s)
         return min((due for due in dues if due is not None), default=None)
@@ -83,9 +85,13 @@ class Core:
         """True once it is known that the script uses the library."""
         return self._worker.by_session
 
-    def report(self, body: Any) -> wire.Report:
-        """Return a report of this moment: the whole condition and seal around `body`."""
-        return self._worker.report(body)
+    def report(self, body: Any, now_s: float) -> wire.Report:
+        """Return a report of this moment, which is about to be written: the whole condition and seal around `body`."""
+        worker = self._worker
+        worker.now_s = now_s  # how old something is, also if there has been no event for long
+        report = worker.report(body)
+        worker.said = worker.key()
+        return report
 
     def rank_of(self, local_rank: int) -> int | None:
         """Return a process's rank in the newest generation that was heard; None: it is in none."""
@@ -125,7 +131,7 @@ class Core:
             if worker.saved.entered != UNKNOWN:
                 self._start_session(now_s)
         elif isinstance(event, ev.Disconnected):
-            worker.connected = False
+            worker.connected, worker.lost_s = False, now_s
             self._disconnected(now_s)
         elif isinstance(event, ev.Paced):
             worker.progress_factor = event.progress_factor
@@ -153,6 +159,7 @@ class Core:
             process.spawned = True
             self._script.spawned(now_s)
         elif isinstance(event, ev.Detached):
+            self._worker.say_last_progress(now_s)
             process.attached, process.inside, process.state = False, 0, None
             process.busy = process.first_step_since_s = None
         else:
@@ -161,6 +168,8 @@ class Core:
     def _exited(self, event: ev.Exited, now_s: float) -> None:
         worker = self._worker
         process = worker.processes[event.local_rank]
+        if process.inside:
+            worker.say_last_progress(now_s)
         process.running = process.attached = False
         process.inside, process.state, process.state_adopted = 0, None, 0
         process.busy = process.first_step_since_s = None
@@ -171,7 +180,7 @@ class Core:
 
     def _run_timers(self, now_s: float) -> None:
         worker = self._worker
-        if worker.progress.due_s is not None and now_s >= worker.progress.due_s:
+        if worker.connected and worker.progress.due_s is not None and now_s >= worker.progress.due_s:
             said = worker.take_progress(now_s)
             if said is not None:
                 worker.send(said)
@@ -353,10 +362,13 @@ class Core:
         """Say again what only a report can tell, for the generation that the condition names (rule RESAY)."""
         worker = self._worker
         generation = worker.condition_and_seal()[0].generation
+        formed, is_news = worker.formed_body, progress.is_news(worker.formed_s, worker.lost_s)
+        if formed is not None and formed[0] == generation and is_news:
+            worker.send(formed[1])
         if worker.adopted_body is not None and worker.adopted_body[0] == generation:
             worker.send(worker.adopted_body[1])
         if worker.progress.newest is not None and worker.progress.generation == generation:
-            worker.send(worker.progress.again(now_s))
+            worker.send(worker.progress.take_again(now_s, worker.lost_s))
         if worker.finished_body is not None and worker.finished_body[0] == generation:
             worker.send(worker.finished_body[1])
         if worker.ending is not None and worker.ending.leave_at_s is not None:

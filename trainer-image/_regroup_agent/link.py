@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import re
 import socket
 import ssl
 import time
@@ -34,6 +35,8 @@ second."""
 HANDSHAKE_TIMEOUT_S = 5.0
 """A new leader has the handshakes of all agents to do, and the kernel of a frozen one still accepts connections."""
 ANSWER_TIMEOUT_S = 10.0
+MAX_SAID = 100
+"""So many sentences are known to have been said; then it begins anew."""
 MAX_LINE_BYTES = 16 << 20
 """A generation document of 5000 members has about a megabyte."""
 
@@ -300,9 +303,14 @@ class Link:
         self._unanswered.clear()
 
     def _say_once(self, sentence: str) -> None:
-        if sentence not in self._said:
-            self._said.add(sentence)
-            self._log(sentence)
+        """Log a sentence, unless it was said since the last connection. Its numbers may be ages, which differ each time."""
+        said = re.sub(r"(?<!answered )(?<!\d)\d+", "#", sentence)
+        if said in self._said:
+            return
+        if len(self._said) >= MAX_SAID:
+            self._said.clear()
+        self._said.add(said)
+        self._log(sentence)
 
 
 async def _connect(host: str, port: int) -> socket.socket:

@@ -13,7 +13,7 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from regroup.protocol import env, local, snapshot
 from regroup.protocol.wire import ProcessStack
@@ -114,7 +114,7 @@ class Agent:
                 environ[env.POD_NAME],
                 boot,
             ),
-            envelope=self._core.report,
+            envelope=lambda body: self._core.report(body, time.monotonic()),
             on_up=lambda: self._feed(ev.Connected()),
             on_down=lambda: self._feed(ev.Disconnected()),
             on_command=lambda command: self._feed(ev.Commanded(command)),
@@ -300,14 +300,20 @@ def log(text: str) -> None:
     OUTPUT.say(text)
 
 
-def die(text: str, code: int) -> None:
-    """End the agent with one sentence, in the log and where the kubelet looks for it. Does not return."""
+def die(text: str, code: int) -> NoReturn:
+    """End the agent with one sentence, in the log and where the kubelet looks for it."""
     log(text)
     try:
         if Path(TERMINATION_LOG).exists():
             Path(TERMINATION_LOG).write_text(text, encoding="utf-8")
     except OSError:
         pass
+    leave(code)
+
+
+def leave(code: int) -> NoReturn:
+    """Exit once the log is written. asyncio and the interpreter would wait for their threads first, and a look-up of the operator's
+    name may hang in one for minutes."""
     STDOUT.flush()
     OUTPUT.flush()
     os._exit(code)
@@ -368,7 +374,7 @@ def _socket_path(state_dir: str) -> tuple[str, str]:
     return os.path.join(made, "agent.sock"), made
 
 
-def main(argv: Sequence[str] | None = None) -> Any:
+def main(argv: Sequence[str] | None = None) -> None:
     """Entry point of the zipapp: exits with the agent's code, 2 for a command or environment that cannot work."""
     args = list(sys.argv[1:] if argv is None else argv)
     if args == ["--check-imports"]:
@@ -381,16 +387,12 @@ def main(argv: Sequence[str] | None = None) -> Any:
         _check_environ(os.environ)
     except LaunchError as error:
         die(str(error), 2)
-    code = asyncio.run(_run(args[1:]))
-    STDOUT.flush()
-    OUTPUT.flush()
-    sys.exit(code)
+    asyncio.run(_run(args[1:]))
 
 
-async def _run(command: Sequence[str]) -> int:
+async def _run(command: Sequence[str]) -> None:
     try:
         agent = Agent(command, os.environ)
     except (LaunchError, OSError, ValueError) as error:
         die(str(error), 2)
-        raise
-    return await agent.run()
+    leave(await agent.run())

@@ -21,6 +21,9 @@ OTHERS_S = 10.0
 REPORTS_PER_S = 50.0
 MAX_FACTOR = 20.0
 """No operator makes an agent say less than that: what it knows of a job would be too old."""
+NEWS_S = 60.0
+"""What is said once in a generation is said again if the operator was lost within this time: it may not have written it to the
+status. Agents of a job that has trained for longer do not say it to each new operator."""
 
 
 class Progress:
@@ -33,6 +36,9 @@ class Progress:
         """When the newest commit is to be reported; None: nothing to say."""
         self._sent_s = float("-inf")
         self._committed_s = 0.0
+        self._first: local.Committed | None = None
+        """The first commit of the generation, with what it alone says."""
+        self._first_s = 0.0
 
     @property
     def step(self) -> int:
@@ -42,7 +48,7 @@ class Progress:
     def begin(self, generation: int) -> None:
         """Forget the commits of older generations."""
         if generation != self.generation:
-            self.generation, self.newest, self.due_s = generation, None, None
+            self.generation, self.newest, self.due_s, self._first = generation, None, None, None
 
     def committed(self, message: local.Committed, interval_s: float, now_s: float) -> None:
         """Take in one process's commit. The same step from a second process of the worker changes nothing."""
@@ -57,6 +63,8 @@ class Progress:
                 self.newest = replace(old, times=message.times)
             return
         self._committed_s = now_s
+        if message.first_step_ms is not None:
+            self._first, self._first_s = message, now_s
         unsaid = old if old is not None and self.due_s is not None else None
         self.newest = wire.Progress(
             step=max(message.reportable_step, old.step if old else 0),
@@ -94,11 +102,24 @@ class Progress:
             self.newest = replace(said, first_step_ms=None, steps_redone=0, age_ms=0.0)
         return said
 
+    def take_again(self, now_s: float, lost_s: float) -> wire.Progress | None:
+        """Return what a new connection is told, and count it as said: also what only the first commit says, if it may be news.
+        `lost_s`: when the last connection was lost."""
+        said = self.take(now_s)
+        if said is not None and self._first is not None and is_news(self._first_s, lost_s):
+            return replace(said, first_step_ms=self._first.first_step_ms, steps_redone=self._first.steps_redone)
+        return said
+
     def again(self, now_s: float) -> wire.Progress | None:
         """Return the newest commit as it is to be said at this time, without counting it as said."""
         if self.newest is None:
             return None
         return replace(self.newest, age_ms=round((now_s - self._committed_s) * 1000, 1))
+
+
+def is_news(at_s: float, lost_s: float) -> bool:
+    """Return whether what happened then may be unknown to whoever follows the operator that was lost at `lost_s`."""
+    return at_s + NEWS_S > lost_s
 
 
 def _says_the_same(message: local.Committed, old: wire.Progress) -> bool:

@@ -96,7 +96,8 @@ class Session:
         self._form_ms = max(self._form_ms, message.form_ms)
         if worker.said_formed < number and all(p.formed == number for p in worker.processes):
             worker.said_formed = number
-            worker.send(wire.Formed(self._form_ms))
+            worker.formed_body, worker.formed_s = (number, wire.Formed(self._form_ms)), worker.now_s
+            worker.send(worker.formed_body[1])
 
     def _adopted(self, process: Process, message: local.AdoptedLocally, now_s: float) -> None:
         worker, number = self._worker, message.generation
@@ -163,7 +164,7 @@ class Session:
             return
         process.finished, process.step = number, message.step
         if all(p.finished == number for p in worker.processes):
-            if worker.progress.due_s is not None:
+            if worker.connected and worker.progress.due_s is not None:
                 worker.send(worker.progress.take(now_s))
             worker.finished_body = (number, wire.Finished(message.step))
             worker.send(worker.finished_body[1])

@@ -8,6 +8,7 @@ A process's end is reported once, after its group is killed and its last output 
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
 import signal
 import subprocess
@@ -21,6 +22,8 @@ from .lines import Lines
 from .posix import die_with_parent
 from .zygote import Zygote
 
+_F_GETPIPE_SZ = 1032
+"""fcntl.F_GETPIPE_SZ; Python 3.9 has no name for it."""
 _PF_EXITING = 0x4
 """Bit of a task's flags (proc(5), stat): it is past the point of no return."""
 
@@ -40,6 +43,7 @@ class _Trainer:
     incarnation: int
     streams: list[_Stream] = field(default_factory=list)
     pid: int = 0
+    spawning: asyncio.Task[None] | None = None
     signals: list[int] = field(default_factory=list)
     """Signals asked for before the pid was known."""
     tail: bytes = b""
@@ -83,12 +87,14 @@ class Trainers:
             trainer.streams.append(stream)
             write_fds.append(write_fd)
             asyncio.get_running_loop().add_reader(read_fd, self._read, trainer, stream)
-        task = asyncio.get_running_loop().create_task(self._spawn(trainer, env, write_fds))
+        trainer.spawning = task = asyncio.get_running_loop().create_task(self._spawn(trainer, env, write_fds))
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(lambda ended: self._spawned(trainer, write_fds, ended))
 
     def signal(self, local_rank: int, signum: int) -> None:
-        """Signal a process and its helpers. SIGTERM goes to the group too: a shell does not pass it on."""
+        """Signal a process and its helpers. SIGTERM goes to the group too: a shell does not pass it on.
+
+        One that waits for the zygote's import is not there yet, and the import may take minutes: its first signal is its end."""
         trainer = self._by_rank.get(local_rank)
         if trainer is None:
             return
@@ -96,6 +102,8 @@ class Trainers:
             _kill_group(trainer.pid, signum)
         else:
             trainer.signals.append(signum)
+            if self._zygote is not None and self._zygote.imports and trainer.spawning is not None:
+                trainer.spawning.cancel()
 
     def pid(self, local_rank: int, incarnation: int) -> int | None:
         """Return the pid of a process that runs; None where it has ended or is only being started."""
@@ -138,6 +146,13 @@ class Trainers:
                 self._zygote.died()
             elif self._num_asked:
                 self._unclaimed[pid] = status
+
+    def _spawned(self, trainer: _Trainer, write_fds: Sequence[int], task: asyncio.Task[None]) -> None:
+        """The task that starts a process is over; one that a signal has ended before there was a process is that process's end."""
+        self._tasks.discard(task)
+        if task.cancelled() and trainer.signals:
+            _close(write_fds)
+            self._finish(trainer, -trainer.signals[0])
 
     async def _spawn(self, trainer: _Trainer, env: Mapping[str, str], write_fds: Sequence[int]) -> None:
         try:
@@ -192,28 +207,30 @@ class Trainers:
 
     def _finish(self, trainer: _Trainer, code: int) -> None:
         for stream in trainer.streams:
-            while self._read(trainer, stream):
-                pass
+            # A helper that has left the process group may write for ever: no more than what lay in the pipe is of the process.
+            left = fcntl.fcntl(stream.pipe, _F_GETPIPE_SZ) if stream.pipe >= 0 else 0
+            while left > 0 and (read := self._read(trainer, stream)):
+                left -= read
             self._close(trainer, stream)
         if self._by_rank.get(trainer.local_rank) is trainer:
             del self._by_rank[trainer.local_rank]
         self._on_exited(trainer.local_rank, trainer.incarnation, code, last_words(trainer.tail))
 
-    def _read(self, trainer: _Trainer, stream: _Stream) -> bool:
-        """Pass on what there is; returns False when there is nothing more now."""
+    def _read(self, trainer: _Trainer, stream: _Stream) -> int:
+        """Pass on what there is; returns how many bytes it was, 0 when there is nothing more now."""
         if stream.pipe < 0:
-            return False
+            return 0
         try:
             data = os.read(stream.pipe, 1 << 16)
         except (BlockingIOError, InterruptedError):
-            return False
+            return 0
         if not data:
             self._close(trainer, stream)
-            return False
+            return 0
         if stream.fd == 2:
             trainer.tail = (trainer.tail + data)[-KEPT_BYTES:]
         self._pass_on(stream, data if self._label is None else stream.lines.add(data, self._label(trainer.local_rank)))
-        return True
+        return len(data)
 
     def _close(self, trainer: _Trainer, stream: _Stream) -> None:
         if stream.pipe >= 0:

@@ -5,6 +5,7 @@ Pure: an act only appends an effect. Whose turn it is, is decided in `core` (com
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -52,6 +53,8 @@ class Worker:
         self.session = False
         """The script is known to use the library: its text says so, or a process has attached."""
         self.connected = False
+        self.lost_s = -math.inf
+        """When the last connection was lost; never before the first one."""
         self.store_port = 0
         self.generation: wire.Generation | None = None
         """The newest heard, by this agent process."""
@@ -64,6 +67,8 @@ class Worker:
         self.progress = progress.Progress()
         self.progress_factor = 1.0
         """What the operator asked for in its last answer (wire.Accepted)."""
+        self.formed_body: tuple[int, wire.Formed] | None = None
+        self.formed_s = 0.0
         self.adopted_body: tuple[int, wire.Adopted] | None = None
         self.finished_body: tuple[int, wire.Finished] | None = None
         self.said_formed = self.said_adopted = 0
@@ -82,6 +87,7 @@ class Worker:
         """Of the event that is being handled."""
         self.effects: list[ev.Effect] = []
         self.said: Any = None
+        """The key of the last report that was written: the operator knows this much."""
 
     @property
     def by_session(self) -> bool:
@@ -159,7 +165,6 @@ class Worker:
         """Return a report of this moment: the whole condition and seal around `body`."""
         self.keep_seal()
         condition, seal = self.condition_and_seal()
-        self.said = self.key()
         mine = self.identity
         return wire.Report(
             mine.job_uid,
@@ -196,6 +201,8 @@ class Worker:
                 incarnation=condition.incarnation,
             )
             report = replace(report, body=body)
+        if self.connected:  # else nobody hears it: what hello has said is what the operator knows
+            self.said = self.key()
         self.effects.append(ev.Send(report))
 
     def take_progress(self, now_s: float) -> wire.Progress | None:
@@ -203,6 +210,12 @@ class Worker:
         carries: it would be taken for a sign of life of that one."""
         said = self.progress.take(now_s)
         return said if self.progress.generation == self.condition_and_seal()[0].generation else None
+
+    def say_last_progress(self, now_s: float) -> None:
+        """Report the newest commit, if it waits for its time: a process leaves its generation, and no later report can name it."""
+        said = self.take_progress(now_s) if self.connected and self.progress.due_s is not None else None
+        if said is not None:
+            self.send(said)
 
     def tell(self, process: Process, message: Any) -> None:
         self.effects.append(ev.Tell(process.local_rank, message))

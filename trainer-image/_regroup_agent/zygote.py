@@ -12,6 +12,7 @@ import pkgutil
 import socket
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from .group_hook_files import group_hook
 from .launch import PythonCommand
@@ -19,6 +20,8 @@ from .posix import die_with_parent
 
 MAX_IMPORT_S = 300.0
 """A preload that takes longer hangs: processes are exec'd instead. On a cold network disk torch takes a minute or two."""
+MAX_FORK_S = 30.0
+"""A zygote that does not answer for so long is killed; a fork takes milliseconds."""
 MAX_DEATHS = 3
 """Deaths in a row without one fork in between, after which processes are exec'd instead."""
 
@@ -42,7 +45,7 @@ class Zygote:
         self._process: subprocess.Popen[bytes] | None = None
         self._channel: socket.socket | None = None
         self._ready: asyncio.Future[bool] | None = None
-        self._waiting: dict[int, asyncio.Future[int]] = {}
+        self._waiting: dict[int, asyncio.Future[int | None]] = {}
         self._next_id = 0
         self._deaths = 0
         self._usable = True
@@ -53,6 +56,11 @@ class Zygote:
     def pid(self) -> int | None:
         """The zygote's process id, for whoever reaps."""
         return self._process.pid if self._process else None
+
+    @property
+    def imports(self) -> bool:
+        """True until the import is over: who waits in `spawn` has not been forked."""
+        return self._usable and (self._ready is None or not self._ready.done())
 
     def start(self) -> None:
         """Start the zygote; returns at once, the import goes on in it."""
@@ -90,7 +98,7 @@ class Zygote:
             theirs.close()
         ours.setblocking(False)
         self._channel = ours
-        asyncio.get_running_loop().add_reader(ours.fileno(), self._readable)
+        asyncio.get_running_loop().add_reader(ours.fileno(), self._read)
         self._cancel_overdue()
         self._overdue = asyncio.get_running_loop().call_later(MAX_IMPORT_S, self._hangs, self._process)
 
@@ -101,12 +109,14 @@ class Zygote:
         while self._usable:
             if self._process is None:
                 self.start()
-            assert self._ready is not None
-            if not await asyncio.shield(self._ready) or self._channel is None:
+            ready = self._ready
+            assert ready is not None
+            if not await asyncio.shield(ready) or self._ready is not ready or self._channel is None:
                 continue  # failed for good, or died while importing and is started again
             self._next_id = request_id = self._next_id + 1
-            answer: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+            answer: asyncio.Future[int | None] = asyncio.get_running_loop().create_future()
             self._waiting[request_id] = answer
+            overdue = asyncio.get_running_loop().call_later(MAX_FORK_S, self._is_silent, self._process)
             try:
                 socket.send_fds(self._channel, [json.dumps({"id": request_id, "env": dict(env)}).encode()], list(fds))
                 pid = await answer
@@ -117,7 +127,9 @@ class Zygote:
                 continue
             finally:
                 self._waiting.pop(request_id, None)
-            self._deaths = 0
+                overdue.cancel()
+            if pid is not None:
+                self._deaths = 0
             return pid
         return None
 
@@ -125,6 +137,8 @@ class Zygote:
         """Take note that the zygote's process has been reaped, and start another."""
         if self._process is not None:
             self._process.returncode = -1  # reaped by us, not by subprocess
+        while self._channel is not None and self._read():
+            pass  # what it forked before its end lives, and is not forked again; what comes later finds no reader, and ends
         self._drop_channel()
         self._process = None
         waiting, self._waiting = self._waiting, {}
@@ -143,22 +157,28 @@ class Zygote:
         if before is not None and not before.done():
             before.set_result(False)
 
-    def _readable(self) -> None:
+    def _read(self) -> bool:
+        """Take a message of the zygote or of what it forked; False: there is none now."""
         assert self._channel is not None
         try:
             data = self._channel.recv(1 << 16)
         except (BlockingIOError, InterruptedError):
-            return
+            return False
         except OSError:
             data = b""
         if not data:
             self._drop_channel()  # its end is reaped, and then noted by `died`
-            return
-        message = json.loads(data)
-        if "pid" in message:
+            return False
+        self._take(json.loads(data))
+        return True
+
+    def _take(self, message: Mapping[str, Any]) -> None:
+        if "id" in message:
+            if "unforked" in message:
+                self._log(f"The zygote cannot fork ({message['unforked']}); the process is exec'd.")
             answer = self._waiting.get(message["id"])
             if answer is not None and not answer.done():
-                answer.set_result(message["pid"])
+                answer.set_result(message.get("pid"))
         elif "ready" in message:
             self.import_s = message["ready"]
             self._cancel_overdue()
@@ -178,6 +198,12 @@ class Zygote:
         """The import has not ended in time."""
         if self._process is process and self._usable:
             self._give_up(f"importing {', '.join(self._preload)} takes more than {MAX_IMPORT_S:.0f} s")
+            process.kill()
+
+    def _is_silent(self, process: subprocess.Popen[bytes] | None) -> None:
+        """A fork has not been answered in time. Once it is dead, it cannot do so any more, and another one is asked."""
+        if process is not None and self._process is process:
+            self._log(f"The zygote has not answered for {MAX_FORK_S:g} s; it is killed.")
             process.kill()
 
     def _cancel_overdue(self) -> None:

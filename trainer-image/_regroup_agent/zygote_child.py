@@ -7,6 +7,7 @@ The forked child leaves this text's only loop and runs the user's code at top le
 """
 
 import ctypes
+import errno
 import gc
 import importlib
 import importlib.machinery
@@ -47,6 +48,14 @@ def _call_it(name: str, libc: ctypes.CDLL) -> None:
     libc.prctl(PR_SET_NAME, name.encode()[:15], 0, 0, 0)
 
 
+def _fork() -> int:
+    """Return the child's pid, 0 in the child, and the error's number below 0 where the kernel makes no further process."""
+    try:
+        return os.fork()
+    except OSError as error:
+        return -(error.errno or errno.EAGAIN)
+
+
 def _serve(channel: socket.socket, libc: ctypes.CDLL) -> dict[str, Any]:
     """Fork on request, for ever. Returns only in a forked child, with its request."""
     agent_pid = os.getppid()
@@ -58,10 +67,11 @@ def _serve(channel: socket.socket, libc: ctypes.CDLL) -> dict[str, Any]:
         if not data:
             os._exit(0)
         request: dict[str, Any] = json.loads(data)
-        between = os.fork()
+        between = _fork()
         if between == 0:
-            if os.fork() != 0:
-                os._exit(0)
+            forked = _fork()
+            if forked != 0:
+                os._exit(-min(forked, 0))
             os.setsid()
             for fd, standard in zip(fds, (2, 1)):
                 os.dup2(fd, standard)
@@ -74,7 +84,9 @@ def _serve(channel: socket.socket, libc: ctypes.CDLL) -> dict[str, Any]:
             return request
         for fd in fds:
             os.close(fd)
-        os.waitpid(between, 0)
+        failed = -between if between < 0 else os.waitstatus_to_exitcode(os.waitpid(between, 0)[1])
+        if failed > 0:
+            channel.send(json.dumps({"id": request["id"], "unforked": os.strerror(failed)}).encode())
 
 
 def _become(request: dict[str, Any], setup: dict[str, Any]) -> types.ModuleType:

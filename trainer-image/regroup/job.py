@@ -607,6 +607,7 @@ class Job:
         if outcome in (local.DRAINED, local.SUSPENDED) and self._saves:
             # The pod's grace is over, or all pods go: perhaps nobody else has what this process holds.
             self._save_unless(lambda: False)
+            self._reporter.saved()
         if outcome != "Complete":
             raise SystemExit(0)
 

@@ -116,7 +116,7 @@ class Drive:
 
     @property
     def report(self) -> wire.Report:
-        return self.core.report(wire.Changed())
+        return self.core.report(wire.Changed(), self.now_s)
 
     @property
     def phase(self) -> str:

@@ -352,11 +352,40 @@ def test_broken_collective_of_a_generation_that_is_fenced_is_no_fault_h13() -> N
 def test_reconnect_says_again_what_the_operator_may_have_forgotten_h6() -> None:
     drive = Drive().session().trains(1, 7)
     drive.feed(ev.Disconnected()).feed(ev.Connected())
-    adopted, progress = drive.bodies()
+    formed, adopted, progress = drive.bodies()
+    assert formed == wire.Formed(1.0)
     assert adopted == wire.Adopted(7, "self", StatePair(1, 7), 1.0)
     assert (progress.step, progress.digest) == (7, "d7")
     broken = drive.says(left(1, 7, cause="collective", message="Lost.")).report
     assert (broken.condition.phase, broken.condition.cause, broken.condition.heard) == (Phase.BROKEN, "Lost.", 1)
+
+
+@pytest.mark.parametrize(
+    ("down_s", "lost_after_s", "away_s", "again"),
+    [
+        pytest.param(0.0, 1.0, 300.0, True, id="said, but perhaps not written"),
+        pytest.param(0.0, 61.0, 1.0, False, id="written long ago"),
+        pytest.param(1.0, 0.0, 300.0, True, id="while nobody heard it"),
+    ],
+)
+def test_what_is_said_once_in_a_generation_reaches_the_next_operator(
+    down_s: float, lost_after_s: float, away_s: float, again: bool
+) -> None:
+    """The incident lacks its times else. Agents that have trained for long do not say it again, each of thousands."""
+    drive = Drive().session()
+    if down_s:
+        drive.feed(ev.Disconnected()).wait(down_s)
+    drive.trains(1).says(committed(1, 1, first_step_ms=1234.0, steps_redone=1))
+    drive.says(committed(1, 2)).wait(lost_after_s)
+    if not down_s:
+        drive.feed(ev.Disconnected())
+    for step in range(3, 6):
+        drive.says(committed(1, step)).wait(away_s)
+    drive.feed(ev.Connected())
+    (progress,) = drive.bodies(wire.Progress)
+    assert (progress.step, progress.first_step_ms, progress.steps_redone) == ((5, 1234.0, 1) if again else (5, None, 0))
+    assert drive.bodies(wire.Formed) == ([wire.Formed(1.0)] if again else [])
+    assert drive.wait(60).bodies() == []
 
 
 def test_changed_condition_that_nothing_else_told_is_told_soon() -> None:
@@ -364,6 +393,34 @@ def test_changed_condition_that_nothing_else_told_is_told_soon() -> None:
     assert drive.bodies() == []
     assert drive.wait(0.02).bodies() == [wire.Changed()]
     assert drive.wait(60).bodies() == []
+
+
+@pytest.mark.parametrize(
+    ("happens", "said"),
+    [
+        pytest.param(lambda d: d.attach(), [wire.Changed()], id="its process attaches"),
+        pytest.param(lambda d: d.wait(5), [], id="nothing"),
+    ],
+)
+def test_change_between_hello_and_the_open_stream_is_said_once_it_is_open(
+    happens: Callable[[Drive], Drive], said: list[object]
+) -> None:
+    """Else the operator takes it for one that starts, and has it restarted by and by. Agents with no news say nothing: thousands
+    come back at once."""
+    drive = Drive().feed(ev.Connected()).command(wire.Welcome("Session")).feed(ev.Disconnected())
+    hello = drive.report
+    assert hello.condition.phase == Phase.STARTING
+    happens(drive).wait(1)
+    drive.feed(ev.Connected()).wait(0.02)
+    assert drive.bodies() == said
+    assert drive.wait(60).bodies() == []
+
+
+def test_hello_says_how_old_something_is_now() -> None:
+    drive = Drive().session().feed(ev.Disconnected())
+    drive.says(local.BusyLocally("pause", "eval", 1800.0))
+    drive.now_s += 600.0
+    assert drive.report.condition.busy == (Busy("pause", "eval", 1800.0, age_s=600.0),)
 
 
 # --- memory snapshots (rule BACKUP) --------------------------------------------------------------------------------
@@ -470,6 +527,32 @@ def test_first_commit_is_told_at_once_and_then_one_a_second() -> None:
     assert [(b.step, b.first_step_ms) for b in drive.wait(1.5).bodies()] == [(19, None)]
     drive.says(committed(1, 20))
     assert [b.step for b in drive.command(wire.ProgressRequest()).bodies()] == [20]
+
+
+SAVED = {"generation": 1, "step": 9, "directory": "g1-s9"}
+
+
+@pytest.mark.parametrize(
+    "ends",
+    [
+        pytest.param(lambda d: d.feed(ev.Detached(0, d.incarnations[0])), id="the process leaves"),
+        pytest.param(lambda d: d.exits(-9), id="it is killed"),
+    ],
+)
+@pytest.mark.parametrize("stopped", [True, False], ids=["after a stop", "by itself"])
+def test_last_commit_is_told_before_the_end_of_its_process(ends: Callable[[Drive], Drive], stopped: bool) -> None:
+    """It may name the checkpoint that a suspended job goes on from. Later reports are of no generation."""
+    drive = Drive().session().trains(1, step=7).wait(1)
+    drive.says(committed(1, 8))
+    drive.says(committed(1, 9, checkpoint=SAVED))
+    if stopped:
+        drive.command(wire.Stop("Suspended"))
+    ends(drive)
+    (told,) = drive.bodies(wire.Progress)
+    assert (told.step, told.checkpoint) == (9, SAVED)
+    assert drive.of(ev.Send)[0].report.condition.generation == 1
+    drive.wait(60)
+    assert [body.step for body in drive.bodies(wire.Progress, ever=True)] == [7, 8, 9]
 
 
 def test_only_reportable_steps_are_reported_ack() -> None:

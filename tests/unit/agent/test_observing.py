@@ -122,7 +122,7 @@ def test_silence_is_said_at_each_level_and_again_in_every_report_until_it_is_ove
         drive.now_s = 100.0 + num_failed * EVERY_S
         drive.feed(ev.Watched((watch, Watch(THIRD)))).wait(0.02)
         assert drive.of(ev.Send)[-1].report.unheard == (wire.Unheard("uid-1", age_s),)
-    assert drive.report.unheard == (wire.Unheard("uid-1", 1.51),), "said again"
+    assert drive.report.unheard == (wire.Unheard("uid-1", 1.52),), "said again"
     watch.begin(drive.now_s)
     watch.answered()
     drive.feed(ev.Watched((watch, Watch(THIRD)))).wait(0.02)

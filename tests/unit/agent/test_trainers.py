@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import json
 import os
+import select
+import signal
+import socket
 import subprocess
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
+from _regroup_agent import zygote as zygote_module
 from _regroup_agent.last_words import LastWords
+from _regroup_agent.launch import python_command
 from _regroup_agent.trainers import Trainers
 from _regroup_agent.zygote import Zygote
 
@@ -18,6 +28,7 @@ class Fork:
     """In place of the zygote: says that the process it forked has a given pid, when it is told to."""
 
     pid = -1
+    imports = False
 
     def __init__(self) -> None:
         self.answer: asyncio.Future[int] = asyncio.get_running_loop().create_future()
@@ -61,6 +72,49 @@ def test_only_what_ends_while_a_fork_is_asked_for_can_be_that_fork(
     assert asyncio.run(run()) == ends
 
 
+@pytest.mark.parametrize(
+    ("imports", "has_begun", "ends"),
+    [
+        pytest.param(True, True, [(0, 7, -signal.SIGTERM)], id="it waits for the import"),
+        pytest.param(True, False, [(0, 7, -signal.SIGTERM)], id="it has just been started"),
+        pytest.param(False, True, [], id="it is being forked"),
+    ],
+)
+def test_process_that_waits_for_the_import_is_ended_by_its_first_signal(
+    imports: bool, has_begun: bool, ends: list[tuple[int, int, int]]
+) -> None:
+    """One that is being forked gets the signal once its pid is known."""
+
+    async def run() -> list[tuple[int, int, int]]:
+        seen: list[tuple[int, int, int]] = []
+        ended = asyncio.Event()
+
+        def exited(local_rank: int, incarnation: int, code: int, _words: LastWords) -> None:
+            seen.append((local_rank, incarnation, code))
+            ended.set()
+
+        zygote = Fork()
+        zygote.imports = imports
+        trainers = Trainers(["x"], cast(Zygote, zygote), "", lambda *_: None, None, lambda *_: None, exited)
+        trainers.start(0, 7, {})
+        if has_begun:
+            await asyncio.sleep(0)
+        trainers.signal(0, signal.SIGTERM)
+        assert seen == [], "whoever sends it is not called back in the middle of that"
+        trainers.signal(0, signal.SIGKILL)
+        if imports:
+            await asyncio.wait_for(ended.wait(), 5.0)
+        else:
+            child = subprocess.Popen(["sleep", "600"], start_new_session=True)
+            zygote.answer.set_result(child.pid)
+            await asyncio.gather(*trainers._tasks)
+            assert await asyncio.to_thread(child.wait, 5.0) in (-signal.SIGTERM, -signal.SIGKILL)
+        assert not trainers._tasks
+        return seen
+
+    assert asyncio.run(run()) == ends
+
+
 def test_an_orphans_end_is_forgotten_once_no_fork_is_asked_for() -> None:
     """It ended while one fork was asked for, and a later one has its pid."""
 
@@ -83,3 +137,112 @@ def test_an_orphans_end_is_forgotten_once_no_fork_is_asked_for() -> None:
         return seen
 
     assert asyncio.run(run()) == []
+
+
+def test_helper_that_writes_for_ever_does_not_hold_up_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has left the process group, and keeps the inherited stderr: whenever the pipe is read, there is more in it."""
+
+    async def run() -> int:
+        num_read, seen = 0, list[int]()
+
+        def write(_fd: int, data: bytes) -> None:
+            nonlocal num_read
+            num_read += len(data)
+            assert num_read < 1 << 20, "it reads for ever"
+
+        zygote = Fork()
+        trainers = Trainers(
+            ["x"], cast(Zygote, zygote), "", write, None, lambda *_: None, lambda rank, *_: seen.append(rank)
+        )
+        trainers.start(0, 1, {})
+        trainer = trainers._by_rank[0]
+        pipe, read = trainer.streams[0].pipe, os.read
+
+        def more(fd: int, size: int) -> bytes:
+            return b"x" * 4096 if fd == pipe else read(fd, size)
+
+        await asyncio.sleep(0)
+        monkeypatch.setattr(os, "read", more)
+        zygote.answer.set_result(ended_child(0))
+        trainers.reap()  # while the fork is asked for: it is that process's end
+        await asyncio.gather(*trainers._tasks)
+        assert seen == [0]
+        return num_read
+
+    assert asyncio.run(run()) == 1 << 16, "what a pipe holds"
+
+
+# --- a real zygote, whose end is reaped by the test ----------------------------------------------------------------
+
+
+async def imported_zygote(directory: Path) -> Zygote:
+    """Return a zygote that can fork."""
+    imported = asyncio.Event()
+    python = python_command([sys.executable, str(directory / "train.py")])
+    assert python is not None
+    zygote = Zygote(python, ["json"], os.environ, lambda _: None, imported.set)
+    zygote.start()
+    await asyncio.wait_for(imported.wait(), 10.0)
+    return zygote
+
+
+def bury(zygote: Zygote) -> None:
+    """Reap a zygote that is dead or about to be."""
+    assert zygote.pid is not None
+    os.waitpid(zygote.pid, 0)
+    zygote.died()
+
+
+def test_zygote_that_does_not_answer_is_killed_and_another_one_forks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def run() -> None:
+        zygote = await imported_zygote(tmp_path)
+        assert zygote.pid is not None
+        os.kill(zygote.pid, signal.SIGSTOP)
+        monkeypatch.setattr(zygote_module, "MAX_FORK_S", 0.1)
+        forking = asyncio.ensure_future(zygote.spawn({}, []))
+        await asyncio.sleep(0)
+        monkeypatch.undo()
+        async with ended(zygote):
+            await asyncio.wait_for(asyncio.to_thread(os.waitid, os.P_PID, zygote.pid, os.WEXITED | os.WNOWAIT), 5.0)
+            bury(zygote)
+            pid = await asyncio.wait_for(forking, 10.0)
+            assert pid is not None
+            os.kill(pid, signal.SIGKILL)
+
+    asyncio.run(run())
+
+
+@contextlib.asynccontextmanager
+async def ended(zygote: Zygote) -> AsyncIterator[None]:
+    """Leave no zygote."""
+    try:
+        yield
+    finally:
+        if zygote.pid is not None:
+            os.kill(zygote.pid, signal.SIGKILL)
+            os.waitpid(zygote.pid, 0)
+
+
+def test_what_a_zygote_forked_right_before_its_end_is_the_process_that_was_asked_for(tmp_path: Path) -> None:
+    """Else two processes of one incarnation would train, and nobody would know one of them."""
+
+    async def run() -> None:
+        zygote = await imported_zygote(tmp_path)
+        assert zygote.pid is not None
+        async with ended(zygote):
+            forking = asyncio.ensure_future(zygote.spawn({}, []))
+            await asyncio.sleep(0)
+            channel = zygote._channel
+            assert channel is not None
+            assert select.select([channel], [], [], 5.0)[0], "the pid is there, and not read"
+            forked = json.loads(channel.recv(1 << 16, socket.MSG_PEEK))["pid"]
+            os.kill(zygote.pid, signal.SIGKILL)
+            bury(zygote)
+            try:
+                assert await asyncio.wait_for(forking, 10.0) == forked
+            finally:
+                os.kill(forked, signal.SIGKILL)
+
+    asyncio.run(run())

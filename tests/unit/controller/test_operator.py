@@ -45,7 +45,7 @@ def test_operator_that_dies_before_its_write_has_announced_nothing(tmp_path: Pat
     with pytest.raises(Killed):
         world.settle()
     assert world.generation == 1
-    assert {a.core.report(None).condition.heard for a in world.agents.values()} == {1}
+    assert {a.core.report(None, world.now_s).condition.heard for a in world.agents.values()} == {1}
     world.start_operator()
     world.advance(10, step_every_s=0.2)
     assert world.training() == "0-0,1-0,2-0"
@@ -246,7 +246,7 @@ def test_operator_restart_in_mid_generation_takes_the_next_number_for_who_has_no
         world._turn()
     world.kill_operator()
     assert world.generation == 2
-    assert agent.core.report(None).condition.heard == 1
+    assert agent.core.report(None, world.now_s).condition.heard == 1
     world.start_operator()
     world.advance(5, step_every_s=0.1)
     assert world.training() == "0-0,1-0,2-0"

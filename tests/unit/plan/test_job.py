@@ -455,6 +455,15 @@ def at_step(step: int, generation: int = 1, **changes: Any) -> Session:
     return replace(session, progress=progress, progress_generation=generation, progress_at_s=99.0, **changes)
 
 
+def test_checkpoint_of_one_worker_counts_where_others_are_as_far() -> None:
+    """All stop after the same step, and the one that saves it need not be the last to say so."""
+    session = make_session(1, Phase.TRAINING, 1, told_tier="Session", told_generation=1)
+    other = replace(session, progress=make_progress(9), progress_generation=1, progress_at_s=99.5)
+    builder = job(TRAINING).with_spec(checkpoint={"volumeClaim": "ckpt", "keep": 2})
+    got = plan(builder, sessions=(at_step(9), other))
+    assert got.status["checkpoint"]["directory"] == "step-8.g1-x"
+
+
 @pytest.mark.parametrize(
     ("status", "session", "written"),
     [

@@ -59,10 +59,10 @@ class Agent:
     send_soon = send
 
 
-def make_reporter(agent: Agent) -> Reporter:
+def make_reporter(agent: Agent, durable: Durable | None = None) -> Reporter:
     plan, model = SamplePlan(0, 100, 10, 5, 1), torch.nn.Linear(1, 1)
     state = TrainingState(model, torch.optim.SGD(model.parameters(), lr=0.1), {})
-    reporter = Reporter(cast(Watcher, agent), plan, Durable(state, plan), Memory(state, plan, None, 0))
+    reporter = Reporter(cast(Watcher, agent), plan, durable or Durable(state, plan), Memory(state, plan, None, 0))
     reporter.begin_generation(1, 0.0)
     return reporter
 
@@ -75,6 +75,35 @@ def test_each_commit_says_what_the_snapshots_cover() -> None:
         reporter.committed(step, 0.5, step - 1, 20, snapshot_step=step - 3)
     told = [one for one in agent.told if isinstance(one, local.Committed)]
     assert [(one.step, one.snapshot_step, one.first_step_ms is None) for one in told] == [(5, 2, False), (6, 3, True)]
+
+
+class Saves:
+    """In place of the durable tier: has saved what it is told to have."""
+
+    saved: dict[str, object] | None = None
+
+    def report(self) -> dict[str, object] | None:
+        return self.saved
+
+    def problem(self) -> str:
+        return ""
+
+
+def test_checkpoint_that_is_written_after_the_last_step_is_told() -> None:
+    agent, durable = Agent(), Saves()
+    reporter = make_reporter(agent, cast(Durable, durable))
+    reporter.begin_step(4)
+    reporter.committed(5, 0.5, 4, 20)
+    reporter.saved()
+    assert len(agent.told) == 1, "nothing was saved"
+    durable.saved = {"generation": 1, "step": 5, "directory": "g1-s5"}
+    reporter.saved()
+    told = [one for one in agent.told if isinstance(one, local.Committed)]
+    assert [(one.step, one.checkpoint) for one in told] == [(5, None), (5, durable.saved)]
+    assert [one.first_step_ms is None for one in told] == [False, True], "what a generation says once"
+    reporter.begin_generation(2, 0.0)
+    reporter.saved()
+    assert len(agent.told) == 2, "no step of this generation is there to say it of"
 
 
 @pytest.mark.parametrize("loss", [0.25, None])

@@ -6,6 +6,7 @@ Owns the figures that are not part of the training state. In plain `python` it t
 import math
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 
 from regroup.data import SamplePlan
 from regroup.generation.watcher import Watcher
@@ -50,6 +51,8 @@ class Reporter:
         self._attempts = Attempts()
         self._generation = 0
         self._noise_scale: float | None = None
+        self._last: local.Committed | None = None
+        """What was said last."""
 
     def begin_generation(self, generation: int, adopted_s: float) -> None:
         """Adoption was complete at `adopted_s`, monotonic seconds."""
@@ -109,6 +112,15 @@ class Reporter:
         if self._watcher is not None:
             self._watcher.send(local.FinishedLocally(self._generation, step))
 
+    def saved(self) -> None:
+        """A checkpoint was written, or not, after the last step of this process: no further commit will say so."""
+        last = self._last
+        if self._watcher is None or last is None or last.generation != self._generation:
+            return
+        now = replace(last, checkpoint=self._durable.report(), checkpoint_problem=self._durable.problem())
+        if now != last:
+            self._watcher.send(replace(now, first_step_ms=None, steps_redone=0))
+
     def _send(
         self,
         step: int,
@@ -125,29 +137,28 @@ class Reporter:
             return
         # What only the first commit of a generation says must not be replaced by the next one's report.
         send = self._watcher.send_soon if first_step_ms is None and step != total else self._watcher.send
-        send(
-            local.Committed(
-                generation=self._generation,
-                step=step,
-                reportable_step=reportable,
-                loss=loss if loss is not None and math.isfinite(loss) else None,
-                samples=self._plan.samples(reportable),
-                digest=self._plan.digest(reportable),
-                total_steps=total,
-                samples_per_second=self._pace.steps_per_s(self._plan.step_samples),
-                first_step_ms=first_step_ms,
-                steps_redone=steps_redone,
-                checkpoint=self._durable.report(),
-                checkpoint_problem=self._durable.problem(),
-                step_s=_rounded(self._pace.step_s),
-                longest_s=_rounded(self._pace.longest_s),
-                empty=empty,
-                snapshot_step=snapshot_step,
-                snapshot_problem=self._memory.problem,
-                times=self._smoothed.times(),
-                noise_scale=self._noise_scale,
-            )
+        self._last = local.Committed(
+            generation=self._generation,
+            step=step,
+            reportable_step=reportable,
+            loss=loss if loss is not None and math.isfinite(loss) else None,
+            samples=self._plan.samples(reportable),
+            digest=self._plan.digest(reportable),
+            total_steps=total,
+            samples_per_second=self._pace.steps_per_s(self._plan.step_samples),
+            first_step_ms=first_step_ms,
+            steps_redone=steps_redone,
+            checkpoint=self._durable.report(),
+            checkpoint_problem=self._durable.problem(),
+            step_s=_rounded(self._pace.step_s),
+            longest_s=_rounded(self._pace.longest_s),
+            empty=empty,
+            snapshot_step=snapshot_step,
+            snapshot_problem=self._memory.problem,
+            times=self._smoothed.times(),
+            noise_scale=self._noise_scale,
         )
+        send(self._last)
 
 
 def _rounded(seconds: float | None) -> float | None:

@@ -7,7 +7,7 @@ train on. No policy: several of them read it.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from regroup.protocol.document import PLANNED
 from regroup.protocol.wire import REPORT_EVERY_S, Progress
@@ -67,11 +67,15 @@ def counted_generations(current: Current) -> tuple[int, ...]:
 
 
 def newest_progress(sessions: Iterable[Session], counted: Collection[int]) -> Reported | None:
-    """Return the furthest report of one of these generations, the latest of equal ones."""
+    """Return the furthest report of one of these generations, the latest of equal ones. Its checkpoint is the newest that any
+    report of its generation names: one worker writes it, and all may be equally far."""
     found = [(s, s.progress) for s in sessions if s.progress is not None and s.progress_generation in counted]
     if not found:
         return None
     newest, progress = max(found, key=lambda f: (f[0].progress_generation, f[1].step, f[0].progress_at_s or 0.0))
+    named = [p.checkpoint for s, p in found if p.checkpoint and s.progress_generation == newest.progress_generation]
+    if named:
+        progress = replace(progress, checkpoint=max(named, key=lambda one: (one["generation"], one["step"])))
     return Reported(
         newest.progress_generation,
         progress.step,
