@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import pkgutil
+import signal
 import socket
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
@@ -167,7 +169,7 @@ class Zygote:
         except OSError:
             data = b""
         if not data:
-            self._drop_channel()  # its end is reaped, and then noted by `died`
+            self._ended()
             return False
         self._take(json.loads(data))
         return True
@@ -188,6 +190,14 @@ class Zygote:
         else:
             self._give_up(f"importing {', '.join(self._preload)} failed ({message.get('failed')})")
 
+    def _ended(self) -> None:
+        """Nobody is at the other end any more. The process is reaped, and then noted by `died`: until then who asks waits."""
+        self._drop_channel()
+        if self._process is not None:
+            _kill(self._process)  # were it alive, nobody could tell it anything
+        if self._ready is not None and self._ready.done() and self._usable:
+            self._ready = asyncio.get_running_loop().create_future()
+
     def _drop_channel(self) -> None:
         if self._channel is not None:
             asyncio.get_running_loop().remove_reader(self._channel.fileno())
@@ -198,13 +208,13 @@ class Zygote:
         """The import has not ended in time."""
         if self._process is process and self._usable:
             self._give_up(f"importing {', '.join(self._preload)} takes more than {MAX_IMPORT_S:.0f} s")
-            process.kill()
+            _kill(process)
 
     def _is_silent(self, process: subprocess.Popen[bytes] | None) -> None:
         """A fork has not been answered in time. Once it is dead, it cannot do so any more, and another one is asked."""
         if process is not None and self._process is process:
             self._log(f"The zygote has not answered for {MAX_FORK_S:g} s; it is killed.")
-            process.kill()
+            _kill(process)
 
     def _cancel_overdue(self) -> None:
         if self._overdue is not None:
@@ -218,6 +228,13 @@ class Zygote:
         if self._ready is not None and not self._ready.done():
             self._ready.set_result(False)
         self._on_imported()
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    """Kill a process that is not reaped yet. Popen.kill would reap one that is dead, and whoever reaps for the agent would not hear
+    of its end."""
+    if process.returncode is None:
+        os.kill(process.pid, signal.SIGKILL)
 
 
 class _DiedError(Exception):

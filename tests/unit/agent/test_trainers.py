@@ -22,6 +22,7 @@ from _regroup_agent.last_words import LastWords
 from _regroup_agent.launch import python_command
 from _regroup_agent.trainers import Trainers
 from _regroup_agent.zygote import Zygote
+from harness.polling import until_async
 
 
 class Fork:
@@ -246,3 +247,33 @@ def test_what_a_zygote_forked_right_before_its_end_is_the_process_that_was_asked
                 os.kill(forked, signal.SIGKILL)
 
     asyncio.run(run())
+
+
+def test_fork_that_is_asked_for_between_a_zygotes_end_and_its_reaping_waits(tmp_path: Path) -> None:
+    """Its end of the channel is closed first. A task that spins there would keep the agent from everything, the reaping too."""
+
+    async def run() -> None:
+        zygote = await imported_zygote(tmp_path)
+        assert zygote.pid is not None
+        os.kill(zygote.pid, signal.SIGKILL)
+        await until_async(lambda: zygote._channel is None, "the end is seen")
+        async with ended(zygote):
+            forking = asyncio.ensure_future(zygote.spawn({}, []))
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            assert not forking.done()
+            bury(zygote)
+            pid = await asyncio.wait_for(forking, 10.0)
+            assert pid is not None
+            os.kill(pid, signal.SIGKILL)
+
+    def spins(_number: int, _frame: Any) -> None:
+        raise AssertionError("it spins")
+
+    before = signal.signal(signal.SIGALRM, spins)
+    signal.alarm(20)
+    try:
+        asyncio.run(run())
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
