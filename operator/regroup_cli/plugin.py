@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from regroup_cli import explain
+from regroup_cli.streams import guarded
 
 RESOURCE = "distributedtrainingjobs.regroup.dev"
 MAX_LOGS = 50
@@ -65,6 +65,10 @@ def parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return the exit code; what kubectl refuses is one sentence and exit code 1."""
+    return guarded("kubectl regroup", lambda: _run(argv))
+
+
+def _run(argv: Sequence[str] | None) -> int:
     args = parser().parse_args(argv)
     kubectl = Kubectl(args)
     try:
@@ -72,8 +76,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KubectlFailed as error:
         print(f"kubectl regroup: {error}", file=sys.stderr)
         return 1
-    except KeyboardInterrupt:
-        return 130
 
 
 class Kubectl:
@@ -213,9 +215,4 @@ COMMANDS = {
 
 
 if __name__ == "__main__":
-    # A pipe that is closed early (`| head`) is no error of ours.
-    try:
-        sys.exit(main())
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(1)
+    sys.exit(main())
