@@ -297,12 +297,56 @@ def test_local_command_without_its_packages_is_one_sentence(
     assert capsys.readouterr().err.startswith("regroup: the package regroup_operator.api is missing. Run make venv")
 
 
+ASKS = [["list"], ["watch", "digits"], ["logs", "digits"], ["why", "digits"]]
+"""Each way of starting kubectl."""
+
+
+@pytest.mark.parametrize("argv", ASKS, ids=lambda argv: argv[0])
 def test_machine_without_kubectl_is_one_sentence(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], argv: list[str]
 ) -> None:
     monkeypatch.setenv("PATH", "")
-    assert plugin.main(["list"]) == 1
-    assert "kubectl is not on the PATH" in capsys.readouterr().err
+    assert plugin.main(argv) == 1
+    said = capsys.readouterr().err
+    assert said == "kubectl regroup: kubectl is not on the PATH. Install it, or correct the PATH.\n"
+
+
+@pytest.mark.parametrize("argv", ASKS, ids=lambda argv: argv[0])
+def test_kubectl_that_is_no_program_is_one_sentence(
+    cluster: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], argv: list[str]
+) -> None:
+    monkeypatch.setenv("PATH", str(cluster))
+    (cluster / "kubectl").write_bytes(b"\x7fELF, of another machine")
+    assert plugin.main(argv) == 1
+    said = capsys.readouterr().err
+    assert said.startswith("kubectl regroup: kubectl cannot be started (Exec format error).")
+    assert said.count("\n") == 1
+
+
+@pytest.mark.parametrize("argv", [["list"], ["watch", "digits"], ["why", "digits"]], ids=lambda argv: argv[0])
+@pytest.mark.parametrize(
+    "text",
+    [
+        pytest.param("", id="nothing"),
+        pytest.param("Logged in.\n{}\n", id="a wrapper's remark"),
+        pytest.param("{no JSON}\n{}\n", id="no JSON"),
+        pytest.param("{" * 100_000 + "}\n", id="much of it"),
+    ],
+)
+def test_answer_that_is_no_json_is_one_sentence(
+    cluster: Path, capsys: pytest.CaptureFixture[str], argv: list[str], text: str
+) -> None:
+    answers(cluster, {"get": text})
+    assert plugin.main(argv) == 1
+    said = capsys.readouterr().err
+    assert said.startswith(("kubectl regroup: kubectl did not print JSON, but: ", "kubectl regroup: The watch ended"))
+    assert said.count("\n") == 1
+    assert len(said) < 300
+
+
+def test_kubectl_that_a_signal_ended_gives_the_code_of_a_shell(cluster: Path) -> None:
+    (cluster / "kubectl").write_text("#!/bin/sh\nkill -PIPE $$\n")
+    assert plugin.main(["logs", "digits"]) == CLOSED
 
 
 # --- what it reads from and writes to ------------------------------------------------------------------------------
