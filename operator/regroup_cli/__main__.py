@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 from regroup.train import command as training
+from regroup_cli.streams import guarded
 from regroup_operator.api import SpecError
 from regroup_operator.model.records import Settings
 
@@ -238,4 +239,4 @@ def _local(args: argparse.Namespace) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(guarded("regroup", main))

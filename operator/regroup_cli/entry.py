@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import sys
 
+from regroup_cli.streams import guarded
+
 
 def main() -> int:
     """Run the command line; one sentence and exit code 2 where it cannot run."""
+    return guarded("regroup", _run)
+
+
+def _run() -> int:
     try:
         from regroup_cli.__main__ import main as run
     except ModuleNotFoundError as error:

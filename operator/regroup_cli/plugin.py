@@ -7,14 +7,15 @@ here decides: the words are explain.py's, and what a patch may do is the API ser
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from regroup_cli import explain
+from regroup_cli.streams import guarded
 
 RESOURCE = "distributedtrainingjobs.regroup.dev"
 MAX_LOGS = 50
@@ -65,6 +66,10 @@ def parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return the exit code; what kubectl refuses is one sentence and exit code 1."""
+    return guarded("kubectl regroup", lambda: _run(argv))
+
+
+def _run(argv: Sequence[str] | None) -> int:
     args = parser().parse_args(argv)
     kubectl = Kubectl(args)
     try:
@@ -72,8 +77,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KubectlFailed as error:
         print(f"kubectl regroup: {error}", file=sys.stderr)
         return 1
-    except KeyboardInterrupt:
-        return 130
 
 
 class Kubectl:
@@ -88,30 +91,37 @@ class Kubectl:
 
     def run(self, *arguments: str) -> str:
         """Return what it prints. Raises KubectlFailed."""
-        try:
-            done = subprocess.run(self.command(*arguments), capture_output=True, text=True, check=False)
-        except FileNotFoundError:
-            raise KubectlFailed("kubectl is not on the PATH. Install it, or correct the PATH.") from None
+        with _starting():
+            done = subprocess.run(
+                self.command(*arguments), capture_output=True, text=True, errors="replace", check=False
+            )
         if done.returncode != 0:
             raise KubectlFailed(done.stderr.strip().removeprefix("error: ") or f"kubectl ended with {done.returncode}.")
         return done.stdout
 
     def get(self, *arguments: str) -> Any:
-        """Return the objects as kubectl prints them."""
-        return json.loads(self.run("get", *arguments, "--output=json"))
+        """Return the objects as kubectl prints them. Raises KubectlFailed."""
+        text = self.run("get", *arguments, "--output=json")
+        try:
+            return json.loads(text)
+        except (ValueError, RecursionError):
+            raise _no_json(text) from None
 
     def become(self, *arguments: str) -> int:
-        """Run it in this terminal, and return its exit code: for what goes on until the user ends it."""
+        """Run it in this terminal, and return its exit code, as a shell has it: for what goes on until the user ends it. Raises
+        KubectlFailed."""
         sys.stdout.flush()
-        try:
-            return subprocess.call(self.command(*arguments))
-        except FileNotFoundError:
-            raise KubectlFailed("kubectl is not on the PATH. Install it, or correct the PATH.") from None
+        with _starting():
+            code = subprocess.call(self.command(*arguments))
+        return code if code >= 0 else 128 - code
 
     def watch(self, *arguments: str) -> Iterator[Any]:
         """Yield {type, object}: an object as it is, and whenever it changes, until kubectl's watch ends. Raises KubectlFailed."""
         command = self.command("get", *arguments, "--watch", "--output-watch-events", "--output=json")
-        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        pipe = subprocess.PIPE
+        with _starting():
+            started = subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, errors="replace")
+        with started as process:
             assert process.stdout is not None
             assert process.stderr is not None
             try:
@@ -123,16 +133,37 @@ class Kubectl:
             raise KubectlFailed(said.removeprefix("error: ") or f"kubectl ended with {process.returncode}.")
 
 
+@contextlib.contextmanager
+def _starting() -> Iterator[None]:
+    """Raise KubectlFailed where there is no kubectl to start."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise KubectlFailed("kubectl is not on the PATH. Install it, or correct the PATH.") from None
+    except OSError as error:
+        raise KubectlFailed(
+            f"kubectl cannot be started ({error.strerror}). Install it again, or correct the PATH."
+        ) from None
+
+
+def _no_json(text: str) -> KubectlFailed:
+    first = (text.strip() or "nothing").splitlines()[0]
+    return KubectlFailed(f"kubectl did not print JSON, but: {first[:100]}. Check which kubectl is on the PATH.")
+
+
 def objects(lines: Iterable[str]) -> Iterator[Any]:
     """Yield the JSON objects of a stream in which one follows the other: each on a line of its own, as kubectl's watch events are,
-    or over many lines."""
+    or over many lines. Raises KubectlFailed."""
     decoder, text = json.JSONDecoder(), ""
     for line in lines:
         text += line
         if line.startswith("}") or (line.startswith("{") and line.rstrip().endswith("}")):
             text = text.lstrip()
             while text:
-                found, end = decoder.raw_decode(text)
+                try:
+                    found, end = decoder.raw_decode(text)
+                except (ValueError, RecursionError):
+                    raise _no_json(text) from None
                 text = text[end:].lstrip()
                 yield found
 
@@ -213,9 +244,4 @@ COMMANDS = {
 
 
 if __name__ == "__main__":
-    # A pipe that is closed early (`| head`) is no error of ours.
-    try:
-        sys.exit(main())
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(1)
+    sys.exit(main())

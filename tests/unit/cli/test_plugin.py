@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ from typing import Any
 import pytest
 
 from regroup_cli import entry, explain, plugin
+from regroup_cli.streams import CLOSED, INTERRUPTED
 
 RUNNING: dict[str, Any] = {
     "metadata": {"name": "digits", "namespace": "team-a"},
@@ -152,13 +155,16 @@ def test_newest_pod_of_a_slot() -> None:
 # --- the command ---------------------------------------------------------------------------------------------------
 
 FAKE = f"""#!{sys.executable}
-import json, os, sys
+import json, os, signal, sys
 here = os.environ["FAKE_KUBECTL"]
 open(here + "/asked", "a").write(json.dumps(sys.argv[1:]) + "\\n")
 for name, (code, out, err) in json.load(open(here + "/answers")).items():
     if name in " ".join(sys.argv[1:]):
         sys.stdout.write(out)
         sys.stderr.write(err)
+        sys.stdout.flush()
+        if code is None:
+            signal.pause()
         sys.exit(code)
 """
 
@@ -174,8 +180,8 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def answers(cluster: Path, given: Mapping[str, Any], code: int = 0, error: str = "") -> None:
-    """Have kubectl answer with these objects: by a word of what it is asked, the first that fits."""
+def answers(cluster: Path, given: Mapping[str, Any], code: int | None = 0, error: str = "") -> None:
+    """Have kubectl answer with these objects: by a word of what it is asked, the first that fits. Code None: it goes on."""
     texts = {word: found if isinstance(found, str) else json.dumps(found, indent=4) for word, found in given.items()}
     (cluster / "answers").write_text(json.dumps({word: [code, text, error] for word, text in texts.items()}))
 
@@ -291,16 +297,184 @@ def test_local_command_without_its_packages_is_one_sentence(
     assert capsys.readouterr().err.startswith("regroup: the package regroup_operator.api is missing. Run make venv")
 
 
+ASKS = [["list"], ["watch", "digits"], ["logs", "digits"], ["why", "digits"]]
+"""Each way of starting kubectl."""
+
+
+@pytest.mark.parametrize("argv", ASKS, ids=lambda argv: argv[0])
 def test_machine_without_kubectl_is_one_sentence(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], argv: list[str]
 ) -> None:
     monkeypatch.setenv("PATH", "")
-    assert plugin.main(["list"]) == 1
-    assert "kubectl is not on the PATH" in capsys.readouterr().err
+    assert plugin.main(argv) == 1
+    said = capsys.readouterr().err
+    assert said == "kubectl regroup: kubectl is not on the PATH. Install it, or correct the PATH.\n"
 
 
-def test_closed_pipe_is_no_traceback(cluster: Path) -> None:
-    answers(cluster, {"distributedtrainingjobs": {"items": [job(f"job-{number:05}") for number in range(5000)]}})
-    command = f"{sys.executable} -m regroup_cli.plugin list | head -1"
-    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=True)
-    assert (done.stdout.split()[0], done.stderr) == ("NAME", "")
+@pytest.mark.parametrize("argv", ASKS, ids=lambda argv: argv[0])
+def test_kubectl_that_is_no_program_is_one_sentence(
+    cluster: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], argv: list[str]
+) -> None:
+    monkeypatch.setenv("PATH", str(cluster))
+    (cluster / "kubectl").write_bytes(b"\x7fELF, of another machine")
+    assert plugin.main(argv) == 1
+    said = capsys.readouterr().err
+    assert said.startswith("kubectl regroup: kubectl cannot be started (Exec format error).")
+    assert said.count("\n") == 1
+
+
+@pytest.mark.parametrize("argv", [["list"], ["watch", "digits"], ["why", "digits"]], ids=lambda argv: argv[0])
+@pytest.mark.parametrize(
+    "text",
+    [
+        pytest.param("", id="nothing"),
+        pytest.param("Logged in.\n{}\n", id="a wrapper's remark"),
+        pytest.param("{no JSON}\n{}\n", id="no JSON"),
+        pytest.param("{" * 100_000 + "}\n", id="much of it"),
+    ],
+)
+def test_answer_that_is_no_json_is_one_sentence(
+    cluster: Path, capsys: pytest.CaptureFixture[str], argv: list[str], text: str
+) -> None:
+    answers(cluster, {"get": text})
+    assert plugin.main(argv) == 1
+    said = capsys.readouterr().err
+    assert said.startswith(("kubectl regroup: kubectl did not print JSON, but: ", "kubectl regroup: The watch ended"))
+    assert said.count("\n") == 1
+    assert len(said) < 300
+
+
+def test_kubectl_that_a_signal_ended_gives_the_code_of_a_shell(cluster: Path) -> None:
+    (cluster / "kubectl").write_text("#!/bin/sh\nkill -PIPE $$\n")
+    assert plugin.main(["logs", "digits"]) == CLOSED
+
+
+# --- what it reads from and writes to ------------------------------------------------------------------------------
+
+PROJECT = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())["project"]
+KUBECTL, LOCAL = "kubectl-regroup", "regroup"
+
+
+def started(command: str, *arguments: str, **given: Any) -> subprocess.Popen[str]:
+    """Start a command as the script that is installed does: it calls the function that pyproject.toml names."""
+    module, function = PROJECT["scripts"][command].split(":")
+    code = f"import sys; from {module} import {function}; sys.exit({function}())"
+    return subprocess.Popen([sys.executable, "-c", code, *arguments], stderr=subprocess.PIPE, text=True, **given)
+
+
+def finished(command: str, *arguments: str, **given: Any) -> tuple[int, str]:
+    """Return the exit code and what was written to stderr."""
+    with started(command, *arguments, **given) as process:
+        assert process.stderr is not None
+        said = process.stderr.read()
+    return process.returncode, said
+
+
+@pytest.fixture
+def local_job(tmp_path: Path) -> Path:
+    """A directory with a file as `regroup status` reads it."""
+    (tmp_path / "job.json").write_text(json.dumps({"metadata": {"name": "local"}, "spec": {}, "status": {}}))
+    return tmp_path
+
+
+AT_THE_END, WHILE_IT_PRINTS = "", "1"
+"""PYTHONUNBUFFERED: when it is found that nobody reads."""
+
+
+@pytest.mark.parametrize(
+    ("command", "arguments", "unbuffered"),
+    [
+        pytest.param(KUBECTL, ["list"], AT_THE_END, id="list"),
+        pytest.param(KUBECTL, ["list"], WHILE_IT_PRINTS, id="list, while it prints"),
+        pytest.param(KUBECTL, ["watch", "digits"], AT_THE_END, id="watch"),
+        pytest.param(KUBECTL, ["--help"], AT_THE_END, id="help"),
+        pytest.param(LOCAL, ["status", "{}"], AT_THE_END, id="status"),
+        pytest.param(LOCAL, ["status", "{}"], WHILE_IT_PRINTS, id="status, while it prints"),
+        pytest.param(LOCAL, ["checkpoint", "list", "{}"], AT_THE_END, id="checkpoint list"),
+        pytest.param(LOCAL, ["run", "--help"], AT_THE_END, id="help on local jobs"),
+    ],
+)
+def test_pipe_that_nobody_reads_is_no_error(
+    cluster: Path, local_job: Path, command: str, arguments: list[str], unbuffered: str
+) -> None:
+    """`kubectl regroup list | head -1`."""
+    answers(cluster, {"--watch": stream(("ADDED", RUNNING)), "trainingjobs": {"items": [RUNNING]}})
+    reading, writing = os.pipe()
+    os.close(reading)
+    given = [argument.format(local_job) for argument in arguments]
+    ended = finished(command, *given, stdout=writing, env={**os.environ, "PYTHONUNBUFFERED": unbuffered})
+    os.close(writing)
+    assert ended == (CLOSED, "")
+
+
+def test_first_line_arrives_where_the_reader_wants_no_more(cluster: Path) -> None:
+    answers(cluster, {"trainingjobs": {"items": [job(f"job-{number:05}") for number in range(5000)]}})
+    with started(KUBECTL, "list", stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.readline().startswith("NAME")
+        process.stdout.close()
+        said = process.stderr.read()
+    assert (process.returncode, said) == (CLOSED, "")
+
+
+def test_user_may_end_a_watch(cluster: Path) -> None:
+    answers(cluster, {"--watch": stream(("ADDED", RUNNING))}, code=None)
+    with started(KUBECTL, "watch", "digits", stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline().startswith("Running")
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate()
+    assert (process.returncode, said) == (INTERRUPTED, "")
+
+
+@pytest.mark.parametrize("command", ["replay", "train"])
+def test_user_may_end_what_works_long(tmp_path: Path, command: str) -> None:
+    os.mkfifo(tmp_path / "file")
+    with started(LOCAL, command, str(tmp_path / "file")) as process:
+        with (tmp_path / "file").open("w"):  # it has begun to read
+            process.send_signal(signal.SIGINT)
+            _, said = process.communicate()
+    assert (process.returncode, said) == (INTERRUPTED, "")
+
+
+@pytest.mark.parametrize(
+    ("command", "arguments"),
+    [pytest.param(KUBECTL, ["list"], id="list"), pytest.param(LOCAL, ["status", "{}"], id="status")],
+)
+def test_full_disk_is_one_sentence(cluster: Path, local_job: Path, command: str, arguments: list[str]) -> None:
+    answers(cluster, {"trainingjobs": {"items": [RUNNING]}})
+    with open("/dev/full", "w") as full:
+        code, said = finished(command, *(argument.format(local_job) for argument in arguments), stdout=full)
+    assert code == 2
+    assert said.endswith("It cannot write any more (No space left on device). Make room, or write elsewhere.\n")
+    assert said.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("command", "arguments", "closed"),
+    [
+        pytest.param(KUBECTL, ["list"], 1, id="list without stdout"),
+        pytest.param(KUBECTL, ["scale", "digits", "5"], 1, id="scale without stdout"),
+        pytest.param(LOCAL, ["status", "{}"], 0, id="status without stdin"),
+        pytest.param(LOCAL, ["run", "true"], 2, id="run without stderr"),
+    ],
+)
+def test_stream_that_was_closed_before_the_start_is_not_missed(
+    cluster: Path, local_job: Path, command: str, arguments: list[str], closed: int
+) -> None:
+    answers(cluster, {"get": {"items": []}})
+    assert finished(
+        command,
+        *(argument.format(local_job) for argument in arguments),
+        stdout=subprocess.DEVNULL,
+        preexec_fn=lambda: os.close(closed),
+    ) == (0, "")
+
+
+def test_letter_that_the_terminal_does_not_have_is_written_as_its_number(cluster: Path) -> None:
+    answers(cluster, {"trainingjobs": {"items": [job("digits", summary={"state": "Läuft"})]}})
+    with started(KUBECTL, "list", stdout=subprocess.PIPE, env={**os.environ, "PYTHONIOENCODING": "ascii"}) as process:
+        shown, said = process.communicate()
+    assert (process.returncode, said) == (0, "")
+    assert "L\\xe4uft" in shown

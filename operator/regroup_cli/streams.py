@@ -1,0 +1,58 @@
+"""What a command reads from and writes to, and how it ends when that ends first: a pipe that is closed early, a full disk, Ctrl-C.
+Standard library only, as `kubectl regroup` is.
+"""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import sys
+from collections.abc import Callable
+
+INTERRUPTED, CLOSED = 130, 141
+"""Exit codes after Ctrl-C and `| head`: what a shell shows of a command that SIGINT or SIGPIPE ended."""
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+def guarded(name: str, command: Callable[[], int]) -> int:
+    """Run a command and return its exit code. That nobody reads its output any more, or that the user ends it, is no error."""
+    _open_closed()
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="backslashreplace")  # a letter that the terminal does not have
+    try:
+        try:
+            return command()
+        finally:
+            sys.stdout.flush()  # what the interpreter's own flush at exit raises nobody can catch
+    except BrokenPipeError:
+        _drop_unwritten()
+        return CLOSED
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except OSError as error:
+        if error.errno not in _FULL:
+            raise
+        _drop_unwritten()
+        print(f"{name}: It cannot write any more ({error.strerror}). Make room, or write elsewhere.", file=sys.stderr)
+        return 2
+
+
+def _open_closed() -> None:
+    """Give a stream that was closed before the start (`>&-`) to /dev/null: the next file that is opened would get its number."""
+    for stream, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, stream) is None:
+            opened = open(os.devnull, mode)  # noqa: SIM115 (until the process ends)
+            os.set_inheritable(opened.fileno(), True)
+            setattr(sys, stream, opened)
+
+
+def _drop_unwritten() -> None:
+    """Have what could not be written go to /dev/null: the interpreter tries again at exit."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, stream.fileno())
+            os.close(nowhere)
