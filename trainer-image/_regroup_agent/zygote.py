@@ -61,8 +61,9 @@ class Zygote:
 
     @property
     def imports(self) -> bool:
-        """True until the import is over: who waits in `spawn` has not been forked."""
-        return self._usable and (self._ready is None or not self._ready.done())
+        """True until the import is over: who waits in `spawn` has not been forked. False while an answer is on its way, or has come
+        and was not taken yet: after a zygote's end the next one imports."""
+        return self._usable and not self._waiting and (self._ready is None or not self._ready.done())
 
     def start(self) -> None:
         """Start the zygote; returns at once, the import goes on in it."""
@@ -143,8 +144,7 @@ class Zygote:
             pass  # what it forked before its end lives, and is not forked again; what comes later finds no reader, and ends
         self._drop_channel()
         self._process = None
-        waiting, self._waiting = self._waiting, {}
-        for answer in waiting.values():
+        for answer in self._waiting.values():  # who waits lets go of it itself, once it has run
             if not answer.done():
                 answer.set_exception(_DiedError())
         if not self._usable:
@@ -166,6 +166,8 @@ class Zygote:
             data = self._channel.recv(1 << 16)
         except (BlockingIOError, InterruptedError):
             return False
+        except ConnectionResetError:
+            return True  # it left a request unread; what it said before, and its end, are read after that
         except OSError:
             data = b""
         if not data:

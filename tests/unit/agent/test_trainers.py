@@ -277,3 +277,68 @@ def test_fork_that_is_asked_for_between_a_zygotes_end_and_its_reaping_waits(tmp_
     finally:
         signal.alarm(0)
         signal.signal(signal.SIGALRM, before)
+
+
+# --- a zygote that the test plays ----------------------------------------------------------------------------------
+
+
+class Played(Zygote):
+    """One whose process is the test; its successor imports for ever."""
+
+    def __init__(self, directory: Path) -> None:
+        python = python_command([sys.executable, str(directory / "train.py")])
+        assert python is not None
+        super().__init__(python, ["json"], {}, lambda _: None, lambda: None)
+        self.theirs = self.ours = socket.socket()
+
+    def start(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._ready = loop.create_future()
+        self._process = cast(Any, subprocess.CompletedProcess([], returncode=0))
+        if self.theirs is not self.ours:
+            return
+        self.theirs.close()
+        self.ours, self.theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.ours.setblocking(False)
+        self._channel = self.ours
+        loop.add_reader(self.ours.fileno(), self._read)
+        self._ready.set_result(True)
+
+    def die_after(self, pid: int) -> None:
+        """Take the first request, say that it was forked, and be gone."""
+        request = json.loads(self.theirs.recv(1 << 16))
+        self.theirs.send(json.dumps({"id": request["id"], "pid": pid}).encode())
+        self.theirs.close()
+        self.died()
+
+
+def test_fork_is_known_although_its_zygote_left_another_request_unread(tmp_path: Path) -> None:
+    async def run() -> None:
+        zygote = Played(tmp_path)
+        forks = [asyncio.ensure_future(zygote.spawn({"A": str(number)}, [])) for number in range(2)]
+        await until_async(lambda: len(zygote._waiting) == 2, "both have asked")
+        zygote.die_after(4242)
+        assert await asyncio.wait_for(forks[0], 5.0) == 4242
+        assert not forks[1].done(), "it is asked for again"
+        forks[1].cancel()
+
+    asyncio.run(run())
+
+
+def test_process_that_was_forked_is_no_process_that_waits_for_an_import(tmp_path: Path) -> None:
+    """A signal that comes right after its zygote's end, while the next one imports, is for the process."""
+
+    async def run() -> None:
+        zygote, spawned = Played(tmp_path), list[int]()
+        child = subprocess.Popen(["sleep", "60"], start_new_session=True)
+        trainers = Trainers(
+            ["x"], zygote, str(tmp_path), lambda *_: None, None, lambda rank, _: spawned.append(rank), lambda *_: None
+        )
+        trainers.start(0, 7, {})
+        await until_async(lambda: bool(zygote._waiting), "it has asked")
+        zygote.die_after(child.pid)
+        trainers.signal(0, signal.SIGTERM)
+        await until_async(lambda: spawned == [0], "it is known")
+        assert await asyncio.to_thread(child.wait, 5.0) == -signal.SIGTERM
+
+    asyncio.run(run())

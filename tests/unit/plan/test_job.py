@@ -299,6 +299,16 @@ def test_no_pod_is_made_from_a_template_that_is_not_the_one_of_the_start(changed
     assert ("none is made from a template that is not the one of the start" in said["PodsReady"]) == changed
 
 
+def test_whole_group_is_tried_at_once_where_a_member_cannot_be_reached() -> None:
+    """Its slot has a pod that is waited for: another one of its position comes to complete a group."""
+    membership = MEMBERSHIP | {"adopted": True}
+    builder = job(TRAINING | {"membership": membership})
+    builder = builder.with_spec(replicas=4, workersPerGroup=2, elasticPolicy={"minReplicas": 2, "maxReplicas": 4})
+    sessions = (trains(0, connected=False, closed_at_s=50.0, heard_at_s=50.0), trains(1))
+    got = plan(builder, pods=(make_pod(0), make_pod(1)), sessions=sessions)
+    assert [slot for slot, _, _ in got.create] == [2], "one that completes a group; the other one, once it has a node"
+
+
 def test_failures_of_a_template_that_was_corrected_before_the_start_count_no_more() -> None:
     """The last pod of the former one stays for its log."""
     digest = worker_digest(job(None).build())

@@ -178,6 +178,14 @@ def test_rows_of_failures_end_with_a_suspension() -> None:
     done = plan(with_policy(first.status, suspend=True), pods=(), sessions=(), memory=memory)
     resumed = plan(with_policy(done.status), pods=(), sessions=(), memory=done.memory)
     assert (resumed.memory.crash, resumed.memory.ignored) == (None, None)
+    again = plan(
+        with_policy(resumed.status),
+        pods=(make_pod(0, 1), make_pod(1, 1)),
+        sessions=(),
+        memory=replace(memory, seen_pods=resumed.memory.seen_pods),
+    )
+    assert again.status["membership"]["suspended"], "no generation has begun since"
+    assert (again.memory.crash, again.memory.ignored) == (crash, memory.ignored), "a row of its own"
 
 
 def test_resumed_job_starts_and_nothing_counts_as_a_restart() -> None:

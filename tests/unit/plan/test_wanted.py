@@ -229,6 +229,8 @@ NEW = make_session(1, Phase.READY, entered=0, adopted_to=0)
         pytest.param(B, outside(1, 1, session=make_session(1, Phase.READY, entered=2, adopted_to=0)), {}, [],
                      id="its seal may be asked for"),
         pytest.param(make_worker(1, available=False), outside(1, 1, session=NEW), {}, [], id="who has the slot may not come back"),
+        pytest.param(make_worker(1, Standing.FORMING), outside(1, 1, session=NEW), {}, [], id="its generation may not form"),
+        pytest.param(B, outside(1, 1, session=NEW), {"unsure": [uid_of(1)]}, [], id="it cannot reach others, or was set back"),
     ],
 )  # fmt: skip
 def test_release_of_a_pod_whose_slot_another_one_serves_before_all_have_adopted(

@@ -211,6 +211,8 @@ class Watcher:
                         continue  # a newer agent may say more than this library knows
                     self._hear(message)
         except Exception:
+            if not threading.main_thread().is_alive():
+                return  # this process is at its end, with an exit code of its own
             traceback.print_exc()  # for example, no thread could be started that aborts a communicator
         # However it came: a process that does not listen must not go on.
         self._agent_gone()

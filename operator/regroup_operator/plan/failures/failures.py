@@ -100,7 +100,7 @@ def judge_failures(facts: Facts) -> Failures:
     committed_s = [s.progress_at_s for s in sessions if s.progress_at_s is not None]
     committed_at = max(map(inputs.clock.wall_at, committed_s), default=None)
     # Rows of failures end with a suspension: one suspends a job to repair what stops it.
-    is_suspended = facts.current is not None and facts.current.suspended
+    is_suspended = facts.current is not None and facts.current.suspended and not obs.pods
     crash = note_crashes(
         None if is_suspended else seen.memory.crash,
         processes,

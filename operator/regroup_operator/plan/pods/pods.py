@@ -72,8 +72,8 @@ def plan_pods(facts: Facts, lifecycle: Lifecycle, generation: NextGeneration) ->
         early = note_early(rows, pods, inputs.clock.now_s, slots=facts.slots)
         disrupted = _without(generation.memory.disrupted_pods, corrected)
     # A worker that cannot be reached has a node, and is no use to the job.
-    lost = {w.pod.uid for w in generation.workers if w.pod is not None and w.standing == Standing.LOST}
-    reached = [pod for pod in inputs.obs.pods if pod.uid not in lost | generation.abandoned]
+    lost = {w.pod.uid: w.id.slot for w in generation.workers if w.pod is not None and w.standing == Standing.LOST}
+    reached = [pod for pod in inputs.obs.pods if pod.uid not in lost.keys() | generation.abandoned]
     capacity = judge_capacity(
         policy=inputs.job.spec.elastic_policy if is_active else None,
         pods=reached,
@@ -93,7 +93,9 @@ def plan_pods(facts: Facts, lifecycle: Lifecycle, generation: NextGeneration) ->
     later = put_off(
         reached,
         facts.released,
-        [slot for slot, until_s in held.items() if until_s > inputs.clock.now_s],
+        # Nor is a pod made where one that cannot be reached is still waited for.
+        [slot for slot, until_s in held.items() if until_s > inputs.clock.now_s]
+        + [slot for uid, slot in lost.items() if uid not in generation.abandoned],
         slots=facts.slots,
         per_group=facts.per_group,
         minimum=inputs.job.min_replicas,
@@ -117,6 +119,7 @@ def plan_pods(facts: Facts, lifecycle: Lifecycle, generation: NextGeneration) ->
         blip_s=inputs.settings.late_timeout_s,
         held=held,
         put_off=later,
+        unsure=frozenset().union(*generation.memory.links) | generation.memory.setbacks.keys(),
         given_back=capacity.given_back,
     )
     delete = (*changes.delete, *(pod for pod in changes.release if not pod.terminating))

@@ -21,7 +21,7 @@ from regroup.protocol.state import Phase
 from regroup_operator.api.members import MemberId
 from regroup_operator.model.plan import earliest
 from regroup_operator.model.records import Pod
-from regroup_operator.model.worker import Worker
+from regroup_operator.model.worker import Standing, Worker
 
 ENDS_WITHIN_S = 335.0
 """An agent that was told to stop has ended by then, whatever its processes do (_regroup_agent/ending.py): 300 s after Complete or
@@ -67,6 +67,7 @@ def plan_workers(
     blip_s: float = 0.0,
     held: Mapping[int, float] | None = None,
     put_off: frozenset[int] = frozenset(),
+    unsure: Collection[str] = (),
     given_back: frozenset[str] = frozenset(),
 ) -> WorkerChanges:
     """Return the changes to the job's pods.
@@ -80,7 +81,8 @@ def plan_workers(
     word is deleted. `term_began_s`: since when agents can have called this operator; silence before that proves nothing.
     `blip_s`: a pod that starts keeps its slot for so long while its node is not ready. `held`: by slot, until when no pod is made
     (early.py, capacity.py). `put_off`: slots of which no pod is made before others have a node. `given_back`: UIDs of pods that
-    never had a node and leave at once.
+    never had a node and leave at once. `unsure`: UIDs of pods that may not get into the next generation although they are ready:
+    one that can take the place of such a pod stays.
     """
     pods = [w for w in workers if w.pod is not None]
     leaving = tuple(w.pod for w in pods if w.pod and w.pod.uid in released and not w.pod.terminating)
@@ -112,11 +114,14 @@ def plan_workers(
         for slot in range(slots)
         if slot not in serving and slot not in held and slot not in put_off
     )
+    sure = {
+        slot: w for slot, w in serving.items() if w.available and w.standing != Standing.FORMING and not _in(w, unsure)
+    }
     release = tuple(
         w.pod
         for w in pods
         if w.pod is not None
-        and (settled or w.pod.uid in given_back or _never_took_part(w, abandoned, named, serving.get(w.id.slot)))
+        and (settled or w.pod.uid in given_back or _never_took_part(w, abandoned, named, sure.get(w.id.slot)))
         and not w.is_member
         and w.pod.uid not in released
         and w.pod.alive
@@ -128,16 +133,16 @@ def plan_workers(
 
 
 def _never_took_part(
-    worker: Worker, abandoned: frozenset[str], named: Collection[MemberId], serving: Worker | None
+    worker: Worker, abandoned: frozenset[str], named: Collection[MemberId], instead: Worker | None
 ) -> bool:
     """Return whether a worker that is not waited for can hold no state and witness nothing: it never adopted a generation and is
     named in none. Rule RELEASE keeps it for nobody. While a job stands still the next one of its slot would not be the last; and
-    where another one, which is ready, has its slot, it may hold the room that the job stands still for."""
+    where another one has its slot (`instead`), it may hold the room that the job stands still for."""
     pod, session = worker.pod, worker.session
     if pod is None or worker.id in named:
         return False
     never_entered = session is not None and session.condition.entered == session.condition.adopted == 0
-    if serving is not None and serving.id != worker.id and serving.available:
+    if instead is not None and instead.id != worker.id:
         has_begun = session is not None or bool(pod.node)
         if not has_begun or (worker.available and never_entered):
             return True
@@ -163,6 +168,10 @@ def _given_up_s(worker: Worker, pod: Pod, hello_timeout_s: float, term_began_s: 
         return None if told_s is None else told_s + ENDS_WITHIN_S + hello_timeout_s
     closed_s = session.condition_at_s if session.closed_at_s is None else session.closed_at_s
     return max(closed_s, pod.running_since_s or closed_s) + hello_timeout_s
+
+
+def _in(worker: Worker, uids: Collection[str]) -> bool:
+    return worker.pod is not None and worker.pod.uid in uids
 
 
 def _said_stopped(worker: Worker) -> bool:
