@@ -20,15 +20,15 @@ _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 def run(args: argparse.Namespace) -> int:
     """Run the command and return the exit code. Raises SpecError."""
     directory = Path(args.directory)
-    if not directory.is_dir():
-        raise SpecError(
-            f"DIR ({directory}) is not a directory. Give the directory of spec.checkpoint, or of --checkpoint."
-        )
     try:
+        if not directory.is_dir():
+            raise SpecError(
+                f"DIR ({directory}) is not a directory. Give the directory of spec.checkpoint, or of --checkpoint."
+            )
         complete, incomplete = store.names(directory)
     except OSError as error:
         raise SpecError(
-            f"DIR ({directory}) cannot be read ({error.strerror}). Check its owner and its mount."
+            f"DIR ({directory}) cannot be read ({error.strerror}). Check its name, its owner and its mount."
         ) from None
     if args.kind == "list":
         return _list(directory, complete, incomplete)
