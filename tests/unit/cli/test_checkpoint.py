@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -75,6 +76,17 @@ def test_verify_names_what_is_damaged(
     assert older.startswith("step-10.g1-abcdefgh: FAILED: ")
     assert re.search(sentence, older)
     assert main(["checkpoint", "verify", str(tmp_path), "step-10.g1-abcdefgh"]) == 1
+
+
+def test_file_that_cannot_have_been_committed_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(tmp_path, 10)
+    file = tmp_path / "step-10.g1-abcdefgh" / COMMIT
+    record = json.loads(file.read_text())
+    record["files"]["a\0b"] = {"size": 1, "sha256": ""}
+    file.write_text(json.dumps(record))
+    assert main(["checkpoint", "verify", str(tmp_path)]) == 1
+    said = capsys.readouterr().out
+    assert said == ("step-10.g1-abcdefgh: FAILED: its COMMIT.json names 'a\\x00b', and no file can have that name.\n")
 
 
 @pytest.mark.parametrize(
