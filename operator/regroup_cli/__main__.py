@@ -11,7 +11,7 @@ from pathlib import Path
 
 from regroup.train import command as training
 from regroup_cli.streams import guarded
-from regroup_operator.api import SpecError
+from regroup_operator.api import SpecError, StatusError, UnavailableError, parse_job
 from regroup_operator.model.records import Settings
 
 
@@ -215,17 +215,22 @@ def _local(args: argparse.Namespace) -> int:
     from regroup_cli.local import FileStore
 
     store = FileStore(Path(args.state_dir, "job.json"))
-    if not store.path.exists():
+    try:
+        is_there = store.path.exists()
+    except OSError as error:
+        raise SpecError(
+            f"DIR ({args.state_dir}) cannot be read ({error.strerror}). Give the directory that `regroup run` printed."
+        ) from None
+    if not is_there:
         raise SpecError(
             f"DIR ({args.state_dir}) holds no job. Give the directory that `regroup run` printed; it is removed when the job ends, "
             "unless --state-dir named it."
         )
     try:
-        current = store.read().get("status", {})
-    except (OSError, ValueError) as error:
-        raise SpecError(
-            f"{store.path} cannot be read as a job ({error}). Give the directory that `regroup run` printed."
-        ) from None
+        raw = store.read()
+    except UnavailableError as error:
+        raise SpecError(f"{error} Give the directory that `regroup run` printed.") from None
+    current = raw.get("status", {})
     if args.command == "status":
         print(json.dumps(current, indent=2))
         return 0
@@ -233,7 +238,18 @@ def _local(args: argparse.Namespace) -> int:
         raise SpecError(
             f"The job in {args.state_dir} has ended ({current['phase']}): it cannot be resized. Start it again."
         )
-    store.change_spec(lambda spec: spec.update(replicas=args.workers))
+    try:
+        parse_job(raw)
+    except (SpecError, StatusError) as error:
+        raise SpecError(f"{store.path} has been changed, and is no job any more: {error}") from None
+    try:
+        store.change_spec(lambda spec: spec.update(replicas=args.workers))
+    except UnavailableError as error:  # the job has ended meanwhile
+        raise SpecError(f"{error} Start the job again.") from None
+    except OSError as error:
+        raise SpecError(
+            f"DIR ({args.state_dir}) cannot be written to ({error.strerror}). Resize the job as the user who started it."
+        ) from None
     print(f"regroup: {args.workers} workers wanted")
     return 0
 

@@ -14,6 +14,7 @@ import fcntl
 import hmac
 import json
 import os
+import re
 import secrets
 import signal
 import subprocess
@@ -30,6 +31,7 @@ from regroup_operator.api import (
     ConflictError,
     Job,
     SpecError,
+    UnavailableError,
     check_change,
     parse_job,
     processes_per_worker,
@@ -52,8 +54,16 @@ class FileStore:
         self.path = path
 
     def read(self) -> dict[str, Any]:
-        """Return the job's object."""
-        data: dict[str, Any] = json.loads(self.path.read_text())
+        """Return the job's object. Raises UnavailableError where the file cannot be read as one."""
+        try:
+            data: dict[str, Any] = json.loads(self.path.read_text())
+            why = _lack(data)
+        except OSError as error:
+            why = error.strerror or str(error)
+        except (ValueError, RecursionError) as error:
+            why = str(error)
+        if why:
+            raise UnavailableError(f"{self.path} cannot be read as a job ({why}).")
         return data
 
     def create(self, raw: dict[str, Any]) -> None:
@@ -113,6 +123,21 @@ class FileStore:
         with self.path.with_suffix(".lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
+
+
+def _lack(data: Any) -> str:
+    """Return what an object lacks to be a job's as `FileStore` writes it; empty: nothing."""
+    if not isinstance(data, dict):
+        return "it is no object"
+    metadata = data.get("metadata")
+    if not isinstance(metadata, dict) or not isinstance(metadata.get("name"), str):
+        return "it has no metadata.name"
+    for name in ("resourceVersion", "generation"):
+        if re.fullmatch(r"\d{1,18}", str(metadata.get(name))) is None:
+            return f"its metadata.{name} is no number"
+    if not isinstance(data.get("spec"), dict):
+        return "it has no spec"
+    return "" if isinstance(data.get("status", {}), dict) else "its status is no object"
 
 
 @dataclass

@@ -9,42 +9,54 @@ from datetime import UTC, datetime
 from typing import Any
 
 from regroup_operator.api import SpecError
-from regroup_operator.decision_log import DecisionLogError, Line, decision_of, difference, from_line
+from regroup_operator.decision_log import DecisionLogError, Line, decision_of, difference, from_line, reading
 from regroup_operator.plan.job import plan_job
 
 
 def run(args: argparse.Namespace) -> int:
     """Print a row for each decision; return 1 if one is made otherwise now. Raises SpecError where the file cannot be read."""
-    num_lines = 0
+    num_lines = number = 0
     try:
-        with open(args.file, encoding="utf-8") as lines:
-            for number, text in enumerate(lines, 1):
-                try:
-                    found = from_line(text)
-                except DecisionLogError:
-                    if text.endswith("\n") or _is_json(text):
-                        raise
-                    print("The last line is not whole: it was being written when the file was copied.")
-                    break
+        for number, text in _lines(args.file):
+            try:
+                found = from_line(text)
+            except DecisionLogError:
+                if text.endswith("\n") or _is_json(text):
+                    raise
+                print("The last line is not whole: it was being written when the file was copied.")
+                break
+            with reading():
                 key = "/".join(found.inputs.job.key)
-                if args.job not in (None, key):
-                    continue
-                num_lines += 1
-                for what, why in rows(found):
-                    print(f"{_time(found)}  {key}  {what}{f': {why}' if why else ''}")
+            if args.job not in (None, key):
+                continue
+            num_lines += 1
+            with reading():
+                said = [f"{_time(found)}  {key}  {what}{f': {why}' if why else ''}" for what, why in rows(found)]
+            for row in said:
+                print(row)
+            with reading():
                 other = difference(found.decision, decision_of(plan_job(found.inputs)))
-                if other is not None:
-                    where, then, now = other
-                    print(f"{args.file}, line {number}: {where} was {_short(then)} and is {_short(now)} now.")
-                    return 1
+            if other is not None:
+                where, then, now = other
+                print(f"{args.file}, line {number}: {where} was {_short(then)} and is {_short(now)} now.")
+                return 1
     except DecisionLogError as error:
         raise SpecError(f"{args.file}, line {number}: {error}") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise SpecError(f"FILE ({args.file}) cannot be read ({error}). Give an operator's decision log.") from None
     if num_lines == 0:
         raise SpecError(f"FILE ({args.file}) has no decision{f' on {args.job}' if args.job else ''}.")
     print(f"{num_lines} decisions, all made again alike.")
     return 0
+
+
+def _lines(path: str) -> Iterator[tuple[int, str]]:
+    """Yield the lines of a file with their numbers. Raises SpecError where it cannot be read; what is printed meanwhile is not its
+    affair."""
+    try:
+        with open(path, encoding="utf-8") as lines:
+            yield from enumerate(lines, 1)
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise SpecError(f"FILE ({path}) cannot be read ({why}). Give an operator's decision log.") from None
 
 
 def rows(line: Line) -> Iterator[tuple[str, str]]:
@@ -73,7 +85,7 @@ def rows(line: Line) -> Iterator[tuple[str, str]]:
 def _is_json(text: str) -> bool:
     try:
         json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return False
     return True
 

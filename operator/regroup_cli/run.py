@@ -16,7 +16,7 @@ from typing import Any
 
 from _regroup_agent.build import build as build_agent
 from regroup_cli.local import ADDRESS, FileStore, LocalWorkers, Terminal, say
-from regroup_operator.api import Job, SpecError, parse_job
+from regroup_operator.api import Job, SpecError, UnavailableError, parse_job
 from regroup_operator.background import LoopBackground
 from regroup_operator.controller import Controller
 from regroup_operator.endpoint.certificates import Authority, server_context
@@ -53,12 +53,22 @@ def job_object(args: argparse.Namespace) -> dict[str, Any]:
         high = max(args.workers, low) if args.max is None else args.max
         spec["elasticPolicy"] = {"minReplicas": low, "maxReplicas": high}
     if args.checkpoint is not None:
-        path = str(Path(args.checkpoint).absolute())
+        path = _absolute(args.checkpoint)
         trainer["volumeMounts"] = [{"name": "checkpoint", "mountPath": path}]
         spec["checkpoint"] = {"path": path, "everySeconds": args.checkpoint_every, "keep": args.checkpoint_keep}
     if args.memory_snapshot is not None:
         spec["memorySnapshot"] = {"sizeLimit": args.memory_snapshot, "everySeconds": args.memory_snapshot_every}
     return {"metadata": {"name": args.name, "namespace": NAMESPACE}, "spec": spec}
+
+
+def _absolute(directory: str) -> str:
+    try:
+        return str(Path(directory).absolute())
+    except OSError as error:
+        raise SpecError(
+            f"--checkpoint ({directory}) is relative, and the current directory cannot be found ({error.strerror}). Give a "
+            "path that begins with /."
+        ) from None
 
 
 def _most_processes(args: argparse.Namespace) -> int:
@@ -71,7 +81,7 @@ def trainer_command(args: argparse.Namespace) -> list[str]:
     if args.module:
         return [sys.executable, "-m", args.script, *args.args]
     if Path(args.script).suffix == ".py":
-        if not Path(args.script).is_file():
+        if not _is_file(args.script):
             raise SpecError(f"SCRIPT ({args.script}) is not a file. Give the path of a Python script, or -m MODULE.")
         return [sys.executable, "-u", args.script, *args.args]
     if Path(args.script).suffix in (".yaml", ".yml"):
@@ -83,6 +93,13 @@ def trainer_command(args: argparse.Namespace) -> list[str]:
             "them, or -m MODULE."
         )
     return [args.script, *args.args]
+
+
+def _is_file(path: str) -> bool:
+    try:
+        return Path(path).is_file()
+    except OSError:  # too long a name
+        return False
 
 
 def _check_configuration(arguments: list[str], most_processes: int) -> None:
@@ -114,7 +131,7 @@ async def run(args: argparse.Namespace) -> int:
     """Run the job to its end and return the exit code: 0 Succeeded, 1 Failed, 130 interrupted."""
     raw = job_object(args)
     parse_job(raw)
-    directory = Path(args.state_dir) if args.state_dir else Path(tempfile.mkdtemp(prefix="regroup-"))
+    directory = Path(args.state_dir or _temporary())
     store = FileStore(directory / "job.json")
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -130,6 +147,16 @@ async def run(args: argparse.Namespace) -> int:
     finally:
         if not args.state_dir:
             shutil.rmtree(directory, ignore_errors=True)
+
+
+def _temporary() -> str:
+    try:
+        return tempfile.mkdtemp(prefix="regroup-")
+    except OSError as error:
+        raise SpecError(
+            f"A temporary directory cannot be made ({error.strerror}). Set TMPDIR to a directory that you can write to, or give "
+            "--state-dir."
+        ) from None
 
 
 async def _run(store: FileStore, directory: Path, command: list[str], args: argparse.Namespace) -> int:
@@ -207,7 +234,12 @@ async def _watch(store: FileStore, key: Key, queue: WorkQueue, stop: asyncio.Eve
     while not stop.is_set():
         if working.done():
             working.result()
-        job = await store.get(key)
+        try:
+            job = await store.get(key)
+        except UnavailableError as error:
+            raise SpecError(
+                f"{error} Leave the directory as it is while its job runs, and start the job again."
+            ) from None
         assert job is not None
         if job.spec_generation != generation:
             generation = job.spec_generation
@@ -229,9 +261,10 @@ async def _until_stopped(store: FileStore, key: Key, grace_s: float = 30.0) -> N
     """Wait until the agents, told to stop, have ended: the script's own last lines belong to the run."""
     deadline = asyncio.get_running_loop().time() + grace_s
     while asyncio.get_running_loop().time() < deadline:
-        job = await store.get(key)
-        if job is None or not job.status.replicas:
-            return
+        with contextlib.suppress(UnavailableError):
+            job = await store.get(key)
+            if job is None or not job.status.replicas:
+                return
         await asyncio.sleep(POLL_S)
 
 

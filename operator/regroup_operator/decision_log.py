@@ -10,7 +10,8 @@ from __future__ import annotations
 import json
 import logging
 import logging.handlers
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -96,7 +97,7 @@ def to_line(inputs: Inputs, plan: JobPlan) -> str:
 
 def from_line(text: str) -> Line:
     """Return the line. Raises DecisionLogError with one sentence."""
-    try:
+    with reading():
         body = json.loads(text)
         if body["version"] != VERSION:
             raise DecisionLogError(
@@ -104,7 +105,23 @@ def from_line(text: str) -> Line:
             )
         parts = {name: part.validate_python(body["inputs"][name]) for name, part in _parts().items()}
         return Line(Inputs(job=parse_stored(body["inputs"]["job"]), **parts), dict(body["decision"]))
-    except (ValueError, KeyError, TypeError, SpecError, StatusError) as error:
+
+
+@contextmanager
+def reading() -> Iterator[None]:
+    """Raise DecisionLogError with one sentence for what is met inside in a line that no operator of this release has written."""
+    try:
+        yield
+    except (
+        ArithmeticError,
+        AttributeError,
+        LookupError,
+        RecursionError,
+        TypeError,
+        ValueError,
+        SpecError,
+        StatusError,
+    ) as error:
         first = str(error).split("\n")[0]
         raise DecisionLogError(
             f"The line is no decision of this release: {first}. Use the operator's release."

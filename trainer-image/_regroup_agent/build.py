@@ -6,7 +6,13 @@ import sys
 import zipfile
 from pathlib import Path
 
-MAIN = "from _regroup_agent.main import main\nmain()\n"
+MAIN = """\
+try:
+    from _regroup_agent.main import main
+    main()
+except KeyboardInterrupt:  # SIGINT before it listens for signals: `regroup run` ends
+    raise SystemExit(130) from None
+"""
 _ROOT = Path(__file__).resolve().parent.parent
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 

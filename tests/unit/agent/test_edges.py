@@ -379,6 +379,20 @@ def test_zipapp_is_the_same_bytes_each_time(tmp_path: Path) -> None:
     assert (tmp_path / "a.pyz").read_bytes() == (tmp_path / "b.pyz").read_bytes()
 
 
+INTERRUPTED = """\
+import runpy, signal, sys
+sys.addaudithook(lambda event, given: event == "import" and given[0] == "_regroup_agent.core" and signal.raise_signal(2))
+runpy.run_path(sys.argv[1], run_name="__main__")
+"""
+
+
+def test_zipapp_that_is_interrupted_while_it_starts_ends_without_a_word(tmp_path: Path) -> None:
+    build(tmp_path / "agent.pyz")
+    command = [sys.executable, "-I", "-c", INTERRUPTED, str(tmp_path / "agent.pyz")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
 def test_zipapp_without_its_environment_says_what_is_missing(tmp_path: Path) -> None:
     build(tmp_path / "agent.pyz")
     argv = [oldest_python(), "-I", str(tmp_path / "agent.pyz"), "--", "python", "train.py"]

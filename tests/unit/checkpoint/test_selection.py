@@ -138,6 +138,7 @@ def test_commit_comes_back_from_its_json() -> None:
         pytest.param("", "is damaged", id="empty"),
         pytest.param(COMMIT.to_json()[:40], "is damaged", id="cut off"),
         pytest.param("[]", "is damaged (it is not an object)", id="not an object"),
+        pytest.param("[" * 100_000, "is damaged (maximum recursion depth exceeded", id="much of it"),
         pytest.param(COMMIT.to_json().replace('"startStep": 50,', ""), "no startStep", id="a field is missing"),
         pytest.param(COMMIT.to_json().replace('"step": 60', '"step": "60"'), "step is '60'", id="a wrong type"),
         pytest.param(COMMIT.to_json().replace('"step": 60', '"step": 61'), "is that of step 61", id="another step"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
 from pathlib import Path
 
@@ -75,6 +77,28 @@ def test_verify_names_what_is_damaged(
     assert older.startswith("step-10.g1-abcdefgh: FAILED: ")
     assert re.search(sentence, older)
     assert main(["checkpoint", "verify", str(tmp_path), "step-10.g1-abcdefgh"]) == 1
+
+
+def test_data_that_cannot_be_read_are_a_whole_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(tmp_path, 10)
+    path = tmp_path / "step-10.g1-abcdefgh"
+    (path / ".metadata").write_bytes(b"")
+    record = json.loads((path / COMMIT).read_text())
+    record["files"][".metadata"] = {"size": 0, "sha256": hashlib.sha256().hexdigest()}
+    (path / COMMIT).write_text(json.dumps(record))
+    assert main(["checkpoint", "verify", str(tmp_path)]) == 1
+    assert capsys.readouterr().out == f"{path.name}: FAILED: cannot be read (EOFError: Ran out of input).\n"
+
+
+def test_file_that_cannot_have_been_committed_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(tmp_path, 10)
+    file = tmp_path / "step-10.g1-abcdefgh" / COMMIT
+    record = json.loads(file.read_text())
+    record["files"]["a\0b"] = {"size": 1, "sha256": ""}
+    file.write_text(json.dumps(record))
+    assert main(["checkpoint", "verify", str(tmp_path)]) == 1
+    said = capsys.readouterr().out
+    assert said == ("step-10.g1-abcdefgh: FAILED: its COMMIT.json names 'a\\x00b', and no file can have that name.\n")
 
 
 @pytest.mark.parametrize(

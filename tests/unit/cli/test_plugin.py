@@ -373,7 +373,8 @@ def finished(command: str, *arguments: str, **given: Any) -> tuple[int, str]:
 @pytest.fixture
 def local_job(tmp_path: Path) -> Path:
     """A directory with a file as `regroup status` reads it."""
-    (tmp_path / "job.json").write_text(json.dumps({"metadata": {"name": "local"}, "spec": {}, "status": {}}))
+    metadata = {"name": "local", "resourceVersion": "1", "generation": 1}
+    (tmp_path / "job.json").write_text(json.dumps({"metadata": metadata, "spec": {}, "status": {}}))
     return tmp_path
 
 

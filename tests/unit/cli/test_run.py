@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import json
+import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -106,9 +108,22 @@ def ended(directory: Path, phase: str) -> None:
     ("text", "sentence"),
     [
         pytest.param(None, "holds no job. Give the directory that `regroup run` printed", id="no file"),
-        pytest.param('{"spec": ', "cannot be read as a job", id="a file that is cut off"),
+        pytest.param('{"spec": ', "job.json cannot be read as a job (Expecting value", id="a file that is cut off"),
+        pytest.param("", "job.json cannot be read as a job (Expecting value", id="an empty file"),
+        pytest.param("\0\x80", "job.json cannot be read as a job (Expecting value", id="no text"),
+        pytest.param("[" * 100_000, "job.json cannot be read as a job (maximum recursion depth", id="much of it"),
+        pytest.param("[]", "job.json cannot be read as a job (it is no object)", id="a list"),
+        pytest.param("null", "job.json cannot be read as a job (it is no object)", id="nothing"),
+        pytest.param("{}", "job.json cannot be read as a job (it has no metadata.name)", id="no metadata"),
+        pytest.param('{"metadata": {"name": "a", "resourceVersion": "x"}}', "(its metadata.resourceVersion is no number)",
+                     id="no version"),
+        pytest.param('{"metadata": {"name": "a", "resourceVersion": "1"}}', "(its metadata.generation is no number)",
+                     id="no generation"),
+        pytest.param('{"metadata": {"name": "a", "resourceVersion": "1", "generation": 1}}', "(it has no spec)", id="no spec"),
+        pytest.param('{"metadata": {"name": "a", "resourceVersion": "1", "generation": 1}, "spec": {}, "status": []}',
+                     "(its status is no object)", id="no status"),
     ],
-)
+)  # fmt: skip
 @pytest.mark.parametrize("command", [["status"], ["scale", "2"]], ids=["status", "scale"])
 def test_directory_without_a_job_is_one_sentence(
     tmp_path: Path, text: str | None, sentence: str, command: list[str], capsys: pytest.CaptureFixture[str]
@@ -119,6 +134,83 @@ def test_directory_without_a_job_is_one_sentence(
     said = capsys.readouterr().err
     assert sentence in said
     assert said.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "arguments", [["status", "{}"], ["scale", "{}", "2"], ["checkpoint", "list", "{}"], ["run", "{}.py"]],
+    ids=["status", "scale", "checkpoint", "run"],
+)  # fmt: skip
+def test_name_that_is_too_long_for_the_file_system_is_one_sentence(
+    tmp_path: Path, arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = str(tmp_path / ("x" * 300))
+    assert main([argument.format(name) for argument in arguments]) == 2
+    said = capsys.readouterr().err
+    assert name in said
+    assert said.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param({"status": {"phase": "Dancing"}}, id="its status"),
+        pytest.param({"spec": {"template": 5}}, id="its spec"),
+        pytest.param({"metadata": {"name": "A", "resourceVersion": "1", "generation": 1}}, id="its name"),
+    ],
+)
+def test_job_whose_file_somebody_has_changed_is_not_resized(
+    tmp_path: Path, change: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    ended(tmp_path, "Running")
+    file = tmp_path / "job.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | change))
+    assert main(["scale", str(tmp_path), "3"]) == 2
+    assert f"{file} has been changed, and is no job any more: " in capsys.readouterr().err
+    assert json.loads(file.read_text()).items() >= change.items()
+
+
+def test_job_of_somebody_else_is_not_resized(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ended(tmp_path, "Running")
+    (tmp_path / "job.lock").mkdir()  # what nobody can open; root may write everywhere
+    assert main(["scale", str(tmp_path), "3"]) == 2
+    said = capsys.readouterr().err
+    assert f"DIR ({tmp_path}) cannot be written to (Is a directory). Resize the job as the user who started it." in said
+
+
+def test_machine_without_a_temporary_directory_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))
+    assert main(["run", "true"]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("regroup: A temporary directory cannot be made (No such file or directory). Set TMPDIR")
+    assert said.count("\n") == 1
+
+
+def test_checkpoints_in_a_current_directory_that_was_deleted_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    assert main(["run", "--checkpoint", "here", "true"]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("regroup: --checkpoint (here) is relative, and the current directory cannot be found")
+    assert said.count("\n") == 1
+
+
+@pytest.mark.parametrize("text", [None, "[]"], ids=["deleted", "overwritten"])
+def test_run_ends_with_a_sentence_when_somebody_takes_its_file_away(
+    tmp_path: Path, text: str | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "state" / "job.json"
+    change = f"rm -f {file}" if text is None else f"echo '{text}' > {file}"
+    script = f"while {change}; do sleep 0.05; done"  # again: what is written at that very moment puts it back
+    assert main(["run", "--state-dir", str(file.parent), "sh", "-c", script]) == 2
+    said = capsys.readouterr().err
+    assert f"{file} cannot be read as a job (" in said
+    assert "Leave the directory as it is while its job runs, and start the job again." in said
+    assert "Traceback" not in said
 
 
 def test_job_that_has_ended_is_not_resized(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +107,7 @@ def test_another_decision_is_named(tmp_path: Path, capsys: pytest.CaptureFixture
         ("", "has no decision."),
         ("{}\n", "line 1: The line is no decision of this release"),
         ("no json\n", "line 1: The line is no decision of this release"),
+        ("[" * 100_000 + "\n", "line 1: The line is no decision of this release: maximum recursion depth"),
         ('{"version":99}\n', "line 1: The line is of version 99; this program reads 1."),
     ],
 )
@@ -142,6 +145,65 @@ def test_line_whose_job_is_none_is_refused_with_a_sentence(tmp_path: Path, capsy
         path.write_text(json.dumps({**body, "inputs": {**body["inputs"], "job": broken}}))
         assert cli.main(["replay", str(path)]) == 2
         assert "line 1: The line is no decision of this release" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("where", "value"),
+    [
+        pytest.param(("decision",), {}, id="a decision without its parts"),
+        pytest.param(("decision", "status", "conditions"), [5], id="a condition that is none"),
+        pytest.param(("decision", "create"), [[0, 0]], id="a pod without nodes to avoid"),
+        pytest.param(("decision", "notes"), "event", id="events that are none"),
+        pytest.param(("inputs", "clock", "wall"), -1e300, id="a time before all others"),
+        pytest.param(("inputs", "job", "metadata", "namespace"), 5, id="a namespace that is a number"),
+        pytest.param(("inputs", "job", "spec", "roles"), ["board"], id="a role from which nothing can be planned"),
+    ],
+)
+def test_line_that_no_operator_wrote_is_refused_with_a_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], where: tuple[str, ...], value: Any
+) -> None:
+    path = life(tmp_path)
+    lines = path.read_text().splitlines()
+    body = inner = json.loads(lines[12])
+    for name in where[:-1]:
+        inner = inner[name]
+    inner[where[-1]] = value
+    path.write_text("\n".join([*lines[:12], json.dumps(body), *lines[13:]]))
+    assert cli.main(["replay", str(path)]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"regroup: {path}, line 13: The line is no decision of this release: ")
+    assert said.count("\n") == 1
+
+
+def test_reader_that_leaves_is_not_taken_for_a_file_that_cannot_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Left(io.StringIO):
+        def write(self, _text: str) -> int:
+            raise BrokenPipeError
+
+    path = life(tmp_path)
+    monkeypatch.setattr(sys, "stdout", Left())
+    with pytest.raises(BrokenPipeError):  # `guarded` ends the command
+        cli.main(["replay", str(path)])
+
+
+@pytest.mark.parametrize(
+    ("make", "why"),
+    [
+        pytest.param(lambda path: path.mkdir(), "Is a directory", id="a directory"),
+        pytest.param(lambda path: path.write_bytes(bytes(range(256))), "it is not UTF-8 text", id="no text"),
+        pytest.param(lambda path: None, "No such file or directory", id="no file"),  # noqa: ARG005
+    ],
+)
+def test_file_that_cannot_be_read_is_refused_with_a_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], make: Callable[[Path], None], why: str
+) -> None:
+    path = tmp_path / "file"
+    make(path)
+    assert cli.main(["replay", str(path)]) == 2
+    said = capsys.readouterr().err
+    assert said == f"regroup: FILE ({path}) cannot be read ({why}). Give an operator's decision log.\n"
 
 
 def test_file_that_cannot_be_written_is_refused_with_a_sentence(tmp_path: Path) -> None:

@@ -378,6 +378,16 @@ SMALL: dict[str, Any] = {"task": "digits", "steps": 100, "global_batch": 80, "mi
             "profile_at (5) needs tensorboard. Add tensorboard: DIRECTORY, or remove profile_at.",
             id="a trace without a directory",
         ),
+        pytest.param(
+            {"tensorboard": "a\0b"},
+            "tensorboard ('a\\x00b') must not have a NUL character: it is a path. Correct it.",
+            id="no path",
+        ),
+        pytest.param(
+            {"task": {**TINY, "text": "\0"}},
+            "task.text ('\\x00') must not have a NUL character: it is a path. Correct it.",
+            id="no path of a text",
+        ),
     ],
 )  # fmt: skip
 def test_wrong_field_is_one_sentence(change: dict[str, Any], sentence: str) -> None:
@@ -453,6 +463,13 @@ def test_each_of_several_mistakes_has_its_line() -> None:
     ("text", "changes", "sentence"),
     [
         pytest.param("steps: [", [], "is no YAML in line 1", id="no YAML"),
+        pytest.param("steps: 2026-99-99", [], "has a value that cannot be read (month must be in 1..12). Correct", id="no date"),
+        pytest.param("steps: !!int ''", [], "has a value that cannot be read (string index out of range)", id="no number"),
+        pytest.param("steps: !!bool x", [], "has a value that cannot be read ('x')", id="neither true nor false"),
+        pytest.param("steps: " + "1" * 5000, [], "has a value that cannot be read (Exceeds the limit", id="too many digits"),
+        pytest.param("[" * 20_000, [], "has a value that cannot be read (maximum recursion depth exceeded", id="nested too deeply"),
+        pytest.param("steps: 1", ["steps=2026-99-99"], "--set (steps=2026-99-99) has a value that cannot be read",
+                     id="no date in a change"),
         pytest.param("steps: 1\nsteps: 2", [], "field steps comes twice. Correct it.", id="a field twice"),
         pytest.param("- steps", [], "is no mapping of fields to values", id="a list"),
         pytest.param("", [], "is no mapping of fields to values", id="an empty file"),

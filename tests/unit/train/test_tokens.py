@@ -99,6 +99,7 @@ def test_token_outside_the_vocabulary_is_refused_when_it_is_read(file: Path) -> 
         pytest.param("nowhere", "new", "cannot be read (No such file or directory)", id="no text"),
         pytest.param(None, "nowhere", "cannot be read (No such file or directory)", id="no token file"),
         pytest.param("text", "no/directory/x", "cannot be written (No such file or directory)", id="no directory"),
+        pytest.param("text", "x" * 300, "cannot be written (File name too long)", id="too long a name"),
         pytest.param("empty", "new", "is empty. Give a text file with content.", id="an empty text"),
         pytest.param("empty", None, "is empty. Give a text file with content.", id="an empty text, in memory"),
     ],

@@ -124,7 +124,7 @@ def parse_commit(text: str, name: Name, job_uid: str) -> Commit:
                 for file, mark in _typed(raw, "files", dict).items()
             },
         )
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise CheckpointError(f"Skipped {name.directory}: its COMMIT.json is damaged ({error}).") from error
     if (commit.generation, commit.step) != (name.generation, name.step):
         raise CheckpointError(

@@ -295,6 +295,10 @@ def verify(info: CheckpointInfo) -> None:
             raise CheckpointError(f"Skipped {info.name.directory}: {file} is missing.") from None
         except OSError as error:
             raise CheckpointError(f"Skipped {info.name.directory}: {file} cannot be read ({error}).") from error
+        except ValueError as error:
+            raise CheckpointError(
+                f"Skipped {info.name.directory}: its COMMIT.json names {file!r}, and no file can have that name."
+            ) from error
 
 
 def read_data(path: Path, like: Like | None = None, choose: Choose | None = None) -> trees.Tree:

@@ -106,6 +106,8 @@ def _parsed(text: str, what: str) -> Any:
         where = f" in line {mark.line + 1}" if mark is not None else ""
         problem = getattr(error, "problem", None) or "it cannot be read"
         raise ConfigError(f"{what} is no YAML{where}: {problem}. Correct it.") from None
+    except Exception as error:  # what a value makes Python raise: 2026-99-99 is no date, and 5,000 digits are no number
+        raise ConfigError(f"{what} has a value that cannot be read ({error}). Correct it.") from None
 
 
 def _change(document: dict[str, Any], change: str) -> None:
@@ -185,6 +187,8 @@ def _sentence(error: Any) -> str:
         return f"{field} has no name. Add one of {', '.join(_SECTIONS[field])}, such as {field}: {_SECTIONS[field][0]}."
     if kind == "multiple_of":
         return f"{said} must be a multiple of {context['multiple_of']}. Correct it."
+    if kind == "string_pattern_mismatch":
+        return f"{said} must not have a NUL character: it is a path. Correct it."
     if kind in _BOUNDS:
         return f"{said} must be {_BOUNDS[kind]} {context[_BOUND_KEYS[kind]]}. Correct it."
     if kind in ("model_type", "model_attributes_type") and nameless:

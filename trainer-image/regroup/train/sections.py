@@ -16,6 +16,10 @@ def named(value: Any) -> Any:
     return {"name": value} if isinstance(value, str) else value
 
 
+Place = Annotated[str, Field(pattern=r"^[^\x00]*$")]
+"""Path of a file or a directory."""
+
+
 class Section(BaseModel):
     """A part of the configuration."""
 
@@ -62,9 +66,9 @@ class LanguageModel(Section):
     """tiny: 4 layers of width 128, 0.8 million parameters. gpt2: GPT-2 124M."""
     length: int | None = Field(default=None, ge=1, le=1024)
     """Tokens in a sample. Absent: 128 for tiny, 1024 for gpt2."""
-    text: str | None = None
+    text: Place | None = None
     """Path of a text file; its bytes become the tokens. Absent, without `tokens`: the source text of Python's standard library."""
-    tokens: str | None = None
+    tokens: Place | None = None
     """Path of a token file. It is made from `text` if it does not exist. Absent: tokens are kept in memory."""
     tied: bool = True
     """The output layer uses the embedding's weights. false: it has its own, which a pipeline needs."""
@@ -289,7 +293,7 @@ class Fields(Section):
     """Evaluate on held-out data after so many steps, and after the last one. Absent: after the last one only."""
     print_every: int = Field(default=100, ge=1)
     """Steps between two lines of loss, gradient norm and learning rate."""
-    tensorboard: str | None = None
+    tensorboard: Place | None = None
     """Directory for TensorBoard's files. Absent: none are written."""
     histograms_every: int | None = Field(default=None, ge=1)
     """Steps between two histograms of each parameter and gradient, with tensorboard. Absent: none."""

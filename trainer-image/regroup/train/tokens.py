@@ -121,7 +121,11 @@ def corpus(text: str | None, tokens: str | None) -> Corpus:
             digest.update(chunk)
             yield _tokens_of(chunk)
 
-    if path.exists():
+    try:
+        is_there = path.exists()
+    except OSError:  # `write` says why
+        is_there = False
+    if is_there:
         deque(hashed(), maxlen=0)
     else:  # in one pass, so that the hash is that of what is written, even if the text changes meanwhile
         write(path, hashed(), BYTES, digest.digest)
