@@ -16,6 +16,7 @@ from manifests import render
 from regroup_operator.api import parse_job
 from regroup_operator.api.names import LABEL_JOB_NAME
 from regroup_operator.render import RenderSettings, worker_pod
+from regroup_operator.settings import load
 from tests.api.conftest import ROOT, Api
 from tests.builders.jobs import SWAPS, Change, make_job, stored_job
 
@@ -50,6 +51,40 @@ def test_unknown_or_impossible_value_is_refused_by_its_name() -> None:
     assert done.returncode != 0
     assert "replica" in done.stderr
     assert "firstWaitSecond" in done.stderr
+
+
+NEEDED = {
+    "image", "image.repository", "agent", "agent.pullPolicy", "admissionPolicy", "networkPolicy", "networkPolicy.workers",
+    "metrics", "metrics.perJob", "metrics.serviceMonitor", "metrics.rules", "logLevel",
+}  # fmt: skip
+"""Values without which there is no chart, or an operator that does not start."""
+
+
+def test_value_that_is_null_is_refused_by_its_name_or_not_needed() -> None:
+    """helm takes a null out of the values before it looks at their schema."""
+
+    def names(values: dict[str, Any], at: str = "") -> Iterator[str]:
+        for name, value in values.items():
+            yield at + name
+            if isinstance(value, dict):
+                yield from names(value, f"{at}{name}.")
+
+    refused = set()
+    for name in names(yaml.safe_load((ROOT / "helm/regroup/values.yaml").read_text())):
+        done = subprocess.run(
+            [str(binaries.ensure() / "helm"), "template", "regroup", "helm/regroup", "--kube-version=1.36.3",
+             f"--set={name}=null"],
+            cwd=ROOT, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        if done.returncode == 0:
+            (operator,) = (d for d in yaml.safe_load_all(done.stdout) if d and d["kind"] == "Deployment")
+            (container,) = operator["spec"]["template"]["spec"]["containers"]
+            load({one["name"]: one.get("value", "regroup") for one in container["env"]})
+            continue
+        refused.add(name)
+        where, _, last = name.rpartition(".")
+        assert f"at '{where and f'/{where}'}': missing property '{last}'" in done.stderr, done.stderr
+    assert refused == NEEDED
 
 
 def rendered(*sets: str) -> str:
