@@ -381,6 +381,7 @@ def test_zipapp_is_the_same_bytes_each_time(tmp_path: Path) -> None:
 
 INTERRUPTED = """\
 import runpy, signal, sys
+signal.signal(2, signal.default_int_handler)  # as Python sets it, unless the tests run in the background of a shell
 sys.addaudithook(lambda event, given: event == "import" and given[0] == "_regroup_agent.core" and signal.raise_signal(2))
 runpy.run_path(sys.argv[1], run_name="__main__")
 """

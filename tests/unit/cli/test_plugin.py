@@ -359,7 +359,13 @@ def started(command: str, *arguments: str, **given: Any) -> subprocess.Popen[str
     """Start a command as the script that is installed does: it calls the function that pyproject.toml names."""
     module, function = PROJECT["scripts"][command].split(":")
     code = f"import sys; from {module} import {function}; sys.exit({function}())"
+    given = {"preexec_fn": _hear_interrupts} | given
     return subprocess.Popen([sys.executable, "-c", code, *arguments], stderr=subprocess.PIPE, text=True, **given)
+
+
+def _hear_interrupts() -> None:
+    """Where the tests run in the background of a shell, they and their children ignore SIGINT."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def finished(command: str, *arguments: str, **given: Any) -> tuple[int, str]:
