@@ -61,9 +61,8 @@ class Core:
         self._dispatch(event, now_s)
         self._run_timers(now_s)
         worker.keep_seal()
-        if (
-            not worker.connected or worker.key() == worker.said
-        ):  # hello says all of it, and what follows it is compared anew
+        # Hello says all of it, and what follows is compared anew once the stream is open.
+        if not worker.connected or worker.key() == worker.said:
             self._changed_due_s = None
         elif self._changed_due_s is None:
             self._changed_due_s = now_s + CHANGED_DELAY_S

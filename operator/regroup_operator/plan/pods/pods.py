@@ -64,9 +64,8 @@ def plan_pods(facts: Facts, lifecycle: Lifecycle, generation: NextGeneration) ->
     disrupted: Mapping[int, EarlyFailure] = {}
     if is_active:
         pods = [pod for pod in inputs.obs.pods if pod.slot not in corrected]
-        if (
-            current is None
-        ):  # a pod of before that failed stays for its log, and says nothing of the template that there is now
+        if current is None:
+            # One of before that failed stays for its log, and says nothing of the template that there is now.
             pods = [pod for pod in pods if pod.spec_digest in ("", digest)]
         rows = _without(facts.memory.early_failures, corrected)
         early = note_early(rows, pods, inputs.clock.now_s, slots=facts.slots)
