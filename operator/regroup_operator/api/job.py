@@ -152,9 +152,8 @@ def _spec_of(spec_raw: Any) -> JobSpec:
 
 def _job_of(raw: Mapping[str, Any], spec: JobSpec) -> Job:
     metadata, status = raw["metadata"], parse_status(raw)
-    digest = (
-        status.template_digest if status.start_time is not None else None
-    )  # None, too: an older operator started it
+    # None, too, where an older operator started it.
+    digest = status.template_digest if status.start_time is not None else None
     return Job(
         name=metadata["name"],
         namespace=metadata.get("namespace", "default"),
