@@ -12,7 +12,7 @@ NORMAL = {"Accepted": "True", "PodsReady": "True", "AgentsConnected": "True", "T
           "CheckpointsSaved": "True", "SnapshotsTaken": "True"}  # fmt: skip
 """What a condition says of a job that trains well."""
 ENDS = ("Complete", "Failed", "Suspended")
-COMPLETING = "Completing"
+COMPLETING, FINISHING = "Completing", "Finishing"
 """State of a job whose workers have finished and that waits for roles: condition Complete says for which."""
 SUCCEEDED, FAILED = "Succeeded", "Failed"
 
@@ -87,7 +87,7 @@ def why(job: Object, pods: Iterable[Object], events: Iterable[Object]) -> list[s
             "watchNamespaces include this namespace, and is spec.runPolicy.managedBy absent?"
         ]
     out += [f"{c['reason']}: {c['message']}" for kind in ENDS if (c := conditions.get(kind)) and c["status"] == "True"]
-    if now == COMPLETING and "Complete" in conditions:
+    if now in (COMPLETING, FINISHING) and "Complete" in conditions:
         out.append(f"{conditions['Complete']['reason']}: {conditions['Complete']['message']}")
     elif not any(kind in conditions and conditions[kind]["status"] == "True" for kind in ENDS):
         for kind, normal in NORMAL.items():

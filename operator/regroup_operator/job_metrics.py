@@ -25,6 +25,7 @@ PHASES = (
     "Running",
     "Recovering",
     "Waiting",
+    "Finishing",
     "Completing",
     "Suspending",
     "Suspended",

@@ -62,8 +62,10 @@ class Process:
     since."""
     hung: str | None = None
     """Why it is being killed: it hangs."""
+    let_go: bool = False
+    """It was told to leave its loop (local.FinishLocally)."""
     done: bool = False
-    """Script tier: exited 0 by itself."""
+    """It has returned 0 by itself: a session's after its last step."""
     observed: str = ""
     """Script tier: what the hook in it said last (local.Observed.group); empty: nothing, it may have no hook."""
     start_at_s: float | None = None
@@ -85,6 +87,8 @@ class Facts:
     tier: str = UNKNOWN_TIER
     session: bool = False
     """The script is known to use the library."""
+    finish: int = 0
+    """The generation whose end the operator has told (wire.Finish); 0: none."""
     stopped: bool = False
     replacing: bool = False
     """Script tier: processes are being ended because a newer generation wants new ones."""
@@ -109,7 +113,7 @@ def condition(processes: Sequence[Process], facts: Facts) -> Condition:
     if facts.stopped:
         phase, cause = Phase.STOPPED, facts.cause
     state = _newest(processes, facts.snapshot)[0]
-    in_group = phase in (Phase.TRAINING, Phase.FINISHED)
+    in_group = phase in (Phase.TRAINING, Phase.FINISHED, Phase.FINISHING, Phase.DONE)
     return Condition(
         incarnation=facts.saved.incarnation,
         generation=generation,
@@ -186,6 +190,10 @@ def _newest(processes: Sequence[Process], snapshot: SnapshotState | None) -> tup
 
 def _session_phase(processes: Sequence[Process], facts: Facts) -> tuple[str, int, str | None]:
     entered = 0 if facts.saved.entered == UNKNOWN else facts.saved.entered
+    if all(p.done for p in processes):
+        return Phase.DONE, facts.saved.finished, None
+    if facts.finish:
+        return Phase.FINISHING, facts.finish, None
     finished = {p.finished for p in processes}
     if 0 not in finished and len(finished) == 1 and not any(p.inside > p.finished for p in processes):
         return Phase.FINISHED, finished.pop(), None
@@ -221,7 +229,7 @@ def _script_phase(processes: Sequence[Process], facts: Facts) -> tuple[str, int,
     if running and facts.cause is not None:
         return Phase.BROKEN, launched, facts.cause
     if all(p.done for p in processes):
-        return Phase.FINISHED, launched, None
+        return Phase.DONE, facts.saved.finished, None
     if not running:
         return Phase.IDLE if facts.preloading else Phase.READY, launched, facts.cause
     if facts.tier == SCRIPT and all(p.spawned or p.done for p in processes):

@@ -187,7 +187,8 @@ class Core:
         if worker.ending is not None:
             if worker.ending.is_leaving_due(now_s):
                 self._end_processes(local.DRAINED)
-                worker.ending.termed = not any(p.attached for p in worker.processes)
+                worker.ending.termed = not any(p.attached and not p.let_go for p in worker.processes)
+                self._exit_if_ended()
             signum = worker.ending.signal_due(now_s)
             if signum is not None:
                 worker.signal_all(signum)
@@ -232,6 +233,8 @@ class Core:
             self._hangs.kill(body)
         elif isinstance(body, wire.Restart):
             self._restart(body)
+        elif isinstance(body, wire.Finish):
+            self._finish(body, now_s)
         elif isinstance(body, wire.Stop):
             self._stop(body, now_s)
 
@@ -251,6 +254,9 @@ class Core:
             document = body.document
             if newest is None or document.number != newest.number or document.digest() != newest.document_digest:
                 return f"Refused the document of generation {document.number}: the newest heard ({worker.heard}) has another."
+        elif isinstance(body, wire.Finish) and worker.finish is not None:
+            same = (worker.finish.generation, worker.finish.rank_offset) == (body.generation, body.rank_offset)
+            return "" if same else f"Refused finish of generation {body.generation}: another one was told before."
         elif command.generation < worker.heard:
             return f"Refused {name} of generation {command.generation}: {worker.heard} has been heard."
         return None
@@ -285,6 +291,11 @@ class Core:
             worker.watches = tuple(watch for watch in worker.watches if watch.observed in body.observes)
             worker.effects.append(ev.Observe(body.observes))
         for process in worker.processes:
+            if (
+                body.member and process.done and worker.by_session
+            ):  # it left before the end was told, and is needed again
+                self._worker.start([process.local_rank], None, now_s)
+                continue
             if not body.member and not process.inside:
                 process.broken = None  # it waits for the next generation, like any other worker that is ready
             worker.hand(process)
@@ -306,11 +317,21 @@ class Core:
 
     # --- the end ---------------------------------------------------------------------------------------------------
 
+    def _finish(self, body: wire.Finish, now_s: float) -> None:
+        """The steps are over: every script leaves its loop, and one that starts from now on does not begin it."""
+        worker = self._worker
+        worker.finish = body
+        for process in worker.processes:
+            worker.let_go(process)
+        self._start_session(now_s)
+
     def _stop(self, body: wire.Stop, now_s: float) -> None:
         worker = self._worker
         if worker.ending is not None and not worker.ending.draining:
             return
-        attached = any(p.attached for p in worker.processes)
+        if worker.is_done and body.outcome == ending.SUSPENDED:
+            return  # the operator did not know yet that nothing is left to suspend; it says `Complete` once it has kept that
+        attached = any(p.attached and not p.let_go for p in worker.processes)
         worker.ending = ending.after_stop(body.outcome, attached, worker.ending, now_s)
         self._end_processes(body.outcome)
         self._exit_if_ended()
@@ -320,7 +341,7 @@ class Core:
         worker = self._worker
         for process in worker.processes:
             process.start_at_s = None
-            if process.attached:
+            if process.attached and not process.let_go:
                 worker.tell(process, local.StopLocally(outcome))
             elif process.running:
                 worker.effects.append(ev.Signal(process.local_rank, signal.SIGTERM))
@@ -332,7 +353,8 @@ class Core:
             if not worker.connected:
                 self._disconnected(now_s)
             return
-        holds = event.waits and any(p.state is not None for p in worker.processes)
+        # A state that perhaps nobody else has, a script that saves the trained model, or the word that it has returned 0.
+        holds = event.waits and any(p.state is not None or p.let_go or p.done for p in worker.processes)
         mine = worker.identity
         worker.ending = ending.after_sigterm(worker.connected, holds, mine.grace_s, now_s, saves=mine.saves)
         worker.ending.waits = event.waits
@@ -350,8 +372,10 @@ class Core:
             worker.ending = ending.after_sigterm(False, False, worker.identity.grace_s, now_s)
 
     def _exit_if_ended(self) -> None:
-        """Exit once nothing runs any more."""
+        """Exit once nothing runs any more. Who has returned 0 stays as long as it can: until the operator has kept that."""
         worker = self._worker
+        if worker.ending is not None and worker.ending.trains_on and worker.is_done:
+            return
         if worker.ending is not None and not worker.stopped and not worker.running:
             worker.stopped = True
             worker.send(wire.Changed())

@@ -12,11 +12,9 @@ from dataclasses import dataclass
 
 from .memory import OOM_KILLED, Memory, out_of_memory
 
-COMPLETE, SUSPENDED = "Complete", "Suspended"
+SUSPENDED = "Suspended"
 AFTER_STOP_S = 10.0
 """A session's time to close after `stop`, before SIGTERM."""
-AFTER_COMPLETE_S = 300.0
-"""The same after stop{Complete}: what the script does with the trained model is its own, and takes its time."""
 AFTER_SUSPEND_S = 300.0
 """The same after stop{Suspended}: the step in flight ends, and a checkpoint is written."""
 AFTER_TERM_S = 5.0
@@ -86,8 +84,8 @@ class Ending:
 
 def after_stop(outcome: str, any_session: bool, before: Ending | None, now_s: float) -> Ending:
     """Return the plan for the operator's `stop`; one made for a draining pod keeps its last moment."""
-    of_outcome = {COMPLETE: AFTER_COMPLETE_S, SUSPENDED: AFTER_SUSPEND_S}
-    wait_s = of_outcome.get(outcome, AFTER_STOP_S) if any_session else 0.0
+    after_s = AFTER_SUSPEND_S if outcome == SUSPENDED else AFTER_STOP_S
+    wait_s = after_s if any_session else 0.0
     term_at_s, kill_at_s = now_s + wait_s, now_s + wait_s + AFTER_TERM_S
     if before is not None and before.draining:
         term_at_s, kill_at_s = min(term_at_s, before.term_at_s), min(kill_at_s, before.kill_at_s)

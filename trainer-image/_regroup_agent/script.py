@@ -126,9 +126,9 @@ class Script:
 
     def _exited_by_itself(self, process: Process, event: ev.Exited, now_s: float) -> None:
         worker = self._worker
-        process.done = event.code == 0
-        if process.done:
-            if all(p.done for p in worker.processes):
+        if event.code == 0:
+            worker.returned(process, process.launched)
+            if worker.is_done:
                 worker.finished_body = (process.launched, wire.Finished(0))
                 worker.send(worker.finished_body[1])
             return

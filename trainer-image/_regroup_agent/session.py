@@ -50,8 +50,11 @@ class Session:
             self._finished(process, message, now_s)
 
     def exited(self, process: Process, event: ev.Exited, now_s: float) -> None:
-        """A process has ended: unless it had finished, that is a fault, and it is started again after the delay."""
-        if process.finished and event.code == 0:
+        """A process has ended. Unless it has returned 0 after its last step that is a fault, and it is started again after the
+        delay."""
+        finish = self._worker.finish
+        if event.code == 0 and (process.finished or process.let_go):
+            self._worker.returned(process, finish.generation if finish is not None else process.finished)
             return
         process.finished = 0
         self._worker.send_exit(process, event)
@@ -69,6 +72,8 @@ class Session:
         process.attached, process.handed, process.first_step_since_s = True, 0, None
         if worker.ending is not None and not worker.ending.draining:
             worker.tell(process, local.StopLocally(worker.ending.outcome))
+        elif worker.finish is not None:
+            worker.let_go(process)
         else:
             worker.hand(process)
 

@@ -1,4 +1,5 @@
-"""The file that a container restart must not lose (rules INC, MAD and HEARD): highest entered, adopted, sealed; incarnation.
+"""The file that a container restart must not lose (rules INC, MAD, HEARD and END): highest entered, adopted, sealed; incarnation;
+which processes have returned 0.
 
 Its directory is a disk emptyDir: it outlives the container, not the pod. A missing file is a new pod's. An unreadable one
 means "adopted all, state gone": `entered` and `adopted` are UNKNOWN until the operator's welcome says its newest generation,
@@ -11,7 +12,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 UNKNOWN = 2**31 - 1
@@ -30,6 +31,14 @@ class Saved:
     """Highest generation whose rank and world size a process was started with: never again with the same one."""
     sealed: int = 0
     """Highest generation that a seal has promised not to enter, where that is above `entered`."""
+    finished: int = 0
+    """The generation after whose last step processes have returned 0; 0: none has."""
+    done: int = 0
+    """Those processes: bit r is set for local rank r (rule END)."""
+
+    def has_returned(self, local_rank: int) -> bool:
+        """Return whether this process has returned 0 after the last step of the newest generation that was entered."""
+        return self.finished > 0 and self.finished >= self.entered and bool(self.done >> local_rank & 1)
 
 
 class StateFile:
@@ -48,7 +57,7 @@ class StateFile:
             return self._lost(str(error))
         try:
             data = json.loads(text)
-            values = {name: data[name] for name in ("entered", "adopted", "incarnation", "started", "sealed")}
+            values = {field.name: data[field.name] for field in fields(Saved)}
         except (ValueError, KeyError, TypeError) as error:
             return self._lost(f"{type(error).__name__}: {error}")
         if any(not isinstance(value, int) or isinstance(value, bool) or value < 0 for value in values.values()):

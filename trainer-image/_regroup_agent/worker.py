@@ -46,7 +46,9 @@ class Worker:
         """What the memory snapshots hold, by local rank: of an earlier container of this pod, until a process says more."""
         # A process that was started with a generation's environment may have formed it: it counts as entered.
         self.saved = saved = replace(saved, entered=max(saved.entered, saved.started))
-        self.processes = [Process(rank, floor=saved.entered) for rank in range(identity.processes)]
+        self.processes = [
+            Process(rank, floor=saved.entered, done=saved.has_returned(rank)) for rank in range(identity.processes)
+        ]
         self.heard = max(saved.sealed, 0 if saved.entered == UNKNOWN else saved.entered)
         self._sealed = saved.sealed
         self.tier = UNKNOWN_TIER
@@ -62,6 +64,8 @@ class Worker:
         self.watches: tuple[Watch, ...] = ()
         """What is known of the members that it observes, since the first change."""
         self.document: Document | None = None
+        self.finish: wire.Finish | None = None
+        """The end of the job's steps, once the operator has told it."""
         self.ending: ending.Ending | None = None
         self.stopped = False
         self.progress = progress.Progress()
@@ -115,6 +119,11 @@ class Worker:
         return any(p.running for p in self.processes)
 
     @property
+    def is_done(self) -> bool:
+        """True once every process has returned 0 by itself."""
+        return all(p.done for p in self.processes)
+
+    @property
     def snapshot(self) -> SnapshotState | None:
         """The newest of what the memory snapshots hold."""
         held = sorted(self._snapshots.values(), key=lambda one: (one.state, one.adopted, one.is_last))
@@ -143,6 +152,7 @@ class Worker:
             refused=self.refused,
             tier=self.tier,
             session=self.session,
+            finish=self.finish.generation if self.finish is not None else 0,
             stopped=self.stopped,
             replacing=self.replacing,
             preloading=self.preloading,
@@ -216,6 +226,25 @@ class Worker:
         said = self.take_progress(now_s) if self.connected and self.progress.due_s is not None else None
         if said is not None:
             self.send(said)
+
+    def returned(self, process: Process, generation: int) -> None:
+        """A process has returned 0 after the last step of `generation`. That is on disk before it is said (rule END)."""
+        process.done = True
+        known = self.saved.done if self.saved.finished == generation else 0
+        self.persist(finished=generation, done=known | 1 << process.local_rank)
+
+    def let_go(self, process: Process) -> None:
+        """Tell an attached process to leave its loop. Its script may change the model from now on, so that it holds no state."""
+        finish = self.finish
+        if finish is None or not process.attached or process.let_go:
+            return
+        process.let_go = True
+        process.left = max(process.left, finish.generation)
+        process.inside, process.state, process.state_adopted = 0, None, 0
+        rank = finish.rank_offset + process.local_rank
+        self.tell(
+            process, local.FinishLocally(finish.generation, finish.step, rank, finish.world_size, finish.checkpoint)
+        )
 
     def tell(self, process: Process, message: Any) -> None:
         self.effects.append(ev.Tell(process.local_rank, message))

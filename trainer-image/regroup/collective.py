@@ -109,6 +109,8 @@ class Blocks:
         membership.block = here
         while True:
             self._follow()
+            if membership.over:  # the others were here before their last step
+                return None, here.complete
             groups, gathering = membership.groups, membership.gathering
             assert groups is not None
             assert gathering is not None

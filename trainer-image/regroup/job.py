@@ -34,6 +34,7 @@ from .parallel.strategy import Guarantees, Strategy
 from .progress.busy import BusyStack
 from .progress.reporter import Reporter
 from .protocol import env, local
+from .protocol.local import COMPLETE
 from .protocol.state import Busy
 from .state.durable import Durable
 from .state.memory import Memory
@@ -440,8 +441,10 @@ class Job:
     def steps(self, total: int) -> Iterator[Step]:
         """Yield steps until `total` are committed, the one in flight again after each membership change.
 
-        Ends when the whole job is complete. When the job ends in another way (failed, released by a scale-down), the
-        process exits instead: code after the loop runs only for a complete job. Call it once; raises UsageError else.
+        Ends when every rank has committed the last step. When the job ends in another way (failed, released by a scale-down), the
+        process exits instead. The job is complete once the script has returned 0 in every member: one that fails after its loop is
+        started again, with the state of the last step, its rank and its world size, and this loop then has no steps. So code after
+        the loop may run more than once, and finds no variable that only the loop sets. Call it once; raises UsageError else.
         """
         if self._looped:
             raise UsageError(
@@ -458,13 +461,18 @@ class Job:
     def _loop(self, total: int) -> Iterator[Step]:
         self.total = self._committer.total = total
         self._blocks.loop_begun = True
-        if self._rehearses and total and self.generation == 0:  # a collective before the loop has joined already
+        is_over = self._watcher is not None and self._watcher.finish is not None
+        # A collective before the loop has joined already; and who comes after the last step has nothing to rehearse.
+        if self._rehearses and total and self.generation == 0 and not is_over:
             yield from self._rehearse()
         while self.outcome is None:
             try:
                 self._ensure()
             except Stopped as stopped:
                 self._end(stopped.outcome)
+                return
+            if self._membership.over:
+                self._end(COMPLETE)
                 return
             try:
                 index = self._committer.next_index(ended=self._ended)
@@ -538,7 +546,7 @@ class Job:
         membership = self._membership
         if self._watcher is not None:
             self._watcher.ready()
-        if not membership.ensure():
+        if not membership.ensure() or membership.over:
             return
         self._cut = False  # it was agreed on in a generation that is over
         self._follow_size()
@@ -580,6 +588,8 @@ class Job:
         self._durable.known_by_all = step
         if self._saves:
             self._save_now()
+        if self.plan.layout.size == 1:
+            self._memory.take_last()  # for a script that fails after its loop, and is started again there
         self._reporter.finished(step, self.state.record.loss if self.state.record is not None else None)
         outcome = self._membership.wait_end()
         if outcome is not None:
@@ -608,7 +618,7 @@ class Job:
             # The pod's grace is over, or all pods go: perhaps nobody else has what this process holds.
             self._save_unless(lambda: False)
             self._reporter.saved()
-        if outcome != "Complete":
+        if outcome != COMPLETE:
             raise SystemExit(0)
 
     def collective(self, name: str) -> Collective:

@@ -20,6 +20,7 @@ State = Literal[
     "Running",
     "Recovering",
     "Waiting",
+    "Finishing",
     "Completing",
     "Suspending",
     "Suspended",
@@ -162,7 +163,7 @@ class RoleStatus(WrittenModel):
 
 
 class Finished(WrittenModel):
-    """The generation that has finished training."""
+    """The generation whose members have committed the last step, and which of their scripts have returned 0."""
 
     generation: int
     """Number of the generation."""
@@ -172,6 +173,15 @@ class Finished(WrittenModel):
 
     at: Timestamp
     """Time at which the operator heard of it."""
+
+    step: int = 0
+    """Number of steps that were committed; 0 for a script without the library."""
+
+    members: str = ""
+    """Its members in the order of their ranks, as in status.membership."""
+
+    done: str = ""
+    """The members whose script has returned 0 in every process. The job is Complete once all have."""
 
 
 class Growth(WrittenModel):
@@ -443,8 +453,8 @@ class JobStatus(WrittenModel):
     """The pods of spec.roles. Absent: the job has none."""
 
     finished: Finished | None = None
-    """The generation that has finished, once the job only waits for its roles (spec.roles[].requiredForCompletion): no worker
-    starts any more. Do not edit."""
+    """The generation that has finished, once all steps are committed (of a script without the library: once the first member has
+    returned 0). From then on only pods of members that are not done are made. Do not edit."""
 
     growth: Growth | None = None
     """The size that spec.elasticPolicy.growthCooldownSeconds counts from. Absent: it is not set."""

@@ -15,6 +15,7 @@ from regroup.protocol.wire import (
     REPORT_EVERY_S,
     Command,
     DumpStacks,
+    Finish,
     Generation,
     Kill,
     Ping,
@@ -233,6 +234,8 @@ class Registry:
         stream.put(codec.line(Command(job_uid, pod_uid, condition.incarnation, newest, body)))
         if isinstance(body, Generation):
             session = replace(session, told_generation=body.number)
+        elif isinstance(body, Finish):
+            session = replace(session, told_finish=True)
         elif isinstance(body, Welcome):
             session = replace(session, told_tier=body.tier)
         elif isinstance(body, Stop):

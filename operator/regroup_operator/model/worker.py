@@ -122,7 +122,7 @@ class Worker:
     @property
     def trains(self) -> bool:
         """True for a worker whose processes are in a group that trains, or have come to its end: of any generation."""
-        return self.session is not None and self.session.condition.phase in (Phase.TRAINING, Phase.FINISHED)
+        return self.session is not None and self.session.condition.phase in (Phase.TRAINING, Phase.FINISHED, Phase.DONE)
 
     @property
     def is_in_group(self) -> bool:

@@ -7,16 +7,18 @@ The controller sends after the status is written (rules PERSIST, RELEASE).
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
 from math import inf
 
-from regroup.protocol.document import PLANNED, Document
+from regroup.protocol.document import PLANNED, CheckpointRef, Document
 from regroup.protocol.state import Phase
 from regroup.protocol.wire import (
     REPORT_EVERY_S,
     SILENT_S,
     DocumentCommand,
+    Finish,
     Generation,
     Observed,
     Ping,
@@ -24,12 +26,14 @@ from regroup.protocol.wire import (
     Stop,
     Welcome,
 )
+from regroup_operator.api.conditions import COMPLETE, SUSPENDED
 from regroup_operator.model.plan import Tell, earliest
 from regroup_operator.model.records import Pod, Session
 from regroup_operator.model.worker import Standing, Worker
 from regroup_operator.plan.facts.facts import Facts
 from regroup_operator.plan.facts.observers import who_observes
 from regroup_operator.plan.facts.stalls import ANSWER_S, SCRIPT_ANSWER_S, SCRIPT_ASK_EVERY_S
+from regroup_operator.plan.lifecycle.finished import Finished, places_of
 
 ASK_EVERY_S = 1.0
 """While a member is silent or progress stalls, everybody who can be reached is asked this often, ..."""
@@ -37,6 +41,45 @@ ASKED_PER_S = 50.0
 """... and in a large job less often: an evaluation between two steps stalls progress, too."""
 LATE_ASKED_EVERY_S = SILENT_S / 2
 """Who reports seldom is asked for progress this often while observers do not hear a member: twice before it could count as lost."""
+
+
+@dataclass(frozen=True)
+class End:
+    """What the end of the steps means for the agents, by pod UID (rule END)."""
+
+    finish: Mapping[str, Finish]
+    """Who is told to leave its loop, or not to begin it."""
+    stops: frozenset[str]
+    """Whose scripts have returned 0 by the stored status: they may exit."""
+
+
+def end_of(
+    finished: Finished,
+    stored: Finished | None,
+    workers: Sequence[Worker],
+    processes: int,
+    checkpoint: CheckpointRef | None,
+) -> End:
+    """Return it. `stored`: what the status said before this plan; `checkpoint`: the newest that it names."""
+    places = places_of(finished, workers)
+    index = {member: i for i, member in enumerate(finished.members)}
+    exact = checkpoint if checkpoint is not None and checkpoint.step == finished.step else None
+    finish = {
+        worker.pod.uid: Finish(
+            generation=finished.generation,
+            step=finished.step,
+            group_rank=index[member],
+            rank_offset=index[member] * processes,
+            world_size=len(finished.members) * processes,
+            checkpoint=exact,
+        )
+        for member, worker in places.of.items()
+        if worker.pod is not None
+    }
+    if stored is None:
+        return End(finish, frozenset())
+    unkept = {w.pod.uid for w in places_of(stored, workers).of.values() if w.pod is not None}
+    return End(finish, places.returned - unkept)
 
 
 def plan_commands(
@@ -50,11 +93,12 @@ def plan_commands(
     now_s: float,
     ask: frozenset[str] = frozenset(),
     suspected: Mapping[str, float] | None = None,
+    end: End | None = None,
 ) -> Iterator[Tell]:
     """Yield the commands. `document` is the newest generation's, where this operator has it; `stop` the outcome of a job
     that has ended: everybody is stopped then, before only the released. `stalled`: steps, or an adoption, are overdue. `ask`:
     the pod UIDs of those who must answer before a generation names them. `suspected`: since when an observer has heard nothing,
-    by pod UID."""
+    by pod UID. `end`: of the steps, once it is in the status."""
     workers = tuple(workers)
     assignment = _Assignment(document, workers) if document is not None else None
     every_s = _every_s(workers)
@@ -66,12 +110,21 @@ def plan_commands(
         session, pod = worker.session, worker.pod
         if session is None or pod is None or not session.connected:
             continue
-        word = tier or "Unknown"
-        if session.told_tier != word:
-            yield Tell(pod.uid, Welcome(word))
-        if stop is not None or pod.uid in released:
-            if not session.told_stop:
-                yield Tell(pod.uid, Stop(stop or "Released"))
+        known_tier = tier or "Unknown"
+        if session.told_tier != known_tier:
+            yield Tell(pod.uid, Welcome(known_tier))
+        word = COMPLETE if end is not None and pod.uid in end.stops else stop
+        if end is not None and word is None and pod.uid in end.finish:
+            if not session.told_finish:
+                yield Tell(pod.uid, end.finish[pod.uid])
+            continue
+        if word is not None or pod.uid in released:
+            # Who has returned 0 and is not known to have is told once that is in the status.
+            waits = word == SUSPENDED and session.condition.phase == Phase.DONE
+            if not session.told_stop and not waits:
+                yield Tell(pod.uid, Stop(word or "Released"))
+            continue
+        if end is not None:
             continue
         if assignment is not None and session.told_generation < assignment.number:
             condition = session.condition

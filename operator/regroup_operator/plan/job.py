@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from regroup_operator.model.plan import JobPlan, Urgency, earliest
 from regroup_operator.model.worker import Wait
-from regroup_operator.plan.commands import commands_due_s, plan_commands
+from regroup_operator.plan.commands import commands_due_s, end_of, plan_commands
+from regroup_operator.plan.facts.current import named_checkpoint
 from regroup_operator.plan.facts.facts import Inputs, gather_facts
 from regroup_operator.plan.failures.failures import judge_failures
 from regroup_operator.plan.generation.generation import plan_generation
+from regroup_operator.plan.lifecycle.finished import read_finished
 from regroup_operator.plan.lifecycle.lifecycle import (
     Active,
     Completing,
     Ended,
+    Finishing,
     Refused,
     Suspended,
     decide_lifecycle,
+    finished_of,
     stop_word,
 )
 from regroup_operator.plan.pods.pods import plan_pods
@@ -34,7 +38,11 @@ def plan_job(inputs: Inputs) -> JobPlan:
     pods = plan_pods(facts, lifecycle, generation)
     report = make_report(facts, failures, lifecycle, generation, pods)
     known = pods.memory.document if facts.current is not None and facts.current.known else None
-    stop = stop_word(lifecycle)
+    stop, finished = stop_word(lifecycle), finished_of(lifecycle)
+    end = None
+    if finished is not None and facts.tier != "Script":
+        checkpoint = named_checkpoint(report.status)
+        end = end_of(finished, read_finished(facts.status), generation.workers, facts.processes, checkpoint)
     commands = plan_commands(
         workers=generation.workers,
         tier=facts.tier,
@@ -45,6 +53,7 @@ def plan_job(inputs: Inputs) -> JobPlan:
         ask=generation.decision.ask if isinstance(generation.decision, Wait) else frozenset(),
         suspected=facts.silences.suspected,
         now_s=clock.now_s,
+        end=end,
     )
     expires_s = lifecycle.expires_s if isinstance(lifecycle, Ended) else None
     dues_s = (
@@ -53,12 +62,12 @@ def plan_job(inputs: Inputs) -> JobPlan:
         failures.due_s,
         generation.due_s,
         pods.due_s,
-        lifecycle.due_s if isinstance(lifecycle, Refused | Active | Completing) else None,
+        lifecycle.due_s if isinstance(lifecycle, Refused | Active | Finishing | Completing) else None,
         expires_s,
         clock.now_s + RESUME_S if isinstance(lifecycle, Suspended) and not job.spec.run_policy.suspend else None,
         report.due_s,
         # Who is told to stop is not asked whether it is there.
-        commands_due_s(facts, generation.members) if stop is None else None,
+        commands_due_s(facts, generation.members) if stop is None and end is None else None,
     )
     notes = (*facts.adoption.notes, *generation.notes, *pods.notes, *report.notes)
     return JobPlan(

@@ -7,7 +7,7 @@ import time
 from typing import Protocol
 
 from regroup.errors import GroupBroken
-from regroup.protocol.local import PruneLocally
+from regroup.protocol.local import COMPLETE, PruneLocally
 from regroup.protocol.state import StatePair
 from regroup.state.durable import Durable, Origin
 from regroup.state.training import CommitRecord
@@ -92,13 +92,16 @@ class Membership(Protocol):
     """The block of the user's own collectives that this process is in (`Arrival.block`)."""
     keeper: Keeper | None
     """Who is asked for kept gradients at adoption."""
+    over: bool
+    """All steps were committed before this process could take part in them: it forms no generation, and holds the state of the last
+    one."""
     ended: bool
     """This process, or one that it met, has left its loop: the job ends at the step that was adopted (`Arrival.ended`)."""
 
     def ensure(self) -> bool:
         """Be in the newest generation that must be followed; return whether it is another one than at the last call.
 
-        Blocks as long as there is none. Raises Stopped.
+        Blocks as long as there is none, and none is formed once `over`. Raises Stopped.
         """
         ...
 
@@ -155,7 +158,7 @@ class Alone:
     def __init__(self, durable: Durable) -> None:
         self.origin = Origin(0, "", 0, 0)
         self.block: Block | None = None
-        self.ended = False
+        self.ended = self.over = False
         self.keeper: Keeper | None = None
         self._durable = durable
 
@@ -199,7 +202,7 @@ class Alone:
 
     def wait_end(self) -> str | None:
         """See Membership."""
-        return "Complete"
+        return COMPLETE
 
     def close(self) -> None:
         """See Membership."""

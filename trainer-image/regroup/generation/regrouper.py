@@ -18,10 +18,12 @@ from regroup.errors import BackendError, GenerationChanged, GroupBroken, Refused
 from regroup.protocol import env
 from regroup.protocol.document import Document
 from regroup.protocol.local import (
+    COMPLETE,
     AdoptedLocally,
     Arrived,
     Assignment,
     Entering,
+    FinishLocally,
     FormedLocally,
     Left,
     PruneLocally,
@@ -72,7 +74,7 @@ class Regrouper:
         self.kept_own_state = False
         self.adopted_at_s = 0.0
         self.block: Block | None = None
-        self.ended = False
+        self.ended = self.over = False
         self.keeper: Keeper | None = None
         # Until the first generation: what the environment says; a joiner is told nothing, and is nobody yet.
         self._last_rank = int(os.environ.get(env.RANK) or -1)
@@ -107,7 +109,7 @@ class Regrouper:
 
     def ensure(self) -> bool:
         """See Membership."""
-        while True:
+        while not self.over:
             groups = self.groups
             if groups is not None:
                 if not groups.aborted and not self._watcher.must_leave(groups.generation):
@@ -118,11 +120,15 @@ class Regrouper:
             heard = self._watcher.wait_above(self._floor)
             if isinstance(heard, StopLocally):
                 raise Stopped(heard.outcome)
+            if isinstance(heard, FinishLocally):
+                self._continue_after(heard)
+                return True
             self._floor = heard.number
             if heard.member:
                 self._enter(heard)
             else:
                 self._send_left()
+        return False
 
     def leave(self, error: GroupBroken | None = None) -> None:
         """See Membership (rule SEAL)."""
@@ -189,7 +195,9 @@ class Regrouper:
         """See Membership."""
         self._watcher.wait_forced_above(self.generation)
         stop = self._watcher.stop
-        return stop.outcome if stop is not None else None
+        if stop is not None:
+            return stop.outcome
+        return COMPLETE if self._watcher.finish is not None else None
 
     def close(self) -> None:
         """See Membership."""
@@ -200,6 +208,31 @@ class Regrouper:
         self.groups = self._retired = None
         wait_aborted(END_S)  # the process is about to end, and NCCL's threads must not be in the middle of something
         wait_closed(CLOSED_S)
+
+    def _continue_after(self, finish: FinishLocally) -> None:
+        """All steps are committed, and this process was not there: take its place and exactly the state of the last step (rule END).
+
+        Raises StateError, or CheckpointError, where that state is nowhere.
+        """
+        newest, checkpointer = self._memory.newest, self._durable.checkpointer
+        if self._state.pair is not None and self._state.step == finish.step:
+            pair = self._state.pair
+        elif newest is not None and newest.state.step == finish.step:
+            self._memory.restore(newest.state)
+            pair = newest.state
+        elif finish.checkpoint is not None and checkpointer is not None:
+            info = checkpointer.info_of(finish.checkpoint.directory)
+            self._durable.load(info)
+            pair = info.pair
+        else:
+            raise StateError(
+                f"The state of step {finish.step}, the last one, is in no checkpoint and in no memory snapshot, so what follows the "
+                "loop cannot run again. Give the job a checkpoint (spec.checkpoint, or regroup run --checkpoint)."
+            )
+        self._state.named(pair, finish.generation)
+        self.origin = Origin(finish.generation, "", pair.generation, finish.step)
+        self._last_rank, self._last_world_size = finish.rank, finish.world_size
+        self.over = True
 
     # --- one generation ----------------------------------------------------------------------------------------------
 

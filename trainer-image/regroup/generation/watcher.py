@@ -21,7 +21,15 @@ from typing import Any, Protocol
 from regroup.protocol import local
 from regroup.protocol.codec import ProtocolError
 from regroup.protocol.document import FORCED
-from regroup.protocol.local import SUSPENDED, Answer, Assignment, DumpStacksLocally, PruneLocally, StopLocally
+from regroup.protocol.local import (
+    SUSPENDED,
+    Answer,
+    Assignment,
+    DumpStacksLocally,
+    FinishLocally,
+    PruneLocally,
+    StopLocally,
+)
 from regroup.protocol.wire import ProcessStack
 
 from . import stacks
@@ -55,6 +63,7 @@ class Watcher:
         self._newest: Assignment | None = None
         self._forced_number = 0
         self._stop: StopLocally | None = None
+        self._finish: FinishLocally | None = None
         self._answers: dict[tuple[str, int], Answer] = {}
         self._target: tuple[int, Target, bool] | None = None
         self._closed = False
@@ -73,6 +82,11 @@ class Watcher:
         return self._stop
 
     @property
+    def finish(self) -> FinishLocally | None:
+        """The end of the job's steps, once it was heard: no generation follows it."""
+        return self._finish
+
+    @property
     def _ends_after_a_step(self) -> bool:
         """True where the end came as a planned change does: the group takes its time to leave after one step, together."""
         return self._stop is not None and self._stop.outcome == SUSPENDED
@@ -87,19 +101,21 @@ class Watcher:
         ended = self._stop is not None and not self._ends_after_a_step
         return ended or self._forced_number > generation
 
-    def wait_above(self, number: int) -> Assignment | StopLocally:
+    def wait_above(self, number: int) -> Assignment | FinishLocally | StopLocally:
         """Block until an assignment above `number` was heard, or the end."""
         with self._changed, self._waiting():
-            self._changed.wait_for(lambda: self._stop is not None or self.knows_newer(number))
+            self._changed.wait_for(lambda: bool(self._stop or self._finish) or self.knows_newer(number))
             if self._stop is not None:
                 return self._stop
+            if self._finish is not None:
+                return self._finish
             assert self._newest is not None
             return self._newest
 
     def wait_forced_above(self, generation: int) -> None:
         """Block until `must_leave(generation)`, or any end: what a finished rank does, which ignores planned changes."""
         with self._changed, self._waiting():
-            self._changed.wait_for(lambda: self._stop is not None or self.must_leave(generation))
+            self._changed.wait_for(lambda: bool(self._stop or self._finish) or self.must_leave(generation))
 
     def wait_newer(self, generation: int, timeout_s: float) -> bool:
         """Block until a generation above this one was heard, at most `timeout_s`; return whether it was."""
@@ -132,7 +148,8 @@ class Watcher:
         if self._target is None:
             return False
         generation, _, settled = self._target
-        return self.must_leave(generation) or (not settled and self.knows_newer(generation))
+        superseded = self._finish is not None or self.knows_newer(generation)
+        return self.must_leave(generation) or (not settled and superseded)
 
     # --- messages ----------------------------------------------------------------------------------------------------
 
@@ -230,6 +247,8 @@ class Watcher:
                 self._answers[message.to, message.generation] = message
             elif isinstance(message, StopLocally):
                 self._stop = message
+            elif isinstance(message, FinishLocally):
+                self._finish = message
             elif isinstance(message, Assignment):
                 if self._newest is not None and message.number <= self._newest.number:
                     return

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Optional
 
 from . import codec
-from .document import Document
+from .document import CheckpointRef, Document
 from .state import StatePair, Times
 
 # --- trainer -> agent ----------------------------------------------------------------------------------------------
@@ -250,7 +250,20 @@ STACK_SIGNAL = 62
 holds the interpreter's lock, so that no thread could answer `DumpStacksLocally`. Sent to attached processes only."""
 
 
-DRAINED, SUSPENDED = "Drained", "Suspended"
+@dataclass(frozen=True)
+class FinishLocally:
+    """Leave the loop, or do not begin it: all steps are committed (wire.Finish). A process that holds no state continues from the
+    memory snapshot or from `checkpoint`, whichever is of exactly `step`."""
+
+    TYPE = "finish"
+    generation: int
+    step: int
+    rank: int
+    world_size: int
+    checkpoint: Optional[CheckpointRef] = None
+
+
+COMPLETE, DRAINED, SUSPENDED = "Complete", "Drained", "Suspended"
 
 
 @dataclass(frozen=True)
@@ -263,7 +276,7 @@ class StopLocally:
     outcome: str
 
 
-TO_TRAINER = codec.Registry(Answer, Assignment, PruneLocally, DumpStacksLocally, StopLocally)
+TO_TRAINER = codec.Registry(Answer, Assignment, PruneLocally, DumpStacksLocally, FinishLocally, StopLocally)
 
 
 def encode(message: Any) -> bytes:

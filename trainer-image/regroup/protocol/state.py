@@ -44,7 +44,9 @@ class Phase:
     ADOPTING = "adopting"
     TRAINING = "training"
     BROKEN = "broken"  # left its group after an error; waits, with its state, for a newer generation
-    FINISHED = "finished"
+    FINISHED = "finished"  # session tier: the last step is committed; it waits in its loop to be told to leave it
+    FINISHING = "finishing"  # it was told to leave its loop, and what follows in the script runs, or is started again
+    DONE = "done"  # every process of it has returned 0
     STOPPED = "stopped"
 
 

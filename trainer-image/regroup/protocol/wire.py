@@ -387,6 +387,24 @@ class Restart:
 
 
 @dataclass(frozen=True)
+class Finish:
+    """The last step is committed by all and `status.finished` says so: the script leaves its loop (rule END).
+
+    Processes that start after it form no generation. They get the state of that step from the worker's memory snapshot or from
+    `checkpoint`, and this place, so that no second process has rank 0."""
+
+    TYPE = "finish"
+    generation: int
+    """The generation that has finished; the newest may be one above it, which nobody has entered."""
+    step: int
+    group_rank: int
+    rank_offset: int
+    world_size: int
+    checkpoint: Optional[CheckpointRef] = None
+    """A durable checkpoint of `step`; None: there is none."""
+
+
+@dataclass(frozen=True)
 class Stop:
     """End all processes and exit 0. `outcome`: Complete, Failed, Released or Suspended."""
 
@@ -395,7 +413,7 @@ class Stop:
 
 
 COMMANDS = codec.Registry(
-    Welcome, Generation, DocumentCommand, Prune, ProgressRequest, Ping, DumpStacks, Kill, Restart, Stop
+    Welcome, Generation, DocumentCommand, Prune, ProgressRequest, Ping, DumpStacks, Kill, Restart, Finish, Stop
 )
 
 

@@ -122,6 +122,6 @@ def decide_tier(status: Mapping[str, Any], sessions: Sequence[Session], now_s: f
 def _script_at_s(session: Session) -> float | None:
     """Return since when a worker's processes are known to be an unmodified script's, None if they are not."""
     condition = session.condition
-    if condition.phase == Phase.FINISHED or (condition.phase == Phase.STARTING and condition.group == Group.FORMED):
+    if condition.phase == Phase.DONE or (condition.phase == Phase.STARTING and condition.group == Group.FORMED):
         return session.condition_at_s
     return session.condition_at_s + SCRIPT_AFTER_S if condition.phase == Phase.STARTING else None

@@ -8,6 +8,7 @@ from statistics import median_low
 from typing import Any
 
 from regroup_operator.api import Job, processes_per_worker, worker_digest
+from regroup_operator.api.members import MemberId, parse_members
 from regroup_operator.model.plan import Clock, Expected, Memory, Verdict, earliest
 from regroup_operator.model.records import Observation, Settings
 from regroup_operator.model.worker import Current, Standing, Worker
@@ -197,6 +198,7 @@ def gather_facts(inputs: Inputs) -> Facts:
         admitted_by_s=obs.admitted_by_s,
         waiting=obs.waiting,
         unheard=silences.proven,
+        done=_done(stored, current),
     )
     newest = newest_progress(sessions.values(), counted_generations(current)) if current else None
     size = decide_size(job, stored.get("growth"), clock, runs=current is not None and not current.suspended)
@@ -220,6 +222,14 @@ def gather_facts(inputs: Inputs) -> Facts:
         silences=silences,
         size=size,
     )
+
+
+def _done(status: Mapping[str, Any], current: Current | None) -> frozenset[MemberId]:
+    """Return the members of the newest generation whose script has returned 0, by the status."""
+    finished = status.get("finished")
+    if finished is None or current is None or finished["generation"] != current.number:
+        return frozenset()
+    return frozenset(parse_members(finished.get("done", "")))
 
 
 def members_of(workers: Sequence[Worker]) -> tuple[Worker, ...]:

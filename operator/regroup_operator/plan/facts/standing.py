@@ -20,7 +20,16 @@ from regroup_operator.model.worker import DISCONNECTED, DRAINED, UNHEARD, UNRESP
 from regroup_operator.plan.facts.observers import is_lost
 from regroup_operator.plan.facts.stalls import ANSWER_S, SCRIPT_ANSWER_S, Reported, counted_generations, newest_progress
 
-_ATTACHED = (Phase.READY, Phase.FORMING, Phase.ARRIVED, Phase.ADOPTING, Phase.TRAINING, Phase.BROKEN, Phase.FINISHED)
+_ATTACHED = (
+    Phase.READY,
+    Phase.FORMING,
+    Phase.ARRIVED,
+    Phase.ADOPTING,
+    Phase.TRAINING,
+    Phase.BROKEN,
+    Phase.FINISHED,
+    Phase.DONE,
+)
 _IN_GROUP = {
     Phase.STARTING: Standing.STARTING,
     Phase.FORMING: Standing.FORMING,
@@ -28,6 +37,8 @@ _IN_GROUP = {
     Phase.ADOPTING: Standing.FORMING,
     Phase.TRAINING: Standing.TRAINING,
     Phase.FINISHED: Standing.FINISHED,
+    Phase.FINISHING: Standing.FINISHED,
+    Phase.DONE: Standing.FINISHED,
 }
 
 
@@ -47,13 +58,14 @@ def assess(
     admitted_by_s: float = 0.0,
     waiting: frozenset[str] = frozenset(),
     unheard: Mapping[str, float] | None = None,
+    done: frozenset[MemberId] = frozenset(),
 ) -> tuple[Worker, ...]:
     """Return every worker: the pods there are, and the members whose pods are gone. Sorted by id.
 
     `tier` is status.tier (None: not known yet), `processes` the number of a worker's processes, `setbacks` who kept
     generations from forming, by pod UID. `admitted_by_s`: when the last agent that there was at the term's start can have been
     admitted; `waiting`: the pods whose agents wait for that. `unheard`: since when observers have heard nothing of a worker, by pod
-    UID (observers.Silences.proven).
+    UID (observers.Silences.proven). `done`: members whose script has returned 0, by the status: they are not lost with their pods.
     """
     pods = tuple(pods)
     members = frozenset(current.members) if current else frozenset()
@@ -113,6 +125,9 @@ def assess(
         add(member, pod, session)
     for gone in members - by_id.keys():
         out.append(Worker(MemberId(*gone), None, None, Standing.LOST, False, now_s, why="PodDeleted"))
+    if done & members:
+        is_gone = (Standing.LOST, Standing.SILENT)
+        out = [replace(w, standing=Standing.FINISHED) if w.id in done and w.standing in is_gone else w for w in out]
     return tuple(sorted(out, key=lambda w: w.id))
 
 
@@ -175,7 +190,7 @@ def _member(
         seen_s = newest.at_s if newest is not None else silent_s
         return replace(worker(Standing.LOST, lost_at_s, why), last_seen_s=min(seen_s, silent_s))
 
-    said_finished = session is not None and session.condition.phase in (Phase.FINISHED, Phase.STOPPED)
+    said_finished = session is not None and session.condition.phase in (Phase.FINISHED, Phase.DONE, Phase.STOPPED)
     if pod.phase == "Failed" or (not pod.alive and not said_finished):
         return worker(Standing.LOST, now_s, DRAINED if _has_left(session) else "PodFailed")
     if session is None:

@@ -84,7 +84,7 @@ def _has_not_entered(current: Current, worker: Worker) -> bool:
         return True
     session = worker.session
     heard = session.condition.heard >= current.number
-    finished = session.condition.phase == Phase.FINISHED  # it enters forced generations only
+    finished = session.condition.phase in (Phase.FINISHED, Phase.DONE)  # it enters forced generations only
     return not (heard or finished or session.told_generation < current.number)
 
 

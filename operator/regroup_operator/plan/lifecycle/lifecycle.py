@@ -4,24 +4,26 @@ Refused -> Active -> Ended, and Active -> Suspending -> Suspended -> Active as t
 first generation; a refusal that comes later is said in a condition, and the job goes on. Where a job is to be suspended, that
 comes before what would fail it: a process that fails while it is told to stop fails nothing.
 
-A job with roles that are required for its completion is Completing between Active and Ended, and can be suspended from there.
-That its workers have finished is written to status.finished before they are told to stop; from then on none is started.
+A job whose members have all committed the last step is Finishing until the script has returned 0 in each of them; with roles that
+are required for its completion it is then Completing. It can be suspended from either. The end of the steps is written to
+status.finished before anybody is told to leave its loop; from then on no generation is announced.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
-from regroup.protocol.document import PLANNED
-from regroup.protocol.state import Phase
 from regroup_operator.api.conditions import COMPLETE, FAILED, SUSPENDED
 from regroup_operator.model.plan import Verdict
-from regroup_operator.model.worker import Current, Standing, Worker
+from regroup_operator.plan.facts.current import named_checkpoint
 from regroup_operator.plan.facts.facts import Facts
 from regroup_operator.plan.failures.failures import Failures
+from regroup_operator.plan.failures.restarts import exit_words, log_words
+from regroup_operator.plan.lifecycle.finished import Finished, places_of, read_finished, see_finished
 from regroup_operator.plan.lifecycle.run_policy import expires_in_s, has_begun, overdue
+
+END_FAILED = "EndFailed"
+"""Reason of Failed=True: what follows the script's loop has failed, or was lost, and cannot run again."""
 
 
 @dataclass(frozen=True)
@@ -37,16 +39,26 @@ class Refused:
 class Active:
     """It trains, or is on its way there."""
 
+    finished: Finished | None = None
+    """Script tier: some of its scripts have returned 0, and the others still run."""
     due_s: float | None = None
     """When one of its deadlines is over, monotonic."""
 
 
 @dataclass(frozen=True)
-class Completing:
-    """Its workers have finished, and are stopped; it waits for roles to succeed (spec.roles[].requiredForCompletion)."""
+class Finishing:
+    """All steps are committed, and the script still runs in some members, or has to run again there."""
 
-    finished: tuple[int, int]
-    """Number and members of the generation that has finished, which may be the one before the newest."""
+    finished: Finished
+    due_s: float | None = None
+    """As of Active."""
+
+
+@dataclass(frozen=True)
+class Completing:
+    """Its scripts have returned 0, and its workers are stopped. It waits for roles (spec.roles[].requiredForCompletion)."""
+
+    finished: Finished
     due_s: float | None = None
     """As of Active."""
 
@@ -55,16 +67,16 @@ class Completing:
 class Suspending:
     """Its processes are told to stop after a step, and its pods are deleted as they end."""
 
-    finished: tuple[int, int] | None = None
-    """As of Completing, where its workers have finished; None: they have not."""
+    finished: Finished | None = None
+    """As of Finishing, where its steps are over; None: they are not."""
 
 
 @dataclass(frozen=True)
 class Suspended:
     """It has no pods. What it continues from is its newest checkpoint. One whose suspension was taken back meanwhile is Suspended
-    once, so that the status says in which generation it was, and Active (or Completing) from the next plan on."""
+    once, so that the status says in which generation it was, and Active (Finishing, Completing) from the next plan on."""
 
-    finished: tuple[int, int] | None = None
+    finished: Finished | None = None
     """As of Suspending."""
 
 
@@ -75,8 +87,8 @@ class Ended:
     succeeded: bool
     why: Verdict | None = None
     """Why it failed; or what its condition says already."""
-    finished: tuple[int, int] | None = None
-    """Number and members of the generation whose end has just ended it, which may be the one before the newest."""
+    finished: Finished | None = None
+    """Who has finished, where that has just ended it."""
 
     had_ended: bool = False
     """Its status says so already."""
@@ -94,7 +106,7 @@ class Ended:
 SUSPENDING = "Suspending"
 """Reason of condition Suspended while the pods end. Once they are told to, the job is suspended whatever the user wants then."""
 
-Lifecycle = Refused | Active | Completing | Suspending | Suspended | Ended
+Lifecycle = Refused | Active | Finishing | Completing | Suspending | Suspended | Ended
 
 
 def decide_lifecycle(facts: Facts, failures: Failures) -> Lifecycle:
@@ -105,44 +117,45 @@ def decide_lifecycle(facts: Facts, failures: Failures) -> Lifecycle:
             return _ended(facts, Ended(condition["type"] == COMPLETE, why, had_ended=True))
     # Who has been told to stop cannot do after its last step what it would have done.
     is_told = any(c["type"] == SUSPENDED and c["reason"] == SUSPENDING for c in facts.status.get("conditions", ()))
-    finished = _known_finished(facts.status)
-    if finished is None and not is_told:
-        finished = _finished_generation(facts.current, failures.workers)
-    if finished is not None and not any(facts.awaited.values()):
+    finished = see_finished(facts, failures.workers)
+    if finished is not None and is_told and "finished" not in facts.status:
+        finished = None
+    is_done = finished is not None and not finished.open
+    if is_done and not any(facts.awaited.values()):
         return _ended(facts, Ended(succeeded=True, finished=finished))
     if facts.inputs.job.spec.run_policy.suspend or is_told:
         has_pods = facts.inputs.obs.pods or facts.inputs.obs.roles
         return Suspending(finished) if has_pods else Suspended(finished)
-    failure = failures.verdict if finished is None else failures.of_roles
+    is_script = facts.tier == "Script"
+    failure = failures.of_roles if is_done else failures.verdict
+    if failure is None and finished is not None and not is_script:
+        failure = not_repeatable(facts, failures, finished)
     if failure is not None:
         return _ended(facts, Ended(succeeded=False, why=failure))
     refusal = facts.inputs.refusal
     is_refused = refusal is not None and facts.status.get("startTime") is None
-    verdict, due_s = _deadline(facts, failures, waits=finished is None, refusal=refusal if is_refused else None)
+    verdict, due_s = _deadline(facts, failures, finished, refusal=refusal if is_refused else None)
     if verdict is not None:
         return _ended(facts, Ended(succeeded=False, why=verdict))
     if refusal is not None and is_refused:
         return Refused(refusal, due_s)
-    return Active(due_s) if finished is None else Completing(finished, due_s)
+    if finished is None or (is_script and not is_done):
+        return Active(finished, due_s)
+    return Completing(finished, due_s) if is_done else Finishing(finished, due_s)
 
 
 def stop_word(lifecycle: Lifecycle) -> str | None:
-    """Return what the agents are told with `stop`, None: they are not."""
+    """Return what agents are told with `stop`, None: they are not. Those whose scripts have returned 0 are told `Complete`."""
     if isinstance(lifecycle, Ended):
         return lifecycle.outcome
-    if finished_of(lifecycle) is not None:
+    if isinstance(lifecycle, Completing):
         return COMPLETE
     return SUSPENDED if isinstance(lifecycle, Suspending) else None
 
 
-def finished_of(lifecycle: Lifecycle) -> tuple[int, int] | None:
-    """Return number and members of the generation that has finished while the job waits for roles, None: it does not."""
-    return lifecycle.finished if isinstance(lifecycle, Completing | Suspending | Suspended) else None
-
-
-def _known_finished(status: Mapping[str, Any]) -> tuple[int, int] | None:
-    known = status.get("finished")
-    return None if known is None else (known["generation"], known["workers"])
+def finished_of(lifecycle: Lifecycle) -> Finished | None:
+    """Return who has finished, None: the job has steps to train, or has failed."""
+    return None if isinstance(lifecycle, Refused) else lifecycle.finished
 
 
 def _ended(facts: Facts, ended: Ended) -> Ended:
@@ -152,49 +165,47 @@ def _ended(facts: Facts, ended: Ended) -> Ended:
     return replace(ended, completed=completed, expires_s=None if in_s is None else clock.now_s + in_s)
 
 
+def not_repeatable(facts: Facts, failures: Failures, finished: Finished) -> Verdict | None:
+    """Return why the job fails in its end, None: it does not. A script whose end has failed, or whose pod is gone, runs again with
+    the state of the last step, if anything still has that. Its members do not: their scripts may have changed the model."""
+    checkpoint = named_checkpoint(facts.status)
+    if facts.per_group == 1 and checkpoint is not None and checkpoint.step == finished.step:
+        return None
+    where = f"the state of step {finished.step}, the last one, is in no checkpoint"
+    advice = "Set spec.checkpoint, so that a script that fails after its last step can run again."
+    if facts.per_group > 1:
+        where, advice = "a model that is split over workers is not put together again for that", ""
+    if failures.last is not None and (facts.per_group > 1 or facts.inputs.job.spec.memory_snapshot is None):
+        line = f': "{failures.last.last_line}"' if failures.last.last_line else ""
+        text = (
+            f"{exit_words(failures.last)}{line} after the last step, and {where}, so it cannot run again. "
+            f"{log_words(failures.last, facts.inputs.logs)} {advice}"
+        )
+        return Verdict(END_FAILED, text.strip())
+    known, places = read_finished(facts.status), places_of(finished, failures.workers)
+    gone = [] if known is None else [m for m in finished.open if m not in places.of or places.of[m].id != m]
+    if not gone:
+        return None
+    return Verdict(
+        END_FAILED,
+        f"The pod of worker {gone[0]} has gone before its script returned, and {where}, so it cannot run again. {advice}".strip(),
+    )
+
+
 def _deadline(
-    facts: Facts, failures: Failures, *, waits: bool, refusal: Verdict | None
+    facts: Facts, failures: Failures, finished: Finished | None, *, refusal: Verdict | None
 ) -> tuple[Verdict | None, float | None]:
-    """Return which deadline of the job is over, and when the next one will be, monotonic. `waits`: it may still have to begin."""
+    """Return which deadline of the job is over, and when the next one will be, monotonic."""
     job, clock = facts.inputs.job, facts.inputs.clock
     verdict, in_s = overdue(
         job.spec.run_policy,
         facts.status,
         created=job.created,
-        waits=waits and not has_begun(facts.known),
+        waits=finished is None and not has_begun(facts.known),
+        finishes=finished is not None and bool(finished.open),
         ready=sum(w.available for w in failures.workers),
         needed=job.min_replicas,
         refusal="" if refusal is None else refusal.message,
         now=clock.wall,
     )
     return verdict, None if in_s is None else clock.now_s + in_s
-
-
-def _finished_generation(current: Current | None, workers: tuple[Worker, ...]) -> tuple[int, int] | None:
-    """Return number and members of the generation that has finished, None: none has."""
-    members = [w for w in workers if w.is_member]
-    if current is None or not members:
-        return None
-    if all(_has_finished(w, current.number) for w in members):
-        return current.number, len(current.members)
-    if _finished_before(current, workers):
-        return current.older[0].number, len(current.older[0].pod_uids)
-    return None
-
-
-def _finished_before(current: Current, workers: tuple[Worker, ...]) -> bool:
-    """Whether the last step was committed before anybody entered the newest generation, a planned one: it has come too
-    late, finished ranks ignore it, and the set that has finished is the one before."""
-    if current.adopted or current.kind != PLANNED or len(current.older) != 1:
-        return False
-    before = current.older[0]
-    uids = frozenset(before.pod_uids)
-    set_before = [w for w in workers if w.pod is not None and w.pod.uid in uids]
-    return len(set_before) == len(uids) and all(_has_finished(w, before.number) for w in set_before)
-
-
-def _has_finished(worker: Worker, generation: int) -> bool:
-    """Whether a member has said finished: what it says once stays true, whether it can be reached or not."""
-    condition = worker.session.condition if worker.session else None
-    said = condition is not None and (condition.phase, condition.generation) == (Phase.FINISHED, generation)
-    return worker.standing == Standing.FINISHED or (said and worker.pod is not None and worker.pod.phase != "Failed")

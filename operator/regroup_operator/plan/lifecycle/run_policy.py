@@ -15,6 +15,7 @@ from regroup_operator.model.plan import Verdict, seconds_of
 
 DEADLINE_EXCEEDED = "DeadlineExceeded"
 START_DEADLINE_EXCEEDED = "StartDeadlineExceeded"
+FINISH_DEADLINE_EXCEEDED = "FinishDeadlineExceeded"
 
 
 def resumed_at(status: Mapping[str, Any], now: float) -> float | None:
@@ -47,11 +48,12 @@ def overdue(
     needed: int,
     refusal: str = "",
     now: float,
+    finishes: bool = False,
 ) -> tuple[Verdict | None, float | None]:
     """Return why the job has to end now, and in how many seconds it would have to if nothing changes.
 
     `created`: the object's creationTimestamp; `waits`: it still has to begin to train; `ready` of the `needed` workers could;
-    `refusal`: why it may not. `now` is seconds since the epoch.
+    `refusal`: why it may not; `finishes`: its scripts run on after their last step. `now` is seconds since the epoch.
     """
     resumed = resumed_at(status, now)
     bounds: list[tuple[float, Verdict]] = []
@@ -66,6 +68,15 @@ def overdue(
         bound_s = policy.start_deadline_seconds
         why = _why_not_begun(f"spec.runPolicy.startDeadlineSeconds ({bound_s})", ready, needed, refusal)
         bounds.append((began + bound_s, Verdict(START_DEADLINE_EXCEEDED, why)))
+    finished = status.get("finished")
+    if policy.finish_seconds is not None and finishes and finished is not None:
+        began = seconds_of(finished["at"]) if resumed is None else max(resumed, seconds_of(finished["at"]))
+        bound_s = policy.finish_seconds
+        text = (
+            f"All steps are committed, and the script has not returned in every worker within spec.runPolicy.finishSeconds "
+            f"({bound_s}). Raise it, or let the script do less after its loop."
+        )
+        bounds.append((began + bound_s, Verdict(FINISH_DEADLINE_EXCEEDED, text)))
     due = next((verdict for at, verdict in bounds if at <= now), None)
     return due, min((at - now for at, _ in bounds), default=None)
 

@@ -16,7 +16,7 @@ from regroup_operator.plan.facts.current import named_members
 from regroup_operator.plan.facts.facts import Facts
 from regroup_operator.plan.failures.exits import avoided_nodes, count_created
 from regroup_operator.plan.generation.generation import NextGeneration
-from regroup_operator.plan.lifecycle.lifecycle import Active, Completing, Ended, Lifecycle, Suspending
+from regroup_operator.plan.lifecycle.lifecycle import Active, Completing, Ended, Finishing, Lifecycle, Suspending
 from regroup_operator.plan.pods.capacity import judge_capacity, put_off
 from regroup_operator.plan.pods.early import (
     corrected_slots,
@@ -26,6 +26,7 @@ from regroup_operator.plan.pods.early import (
     note_early,
     surplus,
 )
+from regroup_operator.plan.pods.finishing import plan_finishing
 from regroup_operator.plan.pods.notices import Notices, judge_notices, with_tainted
 from regroup_operator.plan.pods.roles import NO_ROLES, RoleChanges, plan_roles
 from regroup_operator.plan.pods.wanted import CreateWorker, plan_workers
@@ -56,7 +57,7 @@ class PodChanges:
 def plan_pods(facts: Facts, lifecycle: Lifecycle, generation: NextGeneration) -> PodChanges:
     """Return the changes. Before the first generation a pod that is made anew counts as no restart."""
     inputs, current = facts.inputs, facts.current
-    is_active = isinstance(lifecycle, Active)
+    is_active = isinstance(lifecycle, Active | Finishing)  # it may need pods
     # A suspended job begins anew, and so does a slot whose template was corrected before the start.
     digest = worker_digest(inputs.job)
     corrected = corrected_slots(inputs.obs.pods, digest) if current is None else frozenset[int]()
@@ -99,28 +100,44 @@ def plan_pods(facts: Facts, lifecycle: Lifecycle, generation: NextGeneration) ->
         per_group=facts.per_group,
         minimum=inputs.job.min_replicas,
     )
-    changes = plan_workers(
-        workers=generation.workers,
-        slots=facts.slots,
-        released=facts.released,
-        named=named_members(known),
-        counted=[
-            MemberId(slot, row.attempt) for rows in (early, disrupted, capacity.rows) for slot, row in rows.items()
-        ],
-        bad_nodes=with_tainted(bad_nodes, inputs.obs.pods, facts.slots),
-        abandoned=generation.abandoned,
-        # Who waits outside may be the last to hold the job's state.
-        settled=generation.document is None and (current is None or (current.adopted and generation.stands)),
-        ended=not isinstance(lifecycle, Active),
-        now_s=inputs.clock.now_s,
-        hello_timeout_s=inputs.settings.hello_timeout_s,
-        term_began_s=max(inputs.obs.term_started_s, inputs.obs.admitted_by_s),
-        blip_s=inputs.settings.late_timeout_s,
-        held=held,
-        put_off=later,
-        unsure=frozenset().union(*generation.memory.links) | generation.memory.setbacks.keys(),
-        given_back=capacity.given_back,
-    )
+    counted = [MemberId(slot, row.attempt) for rows in (early, disrupted, capacity.rows) for slot, row in rows.items()]
+    avoided = with_tainted(bad_nodes, inputs.obs.pods, facts.slots)
+    term_began_s = max(inputs.obs.term_started_s, inputs.obs.admitted_by_s)
+    if isinstance(lifecycle, Finishing):
+        changes = plan_finishing(
+            workers=generation.workers,
+            finished=lifecycle.finished,
+            released=facts.released,
+            named=[*named_members(known), *lifecycle.finished.members],
+            counted=counted,
+            bad_nodes=avoided,
+            held=held,
+            now_s=inputs.clock.now_s,
+            hello_timeout_s=inputs.settings.hello_timeout_s,
+            term_began_s=term_began_s,
+        )
+    else:
+        changes = plan_workers(
+            workers=generation.workers,
+            slots=facts.slots,
+            released=facts.released,
+            named=named_members(known),
+            counted=counted,
+            bad_nodes=avoided,
+            abandoned=generation.abandoned,
+            # Who waits outside may be the last to hold the job's state.
+            settled=generation.document is None and (current is None or (current.adopted and generation.stands)),
+            ended=not isinstance(lifecycle, Active),
+            now_s=inputs.clock.now_s,
+            hello_timeout_s=inputs.settings.hello_timeout_s,
+            term_began_s=term_began_s,
+            blip_s=inputs.settings.late_timeout_s,
+            held=held,
+            put_off=later,
+            unsure=frozenset().union(*generation.memory.links) | generation.memory.setbacks.keys(),
+            given_back=capacity.given_back,
+            done=_done_slots(lifecycle),
+        )
     delete = (*changes.delete, *(pod for pod in changes.release if not pod.terminating))
     if isinstance(lifecycle, Active):
         delete += surplus(inputs.obs.pods, {pod.uid for pod in delete})
@@ -132,7 +149,7 @@ def plan_pods(facts: Facts, lifecycle: Lifecycle, generation: NextGeneration) ->
         pods=inputs.obs.roles,
         known=facts.status.get("roles", ()),
         rows=facts.memory.role_rows,
-        active=isinstance(lifecycle, Active | Completing),
+        active=isinstance(lifecycle, Active | Finishing | Completing),
         cleans=_clears(lifecycle, inputs.job.spec.run_policy),
         clock=inputs.clock,
     )
@@ -170,6 +187,12 @@ def plan_pods(facts: Facts, lifecycle: Lifecycle, generation: NextGeneration) ->
         notes=(*notices.notes, *capacity.notes, *roles.notes),
         roles=roles,
     )
+
+
+def _done_slots(lifecycle: Lifecycle) -> frozenset[int]:
+    """Return the slots whose script has returned 0 while others still run (Script tier)."""
+    finished = lifecycle.finished if isinstance(lifecycle, Active) else None
+    return frozenset() if finished is None else frozenset(member.slot for member in finished.done)
 
 
 def _without(rows: Mapping[int, EarlyFailure], slots: Collection[int]) -> dict[int, EarlyFailure]:

@@ -24,8 +24,8 @@ from regroup_operator.model.records import Pod
 from regroup_operator.model.worker import Standing, Worker
 
 ENDS_WITHIN_S = 335.0
-"""An agent that was told to stop has ended by then, whatever its processes do (_regroup_agent/ending.py): 300 s after Complete or
-Suspended they get SIGTERM, 5 s later SIGKILL, and 30 s later it exits without them."""
+"""An agent that was told to stop has ended by then, whatever its processes do (_regroup_agent/ending.py): 300 s after Suspended
+they get SIGTERM, 5 s later SIGKILL, and 30 s later it exits without them."""
 SLOW_STOP_S = 60.0
 """A pod that has not ended so long after its agent was told to stop is named in the status."""
 
@@ -69,6 +69,7 @@ def plan_workers(
     put_off: frozenset[int] = frozenset(),
     unsure: Collection[str] = (),
     given_back: frozenset[str] = frozenset(),
+    done: Collection[int] = (),
 ) -> WorkerChanges:
     """Return the changes to the job's pods.
 
@@ -82,13 +83,14 @@ def plan_workers(
     `blip_s`: a pod that starts keeps its slot for so long while its node is not ready. `held`: by slot, until when no pod is made
     (early.py, capacity.py). `put_off`: slots of which no pod is made before others have a node. `given_back`: UIDs of pods that
     never had a node and leave at once. `unsure`: UIDs of pods that may not get into the next generation although they are ready:
-    one that can take the place of such a pod stays.
+    one that can take the place of such a pod stays. `done`: slots whose script has returned 0 (Script tier). They need no pod
+    unless another one fails.
     """
     pods = [w for w in workers if w.pod is not None]
     leaving = tuple(w.pod for w in pods if w.pod and w.pod.uid in released and not w.pod.terminating)
     if ended:
         remaining = [
-            (w.pod, _given_up_s(w, w.pod, hello_timeout_s, term_began_s)) for w in pods if w.pod and w.pod.usable
+            (w.pod, given_up_s(w, w.pod, hello_timeout_s, term_began_s)) for w in pods if w.pod and w.pod.usable
         ]
         given_up = (pod for pod, at_s in remaining if at_s is not None and at_s <= now_s)
         told = [w.session.told_stop_at_s for w in pods if w.pod and w.pod.usable and w.session]
@@ -96,9 +98,7 @@ def plan_workers(
         later = [at_s for at_s in dues if at_s is not None and at_s > now_s]
         return WorkerChanges(delete=tuple(dict.fromkeys((*leaving, *given_up))), look_again_s=min(later, default=None))
     named = tuple(named)
-    attempts: dict[int, int] = {}
-    for slot, attempt in [*(w.id for w in pods), *named, *counted]:
-        attempts[slot] = max(attempts.get(slot, -1), attempt)
+    attempts = next_attempts((*(w.id for w in pods), *named, *counted))
     serving: dict[int, Worker] = {}
     for worker in sorted(pods, key=_progress):
         gone = worker.pod is None or worker.pod.uid in released | abandoned | given_back
@@ -110,9 +110,9 @@ def plan_workers(
             serving.setdefault(worker.id.slot, worker)
     held = {slot: until_s for slot, until_s in (held or {}).items() if until_s > now_s and slot < slots}
     create = tuple(
-        CreateWorker(slot, attempts.get(slot, -1) + 1, bad_nodes.get(slot, ()))
+        CreateWorker(slot, attempts.get(slot, 0), bad_nodes.get(slot, ()))
         for slot in range(slots)
-        if slot not in serving and slot not in held and slot not in put_off
+        if slot not in serving and slot not in held and slot not in put_off and slot not in done
     )
     sure = {
         slot: w for slot, w in serving.items() if w.available and w.standing != Standing.FORMING and not _in(w, unsure)
@@ -132,6 +132,14 @@ def plan_workers(
     return WorkerChanges(create, release, leaving, earliest((*dues, *held.values()), after_s=now_s))
 
 
+def next_attempts(used: Iterable[MemberId]) -> dict[int, int]:
+    """Return by slot the number of the next pod: one above the highest that was used."""
+    attempts: dict[int, int] = {}
+    for slot, attempt in used:
+        attempts[slot] = max(attempts.get(slot, 0), attempt + 1)
+    return attempts
+
+
 def _never_took_part(
     worker: Worker, abandoned: frozenset[str], named: Collection[MemberId], instead: Worker | None
 ) -> bool:
@@ -149,7 +157,7 @@ def _never_took_part(
     return pod.uid in abandoned and not worker.available and never_entered
 
 
-def _given_up_s(worker: Worker, pod: Pod, hello_timeout_s: float, term_began_s: float) -> float | None:
+def given_up_s(worker: Worker, pod: Pod, hello_timeout_s: float, term_began_s: float) -> float | None:
     """Return when a pod of an ended job is deleted if it is still there; None: its agent has not been told to stop.
 
     The kubelet needs a moment from the agent's exit to the pod's end. A pod whose sidecar runs on never comes to it, nor

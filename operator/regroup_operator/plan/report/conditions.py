@@ -11,16 +11,19 @@ from regroup_operator.api.conditions import AGENTS_CONNECTED, PODS_READY
 from regroup_operator.model.plan import JobCondition, Verdict
 from regroup_operator.model.records import Settings
 from regroup_operator.model.worker import Announce, Current, Decision, Standing, Wait, Worker
+from regroup_operator.plan.lifecycle.finished import Finished
 from regroup_operator.plan.report.script_group import passed
 
-PENDING, STARTING, RUNNING, RECOVERING, WAITING, COMPLETING, SUSPENDING, SUSPENDED, SUCCEEDED, FAILED = (
-    "Pending", "Starting", "Running", "Recovering", "Waiting", "Completing", "Suspending", "Suspended", "Succeeded", "Failed",
+PENDING, STARTING, RUNNING, RECOVERING, WAITING, FINISHING, COMPLETING, SUSPENDING, SUSPENDED, SUCCEEDED, FAILED = (
+    "Pending", "Starting", "Running", "Recovering", "Waiting", "Finishing", "Completing", "Suspending", "Suspended", "Succeeded",
+    "Failed",
 )  # fmt: skip
-AT_REST = (COMPLETING, SUSPENDING, SUSPENDED, SUCCEEDED, FAILED)
+AT_REST = (FINISHING, COMPLETING, SUSPENDING, SUSPENDED, SUCCEEDED, FAILED)
 """Phases in which the job does not want to train."""
 
 
 AT_REST_WORDS = {
+    FINISHING: "All steps are committed; see condition Complete.",
     COMPLETING: "The workers have finished; see condition Complete.",
     SUSPENDING: "The job is being suspended.",
     SUSPENDED: "The job is suspended.",
@@ -31,7 +34,7 @@ WAITING_FOR_ROLES = "WaitingForRoles"
 """Reason of Complete=False: the workers have finished, and roles that are required for completion have not."""
 HELD_BACK = "HeldBack"
 """Reason of PodsReady=False: pods are missing that are made later, by spec.elasticPolicy."""
-ORDINARY = ("Starting", "Ended", COMPLETING, SUSPENDING, SUSPENDED, HELD_BACK)
+ORDINARY = ("Starting", "Ended", FINISHING, COMPLETING, SUSPENDING, SUSPENDED, HELD_BACK)
 """Reasons of PodsReady=False that pass by themselves."""
 
 
@@ -177,7 +180,7 @@ def training_conditions(
     workers: Sequence[Worker],
     failure: Verdict | None,
     complete: Verdict | None = None,
-    finished: tuple[int, int] | None = None,
+    finished: Finished | None = None,
     note: str = "",
     group: str | None = None,
     crash: str = "",
@@ -190,7 +193,7 @@ def training_conditions(
     roles: str = "",
 ) -> list[JobCondition]:
     """Return Training, Degraded, and Complete or Failed once the job has ended. `complete`: what Complete says already;
-    `finished`: number and members of the generation that has finished, which may be the one before the newest; `note`: what
+    `finished`: who has finished, in a generation that may be the one before the newest; `note`: what
     a refusal said; `group`: as in phase_of; `crash`: what is said of a crash that repeats; `hang`: what is known of a step
     that is overdue; `leaving`: who is asked to leave and still needed; `spares`: who is ready and in no whole group; `memory`:
     which missing worker was killed for lack of it; `unsaved`: why the last checkpoint is missing; `ignored`: what is said of
@@ -235,19 +238,38 @@ def training_conditions(
     if phase == SUCCEEDED and complete is not None:
         out.append(JobCondition("Complete", "True", complete.reason, complete.message))
     elif phase == SUCCEEDED:
-        number, count = finished or (number, count)
+        if finished is not None:
+            number, count = finished.generation, len(finished.members)
         reason = "FinishedUnsaved" if unsaved else "Finished"
         and_roles = f", and all pods of {roles} have succeeded" if roles else ""
-        what = f"All {_workers(count)} of generation {number} finished{and_roles}."
+        what = f"The script has returned in all {_workers(count)} of generation {number}{and_roles}."
         out.append(JobCondition("Complete", "True", reason, " ".join(filter(None, [what, unsaved]))))
+    elif finished is not None and finished.open and phase != FAILED:
+        what = " ".join(filter(None, [finishing_words(finished), unsaved]))
+        out.append(JobCondition("Complete", "False", FINISHING, what[:1000]))
     elif finished is not None and phase != FAILED:
-        number, count = finished
-        what = f"All {_workers(count)} of generation {number} finished. The job waits for {roles}."
+        what = f"The script has returned in all {_workers(len(finished.members))} of generation {finished.generation}. The job waits for {roles}."
         out.append(JobCondition("Complete", "False", WAITING_FOR_ROLES, " ".join(filter(None, [what, unsaved]))[:1000]))
     if phase == FAILED:
         failure = failure or Verdict("Failed", "The job failed.")
         out.append(JobCondition("Failed", "True", failure.reason, failure.message))
     return out
+
+
+def finishing_words(finished: Finished) -> str:
+    """Return in how many members the script still runs, since when, and in which workers."""
+    of = f"{len(finished.open)} of {_workers(len(finished.members))}"
+    where = (
+        f"worker {format_members(finished.open)}"
+        if len(finished.open) == 1
+        else f"workers {format_members(finished.open)}"
+    )
+    begun = (
+        f"All steps of generation {finished.generation} are committed"
+        if finished.step
+        else "Some scripts have returned"
+    )
+    return f"{begun}. The script still runs in {of} ({where}), since {finished.at}."
 
 
 def _degraded(
@@ -295,7 +317,7 @@ def summary(
 ) -> dict[str, str]:
     """Return the texts of kubectl's columns. A job whose workers have finished has none that could be ready or not."""
     step, total, loss = progress.get("step"), progress.get("totalSteps"), progress.get("loss")
-    shown = "" if phase in (COMPLETING, SUCCEEDED, FAILED) else f"{ready}/{replicas}"
+    shown = "" if phase in (FINISHING, COMPLETING, SUCCEEDED, FAILED) else f"{ready}/{replicas}"
     out = {"state": refused or phase, "ready": shown, "progress": "", "loss": "", "eta": ""}
     if step is not None and total:
         out["progress"] = f"{100 * step // total}%"

@@ -26,9 +26,12 @@ from regroup_operator.plan.facts.stalls import is_unresponsive
 from regroup_operator.plan.failures.failures import Failures
 from regroup_operator.plan.failures.on_exit import UNSCHEDULABLE
 from regroup_operator.plan.generation.generation import NextGeneration
+from regroup_operator.plan.lifecycle.finished import Finished, read_finished
 from regroup_operator.plan.lifecycle.lifecycle import (
+    Active,
     Completing,
     Ended,
+    Finishing,
     Lifecycle,
     Refused,
     Suspended,
@@ -40,6 +43,7 @@ from regroup_operator.plan.pods.wanted import SLOW_STOP_S
 from regroup_operator.plan.report.conditions import (
     COMPLETING,
     FAILED,
+    FINISHING,
     ORDINARY,
     SUCCEEDED,
     SUSPENDING,
@@ -149,6 +153,8 @@ def _at_rest(lifecycle: Lifecycle) -> str | None:
     """Return the phase of a job that does not want to train, None: it does."""
     if isinstance(lifecycle, Ended):
         return SUCCEEDED if lifecycle.succeeded else FAILED
+    if isinstance(lifecycle, Finishing) or (isinstance(lifecycle, Active) and lifecycle.finished is not None):
+        return FINISHING
     if isinstance(lifecycle, Completing):
         return COMPLETING
     if isinstance(lifecycle, Suspending | Suspended):
@@ -202,7 +208,12 @@ def _some(names: Sequence[str]) -> str:
 def _continues(facts: Facts, status: Mapping[str, Any]) -> str:
     """Return from where a suspended job will continue."""
     if "finished" in status:
-        return "No pod is left. The workers have finished; resumed, the job waits for its roles."
+        open_words = (
+            "the rest of its scripts runs"
+            if (read_finished(status) or Finished(0, ())).open
+            else "the job waits for its roles"
+        )
+        return f"No pod is left. All steps are committed; resumed, {open_words}."
     if not status.get("membership"):
         return "No pod is left. The job has not begun."
     if facts.tier == "Script":

@@ -18,7 +18,7 @@ from regroup_operator.plan.facts.facts import Facts
 from regroup_operator.plan.failures.failures import Failures
 from regroup_operator.plan.failures.hangs import HUNG, stack_lines
 from regroup_operator.plan.generation.generation import NextGeneration
-from regroup_operator.plan.lifecycle.lifecycle import Ended, Lifecycle, Suspended, finished_of
+from regroup_operator.plan.lifecycle.lifecycle import Active, Ended, Lifecycle, Suspended, finished_of
 from regroup_operator.plan.pods.pods import PodChanges
 from regroup_operator.plan.report.breakdown import breakdown, times_of
 from regroup_operator.plan.report.counters import restarts_status
@@ -70,9 +70,10 @@ def make_report(
     if isinstance(lifecycle, Ended):
         status["completionTime"] = lifecycle.completed
     finished = finished_of(lifecycle)
-    if finished is not None and "finished" not in status:
-        number, count = finished
-        status["finished"] = {"generation": number, "workers": count, "at": inputs.clock.timestamp()}
+    if finished is not None:
+        status["finished"] = finished.to_status()
+    elif isinstance(lifecycle, Active):
+        status["finished"] = None  # of a script: another member has failed, and all run again
     if isinstance(lifecycle, Suspended) and finished is None and status.get("membership"):
         status["membership"] = {**status["membership"], "suspended": True}
     status.update(_progress(facts, generation, status))

@@ -65,6 +65,8 @@ def _decisive(status: Mapping[str, Any], *, starts: bool, first: bool) -> dict[s
     has no lineage yet."""
     kept = {k: v for k, v in status.items() if k not in _PROGRESS | _COUNTS}
     counted = _OF_PODS if starts else frozenset()
+    if kept.get("finished"):  # who of thousands has returned is collected, and so told to stop
+        kept["finished"] = {k: v for k, v in kept["finished"].items() if k != "done"}
     kept["conditions"] = [(c["type"], c["status"]) for c in status.get("conditions", ()) if c["type"] not in counted]
     if kept.get("restarts"):  # an exit that counts changes its counts, too
         kept["restarts"] = {k: v for k, v in kept["restarts"].items() if k != "exits"}

@@ -1,0 +1,161 @@
+"""The end of a job's steps: which members' scripts have returned 0, and which worker has whose place (rule END). Pure.
+
+`status.finished` is the memory of it. Session tier: it is written once every member has committed the last step, and before any
+of them is told to leave its loop. Script tier: it is written once the first member's script has returned 0, and taken back when
+another one fails, because all of them then run again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from regroup.protocol.document import PLANNED
+from regroup.protocol.state import Phase
+from regroup_operator.api.members import MemberId, format_members, parse_members
+from regroup_operator.model.worker import Standing, Worker
+from regroup_operator.plan.facts.facts import Facts
+
+_COMMITTED = (Phase.FINISHED, Phase.FINISHING, Phase.DONE)
+"""Phases of a worker whose processes have committed the last step."""
+_BAD = (Standing.LOST, Standing.DIED, Standing.HUNG, Standing.BROKEN)
+
+
+@dataclass(frozen=True)
+class Finished:
+    """`members`: of the generation, in the order of their ranks. `done`: those whose script has returned 0 in every process."""
+
+    generation: int
+    members: tuple[MemberId, ...]
+    step: int = 0
+    """Number of the steps that were committed; 0 for a script."""
+    done: frozenset[MemberId] = frozenset()
+    at: str = ""
+    """RFC 3339 time at which it was first seen."""
+
+    @property
+    def open(self) -> tuple[MemberId, ...]:
+        """The members whose script has not returned 0 yet."""
+        return tuple(member for member in self.members if member not in self.done)
+
+    def to_status(self) -> dict[str, Any]:
+        """Return status.finished."""
+        return {
+            "generation": self.generation,
+            "workers": len(self.members),
+            "step": self.step,
+            "members": format_members(self.members, in_order=True),
+            "done": format_members(self.done),
+            "at": self.at,
+        }
+
+
+@dataclass(frozen=True)
+class Places:
+    """Which worker runs the end of whose script."""
+
+    of: Mapping[MemberId, Worker] = field(default_factory=dict)
+    """By member whose script has not returned 0: the worker that has its place. A place without one needs a pod."""
+    returned: frozenset[str] = frozenset()
+    """Pod UIDs of the workers whose scripts have returned 0, by what their agents say."""
+
+
+def read_finished(status: Mapping[str, Any]) -> Finished | None:
+    """Return what the status says, None: nothing."""
+    known = status.get("finished")
+    if known is None:
+        return None
+    members = parse_members(known["members"])
+    done = frozenset(parse_members(known.get("done", "")))
+    return Finished(known["generation"], members, known.get("step", 0), done, known["at"])
+
+
+def see_finished(facts: Facts, workers: Sequence[Worker]) -> Finished | None:
+    """Return who has finished and who is done, None: the job still has steps to train. What the status says stays, and only grows.
+
+    `workers`: as they stand after hangs were looked for."""
+    known = read_finished(facts.status)
+    if facts.tier == "Script":
+        if any(w.is_member and w.standing in _BAD for w in workers) and (known is None or known.open):
+            return None  # all run again, those that have returned 0 included
+        known = known or _first_returned(facts, workers)
+    elif known is None:
+        known = _last_step_committed(facts, workers)
+    if known is None:
+        return None
+    places = places_of(known, workers)
+    done = {member for member, worker in places.of.items() if _is_done(worker, known.generation)}
+    return replace(known, done=known.done | done)
+
+
+def places_of(finished: Finished, workers: Iterable[Worker]) -> Places:
+    """Return who has the places of the members that are not done. A member keeps its place for as long as its pod may run; then
+    another pod of its slot gets it, the oldest first."""
+    there = {w.id: w for w in workers if w.pod is not None and may_run(w)}
+    returned = frozenset(w.pod.uid for w in there.values() if w.pod is not None and _is_done(w, finished.generation))
+    found: dict[MemberId, Worker] = {}
+    free = sorted(there.keys() - set(finished.members), key=lambda one: (one.slot, one.attempt))
+    for member in finished.open:
+        if member in there:
+            found[member] = there[member]
+            continue
+        instead = next((one for one in free if one.slot == member.slot), None)
+        if instead is not None:
+            free.remove(instead)
+            found[member] = there[instead]
+    return Places(found, returned)
+
+
+def may_run(worker: Worker) -> bool:
+    """Return whether a worker's pod may still run its script: it is there, and Kubernetes has not given its node up."""
+    pod = worker.pod
+    if pod is None or not pod.alive:
+        return False
+    return worker.connected or pod.node_ready or not pod.terminating
+
+
+def _is_done(worker: Worker, generation: int) -> bool:
+    condition = worker.session.condition if worker.session is not None else None
+    return condition is not None and (condition.phase, condition.generation) == (Phase.DONE, generation)
+
+
+def _first_returned(facts: Facts, workers: Sequence[Worker]) -> Finished | None:
+    """Return the newest generation of a script once one of its members has returned 0."""
+    current = facts.current
+    if current is None or not any(w.is_member and _is_done(w, current.number) for w in workers):
+        return None
+    return Finished(current.number, current.members, at=facts.inputs.clock.timestamp())
+
+
+def _last_step_committed(facts: Facts, workers: Sequence[Worker]) -> Finished | None:
+    """Return the generation whose members have all committed the last step.
+
+    That may be the one before the newest: a planned one that nobody has entered came too late, and finished ranks ignore it."""
+    current, members = facts.current, [w for w in workers if w.is_member]
+    if current is None or not members:
+        return None
+    at = facts.inputs.clock.timestamp()
+    if all(_has_committed(w, current.number) for w in members):
+        return Finished(current.number, current.members, _step(members), at=at)
+    if current.adopted or current.kind != PLANNED or len(current.older) != 1:
+        return None
+    before = current.older[0]
+    uids = frozenset(before.pod_uids)
+    earlier = [w for w in workers if w.pod is not None and w.pod.uid in uids]
+    if len(earlier) < len(uids) or not all(_has_committed(w, before.number) for w in earlier):
+        return None
+    spelled = next(o["members"] for o in (facts.membership or {})["older"] if o["uid"] == before.uid)
+    return Finished(before.number, parse_members(spelled), _step(earlier), at=at)
+
+
+def _has_committed(worker: Worker, generation: int) -> bool:
+    """Return whether a member has said that it has committed the last step. What it has said stays true, whether it can be reached
+    or not."""
+    condition = worker.session.condition if worker.session is not None else None
+    said = condition is not None and condition.phase in _COMMITTED and condition.generation == generation
+    return said and worker.pod is not None and worker.pod.phase != "Failed"
+
+
+def _step(members: Iterable[Worker]) -> int:
+    return max(w.session.condition.step for w in members if w.session is not None)
