@@ -226,7 +226,9 @@ class Report:
         if not 0 <= report.observed_port < 65536:
             raise codec.ProtocolError(f"report.observedPort ({report.observed_port}) is no port. Send 0 to 65535.")
         # The next generation is one more than the newest that anybody names, and a status has room for 63 bits.
-        _check_counts("report.condition", report.condition, ("incarnation", "generation", "step", "heard", "entered", "adopted"))
+        _check_counts(
+            "report.condition", report.condition, ("incarnation", "generation", "step", "heard", "entered", "adopted")
+        )
         if report.seal is not None:
             _check_counts("report.seal", report.seal, ("left_up_to", "adopted", "state_adopted"))
             if report.seal.state is not None:
