@@ -34,7 +34,10 @@ def see_losses(
     if current.adopted and (newest is None or newest.at_s < term_started_s):
         said = (progress or {}).get("at")
         told_s = None if said is None else clock.now_s - (clock.wall - seconds_of(said))
-        stood_s = max((at_s for at_s in (told_s, newest and newest.at_s) if at_s is not None), default=clock.now_s)
+        stood_s = max(
+            (at_s for at_s in (told_s, None if newest is None else newest.at_s) if at_s is not None),
+            default=clock.now_s,
+        )
     return {str(w.id): min(known.get(str(w.id), stood_s), w.since_s) for w in lost}
 
 
