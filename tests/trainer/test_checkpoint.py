@@ -532,3 +532,32 @@ def test_save_that_must_be_durable_gives_up_a_volume_that_does_not_answer_and_sa
 )
 def test_how_long_one_checkpoint_is_waited_for(most_s: float, longest_s: float | None, want_s: float) -> None:
     assert patience_s(most_s, longest_s) == want_s
+
+
+def test_plain_python_begins_with_the_checkpoint_that_is_named_until_it_has_one_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, optimizer = build()
+    train(model, optimizer)
+    there, here = tmp_path / "there", tmp_path / "here"
+    state = TrainingState(model, optimizer, {})
+    checkpointer = make(there)
+    checkpointer.save(
+        state.saved_tree(), pair=StatePair(4, 60), generation=4, uid="a", parent_generation=3, start_step=50
+    )
+    assert checkpointer.wait(30)
+    monkeypatch.setenv("REGROUP_CHECKPOINT_DIR", str(here))
+    monkeypatch.setenv("REGROUP_RESUME_FROM", str(there / "step-60.g4-a"))
+
+    def alone() -> tuple[Durable, TrainingState, Origin]:
+        mine = TrainingState(*build(seed=1), {})
+        durable = Durable(mine, SamplePlan(0, 100, 4, 2, 2))
+        return durable, mine, durable.continue_alone()
+
+    durable, mine, origin = alone()
+    assert (mine.pair, origin) == (StatePair(0, 60), Origin(1, "alone", 0, 60))
+    assert flat(mine.saved_tree()) == flat(state.saved_tree())
+    mine.named(StatePair(1, 61), 1)
+    durable.save_now(origin, interrupted=lambda: False)
+    _, again, origin = alone()
+    assert (again.pair, origin.start_step) == (StatePair(1, 61), 61)
