@@ -23,6 +23,7 @@ from regroup_operator.api.names import (
     worker_labels,
     worker_pod_name,
 )
+from regroup_operator.api.spec import CHECKPOINT_DIR
 from regroup_operator.model.records import Settings
 from regroup_operator.render.objects import app_labels, metadata
 from regroup_operator.render.placement import avoid, spread
@@ -33,7 +34,6 @@ AGENT_DIR = "/regroup/bin"
 AGENT_USER = 65532
 """As the operator's image has it (Dockerfile)."""
 STATE_DIR = "/regroup/state"
-CHECKPOINT_DIR = "/regroup/checkpoint"
 SNAPSHOT_DIR = "/regroup/snapshot"
 IDENTITY_DIR = "/var/run/secrets/regroup"
 TOKEN_AUDIENCE = "regroup"
@@ -231,7 +231,9 @@ def _environment(job: Job, slot: int, settings: RenderSettings) -> list[dict[str
         values[env.GROUP_POSITION] = str(job.position(slot))
     checkpoint = job.spec.checkpoint
     if checkpoint is not None:
-        values[env.CHECKPOINT_DIR] = checkpoint.path or CHECKPOINT_DIR
+        values[env.CHECKPOINT_DIR] = checkpoint.directory
+        if checkpoint.resume_path is not None:
+            values[env.RESUME_FROM] = checkpoint.resume_path
         values[env.CHECKPOINT_EVERY_SECONDS] = str(checkpoint.every_seconds)
         values[env.CHECKPOINT_WAIT_SECONDS] = f"{settings.checkpoint_wait_s:g}"
     snapshot = job.spec.memory_snapshot

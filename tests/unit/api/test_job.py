@@ -195,6 +195,39 @@ def test_what_collides_with_the_rendered_pod_is_refused(change: Change, part: st
     assert str(refused.value).endswith(".")
 
 
+@pytest.mark.parametrize(
+    ("resume_from", "part"),
+    [
+        ("/regroup/checkpoint", "(/regroup/checkpoint) is no checkpoint. Give what status.checkpoint.directory"),
+        ("step-7", "(step-7) is no checkpoint"),
+        ("../other/step-7.g1-ab", "is no checkpoint"),
+        ("/other/step-7.g1-ab", "(/other/step-7.g1-ab) is not on a volume"),
+        ("/regroup/checkpoint/../x/step-7.g1-ab", "(/regroup/x/step-7.g1-ab) is not on a volume"),
+    ],
+)
+def test_what_cannot_be_resumed_from_is_refused(resume_from: str, part: str) -> None:
+    raw = make_job(checkpoint={"volumeClaim": "ckpt", "resumeFrom": resume_from})
+    with pytest.raises(SpecError) as refused:
+        parse_job(raw)
+    assert part in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("resume_from", "path"),
+    [
+        ("step-7.g1-ab", "/regroup/checkpoint/step-7.g1-ab"),
+        ("/regroup/checkpoint/a/step-7.g1-ab", "/regroup/checkpoint/a/step-7.g1-ab"),
+        ("/data/step-7.g1-ab", "/data/step-7.g1-ab"),
+    ],
+)
+def test_checkpoint_to_begin_with_has_a_path_in_the_worker(resume_from: str, path: str) -> None:
+    raw = make_job(checkpoint={"volumeClaim": "ckpt", "resumeFrom": resume_from})
+    trainer(raw)["volumeMounts"] = [{"name": "data", "mountPath": "/data"}]
+    checkpoint = parse_job(raw).spec.checkpoint
+    assert checkpoint is not None
+    assert checkpoint.resume_path == path
+
+
 def test_checkpoint_path_below_a_mount_is_accepted() -> None:
     raw = make_job(checkpoint={"path": "/data/ckpt"})
     trainer(raw)["volumeMounts"] = [{"name": "data", "mountPath": "/data"}]

@@ -209,6 +209,11 @@ def test_checkpoint_directory_reaches_the_trainer(checkpoint: Manifest, director
     own_volume = [{"name": "data", "mountPath": "/data"}]
     pod = render(with_spec(checkpoint=checkpoint), with_trainer(volumeMounts=own_volume))
     found = environment(pod)
+    assert env.RESUME_FROM not in found
+    resumed = render(
+        with_spec(checkpoint=checkpoint | {"resumeFrom": "step-7.g1-ab"}), with_trainer(volumeMounts=own_volume)
+    )
+    assert environment(resumed)[env.RESUME_FROM] == f"{directory}/step-7.g1-ab"
     assert (found[env.CHECKPOINT_DIR], found[env.CHECKPOINT_EVERY_SECONDS]) == (directory, "60")
     assert ("/regroup/checkpoint" in mounts(pod)) is mounted
     claims = [v["persistentVolumeClaim"] for v in pod["spec"]["volumes"] if "persistentVolumeClaim" in v]
