@@ -133,15 +133,17 @@ def _add_agent(spec: dict[str, Any], settings: RenderSettings) -> None:
 
 
 def _agent_resources(spec: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the resources of the container that copies the agent: little, and the trainer container's where that has limits. It
-    ends before the trainer begins, so that the pod asks for no more by that. A quota on limits then refuses the pod for the user's
-    own containers only, and a pod whose containers have requests equal to their limits has the QoS class Guaranteed."""
+    """Return the resources of the container that copies the agent: the trainer container's cpu and memory, as written."""
+    # It ends before the trainer begins, and init containers count by their maximum: the pod asks for no more by that.
+    # Numbers of our own would be refused by a LimitRange (min, maxLimitRequestRatio) that admits the user's, and would
+    # change the QoS class. What the trainer does not say, the namespace's defaults fill in for both alike.
     trainer = next(c for c in spec["containers"] if c["name"] == TRAINER_CONTAINER)
     given = trainer.get("resources") or {}
-    requests = {"cpu": "10m", "memory": "16Mi"}
-    limits = {name: limit for name, limit in (given.get("limits") or {}).items() if name in requests}
-    requests |= {name: (given.get("requests") or {}).get(name, limit) for name, limit in limits.items()}
-    return {"requests": requests, "limits": limits} if limits else {"requests": requests}
+    copied = {
+        kind: {name: amount for name, amount in (given.get(kind) or {}).items() if name in ("cpu", "memory")}
+        for kind in ("requests", "limits")
+    }
+    return {kind: amounts for kind, amounts in copied.items() if amounts}
 
 
 def _add_volumes(spec: dict[str, Any], job: Job) -> None:
