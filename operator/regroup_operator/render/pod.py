@@ -24,7 +24,7 @@ from regroup_operator.api.names import (
     worker_pod_name,
 )
 from regroup_operator.model.records import Settings
-from regroup_operator.render.objects import app_labels, metadata
+from regroup_operator.render.objects import app_labels, metadata, resolve_names
 from regroup_operator.render.placement import avoid, spread
 
 AGENT_IN_IMAGE = "/regroup/agent.pyz"
@@ -84,6 +84,7 @@ def worker_pod(
     spec.setdefault("serviceAccountName", "default")
     spec.setdefault("automountServiceAccountToken", False)
     spec.setdefault("subdomain", service_name(job.name))
+    resolve_names(spec)
     # The name that the processes see anyway; said here, the headless Service gives it an address in the DNS.
     spec.setdefault("hostname", pod["metadata"]["name"])
     _add_agent(spec, settings)
