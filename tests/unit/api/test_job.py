@@ -167,6 +167,9 @@ def test_bad_shape_gets_one_sentence(change: Change, sentence: str) -> None:
         pytest.param(with_pod(volumes=[{"name": "regroup-state"}]), "volume names", id="our volume"),
         pytest.param(with_pod(initContainers=[{"name": "regroup-agent"}]), "regroup-agent", id="our init container"),
         pytest.param(
+            with_pod(activeDeadlineSeconds=60), "Set spec.runPolicy.activeDeadlineSeconds", id="deadline of a pod"
+        ),
+        pytest.param(
             with_trainer(volumeMounts=[{"name": "x", "mountPath": "/regroup/bin"}]), "/regroup/bin", id="our path"
         ),
         pytest.param(
