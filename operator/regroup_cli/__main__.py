@@ -55,6 +55,12 @@ def parser() -> argparse.ArgumentParser:
     )
     run.add_argument("--checkpoint", metavar="DIR", help="directory for checkpoints (default: no checkpoints)")
     run.add_argument(
+        "--resume",
+        metavar="DIR",
+        help="begin with the newest checkpoint in DIR, or with the one that DIR is, instead of step 0; new ones are written "
+        "beside it unless --checkpoint says where",
+    )
+    run.add_argument(
         "--checkpoint-every", type=int, default=300, metavar="S", help="seconds between two checkpoints (default 300)"
     )
     run.add_argument(

@@ -259,10 +259,12 @@ class LocalWorkers:
             }
         if spec.checkpoint is not None:
             out |= {
-                env.CHECKPOINT_DIR: spec.checkpoint.path or "",
+                env.CHECKPOINT_DIR: spec.checkpoint.directory,
                 env.CHECKPOINT_EVERY_SECONDS: str(spec.checkpoint.every_seconds),
                 env.CHECKPOINT_WAIT_SECONDS: f"{self._checkpoint_wait_s:g}",
             }
+            if spec.checkpoint.resume_path is not None:
+                out[env.RESUME_FROM] = spec.checkpoint.resume_path
         if spec.memory_snapshot is not None:
             (home / "snapshot").mkdir(exist_ok=True)
             out |= {

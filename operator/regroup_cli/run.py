@@ -52,21 +52,60 @@ def job_object(args: argparse.Namespace) -> dict[str, Any]:
         low = args.workers_per_group if args.min is None else args.min
         high = max(args.workers, low) if args.max is None else args.max
         spec["elasticPolicy"] = {"minReplicas": low, "maxReplicas": high}
-    if args.checkpoint is not None:
-        path = _absolute(args.checkpoint)
-        trainer["volumeMounts"] = [{"name": "checkpoint", "mountPath": path}]
-        spec["checkpoint"] = {"path": path, "everySeconds": args.checkpoint_every, "keep": args.checkpoint_keep}
+    begun = None if args.resume is None else checkpoint_to_resume(Path(_absolute(args.resume, "--resume")))
+    directory = _directory(args, begun)
+    if directory is not None:
+        trainer["volumeMounts"] = [{"name": "checkpoint", "mountPath": directory}]
+        spec["checkpoint"] = {"path": directory, "everySeconds": args.checkpoint_every, "keep": args.checkpoint_keep}
+    if begun is not None:
+        trainer["volumeMounts"] += [{"name": "resume", "mountPath": str(begun.parent)}]
+        spec["checkpoint"]["resumeFrom"] = str(begun)
     if args.memory_snapshot is not None:
         spec["memorySnapshot"] = {"sizeLimit": args.memory_snapshot, "everySeconds": args.memory_snapshot_every}
     return {"metadata": {"name": args.name, "namespace": NAMESPACE}, "spec": spec}
 
 
-def _absolute(directory: str) -> str:
+def _directory(args: argparse.Namespace, begun: Path | None) -> str | None:
+    """Return where checkpoints go: --checkpoint, else beside the one that is resumed from. None: none are written."""
+    if args.checkpoint is not None:
+        return _absolute(args.checkpoint, "--checkpoint")
+    return None if begun is None else str(begun.parent)
+
+
+def checkpoint_to_resume(directory: Path) -> Path:
+    """Return the checkpoint that `directory` is, else the newest one in it. Raises SpecError where there is none.
+
+    Several runs may have written there. Numbers of generations begin anew with each, so the run that was the last to complete
+    a checkpoint is chosen by time, and then its newest one by (generation, step), as the run itself would.
+    """
+    from regroup.checkpoint import selection, store
+
+    of_itself = selection.parse_name(directory.name)
+    try:
+        if of_itself is not None and (directory / store.COMMIT).is_file():
+            return directory
+        complete = store.names(directory)[0]
+        when_s = {name: (directory / name.directory / store.COMMIT).stat().st_mtime for name in complete}
+    except OSError as error:
+        raise SpecError(
+            f"--resume ({directory}) cannot be read ({error.strerror}). Check its owner and its mount."
+        ) from None
+    if not complete:
+        raise SpecError(
+            f"--resume ({directory}) holds no complete checkpoint. Give the directory of an earlier run's --checkpoint, or leave "
+            "--resume out to begin at step 0."
+        )
+    job_uid = store.job_of(directory, max(complete, key=lambda name: when_s[name]))
+    newest = max(name for name in complete if store.job_of(directory, name) == job_uid)
+    return directory / newest.directory
+
+
+def _absolute(directory: str, option: str) -> str:
     try:
         return str(Path(directory).absolute())
     except OSError as error:
         raise SpecError(
-            f"--checkpoint ({directory}) is relative, and the current directory cannot be found ({error.strerror}). Give a "
+            f"{option} ({directory}) is relative, and the current directory cannot be found ({error.strerror}). Give a "
             "path that begins with /."
         ) from None
 
@@ -143,10 +182,28 @@ async def run(args: argparse.Namespace) -> int:
             f"--state-dir ({directory}) cannot be written to ({error.strerror}). Give a directory that you can write to."
         ) from None
     try:
-        return await _run(store, directory, trainer_command(args), args)
+        code = await _run(store, directory, trainer_command(args), args)
+        if code != 0:
+            _say_way_on(raw)
+        return code
     finally:
         if not args.state_dir:
             shutil.rmtree(directory, ignore_errors=True)
+
+
+def _say_way_on(raw: dict[str, Any]) -> None:
+    """Say how a run that was interrupted or has failed is continued, if it has saved something or had been resumed itself."""
+    from regroup.checkpoint import store
+
+    saved = raw["spec"].get("checkpoint")
+    if saved is None:
+        return
+    directory = Path(saved["path"])
+    with contextlib.suppress(OSError):
+        own = [n for n in store.names(directory)[0] if store.job_of(directory, n) == raw["metadata"]["uid"]]
+        begun = [directory / max(own).directory] if own else [Path(path) for path in [saved.get("resumeFrom")] if path]
+        for one in begun:
+            say(f"the same command with --resume {one} continues there; without --resume it begins at step 0.")
 
 
 def _temporary() -> str:

@@ -43,6 +43,7 @@ from regroup_operator.kube.jobs import JOBS, CachedJobStore, ClusterJobApi
 from regroup_operator.kube.lease import LeaseTimes
 from regroup_operator.kube.lease_thread import LeaseThread
 from regroup_operator.kube.pods import Agents, PodStore
+from regroup_operator.kube.prepared import PreparedObjects
 from regroup_operator.model.records import Key
 from regroup_operator.queue import WorkQueue
 from regroup_operator.render import Renderer, RenderSettings
@@ -66,6 +67,8 @@ class Operator:
         self._metrics = ops.Metrics()
         self._clock = clock = LoopClock()
         self._pods = PodStore(client, settings.watch_namespaces, drain_taints=settings.drain_taints, clock=clock)
+        self._prepared = PreparedObjects(client, settings.watch_namespaces, self._prepared_lost)
+        self._workers: ClusterWorkers | None = None
         self._issuer_keys = KeyCache(lambda: fetch_keys(client))
         self._authenticator = ClusterAuthenticator(Agents(self._pods), self._issuer_keys, ClusterReviewer(client))
         self._trust = Trust(client, settings)
@@ -121,6 +124,7 @@ class Operator:
             )
             start(self._clock.run(), "clock")
             start(self._pods.run(), "pods")
+            start(self._prepared.run(), "services and config maps")
             start(self._issuer_keys.run(), "issuer keys")
             start(self._recorder.run(), "events")
             start(self._work(), "work")
@@ -180,9 +184,10 @@ class Operator:
             checkpoint_wait_s=settings.checkpoint_s,
         )
         store = CachedJobStore(self._job_api, self._jobs, look=self._queue.add, recorder=self._recorder)
+        self._workers = ClusterWorkers(self._client, self._pods, Renderer(render, self._trust.ca_bundle))
         self._controller = Controller(
             store=store,
-            workers=ClusterWorkers(self._client, self._pods, Renderer(render, self._trust.ca_bundle)),
+            workers=self._workers,
             recorder=self._recorder,
             registry=self._registry,
             settings=settings.policy(),
@@ -219,6 +224,12 @@ class Operator:
         """Have the pod's job looked at. A standby has no jobs yet: its queue would only grow."""
         if self._controller is not None:
             self._queue.add(key)
+
+    def _prepared_lost(self, key: Key, job_uid: str) -> None:
+        """Have what a job has once made again."""
+        if self._workers is not None:
+            self._workers.lost(job_uid)
+            self._pod_changed(key)
 
     def _job_changed(self, raw: Mapping[str, Any], gone: bool) -> None:
         key = key_of(raw)

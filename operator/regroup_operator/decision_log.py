@@ -1,8 +1,10 @@
 """The decision log: one JSON line for each plan that decided something, with all that it was made from.
 
 A plan is a pure function, so that a line can be run again: `regroup replay FILE` does, on any machine, and says where this version
-would decide otherwise. A line holds no secret: of the job's object only what the plan reads is kept, and no template's commands,
-arguments, variables, images or volumes are among that. docs/runbook.md says how to switch it on.
+would decide otherwise. Of the job's object only what the plan reads is kept, and no template's commands, arguments,
+variables, images or volumes are among that. But what processes said last is there, as in the status: the last line and the end of
+stderr (500 and 1500 characters), from which the plan tells crashes apart and which it quotes. A script that prints a secret
+there has it in the log. docs/runbook.md says so where it says how to switch the log on.
 """
 
 from __future__ import annotations

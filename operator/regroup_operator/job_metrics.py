@@ -7,7 +7,7 @@ grows with the jobs that there ever were.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 from prometheus_client.core import GaugeMetricFamily, Metric
@@ -45,7 +45,7 @@ class JobMetrics(Collector):
         """Yield the families."""
         jobs = [job for job in self._jobs() if is_ours(job)]
         by_phase = GaugeMetricFamily("regroup_jobs", "Jobs by phase.", labels=["phase"])
-        counts = Counter((job.get("status") or {}).get("phase") or "Pending" for job in jobs)
+        counts = Counter(one_of(PHASES, (job.get("status") or {}).get("phase") or "Pending") for job in jobs)
         for phase in (*PHASES, *sorted(counts.keys() - set(PHASES))):
             by_phase.add_metric([phase], counts[phase])
         yield by_phase
@@ -65,6 +65,12 @@ class JobMetrics(Collector):
             yield from _each(jobs)
 
 
+REASONS = (
+    "InvalidSpec", "InvalidTemplate", "PodSecurity", "NameTaken", "CreateFailed", "NotSaved", "Waiting", "NotTaken"
+)  # fmt: skip
+"""Reasons of the conditions that `regroup_jobs_in_trouble` counts, where they are False."""
+
+
 def running_status(job: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the status of a job that is running or recovering, else nothing."""
     status: Mapping[str, Any] = job.get("status") or {}
@@ -81,7 +87,13 @@ def _false_conditions(job: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
     judged = (ACCEPTED, CHECKPOINTS_SAVED, SNAPSHOTS_TAKEN) if has_workers else (ACCEPTED,)
     for one in status.get("conditions") or ():
         if one["type"] in judged and one["status"] == "False":
-            yield one["type"], one["reason"]
+            yield one["type"], one_of(REASONS, one["reason"])
+
+
+def one_of(known: Collection[str], word: str) -> str:
+    """Return the label for a word of a status: itself, or `Unknown`. Prometheus keeps a series for each value that it ever saw, and
+    whoever may write a status could make as many as they like."""
+    return word if word in known else "Unknown"
 
 
 _OF_A_JOB: tuple[tuple[str, str, Callable[[Mapping[str, Any]], Any]], ...] = (

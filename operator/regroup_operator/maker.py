@@ -92,6 +92,10 @@ class Maker:
         self._prepares, self._pods = Retries(PREPARE_MAX_S), Retries(POD_MAX_S)
         self._rounds = Retries(POD_MAX_S)
         """Of rounds that were refused with nothing made."""
+        self._confirms = Retries(POD_MAX_S)
+        """Of questions whether the job is there that were not answered with yes."""
+        self._has_changed = False
+        """The last of them was answered with: it has changed."""
         self._held_s = float("-inf")
         """Until when nothing is made or deleted: there was no answer."""
         self._wanted: Wanted | None = None
@@ -149,6 +153,9 @@ class Maker:
             if (step.uid not in going if isinstance(step, Pod) else (step.place, step.attempt) not in made)
         }
         self._wanted = Wanted(job, steps, confirmed)
+        if confirmed:
+            self._confirms.forget(lambda _: True)
+            self._has_changed = False
         if not self._is_making and self._batch(1):
             self._is_making = True
             self._background.start(self._make(), f"pods of {job.namespace}/{job.name}")
@@ -192,16 +199,37 @@ class Maker:
         return size, True
 
     async def _confirm(self, wanted: Wanted) -> None:
+        """Ask whether the job is there. One that has changed is planned again at once, but not twice in a row: an answer that stays
+        the same (a role that was taken away, a job that is not shown) must not be asked for as fast as it comes."""
         try:
             await self._store.confirm(wanted.job, CONFIRMED_S)
         except RegroupError as error:
             logger.info("%s/%s: %s Planned again.", *wanted.job.key, error)
+            now_s = self._monotonic()
+            had_changed, self._has_changed = self._has_changed, isinstance(error, ConflictError)
+            wait_s = 0.0
+            if had_changed or not self._has_changed:
+                count = self._confirms.tried("", now_s)
+                wait_s = self._confirms.due_s("") - now_s
+                note = verdict_of(error, count, "CreateFailed")
+                if note is not None:
+                    self._tell(wanted.job, note)
+            if isinstance(error, UnavailableError):
+                self._held_s = now_s + max(FIRST_S, error.retry_after_s)
+                wait_s = max(wait_s, error.retry_after_s)
             if self._wanted is wanted:
                 self._wanted = None
-                self._look_again(wanted.job, FIRST_S if isinstance(error, UnavailableError) else 0.0)
+                self._look_again(wanted.job, wait_s)
         else:
+            self._confirms.forget(lambda _: True)
+            self._has_changed = False
             if self._wanted is wanted:
                 self._wanted = replace(wanted, confirmed=True)
+
+    def _rounds_due_s(self) -> float:
+        """Return when pods may be made again."""
+        asks = self._wanted is not None and not self._wanted.confirmed
+        return max(self._rounds.due_s(""), self._confirms.due_s("") if asks else float("-inf"))
 
     def _batch(self, size: int) -> dict[StepKey, Step]:
         """Return up to `size` steps that are due: deletions, and when none is left, creations, since what fits into no quota
@@ -209,7 +237,7 @@ class Maker:
         fails."""
         now_s = self._monotonic()
         steps = {} if self._wanted is None or self._held_s > now_s else self._wanted.steps
-        for verb, round_s in (("delete", now_s), ("create", self._rounds.due_s(""))):
+        for verb, round_s in (("delete", now_s), ("create", self._rounds_due_s())):
             due = [key for key in steps if key[0] == verb and max(self._pods.due_s(key), round_s) <= now_s]
             if due:
                 return {key: steps[key] for key in sorted(due, key=self._pods.due_s)[:size]}
@@ -219,7 +247,7 @@ class Maker:
         """Return when the next step is due."""
         dues_s = []
         for key in () if self._wanted is None else self._wanted.steps:
-            round_s = self._rounds.due_s("") if key[0] == "create" else self._held_s
+            round_s = self._rounds_due_s() if key[0] == "create" else self._held_s
             dues_s.append(max(self._pods.due_s(key), round_s, self._held_s))
         return min(dues_s, default=None)
 

@@ -16,8 +16,8 @@ from prometheus_client.registry import Collector
 
 from regroup_operator.api import JobStatus
 from regroup_operator.api.status import POD_CAUSES, PROCESS_CAUSES
-from regroup_operator.job_metrics import JobMetrics, Jobs
-from regroup_operator.model.worker import PLANNED_CAUSES
+from regroup_operator.job_metrics import JobMetrics, Jobs, one_of
+from regroup_operator.model.worker import CAUSES, PLANNED_CAUSES
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 
@@ -128,7 +128,7 @@ class Metrics:
         for incident in after.get("incidents", ()):
             old = known.get(incident["generation"])
             if old is None:
-                self.incidents.labels(incident.get("cause") or "Unknown").inc()
+                self.incidents.labels(one_of(CAUSES, incident.get("cause") or "Unknown")).inc()
             if _recovered(incident) and not _recovered(old or {}):
                 self.recovery_seconds.observe(recovery_s(incident))
                 for part in PARTS:
@@ -137,7 +137,9 @@ class Metrics:
         counted = (before.restarts.causes if before.restarts is not None else None) or {}
         for cause, count in ((after.get("restarts") or {}).get("causes") or {}).items():
             kind = "pod" if cause in POD_CAUSES else "process"
-            self.restarts.labels(kind, cause).inc(max(0, count - counted.get(cause, 0)))
+            self.restarts.labels(kind, one_of((*PROCESS_CAUSES, *POD_CAUSES), cause)).inc(
+                max(0, count - counted.get(cause, 0))
+            )
 
     def observe_reconcile(self, seconds: float, succeeded: bool) -> None:
         """Count one reconciliation."""

@@ -89,6 +89,22 @@ def test_job_gets_its_pods_service_and_bundle(api: Api, namespace: str, leader: 
     assert leader.agent_call()[0] == 0, "without the bundle the endpoint must not be trusted"
 
 
+@pytest.mark.parametrize("kind", ["service", "configmap"])
+def test_what_a_job_has_once_comes_back_within_seconds(api: Api, namespace: str, leader: Replica, kind: str) -> None:
+    """Pods that start meanwhile would wait for it without a word."""
+    create(api, namespace)
+    until(lambda: len(pod_names(api, namespace)) == 3, "three pods")
+    select = (kind, f"--namespace={namespace}", "--selector=regroup.dev/job-name=digits")
+
+    def uids() -> list[str]:
+        return [item["metadata"]["uid"] for item in api.get(*select)["items"]]
+
+    (before,) = uids()
+    api.done("delete", *select, "--wait=false")
+    until(lambda: uids() not in ([], [before]), f"another {kind}", timeout_s=10.0)
+    assert leader.page("/healthz")[0] == 200
+
+
 def test_scaled_job_gets_more_pods(api: Api, namespace: str, leader: Replica) -> None:
     create(api, namespace)
     until(lambda: api.done("get", "pods", f"--namespace={namespace}", "-oname").count("\n") == 3, "three pods")

@@ -198,6 +198,11 @@ BAD_SPECS: dict[str, tuple[Change, str]] = {
         with_spec(checkpoint={"path": "ckpt"}),
         "spec.checkpoint.path (ckpt) is not absolute. Give a directory that starts with /.",
     ),
+    "directory instead of a checkpoint to begin with": (
+        with_spec(checkpoint={"volumeClaim": "ckpt", "resumeFrom": "/regroup/checkpoint"}),
+        "spec.checkpoint.resumeFrom (/regroup/checkpoint) is no checkpoint. Give what status.checkpoint.directory of the earlier "
+        "job says, or the absolute path of such a directory.",
+    ),
     "name of 46 characters": (
         with_name("a" * 46),
         f"metadata.name ({'a' * 46}) must have at most 45 characters, start with a letter and contain only a-z, 0-9 "
@@ -245,6 +250,11 @@ BAD_CHANGES: dict[str, tuple[Change, Change, str]] = {
         with_spec(memorySnapshot={"sizeLimit": "1Gi"}),
         lambda job: job["spec"]["memorySnapshot"].update(sizeLimit="2Gi"),
         _once("spec.memorySnapshot cannot change"),
+    ),
+    "checkpoint to begin with": (
+        with_spec(checkpoint={"volumeClaim": "ckpt", "resumeFrom": "step-7.g1-ab"}),
+        lambda job: job["spec"]["checkpoint"].update(resumeFrom="step-8.g1-ab"),
+        _once("spec.checkpoint cannot change"),
     ),
     "checkpoint's interval": (
         with_spec(checkpoint={"volumeClaim": "ckpt"}),

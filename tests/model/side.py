@@ -1,4 +1,4 @@
-"""Three small models beside the core: QUOTA (rule 14), CKPT (rule 18) and the RELEASE half of rule 16."""
+"""Small models beside the core: QUOTA (rule 14), CKPT (rule 18), what a job begins with, and the RELEASE half of rule 16."""
 
 from __future__ import annotations
 
@@ -250,3 +250,55 @@ class GivenUp:
             is_holder = state.w1 == "adopted" and not state.is_g3_adopted
             violation = "w1, which holds the state of g2, is released before w0 has a newer one" if is_holder else None
             yield Move("operator persists released={w1}", False, state._replace(is_released=1), violation)
+
+
+class ImportState(NamedTuple):
+    source: int  # newest step in the directory of another job, which still runs
+    generation: int  # 0: none
+    begun: int  # step with which the job has begun; 0: it has not
+    has_own: int  # a step of g1 is committed, in w0's memory
+    lives: int  # w0
+
+
+class Import:
+    """A job begins with a checkpoint of another one (adr/0071); g2 is a second beginning, or has w1, which would read it anew."""
+
+    FIRST, LATER, FOREIGN = 7, 9, 5
+    """Steps in the other job's directory, and the generation there that wrote them."""
+
+    def __init__(self, *, is_pinned: bool = True, is_named_zero: bool = True) -> None:
+        """`is_pinned`: the spec names one; else each generation takes the newest. `is_named_zero`: its state is (0, N); else it
+        has the name that it had in the other job."""
+        self.is_pinned, self.is_named_zero = is_pinned, is_named_zero
+
+    def init(self) -> ImportState:
+        return ImportState(self.FIRST, 0, 0, 0, 0)
+
+    def is_goal(self, state: ImportState) -> bool:
+        return state.generation == 2
+
+    def is_cut(self, state: ImportState) -> bool:
+        return self.is_goal(state)
+
+    def is_judged(self, state: ImportState) -> bool:  # noqa: ARG002
+        return True
+
+    def moves(self, state: ImportState) -> Iterator[Move]:
+        step = self.FIRST if self.is_pinned else state.source
+        pair = (0 if self.is_named_zero else self.FOREIGN, step)
+        if state.source == self.FIRST:
+            yield Move("the other job commits step 9", False, state._replace(source=self.LATER))
+        if state.generation == 0:
+            yield Move(f"g1 begins with step {step}", False, state._replace(generation=1, begun=step, lives=1))
+        if state.generation != 1:
+            return
+        if state.lives and not state.has_own:
+            yield Move("g1 commits a step", False, state._replace(has_own=1))
+        if state.lives:
+            yield Move("FAULT w0 is lost with its state", True, state._replace(lives=0, has_own=0))
+        violation = None
+        if state.lives and state.has_own and pair > (1, state.begun + 1):
+            violation = f"g2 goes back to step {step} behind a step of g1"
+        elif not state.lives and step != state.begun:
+            violation = f"g1 began with step {state.begun}, g2 begins with step {step}"
+        yield Move("w1 joins, g2 continues from the newest state", False, state._replace(generation=2), violation)

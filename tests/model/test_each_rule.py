@@ -10,7 +10,7 @@ from tests.model.core import Core
 from tests.model.records import ALL_RULES, INC
 from tests.model.scenarios import COPIED, COPIED_PREFIX, QUICK, SEALED, Trace
 from tests.model.search import Model, Outcome, follow, search
-from tests.model.side import Ckpt, GivenUp, Quota, Release
+from tests.model.side import Ckpt, GivenUp, Import, Quota, Release
 
 SIDE_MAX_STATES = 10_000
 
@@ -91,6 +91,15 @@ def test_every_rule_has_its_trace() -> None:
         pytest.param(Quota("none"), "step 1 used samples [0, 2, 3]", 102, id="H14 QUOTA, no guard"),
         pytest.param(Quota("count"), "step 1 used samples [0, 1, 1, 3]", 117, id="H14 QUOTA, counting samples only"),
         pytest.param(Ckpt("step"), "g3 restores the fenced branch step-2.g1", 113, id="H15 CKPT, newest by step"),
+        pytest.param(
+            Import(is_pinned=False),
+            "g1 began with step 7, g2 begins with step 9",
+            19,
+            id="H23 IMPORT, newest each time",
+        ),
+        pytest.param(
+            Import(is_named_zero=False), "g2 goes back to step 7 behind", 10, id="H23 IMPORT, named as it was"
+        ),
         pytest.param(Release(is_persisted=False), "deleted by the old leader", 9, id="H9 RELEASE, not persisted"),
         pytest.param(
             GivenUp(is_named_kept=False),
@@ -113,6 +122,7 @@ def test_beside_the_core_without_the_rule_its_trace_is_found(model: Model, words
         pytest.param(Quota("hash"), 400, id="H14 QUOTA, sum of hashes"),
         pytest.param(Quota("versioned"), 400, id="H14 QUOTA, in force when all have them"),
         pytest.param(Ckpt("generation"), 424, id="H15 CKPT, newest by generation and step"),
+        pytest.param(Import(), 14, id="H23 IMPORT, named by the spec, as (0, N)"),
         pytest.param(Release(is_persisted=True), 8, id="H9 RELEASE, persisted"),
         pytest.param(GivenUp(is_named_kept=True), 31, id="H9 RELEASE, given up and not named"),
     ],

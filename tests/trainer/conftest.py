@@ -37,6 +37,14 @@ def worker(tmp_path: Path, operator: OperatorEdge, zipapp: Path) -> Iterator[Wor
     one.close()
 
 
+@pytest.fixture
+def pair(tmp_path: Path, operator: OperatorEdge, zipapp: Path) -> Iterator[Worker]:
+    """A worker of two processes, not started."""
+    one = Worker(tmp_path, operator, zipapp, 2)
+    yield one
+    one.close()
+
+
 @pytest.fixture(scope="session")
 def zygote() -> Iterator[Zygote]:
     """What forks the trainers of the elastic tests."""

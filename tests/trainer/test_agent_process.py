@@ -7,7 +7,6 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,13 +22,6 @@ from tests.unit.agent.python39 import oldest_python
 
 AT_ONCE_S = 1.0
 """For what takes 1 to 4 ms on two cores that do nothing else."""
-
-
-@pytest.fixture
-def pair(tmp_path: Path, operator: OperatorEdge, zipapp: Path) -> Iterator[Worker]:
-    one = Worker(tmp_path, operator, zipapp, 2)
-    yield one
-    one.close()
 
 
 def welcome(operator: OperatorEdge, tier: str = "Session") -> int:

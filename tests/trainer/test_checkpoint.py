@@ -15,7 +15,7 @@ import torch
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from harness.polling import until
-from regroup.checkpoint import Checkpointer, CheckpointError, pack, store
+from regroup.checkpoint import Checkpointer, CheckpointError, ImportMissing, pack, store
 from regroup.checkpoint.store import marks
 from regroup.data import SamplePlan
 from regroup.protocol.document import CheckpointRef, LineageEntry
@@ -120,6 +120,39 @@ def test_checkpoint_is_plain_dcp(tmp_path: Path) -> None:
     assert flat(plain["model"]) == flat(tree["model"])
     assert plain["optimizer"]["param_groups"][0]["betas"] == (0.8, 0.99)
     assert plain["state"]["sched"]["last"] == 3
+
+
+def test_other_jobs_checkpoint_begins_this_one_below_all_its_states(tmp_path: Path) -> None:
+    save(make(tmp_path, "job-1"), 2, 60)
+    path = tmp_path / "step-60.g2-00000002"
+    mine = make(tmp_path, "job-2")
+    assert mine.newest(LINEAGE).info is None
+    info = mine.imported(str(path))
+    assert info.pair == StatePair(0, 60)
+    assert info.pair < StatePair(1, 0)
+    assert torch.equal(mine.load(info)["model"]["w"], torch.full((5,), 2.06))
+    mine.prune(["step-1.g9-aaaa"], 9)
+    assert mine.wait(30)
+    assert path.is_dir(), "this job never deletes it"
+    damage_byte(path)
+    with pytest.raises(CheckpointError) as refused:
+        mine.imported(str(path))
+    assert not isinstance(refused.value, ImportMissing), "a volume may be whole again"
+
+
+@pytest.mark.parametrize("leftover", [False, True], ids=["gone", "never completed"])
+def test_what_a_job_is_to_begin_with_and_is_not_there_is_named(tmp_path: Path, leftover: bool) -> None:
+    path = tmp_path / "step-60.g2-00000002"
+    if leftover:
+        path.mkdir()
+    with pytest.raises(ImportMissing, match=f"{path}.*{'lacks COMMIT.json' if leftover else 'does not exist'}"):
+        make(tmp_path).imported(str(path))
+
+
+def test_volume_of_the_first_checkpoint_that_is_not_there_may_come_back(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="cannot be listed") as refused:
+        make(tmp_path).imported(str(tmp_path / "unmounted" / "step-60.g2-00000002"))
+    assert not isinstance(refused.value, ImportMissing)
 
 
 def damage_byte(path: Path) -> None:
@@ -499,3 +532,32 @@ def test_save_that_must_be_durable_gives_up_a_volume_that_does_not_answer_and_sa
 )
 def test_how_long_one_checkpoint_is_waited_for(most_s: float, longest_s: float | None, want_s: float) -> None:
     assert patience_s(most_s, longest_s) == want_s
+
+
+def test_plain_python_begins_with_the_checkpoint_that_is_named_until_it_has_one_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, optimizer = build()
+    train(model, optimizer)
+    there, here = tmp_path / "there", tmp_path / "here"
+    state = TrainingState(model, optimizer, {})
+    checkpointer = make(there)
+    checkpointer.save(
+        state.saved_tree(), pair=StatePair(4, 60), generation=4, uid="a", parent_generation=3, start_step=50
+    )
+    assert checkpointer.wait(30)
+    monkeypatch.setenv("REGROUP_CHECKPOINT_DIR", str(here))
+    monkeypatch.setenv("REGROUP_RESUME_FROM", str(there / "step-60.g4-a"))
+
+    def alone() -> tuple[Durable, TrainingState, Origin]:
+        mine = TrainingState(*build(seed=1), {})
+        durable = Durable(mine, SamplePlan(0, 100, 4, 2, 2))
+        return durable, mine, durable.continue_alone()
+
+    durable, mine, origin = alone()
+    assert (mine.pair, origin) == (StatePair(0, 60), Origin(1, "alone", 0, 60))
+    assert flat(mine.saved_tree()) == flat(state.saved_tree())
+    mine.named(StatePair(1, 61), 1)
+    durable.save_now(origin, interrupted=lambda: False)
+    _, again, origin = alone()
+    assert (again.pair, origin.start_step) == (StatePair(1, 61), 61)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -109,6 +110,60 @@ def test_kill_grow_shrink_and_total_loss_end_in_the_same_parameters(
     assert len(left) == 2
     assert f"step-{STEPS}." in max(left, key=lambda name: int(re.findall(r"\d+", name)[0]))
     assert _parameters(run.log.read_text()) == _parameters(plain.wait())
+
+
+def test_interrupted_run_is_resumed_with_another_size_and_ends_in_the_same_parameters(
+    start: Callable[..., LocalRun], tmp_path: Path, zygote: Zygote
+) -> None:
+    """Two processes, Ctrl-C, one process that begins with their newest checkpoint: bitwise equal to plain python. That checkpoint
+    stays, and what the new run has committed counts from then on."""
+    script = [str(DIGITS), "--steps", "200", "--reduction", "exact"]
+    saved, hurry = tmp_path / "saved", tmp_path / "hurry"
+    plain = Plain(zygote, tmp_path / "plain", DIGITS, *script[1:])
+    (tmp_path / "first").mkdir()
+    first = start(
+        *("--workers", "2", "--checkpoint", str(saved), "--checkpoint-every", "1", *script, "--pace", PACE_S),
+        directory=tmp_path / "first",
+    )
+    first.wait(lambda s: bool(s.get("checkpoint")), "a checkpoint")
+    first.process.send_signal(signal.SIGINT)
+    assert first.process.wait(60) == 130
+    said = re.search(r"--resume (\S+) continues there", first.log.read_text())
+    assert said is not None, first.log.read_text()
+    begun, before = Path(said[1]), _committed(saved)
+    assert begun.name in before
+    step = int(re.findall(r"\d+", begun.name)[0])
+    assert 0 < step < 200
+
+    hurry.touch()
+    (tmp_path / "second").mkdir()
+    second = start(
+        "--workers", "1", "--resume", str(saved), *script, "--hurry", str(hurry), directory=tmp_path / "second"
+    )
+    ended = second.wait(lambda s: s.get("phase") == "Succeeded", "the end")
+    assert second.process.wait(60) == 0
+    assert ended["lineage"][0] == {"generation": 1, "startStep": step}
+    assert ended["progress"]["step"] == 200
+    assert ended["checkpoint"]["directory"] not in before
+    assert before <= _committed(saved), "another job's checkpoints were deleted"
+    assert _parameters(second.log.read_text()) == _parameters(plain.wait())
+
+
+@pytest.mark.slow
+def test_run_that_resumes_from_a_checkpoint_that_is_gone_fails_and_says_which(
+    start: Callable[..., LocalRun], tmp_path: Path
+) -> None:
+    gone = tmp_path / "saved" / "step-7.g1-aaaa"
+    gone.mkdir(parents=True)
+    (gone / "COMMIT.json").touch()
+
+    run = start("--workers", "2", "--max-restarts", "0", "--resume", str(gone), str(DIGITS), "--steps", "10")
+    run.wait(lambda s: bool(s.get("startTime")), "the start")
+    shutil.rmtree(gone)
+    failed = _condition(run.wait(lambda s: s.get("phase") == "Failed", "the end"), "Failed")
+    assert run.process.wait(60) == 1
+    assert f"Checkpoint {gone}, from which the job is to resume, does not exist." in run.log.read_text()
+    assert "does not exist" in failed["message"]
 
 
 def test_script_that_exits_1_fails_the_run_with_its_last_line(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -14,6 +14,7 @@ from regroup.checkpoint import Checkpointer, pack, store
 from regroup.checkpoint.selection import Name
 from regroup.protocol import env, local
 from regroup.protocol.document import CheckpointRef
+from regroup.protocol.state import StatePair
 from tests.trainer.split_kit import SplitJob
 from tests.trainer.test_model_groups import TOLERANCE, Whole
 from tests.trainer.zygote import Zygote
@@ -59,15 +60,22 @@ def saved(job: SplitJob, slots: list[int], at_least: int) -> CheckpointRef:
     return found
 
 
-def begin_again(job: SplitJob, ranks: int, mesh: str, checkpoint: CheckpointRef) -> None:
+def begin_again(
+    job: SplitJob,
+    ranks: int,
+    mesh: str,
+    checkpoint: CheckpointRef | None,
+    older: Iterable[int] | None = None,
+    **environment: str,
+) -> None:
     """All pods are lost; others take their slots, with another split perhaps."""
     pods = [worker.pod_uid for worker in job.agents.workers.values()]
     for slot in list(job.agents.workers):
         job.agents.kill(slot)
         del job.agents.workers[slot]
     job.split(mesh)
-    job.start(range(ranks), TEST_MESH=mesh)
-    job.agents.announce(range(ranks), lost=pods, checkpoint=checkpoint)
+    job.start(range(ranks), TEST_MESH=mesh, **environment)
+    job.agents.announce(range(ranks), lost=pods, checkpoint=checkpoint, older=older)
 
 
 def assert_close(whole: Whole, reference: Whole) -> None:
@@ -137,6 +145,33 @@ def test_uneven_and_empty_parts_of_two_optimizers_are_read_at_another_split(
     _, whole = job.finish(range(2))
     assert whole.keys() == reference.keys()
     assert_close(whole, reference)
+
+
+@pytest.mark.parametrize(
+    ("then", "ranks"),
+    [pytest.param("", 1, id="whole", marks=pytest.mark.slow), pytest.param("shard=2", 4, id="two groups")],
+)
+def test_job_begins_with_another_ones_checkpoint_at_another_split_and_again_when_all_is_lost(
+    make: Callable[[str], SplitJob], alone: Whole, tmp_path: Path, then: str, ranks: int
+) -> None:
+    job = make("shard=2")
+    job.start([0, 1])
+    job.agents.announce([0, 1])
+    begun = saved(job, [0], 3)
+    settings = {env.JOB_UID: "new", env.RESUME_FROM: str(tmp_path / "saved" / begun.directory)}
+    begin_again(job, ranks, then, None, (), **{env.CHECKPOINT_EVERY_SECONDS: "1000"}, **settings)
+    job.agents.wait_step(2, begun.step + 1, range(ranks))
+    begin_again(job, ranks, then, None, (2,), **settings)  # it has saved nothing of its own
+    job.agents.wait_step(3, begun.step + 1, range(ranks))
+    for slot in range(ranks):
+        (adopted,) = job.agents.workers[slot].messages(local.AdoptedLocally, 3)
+        assert (adopted.source, adopted.state, adopted.start_step) == ("disk", StatePair(0, begun.step), begun.step)
+    own = saved(job, [0], begun.step + 2)
+    begin_again(job, ranks, then, own, (3,), **settings)
+    _, whole = job.finish(range(ranks))
+    (adopted,) = job.agents.workers[0].messages(local.AdoptedLocally, 4)
+    assert adopted.state >= StatePair(3, own.step), "a state of its own is newer than what it began with"
+    assert_close(whole, alone)
 
 
 @pytest.mark.parametrize("mesh", ["shard=2", "pipeline=2"])

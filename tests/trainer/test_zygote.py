@@ -42,6 +42,16 @@ if __name__ == '__main__':
     process.join()
     print(process.exitcode)
 """,
+    "a class of __main__ that comes back from a spawned process": """
+import multiprocessing
+class Thing:
+    value = 5
+def make(n):
+    return Thing()
+if __name__ == '__main__':
+    with multiprocessing.get_context('spawn').Pool(1) as pool:
+        print([type(one) is Thing for one in pool.map(make, range(2))])
+""",
     "signals as python sets them": "from signal import *\nprint([getsignal(s) for s in (15, 17, 13)], getsignal(2).__name__)",
 }
 
@@ -107,6 +117,27 @@ def test_fork_that_fails_is_answered_and_the_process_is_execd(
     assert "trainer" not in worker.stdout.read_text()
     assert "The zygote cannot fork (Resource temporarily unavailable); the process is exec'd." in worker.log()
     assert "died" not in worker.log()
+
+
+def test_processes_of_a_pod_draw_other_numbers_where_the_script_sets_no_seed(
+    operator: OperatorEdge, pair: Worker
+) -> None:
+    path = pair.directory / "train.py"
+    path.write_text(
+        "import os, random, numpy, torch\n"
+        "drawn = [random.random(), numpy.random.rand(), torch.rand(1).item(), torch.initial_seed()]\n"
+        "open(f'{__file__}.{os.environ[\"LOCAL_RANK\"]}', 'w').write('\\n'.join(map(str, drawn)))\n"
+    )
+    pair.start(sys.executable, str(path), REGROUP_PRELOAD="numpy,torch")
+    operator.wait_body(wire.Hello)
+    operator.wait_stream()
+    operator.tell(wire.Welcome("Unknown"))
+    operator.tell(generation(1, 0, 2)[0])
+    operator.wait_body(wire.Finished)
+    assert "No zygote" not in pair.log()
+    first, second = ((pair.directory / f"train.py.{rank}").read_text().split("\n") for rank in range(2))
+    assert len(first) == 4
+    assert not set(first) & set(second), "random, numpy.random, torch.rand and torch.initial_seed differ"
 
 
 def compare(operator: OperatorEdge, worker: Worker, command: list[str]) -> None:

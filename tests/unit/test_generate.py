@@ -41,7 +41,7 @@ def test_spec_has_exactly_the_fields_that_have_behaviour() -> None:
         "workersPerGroup": [],
         "template": ["metadata", "spec"],
         "roles": [],
-        "checkpoint": ["everySeconds", "keep", "path", "volumeClaim"],
+        "checkpoint": ["everySeconds", "keep", "path", "resumeFrom", "volumeClaim"],
         "memorySnapshot": ["everySeconds", "sizeLimit"],
         "recovery": [
             "disconnectSeconds",

@@ -12,15 +12,24 @@ import pytest
 import yaml
 from prometheus_client import CollectorRegistry
 
+from regroup.protocol.wire import Fault, Report
 from regroup_operator import metrics as ops
 from regroup_operator.api import parse_job
 from regroup_operator.api.status import State
+from regroup_operator.endpoint.sessions import apply_report
 from regroup_operator.job_metrics import PHASES
+from regroup_operator.model.worker import CAUSES
 from tests.builders.jobs import stored_job
 from tests.builders.plan import make_job
+from tests.simulator.cluster import KEY
 from tests.simulator.world import World
 
 ROOT = Path(__file__).resolve().parents[2]
+LITERALS = set(re.findall(r'(?:cause=|why=|LOST, [a-z_]+, |BROKEN, since, |or |return )"([A-Z]\w+)"',
+                          (ROOT / "operator/regroup_operator/plan/facts/standing.py").read_text())) | set(
+    re.findall(r'cause="(\w+)"', "".join(p.read_text() for p in (ROOT / "operator/regroup_operator/plan").rglob("*.py")))
+)  # fmt: skip
+"""The causes that stand in the source."""
 AT = "2025-11-21T13:00:00Z"
 
 
@@ -184,6 +193,53 @@ def test_what_is_wrong_with_jobs_beside_their_training_is_counted() -> None:
         ("CheckpointsSaved", "NotSaved"): 2.0,
         ("Accepted", "InvalidTemplate"): 1.0,
     }
+
+
+WORDS = [f"text of an agent, number {number}" for number in range(50)]
+
+
+def test_labels_come_from_closed_sets_whatever_a_status_says() -> None:
+    """Prometheus keeps a series for each value: by agents' words, or a status that was edited, there would be no end of them."""
+    metrics = ops.Metrics()
+    jobs = [
+        stored_job(
+            status={
+                "phase": word,
+                "conditions": [{"type": "Accepted", "status": "False", "reason": word, "message": word}],
+            }
+        )
+        for word in WORDS
+    ]
+    metrics.follow_jobs(lambda: jobs, per_job=False)
+    for number, word in enumerate(WORDS, 1):
+        write(metrics, [], [incident(number, cause=word)], restarts={"causes": {word: 1}})
+    labels = {
+        (metric.name, label, text)
+        for metric in metrics.registry.collect() for sample in metric.samples for label, text in sample.labels.items()
+    }  # fmt: skip
+    assert [found for found in labels if found[2] in WORDS] == []
+    assert value(metrics.registry, "regroup_incidents_total", cause="Unknown") == 50
+
+
+def test_reason_of_an_agent_is_no_cause_unless_it_is_a_word_of_ours(tmp_path: Path) -> None:
+    world = World(tmp_path, make_job().with_replicas(3).elastic(1, 3), known_session=True)
+    world.advance(3.0, step_every_s=0.5)
+    assert world.operator is not None
+    uid = parse_job(world.store.read()).uid
+    for reason, kept in [("OOMKilled", "OOMKilled"), ("whatever it likes", None)]:
+        pod = world.pods.list(KEY, uid)[0]
+        session = world.operator.registry.sessions([pod])[pod.uid]
+        fault = Fault("exit", "gone", exit_code=1, local_rank=0, reason=reason)
+        report = Report(uid, pod.uid, session.boot, session.condition, session.seal, session.store_port, fault)
+        after = apply_report(session, report, world.now_s)
+        assert after is not None
+        assert after.fault is not None
+        assert (after.fault.reason, after.exits[-1].reason) == (kept, kept or "")
+
+
+@pytest.mark.parametrize("standing", sorted(LITERALS))
+def test_cause_that_the_plan_writes_is_one_of_the_causes(standing: str) -> None:
+    assert standing in CAUSES
 
 
 def test_write_without_an_answer_is_counted_once_it_is_known(tmp_path: Path) -> None:

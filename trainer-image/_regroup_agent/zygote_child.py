@@ -101,10 +101,24 @@ def _become(request: dict[str, Any], setup: dict[str, Any]) -> types.ModuleType:
     main = types.ModuleType("__main__")
     main.__dict__["__builtins__"] = __builtins__
     sys.modules["__main__"] = main
+    if "__mp_main__" in sys.modules:  # where what comes back from a pool of spawned processes says that its class is
+        sys.modules["__mp_main__"] = main
+    _draw_anew()
     sys.argv[:] = [setup["file"] or "-m", *setup["args"]]
     if hasattr(sys, "orig_argv"):
         sys.orig_argv[:] = setup["command"]
     return main
+
+
+def _draw_anew() -> None:
+    """Seed the global random number generators of imported libraries anew. They were seeded when the zygote imported them, so
+    all its forks would draw the same numbers."""
+    if "random" in sys.modules:
+        sys.modules["random"].seed()
+    if "numpy.random" in sys.modules:
+        sys.modules["numpy.random"].seed()
+    if "torch" in sys.modules:
+        sys.modules["torch"].default_generator.seed()  # of the CPU: a GPU's is seeded when it is first used
 
 
 def _run(main: types.ModuleType, setup: dict[str, Any]) -> None:

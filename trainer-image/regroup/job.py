@@ -15,7 +15,7 @@ import torch
 from . import model_group, served, strategies
 from .accelerator import make_current
 from .collective import Blocks, Collective
-from .data import UNKNOWN, SamplePlan, as_source, as_stream, make_feed
+from .data import UNKNOWN, LoaderSource, SamplePlan, as_source, as_stream, make_feed
 from .errors import BackendError, DivergedError, GenerationChanged, GroupBroken, UsageError
 from .generation.groups import Groups
 from .generation.membership import Alone, Membership, Stopped
@@ -207,6 +207,18 @@ def _refuse_meta(model: torch.nn.Module) -> None:
                 )
 
 
+def _refuse_synchronised(model: torch.nn.Module) -> None:
+    """Raise UsageError for a layer that communicates over torch's default process group, which a session does not have: it would
+    silently use the statistics of its own rank."""
+    for name, module in model.named_modules():
+        if isinstance(module, torch.nn.SyncBatchNorm):
+            raise UsageError(
+                f"{name or 'The model'} is a SyncBatchNorm, which would see the samples of its own rank only: a session has no "
+                "default process group. Use BatchNorm, whose running statistics the session averages, or a norm that does not "
+                "depend on the batch, such as GroupNorm."
+            )
+
+
 class Job:
     """One training job as this process takes part in it."""
 
@@ -245,6 +257,7 @@ class Job:
         if not isinstance(model, torch.nn.Module):
             raise UsageError(f"model is a {type(model).__name__}; it must be a torch.nn.Module.")
         _refuse_meta(model)
+        _refuse_synchronised(model)
         if not isinstance(state, Mapping):
             raise UsageError(f'state is a {type(state).__name__}; it must be a dict: state={{"schedule": schedule}}.')
         if not isinstance(seed, int) or isinstance(seed, bool):
@@ -282,6 +295,7 @@ class Job:
                 "data is a stream, which does not work with regroup.mesh() so far. Pass a map-style dataset."
             )
         num_samples = UNKNOWN if mapped is None else len(mapped)
+        shuffles = not (isinstance(mapped, LoaderSource) and mapped.in_order)
         described = strategies.DataParallel() if strategy is None else strategy
         self._is_served = isinstance(described, strategies.ParameterServer)
         if isinstance(described, strategies.ParameterServer):
@@ -294,10 +308,19 @@ class Job:
                 is_stream=stream is not None,
                 group_size=layout.size,
             )
-            self.plan: SamplePlan = served.plan_of(described, seed, num_samples, largest, microbatch, max_world_size)
+            self.plan: SamplePlan = served.plan_of(
+                described, seed, num_samples, largest, microbatch, max_world_size, shuffles=shuffles
+            )
         else:
             self.plan = SamplePlan(
-                seed, num_samples, largest, microbatch, max_world_size, layout, in_order=stream is not None
+                seed,
+                num_samples,
+                largest,
+                microbatch,
+                max_world_size,
+                layout,
+                in_order=stream is not None,
+                shuffles=shuffles,
             )
         self.state = TrainingState(model, optimizer, state, scaler)
         self._rates = ScaledRates(rate_scaling, self.state.optimizer) if rate_scaling is not None else None

@@ -5,6 +5,7 @@
 
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from . import strategies
@@ -26,9 +27,11 @@ def plan_of(
     global_batch: int,
     microbatch: int,
     max_world_size: int,
+    *,
+    shuffles: bool = True,
 ) -> CountedPlan:
     """Return the plan of the blocks. Raises DataError as SamplePlan does, UsageError for a version of more than a block."""
-    plan = CountedPlan(seed, num_samples, global_batch, microbatch, max_world_size)
+    plan = CountedPlan(seed, num_samples, global_batch, microbatch, max_world_size, shuffles=shuffles)
     shares = described.shares_per_version
     if shares is None:
         shares = plan.num_virtual if described.staleness == 0 else 1
@@ -37,7 +40,7 @@ def plan_of(
             f"shares_per_version of ParameterServer is {shares}, and a global batch has {plan.num_virtual} microbatches "
             "(global_batch / microbatch). Pass that number at most."
         )
-    return CountedPlan(seed, num_samples, global_batch, microbatch, max_world_size, shares_per_version=shares)
+    return replace(plan, shares_per_version=shares)
 
 
 def make_strategy(described: strategies.ParameterServer, state: TrainingState, plan: Any) -> Served:

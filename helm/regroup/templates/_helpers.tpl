@@ -45,7 +45,7 @@ runbook_url: {{ printf "%s#%s" . $section | quote }}
   verbs: [get, list, watch, create, delete]
 - apiGroups: [""]
   resources: [services, configmaps]
-  verbs: [get, create, patch]
+  verbs: [get, list, watch, create, patch]
 - apiGroups: [events.k8s.io]
   resources: [events]
   verbs: [create, patch]

@@ -268,11 +268,13 @@ def worker_digest(job: Job) -> str:
     """
     checkpoint, recovery = job.spec.checkpoint, job.spec.recovery
     processes = processes_per_worker(job)
+    # Absent where it is not set, so that the pods of older operators keep their digest.
+    left_out = {"keep"} if checkpoint is not None and checkpoint.resume_from is not None else {"keep", "resume_from"}
     made_from = {
         "template": job.raw["spec"]["template"],
         "processes": processes,
         "maxWorldSize": processes * job.max_replicas,
-        "checkpoint": None if checkpoint is None else checkpoint.model_dump(exclude={"keep"}),
+        "checkpoint": None if checkpoint is None else checkpoint.model_dump(exclude=left_out),
         "recovery": [recovery.max_restarts],
     }
     if job.spec.workers_per_group > 1:  # absent, as below
@@ -344,6 +346,14 @@ def _template_problems(spec_raw: Mapping[str, Any], spec: JobSpec) -> Iterator[s
             yield (
                 f"spec.checkpoint.path ({path}) is not on a volume that container trainer mounts, so it would be lost "
                 "with the pod. Mount a volume there, or use spec.checkpoint.volumeClaim."
+            )
+    resumed = spec.checkpoint.resume_path if spec.checkpoint else None
+    if spec.checkpoint is not None and resumed is not None:
+        mounts = [str(mount.get("mountPath", "")) for mount in _mappings(trainer.get("volumeMounts"))]
+        if not any(mount and _inside(resumed, mount) for mount in [*mounts, spec.checkpoint.directory]):
+            yield (
+                f"spec.checkpoint.resumeFrom ({resumed}) is not on a volume that container trainer mounts. Mount the volume of "
+                "that checkpoint there."
             )
 
 

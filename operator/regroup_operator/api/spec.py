@@ -8,6 +8,7 @@ CEL's means are in job.py.
 
 from __future__ import annotations
 
+import posixpath
 import re
 from typing import Annotated, Literal
 
@@ -18,6 +19,8 @@ from regroup_operator.api.names import ROLE_PATTERN, ROLE_WORKER
 from regroup_operator.api.template import PodTemplate, Role
 
 MAX_REPLICAS = 5000
+CHECKPOINT_DIR = "/regroup/checkpoint"
+"""Where spec.checkpoint.volumeClaim is mounted."""
 
 _ROLE_NAME = "Use at most 12 characters of a-z and 0-9, first a letter, and another word than worker."
 _ALLOWS_NAME = f"r.name != '{ROLE_WORKER}' && r.name.matches('{ROLE_PATTERN}')"
@@ -63,6 +66,12 @@ class ElasticPolicy(SpecModel):
         return self
 
 
+_CHECKPOINT = "^(/(.*/)?)?step-[0-9]{1,18}[.]g[0-9]{1,18}-[0-9A-Za-z]{1,8}$"
+_NAME_A_CHECKPOINT = (
+    "Give what status.checkpoint.directory of the earlier job says, or the absolute path of such a directory."
+)
+
+
 class CheckpointPolicy(SpecModel):
     """Where and how often the whole training state is saved. Immutable once the job has started."""
 
@@ -75,6 +84,11 @@ class CheckpointPolicy(SpecModel):
             "!has(self.path) || self.path.startsWith('/')",
             "spec.checkpoint.path is not absolute. Give a directory that starts with /.",
             "'spec.checkpoint.path (' + self.path + ') is not absolute. Give a directory that starts with /.'",
+        ),
+        cel(
+            f"!has(self.resumeFrom) || self.resumeFrom.matches('{_CHECKPOINT}')",
+            f"spec.checkpoint.resumeFrom is no checkpoint. {_NAME_A_CHECKPOINT}",
+            f"'spec.checkpoint.resumeFrom (' + self.resumeFrom + ') is no checkpoint. {_NAME_A_CHECKPOINT}'",
         ),
     )
 
@@ -91,6 +105,12 @@ class CheckpointPolicy(SpecModel):
     keep: int = Field(default=3, ge=1, le=1000)
     """Number of complete checkpoints to keep. Older ones are deleted."""
 
+    resume_from: str | None = Field(default=None, min_length=1, max_length=4096)
+    """Checkpoint of an earlier job with which this one begins instead of step 0: a name as in `status.checkpoint.directory` of
+    that job, in the directory of this job's own checkpoints, or an absolute path on a volume that the container `trainer` mounts.
+    Numbers of workers and the split of the model may be others. It is read until the job has a checkpoint of its own, and never
+    deleted by this job. Scripts with the library only."""
+
     @model_validator(mode="after")
     def _one_place(self) -> CheckpointPolicy:
         if (self.volume_claim is None) == (self.path is None):
@@ -102,7 +122,21 @@ class CheckpointPolicy(SpecModel):
             raise ValueError(
                 f"spec.checkpoint.path ({self.path}) is not absolute. Give a directory that starts with /."
             )
+        if self.resume_from is not None and re.fullmatch(_CHECKPOINT, self.resume_from) is None:
+            raise ValueError(f"spec.checkpoint.resumeFrom ({self.resume_from}) is no checkpoint. {_NAME_A_CHECKPOINT}")
         return self
+
+    @property
+    def directory(self) -> str:
+        """Absolute path of the job's checkpoints in its workers."""
+        return self.path or CHECKPOINT_DIR
+
+    @property
+    def resume_path(self) -> str | None:
+        """Absolute path of the checkpoint that the job begins with. None: it begins at step 0."""
+        return (
+            None if self.resume_from is None else posixpath.normpath(posixpath.join(self.directory, self.resume_from))
+        )
 
 
 _UNITS = {

@@ -326,7 +326,8 @@ class Incident(WrittenModel):
     """Number of the generation that resulted."""
 
     at: Timestamp
-    """Time of the detection."""
+    """Time of the detection, however long it then took until enough workers were there. Where the operator was replaced meanwhile:
+    of the last commit."""
 
     decision: str
     """One sentence: what happened, and what the operator decided."""
@@ -345,7 +346,7 @@ class Incident(WrittenModel):
     failure itself was not observed."""
 
     decide_ms: float | None = None
-    """Time from the detection to the decision, in milliseconds."""
+    """Time from the detection to the decision, in milliseconds: the wait for enough workers is part of it."""
 
     persist_ms: float | None = None
     """Time to write the generation to this status, in milliseconds."""

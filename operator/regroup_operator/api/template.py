@@ -122,6 +122,12 @@ class Container(OpenModel):
         return self
 
 
+_POD_DEADLINE = (
+    "spec.template.spec.activeDeadlineSeconds must be absent, because it would end each worker's pod again and again. "
+    "Set spec.runPolicy.activeDeadlineSeconds, which ends the job."
+)
+
+
 class PodSpec(OpenModel):
     """A pod's spec as Kubernetes defines it. The operator validates it with a dry run before it creates any pod."""
 
@@ -140,6 +146,7 @@ class PodSpec(OpenModel):
             "'spec.template.spec.restartPolicy (' + self.restartPolicy + ') must be OnFailure, because workers "
             "recover in place. Remove the field or set OnFailure.'",
         ),
+        cel("!has(self.activeDeadlineSeconds)", _POD_DEADLINE),
     )
 
     containers: list[Container] = Field(
@@ -151,6 +158,9 @@ class PodSpec(OpenModel):
 
     restart_policy: str | None = Field(default=None, alias="restartPolicy", max_length=64)
     """OnFailure or absent: a container that failed is restarted in its pod."""
+
+    active_deadline_seconds: int | None = Field(default=None, alias="activeDeadlineSeconds")
+    """Must be absent: spec.runPolicy.activeDeadlineSeconds limits the job's time."""
 
     init_containers: list[dict[str, Any]] | None = Field(default=None, alias="initContainers")
     """Containers that run before the trainer, after Regroup's own init container, which copies the agent."""
@@ -180,6 +190,8 @@ class PodSpec(OpenModel):
                 f"spec.template.spec.restartPolicy ({self.restart_policy}) must be OnFailure, because workers "
                 "recover in place. Remove the field or set OnFailure."
             )
+        if self.active_deadline_seconds is not None:
+            raise ValueError(_POD_DEADLINE)
         return self
 
 

@@ -41,6 +41,10 @@ MAX_LINES = 1000
 """That many commands wait for an agent that reads none of them. Then they are dropped, and the stream ends when the kernel has
 given the connection up."""
 
+JobId = tuple[str, str]
+"""(namespace, UID). Whoever may make a pod writes any UID into its ownerReference, but only in a namespace of their own. A pod's
+own UID is the API server's."""
+
 log = logging.getLogger(__name__)
 
 
@@ -84,10 +88,10 @@ class Registry:
         self._factor, self._progress_plan_s = factor, progress_plan_s
         self._sessions: dict[str, Session] = {}
         self._streams: dict[str, Stream] = {}
-        self._jobs: Counter[str] = Counter()
-        """Open streams by job UID."""
+        self._jobs: Counter[JobId] = Counter()
+        """Open streams by job."""
         self._pods: dict[str, Pod] = {}
-        self._steps: dict[str, tuple[int, int]] = {}
+        self._steps: dict[JobId, tuple[int, int]] = {}
         self._refusals: dict[str, str] = {}
         self._should_call = should_call
         self._num_out_of_reach, self._counted_s = 0, float("-inf")
@@ -182,7 +186,7 @@ class Registry:
         was_refused = self._refusals.pop(pod.uid, None) is not None
         if isinstance(report.body, Progress):
             newest = (report.generation, report.body.step)
-            self._steps[pod.job_uid] = max(newest, self._steps.get(pod.job_uid, newest))
+            self._steps[_job_of(pod)] = max(newest, self._steps.get(_job_of(pod), newest))
         if session.draining is not None:
             self._leaving[pod.uid] = pod
         else:  # its container was started again, and the new agent has not been asked
@@ -199,7 +203,7 @@ class Registry:
         if old is not None:
             old.put(None)
         else:
-            self._jobs[pod.job_uid] += 1
+            self._jobs[_job_of(pod)] += 1
         self._closed.pop(pod.uid, None)
         stream = self._streams[pod.uid] = Stream(boot)
         self._sessions[pod.uid] = stream_opened(self._sessions[pod.uid], boot)
@@ -211,10 +215,10 @@ class Registry:
         if self._streams.get(pod.uid) is not stream:
             return
         del self._streams[pod.uid]
-        self._jobs[pod.job_uid] -= 1
-        if not self._jobs[pod.job_uid]:
-            del self._jobs[pod.job_uid]
-        _, newest_step = self._steps.get(pod.job_uid, (0, 0))
+        self._jobs[_job_of(pod)] -= 1
+        if not self._jobs[_job_of(pod)]:
+            del self._jobs[_job_of(pod)]
+        _, newest_step = self._steps.get(_job_of(pod), (0, 0))
         session = self._sessions[pod.uid] = stream_closed(self._sessions[pod.uid], self._clock(), newest_step)
         if session.condition.phase != Phase.STOPPED:
             self._closed[pod.uid] = pod
@@ -259,10 +263,14 @@ class Registry:
             self._closed.pop(uid, None)
         self._refusals = {uid: why for uid, why in self._refusals.items() if alive(uid)}
         self._pods = {uid: pod for uid, pod in self._pods.items() if uid in self._sessions or alive(uid)}
-        jobs = {pod.job_uid for pod in self._pods.values()}
+        jobs = {_job_of(pod) for pod in self._pods.values()}
         self._steps = {job: step for job, step in self._steps.items() if job in jobs}
 
     def close_all(self) -> None:
         """End all streams: this operator leads no more."""
         for stream in self._streams.values():
             stream.put(None)
+
+
+def _job_of(pod: Pod) -> JobId:
+    return pod.namespace, pod.job_uid

@@ -13,6 +13,8 @@ MAX_UNHEARD = 64
 MAX_TAIL = 1500
 MAX_LINE = 500
 """Characters that are kept of what a process or a trainer said last."""
+FAULT_REASONS = ("OOMKilled",)
+"""What a fault's `reason` may say: it becomes the cause of an incident, a word for programs."""
 MAX_AGE_S = 30 * 86400.0
 """No agent speaks of anything older. Times are computed from ages, and beyond some years there is no date."""
 RESENT_WITHIN_S = 1.0
@@ -185,7 +187,7 @@ def _apply_fault(session: Session, report: Report, fault: Fault, now_s: float) -
         message=_clean(fault.message),
         last_line=_clean(fault.last_line or "") or None,
         tail=_clean(fault.tail or "", MAX_TAIL) or None,
-        reason=_clean(fault.reason or "", 64) or None,
+        reason=fault.reason if fault.reason in FAULT_REASONS else None,
         detail=_clean(fault.detail or "") or None,
     )
     # One of an earlier generation than the worker has entered since only counts.

@@ -91,6 +91,10 @@ class ClusterWorkers:
         }
         self._prepared[job.uid] = (self._clock(), service, config_map)
 
+    def lost(self, job_uid: str) -> None:
+        """Say that something that `prepare` has made is gone: the next one looks."""
+        self._prepared.pop(job_uid, None)
+
     async def validate(self, job: Job) -> None:
         """Try the worker's pod, and one of each role, without keeping them. Raises SpecError with one sentence when the API server
         refuses one.

@@ -192,6 +192,8 @@ class Memory:
     """By pod UID: the generation in which it lost a peer, and the peer's pod UID (rule CLIQUE)."""
     links: frozenset[frozenset[str]] = frozenset()
     """Pairs of pod UIDs that could not reach each other (plan/generation/links.py), until both train in one group."""
+    losses: Mapping[str, float] = field(default_factory=dict)
+    """By member of the newest generation: since when it is lost (monotonic), see plan/facts/losses.py."""
     spells: Mapping[str, Spell] = field(default_factory=dict)
     """By pod UID: who is late."""
     setbacks: Mapping[str, Setback] = field(default_factory=dict)

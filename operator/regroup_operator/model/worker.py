@@ -40,6 +40,13 @@ RESUMED = "Resumed"
 """Cause of the generation with which a suspended job goes on."""
 PLANNED_CAUSES = (RESIZED, DRAINED, RESUMED)
 """Causes of changes that no failure made. Workers that were missing may have joined in them."""
+STARTED, OVERDUE = "Started", "Overdue"
+CAUSES = (
+    *PLANNED_CAUSES, STARTED, OVERDUE, DISCONNECTED, UNRESPONSIVE, UNHEARD, "Hung", "OOMKilled", "NodeRestarted",
+    "ContainerRestarted", "ProcessExited", "CollectiveFailed", "PodDeleted", "PodFailed", "NeverConnected", "Stopped",
+)  # fmt: skip
+"""All causes of a generation, Worker.why among them: the words of `status.incidents[].cause`, and labels of a metric. None is an
+agent's text."""
 
 _IN_GROUP = (Phase.FORMING, Phase.ARRIVED, Phase.ADOPTING, Phase.TRAINING)
 

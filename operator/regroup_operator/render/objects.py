@@ -63,3 +63,10 @@ def app_labels(job: Job) -> dict[str, str]:
         "app.kubernetes.io/component": "worker",
         "app.kubernetes.io/managed-by": "regroup",
     }
+
+
+def resolve_names(spec: dict[str, Any]) -> None:
+    """Have a pod on its node's network resolve the cluster's names, where its template does not say how names are resolved."""
+    # Kubernetes takes ClusterFirst on the node's network as Default, the node's own resolver, which knows no Service.
+    if spec.get("hostNetwork") is True:
+        spec.setdefault("dnsPolicy", "ClusterFirstWithHostNet")

@@ -23,8 +23,9 @@ from regroup_operator.api.names import (
     worker_labels,
     worker_pod_name,
 )
+from regroup_operator.api.spec import CHECKPOINT_DIR
 from regroup_operator.model.records import Settings
-from regroup_operator.render.objects import app_labels, metadata
+from regroup_operator.render.objects import app_labels, metadata, resolve_names
 from regroup_operator.render.placement import avoid, spread
 
 AGENT_IN_IMAGE = "/regroup/agent.pyz"
@@ -33,7 +34,6 @@ AGENT_DIR = "/regroup/bin"
 AGENT_USER = 65532
 """As the operator's image has it (Dockerfile)."""
 STATE_DIR = "/regroup/state"
-CHECKPOINT_DIR = "/regroup/checkpoint"
 SNAPSHOT_DIR = "/regroup/snapshot"
 IDENTITY_DIR = "/var/run/secrets/regroup"
 TOKEN_AUDIENCE = "regroup"
@@ -84,6 +84,7 @@ def worker_pod(
     spec.setdefault("serviceAccountName", "default")
     spec.setdefault("automountServiceAccountToken", False)
     spec.setdefault("subdomain", service_name(job.name))
+    resolve_names(spec)
     # The name that the processes see anyway; said here, the headless Service gives it an address in the DNS.
     spec.setdefault("hostname", pod["metadata"]["name"])
     _add_agent(spec, settings)
@@ -133,15 +134,17 @@ def _add_agent(spec: dict[str, Any], settings: RenderSettings) -> None:
 
 
 def _agent_resources(spec: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the resources of the container that copies the agent: little, and the trainer container's where that has limits. It
-    ends before the trainer begins, so that the pod asks for no more by that. A quota on limits then refuses the pod for the user's
-    own containers only, and a pod whose containers have requests equal to their limits has the QoS class Guaranteed."""
+    """Return the resources of the container that copies the agent: the trainer container's cpu and memory, as written."""
+    # It ends before the trainer begins, and init containers count by their maximum: the pod asks for no more by that.
+    # Numbers of our own would be refused by a LimitRange (min, maxLimitRequestRatio) that admits the user's, and would
+    # change the QoS class. What the trainer does not say, the namespace's defaults fill in for both alike.
     trainer = next(c for c in spec["containers"] if c["name"] == TRAINER_CONTAINER)
     given = trainer.get("resources") or {}
-    requests = {"cpu": "10m", "memory": "16Mi"}
-    limits = {name: limit for name, limit in (given.get("limits") or {}).items() if name in requests}
-    requests |= {name: (given.get("requests") or {}).get(name, limit) for name, limit in limits.items()}
-    return {"requests": requests, "limits": limits} if limits else {"requests": requests}
+    copied = {
+        kind: {name: amount for name, amount in (given.get(kind) or {}).items() if name in ("cpu", "memory")}
+        for kind in ("requests", "limits")
+    }
+    return {kind: amounts for kind, amounts in copied.items() if amounts}
 
 
 def _add_volumes(spec: dict[str, Any], job: Job) -> None:
@@ -231,7 +234,9 @@ def _environment(job: Job, slot: int, settings: RenderSettings) -> list[dict[str
         values[env.GROUP_POSITION] = str(job.position(slot))
     checkpoint = job.spec.checkpoint
     if checkpoint is not None:
-        values[env.CHECKPOINT_DIR] = checkpoint.path or CHECKPOINT_DIR
+        values[env.CHECKPOINT_DIR] = checkpoint.directory
+        if checkpoint.resume_path is not None:
+            values[env.RESUME_FROM] = checkpoint.resume_path
         values[env.CHECKPOINT_EVERY_SECONDS] = str(checkpoint.every_seconds)
         values[env.CHECKPOINT_WAIT_SECONDS] = f"{settings.checkpoint_wait_s:g}"
     snapshot = job.spec.memory_snapshot

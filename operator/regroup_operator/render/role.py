@@ -16,7 +16,7 @@ from regroup_operator.api.names import (
     role_pod_name,
     service_name,
 )
-from regroup_operator.render.objects import app_labels, metadata
+from regroup_operator.render.objects import app_labels, metadata, resolve_names
 
 ROLE_NAME, ROLE_INDEX = "REGROUP_ROLE", "REGROUP_ROLE_INDEX"
 """Environment variables of a role's containers: which role, and which of its pods."""
@@ -41,6 +41,7 @@ def role_pod(job: Job, role: str, index: int, attempt: int) -> dict[str, Any]:
     spec.setdefault("automountServiceAccountToken", False)
     spec.setdefault("hostname", role_host_name(job.name, role, index))
     spec.setdefault("subdomain", service_name(job.name))
+    resolve_names(spec)
     ours = {env.JOB_NAME: job.name, ROLE_NAME: role, ROLE_INDEX: str(index)}
     for container in spec["containers"]:
         given = [{"name": name, "value": value} for name, value in ours.items()]

@@ -167,6 +167,9 @@ def test_bad_shape_gets_one_sentence(change: Change, sentence: str) -> None:
         pytest.param(with_pod(volumes=[{"name": "regroup-state"}]), "volume names", id="our volume"),
         pytest.param(with_pod(initContainers=[{"name": "regroup-agent"}]), "regroup-agent", id="our init container"),
         pytest.param(
+            with_pod(activeDeadlineSeconds=60), "Set spec.runPolicy.activeDeadlineSeconds", id="deadline of a pod"
+        ),
+        pytest.param(
             with_trainer(volumeMounts=[{"name": "x", "mountPath": "/regroup/bin"}]), "/regroup/bin", id="our path"
         ),
         pytest.param(
@@ -193,6 +196,39 @@ def test_what_collides_with_the_rendered_pod_is_refused(change: Change, part: st
         parse_job(raw)
     assert part in str(refused.value)
     assert str(refused.value).endswith(".")
+
+
+@pytest.mark.parametrize(
+    ("resume_from", "part"),
+    [
+        ("/regroup/checkpoint", "(/regroup/checkpoint) is no checkpoint. Give what status.checkpoint.directory"),
+        ("step-7", "(step-7) is no checkpoint"),
+        ("../other/step-7.g1-ab", "is no checkpoint"),
+        ("/other/step-7.g1-ab", "(/other/step-7.g1-ab) is not on a volume"),
+        ("/regroup/checkpoint/../x/step-7.g1-ab", "(/regroup/x/step-7.g1-ab) is not on a volume"),
+    ],
+)
+def test_what_cannot_be_resumed_from_is_refused(resume_from: str, part: str) -> None:
+    raw = make_job(checkpoint={"volumeClaim": "ckpt", "resumeFrom": resume_from})
+    with pytest.raises(SpecError) as refused:
+        parse_job(raw)
+    assert part in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("resume_from", "path"),
+    [
+        ("step-7.g1-ab", "/regroup/checkpoint/step-7.g1-ab"),
+        ("/regroup/checkpoint/a/step-7.g1-ab", "/regroup/checkpoint/a/step-7.g1-ab"),
+        ("/data/step-7.g1-ab", "/data/step-7.g1-ab"),
+    ],
+)
+def test_checkpoint_to_begin_with_has_a_path_in_the_worker(resume_from: str, path: str) -> None:
+    raw = make_job(checkpoint={"volumeClaim": "ckpt", "resumeFrom": resume_from})
+    trainer(raw)["volumeMounts"] = [{"name": "data", "mountPath": "/data"}]
+    checkpoint = parse_job(raw).spec.checkpoint
+    assert checkpoint is not None
+    assert checkpoint.resume_path == path
 
 
 def test_checkpoint_path_below_a_mount_is_accepted() -> None:

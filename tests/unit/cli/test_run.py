@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 
 from regroup_cli.__main__ import main, parser
 from regroup_cli.local import FileStore, say
-from regroup_cli.run import job_object
+from regroup_cli.run import checkpoint_to_resume, job_object
 from regroup_operator.api import SpecError, parse_job
 
 
@@ -29,6 +30,38 @@ def test_bounds_make_a_job_elastic(arguments: list[str], policy: tuple[int, int]
     job = parse_job(job_object(parser().parse_args(["run", *arguments, "true"])))
     assert job.elastic == (policy is not None)
     assert (job.min_replicas, job.max_replicas) == (policy or (3, 3))
+
+
+def committed(directory: Path, name: str, job_uid: str, at_s: int) -> None:
+    path = directory / name
+    path.mkdir()
+    (path / ".job").write_text(job_uid)
+    (path / "COMMIT.json").touch()
+    os.utime(path / "COMMIT.json", (at_s, at_s))
+
+
+def test_newest_checkpoint_of_the_last_run_is_resumed(tmp_path: Path) -> None:
+    """Numbers of generations begin anew with each run; inside a run a later generation counts, not a later hour (trace H15)."""
+    committed(tmp_path, "step-900.g7-aaaa", "first", 100)
+    committed(tmp_path, "step-950.g1-bbbb", "second", 300)
+    committed(tmp_path, "step-940.g2-cccc", "second", 200)
+    (tmp_path / "step-999.g9-dddd").mkdir()  # never completed
+    newest = tmp_path / "step-940.g2-cccc"
+    assert checkpoint_to_resume(tmp_path) == newest
+    older = tmp_path / "step-900.g7-aaaa"
+    assert checkpoint_to_resume(older) == older
+    job = parse_job(job_object(parser().parse_args(["run", "--resume", str(tmp_path), "true"])))
+    assert job.spec.checkpoint is not None
+    assert (job.spec.checkpoint.directory, job.spec.checkpoint.resume_path) == (str(tmp_path), str(newest))
+    job = parse_job(job_object(parser().parse_args(["run", "--resume", str(older), "--checkpoint", "/new", "true"])))
+    assert job.spec.checkpoint is not None
+    assert (job.spec.checkpoint.directory, job.spec.checkpoint.resume_path) == ("/new", str(older))
+
+
+def test_resuming_where_nothing_is_complete_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "step-999.g9-dddd").mkdir()
+    assert main(["run", "--resume", str(tmp_path), "true"]) == 2
+    assert f"--resume ({tmp_path}) holds no complete checkpoint." in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

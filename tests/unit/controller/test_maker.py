@@ -8,6 +8,8 @@ from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from harness.polling import until_async
 from regroup_operator.api import ConflictError, Job, RegroupError, UnavailableError, parse_job
 from regroup_operator.background import MAX_TOGETHER, MAX_TURNS, LoopBackground, Turns
@@ -251,10 +253,46 @@ def test_nothing_is_made_by_a_plan_that_wrote_nothing_before_the_job_is_confirme
         setting.want(0, confirmed=False)
         await setting.idle()
         assert (setting.created(), setting.looks) == ([], [0.0, 1.0])
-        setting.api.confirms = [None]
+        setting.now_s, setting.api.confirms = 2.0, [None]
         setting.want(0, 1, 2, confirmed=False)
         await setting.idle()
         assert (setting.created(), setting.api.confirms) == ([0, 1, 2], [])
+
+    run(scenario)
+
+
+def _asked_to_wait(seconds: float) -> UnavailableError:
+    error = UnavailableError("GET of the job failed (429).")
+    error.retry_after_s = seconds
+    return error
+
+
+@pytest.mark.parametrize(
+    ("error", "num_told"),
+    [
+        pytest.param(RegroupError("GET of the job was refused (403)."), 1, id="403"),
+        pytest.param(ConflictError("It has changed."), 1, id="it has changed, again and again"),
+        pytest.param(UnavailableError("GET of the job failed (500)."), 1, id="500"),
+        pytest.param(_asked_to_wait(5.0), 1, id="429"),
+    ],
+)
+def test_job_that_cannot_be_confirmed_is_asked_for_with_a_back_off(error: RegroupError, num_told: int) -> None:
+    """Plans come with each report of an agent, 20 a second here; the question goes out some 10 times in two minutes."""
+
+    async def scenario(setting: Setting) -> None:
+        setting.api.confirms = [error] * 100
+        while setting.now_s < 120.0:
+            setting.want(0, confirmed=False)
+            await setting.idle()
+            setting.now_s += 0.05
+        assert 5 <= 100 - len(setting.api.confirms) <= 10
+        assert all(wait_s > 0 for wait_s in setting.looks[1:])
+        assert len(setting.api.notes) == num_told
+        setting.now_s += 30.0
+        setting.api.confirms = [None]
+        setting.want(0, confirmed=False)
+        await setting.idle()
+        assert setting.created() == [0], "it goes on as soon as there is an answer"
 
     run(scenario)
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, TensorDataset, WeightedRandomSampler
 
-from regroup.data import Batch, DataError, as_source
+from regroup.data import Batch, DataError, LoaderSource, SamplePlan, as_source
 
 X, Y = torch.arange(12.0).view(6, 2), torch.arange(6)
 IDS = torch.tensor([4, 0, 4])
@@ -142,3 +142,17 @@ class Stream(IterableDataset[int]):
 def test_loader_that_decides_which_samples_come_is_refused(loader: DataLoader[Any], sentence: str) -> None:
     with pytest.raises(DataError, match=sentence):
         as_source(loader, 3)
+
+
+@pytest.mark.parametrize(("shuffle", "in_order"), [(False, True), (None, True), (True, False)])
+def test_loader_that_does_not_shuffle_keeps_the_datasets_order(shuffle: bool | None, in_order: bool) -> None:
+    source = as_source(DataLoader(Pairs(), batch_size=3, shuffle=shuffle), 3)
+    assert isinstance(source, LoaderSource)
+    assert source.in_order == in_order
+
+
+def test_each_epoch_of_a_plan_that_does_not_shuffle_is_in_order() -> None:
+    plan = SamplePlan(0, 6, 4, 2, shuffles=False)
+    drawn = [plan.ids(step, v).tolist() for step in range(3) for v in range(2)]
+    assert drawn == [[0, 1], [2, 3], [4, 5], [0, 1], [2, 3], [4, 5]]
+    assert plan.digest(3) == SamplePlan(0, 6, 4, 2).digest(3), "whole epochs are of the same samples in any order"

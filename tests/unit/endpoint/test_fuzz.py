@@ -6,6 +6,7 @@ from __future__ import annotations
 import copy
 import json
 import random
+import re
 from dataclasses import replace
 from typing import Any
 from urllib.parse import quote
@@ -17,6 +18,7 @@ from regroup.protocol import codec
 from regroup.protocol.codec import ProtocolError
 from regroup.protocol.wire import Changed, Draining, Fault, Finished, Formed, Hello, Progress, Report
 from regroup_operator.api import parse_job, parse_status
+from regroup_operator.api.crd import custom_resource_definition
 from regroup_operator.endpoint.sessions import apply_report
 from regroup_operator.model.plan import Clock, Memory
 from regroup_operator.model.records import Observation, Settings
@@ -35,9 +37,10 @@ BODIES: list[Any] = [
     Fault("exit", "gone", exit_code=1, local_rank=0), Draining(20.0), Finished(60),
 ]  # fmt: skip
 ODD: list[Any] = [
-    None, True, -1, 0, 1, 2**31, 2**63, 10**400, -10**400, 1e308, -1e308, 0.1,
+    None, True, -1, 0, 1, 2**31, 2**53 - 1, 2**63 - 1, -2**63, 2**63, 10**400, -10**400, 1e308, -1e308, 9e99, 0.1, 3.0,
     "", "x", "\ud800", "\x00", "a" * 3000, [], {}, [[]], {"a": None},
     ["x"] * 50, {"type": "hello"}, "NaN", float("nan"), float("inf"),
+    "<1e400>", "<-1e400>",
 ]  # fmt: skip
 
 
@@ -71,6 +74,39 @@ def mutated(rng: random.Random, document: Any) -> Any:
     return document
 
 
+def written(document: Any) -> str:
+    """Return the document as JSON, with the numbers that Python writes no more: `1e400` is read as infinity."""
+    return re.sub(r'"<(-?1e400)>"', r"\1", json.dumps(document))
+
+
+def check_schema(value: Any, schema: dict[str, Any], at: str = "status") -> None:
+    """Check what an API server checks of a status, and that nothing is in it for which JSON or 64 bits have no room."""
+    kind = schema.get("type")
+    if isinstance(value, float) or (isinstance(value, int) and not isinstance(value, bool)):
+        assert abs(value) < (2**63 if kind == "integer" else 1e300), at
+        assert kind != "integer" or isinstance(value, int), at
+        assert schema.get("minimum", value) <= value <= schema.get("maximum", value), at
+    assert kind is None or isinstance(value, _TYPES[kind]), (at, kind, value)
+    assert not isinstance(value, bool) or kind in (None, "boolean"), at
+    assert "enum" not in schema or value in schema["enum"], at
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            known = schema.get("properties", {}).get(key, schema.get("additionalProperties"))
+            if isinstance(known, dict):
+                check_schema(inner, known, f"{at}.{key}")
+            else:
+                assert schema.get("x-kubernetes-preserve-unknown-fields") or known, f"{at}.{key} would be dropped"
+    if isinstance(value, list):
+        for inner in value:
+            check_schema(inner, schema.get("items", {}), f"{at}[]")
+
+
+_TYPES: dict[str, Any] = {
+    "integer": int, "number": (int, float), "string": str, "boolean": bool, "object": dict, "array": list
+}  # fmt: skip
+STATUS = custom_resource_definition()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["status"]
+
+
 def decoded(text: str) -> Report | str:
     """Return the report, or the sentence that refuses it."""
     try:
@@ -96,7 +132,7 @@ def test_odd_reports_are_refused_or_taken_and_a_plan_can_be_made_from_what_was_t
         for body in BODIES
     ]
     for _ in range(1500):
-        report = decoded(json.dumps(mutated(rng, rng.choice(valid))))
+        report = decoded(written(mutated(rng, rng.choice(valid))))
         if isinstance(report, str):
             assert report
             assert "\n" not in report
@@ -111,7 +147,29 @@ def test_odd_reports_are_refused_or_taken_and_a_plan_can_be_made_from_what_was_t
         plan = plan_job(Inputs(job, observation, Memory(), clock, Settings(), "u", "e", "i", KUBECTL_LOGS))
         stored = json.loads(json.dumps(plan.status, allow_nan=False))
         parse_status({"status": stored})
+        check_schema(stored, STATUS)
     assert num_taken > 100, "most of them are so odd that they prove little"
+
+
+@pytest.mark.parametrize(
+    ("field", "number"),
+    [
+        ("loss", "1e400"), ("loss", "-1e400"), ("loss", "1e300"), ("samplesPerSecond", "1e308"), ("step", "-1"),
+        ("step", "3.0"), ("step", "true"), ("step", "9007199254740992"), ("samples", "9223372036854775807"),
+        ("totalSteps", "9223372036854775808"), ("ageMs", "1e999"), ("snapshotStep", "-1"),
+    ],
+)  # fmt: skip
+def test_number_for_which_a_status_has_no_room_is_refused_with_its_field(field: str, number: str) -> None:
+    text = json.dumps({**codec.to_json(make_report(Progress(3))), "body": {"type": "progress", "step": 3, field: "?"}})
+    assert f"progress.{field} " in str(decoded(text.replace('"?"', number)))
+
+
+@pytest.mark.parametrize("field", ["heard", "entered", "adopted", "generation", "incarnation", "step"])
+@pytest.mark.parametrize("number", [2**63 - 1, 2**53, -1])
+def test_generation_after_the_newest_that_is_named_has_room_in_a_status(field: str, number: int) -> None:
+    report = codec.to_json(make_report(Changed()))
+    report["condition"][field] = number
+    assert decoded(json.dumps(report)) == f"report.condition.{field} ({number}) must be from 0 to 2^53 - 1."
 
 
 TEXTS = [
@@ -167,7 +225,7 @@ def odd_request(rng: random.Random, valid: list[Any]) -> tuple[str, str, dict[st
     path = PATH + path
     headers = {"Authorization": "Bearer token-0"}
     query = {} if reports else {"boot": "boot", "protocol": "1"}
-    body = json.dumps(mutated(rng, rng.choice(valid))).encode() if reports else b""
+    body = written(mutated(rng, rng.choice(valid))).encode() if reports else b""
     for odd in rng.sample(["method", "path", "query", "token", "headers", "body", "nothing"], 2):
         if odd == "method":
             method = rng.choice(METHODS)

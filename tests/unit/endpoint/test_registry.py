@@ -357,3 +357,21 @@ def test_nothing_is_kept_of_who_is_out_of_reach_and_gone() -> None:
 )
 def test_when_the_operator_suspects_itself(out_of_reach: int, connected: int, want: bool) -> None:
     assert suspects_itself(out_of_reach, connected) is want
+
+
+def test_progress_of_a_pod_in_another_namespace_is_not_a_jobs() -> None:
+    """Whoever may make pods writes any UID into an ownerReference; a job's own are in its namespace."""
+    world = Setting()
+    world.registry.report(POD, hello())
+    stream = world.registry.open(POD, "boot")
+    world.registry.report(POD, make_report(Progress(12), **TRAINING))
+    stranger = replace(POD, namespace="elsewhere", uid="stranger")
+    world.registry.report(stranger, replace(hello(), pod_uid="stranger"))
+    world.registry.open(stranger, "boot")
+    world.registry.report(
+        stranger, replace(make_report(Progress(10**9), **TRAINING | {"generation": 9, "heard": 9}), pod_uid="stranger")
+    )
+    assert world.registry.num_jobs == 2
+    world.registry.close(POD, stream)
+    assert world.registry.sessions([POD])["pod-uid"].closed_step == 12
+    assert world.registry.num_jobs == 1

@@ -290,3 +290,24 @@ def test_end_has_a_time() -> None:
     )
     assert (failed.status["phase"], failed.status["completionTime"]) == ("Failed", CREATED.replace("00Z", "05Z"))
     assert condition(failed, "Failed")["reason"] == "DeadlineExceeded"
+
+
+def test_job_that_a_deadline_fails_says_once_how_another_one_continues() -> None:
+    """Before, it advised to submit the job again, which began at step 0 without a word."""
+    checkpoint = {
+        "generation": 3,
+        "step": 1008,
+        "directory": "step-1008.g3-ab",
+        "at": CREATED,
+        "kept": ["step-1008.g3-ab"],
+    }
+    builder = with_policy(TRAINING | {"startTime": CREATED, "checkpoint": checkpoint}, activeDeadlineSeconds=5)
+    clock = Clock(100.0, TEN_S + 5.0)
+    failed = plan(builder, clock=clock)
+    said = condition(failed, "Failed")["message"]
+    assert said.endswith(
+        "Raise it and submit the job again. A new job continues after step 1008 with spec.checkpoint.resumeFrom: "
+        "step-1008.g3-ab; without it, it begins at step 0."
+    )
+    again = plan(with_policy(failed.status, activeDeadlineSeconds=5), clock=clock)
+    assert condition(again, "Failed")["message"] == said

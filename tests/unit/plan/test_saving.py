@@ -9,10 +9,10 @@ import pytest
 
 from regroup.protocol.state import Busy, Phase
 from regroup.protocol.wire import Progress
-from regroup_operator.model.plan import JobCondition
+from regroup_operator.model.plan import JobCondition, Verdict
 from regroup_operator.model.records import Settings
 from regroup_operator.model.worker import Worker
-from regroup_operator.plan.report.saving import WAITS_S, judge_saving
+from regroup_operator.plan.report.saving import WAITS_S, judge_saving, with_way_on
 from tests.builders.plan import make_current, make_session, make_worker
 
 NOW_S = 5000.0
@@ -76,3 +76,22 @@ def test_end_without_the_last_checkpoint_says_that_it_is_not_saved() -> None:
     saving = judge(member(0, HANGS), succeeded=True)
     assert saving is not None
     assert saving.message.startswith("The last step is committed, but not saved. Worker 0: ")
+
+
+@pytest.mark.parametrize(
+    ("message", "checkpoint", "want"),
+    [
+        ("Too long.", None, "Too long."),
+        (
+            "Too long.",
+            SAVED,
+            "Too long. A new job continues after step 20 with spec.checkpoint.resumeFrom: step-20.g1-a; ",
+        ),
+        ("Crash:\n  a.py", SAVED, "Crash:\n  a.py\nA new job continues after step 20"),
+    ],
+    ids=["no checkpoint", "a checkpoint", "a traceback"],
+)
+def test_failed_job_says_how_another_one_continues(message: str, checkpoint: dict[str, Any] | None, want: str) -> None:
+    said = with_way_on(Verdict("Any", message), checkpoint)
+    assert said.reason == "Any"
+    assert said.message.startswith(want)

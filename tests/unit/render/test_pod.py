@@ -93,7 +93,7 @@ def test_trainer_runs_the_agent_with_the_original_command_behind_it() -> None:
     [
         pytest.param(
             {"limits": {"cpu": "8", "memory": "64Gi", "nvidia.com/gpu": 1}},
-            {"requests": {"cpu": "8", "memory": "64Gi"}, "limits": {"cpu": "8", "memory": "64Gi"}},
+            {"limits": {"cpu": "8", "memory": "64Gi"}},
             id="limits: Guaranteed stays Guaranteed",
         ),
         pytest.param(
@@ -103,12 +103,19 @@ def test_trainer_runs_the_agent_with_the_original_command_behind_it() -> None:
         ),
         pytest.param(
             {"limits": {"memory": "64Gi"}, "requests": {"cpu": "4"}},
-            {"requests": {"cpu": "10m", "memory": "64Gi"}, "limits": {"memory": "64Gi"}},
+            {"requests": {"cpu": "4"}, "limits": {"memory": "64Gi"}},
             id="one limit",
         ),
+        pytest.param(
+            {"requests": {"memory": "100Mi"}},
+            {"requests": {"memory": "100Mi"}},
+            id="requests alone: a LimitRange's min",
+        ),
+        pytest.param({"limits": {"nvidia.com/gpu": 1}}, {}, id="devices alone: the namespace's defaults"),
+        pytest.param({}, {}, id="none: BestEffort stays BestEffort"),
     ],
 )
-def test_agents_container_has_limits_where_the_trainer_has(given: dict[str, Any], agents: dict[str, Any]) -> None:
+def test_agents_container_has_the_trainers_cpu_and_memory(given: dict[str, Any], agents: dict[str, Any]) -> None:
     assert render(with_trainer(resources=given))["spec"]["initContainers"][0]["resources"] == agents
 
 
@@ -119,7 +126,7 @@ def test_agent_comes_first_and_is_restricted_by_itself() -> None:
         "example/operator:1",
         ["cp", "/regroup/agent.pyz", "/regroup/bin/agent.pyz"],
     )
-    assert agent["resources"] == {"requests": {"cpu": "10m", "memory": "16Mi"}}, "the trainer has no limits"
+    assert agent["resources"] == {}, "the trainer has none"
     assert agent["securityContext"] == {
         "allowPrivilegeEscalation": False,
         "capabilities": {"drop": ["ALL"]},
@@ -209,6 +216,11 @@ def test_checkpoint_directory_reaches_the_trainer(checkpoint: Manifest, director
     own_volume = [{"name": "data", "mountPath": "/data"}]
     pod = render(with_spec(checkpoint=checkpoint), with_trainer(volumeMounts=own_volume))
     found = environment(pod)
+    assert env.RESUME_FROM not in found
+    resumed = render(
+        with_spec(checkpoint=checkpoint | {"resumeFrom": "step-7.g1-ab"}), with_trainer(volumeMounts=own_volume)
+    )
+    assert environment(resumed)[env.RESUME_FROM] == f"{directory}/step-7.g1-ab"
     assert (found[env.CHECKPOINT_DIR], found[env.CHECKPOINT_EVERY_SECONDS]) == (directory, "60")
     assert ("/regroup/checkpoint" in mounts(pod)) is mounted
     claims = [v["persistentVolumeClaim"] for v in pod["spec"]["volumes"] if "persistentVolumeClaim" in v]
@@ -364,3 +376,16 @@ def test_rendering_does_not_change_the_job() -> None:
     worker_pod(parse_job(raw), 0, 0, settings=SETTINGS, avoid_nodes=("n1",))
     assert raw == before
     assert trainer(raw)["command"] == ["python", "train.py"]
+
+
+@pytest.mark.parametrize(
+    ("given", "policy"),
+    [
+        ({}, None),
+        ({"hostNetwork": False}, None),
+        ({"hostNetwork": True}, "ClusterFirstWithHostNet"),
+        ({"hostNetwork": True, "dnsPolicy": "Default"}, "Default"),
+    ],
+)
+def test_pod_on_its_nodes_network_resolves_the_clusters_names(given: dict[str, Any], policy: str | None) -> None:
+    assert render(with_pod(**given))["spec"].get("dnsPolicy") == policy

@@ -12,8 +12,8 @@ reads it where Regroup is not installed.
 """
 
 from .checkpointer import Checkpointer, Newest
-from .errors import CheckpointError
+from .errors import CheckpointError, ImportMissing
 from .selection import CheckpointInfo
 from .tree import pack, unpack
 
-__all__ = ["CheckpointError", "CheckpointInfo", "Checkpointer", "Newest", "pack", "unpack"]
+__all__ = ["CheckpointError", "CheckpointInfo", "Checkpointer", "ImportMissing", "Newest", "pack", "unpack"]

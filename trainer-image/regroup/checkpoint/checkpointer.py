@@ -21,11 +21,12 @@ from regroup.protocol.document import CheckpointRef, LineageEntry
 from regroup.protocol.state import StatePair
 
 from . import selection, store
-from .errors import CheckpointError
+from .errors import CheckpointError, ImportMissing
 from .selection import CheckpointInfo, Commit, Name, name_of
 from .tree import Tree, differences, pack
 
 _DELETING = "Deleting old checkpoints"
+_NAME_ONE = "See `regroup checkpoint list DIR`, and name one that is complete in spec.checkpoint.resumeFrom."
 
 
 class Newest(NamedTuple):
@@ -191,6 +192,26 @@ class Checkpointer:
         if named is not None and all(named.directory != name.directory for name in [*committed, *unfinished]):
             skipped.append(f"The job's status names checkpoint {named.directory}, which is not in {self._directory}.")
         return Newest(found, tuple(skipped))
+
+    def imported(self, path: str) -> CheckpointInfo:
+        """Return the checkpoint at `path`, whatever job wrote it, as what this job begins with; reads all of it for that.
+
+        Raises ImportMissing where there is none, CheckpointError for one that cannot be read or is damaged; one sentence each.
+        """
+        directory, name = Path(path).parent, selection.parse_name(Path(path).name)
+        if name is None:
+            raise ImportMissing(f"{path} is not the name of a checkpoint. {_NAME_ONE}")
+        try:
+            has_directory = Path(path) in directory.iterdir()
+            is_there = has_directory and Path(path, store.COMMIT) in Path(path).iterdir()
+        except OSError as error:
+            raise CheckpointError(f"{directory} cannot be listed ({error.strerror}).") from error
+        if not is_there:
+            what = "lacks COMMIT.json, so it is not complete" if has_directory else "does not exist"
+            raise ImportMissing(f"Checkpoint {path}, from which the job is to resume, {what}. {_NAME_ONE}")
+        info = store.read_commit(directory, name, store.job_of(directory, name) or "")
+        store.verify(info)
+        return selection.imported(info)
 
     def info_of(self, directory: str) -> CheckpointInfo:
         """Return a checkpoint by its directory's name, as `newest` found it in another process. Raises CheckpointError."""

@@ -132,9 +132,16 @@ def parse_commit(text: str, name: Name, job_uid: str) -> Commit:
         )
     if commit.job_uid != job_uid:
         raise CheckpointError(
-            f"Skipped {name.directory}: it belongs to job {commit.job_uid}, this is {job_uid}. Give each job its own directory."
+            f"Skipped {name.directory}: it belongs to job {commit.job_uid}, this is {job_uid}. To continue from it, name it in "
+            "spec.checkpoint.resumeFrom (`regroup run --resume`)."
         )
     return commit
+
+
+def imported(info: CheckpointInfo) -> CheckpointInfo:
+    """Return another job's checkpoint as this job's beginning: its state is named (0, step), so that every state which a
+    generation of this job has committed or begun is newer (rule STATE)."""
+    return replace(info, commit=replace(info.commit, state_generation=0))
 
 
 def _typed(raw: object, key: str, kind: type[T]) -> T:

@@ -17,13 +17,14 @@ from .feed import Feed, Key, make_feed
 from .ids import UNKNOWN, SamplePlan, share_of, shares_of
 from .quotas import Quotas
 from .rng import microbatch_rng
-from .sources import Batch, Source, as_source
+from .sources import Batch, LoaderSource, Source, as_source
 from .streams import EndOfStream, Stream, as_stream, stream
 
 __all__ = [
     "Batch",
     "UNKNOWN",
     "DataError",
+    "LoaderSource",
     "EndOfStream",
     "ExactSum",
     "Exchange",

@@ -125,6 +125,8 @@ class SamplePlan:
     because each forward of one is a forward of all."""
     in_order: bool = False
     """Samples come in the order of their numbers, without end: a stream's. `num_samples` is UNKNOWN then."""
+    shuffles: bool = True
+    """Each epoch has an order of its own. False: that of the samples' numbers, in each epoch."""
     _blocks: dict[int, "_Block"] = field(default_factory=dict, init=False, repr=False, compare=False)
     _rows: dict[int, tuple["_Block", int]] = field(default_factory=dict, init=False, repr=False, compare=False)
     """By step: its block, and its row there."""
@@ -317,6 +319,8 @@ class SamplePlan:
         if self.in_order:
             return positions
         epochs, offsets = np.divmod(positions, word(self.num_samples))
+        if not self.shuffles:
+            return offsets
         return permute(offsets, epochs, self.seed, self.num_samples)
 
     def _hashes(self, ids: Words) -> Words:

@@ -114,6 +114,8 @@ class LoaderSource(DatasetSource):
                 "plain DataLoader of the dataset."
             )
         super().__init__(loader.dataset, cast(Any, loader.collate_fn))
+        self.in_order = type(own) is SequentialSampler
+        """Each epoch is in the order of the dataset, as the loader's own is (shuffle=False)."""
 
 
 def items_of(dataset: Any, indices: list[int]) -> list[Any]:

@@ -9,10 +9,11 @@ import json
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 
-from regroup.checkpoint import CheckpointInfo
+from regroup.checkpoint import CheckpointError, CheckpointInfo, ImportMissing
 from regroup.data import SamplePlan
 from regroup.errors import BackendError, GenerationChanged, GroupBroken, Refused, StateError, UsageError
 from regroup.protocol import env
@@ -47,6 +48,19 @@ CLOSED_S = 1.0
 """... and for gloo's threads. They end in milliseconds, or never where gloo has forgotten a message."""
 SUPERSEDED_S = 2.0
 """Where gloo fails and every connection stands, so long a newer generation is waited for."""
+
+
+@dataclass(frozen=True)
+class _OnDisk:
+    """What the rank that reads the disk for all has found there."""
+
+    info: CheckpointInfo | None = None
+    imports: bool = False
+    """`info` is of another job: this one begins with it."""
+    why: str = ""
+    """Why checkpoints could not be read, sentences."""
+    missing: str = ""
+    """Sentence: what the job is to begin with does not exist."""
 
 
 class Regrouper:
@@ -422,17 +436,23 @@ class Regrouper:
             document.readers(workers_per_group)[0].pod_uid
         )  # another one each time (rule RETRY)
         group = reader // layout.size
-        info, skipped = self._newest_on_disk(gathering, above) if groups.rank == reader else (None, ())
-        said = {"directory": info.name.directory if info is not None else None, "skipped": " ".join(skipped)[:300]}
+        disk = self._newest_on_disk(gathering, above) if groups.rank == reader else _OnDisk()
+        said = {
+            "directory": disk.info.name.directory if disk.info is not None else None,
+            "imports": disk.imports,
+            "why": disk.why,
+            "missing": disk.missing,
+        }
         found = json.loads(transfer.share_text(groups, reader, json.dumps(said)))
         if found["directory"] is None:
             if above is None:
-                self._refuse_to_begin_anew(document, found["skipped"])
+                self._refuse_to_begin_anew(document, found["why"], found["missing"])
             return None
         among = groups.part(layout.part_name())
         assert self._durable.checkpointer is not None
         if groups.rank // layout.size == group:
-            info = self._durable.checkpointer.info_of(found["directory"])
+            checkpointer, imports = self._durable.checkpointer, self._durable.resume_from if found["imports"] else None
+            info = checkpointer.imported(imports) if imports else checkpointer.info_of(found["directory"])
             self._durable.load(info)
             text = json.dumps(info.pair)
         else:
@@ -441,14 +461,22 @@ class Regrouper:
         self._move(among, group, pair, keep=True)
         return pair
 
-    @staticmethod
-    def _refuse_to_begin_anew(document: Document, skipped: str) -> None:
-        """Raise Refused where the job's status names a checkpoint and none can be read."""
+    def _refuse_to_begin_anew(self, document: Document, why: str, missing: str) -> None:
+        """Raise Refused where the job's status names a checkpoint, or the job is to begin with one, and none can be read;
+        UsageError, on all ranks, where what it is to begin with does not exist (`missing`)."""
         named = document.checkpoint
         if named is not None:
             raise Refused(
                 f"The job's status names checkpoint {named.directory}, and no checkpoint can be read: "
-                f"{skipped or 'REGROUP_CHECKPOINT_DIR is not set.'} "
+                f"{why or 'REGROUP_CHECKPOINT_DIR is not set.'} "
+                "Make it readable; it is tried again automatically.",
+                cause="checkpoint",
+            )
+        if missing:
+            raise UsageError(missing)
+        if self._durable.resume_from:
+            raise Refused(
+                f"The job is to begin with checkpoint {self._durable.resume_from}, which cannot be read: {why} "
                 "Make it readable; it is tried again automatically.",
                 cause="checkpoint",
             )
@@ -481,13 +509,14 @@ class Regrouper:
         document = gathering.document
         best, reader = decision.best, document.rank_offset(document.reader().pod_uid)
         held = best.state if best is not None else None
-        info, skipped = self._newest_on_disk(gathering, above=held) if groups.rank == reader else (None, ())
-        text = json.dumps({"pair": info.pair if info is not None else None, "skipped": " ".join(skipped)[:300]})
+        disk = self._newest_on_disk(gathering, above=held) if groups.rank == reader else _OnDisk()
+        info = disk.info
+        text = json.dumps({"pair": info.pair if info is not None else None, "why": disk.why, "missing": disk.missing})
         found = json.loads(transfer.share_text(groups, reader, text))
         if found["pair"] is None:
             if best is not None:
                 return self._copy(groups, gathering, best)
-            self._refuse_to_begin_anew(document, found["skipped"])
+            self._refuse_to_begin_anew(document, found["why"], found["missing"])
             pair = StatePair(groups.generation, 0)
             source = beginner(gathering.arrivals, reader)
             if source is None:
@@ -503,20 +532,28 @@ class Regrouper:
         self._move(groups, reader, pair, keep=True)
         return "disk", pair
 
-    def _newest_on_disk(
-        self, gathering: Gathering, above: StatePair | None
-    ) -> tuple[CheckpointInfo | None, tuple[str, ...]]:
-        """Return the newest checkpoint that is newer than `above`, and why others, or all, were passed over."""
+    def _newest_on_disk(self, gathering: Gathering, above: StatePair | None) -> _OnDisk:
+        """Return the newest checkpoint that is newer than `above`, else, where the job has neither a state nor a checkpoint, the
+        one that it is to begin with."""
         checkpointer = self._durable.checkpointer
         if checkpointer is None:
-            return None, ()
+            return _OnDisk()
         document = gathering.document
         newest = checkpointer.newest(document.lineage, document.checkpoint, is_all=above is None)
         for sentence in newest.skipped:
             print(sentence, flush=True)
-        if newest.info is None or (above is not None and newest.info.pair <= above):
-            return None, newest.skipped
-        return newest.info, newest.skipped
+        if newest.info is not None and (above is None or newest.info.pair > above):
+            return _OnDisk(newest.info)
+        why = " ".join(newest.skipped)[:300]
+        # Once the status names a checkpoint of the job's own, that one is waited for: what the job began with is older.
+        if above is not None or document.checkpoint is not None or self._durable.resume_from is None:
+            return _OnDisk(why=why)
+        try:
+            return _OnDisk(checkpointer.imported(self._durable.resume_from), imports=True)
+        except ImportMissing as error:
+            return _OnDisk(missing=str(error))
+        except CheckpointError as error:
+            return _OnDisk(why=str(error)[:300])
 
     # --- small parts -------------------------------------------------------------------------------------------------
 

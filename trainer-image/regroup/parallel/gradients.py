@@ -46,7 +46,8 @@ class Bucket:
         """What is attached: a view, or a DTensor around it."""
         offset = 0
         for parameter, one in zip(self.parameters, local):
-            view = self.flat[offset : offset + one.numel()].view_as(one)
+            # An optimizer may go through the memory of parameter and gradient side by side, as fused ones do.
+            view = torch.as_strided(self.values, one.size(), one.stride(), offset)
             self.views.append(view)
             self._gradients.append(_like(parameter, view))
             offset += one.numel()
@@ -80,6 +81,12 @@ class Gradients:
     ) -> None:
         """`places`: of the parameters, by name, in a model group. Raises UsageError for a model without anything to train."""
         self._named = [(name, parameter, parameter.requires_grad) for name, parameter in model.named_parameters()]
+        for name, parameter, trained in self._named:
+            if trained and not is_dense(local_of(parameter.detach())):
+                raise UsageError(
+                    f"Parameter {name} has strides {list(parameter.stride())} for shape {list(parameter.shape)}, which leave "
+                    "gaps in its memory or use parts of it twice, so its gradient cannot lie in a bucket. Make it contiguous."
+                )
         self.parameters = [parameter for _, parameter, trained in self._named if trained]
         in_order = None if places is None else [places[name] for name, _, trained in self._named if trained]
         self.buckets = buckets_of(self.parameters, BUCKET_BYTES, in_order)
@@ -205,6 +212,16 @@ def dense(gradient: torch.Tensor) -> torch.Tensor:
     """Return a gradient as a bucket holds it: an embedding's may be sparse; of what is split, this process's part."""
     gradient = local_of(gradient)
     return gradient if gradient.layout == torch.strided else gradient.to_dense()
+
+
+def is_dense(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor's elements fill its memory without gaps, each once, in whatever order of its dimensions."""
+    expected = 1
+    for stride, size in sorted((s, n) for s, n in zip(tensor.stride(), tensor.size()) if n != 1):
+        if stride != expected and tensor.numel():
+            return False
+        expected *= size
+    return True
 
 
 def _like(parameter: torch.Tensor, view: torch.Tensor) -> torch.Tensor:

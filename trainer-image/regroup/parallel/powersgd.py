@@ -30,9 +30,11 @@ _EXACT = (torch.float32, torch.float64)
 
 @dataclass
 class _Sent:
-    """One bucket on its way. `matrices`: by index of the parameter, its part of the bucket as [n, m], with what was owed."""
+    """One bucket on its way. `matrices`: by index of the parameter, its gradient as [n, m], with what was owed; `views`: the part
+    of the bucket that it came from, which is other memory where that is not contiguous."""
 
     matrices: dict[int, torch.Tensor]
+    views: dict[int, torch.Tensor]
     others: list[torch.Tensor]
     flat: torch.Tensor
     """What is summed: all D_r Q, then the others."""
@@ -73,18 +75,20 @@ class LowRank:
         """See Hook."""
         if step < self._options.start_step:
             return launch_sum(groups, bucket.flat)
-        matrices, others, lefts = {}, [], []
+        matrices, views, others, lefts = {}, {}, [], []
         for index, view in zip(bucket.indices, bucket.views):
             if not self.compresses(view):
-                others.append(view.view(-1))
+                others.append(view)
                 continue
-            matrix = matrices[index] = view.view(view.shape[0], -1)
+            views[index] = view
+            matrix = matrices[index] = view.reshape(view.shape[0], -1)
             if index in self._errors:
                 matrix.add_(self._errors[index])
             lefts.append((matrix @ self._factor(index, matrix)).view(-1))
         if not matrices:
             return launch_sum(groups, bucket.flat)
-        self._sent.append(_Sent(matrices, others, torch.cat([*lefts, *others])))
+        flat = torch.cat([*lefts, *(other.reshape(-1) for other in others)])
+        self._sent.append(_Sent(matrices, views, others, flat))
         return launch_sum(groups, self._sent[-1].flat)
 
     @torch.no_grad()
@@ -98,7 +102,7 @@ class LowRank:
                 torch.linalg.qr(part.view(len(matrix), -1)).Q for part, matrix in zip(parts, sent.matrices.values())
             ]
             for other, part in zip(sent.others, parts[len(sizes) :]):
-                other.copy_(part)
+                other.copy_(part.view(other.shape))
             mine = [matrix.t() @ left for left, matrix in zip(lefts, sent.matrices.values())]
             flat = torch.cat([right.reshape(-1) for right in mine])
             rounds.append((sent, lefts, mine, flat, launch_sum(groups, flat)))
@@ -109,7 +113,11 @@ class LowRank:
             for (index, matrix), left, own, right in zip(sent.matrices.items(), lefts, mine, rights):
                 factor = right.view_as(own)
                 self._new[index] = torch.addmm(matrix, left, own.t(), alpha=-1), factor
-                torch.mm(left, factor.t(), out=matrix)
+                view = sent.views[index]
+                if view.is_contiguous():
+                    torch.mm(left, factor.t(), out=matrix)
+                else:
+                    view.copy_((left @ factor.t()).view(view.shape))
         self._sent = []
 
     @torch.no_grad()
@@ -117,7 +125,7 @@ class LowRank:
         """See Hook: nothing is sent, so nothing is owed any more."""
         for index, view in zip(bucket.indices, bucket.views):
             if index in self._errors:
-                view.view(view.shape[0], -1).add_(self._errors[index])
+                view.add_(self._errors[index].view(view.shape))
                 self._new[index] = None, None
 
     def commit(self, used: bytes) -> None:

@@ -8,7 +8,6 @@ it does not know (unknown fields are ignored, so that a newer peer may say more)
 import dataclasses
 import functools
 import json
-import math
 import typing
 from typing import Any, NamedTuple, TypeVar, Union
 
@@ -67,6 +66,9 @@ def _plain(hint: Any) -> Any:
 
 
 _TOO_LARGE = 2**63
+_MOST = 1e100
+"""No float of a message is as large, or it is not a number: JSON has no word for infinity, into which `1e400` and products and
+sums of what two workers say would turn."""
 
 _PLAIN = frozenset({str, int, bool, type(None)})
 """Types of values that are JSON data as they are."""
@@ -95,8 +97,8 @@ def to_json(value: Any) -> Any:
         return [to_json(item) for item in value]
     if isinstance(value, dict):
         return {str(key): to_json(item) for key, item in value.items()}
-    if isinstance(value, float) and not math.isfinite(value):
-        return None  # JSON has no word for it: a loss that is not a number is not said
+    if isinstance(value, float) and not abs(value) < _MOST:
+        return None  # a loss that is not a number, or no number that anybody reads, is not said
     return value
 
 
@@ -110,7 +112,8 @@ def from_json(cls: type[T], data: Any, where: str = "") -> T:
         item = data.get(field.key)
         if item is not None:
             # Nearly all of them are. Longer integers than anybody counts are no numbers for a float or a status.
-            plain = type(item) is field.plain and (field.plain is not int or -_TOO_LARGE < item < _TOO_LARGE)
+            most = _LARGEST.get(field.plain)
+            plain = type(item) is field.plain and (most is None or -most < item < most)
             values[field.name] = item if plain else _convert(field.hint, item, f"{where}.{field.key}")
         elif field.is_required:
             if type(None) not in typing.get_args(field.hint):
@@ -143,6 +146,8 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
         return {str(key): _convert(args[1], item, f"{where}.{key}") for key, item in value.items()}
     if isinstance(value, int) and abs(value) >= _TOO_LARGE:
         raise ProtocolError(f"{where} must be a number of 64 bits.")
+    if isinstance(value, float) and not abs(value) < _MOST:
+        raise ProtocolError(f"{where} must be a number between -{_MOST:g} and {_MOST:g}.")
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if not isinstance(value, hint) or (hint is int and isinstance(value, bool)):
@@ -150,6 +155,7 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
     return value
 
 
+_LARGEST = {int: _TOO_LARGE, float: _MOST}
 _NAMES = {int: "an integer", str: "a string", float: "a number", bool: "true or false", dict: "a JSON object"}
 
 

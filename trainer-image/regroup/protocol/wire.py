@@ -225,12 +225,42 @@ class Report:
             raise codec.ProtocolError(f"report.store_port ({report.store_port}) is no port. Send 0 to 65535.")
         if not 0 <= report.observed_port < 65536:
             raise codec.ProtocolError(f"report.observedPort ({report.observed_port}) is no port. Send 0 to 65535.")
+        # The next generation is one more than the newest that anybody names, and a status has room for 63 bits.
+        _check_counts(
+            "report.condition", report.condition, ("incarnation", "generation", "step", "heard", "entered", "adopted")
+        )
+        if report.seal is not None:
+            _check_counts("report.seal", report.seal, ("left_up_to", "adopted", "state_adopted"))
+            if report.seal.state is not None:
+                _check_counts("report.seal.state", report.seal.state, ("generation", "step"))
         body = REPORTS.decode(report.body)
-        if isinstance(body, Fault) and not all(0 <= n < 2**53 for n in (body.ended, body.generation, body.incarnation)):
-            raise codec.ProtocolError("fault.ended, fault.generation and fault.incarnation must be from 0 to 2^53 - 1.")
+        _check_counts(body.TYPE, body, _COUNTS.get(body.TYPE, ()))
+        if isinstance(body, Adopted) and body.state is not None:
+            _check_counts("adopted.state", body.state, ("generation", "step"))
+        if isinstance(body, Fault) and not -(2**31) <= (body.exit_code or 0) < 2**32:
+            raise codec.ProtocolError(f"fault.exitCode ({body.exit_code}) is no exit code. Send 0 to 255, or -signal.")
         if isinstance(body, Progress) and body.checkpoint is not None:
-            codec.from_json(CheckpointRef, body.checkpoint, "progress.checkpoint")
+            checkpoint = codec.from_json(CheckpointRef, body.checkpoint, "progress.checkpoint")
+            _check_counts("progress.checkpoint", checkpoint, ("generation", "step"))
         return cls(**{**report.__dict__, "body": body})
+
+
+_COUNTS = {
+    "hello": ("protocol", "processes"),
+    "adopted": ("start_step",),
+    "progress": ("step", "samples", "steps_redone", "snapshot_step"),
+    "fault": ("step", "local_rank", "peer_rank", "ended", "generation", "incarnation"),
+    "finished": ("step",),
+}
+"""Numbers of a report's body, by its type, that count something. `totalSteps` is not among them: the script's own word for "without
+an end" may be `sys.maxsize`."""
+
+
+def _check_counts(where: str, message: Any, fields: "tuple[str, ...]") -> None:
+    for name in fields:
+        value = getattr(message, name)
+        if value is not None and not 0 <= value < 2**53:
+            raise codec.ProtocolError(f"{where}.{codec.camel(name)} ({value}) must be from 0 to 2^53 - 1.")
 
 
 @dataclass(frozen=True)

@@ -71,6 +71,8 @@ class Durable:
         if directory:
             every_s = float(os.environ.get(env.CHECKPOINT_EVERY_SECONDS) or 300)
             self.checkpointer = Checkpointer(directory, every_s, os.environ.get(env.JOB_UID) or "local")
+        self.resume_from = os.environ.get(env.RESUME_FROM) if directory else None
+        """Path of the checkpoint that the job begins with; the same in every process for the life of the job."""
 
     def continue_alone(self) -> Origin:
         """Plain `python`: load the newest checkpoint, if there is one, give the state its name, and say who goes on."""
@@ -85,6 +87,11 @@ class Durable:
                 generation = newest.info.name.generation + 1
                 self._state.named(newest.info.pair, generation)
                 return Origin(generation, "alone", newest.info.name.generation, newest.info.pair.step)
+            if self.resume_from:
+                info = self.checkpointer.imported(self.resume_from)
+                self.load(info)
+                self._state.named(info.pair, 1)
+                return Origin(1, "alone", 0, info.pair.step)
         self._state.named(StatePair(1, 0), 1)
         return Origin(1, "alone", 0, 0)
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from regroup.checkpoint.shards import is_split
 from regroup.errors import UsageError
 
 _COMMUNICATE = ("ZeroRedundancyOptimizer", "DistributedOptimizer", "PostLocalSGDOptimizer")
@@ -62,6 +63,39 @@ def as_optimizer(optimizer: Any, model: torch.nn.Module) -> Any:
     return Together(optimizer)
 
 
+def load_exactly(optimizer: Any, state: dict[str, Any]) -> None:
+    """Load a state_dict with each tensor as it was saved. Torch's own load_state_dict casts what it keeps of a parameter to the
+    parameter's type: moments in float32 of parameters in bfloat16 would be rounded, on the ranks that load and on no other.
+
+    What has its parameter's shape gets the parameter's strides, too, as when the optimizer made it: fused optimizers go through
+    both side by side, and a state that comes from another rank or a file is contiguous."""
+    optimizer.load_state_dict(state)
+    for i, one in enumerate(parts_of(optimizer)):
+        if not isinstance(one, torch.optim.Optimizer):
+            continue
+        saved = (state[str(i)] if isinstance(optimizer, Together) else state).get("state", {})
+        ours = [parameter for group in one.param_groups for parameter in group["params"]]
+        numbers = [number for group in one.state_dict()["param_groups"] for number in group["params"]]
+        for parameter, number in zip(ours, numbers):
+            if number in saved and parameter in one.state:
+                one.state[parameter] = _as_saved(one.state[parameter], saved[number], parameter)
+
+
+def _as_saved(loaded: Any, saved: Any, parameter: torch.Tensor) -> Any:
+    """Return what was loaded, its tensors with the values and types that were saved."""
+    if isinstance(loaded, dict) and isinstance(saved, dict):
+        return {key: _as_saved(value, saved.get(key), parameter) for key, value in loaded.items()}
+    if isinstance(loaded, (list, tuple)) and isinstance(saved, (list, tuple)) and len(loaded) == len(saved):
+        return type(loaded)([_as_saved(*both, parameter) for both in zip(loaded, saved)])
+    if not isinstance(loaded, torch.Tensor) or not isinstance(saved, torch.Tensor) or is_split(loaded):
+        return loaded
+    follows = loaded.shape == parameter.shape and loaded.stride() != parameter.stride()
+    if loaded.shape != saved.shape or (loaded.dtype == saved.dtype and not follows):
+        return loaded
+    exact = torch.empty_like(parameter if follows else loaded, dtype=saved.dtype, device=loaded.device)
+    return exact.copy_(saved)
+
+
 def parts_of(optimizer: Any) -> list[Any]:
     """Return the script's own optimizers."""
     return optimizer.optimizers if isinstance(optimizer, Together) else [optimizer]
@@ -75,6 +109,11 @@ def _check(optimizer: Any, model: torch.nn.Module, name: str) -> None:
         raise UsageError(
             f"{name} is a {kind}, whose step() calls collectives: a rank that dies in it would leave the others with half a step. "
             "Pass the optimizer that it wraps."
+        )
+    if isinstance(optimizer, torch.optim.SparseAdam):
+        raise UsageError(
+            f"{name} is a {kind}, which takes sparse gradients only, and a session sums them as dense ones. Pass torch.optim.Adam; "
+            "a layer with sparse=True may stay as it is."
         )
     if not callable(getattr(optimizer, "step", None)):
         raise UsageError(f"{name} is a {kind} without step(). Pass a torch optimizer.")

@@ -16,7 +16,7 @@ from regroup.checkpoint.errors import CheckpointError
 from regroup.errors import StateError, UsageError
 from regroup.protocol.state import StatePair
 
-from .optimizers import as_optimizer, parts_of
+from .optimizers import as_optimizer, load_exactly, parts_of
 
 MEASURES = frozenset({"regroup.noise_scale"})
 """Parts of the state that training does not depend on: a state with one fits a script without it, and the other way round."""
@@ -198,7 +198,7 @@ class TrainingState:
         self.begin_change()
         try:
             self.model.load_state_dict(tree["model"])
-            self.optimizer.load_state_dict(tree["optimizer"])
+            load_exactly(self.optimizer, tree["optimizer"])
             for name, part in self.extra.items():
                 if name in tree["state"] or name not in MEASURES:
                     part.load_state_dict(tree["state"][name])

@@ -14,6 +14,7 @@ from regroup_operator.model.records import Observation, Settings
 from regroup_operator.model.worker import Current, Standing, Worker
 from regroup_operator.plan.facts.adoption import Adoption, see_adoption
 from regroup_operator.plan.facts.current import SCRIPT_AFTER_S, decide_tier, outdated, read_current
+from regroup_operator.plan.facts.losses import see_losses
 from regroup_operator.plan.facts.observers import Silences, see_silences
 from regroup_operator.plan.facts.peers import with_peers
 from regroup_operator.plan.facts.roles import awaited, succeeded
@@ -201,6 +202,10 @@ def gather_facts(inputs: Inputs) -> Facts:
         done=_done(stored, current),
     )
     newest = newest_progress(sessions.values(), counted_generations(current)) if current else None
+    losses = see_losses(
+        memory.losses, members_of(workers), current, newest, stored.get("progress"), obs.term_started_s, clock
+    )
+    memory = replace(memory, losses=losses)
     size = decide_size(job, stored.get("growth"), clock, runs=current is not None and not current.suspended)
     if size.growth is not None or "growth" in stored:
         changed["growth"] = size.growth

@@ -131,7 +131,7 @@ def find_hang(
         failure = (
             f"{message}. This is hang {in_a_row + 1} in a row without a committed step in between. "
             f"{'Correct the script there' if outside else 'Look for ranks that run different collectives, and at the network'}"
-            ", then submit the job again. The new job does not read this job's checkpoints."
+            ", then submit the job again."
         )
         return Hang(message=message, failure=failure, found_s=found_s)
     culprits: dict[MemberId, Culprit] = {}

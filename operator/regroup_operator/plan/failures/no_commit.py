@@ -70,8 +70,7 @@ def no_commit_failure(count: int, members: Sequence[Worker]) -> str | None:
     said = next(iter(_faults(members)), "")
     return (
         f"{count} generations in a row committed no step, although no process ended: {said.rstrip('. ')}. "
-        "Find out why connections between the workers' nodes end, then submit the job again. "
-        "The new job does not read this job's checkpoints."
+        "Find out why connections between the workers' nodes end, then submit the job again."
     )
 
 

@@ -14,6 +14,7 @@ from regroup_operator.model.waits import UntilEvent
 from regroup_operator.model.worker import RESUMED, Announce, Bounds, Decision, Keep, Refusal, Standing, Wait, Worker
 from regroup_operator.plan.facts.current import membership_status, named_checkpoint
 from regroup_operator.plan.facts.facts import Facts, members_of
+from regroup_operator.plan.facts.losses import dated
 from regroup_operator.plan.failures.failures import Failures
 from regroup_operator.plan.failures.hangs import ALONE, HUNG, KILL_AGAIN_S, Hang
 from regroup_operator.plan.failures.hangs import bound as hang_bound_s
@@ -78,6 +79,8 @@ def plan_generation(facts: Facts, failures: Failures, lifecycle: Lifecycle) -> N
     stops, told = _stop_hang(failures.hang, late.workers, facts.inputs.clock.now_s)
     late = replace(late, memory=memory, decision=decision, notes=(*late.notes, *stops), tell=(*late.tell, *told))
     if isinstance(decision, Announce):
+        decision = dated(decision, facts.memory.losses)
+        late = replace(late, decision=decision)
         late = _announce(facts, failures, late, decision, have_all_tried=have_all_tried)
     until = late.decision.until if isinstance(late.decision, Wait | Keep) else None
     until_s = None if isinstance(until, UntilEvent) else until

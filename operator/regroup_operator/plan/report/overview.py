@@ -56,7 +56,7 @@ from regroup_operator.plan.report.conditions import (
 from regroup_operator.plan.report.conditions import SUSPENDED as PHASE_SUSPENDED
 from regroup_operator.plan.report.incidents import missing_for_memory
 from regroup_operator.plan.report.leaving import leaving_words
-from regroup_operator.plan.report.saving import NOT_SAVED, judge_saving
+from regroup_operator.plan.report.saving import NOT_SAVED, judge_saving, way_on, with_way_on
 from regroup_operator.plan.report.script_group import script_group
 from regroup_operator.plan.report.snapshots import NOT_TAKEN, judge_snapshots
 
@@ -286,6 +286,12 @@ def _of_training(
     job, current, workers = facts.inputs.job, facts.current, generation.workers
     saving = now.get(CHECKPOINTS_SAVED)
     ended = lifecycle if isinstance(lifecycle, Ended) else None
+    failure = ended.why if ended is not None and not ended.succeeded else None
+    if failure is not None and ended is not None and not ended.had_ended:  # else it is said already
+        failure = with_way_on(failure, status.get("checkpoint"))
+    unsaved = saving.message if saving is not None and saving.reason == NOT_SAVED else ""
+    if unsaved and status.get("checkpoint") is not None:
+        unsaved = f"{unsaved} {way_on(status['checkpoint'])}"
     return _by_type(
         training_conditions(
             phase=phase,
@@ -293,7 +299,7 @@ def _of_training(
             current=current,
             replicas=facts.size.replicas,
             workers=workers,
-            failure=ended.why if ended is not None and not ended.succeeded else None,
+            failure=failure,
             complete=ended.why if ended is not None and ended.succeeded else None,
             finished=ended.finished if ended is not None else finished_of(lifecycle),
             roles=_of_roles(facts, pods, waits=ended is None),
@@ -311,7 +317,7 @@ def _of_training(
             ),
             spares=spare_words(current, workers, facts.per_group),
             memory=missing_for_memory(status.get("incidents", ()), current),
-            unsaved=saving.message if saving is not None and saving.reason == NOT_SAVED else "",
+            unsaved=unsaved,
         )
     )
 

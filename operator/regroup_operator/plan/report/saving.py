@@ -7,11 +7,12 @@ that cannot be written. Why the job then still succeeds: docs/design/adr/0015-a-
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from regroup.protocol.state import Busy
 from regroup_operator.api.conditions import CHECKPOINTS_SAVED
-from regroup_operator.model.plan import JobCondition
+from regroup_operator.model.plan import JobCondition, Verdict
 from regroup_operator.model.records import Session, Settings
 from regroup_operator.model.worker import Current, Worker
 
@@ -60,6 +61,22 @@ def judge_saving(
         return JobCondition(CHECKPOINTS_SAVED, "Unknown", "NoneYet", "No checkpoint has been written yet.")
     return JobCondition(
         CHECKPOINTS_SAVED, "True", "Saved", "Checkpoints are written; status.checkpoint names the newest."
+    )
+
+
+def with_way_on(verdict: Verdict, checkpoint: Mapping[str, Any] | None) -> Verdict:
+    """Return why a job has failed, and how another one continues from its newest checkpoint. `checkpoint`: status.checkpoint."""
+    if checkpoint is None:
+        return verdict
+    space = "\n" if "\n" in verdict.message else " "  # a traceback stands for itself
+    return replace(verdict, message=f"{verdict.message}{space}{way_on(checkpoint)}")
+
+
+def way_on(checkpoint: Mapping[str, Any]) -> str:
+    """Return the sentence how a new job continues from a checkpoint."""
+    return (
+        f"A new job continues after step {checkpoint['step']} with spec.checkpoint.resumeFrom: {checkpoint['directory']}; "
+        "without it, it begins at step 0."
     )
 
 

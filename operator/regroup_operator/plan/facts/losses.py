@@ -1,0 +1,47 @@
+"""Since when members of the newest generation are lost: an outage is dated by its begin, however long it lasts. Pure.
+
+While too few workers are there, the job waits, and the plans of that time know less and less of who was lost: its session goes with
+its pod. What the first of them saw is kept. A new operator has seen no begin: the group has stood still since its last commit,
+which its members report again and the status tells.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from regroup_operator.model.plan import Clock, seconds_of
+from regroup_operator.model.worker import Announce, Current, Standing, Worker
+from regroup_operator.plan.facts.stalls import Reported
+
+
+def see_losses(
+    known: Mapping[str, float],
+    members: Iterable[Worker],
+    current: Current | None,
+    newest: Reported | None,
+    progress: Mapping[str, Any] | None,
+    term_started_s: float,
+    clock: Clock,
+) -> dict[str, float]:
+    """Return by member since when it is lost (monotonic). `known`: as of the plan before; `newest`: what the members have reported,
+    `progress`: status.progress."""
+    lost = [w for w in members if w.standing == Standing.LOST]
+    if current is None or not lost:
+        return {}
+    stood_s = clock.now_s
+    if current.adopted and (newest is None or newest.at_s < term_started_s):
+        said = (progress or {}).get("at")
+        told_s = None if said is None else clock.now_s - (clock.wall - seconds_of(said))
+        stood_s = max(
+            (at_s for at_s in (told_s, None if newest is None else newest.at_s) if at_s is not None),
+            default=clock.now_s,
+        )
+    return {str(w.id): min(known.get(str(w.id), stood_s), w.since_s) for w in lost}
+
+
+def dated(decision: Announce, losses: Mapping[str, float]) -> Announce:
+    """Return the decision with the begin of the outage that it ends, if that was before what it was detected by."""
+    began_s = losses.get(decision.culprit)
+    return decision if began_s is None else replace(decision, detected_at_s=min(began_s, decision.detected_at_s))

@@ -1,0 +1,90 @@
+"""What an optimizer keeps is taken as it was saved: types, values, and the strides of its parameter."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+
+from regroup.errors import UsageError
+from regroup.state.optimizers import as_optimizer, load_exactly
+
+
+class Precise(torch.optim.Optimizer):
+    """Momentum in float32, whatever the parameters are, with a nested state."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {"lr": 0.1})
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]  # noqa: ARG002
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                state = self.state[parameter]
+                if not state:
+                    state["momentum"] = torch.zeros_like(parameter, dtype=torch.float32)
+                    state["more"] = {"rows": [torch.zeros(3, dtype=torch.float64)], "name": "x", "none": None}
+                state["momentum"].mul_(0.9).add_(parameter.grad.float() * 1.0001)
+                state["more"]["rows"][0].add_(1 / 3)
+                parameter.data.add_(state["momentum"].to(parameter.dtype), alpha=-group["lr"])
+
+
+def trained(model: torch.nn.Module, optimizer: Any, steps: int = 3) -> None:
+    generator = torch.Generator().manual_seed(1)
+    for _ in range(steps):
+        for parameter in model.parameters():
+            drawn = torch.randn(parameter.shape, generator=generator).to(parameter.dtype)
+            parameter.grad = torch.empty_like(parameter).copy_(drawn)
+        optimizer.step()
+
+
+def travelled(value: Any) -> Any:
+    """Return a state as it comes from another rank or a file: its tensors contiguous copies."""
+    if isinstance(value, dict):
+        return {key: travelled(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [travelled(one) for one in value]
+    return value.detach().contiguous().clone() if isinstance(value, torch.Tensor) else copy.deepcopy(value)
+
+
+def test_joiner_goes_on_with_float32_moments_of_bfloat16_parameters() -> None:
+    stays, joins = (torch.nn.Linear(5, 3, dtype=torch.bfloat16) for _ in range(2))
+    stayed, joined = Precise(stays.parameters()), Precise(joins.parameters())
+    trained(stays, stayed)
+    joins.load_state_dict(stays.state_dict())
+    load_exactly(joined, travelled(stayed.state_dict()))
+    for ours, theirs in zip(joins.parameters(), stays.parameters()):
+        assert joined.state[ours]["momentum"].dtype == torch.float32
+        assert torch.equal(joined.state[ours]["momentum"], stayed.state[theirs]["momentum"])
+        assert torch.equal(joined.state[ours]["more"]["rows"][0], stayed.state[theirs]["more"]["rows"][0])
+    trained(stays, stayed)
+    trained(joins, joined)
+    assert all(torch.equal(a, b) for a, b in zip(joins.parameters(), stays.parameters()))
+
+
+@pytest.mark.parametrize("kind", [{"fused": True}, {"foreach": True}, {}], ids=["fused", "foreach", "plain"])
+@pytest.mark.parametrize("several", [False, True], ids=["one", "of several"])
+def test_moments_of_a_channels_last_parameter_have_its_strides(kind: dict[str, Any], several: bool) -> None:
+    def build() -> tuple[torch.nn.Module, Any]:
+        torch.manual_seed(0)
+        model = torch.nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        optimizer: Any = torch.optim.Adam(model.parameters(), lr=0.1, **kind)
+        return model, as_optimizer([optimizer], model) if several else optimizer
+
+    (stays, stayed), (joins, joined) = build(), build()
+    trained(stays, stayed)
+    joins.load_state_dict(stays.state_dict())
+    load_exactly(joined, travelled(stayed.state_dict()))
+    own = joined.optimizers[0] if several else joined
+    weight = next(joins.parameters())
+    assert own.state[weight]["exp_avg"].stride() == weight.stride()
+    trained(stays, stayed)
+    trained(joins, joined)
+    assert all(torch.equal(a, b) for a, b in zip(joins.parameters(), stays.parameters()))
+
+
+def test_sparse_adam_is_refused() -> None:
+    model = torch.nn.Embedding(4, 2, sparse=True)
+    with pytest.raises(UsageError, match=r"SparseAdam, which takes sparse gradients only.*Adam"):
+        as_optimizer(torch.optim.SparseAdam(model.parameters()), model)
