@@ -13,7 +13,7 @@ NORMAL = {"Accepted": "True", "PodsReady": "True", "AgentsConnected": "True", "T
 """What a condition says of a job that trains well."""
 ENDS = ("Complete", "Failed", "Suspended")
 COMPLETING, FINISHING = "Completing", "Finishing"
-"""State of a job whose workers have finished and that waits for roles: condition Complete says for which."""
+"""States of a job whose steps are over: condition Complete says what it waits for, scripts or roles."""
 SUCCEEDED, FAILED = "Succeeded", "Failed"
 
 

@@ -25,6 +25,7 @@ from regroup.protocol.local import (
     DumpStacksLocally,
     Entering,
     FinishedLocally,
+    FinishLocally,
     FormedLocally,
     Left,
     Snapshotted,
@@ -312,6 +313,9 @@ class Trainer:
                 return
             if message.outcome == DRAINED and self.group is not None and self.state is not None:
                 self.agent.world.disk.write_last(self.group, self, self.state)
+            self.agent.world.later(lambda: self.agent.exited(self, 0))
+        elif isinstance(message, FinishLocally):
+            self.state = None  # the script may change the model from here on
             self.agent.world.later(lambda: self.agent.exited(self, 0))
         elif isinstance(message, Answer):
             self._answered(message)

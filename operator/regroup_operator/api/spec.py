@@ -335,8 +335,8 @@ class RunPolicy(SpecModel):
     creation, or from the last time it was resumed. Absent: it waits for its pods as long as it takes."""
 
     finish_seconds: int | None = Field(default=None, ge=1, le=31_536_000)
-    """Seconds after which a job fails (reason FinishDeadlineExceeded) whose script has not returned in every worker. They count from
-    the time at which all steps were committed, or from the last resumption. Absent: what follows the last step takes its time."""
+    """Seconds after which a job fails (reason FinishDeadlineExceeded) whose script has not returned in every worker. They count
+    from the time at which all steps were committed, or from the last resumption. Absent: the end takes its time."""
 
     ttl_seconds_after_finished: int | None = Field(default=None, ge=0, le=31_536_000)
     """Seconds after its end at which the job is deleted, with its pods. Absent: it stays."""

@@ -224,7 +224,7 @@ class Regrouper:
         wait_closed(CLOSED_S)
 
     def _continue_after(self, finish: FinishLocally) -> None:
-        """All steps are committed, and this process was not there: take its place and exactly the state of the last step (rule END).
+        """All steps are committed, and this process was not there: take a place and exactly the state of the last step (rule END).
 
         Raises StateError, or CheckpointError, where that state is nowhere.
         """
@@ -240,8 +240,8 @@ class Regrouper:
             pair = info.pair
         else:
             raise StateError(
-                f"The state of step {finish.step}, the last one, is in no checkpoint and in no memory snapshot, so what follows the "
-                "loop cannot run again. Give the job a checkpoint (spec.checkpoint, or regroup run --checkpoint)."
+                f"The state of step {finish.step}, the last one, is in no checkpoint and in no memory snapshot, so what follows "
+                "the loop cannot run again. Give the job a checkpoint (spec.checkpoint, or regroup run --checkpoint)."
             )
         self._state.named(pair, finish.generation)
         self.origin = Origin(finish.generation, "", pair.generation, finish.step)

@@ -8,6 +8,7 @@ from typing import Any
 from regroup.protocol.document import PLANNED
 from regroup.protocol.state import Group
 from regroup_operator.api.conditions import AGENTS_CONNECTED, PODS_READY
+from regroup_operator.api.members import format_members
 from regroup_operator.model.plan import JobCondition, Verdict
 from regroup_operator.model.records import Settings
 from regroup_operator.model.worker import Announce, Current, Decision, Standing, Wait, Worker
@@ -248,7 +249,8 @@ def training_conditions(
         what = " ".join(filter(None, [finishing_words(finished), unsaved]))
         out.append(JobCondition("Complete", "False", FINISHING, what[:1000]))
     elif finished is not None and phase != FAILED:
-        what = f"The script has returned in all {_workers(len(finished.members))} of generation {finished.generation}. The job waits for {roles}."
+        what = f"The script has returned in all {_workers(len(finished.members))} of generation {finished.generation}."
+        what = f"{what} The job waits for {roles}."
         out.append(JobCondition("Complete", "False", WAITING_FOR_ROLES, " ".join(filter(None, [what, unsaved]))[:1000]))
     if phase == FAILED:
         failure = failure or Verdict("Failed", "The job failed.")
@@ -259,16 +261,10 @@ def training_conditions(
 def finishing_words(finished: Finished) -> str:
     """Return in how many members the script still runs, since when, and in which workers."""
     of = f"{len(finished.open)} of {_workers(len(finished.members))}"
-    where = (
-        f"worker {format_members(finished.open)}"
-        if len(finished.open) == 1
-        else f"workers {format_members(finished.open)}"
-    )
-    begun = (
-        f"All steps of generation {finished.generation} are committed"
-        if finished.step
-        else "Some scripts have returned"
-    )
+    where = f"worker{'' if len(finished.open) == 1 else 's'} {format_members(finished.open)}"
+    begun = "Some scripts have returned"
+    if finished.step:
+        begun = f"All steps of generation {finished.generation} are committed"
     return f"{begun}. The script still runs in {of} ({where}), since {finished.at}."
 
 

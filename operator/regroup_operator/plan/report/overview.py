@@ -26,7 +26,7 @@ from regroup_operator.plan.facts.stalls import is_unresponsive
 from regroup_operator.plan.failures.failures import Failures
 from regroup_operator.plan.failures.on_exit import UNSCHEDULABLE
 from regroup_operator.plan.generation.generation import NextGeneration
-from regroup_operator.plan.lifecycle.finished import Finished, read_finished
+from regroup_operator.plan.lifecycle.finished import read_finished
 from regroup_operator.plan.lifecycle.lifecycle import (
     Active,
     Completing,
@@ -208,11 +208,9 @@ def _some(names: Sequence[str]) -> str:
 def _continues(facts: Facts, status: Mapping[str, Any]) -> str:
     """Return from where a suspended job will continue."""
     if "finished" in status:
-        open_words = (
-            "the rest of its scripts runs"
-            if (read_finished(status) or Finished(0, ())).open
-            else "the job waits for its roles"
-        )
+        finished = read_finished(status)
+        is_done = finished is None or not finished.open
+        open_words = "the job waits for its roles" if is_done else "the rest of its scripts runs"
         return f"No pod is left. All steps are committed; resumed, {open_words}."
     if not status.get("membership"):
         return "No pod is left. The job has not begun."
