@@ -14,6 +14,7 @@ ROOT = Path(__file__).parents[2]
 SAMPLES = sorted((ROOT / "manifests" / "samples").glob("*.yaml"))
 NOT_SHOWN: Mapping[str, str] = {
     "spec.checkpoint.path": "volumeClaim is there; exactly one of them is allowed",
+    "spec.checkpoint.resumeFrom": "it names a checkpoint that an earlier job has left; docs/guide.md shows it",
     "spec.processesPerWorker": "the default is one for each GPU",
     "spec.recovery.disconnectSeconds": "the default suits most networks",
     "spec.recovery.hangSeconds": "the default is learned from the job's own steps",

@@ -12,6 +12,13 @@ MAX_LINES = 12
 MAX_TAIL = 1500
 
 _TRACEBACK = re.compile(r"^(\[[^\]]{1,32}\]: ?)?(Traceback \(most recent call last\):|Fatal Python error: )")
+_CAUGHT = re.compile(r": Caught \w+ in ")
+"""How torch begins what another process raised: a DataLoader's worker, a replica. The traceback from there follows."""
+_ORIGINAL = "Original Traceback (most recent call last):"
+_LISTS = re.compile(r"(:|\d+ validation errors? for \S+)$")
+"""End of the first line of a message that says what is wrong in the lines below: torch's load_state_dict, pydantic."""
+_LISTED = 4
+"""So many of those lines are kept."""
 _PREFIX = re.compile(r"^\[rank\d+\]: ?")
 """Torch puts it before each line of a traceback once a process group is initialised."""
 
@@ -28,22 +35,39 @@ def last_words(stderr: bytes) -> LastWords:
     """Return the last words in the end of a process's stderr. What follows a traceback (warnings at exit) is left out."""
     lines = [line.rstrip() for line in stderr[-KEPT_BYTES:].decode("utf-8", "replace").splitlines() if line.strip()]
     begins = [index for index, line in enumerate(lines) if _TRACEBACK.match(line)]
-    if begins:
-        lines = _traceback(lines[begins[-1] :])
-    lines = [_PREFIX.sub("", line) for line in lines]
+    if not begins:
+        return _words(lines, len(lines) - 1)
+    lines = [_PREFIX.sub("", line) for line in lines[begins[-1] :]]
+    if lines[0].startswith("Fatal Python error"):
+        return _words(lines, len(lines) - 1)  # its frames follow, and nothing comes after it
+    at = _exception(lines, 0)
+    while _CAUGHT.search(lines[at]) and _ORIGINAL in lines[at + 1 :]:
+        at = _exception(lines, lines.index(_ORIGINAL, at))
+    listed = []
+    if _LISTS.search(lines[at]):
+        is_indented = lines[at].endswith(":")
+        for line in lines[at + 1 : at + 1 + _LISTED]:
+            if is_indented and not line[0].isspace():
+                break
+            listed.append(line)
+    return _words(lines, at, len(listed))
+
+
+def _words(lines: list[str], at: int, num_listed: int = 0) -> LastWords:
+    """Return the words whose exception is in line `at`, with what is listed below it, and with the lines above it."""
     if not lines:
         return LastWords()
+    lines = [_PREFIX.sub("", line) for line in lines[: at + 1 + num_listed]]
+    said = " ".join(line.strip() for line in lines[at:])
     kept = lines[-MAX_LINES:]
     while len(kept) > 1 and sum(len(line) + 1 for line in kept) > MAX_TAIL:
         kept = kept[1:]
-    return LastWords(lines[-1].strip()[:MAX_LINE], "\n".join(kept)[:MAX_TAIL])
+    return LastWords(said[:MAX_LINE], "\n".join(kept)[:MAX_TAIL])
 
 
-def _traceback(lines: list[str]) -> list[str]:
-    """Return the lines from a traceback's first to the one that names the exception: the first that is not indented."""
-    if _TRACEBACK.match(lines[0]) and "Fatal Python error" in lines[0]:
-        return lines  # its frames follow, and nothing comes after it
-    for index, line in enumerate(lines[1:], start=1):
-        if not _PREFIX.sub("", line).startswith(" "):
-            return lines[: index + 1]
-    return lines
+def _exception(lines: list[str], begin: int) -> int:
+    """Return which line names the exception of the traceback that begins in line `begin`: the first one that is not indented."""
+    for index in range(begin + 1, len(lines)):
+        if not lines[index].startswith(" "):
+            return index
+    return len(lines) - 1

@@ -67,3 +67,46 @@ def test_of_a_real_process(script: str, line: str, frame: str) -> None:
     assert done.returncode != 0
     assert frame in got.tail
     assert got.line == line or not line
+
+
+LOADER = """
+import torch
+class Rows(torch.utils.data.Dataset):
+    def __len__(self):
+        return 4
+    def __getitem__(self, i):
+        raise ValueError(f"row {i} is broken")
+if __name__ == "__main__":
+    next(iter(torch.utils.data.DataLoader(Rows(), num_workers=1, multiprocessing_context="fork")))
+"""
+MISFIT = """
+import torch
+torch.nn.Linear(2, 3).load_state_dict({"weight": torch.zeros(5, 2), "other": torch.zeros(1)})
+"""
+INVALID = """
+import pydantic
+class Config(pydantic.BaseModel):
+    steps: int
+Config(steps="many")
+"""
+
+
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [
+        pytest.param(LOADER, ["ValueError: row 0 is broken"], id="an exception of a DataLoader's worker"),
+        pytest.param(
+            MISFIT,
+            ["RuntimeError: Error(s) in loading state_dict for Linear:", 'Missing key(s) in state_dict: "bias"'],
+            id="a state_dict that does not fit",
+        ),
+        pytest.param(INVALID, ["1 validation error for Config", "steps", "valid integer"], id="pydantic"),
+    ],
+)
+def test_message_of_several_lines_says_what_is_wrong(script: str, words: list[str]) -> None:
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, check=False)
+    got = last_words(done.stderr + b"[W1122 c10d] destroy_process_group() was not called\n")
+    assert all(word in got.line for word in words), got.line
+    assert got.line.startswith(words[0].split(":")[0]) or "ValidationError" in got.line
+    assert "destroy_process_group" not in got.line or "ValidationError" in got.line
+    assert got.tail.splitlines()[-1].strip() in got.line
