@@ -6,11 +6,24 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from regroup.errors import UsageError
 from regroup.generation.groups import Groups
 from regroup.parallel.buffers import Buffers
 from tests.unit.parallel.ranks import Ranks
+
+
+class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts the operations of its thread."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.num = 0
+
+    def __torch_dispatch__(self, operation: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.num += 1
+        return operation(*args, **(kwargs or {}))
 
 
 def test_redone_step_changes_running_statistics_once() -> None:
@@ -111,6 +124,85 @@ def test_only_rank_with_a_share_decides(size: int) -> None:
         return [buffer.tolist() for buffer in model.buffers()]
 
     assert Ranks(2).run(average) == [[[3] * size, 3.0, 3]] * 2
+
+
+def norms(num: int) -> torch.nn.Module:
+    """Return batch norms of several widths and types, the last of them in channels_last, and scalars between them."""
+    model = torch.nn.Sequential(*(torch.nn.BatchNorm1d(3 + i % 4) for i in range(num)))
+    model[-1].to(torch.bfloat16)
+    model.register_buffer("scale", torch.ones(()))
+    model.register_buffer("table", torch.ones(2, 3, 2, 2).to(memory_format=torch.channels_last))
+    return model
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+@pytest.mark.parametrize("num_ran", [1, 3])
+def test_averages_are_those_of_each_buffer_by_itself(world_size: int, num_ran: int) -> None:
+    ran = range(min(num_ran, world_size))
+
+    def average(groups: Groups) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        model = norms(5)
+        buffers = Buffers(model)
+        buffers.begin_generation(groups)
+        generator = torch.Generator().manual_seed(groups.rank)
+        own: list[torch.Tensor] = []
+        for _ in range(2):  # found, then sent with the gradients
+            buffers.keep()
+            with torch.no_grad():
+                for one in model.buffers():
+                    one.copy_(torch.randn(one.shape, generator=generator) * 100)
+            own = [one.clone() for one in model.buffers()]
+            buffers.launch()
+            buffers.average(ran)
+            buffers.average_changed(ran)
+        return own, list(model.buffers())
+
+    results = Ranks(world_size).run(average)
+    for i, got in enumerate(results[0][1]):
+        rows = torch.stack([results[rank][0][i] for rank in ran])
+        want = rows.mean(0) if got.is_floating_point() else rows.amax(0)
+        torch.testing.assert_close(got, want if world_size > 1 else results[0][0][i], rtol=1e-6, atol=0)
+        assert all(torch.equal(got, other[1][i]) for other in results), "the same bits on each rank"
+
+
+@pytest.mark.parametrize("world_size", [4, 64])
+def test_number_of_operations_is_not_that_of_buffers_times_ranks(world_size: int) -> None:
+    class Alone:
+        """The rank's own values from each rank."""
+
+        rank, device = 0, torch.device("cpu")
+
+        def __init__(self) -> None:
+            self.world_size = world_size
+            self.sent: tuple[torch.Tensor, torch.Tensor] | None = None
+
+        def launch(self, _method: str, gathered: torch.Tensor, mine: torch.Tensor, **_: Any) -> None:
+            self.sent = gathered.view(world_size, -1), mine
+
+        def wait(self, _pending: Any) -> None:
+            assert self.sent is not None
+            self.sent[0].copy_(self.sent[1].expand_as(self.sent[0]))
+
+    num_layers = 53  # as many as a ResNet-50 has
+    model, groups = torch.nn.Sequential(*(torch.nn.BatchNorm1d(16) for _ in range(num_layers))), Alone()
+    buffers = Buffers(model)
+    buffers.begin_generation(groups)  # type: ignore[arg-type]
+    x = torch.randn(8, 16)
+    buffers.keep()
+    model(x)
+    buffers.average_changed(range(world_size))
+    buffers.keep()
+    model(x)
+    with Operations() as sends:
+        buffers.launch()
+    groups.wait(buffers.sent)
+    with Operations() as averages:
+        buffers.average(range(world_size))
+    num_buffers = 3 * num_layers
+    assert num_buffers < sends.num <= 2 * num_buffers, "one view of each, and a few"
+    assert num_buffers < averages.num <= 3 * num_buffers + 2 * world_size, (
+        "a view and a copy of each, and one row of each rank"
+    )
 
 
 def test_buffer_that_grows_later_is_refused_too() -> None:

@@ -37,6 +37,7 @@ from tests.trainer.rounds import (
 )
 from tests.unit.parallel.fake_device import DEVICE, FakeDevice
 from tests.unit.parallel.ranks import Ranks
+from tests.unit.state.test_optimizers import Precise
 from tests.unit.transaction.test_host_syncs import member
 
 BATCH, MICROBATCH = 48, 4
@@ -255,6 +256,27 @@ def test_round_that_is_cut_off_leaves_nothing(moment: int, index: int) -> None:
     with pytest.raises(Stop), job:
         run(job, 4, cut)
     assert_bits(tensors_of(job.model, job.optimizer, job._strategy.outer), held[0])
+
+
+@pytest.mark.parametrize("several", [False, True], ids=["one optimizer", "of several"])
+def test_round_that_is_cut_off_does_not_round_float32_moments_of_bfloat16_parameters(several: bool) -> None:
+    model = make_model().to(torch.bfloat16)
+    own = Precise(model.parameters())
+    x, y = make_data()
+    job = make_job(model=model, optimizer=[own] if several else own, data=(x.to(torch.bfloat16), y))
+    held: list[torch.Tensor] = []
+
+    def cut(step: Step, number: int) -> None:
+        if (step.index, number) == (1, 0):
+            held.extend(one["momentum"].clone() for one in own.state.values())
+        if (step.index, number) == (1, 9):
+            raise Stop
+
+    with pytest.raises(Stop), job:
+        run(job, 2, cut)
+    assert held
+    assert any(not torch.equal(one, one.bfloat16().float()) for one in held), "a cast would be seen"
+    assert_bits([one["momentum"] for one in own.state.values()], held)
 
 
 def test_round_that_is_done_again_comes_to_the_same() -> None:

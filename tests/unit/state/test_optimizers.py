@@ -10,6 +10,7 @@ import torch
 
 from regroup.errors import UsageError
 from regroup.state.optimizers import as_optimizer, load_exactly
+from regroup.state.training import TrainingState
 
 
 class Precise(torch.optim.Optimizer):
@@ -21,6 +22,8 @@ class Precise(torch.optim.Optimizer):
     def step(self, closure: Any = None) -> None:  # type: ignore[override]  # noqa: ARG002
         for group in self.param_groups:
             for parameter in group["params"]:
+                if parameter.grad is None:
+                    continue
                 state = self.state[parameter]
                 if not state:
                     state["momentum"] = torch.zeros_like(parameter, dtype=torch.float32)
@@ -82,6 +85,25 @@ def test_moments_of_a_channels_last_parameter_have_its_strides(kind: dict[str, A
     trained(stays, stayed)
     trained(joins, joined)
     assert all(torch.equal(a, b) for a, b in zip(joins.parameters(), stays.parameters()))
+
+
+def test_optimizer_among_the_further_state_is_loaded_as_it_was_saved() -> None:
+    def build() -> tuple[torch.nn.Module, Precise, TrainingState]:
+        model = torch.nn.Linear(5, 3, dtype=torch.bfloat16)
+        further = Precise(model.parameters())
+        trained(model, further)
+        return (
+            model,
+            further,
+            TrainingState(model, torch.optim.SGD(model.parameters(), lr=0.1), {"further": further}, None),
+        )
+
+    (ours, further, state), (theirs, loaded, other) = build(), build()
+    tree = {"model": ours.state_dict(), "optimizer": state.optimizer.state_dict()}
+    other.load({**tree, "state": {"further": travelled(further.state_dict())}})
+    for a, b in zip(ours.parameters(), theirs.parameters()):
+        assert loaded.state[b]["momentum"].dtype == torch.float32
+        assert torch.equal(loaded.state[b]["momentum"], further.state[a]["momentum"])
 
 
 def test_sparse_adam_is_refused() -> None:

@@ -129,26 +129,39 @@ class Buffers:
     def _gather(self, names: list[str]) -> tuple[Pending, torch.Tensor]:
         # As bytes: a backend knows only some types.
         assert self._groups is not None
-        mine = torch.cat([_bytes(self._now(name)).to(self._groups.device) for name in names])
+        with torch.no_grad():
+            flats = [torch.cat([one.resolve_conj().reshape(-1) for one in alike]) for alike in self._alike(names)]
+            mine = torch.cat([flat.view(torch.uint8).to(self._groups.device) for flat in flats])
         gathered = torch.empty((self._groups.world_size, len(mine)), dtype=torch.uint8, device=mine.device)
         return self._groups.launch("_allgather_base", gathered.view(-1), mine), gathered
 
     def _average(self, names: list[str], gathered: torch.Tensor, ran: Sequence[int]) -> None:
-        # Reduced in rank order here, so that the result has the same bits everywhere.
-        values = [gathered[rank] for rank in ran]
+        # Reduced in rank order here, so that the result has the same bits everywhere; and all buffers of one type together,
+        # because a ResNet-50 has 159 of them: each by itself, from each of 64 ranks, took 51,421 operations a step.
         low = 0
         with torch.no_grad():
-            for name in names:
-                buffer = self._now(name)
-                high = low + buffer.numel() * buffer.element_size()
-                rows = [row[low:high].clone().view(buffer.dtype).view(buffer.shape) for row in values]
-                mine = torch.stack(rows)
+            values = torch.stack([gathered[rank] for rank in ran])
+            for buffers in self._alike(names):
+                dtype, sizes = buffers[0].dtype, [buffer.numel() for buffer in buffers]
+                high = low + sum(sizes) * dtype.itemsize
+                rows = values[:, low:high].clone(memory_format=torch.contiguous_format).view(dtype)
                 low = high
                 # Torch reduces neither unsigned integers nor floats of one byte.
-                if not (buffer.is_floating_point() or buffer.is_complex()):
-                    buffer.copy_(mine.to(torch.int64).amax(0))
+                if not (dtype.is_floating_point or dtype.is_complex):
+                    mean = rows.to(torch.int64).amax(0)
                 else:
-                    buffer.copy_((mine.float() if buffer.itemsize == 1 else mine).mean(0))
+                    mean = (rows.float() if dtype.itemsize == 1 else rows).mean(0)
+                parts = torch.split(mean.to(buffers[0].device, dtype), sizes)
+                for buffer, part in zip(buffers, parts):
+                    buffer.copy_(part.view(buffer.shape))
+
+    def _alike(self, names: list[str]) -> list[list[torch.Tensor]]:
+        """Return the buffers of these names by type and device: lists in one order on all ranks."""
+        lists: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
+        for name in names:
+            buffer = self._now(name)
+            lists.setdefault((buffer.dtype, buffer.device), []).append(buffer)
+        return list(lists.values())
 
     def _now(self, name: str) -> torch.Tensor:
         module, key = self._at[name]

@@ -17,7 +17,7 @@ from regroup.data import SamplePlan
 from regroup.data.ids import share_of
 from regroup.errors import UsageError
 from regroup.generation.groups import Groups
-from regroup.state.optimizers import Together, parts_of
+from regroup.state.optimizers import Together, load_exactly, parts_of
 
 from .ddp import DataParallel
 from .host import Scalar
@@ -185,7 +185,7 @@ class LocalSteps:
             self._set_back()
             # It may take these very tensors: they are nobody's copy from here on.
             kept, self._kept = self._kept, None
-            self._optimizer.load_state_dict(kept)
+            load_exactly(self._optimizer, kept)
 
     def close(self) -> None:
         """See Strategy."""

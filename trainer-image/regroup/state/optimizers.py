@@ -63,12 +63,13 @@ def as_optimizer(optimizer: Any, model: torch.nn.Module) -> Any:
     return Together(optimizer)
 
 
-def load_exactly(optimizer: Any, state: dict[str, Any]) -> None:
+def load_exactly(optimizer: Any, state: Any) -> None:
     """Load a state_dict with each tensor as it was saved. Torch's own load_state_dict casts what it keeps of a parameter to the
     parameter's type: moments in float32 of parameters in bfloat16 would be rounded, on the ranks that load and on no other.
 
     What has its parameter's shape gets the parameter's strides, too, as when the optimizer made it: fused optimizers go through
-    both side by side, and a state that comes from another rank or a file is contiguous."""
+    both side by side, and a state that comes from another rank or a file is contiguous. An object that is no optimizer loads its
+    state by its own load_state_dict alone."""
     optimizer.load_state_dict(state)
     for i, one in enumerate(parts_of(optimizer)):
         if not isinstance(one, torch.optim.Optimizer):

@@ -201,7 +201,7 @@ class TrainingState:
             load_exactly(self.optimizer, tree["optimizer"])
             for name, part in self.extra.items():
                 if name in tree["state"] or name not in MEASURES:
-                    part.load_state_dict(tree["state"][name])
+                    load_exactly(part, tree["state"][name])
         except Exception as error:
             raise StateError(f"The state to continue from cannot be loaded: {error}") from error
         self.torn = False
