@@ -794,3 +794,29 @@ def test_model_without_values_is_refused(part: str) -> None:
     ) as caught:
         make_job(model=model, optimizer=optimizer)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("strategy", [None, strategies.ParameterServer()], ids=["whole batch", "parameter server"])
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_loader_says_whether_epochs_are_shuffled(shuffle: bool, strategy: Any) -> None:
+    model = torch.nn.Linear(1, 1)
+    rows = torch.arange(16.0).unsqueeze(1)
+    seen: list[float] = []
+    with regroup.session(
+        model=model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.0),
+        data=torch.utils.data.DataLoader(rows, batch_size=4, shuffle=shuffle),  # type: ignore[arg-type]
+        global_batch=8,
+        microbatch=4,
+        strategy=strategy,
+    ) as job:
+        for step in job.steps(4):
+            with step:
+                for batch in step.microbatches():
+                    seen += batch.flatten().tolist()
+                    step.backward(sum=model(batch).sum(), weight=len(batch))
+                step.commit()
+    epochs = [seen[at : at + 16] for at in (0, 16)]
+    in_order = rows.flatten().tolist()
+    assert [sorted(epoch) for epoch in epochs] == [in_order] * 2, "each sample once an epoch"
+    assert [epoch == in_order for epoch in epochs] == [not shuffle] * 2
