@@ -291,10 +291,8 @@ class Core:
             worker.watches = tuple(watch for watch in worker.watches if watch.observed in body.observes)
             worker.effects.append(ev.Observe(body.observes))
         for process in worker.processes:
-            if (
-                body.member and process.done and worker.by_session
-            ):  # it left before the end was told, and is needed again
-                self._worker.start([process.local_rank], None, now_s)
+            if body.member and process.done and worker.by_session and worker.ending is None:
+                worker.start([process.local_rank], None, now_s)  # it left before the end was told, and is needed again
                 continue
             if not body.member and not process.inside:
                 process.broken = None  # it waits for the next generation, like any other worker that is ready
@@ -334,6 +332,7 @@ class Core:
         attached = any(p.attached and not p.let_go for p in worker.processes)
         worker.ending = ending.after_stop(body.outcome, attached, worker.ending, now_s)
         self._end_processes(body.outcome)
+        worker.ending.termed = not attached
         self._exit_if_ended()
 
     def _end_processes(self, outcome: str) -> None:
@@ -370,6 +369,7 @@ class Core:
         worker = self._worker
         if worker.ending is not None and worker.ending.draining and not worker.ending.waits:
             worker.ending = ending.after_sigterm(False, False, worker.identity.grace_s, now_s)
+            self._exit_if_ended()
 
     def _exit_if_ended(self) -> None:
         """Exit once nothing runs any more. Who has returned 0 stays as long as it can: until the operator has kept that."""
