@@ -229,9 +229,13 @@ class Regrouper:
         Raises StateError, or CheckpointError, where that state is nowhere.
         """
         newest, checkpointer = self._memory.newest, self._durable.checkpointer
-        if self._state.pair is not None and self._state.step == finish.step:
+        last = (
+            finish.generation,
+            finish.step,
+        )  # a step of the same number may also have been committed by a few in an earlier one
+        if self._state.pair is not None and (self._state.adopted, self._state.step) == last:
             pair = self._state.pair
-        elif newest is not None and newest.state.step == finish.step:
+        elif newest is not None and (newest.adopted, newest.state.step) == last:
             self._memory.restore(newest.state)
             pair = newest.state
         elif finish.checkpoint is not None and checkpointer is not None:
