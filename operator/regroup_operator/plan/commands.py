@@ -79,7 +79,7 @@ def end_of(
         for member, worker in places.of.items()
         if worker.pod is not None
     }
-    if stored is None:
+    if stored is None or not repeats:  # where all may have to run again, each of them stays until all have returned
         return End(finish, frozenset())
     unkept = {w.pod.uid for w in places_of(stored, workers).of.values() if w.pod is not None}
     return End(finish, places.returned - unkept)
@@ -118,7 +118,7 @@ def plan_commands(
             yield Tell(pod.uid, Welcome(known_tier))
         word = COMPLETE if end is not None and pod.uid in end.stops else stop
         if end is not None and word is None and pod.uid in end.finish:
-            if not session.told_finish:
+            if session.told_finish < end.finish[pod.uid].generation:
                 yield Tell(pod.uid, end.finish[pod.uid])
             continue
         if word is not None or pod.uid in released:
