@@ -106,7 +106,7 @@ def decide_lifecycle(facts: Facts, failures: Failures) -> Lifecycle:
     # Who has been told to stop cannot do after its last step what it would have done.
     is_told = any(c["type"] == SUSPENDED and c["reason"] == SUSPENDING for c in facts.status.get("conditions", ()))
     finished = _known_finished(facts.status)
-    if finished is None and not is_told:
+    if finished is None and not is_told and failures.unread is None:
         finished = _finished_generation(facts.current, failures.workers)
     if finished is not None and not any(facts.awaited.values()):
         return _ended(facts, Ended(succeeded=True, finished=finished))
