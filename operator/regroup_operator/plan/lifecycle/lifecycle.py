@@ -118,7 +118,7 @@ def decide_lifecycle(facts: Facts, failures: Failures) -> Lifecycle:
     # Who has been told to stop cannot do after its last step what it would have done.
     is_told = any(c["type"] == SUSPENDED and c["reason"] == SUSPENDING for c in facts.status.get("conditions", ()))
     finished = see_finished(facts, failures.workers)
-    if finished is not None and is_told and "finished" not in facts.status:
+    if "finished" not in facts.status and (is_told or failures.unread is not None):
         finished = None
     is_done = finished is not None and not finished.open
     if is_done and not any(facts.awaited.values()):
