@@ -36,9 +36,10 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_de
 
 def pause_s(index: int) -> float:
     if not args.hurry:
-        return args.pace
+        return float(args.pace)
     # Steps of the second half take longer and longer, so that some are left whenever the file comes.
-    return 0 if os.path.exists(args.hurry) else args.pace * max(1, args.steps / 2 / (args.steps - index))
+    longer = max(1, args.steps / 2 / (args.steps - index))
+    return 0.0 if os.path.exists(args.hurry) else args.pace * longer
 
 
 with regroup.session(
