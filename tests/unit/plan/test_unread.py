@@ -31,10 +31,10 @@ def runs(phase: str = Phase.STARTING, generation: int = 2, ran_s: float = 60.0, 
     ("session", "tier", "fails", "due_s"),
     [
         pytest.param(runs(group=Group.FORMED), "Script", True, None, id="it has passed init_process_group"),
-        pytest.param(runs(Phase.FINISHED), "Script", True, None, id="it has ended"),
+        pytest.param(runs(Phase.DONE), "Script", True, None, id="it has ended"),
         pytest.param(runs(ran_s=WAIT_S), "Script", True, None, id="it has run for as long as a start may take"),
         pytest.param(runs(), "Script", False, NOW_S - 60.0 + WAIT_S, id="a slow build may attach yet (adr/0004)"),
-        pytest.param(runs(Phase.FINISHED, 1), "Script", False, None, id="the member of an earlier generation"),
+        pytest.param(runs(Phase.DONE, 1), "Script", False, None, id="the member of an earlier generation"),
         pytest.param(runs(ran_s=WAIT_S), "Session", False, None, id="a session has attached"),
         pytest.param(runs(ran_s=WAIT_S), None, False, None, id="nobody knows yet what the other members run"),
     ],
@@ -61,7 +61,7 @@ def test_script_that_reads_no_checkpoint_fails_the_job(
 def test_script_that_has_ended_without_the_checkpoint_has_not_succeeded(resumes: bool) -> None:
     checkpoint = {"volumeClaim": "ckpt"} | ({"resumeFrom": NAME} if resumes else {})
     ended = tuple(
-        make_session(slot, Phase.FINISHED, 1, session=False, entered=1, adopted_to=1, condition_at_s=0.0)
+        make_session(slot, Phase.DONE, 1, session=False, entered=1, adopted_to=1, condition_at_s=0.0)
         for slot in (0, 1)
     )
     job = make_job().with_replicas(2).with_spec(checkpoint=checkpoint)
