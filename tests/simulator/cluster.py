@@ -314,7 +314,9 @@ class Pods:
     async def create(self, job: Job, slot: int, attempt: int, avoid_nodes: tuple[str, ...]) -> bool:
         self._reach()
         name = worker_pod_name(job.name, slot, attempt)
-        assert not self._world.has_trained, f"{name} is made after the workers have finished"
+        finished = self._world.finished
+        needed = not self._world.has_ended and (finished is None or slot in {member.slot for member in finished.open})
+        assert needed, f"{name} is made, and no script has to run there any more"
         if self.pod(job.namespace, name) is not None:
             return False
         self.on_create(slot)
@@ -342,7 +344,7 @@ class Pods:
             self._world.dirty()
             return
         released = pod.uid in self._world.status.get("released", ())
-        ended = self._world.phase == "Suspending" or self._world.has_trained
+        ended = self._world.phase == "Suspending" or self._world.finished is not None or self._world.has_ended
         assert released or pod.phase in ("Pending", "Failed") or ended, (
             f"{pod.name} was deleted before its release was written"
         )

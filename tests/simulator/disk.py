@@ -75,6 +75,11 @@ class Disk:
         if self.every_steps and group.ranks.get(0) is writer and not self.is_full and self.sees(writer.agent.uid):
             self.checkpoints.append(Checkpoint(name_of(group.number, state.step, group.uid), state))
 
+    def find(self, directory: str, reader: str) -> Checkpoint | None:
+        """Return the checkpoint of this name, None if this reader cannot read it."""
+        there = (c for c in self.checkpoints if c.is_whole and c.name.directory == directory)
+        return next(there, None) if self.sees(reader) else None
+
     def problem(self, group: Group) -> str | None:
         """Return what rank 0 says of the volume; empty: it is well. None: no checkpoints are written."""
         return self._problems.get(group.number, "") if self.every_steps else None

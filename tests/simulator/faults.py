@@ -16,6 +16,8 @@ from tests.simulator.world import FOREVER, World
 
 MOMENTS = ("heard", "entered", "formed", "adopted", "attached", "checkpoint", "committed", "near-end")
 """In the middle of what a fault can come: World.happened."""
+LEAVING = "leaving"
+"""The moment at which a script leaves its loop; not one of MOMENTS, because it comes at the end only."""
 MOMENT_S = 8.0
 """How long a fault waits for its moment."""
 

@@ -7,17 +7,21 @@ the network alone loses no worker. What does not hold is an AssertionError.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from _regroup_agent.observing import EVERY_S
 from _regroup_agent.statefile import Saved
+from regroup.protocol.local import FinishLocally
 from regroup.protocol.state import StatePair
 from regroup.protocol.wire import SILENT_S
 from regroup_operator.api import parse_job
+from regroup_operator.api.members import MemberId
+from regroup_operator.api.names import worker_pod_name
 
 if TYPE_CHECKING:
-    from tests.simulator.trainers import Group
+    from tests.simulator.trainers import Group, Place, Trainer
     from tests.simulator.world import World
 
 
@@ -64,6 +68,10 @@ class Ledger:
         self.ends: list[End] = []
         self.calm = False
         """What ends now ends while nothing else is going on."""
+        self.returned: set[Place] = set()
+        """Whose script has returned 0."""
+        self._ending: dict[Place, Trainer] = {}
+        """Which process ran the end of whose script last."""
         self._judged = 0
         """The newest generation of such a loss."""
 
@@ -120,6 +128,30 @@ class Ledger:
         """Every rank of a group has adopted `state`: a step that only some had committed counts from now on."""
         if state in self.in_part and self.committed and state.step == self.committed[-1][1] + 1:
             self.committed.append((state.generation, state.step))
+
+    def end_begins(self, trainer: Trainer, finish: FinishLocally, state: StatePair) -> None:
+        """A script leaves its loop: with the state of the last step, and no other process runs it in that place (rule END)."""
+        place = (finish.generation, finish.rank)
+        newest = self.committed[-1] if self.committed else (0, 0)
+        assert tuple(state) == newest, f"{trainer.agent.name} ends with {tuple(state)}, and {newest} is the last step"
+        assert state.step == self._world.total_steps, f"{trainer.agent.name} leaves its loop after step {state.step}"
+        other = self._ending.get(place)
+        beside = other is not None and other is not trainer and other.alive
+        assert not beside, (
+            f"{trainer.agent.name} runs the end of rank {finish.rank} beside {other and other.agent.name}"
+        )
+        self._ending[place] = trainer
+
+    def has_returned(self, generation: int, members: Sequence[MemberId]) -> bool:
+        """Return whether the script of all members of a generation has returned 0 in every process."""
+        world = self._world
+        if world.script == "plain":
+            names = {worker_pod_name("digits", *member) for member in members}
+            return {(name, rank) for name in names for rank in range(world.processes)} <= {
+                place for number, place in self.returned if number == generation
+            }
+        ranks = {place for number, place in self.returned if number == generation}
+        return ranks >= set(range(len(members) * world.processes))
 
     def _patience_s(self) -> float:
         """Return how long a worker that cannot be reached and may hold the newest state is waited for."""

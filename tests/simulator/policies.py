@@ -219,9 +219,19 @@ class Judge:
             return self.policy.never and any(map(_failed_alone, self.world.pods.of_roles.values()))
         elif reason == "ExitRule":
             return self._may_be_ruled(failed["message"])
+        elif reason == "EndFailed":
+            return self._may_fail_in_end()
         else:
             return False
         return due is not None and self.wall >= due - ROUND_S
+
+    def _may_fail_in_end(self) -> bool:
+        """Return whether a script whose end has failed, or was lost, cannot run again."""
+        world = self.world
+        checkpoint = world.status.get("checkpoint")
+        if world.per_group > 1:
+            return checkpoint is None
+        return world.is_over and (checkpoint is None or checkpoint["step"] != world.total_steps)
 
     def _due_at(self, status: Mapping[str, Any], *, started: bool) -> float | None:
         """Return when a deadline is over, by the operators' clock; None: there is none now. `started`: that of a started job."""
@@ -246,7 +256,7 @@ class Judge:
             if "cannot start" in message:
                 return bool(self._blocked(tuple(world.pods.by_uid.values())))
             return any(
-                matching(self.rules, end) == index and self._is_first(end, doubt_s=RECENT_S)
+                matching(self.rules, end) == index and (world.is_over or self._is_first(end, doubt_s=RECENT_S))
                 for end in world.ledger.ends
                 if end.at_s >= world.now_s - RECENT_S
             )
@@ -299,12 +309,12 @@ class Judge:
         is_active = led and not world.has_ended and not self._is_suspended()
         if self.policy.active_s:
             self._overdue("DeadlineExceeded", self._due_at(self._last, started=True), is_active)
-        if self.policy.start_s and not world.has_trained:
+        if self.policy.start_s and not world.is_over:
             self._overdue("StartDeadlineExceeded", self._due_at(self._last, started=False), is_active)
         if world.has_ended or self._is_suspended():
             self._role_failed = False  # a pod that fails while it is told to stop fails nothing
         self._must("RoleFailed", is_active and self._role_failed)
-        is_active &= not world.has_trained
+        is_active &= not world.is_over
         self._must("ExitRule for pods that cannot start", is_active and world.pods.stale is None and self._is_blocked())
         self._look_at_ends(is_active)
         kept = [p.slot for p in world.pods.by_uid.values() if p.phase == "Failed" and not p.terminating]

@@ -32,7 +32,16 @@ def script_step(world: World) -> None:
     world.print_a_line(trainers)
     if len(ledger.committed) >= world.total_steps:
         for trainer in trainers:
-            world.later(lambda t=trainer: t.in_main(lambda: t.agent.exited(t, 0)))  # type: ignore[misc]
+            _end(world, trainer)
+
+
+def _end(world: World, trainer: Trainer) -> None:
+    if trainer.is_ending:
+        return
+    trainer.is_ending = True
+    place = (trainer.launched, (trainer.agent.name, trainer.local_rank))
+    world.happened("leaving", trainer.agent.uid)
+    world.after(world.pace.some((0.0, world.end_s)), lambda: trainer.in_main(lambda: trainer.return_zero(place)))
 
 
 def script_died(world: World, trainer: Trainer) -> None:

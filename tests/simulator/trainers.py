@@ -42,6 +42,10 @@ if TYPE_CHECKING:
     from tests.simulator.disk import Checkpoint
 
 
+Place = tuple[int, Any]
+"""A generation, and which of its processes: a rank, or the slot and local rank of a script's."""
+
+
 class Group:
     """The meeting of one generation."""
 
@@ -215,6 +219,8 @@ class Trainer:
         self.state_adopted = 0
         self.group: Group | None = None
         self.finished = False
+        self.is_ending = False
+        """A script's process is past its last step."""
         self.lost_rank: int | None = None
         self._floor = 0
         self._forced = 0
@@ -315,8 +321,7 @@ class Trainer:
                 self.agent.world.disk.write_last(self.group, self, self.state)
             self.agent.world.later(lambda: self.agent.exited(self, 0))
         elif isinstance(message, FinishLocally):
-            self.state = None  # the script may change the model from here on
-            self.agent.world.later(lambda: self.agent.exited(self, 0))
+            self.in_main(lambda: self._leave_loop(message))
         elif isinstance(message, Answer):
             self._answered(message)
         elif isinstance(message, Assignment) and (self.newest is None or message.number > self.newest.number):
@@ -457,9 +462,41 @@ class Trainer:
 
     def _finish(self, group: Group) -> None:
         self.finished = True
+        if self.agent.world.per_group == 1:
+            self._snapshot(is_last=True)
         self.say(FinishedLocally(group.number, group.step))
         if self.suspended:  # it was told so in its last step, and waits for no other word
             self.agent.world.later(lambda: self.agent.exited(self, 0))
+
+    def _leave_loop(self, finish: FinishLocally) -> None:
+        """All steps are committed: what follows the loop runs, with exactly the state of the last one (`_continue_after`)."""
+        world = self.agent.world
+        state = self._exact_state(finish)
+        if state is None:
+            self.agent.exited(self, 1, f"StateError: The state of step {finish.step}, the last one, is nowhere.")
+            return
+        world.ledger.end_begins(self, finish, state)
+        if self.group is not None:
+            self.group.is_over, self.group = True, None
+        self.state = None  # the script may change the model from here on
+        world.happened("leaving", self.agent.uid)
+        place = (finish.generation, finish.rank)
+        world.after(world.pace.some((0.0, world.end_s)), lambda: self.in_main(lambda: self.return_zero(place)))
+
+    def return_zero(self, place: Place) -> None:
+        """The script has come to its end."""
+        if self.alive:
+            self.agent.world.ledger.returned.add(place)
+            self.agent.exited(self, 0)
+
+    def _exact_state(self, finish: FinishLocally) -> StatePair | None:
+        wanted, memory, disk = (finish.step, finish.generation), self.agent.memory, self.agent.world.disk
+        if self.state is not None and (self.state.step, self.state_adopted) == wanted:
+            return self.state
+        if memory is not None and (memory.state.step, memory.adopted) == wanted:
+            return memory.state
+        found = None if finish.checkpoint is None else disk.find(finish.checkpoint.directory, self.agent.uid)
+        return None if found is None else found.state
 
     def _send_left(self, cause: str | None = None, message: str = "", peer_rank: int | None = None) -> None:
         step = self.state.step if self.state else 0

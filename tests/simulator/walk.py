@@ -20,7 +20,7 @@ from tests.builders.jobs import role
 from tests.builders.plan import JobBuilder, make_job
 from tests.simulator.bound import NAMED, PULL_S, WAITS, bound_s
 from tests.simulator.cluster import REFUSED
-from tests.simulator.faults import KINDS, MOMENT_S, Fault, draw
+from tests.simulator.faults import KINDS, LEAVING, MOMENT_S, Fault, draw
 from tests.simulator.pace import Pace
 from tests.simulator.policies import IGNORES, NO_POLICY, RULES, Judge, Policy, is_well, policy_of
 from tests.simulator.script import script_group
@@ -90,6 +90,8 @@ class Setting:
     """What the spec says of the job's end."""
     rest_s: float = 0.0
     """Operators rest for so long after each plan."""
+    end_s: float = 0.0
+    """A script takes so long at most from its last step to its end."""
     progress_factors: tuple[float, ...] = (1.0,)
     """Operators serve many other jobs, and agents report so many times less often: one operator after the other."""
 
@@ -105,6 +107,7 @@ class Setting:
             + (f", {self.roles} pods of a role" if self.roles else "")
             + (" that it waits for" if self.required else "")
             + (", agents observe each other" if self.observes else "")
+            + (f", scripts end within {self.end_s:g} s" if self.end_s else "")
             + (f", operators rest for {self.rest_s:g} s after each plan" if self.rest_s else "")
             + (
                 f", progress is reported {self.progress_factors} times less often"
@@ -154,6 +157,7 @@ class Setting:
             known_session=self.known, total_steps=self.total_steps, settings=self.settings(),
             pace=pace, num_nodes=4, checkpoint_every=self.checkpoint_every, by_json=self.seed % 8 == 0, backs_off=True,
             snapshot_every=self.snapshot_every, observes=self.observes, progress_factors=self.progress_factors,
+            end_s=self.end_s,
         )  # fmt: skip
 
 
@@ -187,6 +191,7 @@ def setting_of(seed: int) -> Setting:
         spares=random.Random(f"{seed}/spares").choice([0, 0, 0, 1]),
         cooldown_s=random.Random(f"{seed}/cooldown").choice([0, 0, 20]),
         pending_s=random.Random(f"{seed}/pending").choice([0, 0, 10]),
+        end_s=random.Random(f"{seed}/end").choice([0.0, 0.0, 3.0, 20.0]),
     )
     if setting.roles and random.Random(f"{seed}/required").random() < 0.6:
         setting = replace(setting, required=True)
@@ -215,9 +220,17 @@ def faults_of(seed: int, kinds: list[str], most: int = 8) -> list[Fault]:
     if early.random() < (0.5 if setting.policy.start_s or setting.policy.rules == "images fail" else EARLY_CHANCE):
         kind = early.choice(EARLY)
         faults[:1] = [Fault(kind, calm=False, for_s=early.choice(KINDS[kind].spans))] if kind in kinds else faults[:1]
+    late = random.Random(f"{seed}/late")
+    if setting.total_steps <= SHORT_STEPS and late.random() < LATE_CHANCE:
+        faults = faults[:2]
+        for _ in range(late.randint(1, 4)):
+            fault = draw(late, kinds, calm=False)
+            faults.append(replace(fault, moment=LEAVING if late.random() < 0.7 else ""))
     return faults
 
 
+LATE_CHANCE = 0.6
+"""In so many of the walks whose job trains to its end, faults come while scripts leave their loops."""
 AIMED_CHANCE = 0.6
 """In so many of the walks with rules one fault is of a kind that they concern."""
 AIMED = dict.fromkeys(RULES, ("exit-code",)) | {
@@ -339,7 +352,8 @@ class Walk:
         world = self.world
         if fault.moment:
             world.on_moment = lambda moment, _: moment == fault.moment
-            world.advance(MOMENT_S, self.setting.step_s)
+            all_s = self.setting.total_steps * self.setting.step_s + self.bound_s
+            world.advance(all_s if fault.moment == LEAVING else MOMENT_S, self.setting.step_s)
             world.on_moment = None
         for _ in range(fault.turns):
             world._turn()
@@ -386,9 +400,9 @@ class Walk:
     def _recover(self) -> None:
         """Let time pass until the job has committed after the last fault, or has ended."""
         world = self.world
-        while world.ledger.num_commits <= self._seen and not world.has_trained:
+        while world.ledger.num_commits <= self._seen and not world.is_over:
             world.advance(
-                LOOK_S, self.setting.step_s, done=lambda: world.ledger.num_commits > self._seen or world.has_trained
+                LOOK_S, self.setting.step_s, done=lambda: world.ledger.num_commits > self._seen or world.is_over
             )
             self._judge()
         if self._seen and world.ledger.num_commits > self._seen:
@@ -411,7 +425,7 @@ class Walk:
             end_s += LAST_S  # a worker that was given back often is tried again so late
         if self.setting.roles:
             end_s += ROLE_LAST_S
-        end_s += self._late_s
+        end_s += self._late_s + 4 * self.setting.end_s
         while not world.has_ended and not self._is_whole():
             if world.now_s > end_s:
                 raise Failed("not whole", f"all is well and the job stays as it is: {self._words()}")
@@ -426,7 +440,7 @@ class Walk:
 
     def _is_whole(self) -> bool:
         world = self.world
-        if world.has_trained:
+        if world.is_over:
             return False  # it has to end
         (said,) = world.status.get("roles") or [{}]
         ran = sum(p.phase == "Running" for p in world.pods.of_roles.values()) + len(said.get("succeeded", ()))
@@ -447,7 +461,7 @@ class Walk:
         if world.has_ended:
             self._judge_end()
             return
-        if world.has_trained:
+        if world.is_over:
             self._judge_waiting()
             return
         if world.ledger.num_commits > self._seen and world.now_s - world.ledger.last_commit_s < self.bound_s:
@@ -510,8 +524,12 @@ class Walk:
                 raise Failed("miscounted", f"{counted} failures count, of {least} to {most}: {self._words()}")
 
     def _judge_waiting(self) -> None:
-        """The workers have finished, and the job waits for its roles."""
-        world = self.world
+        """All steps are committed. Scripts run on, or the job waits for its roles."""
+        world, finished = self.world, self.world.finished
+        if finished is not None and finished.open and world.phase not in ("Finishing", "Suspending", "Suspended"):
+            raise Failed("untrue", f"scripts still run ({finished.to_status()}), and it says {world.phase}")
+        if not world.has_trained:
+            return
         if world.phase not in ("Completing", "Suspending", "Suspended"):
             raise Failed("untrue", f"the workers have finished, and it says {world.phase}")
         if not world.status["roles"][0].get("awaited"):
@@ -527,6 +545,9 @@ class Walk:
         done = committed[-1][1] if committed else 0
         if done != self.setting.total_steps:
             raise Failed("untrue", f"Succeeded at step {done} of {self.setting.total_steps}")
+        finished = world.finished
+        if finished is None or not world.ledger.has_returned(finished.generation, finished.members):
+            raise Failed("untrue", f"Succeeded, and not all scripts have returned 0: {world.status.get('finished')}")
 
     def _finish(self) -> None:
         """Let a job end that has to soon, or that is short and whose policy says what is left of it then."""
@@ -538,6 +559,7 @@ class Walk:
         if (policy.ttl_s is None and policy.cleans == "None") or self.setting.total_steps > SHORT_STEPS:
             return
         end_s = world.now_s + 2 * self.setting.total_steps * self.setting.step_s + self.bound_s + ROLE_LAST_S
+        end_s += 4 * self.setting.end_s
         while not world.has_ended:
             if world.now_s > end_s:
                 raise Failed("not ended", f"all is well and the job does not end: {self._words()}")

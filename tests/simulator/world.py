@@ -24,6 +24,7 @@ from regroup_operator.decision_log import DecisionLog
 from regroup_operator.model.plan import timestamp
 from regroup_operator.model.ports import EventNote
 from regroup_operator.model.records import UNSEEN_CODE, Settings
+from regroup_operator.plan.lifecycle.finished import Finished, read_finished
 from tests.builders.plan import JobBuilder
 from tests.simulator.agents import Agent
 from tests.simulator.cluster import KEY, Pods, Store
@@ -70,16 +71,18 @@ class World:
         backs_off: bool = False,
         observes: bool = False,
         progress_factors: Sequence[float] = (1.0,),
+        end_s: float = 0.0,
         start: bool = True,
     ) -> None:
         """`observes`: agents observe each other from other nodes, else they are of an earlier release. `progress_factors`: as in
-        wire.Accepted, of one operator after the other, which serve many other jobs."""
+        wire.Accepted, of one operator after the other, which serve many other jobs. `end_s`: how long at most a script takes from
+        its last step to its end."""
         self.now_s = START_S
         self.processes, self.script, self.known_session = processes, script, known_session
         self.total_steps = total_steps
         self.settings, self.progress_writes_per_s = settings or Settings(), progress_writes_per_s
         self.pace, self.by_json, self.backs_off = pace or Pace(), by_json, backs_off
-        self.observes, self.progress_factors = observes, progress_factors
+        self.observes, self.progress_factors, self.end_s = observes, progress_factors, end_s
         self.ledger = Ledger(self)
         self.network = Network(self)
         self.operators: list[Operator] = []
@@ -486,9 +489,20 @@ class World:
         return self.phase in ("Succeeded", "Failed")
 
     @property
+    def finished(self) -> Finished | None:
+        """The members whose steps are over, as the status says it; None: there are steps to train."""
+        return read_finished(self.status)
+
+    @property
     def has_trained(self) -> bool:
-        """Whether the status says that the workers have finished, or that the job has ended: none is needed any more."""
-        return self.has_ended or "finished" in self.status
+        """Whether the status says that all scripts have returned, or that the job has ended: no worker is needed any more."""
+        return self.has_ended or (self.finished is not None and not self.finished.open)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing is left that could be committed."""
+        committed = self.ledger.committed
+        return self.has_ended or self.finished is not None or (bool(committed) and committed[-1][1] >= self.total_steps)
 
     @property
     def replicas(self) -> int:

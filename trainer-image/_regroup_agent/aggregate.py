@@ -64,6 +64,8 @@ class Process:
     """Why it is being killed: it hangs."""
     let_go: bool = False
     """It was told to leave its loop (local.FinishLocally)."""
+    runs_again: bool = False
+    """It is being killed because all members run their end again."""
     done: bool = False
     """It has returned 0 by itself: a session's after its last step."""
     observed: str = ""

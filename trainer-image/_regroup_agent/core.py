@@ -234,7 +234,7 @@ class Core:
         elif isinstance(body, wire.Restart):
             self._restart(body)
         elif isinstance(body, wire.Finish):
-            self._finish(body, now_s)
+            self._finish(command, body, now_s)
         elif isinstance(body, wire.Stop):
             self._stop(body, now_s)
 
@@ -250,6 +250,8 @@ class Core:
                 return ""
             if body.number <= worker.heard:
                 return f"Refused generation {body.number}: {worker.heard} has been heard."
+            if worker.finish is not None and worker.finish.repeats:
+                return f"Refused generation {body.number}: the steps are over (generation {worker.finish.generation})."
         elif isinstance(body, wire.DocumentCommand):
             document = body.document
             if newest is None or document.number != newest.number or document.digest() != newest.document_digest:
@@ -290,12 +292,9 @@ class Core:
             worker.observes = body.observes
             worker.watches = tuple(watch for watch in worker.watches if watch.observed in body.observes)
             worker.effects.append(ev.Observe(body.observes))
+        if worker.by_session and (worker.finish is not None or body.member):
+            worker.take_back()  # who left before the end was told, and is needed again, starts again, too
         for process in worker.processes:
-            if (
-                body.member and process.done and worker.by_session
-            ):  # it left before the end was told, and is needed again
-                self._worker.start([process.local_rank], None, now_s)
-                continue
             if not body.member and not process.inside:
                 process.broken = None  # it waits for the next generation, like any other worker that is ready
             worker.hand(process)
@@ -317,10 +316,11 @@ class Core:
 
     # --- the end ---------------------------------------------------------------------------------------------------
 
-    def _finish(self, body: wire.Finish, now_s: float) -> None:
+    def _finish(self, command: wire.Command, body: wire.Finish, now_s: float) -> None:
         """The steps are over: every script leaves its loop, and one that starts from now on does not begin it."""
         worker = self._worker
         worker.finish = body
+        worker.heard = max(worker.heard, command.generation)  # a newer one that was announced too late is not entered
         for process in worker.processes:
             worker.let_go(process)
         self._start_session(now_s)
@@ -334,6 +334,7 @@ class Core:
         attached = any(p.attached and not p.let_go for p in worker.processes)
         worker.ending = ending.after_stop(body.outcome, attached, worker.ending, now_s)
         self._end_processes(body.outcome)
+        worker.ending.termed = not attached
         self._exit_if_ended()
 
     def _end_processes(self, outcome: str) -> None:
@@ -370,6 +371,7 @@ class Core:
         worker = self._worker
         if worker.ending is not None and worker.ending.draining and not worker.ending.waits:
             worker.ending = ending.after_sigterm(False, False, worker.identity.grace_s, now_s)
+            self._exit_if_ended()
 
     def _exit_if_ended(self) -> None:
         """Exit once nothing runs any more. Who has returned 0 stays as long as it can: until the operator has kept that."""

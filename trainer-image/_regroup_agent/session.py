@@ -52,14 +52,19 @@ class Session:
     def exited(self, process: Process, event: ev.Exited, now_s: float) -> None:
         """A process has ended. Unless it has returned 0 after its last step that is a fault, and it is started again after the
         delay."""
-        finish = self._worker.finish
+        worker, finish = self._worker, self._worker.finish
+        if process.runs_again and worker.ending is None:
+            worker.start([process.local_rank], None, now_s)
+            return
         if event.code == 0 and (process.finished or process.let_go):
-            self._worker.returned(process, finish.generation if finish is not None else process.finished)
+            worker.returned(process, finish.generation if finish is not None else process.finished)
             return
         process.finished = 0
-        self._worker.send_exit(process, event)
-        if self._worker.ending is None:
-            process.start_at_s = now_s + self._worker.next_delay_s()
+        worker.send_exit(process, event)
+        if finish is not None and not finish.repeats:
+            worker.take_back()
+        if worker.ending is None:
+            process.start_at_s = now_s + worker.next_delay_s()
 
     def _attached(self, process: Process, message: local.Attach, now_s: float) -> None:
         worker = self._worker

@@ -6,6 +6,7 @@ Pure: an act only appends an effect. Whose turn it is, is decided in `core` (com
 from __future__ import annotations
 
 import math
+import signal
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -246,6 +247,19 @@ class Worker:
             process, local.FinishLocally(finish.generation, finish.step, rank, finish.world_size, finish.checkpoint)
         )
 
+    def take_back(self) -> None:
+        """The end of the steps counts no more: all members run their end again, in a newer generation. Those of its processes that
+        have left their loop, or have returned 0, start again."""
+        self.finish = None
+        if self.ending is not None:
+            return
+        for process in self.processes:
+            if process.running and process.let_go:
+                process.runs_again, process.attached = True, False
+                self.effects.append(ev.Signal(process.local_rank, signal.SIGKILL))
+            elif process.done:
+                self.start([process.local_rank], None, self.now_s)
+
     def tell(self, process: Process, message: Any) -> None:
         self.effects.append(ev.Tell(process.local_rank, message))
 
@@ -324,7 +338,7 @@ class Worker:
         The store's host waits for the document: it publishes it.
         """
         newest = self.generation
-        if newest is None or not process.attached or process.handed >= newest.number:
+        if newest is None or not process.attached or process.let_go or process.handed >= newest.number:
             return
         if not process.may_enter(newest.number) or not (newest.member or process.inside or process.left):
             return

@@ -239,7 +239,7 @@ class Registry:
         if isinstance(body, Generation):
             session = replace(session, told_generation=body.number)
         elif isinstance(body, Finish):
-            session = replace(session, told_finish=True)
+            session = replace(session, told_finish=body.generation)
         elif isinstance(body, Welcome):
             session = replace(session, told_tier=body.tier)
         elif isinstance(body, Stop):

@@ -123,7 +123,7 @@ def _new_boot(session: Session, report: Report, now_s: float) -> Session:
         fault_generation=0,
         fault_at_s=None,
         told_generation=0,
-        told_finish=False,
+        told_finish=0,
         told_tier="",
         told_stop=False,
     )
@@ -250,7 +250,7 @@ def stream_opened(session: Session, boot: str) -> Session:
         closed_at_s=None,
         unanswered_since_s=None,
         told_generation=0,
-        told_finish=False,
+        told_finish=0,
         told_tier="",
         told_stop=False,
     )

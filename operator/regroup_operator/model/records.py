@@ -186,8 +186,8 @@ class Session:
     """How many there were in all in this record's life."""
     told_generation: int = 0
     """Newest generation sent on the stream that is open now."""
-    told_finish: bool = False
-    """The end of the steps was sent on the stream that is open now."""
+    told_finish: int = 0
+    """The newest generation whose end was sent on the stream that is open now."""
     told_tier: str = ""
     told_stop: bool = False
     told_stop_at_s: float | None = None

@@ -59,8 +59,10 @@ def end_of(
     workers: Sequence[Worker],
     processes: int,
     checkpoint: CheckpointRef | None,
+    repeats: bool,
 ) -> End:
-    """Return it. `stored`: what the status said before this plan; `checkpoint`: the newest that it names."""
+    """Return it. `stored`: what the status said before this plan; `checkpoint`: the newest that it names; `repeats`: as in
+    wire.Finish."""
     places = places_of(finished, workers)
     index = {member: i for i, member in enumerate(finished.members)}
     exact = checkpoint if checkpoint is not None and checkpoint.step == finished.step else None
@@ -72,11 +74,12 @@ def end_of(
             rank_offset=index[member] * processes,
             world_size=len(finished.members) * processes,
             checkpoint=exact,
+            repeats=repeats,
         )
         for member, worker in places.of.items()
         if worker.pod is not None
     }
-    if stored is None:
+    if stored is None or not repeats:  # where all may have to run again, each of them stays until all have returned
         return End(finish, frozenset())
     unkept = {w.pod.uid for w in places_of(stored, workers).of.values() if w.pod is not None}
     return End(finish, places.returned - unkept)
@@ -115,13 +118,14 @@ def plan_commands(
             yield Tell(pod.uid, Welcome(known_tier))
         word = COMPLETE if end is not None and pod.uid in end.stops else stop
         if end is not None and word is None and pod.uid in end.finish:
-            if not session.told_finish:
+            if session.told_finish < end.finish[pod.uid].generation:
                 yield Tell(pod.uid, end.finish[pod.uid])
             continue
         if word is not None or pod.uid in released:
-            # Who has returned 0 and is not known to have is told once that is in the status.
-            waits = word == SUSPENDED and session.condition.phase == Phase.DONE
-            if not session.told_stop and not waits:
+            if word == SUSPENDED and session.condition.phase == Phase.DONE:
+                # Nothing is left to suspend: it is told once the status says so. Where all run again, its word counts no more.
+                word = None if end is not None else COMPLETE
+            if not session.told_stop and (word is not None or pod.uid in released):
                 yield Tell(pod.uid, Stop(word or "Released"))
             continue
         if end is not None:

@@ -9,7 +9,7 @@ from regroup_operator.plan.facts.current import named_checkpoint
 from regroup_operator.plan.facts.facts import Inputs, gather_facts
 from regroup_operator.plan.failures.failures import judge_failures
 from regroup_operator.plan.generation.generation import plan_generation
-from regroup_operator.plan.lifecycle.finished import read_finished
+from regroup_operator.plan.lifecycle.finished import read_finished, repeats
 from regroup_operator.plan.lifecycle.lifecycle import (
     Active,
     Completing,
@@ -42,7 +42,9 @@ def plan_job(inputs: Inputs) -> JobPlan:
     end = None
     if finished is not None and facts.tier != "Script":
         checkpoint = named_checkpoint(report.status)
-        end = end_of(finished, read_finished(facts.status), generation.workers, facts.processes, checkpoint)
+        end = end_of(
+            finished, read_finished(facts.status), generation.workers, facts.processes, checkpoint, repeats(facts)
+        )
     commands = plan_commands(
         workers=generation.workers,
         tier=facts.tier,

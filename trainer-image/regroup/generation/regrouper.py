@@ -228,17 +228,17 @@ class Regrouper:
 
         Raises StateError, or CheckpointError, where that state is nowhere.
         """
-        newest, checkpointer = self._memory.newest, self._durable.checkpointer
-        if self._state.pair is not None and self._state.step == finish.step:
+        checkpointer = self._durable.checkpointer
+        pair: StatePair | None
+        if (self._state.step, self._state.adopted) == (finish.step, finish.generation):
             pair = self._state.pair
-        elif newest is not None and newest.state.step == finish.step:
-            self._memory.restore(newest.state)
-            pair = newest.state
-        elif finish.checkpoint is not None and checkpointer is not None:
+        else:
+            pair = self._memory.restore_exactly(finish.step, finish.generation)
+        if pair is None and finish.checkpoint is not None and checkpointer is not None:
             info = checkpointer.info_of(finish.checkpoint.directory)
             self._durable.load(info)
             pair = info.pair
-        else:
+        if pair is None:
             raise StateError(
                 f"The state of step {finish.step}, the last one, is in no checkpoint and in no memory snapshot, so what follows "
                 "the loop cannot run again. Give the job a checkpoint (spec.checkpoint, or regroup run --checkpoint)."

@@ -420,8 +420,8 @@ class Restart:
 class Finish:
     """The last step is committed by all and `status.finished` says so: the script leaves its loop (rule END).
 
-    Processes that start after it form no generation. They get the state of that step from the worker's memory snapshot or from
-    `checkpoint`, and this place, so that no second process has rank 0."""
+    Where one worker's end `repeats`, processes that start after it form no generation. They get the state of that step from the
+    worker's memory snapshot or from `checkpoint`, and this place, so that no second process has rank 0."""
 
     TYPE = "finish"
     generation: int
@@ -432,6 +432,9 @@ class Finish:
     world_size: int
     checkpoint: Optional[CheckpointRef] = None
     """A durable checkpoint of `step`; None: there is none."""
+    repeats: bool = True
+    """A script that fails after its loop is started again by its agent. False: all members run theirs again, in a newer generation,
+    because the model is split over them."""
 
 
 @dataclass(frozen=True)

@@ -55,14 +55,18 @@ class Memory:
         None: the state is not split, so the newest one will do."""
         directory = os.environ.get(env.SNAPSHOT_DIR)
         is_split = plan.layout.size > 1
-        if directory and send is not None and (is_split or local_rank == 0):
-            self._slots = Slots(
-                directory_of(Path(directory), local_rank),
+        self._of_worker: Slots | None = None
+        """Where the snapshots lie of what this process holds; None: nowhere."""
+        if directory and send is not None:
+            self._of_worker = Slots(
+                directory_of(Path(directory), local_rank if is_split else 0),
                 os.environ.get(env.JOB_UID) or "local",
                 int(os.environ.get(env.SNAPSHOT_BYTES) or 0),
                 processes=int(os.environ.get(env.LOCAL_WORLD_SIZE) or 1) if is_split else 1,
                 place=f"{inner} of {plan.layout}" if is_split else "",
             )
+            if is_split or local_rank == 0:
+                self._slots = self._of_worker
         self._every_s = float(os.environ.get(env.SNAPSHOT_EVERY_SECONDS) or EVERY_S)
         self._began_s: float | None = None
         self._took_s = 0.0
@@ -158,9 +162,24 @@ class Memory:
         without it. Anything else, such as too little memory for the moment, leaves it as it is.
         """
         assert self._slots is not None
-        found = next(one for one in self._slots.held if wanted in (None, one.state))
+        self._load(self._slots, next(one for one in self._slots.held if wanted in (None, one.state)))
+
+    def restore_exactly(self, step: int, adopted: int) -> StatePair | None:
+        """As `restore`, the state after `step` steps that was adopted in generation `adopted`; return its name, None where the worker
+        has no snapshot of it. A process that takes none loads that of its worker's local rank 0, which has the same state."""
+        if self._of_worker is None:
+            return None
+        self._of_worker.look()
+        held = self._of_worker.held
+        found = next((one for one in held if (one.state.step, one.adopted) == (step, adopted)), None)
+        if found is None:
+            return None
+        self._load(self._of_worker, found)
+        return found.state
+
+    def _load(self, slots: Slots, found: Snapshot) -> None:
         try:
-            tree = self._slots.load(found)
+            tree = slots.load(found)
             misfit = self._state.misfit(tree)
             if misfit is not None:
                 raise UnusableError(
@@ -168,7 +187,7 @@ class Memory:
                 )
             said = found.description["said"]
         except UnusableError:
-            self._slots.discard(found)
+            slots.discard(found)
             self._tell()
             raise
         self._state.load(tree)
@@ -225,8 +244,8 @@ class Memory:
         self._tell()
 
     def _tell(self) -> None:
-        assert self._slots is not None
-        assert self._send is not None
+        if self._slots is None or self._send is None:
+            return
         newest = self._slots.newest
         said = (
             local.Snapshotted(None)

@@ -58,14 +58,15 @@ class Slots:
         self._mapped: dict[str, torch.Tensor] = {}
         self.held: list[Snapshot] = []
         """The complete snapshots, the newest first."""
-        self._look()
+        self.look()
 
     @property
     def newest(self) -> Snapshot | None:
         """The newest complete snapshot; None: there is none."""
         return self.held[0] if self.held else None
 
-    def _look(self) -> None:
+    def look(self) -> None:
+        """See what there is: another process of the worker may write."""
         held = protocol.held(self._directory, self._job_uid)
         self.held = [one for one in held if one.description.get("place", "") == self._place]
 
@@ -123,7 +124,7 @@ class Slots:
                 f"The memory snapshot's description cannot be written to {path}: {error.strerror or error}. Check "
                 "spec.memorySnapshot.sizeLimit and the directory."
             ) from error
-        self._look()
+        self.look()
 
     def load(self, snapshot: Snapshot) -> trees.Tree:
         """Return the tree of a complete snapshot, in memory of its own. Raises UnusableError for one that is damaged,
@@ -150,7 +151,7 @@ class Slots:
         """Remove a snapshot; the other one, if it is complete, becomes the newest."""
         with contextlib.suppress(OSError):
             protocol.description_path(self._directory, snapshot.slot).unlink(missing_ok=True)
-        self._look()
+        self.look()
 
     def _map(self, slot: str, total: int, *, is_new: bool = True) -> torch.Tensor:
         """Return the slot's bytes. What is mapped stays, because fresh pages cost more than the copy. Raises OSError."""

@@ -28,6 +28,7 @@ _ATTACHED = (
     Phase.TRAINING,
     Phase.BROKEN,
     Phase.FINISHED,
+    Phase.FINISHING,
     Phase.DONE,
 )
 _IN_GROUP = {

@@ -242,7 +242,7 @@ def _kind(
     if current is None or excused(worker):
         return "", None
     # Who has finished an older one waits in it, too, and comes to the newest as soon as it hears of it.
-    is_inside = worker.is_in_group or condition.phase in (Phase.FINISHED, Phase.DONE)
+    is_inside = worker.is_in_group or condition.phase in (Phase.FINISHED, Phase.FINISHING, Phase.DONE)
     inside_older = is_inside and condition.generation < current.number
     # Another operator may have announced it and told nobody.
     is_told = current.known or condition.heard >= current.number

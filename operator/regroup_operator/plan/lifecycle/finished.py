@@ -1,8 +1,10 @@
 """The end of a job's steps: which members' scripts have returned 0, and which worker has whose place (rule END). Pure.
 
 `status.finished` is the memory of it. Session tier: it is written once every member has committed the last step, and before any
-of them is told to leave its loop. Script tier: it is written once the first member's script has returned 0, and taken back when
-another one fails, because all of them then run again.
+of them is told to leave its loop. Script tier: it is written once the first member's script has returned 0.
+
+Where one member cannot run its end alone (a script without the library, a model that is split over the members), a failure takes
+it back: all members run theirs again, in an ordinary generation.
 """
 
 from __future__ import annotations
@@ -71,17 +73,22 @@ def read_finished(status: Mapping[str, Any]) -> Finished | None:
     return Finished(known["generation"], members, known.get("step", 0), done, known["at"])
 
 
+def repeats(facts: Facts) -> bool:
+    """Return whether one member can run its end again without the others: its rank and the state of the last step are all it needs."""
+    return facts.tier != "Script" and facts.per_group == 1
+
+
 def see_finished(facts: Facts, workers: Sequence[Worker]) -> Finished | None:
     """Return who has finished and who is done, None: the job still has steps to train. What the status says stays, and only grows.
 
     `workers`: as they stand after hangs were looked for."""
     known = read_finished(facts.status)
-    if facts.tier == "Script":
-        if any(w.is_member and w.standing in _BAD for w in workers) and (known is None or known.open):
-            return None  # all run again, those that have returned 0 included
-        known = known or _first_returned(facts, workers)
-    elif known is None:
-        known = _last_step_committed(facts, workers)
+    all_again = not repeats(facts) and (known is None or known.open)
+    if all_again and any(w.is_member and w.standing in _BAD for w in workers):
+        return None  # those that have returned 0 run again, too
+    if known is None:
+        seen = _first_returned if facts.tier == "Script" else _last_step_committed
+        known = seen(facts, workers)
     if known is None:
         return None
     places = places_of(known, workers)
