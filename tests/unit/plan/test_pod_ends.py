@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
@@ -56,8 +57,8 @@ ALL: Step = ((0, 1), 0)
         pytest.param([*[ALL] * (ROUNDS - 2), *[((0, 1), 9)] * 3], {}, False, id="it got further in the end"),
     ],
 )
-def test_when_they_fail_the_job(steps: list[Step], given: dict[str, float], fails: bool) -> None:
-    known = row(*steps, **given)  # type: ignore[arg-type]
+def test_when_they_fail_the_job(steps: list[Step], given: dict[str, Any], fails: bool) -> None:
+    known = row(*steps, **given)
     assert (pod_ends_failure(known, window_s=None) is not None) is fails
 
 
@@ -71,7 +72,7 @@ def test_sentence_names_the_last_pod_and_what_ended_it() -> None:
     )
 
 
-FAILED = {"phase": "Failed", "last_exit_code": 137}
+FAILED: dict[str, Any] = {"phase": "Failed", "last_exit_code": 137}
 
 
 @pytest.mark.parametrize(
