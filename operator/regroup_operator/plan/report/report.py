@@ -18,7 +18,7 @@ from regroup_operator.plan.facts.facts import Facts
 from regroup_operator.plan.failures.failures import Failures
 from regroup_operator.plan.failures.hangs import HUNG, stack_lines
 from regroup_operator.plan.generation.generation import NextGeneration
-from regroup_operator.plan.lifecycle.lifecycle import Active, Ended, Lifecycle, Suspended, finished_of
+from regroup_operator.plan.lifecycle.lifecycle import Active, Ended, Finishing, Lifecycle, Suspended, finished_of
 from regroup_operator.plan.pods.pods import PodChanges
 from regroup_operator.plan.report.breakdown import breakdown, times_of
 from regroup_operator.plan.report.counters import restarts_status
@@ -74,8 +74,12 @@ def make_report(
         status["finished"] = finished.to_status()
     elif isinstance(lifecycle, Active):
         status["finished"] = None  # of a script: another member has failed, and all run again
-    if isinstance(lifecycle, Suspended) and finished is None and status.get("membership"):
-        status["membership"] = {**status["membership"], "suspended": True}
+    if status.get("membership") and isinstance(lifecycle, Suspended | Finishing):
+        # A member whose script has to run again after the suspension gets a pod that replaces none.
+        rests = isinstance(lifecycle, Suspended) and (finished is None or bool(finished.open))
+        rests |= bool(status["membership"].get("suspended") and pods.create)
+        others = {key: value for key, value in status["membership"].items() if key != "suspended"}
+        status["membership"] = others | ({"suspended": True} if rests else {})
     status.update(_progress(facts, generation, status))
     status["goodput"] = _goodput(facts, lifecycle, status)
     status = {key: value for key, value in status.items() if value is not None}
