@@ -416,6 +416,10 @@ class JobStatus(WrittenModel):
     completion_time: Timestamp | None = None
     """Time at which the job succeeded or failed."""
 
+    exit_code: int | None = None
+    """Exit code of the process of the script that condition Failed names, 128 + n for signal n. Absent: the job has not failed, or
+    for another reason than its script."""
+
     tier: Literal["Session", "Script"] | None = None
     """Session: the script uses the library, and its processes survive membership changes. Script: an unmodified script,
     whose processes start again in the same pods after each change. Absent until known."""

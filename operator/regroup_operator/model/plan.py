@@ -105,6 +105,8 @@ class Verdict:
 
     reason: str
     message: str
+    exit_code: int | None = None
+    """status.exitCode: of the process of the script that the message names; None: it names none."""
 
 
 @dataclass(frozen=True)

@@ -38,6 +38,7 @@ from regroup_operator.plan.failures.restarts import (
     read_recent,
     recent_status,
     restart_cause,
+    script_code,
 )
 from regroup_operator.plan.failures.roles import role_verdict
 from regroup_operator.plan.failures.unread import judge_unread
@@ -164,9 +165,9 @@ def judge_failures(facts: Facts) -> Failures:
         )
         recent = recent_status(judged.recent)
         if verdict is None and is_hopeless(crash):
-            verdict = Verdict("RepeatedCrash", words)
-        elif verdict is None and judged.message is not None:
-            verdict = Verdict("TooManyRestarts", judged.message)
+            verdict = Verdict("RepeatedCrash", words, None if crash is None else script_code(crash.last))
+        elif verdict is None:
+            verdict = judged.verdict
     if verdict is None:
         verdict = pod_ends_failure(pod_ends, window_s=window_s)
     of_roles = role_verdict(inputs.job, obs.roles)
@@ -245,7 +246,8 @@ def _ruled(facts: Facts, rulings: Rulings) -> Verdict | None:
         index, failure = rulings.fails
         logs = "" if is_disruption(failure) else f" {log_words(failure, inputs.logs)}"
         line = f': "{failure.last_line}"' if failure.last_line else ""
-        return Verdict(EXIT_RULE, f"{exit_words(failure)}{line}; {rule_words(rules, index)} fails the job.{logs}")
+        words = f"{exit_words(failure)}{line}; {rule_words(rules, index)} fails the job.{logs}"
+        return Verdict(EXIT_RULE, words, script_code(failure))
     if not rules:
         return None
     needed = (p for p in inputs.obs.pods if p.slot < facts.slots and p.uid not in facts.released)

@@ -69,6 +69,7 @@ def make_report(
         status["templateDigest"] = inputs.job.status.template_digest or template_digest(inputs.job.raw)
     if isinstance(lifecycle, Ended):
         status["completionTime"] = lifecycle.completed
+        status["exitCode"] = None if lifecycle.why is None else lifecycle.why.exit_code
     finished = finished_of(lifecycle)
     if finished is not None:
         status["finished"] = finished.to_status()
