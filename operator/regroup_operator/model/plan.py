@@ -149,6 +149,22 @@ def is_over(row: EarlyFailure, now_s: float) -> bool:
 
 
 @dataclass(frozen=True)
+class PodEnds:
+    """Pods that ended although nobody deleted them, since the job last got further (failures/pod_ends.py)."""
+
+    by_slot: Mapping[int, tuple[float, ...]]
+    """When they ended, seconds since the epoch, oldest first; of each slot the last ones."""
+    last: str
+    """Which pod ended last, and how."""
+    rounds: int = 0
+    """How often more pods have ended than the job can do without."""
+    base: tuple[int, int] | None = None
+    """How far the job was in the first of these rounds, at its lowest; None: that is not known."""
+    low: tuple[int, int] | None = None
+    """The same since the last round ended."""
+
+
+@dataclass(frozen=True)
 class IgnoredRow:
     """Failures in a row that a rule ignores, with no step committed in between. `at`: of the last, seconds since the epoch."""
 
@@ -228,6 +244,8 @@ class Memory:
     """By slot: pods in a row that were evicted or preempted soon after their start, and count nothing."""
     disrupted: frozenset[str] = frozenset()
     """UIDs of pods whose eviction or preemption has been seen."""
+    pod_ends: PodEnds | None = None
+    """Pods that end again and again; None: there are none since the job last got further."""
     noticed: frozenset[str] = frozenset()
     """UIDs of pods that are asked to leave by a notice, and of which that was told."""
     seen_pods: frozenset[str] = frozenset()

@@ -259,6 +259,22 @@ def test_new_pod_gets_the_place_before_its_process_attaches() -> None:
     assert drive.told() == [(0, local.FinishLocally(3, LAST, 1, 2))]
 
 
+def test_process_that_would_rehearse_is_told_at_once_that_no_step_follows() -> None:
+    drive = finishing(1).exits(1)
+    attach = local.Attach(1, 0, drive.incarnations[0], rehearses=True)
+    assert drive.says(attach).told() == [(0, local.FinishLocally(3, LAST, 0, 1))]
+    assert drive.says(replace(attach, rehearses=False)).told() == []
+    assert returned(drive, 0).phase == Phase.DONE
+
+
+def test_process_that_rehearses_while_the_end_is_told_hears_it_when_it_is_ready() -> None:
+    drive = finished(1).exits(1)
+    attach = local.Attach(1, 0, drive.incarnations[0], rehearses=True)
+    assert drive.says(attach).told() == [(0, local.Answer("rehearse", 0, True, 3))]
+    assert drive.finish(3, LAST).told() == []
+    assert drive.says(replace(attach, rehearses=False)).told() == [(0, local.FinishLocally(3, LAST, 0, 1))]
+
+
 def test_process_that_waits_for_an_assignment_of_a_generation_that_will_not_be_gets_the_end() -> None:
     drive = finished(1).generation(4, hosts_store=True, store_port=4000)
     assert drive.told(local.Assignment) == []

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from regroup_operator.api.members import parse_members
 from regroup_operator.api.spec import ExitRule
 from regroup_operator.model.plan import Failure, IgnoredRow, Memory, Verdict, earliest
 from regroup_operator.model.worker import Standing, Worker
@@ -29,6 +30,7 @@ from regroup_operator.plan.failures.on_exit import (
     read_judged,
     rule_words,
 )
+from regroup_operator.plan.failures.pod_ends import note_pod_ends, pod_ends_failure
 from regroup_operator.plan.failures.restarts import (
     exit_words,
     judge_restarts,
@@ -120,8 +122,22 @@ def judge_failures(facts: Facts) -> Failures:
         committed_at=committed_at,
         now=inputs.clock.wall,
     )
+    window_s = None if facts.tier == "Session" else float(inputs.job.spec.recovery.window_seconds)
+    pod_ends = None
+    if not is_suspended:
+        slots, minimum, reached = _reached(facts)
+        pod_ends = note_pod_ends(
+            seen.memory.pod_ends,
+            seen.ended,
+            slots=slots,
+            minimum=minimum,
+            reached=reached,
+            now=inputs.clock.wall,
+            window_s=window_s,
+        )
     memory = replace(
         seen.memory,
+        pod_ends=pod_ends,
         crash=crash,
         ignored=ignored,
         disrupted_pods=note_disrupted_pods(
@@ -151,6 +167,8 @@ def judge_failures(facts: Facts) -> Failures:
             verdict = Verdict("RepeatedCrash", words)
         elif verdict is None and judged.message is not None:
             verdict = Verdict("TooManyRestarts", judged.message)
+    if verdict is None:
+        verdict = pod_ends_failure(pod_ends, window_s=window_s)
     of_roles = role_verdict(inputs.job, obs.roles)
     if verdict is None:
         verdict = of_roles
@@ -193,6 +211,17 @@ def judge_failures(facts: Facts) -> Failures:
 def _quiet_s(inputs: Inputs, ignored: IgnoredRow | None) -> float | None:
     """Return when ignored failures are said no longer, monotonic."""
     return None if ignored is None else inputs.clock.now_s + max(0.0, ignored.at + QUIET_S - inputs.clock.wall)
+
+
+def _reached(facts: Facts) -> tuple[int, int, tuple[int, int] | None]:
+    """Return the slots that the job has, how many of them it needs to get further, and how far it is (pod_ends.py)."""
+    finished = facts.status.get("finished")
+    if finished is not None and facts.tier == "Session":
+        # Each script ends by itself: that one of them returns is progress.
+        num_done = len(parse_members(finished.get("done", "")))
+        return facts.slots, facts.slots - finished["workers"] + num_done + 1, (1, num_done)
+    start = facts.start_step
+    return facts.slots, facts.inputs.job.min_replicas, None if start is None else (0, start)
 
 
 def _generations(facts: Facts, names: frozenset[str]) -> dict[str, int]:
