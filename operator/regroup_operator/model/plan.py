@@ -67,6 +67,8 @@ class Failure:
     pod: str = ""
     container: bool = False
     """The container ended, agent and all: its log is the previous container's."""
+    init: str = ""
+    """Name of the init container that failed; empty: it was none."""
     generation: int = 0
     incarnation: int = 0
     """Of the worker's processes when it was reported; 0: of a whole container."""
@@ -224,6 +226,8 @@ class Memory:
     """By pod UID: how many of its session's exits have been counted."""
     container_restarts: Mapping[str, int] = field(default_factory=dict)
     """By pod UID: the container restarts that have been counted."""
+    init_failures: Mapping[str, int] = field(default_factory=dict)
+    """By pod UID: the failures of init containers that have been counted."""
     boot_ids: Mapping[str, str] = field(default_factory=dict)
     """By pod UID: the boot ID of its node when the container that runs now was first seen."""
     bad_nodes: Mapping[int, tuple[str, float]] = field(default_factory=dict)

@@ -107,7 +107,7 @@ def judge_failures(facts: Facts) -> Failures:
     is_suspended = facts.current is not None and facts.current.suspended and not obs.pods
     crash = note_crashes(
         None if is_suspended else seen.memory.crash,
-        processes,
+        [failure for failure in processes if not failure.init],  # it may wait for something by failing
         committed_at=committed_at,
         script=facts.tier == "Script",
         excused=excused_generations(sessions, seen.memory, facts.tier),

@@ -12,10 +12,11 @@ from datetime import datetime
 from math import ceil
 from typing import Any
 
+from regroup_operator.api.names import TRAINER_CONTAINER
 from regroup_operator.model.plan import Failure, timestamp
 from regroup_operator.model.records import EVICTED, PREEMPTED
 
-KUBECTL_LOGS = "kubectl logs --namespace={namespace} {pod} --container=trainer{previous}"
+KUBECTL_LOGS = "kubectl logs --namespace={namespace} {pod} --container={container}{previous}"
 """How a worker's log is read in a cluster; `regroup run` has another way."""
 
 
@@ -94,6 +95,8 @@ def exit_words(failure: Failure) -> str:
     if failure.reason in (EVICTED, PREEMPTED):
         return f"Worker {failure.worker}{pod} was {failure.reason.lower()} ({failure.detail})"
     why = f" ({failure.reason}: {failure.detail})" if failure.reason else ""
+    if failure.init:
+        return f"Init container {failure.init} of worker {failure.worker}{pod} ended with {_code(failure.exit_code)}"
     return f"Worker {failure.worker}{pod} ended with {_code(failure.exit_code)}{why}"
 
 
@@ -110,8 +113,9 @@ def restart_cause(failure: Failure) -> str:
 
 def log_words(failure: Failure, logs: str) -> str:
     """Return how the log of what failed is read. A process's is in the container that still runs; a container's is not."""
-    previous = " --previous" if failure.container else ""
-    return logs.format(namespace=failure.namespace, pod=failure.pod, previous=previous)
+    previous = " --previous" if failure.container and not failure.init else ""  # it may wait for its next start
+    container = failure.init or TRAINER_CONTAINER
+    return logs.format(namespace=failure.namespace, pod=failure.pod, container=container, previous=previous)
 
 
 def _code(code: int | None) -> str:
