@@ -233,7 +233,7 @@ def _init_failures(item: Mapping[str, Any], *, failed: bool) -> int:
     """Return Pod.init_failures. One that runs again has been started again, and the failure before it is in that number."""
     statuses = (item.get("status") or {}).get("initContainerStatuses") or ()
     rests = failed and not any("running" in (c.get("state") or {}) for c in statuses)
-    return sum(c.get("restartCount", 0) for c in statuses) + rests
+    return sum(int(c.get("restartCount", 0)) for c in statuses) + rests
 
 
 def _last_end(container: Mapping[str, Any]) -> Mapping[str, Any]:

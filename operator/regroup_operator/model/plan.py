@@ -72,6 +72,8 @@ class Failure:
     generation: int = 0
     incarnation: int = 0
     """Of the worker's processes when it was reported; 0: of a whole container."""
+    returned: str = ""
+    """Tier Script: members of its generation whose script had returned 0 before, as ranges; empty: none had."""
     hung: bool = False
     """The operator had it killed, because it hung."""
     alone: bool = False
@@ -253,6 +255,8 @@ class Memory:
     noticed: frozenset[str] = frozenset()
     """UIDs of pods that are asked to leave by a notice, and of which that was told."""
     seen_pods: frozenset[str] = frozenset()
+    steady_size: int = 0
+    """Tier Script: workers of the last generation that ran for a while (script_hints.py); 0: none has."""
     script_failed: int = 0
     """Tier Script: the newest generation of which an exit has been counted."""
     script_left: tuple[int, ...] = ()

@@ -40,6 +40,7 @@ from regroup_operator.plan.failures.restarts import (
     restart_cause,
 )
 from regroup_operator.plan.failures.roles import role_verdict
+from regroup_operator.plan.failures.script_hints import crash_hints, steady_size, with_returned
 
 
 @dataclass(frozen=True)
@@ -96,6 +97,10 @@ def judge_failures(facts: Facts) -> Failures:
         released=facts.released,
         known_exits=known_exits,
     )
+    steady = 0
+    if facts.tier == "Script":
+        seen = replace(seen, failures=with_returned(seen.failures, facts.current, facts.returned))
+        steady = steady_size(facts.memory.steady_size, facts.status, facts.current, inputs.clock)
     ended = (*seen.failures, *(failure for _, failure in seen.disrupted))
     containers = frozenset(failure.pod for failure in ended if failure.container) if rules else frozenset[str]()
     rulings = judge_exits(rules, ended, judged=was_judged, generations=_generations(facts, containers))
@@ -135,6 +140,7 @@ def judge_failures(facts: Facts) -> Failures:
     memory = replace(
         seen.memory,
         pod_ends=pod_ends,
+        steady_size=steady,
         crash=crash,
         ignored=ignored,
         disrupted_pods=note_disrupted_pods(
@@ -147,7 +153,9 @@ def judge_failures(facts: Facts) -> Failures:
     )
     words = ""
     if crash is not None and repeats(crash):
-        words = crash_sentence(crash, exit_words(crash.last), log_words(crash.last, inputs.logs))
+        hints = crash_hints(crash, facts.current, steady) if facts.tier == "Script" else ""
+        where = " ".join(filter(None, [hints, log_words(crash.last, inputs.logs)]))
+        words = crash_sentence(crash, exit_words(crash.last), where)
     verdict, recent = _ruled(facts, rulings), None
     if rulings.counted:
         recovery = inputs.job.spec.recovery

@@ -97,7 +97,8 @@ def exit_words(failure: Failure) -> str:
     why = f" ({failure.reason}: {failure.detail})" if failure.reason else ""
     if failure.init:
         return f"Init container {failure.init} of worker {failure.worker}{pod} ended with {_code(failure.exit_code)}"
-    return f"Worker {failure.worker}{pod} ended with {_code(failure.exit_code)}{why}"
+    after = f", after the script had returned 0 in {_members(failure.returned)}" if failure.returned else ""
+    return f"Worker {failure.worker}{pod} ended with {_code(failure.exit_code)}{why}{after}"
 
 
 def restart_cause(failure: Failure) -> str:
@@ -116,6 +117,10 @@ def log_words(failure: Failure, logs: str) -> str:
     previous = " --previous" if failure.container and not failure.init else ""  # it may wait for its next start
     container = failure.init or TRAINER_CONTAINER
     return logs.format(namespace=failure.namespace, pod=failure.pod, container=container, previous=previous)
+
+
+def _members(ranges: str) -> str:
+    return f"worker {ranges}" if ranges.replace(".", "").isdecimal() else f"workers {ranges}"
 
 
 def _code(code: int | None) -> str:
