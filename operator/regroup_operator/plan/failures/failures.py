@@ -41,6 +41,7 @@ from regroup_operator.plan.failures.restarts import (
     script_code,
 )
 from regroup_operator.plan.failures.roles import role_verdict
+from regroup_operator.plan.failures.script_hints import crash_hints, steady_size, with_returned
 from regroup_operator.plan.failures.unread import judge_unread
 
 
@@ -100,6 +101,10 @@ def judge_failures(facts: Facts) -> Failures:
         released=facts.released,
         known_exits=known_exits,
     )
+    steady = 0
+    if facts.tier == "Script":
+        seen = replace(seen, failures=with_returned(seen.failures, facts.current, facts.returned))
+        steady = steady_size(facts.memory.steady_size, facts.status, facts.current, inputs.clock)
     ended = (*seen.failures, *(failure for _, failure in seen.disrupted))
     containers = frozenset(failure.pod for failure in ended if failure.container) if rules else frozenset[str]()
     rulings = judge_exits(rules, ended, judged=was_judged, generations=_generations(facts, containers))
@@ -111,7 +116,7 @@ def judge_failures(facts: Facts) -> Failures:
     is_suspended = facts.current is not None and facts.current.suspended and not obs.pods
     crash = note_crashes(
         None if is_suspended else seen.memory.crash,
-        processes,
+        [failure for failure in processes if not failure.init],  # it may wait for something by failing
         committed_at=committed_at,
         script=facts.tier == "Script",
         excused=excused_generations(sessions, seen.memory, facts.tier),
@@ -139,6 +144,7 @@ def judge_failures(facts: Facts) -> Failures:
     memory = replace(
         seen.memory,
         pod_ends=pod_ends,
+        steady_size=steady,
         crash=crash,
         ignored=ignored,
         disrupted_pods=note_disrupted_pods(
@@ -151,7 +157,9 @@ def judge_failures(facts: Facts) -> Failures:
     )
     words = ""
     if crash is not None and repeats(crash):
-        words = crash_sentence(crash, exit_words(crash.last), log_words(crash.last, inputs.logs))
+        hints = crash_hints(crash, facts.current, steady) if facts.tier == "Script" else ""
+        where = " ".join(filter(None, [hints, log_words(crash.last, inputs.logs)]))
+        words = crash_sentence(crash, exit_words(crash.last), where)
     verdict, recent = _ruled(facts, rulings), None
     if rulings.counted:
         recovery = inputs.job.spec.recovery
