@@ -55,6 +55,7 @@ def test_spec_has_exactly_the_fields_that_have_behaviour() -> None:
         "runPolicy": [
             "activeDeadlineSeconds",
             "cleanPodPolicy",
+            "finishSeconds",
             "managedBy",
             "startDeadlineSeconds",
             "suspend",

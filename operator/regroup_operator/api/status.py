@@ -279,7 +279,7 @@ class Restarts(WrittenModel):
     """Sum of processes and pods; the column Restarts."""
 
     processes: int = 0
-    """Training processes that ended by themselves with a non-zero code or a signal, and containers that failed."""
+    """Training processes that ended by themselves with a non-zero code or a signal, and trainer and init containers that failed."""
 
     pods: int = 0
     """Pods that were lost and replaced once training had begun. Those that were asked to leave and handed over do not count."""

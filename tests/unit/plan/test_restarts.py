@@ -145,6 +145,12 @@ IN_POD = Failure(NOW, "1", 1, namespace="ns", pod="d-worker-1-0")
             "d-worker-1-0 --container=trainer --previous",
             id="the log of a container that ended",
         ),
+        pytest.param(
+            replace(IN_POD, container=True, init="setup"),
+            "Init container setup of worker 1 (pod d-worker-1-0) ended",
+            id="an init container",
+        ),
+        pytest.param(replace(IN_POD, container=True, init="setup"), "d-worker-1-0 --container=setup", id="and its log"),
     ],
 )
 def test_sentence_names_slot_code_and_last_line(failure: Failure, says: str) -> None:

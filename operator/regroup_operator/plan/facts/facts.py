@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from statistics import median_low
 from typing import Any
 
+from regroup.protocol.state import Phase
 from regroup_operator.api import Job, processes_per_worker, worker_digest
 from regroup_operator.api.members import MemberId, parse_members
 from regroup_operator.model.plan import Clock, Expected, Memory, Verdict, earliest
@@ -108,6 +109,16 @@ class Facts:
         return self.known.get("membership")
 
     @property
+    def returned(self) -> frozenset[MemberId]:
+        """Members of the newest generation whose script has returned 0, by the status or by what their agents say."""
+        current = self.current
+        if current is None:
+            return frozenset()
+        said = [(w.id, w.session.condition) for w in self.members if w.session is not None]
+        done = {one for one, c in said if (c.phase, c.generation) == (Phase.DONE, current.number)}
+        return _done(self.status, current) | done
+
+    @property
     def start_step(self) -> int | None:
         """The step that the newest generation continued from, once that is known."""
         return (self.membership or {}).get("startStep")
@@ -120,9 +131,14 @@ class Facts:
 
     @property
     def step_s(self) -> float:
-        """Duration of a step by the newest reports, 0 before the first two. All ranks step together, so that half of them may be
-        wrong: the time between two reports may hold the minutes in which an agent was stopped."""
-        known = [s.step_s for s in self.inputs.obs.sessions.values() if s.step_s is not None]
+        """Duration of a step by the newest reports, 0 before the first one. All ranks step together, so that half of them may be
+        wrong: the time between two reports may hold the minutes in which an agent was stopped. Before the second report in an
+        operator's term, which may take as long as a step does, it is what the processes have measured."""
+        sessions = self.inputs.obs.sessions.values()
+        known = [s.step_s for s in sessions if s.step_s is not None]
+        if not known:
+            measured = [p.step_s or p.longest_s for s in sessions if (p := s.progress) is not None]
+            known = [step_s for step_s in measured if step_s is not None]
         return median_low(known) if known else 0.0
 
     @property

@@ -12,10 +12,11 @@ from datetime import datetime
 from math import ceil
 from typing import Any
 
+from regroup_operator.api.names import TRAINER_CONTAINER
 from regroup_operator.model.plan import Failure, Verdict, timestamp
 from regroup_operator.model.records import EVICTED, PREEMPTED
 
-KUBECTL_LOGS = "kubectl logs --namespace={namespace} {pod} --container=trainer{previous}"
+KUBECTL_LOGS = "kubectl logs --namespace={namespace} {pod} --container={container}{previous}"
 """How a worker's log is read in a cluster; `regroup run` has another way."""
 
 
@@ -98,7 +99,10 @@ def exit_words(failure: Failure) -> str:
     if failure.reason in (EVICTED, PREEMPTED):
         return f"Worker {failure.worker}{pod} was {failure.reason.lower()} ({failure.detail})"
     why = f" ({failure.reason}: {failure.detail})" if failure.reason else ""
-    return f"Worker {failure.worker}{pod} ended with {_code(failure.exit_code)}{why}"
+    if failure.init:
+        return f"Init container {failure.init} of worker {failure.worker}{pod} ended with {_code(failure.exit_code)}"
+    after = f", after the script had returned 0 in {_members(failure.returned)}" if failure.returned else ""
+    return f"Worker {failure.worker}{pod} ended with {_code(failure.exit_code)}{why}{after}"
 
 
 def restart_cause(failure: Failure) -> str:
@@ -114,8 +118,13 @@ def restart_cause(failure: Failure) -> str:
 
 def log_words(failure: Failure, logs: str) -> str:
     """Return how the log of what failed is read. A process's is in the container that still runs; a container's is not."""
-    previous = " --previous" if failure.container else ""
-    return logs.format(namespace=failure.namespace, pod=failure.pod, previous=previous)
+    previous = " --previous" if failure.container and not failure.init else ""  # it may wait for its next start
+    container = failure.init or TRAINER_CONTAINER
+    return logs.format(namespace=failure.namespace, pod=failure.pod, container=container, previous=previous)
+
+
+def _members(ranges: str) -> str:
+    return f"worker {ranges}" if ranges.replace(".", "").isdecimal() else f"workers {ranges}"
 
 
 def _code(code: int | None) -> str:
