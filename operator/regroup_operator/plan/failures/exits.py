@@ -27,7 +27,7 @@ from typing import Any
 from regroup.protocol.state import Phase
 from regroup_operator.api.members import MemberId
 from regroup_operator.model.plan import Clock, EarlyFailure, Failure, Memory
-from regroup_operator.model.records import PREEMPTED, Observation, Pod, ProcessExit, Session
+from regroup_operator.model.records import PREEMPTED, UNSEEN_CODE, Observation, Pod, ProcessExit, Session
 from regroup_operator.model.worker import Current
 
 BY_KUBELET = "TerminationByKubelet"
@@ -123,6 +123,7 @@ def see_failures(
     exited: list[tuple[int, Failure]] = []
     disrupted: list[tuple[Pod, Failure]] = []
     ended: list[Pod] = []
+    init_failures: dict[str, int] = {}
     for pod in obs.pods:
         session = obs.sessions.get(pod.uid)
         leaves = (
@@ -149,6 +150,11 @@ def see_failures(
                 ended.append(pod)
             if pod.last_exit_code != 0 and not (leaves or pod.end_unseen or booted):
                 new += [_failure(pod, clock)] * (pod.container_restarts - known)
+        if pod.init_failures:
+            of_init = memory.init_failures.get(pod.uid, 0 if looked else pod.init_failures)
+            if pod.init_failed and not (leaves or booted or pod.init_exit_code == UNSEEN_CODE):
+                new += [_init_failure(pod, clock)] * (pod.init_failures - of_init)
+            init_failures[pod.uid] = pod.init_failures
         restarts[pod.uid] = pod.container_restarts
         is_over = looked and not pod.alive and pod.uid not in memory.seen_pods
         if is_over and pod.last_exit_code is not None and _ended_by_itself(pod, session, released):
@@ -173,6 +179,7 @@ def see_failures(
         memory,
         num_exits={uid: count for uid, count in exits.items() if uid in there},
         container_restarts={uid: count for uid, count in restarts.items() if uid in there},
+        init_failures=init_failures,
         boot_ids={uid: boot_id for uid, boot_id in boot_ids.items() if uid in there},
         bad_nodes=bad_nodes,
         failed_on=failed_on,
@@ -332,6 +339,19 @@ def _failure(pod: Pod, clock: Clock) -> Failure:
         namespace=pod.namespace,
         pod=pod.name,
         container=True,
+    )
+
+
+def _init_failure(pod: Pod, clock: Clock) -> Failure:
+    """Return the failure of an init container."""
+    return Failure(
+        clock.wall,
+        str(pod.id),
+        pod.init_exit_code,
+        namespace=pod.namespace,
+        pod=pod.name,
+        container=True,
+        init=pod.init_failed,
     )
 
 

@@ -74,7 +74,7 @@ def read_finished(status: Mapping[str, Any]) -> Finished | None:
 
 
 def repeats(facts: Facts) -> bool:
-    """Return whether one member can run its end again without the others: its rank and the state of the last step are all it needs."""
+    """Return whether one member can run its end again without the others: its rank and the last state are all that it needs."""
     return facts.tier != "Script" and facts.per_group == 1
 
 
