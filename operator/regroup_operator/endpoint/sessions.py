@@ -126,6 +126,7 @@ def _new_boot(session: Session, report: Report, now_s: float) -> Session:
         told_finish=0,
         told_tier="",
         told_stop=False,
+        told_outcome="",
     )
 
 
@@ -253,6 +254,7 @@ def stream_opened(session: Session, boot: str) -> Session:
         told_finish=0,
         told_tier="",
         told_stop=False,
+        told_outcome="",
     )
 
 

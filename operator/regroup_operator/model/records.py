@@ -198,6 +198,8 @@ class Session:
     """The newest generation whose end was sent on the stream that is open now."""
     told_tier: str = ""
     told_stop: bool = False
+    told_outcome: str = ""
+    """What the last `stop` on the stream that is open now said."""
     told_stop_at_s: float | None = None
     """When an agent of this pod was first told to stop."""
     start_s: float | None = None

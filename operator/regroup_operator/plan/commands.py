@@ -125,7 +125,9 @@ def plan_commands(
             if word == SUSPENDED and session.condition.phase == Phase.DONE:
                 # Nothing is left to suspend: it is told once the status says so. Where all run again, its word counts no more.
                 word = None if end is not None else COMPLETE
-            if not session.told_stop and (word is not None or pod.uid in released):
+            # One that has returned 0 ignores `Suspended`, which may have been on its way then.
+            told = session.told_stop and (word, session.told_outcome) != (COMPLETE, SUSPENDED)
+            if not told and (word is not None or pod.uid in released):
                 yield Tell(pod.uid, Stop(word or "Released"))
             continue
         if end is not None:

@@ -64,8 +64,8 @@ class Failures:
     """Why the job has to fail."""
     of_roles: Verdict | None = None
     """Why a role fails the job: all that still can once its workers have finished."""
-    last: Failure | None = None
-    """The last process or container of those that have ended since the last plan, whether it counts or not."""
+    ended: tuple[Failure, ...] = ()
+    """The processes and containers that have ended since the last plan, whether they count or not."""
     num_ignored: int = 0
     """Failures since the last plan that a rule ignores."""
     judged: dict[str, Any] | None = None
@@ -206,7 +206,7 @@ def judge_failures(facts: Facts) -> Failures:
         num_without_commit,
         verdict,
         of_roles,
-        last=next((failure for failure in reversed(ended) if not is_disruption(failure)), None),
+        ended=tuple(failure for failure in ended if not is_disruption(failure)),
         num_ignored=len(rulings.ignored),
         judged=judged_status(rules, rulings.judged, obs.pods),
         exits=exits_status(known_exits, obs, seen.memory, facts.tier, counted=bool(rulings.counted or rulings.ignored)),

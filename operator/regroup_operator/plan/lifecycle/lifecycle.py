@@ -180,21 +180,27 @@ def not_repeatable(facts: Facts, failures: Failures, finished: Finished) -> Verd
         can, where = checkpoint is not None or has_snapshots, "there is no checkpoint"
     if can:
         return None
-    advice = "Set spec.checkpoint, so that a script that fails after its last step can run again."
-    if failures.last is not None and not _has_snapshot(facts, failures, failures.last, finished):
-        line = f': "{failures.last.last_line}"' if failures.last.last_line else ""
-        text = (
-            f"{exit_words(failures.last)}{line} after the last step, and {where}, so it cannot run again. "
-            f"{log_words(failures.last, facts.inputs.logs)} {advice}"
-        )
-        return Verdict(END_FAILED, text.strip(), failures.last.script_code)
+    advice = ""
+    if facts.inputs.job.spec.checkpoint is None:
+        advice = " Set spec.checkpoint, so that a script that fails after its last step can run again."
     known, places = read_finished(facts.status), places_of(finished, failures.workers)
+    # A spare that fails, or the container of a script that has returned 0, has no end to run again.
+    needed = {str(member) for member in (*finished.open, *(worker.id for worker in places.of.values()))}
+    ended = [f for f in failures.ended if f.worker in needed and not _has_snapshot(facts, failures, f, finished)]
+    if ended:
+        last = ended[-1]
+        line = f': "{last.last_line}"' if last.last_line else ""
+        text = (
+            f"{exit_words(last)}{line} after the last step, and {where}, so it cannot run again. "
+            f"{log_words(last, facts.inputs.logs)}{advice}"
+        )
+        return Verdict(END_FAILED, text, last.script_code)
     gone = [] if known is None else [m for m in finished.open if m not in places.of or places.of[m].id != m]
     if not gone:
         return None
     return Verdict(
         END_FAILED,
-        f"The pod of worker {gone[0]} has gone before its script returned, and {where}, so it cannot run again. {advice}".strip(),
+        f"The pod of worker {gone[0]} has gone before its script returned, and {where}, so it cannot run again.{advice}",
     )
 
 

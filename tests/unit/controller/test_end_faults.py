@@ -1,0 +1,72 @@
+"""What goes wrong while a job is Finishing, through the controller (rule END)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.builders.plan import make_job
+from tests.simulator.world import World
+
+CHECKPOINT = {"volumeClaim": "digits"}
+
+
+def near_its_end(replicas: int = 2, *, spares: int = 0, spec: dict[str, Any] | None = None, **given: Any) -> World:
+    """Return a job that has one step to commit. Its scripts return when a test says so."""
+    job = make_job().with_replicas(replicas).elastic(1, 8).with_recovery(spares=spares).with_spec(**spec or {})
+    world = World(None, job, **{"known_session": True, "total_steps": 10, "end_s": 1e6, "num_nodes": 5} | given)
+    while not world.ledger.committed or world.ledger.committed[-1][1] < world.total_steps - 1:
+        world.advance(0.5)
+        world.step()
+    return world
+
+
+def finishing(replicas: int = 2, **given: Any) -> World:
+    world = near_its_end(replicas, **given)
+    world.until(lambda: world.phase == "Finishing", step_every_s=0.5)
+    world.advance(1.0)
+    return world
+
+
+def end_process(world: World, slot: int, code: int = 0, last_line: str = "", attempt: int = 0) -> None:
+    world.kill_process(world.uid(slot, attempt), code=code, last_line=last_line)
+
+
+def test_script_that_returns_while_the_word_to_suspend_is_on_its_way_holds_up_no_suspension() -> None:
+    """Its agent ignores that word. Told nothing else, it stayed until its pod was deleted six minutes later."""
+    world = finishing()
+    agent = world.agents[world.uid(0)]
+    agent.stop()
+    world.suspend(True)
+    world.settle()
+    end_process(world, 0)
+    agent.go_on()
+    world.until(lambda: world.phase == "Suspended", 30.0)
+    assert world.status["finished"]["done"] == "0"
+    assert world.names() == []
+
+
+def test_spare_that_fails_with_the_last_step_fails_nothing() -> None:
+    """There is neither checkpoint nor snapshot: the end of a member could not run again. The operator hears of both at once."""
+    world = near_its_end(spares=1)
+    assert world.operator is not None
+    world.operator.paused = True
+    world.step()
+    end_process(world, 2, code=1, last_line="no space left")
+    world.advance(1.0)
+    world.operator.paused = False
+    for agent in world.agents.values():
+        agent.flush()
+    world.dirty()
+    world.advance(2.0)
+    assert (world.phase, world.generation) == ("Finishing", 1)
+
+
+@pytest.mark.parametrize("spec", [{}, {"checkpoint": CHECKPOINT}], ids=["no checkpoints", "the last one given up"])
+def test_advice_to_set_a_checkpoint_is_for_a_job_that_has_none(spec: dict[str, Any]) -> None:
+    world = finishing(spec=spec)
+    end_process(world, 0, code=1)
+    world.until(lambda: world.phase == "Failed", 10.0)
+    assert world.condition("Failed")["reason"] == "EndFailed"
+    assert ("Set spec.checkpoint" in world.condition("Failed")["message"]) == (not spec)
