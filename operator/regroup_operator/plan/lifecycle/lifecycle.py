@@ -188,7 +188,7 @@ def not_repeatable(facts: Facts, failures: Failures, finished: Finished) -> Verd
         )
         return Verdict(END_FAILED, text.strip())
     known, places = read_finished(facts.status), places_of(finished, failures.workers)
-    gone = [] if known is None else [m for m in finished.open if m not in places.of or places.of[m].id != m]
+    gone = [] if known is None else [member for member in finished.open if member not in places]
     if not gone:
         return None
     return Verdict(

@@ -95,7 +95,9 @@ def overview(
     now |= _of_training(facts, failures, lifecycle, generation, pods, status, phase, group, now)
     if FAILED in now and COMPLETE in before:  # it waited for its roles
         now |= _by_type([JobCondition(COMPLETE, "False", FAILED, "The job has failed; see condition Failed.")])
-    conditions = list(facts.status.get("conditions", ()))
+    # Where all scripts run again, none of them is at its end.
+    dropped = {COMPLETE} - now.keys() if not rest else frozenset[str]()
+    conditions = [one for one in facts.status.get("conditions", ()) if one["type"] not in dropped]
     for one in now.values():
         conditions = set_condition(conditions, one.type, one.status, one.reason, one.message,  # type: ignore[arg-type]
                                    clock.timestamp(), job.spec_generation)  # fmt: skip
@@ -345,7 +347,7 @@ def _notes(now: Mapping[str, JobCondition], before: Mapping[str, Mapping[str, An
         wrong = one is not None and one.status == "False" and lacks in ("", one.reason)
         if one is not None and wrong and before.get(kind, {}).get("message") != one.message:
             notes.append(EventNote("Warning", event or one.reason, one.message))
-    if COMPLETE in now and now[COMPLETE].reason == WAITING_FOR_ROLES and COMPLETE not in before:
+    if COMPLETE in now and now[COMPLETE].reason == WAITING_FOR_ROLES != before.get(COMPLETE, {}).get("reason"):
         notes.append(EventNote("Normal", COMPLETING, now[COMPLETE].message))
     pods, was = now[PODS_READY], before.get(PODS_READY, {"status": "Unknown", "reason": ""})
     was_stuck = was["status"] == "False" and was["reason"] not in ORDINARY
