@@ -106,4 +106,5 @@ WHOLE_S = 90.0
 back-off of a restart (30 s). It is looked at where the plan says so."""
 START_S = 150.0
 END_S = 90.0
-"""From the last step's commit to Succeeded: the last checkpoint, every rank's word, and one more forming if a rank was killed."""
+"""From the last step's commit to Succeeded: the last checkpoint, every rank's word, one more forming if a rank was killed before
+that, and a script that is started again if one was killed after it."""

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from chaos.job import Job, NothingToHitError
+from chaos.kinds import SCRIPT
 from chaos.plan import Fault
 
 WRITES_S = 1.0
@@ -76,8 +77,21 @@ class SignalledJob(Job):
 
     def inject(self, fault: Fault) -> str:
         """See Job."""
+        self._check_repeatable(fault)
         what: str = getattr(self, "_" + fault.kind.replace("-", "_"))(fault)
         return what
+
+    def _check_repeatable(self, fault: Fault) -> None:
+        """Raise NothingToHitError where the fault would rightly fail the job: after the last step, with the state of that step in
+        no checkpoint. Members of a script, and of a model that is split over workers, go back to an older one together."""
+        status = self.status()
+        finished, saved = status.get("finished"), (status.get("checkpoint") or {}).get("step")
+        if not finished or self.scenario.tier == SCRIPT or self.scenario.workers_per_group > 1:
+            return
+        if saved != finished["step"]:
+            raise NothingToHitError(f"the last step is in no checkpoint ({saved}), so no script could run again")
+        if fault.kind == "damage-checkpoint":
+            raise NothingToHitError("the state of the last step is in the newest checkpoint only")
 
     def _trainers(self) -> list[tuple[Agent, Trainer]]:
         found = [(a, trainer) for a in self.agents() for trainer in a.trainers]

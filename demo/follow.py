@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import subprocess
 import threading
+from collections.abc import Mapping
+from contextlib import suppress
 from types import TracebackType
+from typing import Any
 
 from cluster.errors import ClusterError
 from harness.job import JobView
@@ -12,6 +15,21 @@ from harness.steps import Steps, parse
 
 LOOK_S = 2.0
 """How often new pods are looked for. A log is read from its beginning, so nothing is missed meanwhile."""
+
+
+def to_read(pods: list[dict[str, Any]], read: Mapping[str, int | None]) -> list[str]:
+    """Return the pods whose log is to be read now, from its beginning.
+
+    `read`: exit code of the last `kubectl logs` of a pod, None while it runs. A pod that has ended is read once to its end: it
+    may have ended between two looks, or while its log could not be read.
+    """
+    names = []
+    for pod in pods:
+        name, phase = pod["metadata"]["name"], pod["status"].get("phase")
+        is_complete = phase != "Running" and read.get(name) == 0
+        if phase in ("Running", "Succeeded", "Failed") and not is_complete and read.get(name, 0) is not None:
+            names.append(name)
+    return names
 
 
 class Followed:
@@ -39,13 +57,8 @@ class Followed:
 
     def _look(self) -> None:
         while not self._done.wait(LOOK_S):
-            try:
-                running = [p["metadata"]["name"] for p in self._job.pods() if p["status"].get("phase") == "Running"]
-            except ClusterError:
-                continue  # no answer this time
-            for name in running:
-                stream = self._streams.get(name)
-                if stream is None or stream.poll() is not None:
+            with suppress(ClusterError):  # no answer this time
+                for name in to_read(self._job.pods(), {name: one.poll() for name, one in self._streams.items()}):
                     self._streams[name] = self._job.stream_logs(name)
                     threading.Thread(target=self._read, args=(self._streams[name], name), daemon=True).start()
 

@@ -115,4 +115,4 @@ def remove_namespace(k: Kubectl, name: str) -> None:
     volumes = [v["metadata"]["name"] for v in k.get("persistentvolumes")["items"]]
     ours = [v for v in volumes if v.startswith(f"{name}-")]
     if ours:
-        k.run("delete", "persistentvolume", *ours, "--wait=false")
+        k.run("delete", "persistentvolume", *ours, "--wait=false", "--ignore-not-found")  # they may be on their way

@@ -174,7 +174,6 @@ def finish(job: Any) -> None:
 
 
 with regroup.session(model=model, optimizer=optimizer, data=(x, y), global_batch=32, microbatch=4) as job:
-    finished = False
     for step in job.steps(STEPS):
         with step:
             pause(step.index)
@@ -194,10 +193,6 @@ with regroup.session(model=model, optimizer=optimizer, data=(x, y), global_batch
         if step.committed and job.is_main:
             print(f"step {step.index}  loss {step.loss:.4f}  generation {job.generation}  ranks {job.world_size}")
             print(f"step {step.index} to the agent's pipe", file=sys.stderr)
-        if step.committed and job.step == STEPS:
-            finish(job)  # here, not after the loop: see session.py
-            finished = True
         if step.committed and EVALUATE and job.step % EVALUATE == 0:
             evaluate(job)
-    if not finished:
-        finish(job)  # it has come after the last step, in place of one that may not have written its part
+finish(job)  # as in session.py

@@ -20,7 +20,8 @@ parser.add_argument("--every-rank", action="store_true", help="each rank prints 
 parser.add_argument(
     "--pace", type=float, default=0.0, help="seconds added to each step, so that there is time to watch"
 )
-parser.add_argument("--hurry", default="", help="no time is added any more once this file is there")
+parser.add_argument("--hurry", default="", help="add no time once this file is there, and ever more until then")
+parser.add_argument("--save", default="", help="write the trained model to this file")
 args = parser.parse_args()
 
 torch.manual_seed(7)
@@ -32,12 +33,21 @@ train, held_out = (x[order[:1437]], y[order[:1437]]), (x[order[1437:]], y[order[
 model = torch.nn.Sequential(torch.nn.Linear(64, 128), torch.nn.ReLU(), torch.nn.Linear(128, 10))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=1e-4)
 
+
+def pause_s(index: int) -> float:
+    if not args.hurry:
+        return float(args.pace)
+    # Steps of the second half take longer and longer, so that some are left whenever the file comes.
+    longer = max(1, args.steps / 2 / (args.steps - index))
+    return 0.0 if os.path.exists(args.hurry) else args.pace * longer
+
+
 with regroup.session(
     model=model, optimizer=optimizer, data=train, global_batch=80, microbatch=8, reduction=args.reduction
 ) as job:
     for step in job.steps(args.steps):
         with step:  # a membership change ends this block; the same step comes again
-            time.sleep(0 if args.hurry and os.path.exists(args.hurry) else args.pace)
+            time.sleep(pause_s(step.index))
             for batch in step.microbatches():  # this rank's share, whatever the world is now
                 loss = torch.nn.functional.cross_entropy(model(batch.x), batch.y, reduction="sum")
                 step.backward(sum=loss, weight=len(batch.y))
@@ -45,7 +55,12 @@ with regroup.session(
         if step.committed and (job.is_main or args.every_rank) and (step.index + 1) % args.print_every == 0:
             where = f"generation {job.generation}  ranks {job.world_size}"
             print(f"step {step.index + 1}  loss {step.loss:.4f}  {where}", flush=True)
-    if job.is_main:
-        accuracy = (model(held_out[0]).argmax(1) == held_out[1]).float().mean().item()
-        parameters = hashlib.sha256(b"".join(p.detach().numpy().tobytes() for p in model.parameters())).hexdigest()
-        print(f"held-out accuracy {accuracy:.4f}  parameters sha256 {parameters}", flush=True)
+# The job is Complete once the script has returned 0 in every worker. A process that fails here is started again with the state of
+# the last step, and does not enter the loop: use no variable that only the loop sets, and write files that may be written again.
+if job.is_main:
+    accuracy = (model(held_out[0]).argmax(1) == held_out[1]).float().mean().item()
+    parameters = hashlib.sha256(b"".join(p.detach().numpy().tobytes() for p in model.parameters())).hexdigest()
+    print(f"held-out accuracy {accuracy:.4f}  parameters sha256 {parameters}", flush=True)
+    if args.save:
+        torch.save({"model": model.state_dict(), "steps": job.step}, args.save + ".tmp")
+        os.replace(args.save + ".tmp", args.save)  # nobody reads half a file

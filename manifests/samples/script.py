@@ -37,8 +37,9 @@ while step < args.steps:
     step += 1
     if rank == 0 and step % 100 == 0:
         print(f"step {step} loss {loss.item():.4f}", flush=True)
-    if rank == 0 and step % 10 == 0:
+    if rank == 0 and (step % 10 == 0 or step == args.steps):
         torch.save({"model": model.module.state_dict(), "step": step}, args.checkpoint + ".tmp")
         os.replace(args.checkpoint + ".tmp", args.checkpoint)
+# If one process fails before all have returned 0, all start again. They begin with the checkpoint of the last step, and come here.
 print(f"rank {rank} finished step {step}", flush=True)
 dist.destroy_process_group()

@@ -7,6 +7,7 @@ from typing import Literal
 import pytest
 
 from tests.model.end import END_RULES, End, EndRule
+from tests.model.end_together import TOGETHER_RULES, EndTogether, TogetherRule
 from tests.model.search import search
 
 MAX_STATES = 10_000
@@ -44,3 +45,29 @@ def test_without_a_part_of_the_rule_its_trace_is_found(
 ) -> None:
     got = search(End(END_RULES - {rule}, suspends=suspends, checkpoint=checkpoint), max_states=MAX_STATES)
     assert (got.verdict, words in got.detail) == ("violation", True), got
+
+
+@pytest.mark.parametrize(
+    ("model", "num_states"),
+    [
+        pytest.param(EndTogether(), 2220, id="a model group"),
+        pytest.param(EndTogether(scripts=True), 8499, id="a script"),
+    ],
+)
+def test_where_all_run_their_end_again_complete_is_true(model: EndTogether, num_states: int) -> None:
+    got = search(model, max_states=MAX_STATES, live=True)
+    assert got.verdict == "holds", got
+    assert got.is_exhaustive
+    assert got.num_states == num_states, "the model's behaviour changed: read why, then update the number"
+
+
+@pytest.mark.parametrize(
+    ("rule", "verdict", "words"),
+    [
+        ("SAME", "violation", "Complete, and a script has not returned 0 in g2"),
+        ("BACK", "stuck", ""),
+    ],
+)
+def test_where_all_run_their_end_again_each_part_is_needed(rule: TogetherRule, verdict: str, words: str) -> None:
+    got = search(EndTogether(TOGETHER_RULES - {rule}, scripts=rule == "SAME"), max_states=MAX_STATES, live=True)
+    assert (got.verdict, words in got.detail) == (verdict, True), got

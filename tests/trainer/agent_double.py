@@ -340,6 +340,8 @@ class AgentDouble:
             if isinstance(message, local.Attach):
                 worker.connection = connection
             self._changed.notify_all()
+        if isinstance(message, local.Attach) and message.rehearses:
+            self.send(worker, local.Answer("rehearse", 0, True, worker.adopted))
         if isinstance(message, local.Attach) and not message.rehearses and self.documents:
             newest = self.documents[-1]
             if newest.number > worker.entered:

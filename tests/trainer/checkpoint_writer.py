@@ -9,7 +9,7 @@ from regroup.protocol.state import StatePair
 
 if __name__ == "__main__":
     directory, mib = sys.argv[1], int(sys.argv[2])
-    checkpointer = Checkpointer(directory, every_s=0, job_uid="job-1", acknowledge_within_s=300)
+    checkpointer = Checkpointer(directory, every_s=0, job_uid="job-1")
     tree = {"model": {str(i): torch.ones(1 << 18) for i in range(mib)}, "optimizer": {}, "state": {}}
     checkpointer.save(
         tree, pair=StatePair(1, 20), generation=1, uid="aaaa1111", parent_generation=0, start_step=0,

@@ -334,6 +334,7 @@ class Core:
         attached = any(p.attached and not p.let_go for p in worker.processes)
         worker.ending = ending.after_stop(body.outcome, attached, worker.ending, now_s)
         self._end_processes(body.outcome)
+        worker.ending.termed = not attached
         self._exit_if_ended()
 
     def _end_processes(self, outcome: str) -> None:
@@ -370,6 +371,7 @@ class Core:
         worker = self._worker
         if worker.ending is not None and worker.ending.draining and not worker.ending.waits:
             worker.ending = ending.after_sigterm(False, False, worker.identity.grace_s, now_s)
+            self._exit_if_ended()
 
     def _exit_if_ended(self) -> None:
         """Exit once nothing runs any more. Who has returned 0 stays as long as it can: until the operator has kept that."""

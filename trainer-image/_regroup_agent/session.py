@@ -71,8 +71,9 @@ class Session:
         if not worker.session:
             worker.said_adopted = 0  # what was said for a script says nothing of a session
         worker.session, worker.tier = True, SESSION
-        if message.rehearses:  # a part of its start, which may take as long as a first step
+        if message.rehearses and worker.finish is None:  # a part of its start, which may take as long as a first step
             process.first_step_since_s = now_s
+            worker.tell(process, local.Answer("rehearse", 0, True, worker.saved.adopted))
             return
         process.attached, process.handed, process.first_step_since_s = True, 0, None
         if worker.ending is not None and not worker.ending.draining:

@@ -338,7 +338,7 @@ class Worker:
         The store's host waits for the document: it publishes it.
         """
         newest = self.generation
-        if newest is None or not process.attached or process.handed >= newest.number:
+        if newest is None or not process.attached or process.let_go or process.handed >= newest.number:
             return
         if not process.may_enter(newest.number) or not (newest.member or process.inside or process.left):
             return

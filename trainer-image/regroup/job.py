@@ -484,9 +484,8 @@ class Job:
     def _loop(self, total: int) -> Iterator[Step]:
         self.total = self._committer.total = total
         self._blocks.loop_begun = True
-        is_over = self._watcher is not None and self._watcher.finish is not None
         # A collective before the loop has joined already; and who comes after the last step has nothing to rehearse.
-        if self._rehearses and total and self.generation == 0 and not is_over:
+        if self._rehearses and total and self.generation == 0 and self._watcher and self._watcher.may_rehearse():
             yield from self._rehearse()
         while self.outcome is None:
             try:
@@ -540,6 +539,8 @@ class Job:
             elif error is not None and self.outcome is None and not isinstance(error, DivergedError):
                 # What is diverged is no state to go back to. Anything else costs no step: the next process continues here.
                 self._keep_state()
+            if error is not None and self.outcome is None and not self._membership.is_alone:
+                self._durable.close()
         finally:
             self._memory.settle()
             self._feed.close()

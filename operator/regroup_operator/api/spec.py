@@ -109,7 +109,7 @@ class CheckpointPolicy(SpecModel):
     """Checkpoint of an earlier job with which this one begins instead of step 0: a name as in `status.checkpoint.directory` of
     that job, in the directory of this job's own checkpoints, or an absolute path on a volume that the container `trainer` mounts.
     Numbers of workers and the split of the model may be others. It is read until the job has a checkpoint of its own, and never
-    deleted by this job. Scripts with the library only."""
+    deleted by this job. A job whose script opens no `regroup.session` fails: nothing else reads it."""
 
     @model_validator(mode="after")
     def _one_place(self) -> CheckpointPolicy:

@@ -260,8 +260,9 @@ class Role(SpecModel):
     """Number of pods. Each is reached as <job>-<role>-<index>.<job>."""
 
     required_for_completion: bool = False
-    """True: the job is Complete only once the workers have finished and every pod of this role has succeeded. In between its State
-    is Completing: the workers' pods end, and the pods of all roles run on. Not with restartPolicy Always."""
+    """True: the job is Complete only once its script has returned 0 in every worker and every pod of this role has succeeded. In
+    between its State is Completing: the workers' pods have ended, and the pods of all roles run on. Not with restartPolicy
+    Always."""
 
     template: RoleTemplate
     """The pod template."""

@@ -57,6 +57,28 @@ def test_phase_of_a_session(processes: list[Process], phase: str, generation: in
     assert (got.phase, got.generation) == (phase, generation)
 
 
+RETURNED = process(running=False, attached=False, done=True)
+
+
+@pytest.mark.parametrize(
+    ("processes", "finish", "phase"),
+    [
+        pytest.param([process(left=3, let_go=True)] * 2, 3, Phase.FINISHING, id="both run what follows their loop"),
+        pytest.param([process(left=3, let_go=True), RETURNED], 3, Phase.FINISHING, id="one of two has returned 0"),
+        pytest.param(
+            [process(running=False, attached=False), RETURNED], 3, Phase.FINISHING, id="one waits for its restart"
+        ),
+        pytest.param([process(attached=False), RETURNED], 3, Phase.FINISHING, id="one starts again"),
+        pytest.param([RETURNED] * 2, 3, Phase.DONE, id="both have returned 0"),
+        pytest.param([RETURNED] * 2, 0, Phase.DONE, id="and so before the operator has told the end"),
+    ],
+)
+def test_phase_of_a_session_after_its_last_step(processes: list[Process], finish: int, phase: str) -> None:
+    saved = Saved(entered=3, adopted=3, finished=3, done=3)
+    got = condition(processes, Facts(saved, heard=3, session=True, finish=finish, step=10))
+    assert (got.phase, got.generation, got.step) == (phase, 3, 10)
+
+
 @pytest.mark.parametrize(
     ("processes", "facts", "phase"),
     [
@@ -68,7 +90,13 @@ def test_phase_of_a_session(processes: list[Process], phase: str, generation: in
             [process(launched=2)], {"tier": SCRIPT, "replacing": True}, Phase.STARTING, id="is being replaced"
         ),
         pytest.param([process(launched=2)], {"tier": SCRIPT, "cause": "why"}, Phase.BROKEN, id="a sibling failed"),
-        pytest.param([process(running=False, done=True)] * 2, {"tier": SCRIPT}, Phase.FINISHED, id="all exited 0"),
+        pytest.param([process(running=False, done=True)] * 2, {"tier": SCRIPT}, Phase.DONE, id="all exited 0"),
+        pytest.param(
+            [process(running=False, done=True), process(launched=2, spawned=True)],
+            {"tier": SCRIPT},
+            Phase.TRAINING,
+            id="one of two exited 0",
+        ),
         pytest.param([process(launched=2)], {"stopped": True}, Phase.STOPPED, id="stopped"),
     ],
 )

@@ -70,6 +70,8 @@ PINGED = {
     "training": (lambda d: d.session().trains(1, 3), Phase.TRAINING),
     "broken": (lambda d: d.session().trains(1, 3).says(left(1, 3, cause="collective")), Phase.BROKEN),
     "finished": (lambda d: d.session().trains(1, 3).says(local.FinishedLocally(1, 3)), Phase.FINISHED),
+    "finishing": (lambda d: d.session().trains(1, 3).finish(1, 3), Phase.FINISHING),
+    "done": (lambda d: d.session().trains(1, 3).finish(1, 3).exits(0), Phase.DONE),
     "draining": (lambda d: d.session().trains(1, 3).feed(ev.Terminated()), Phase.TRAINING),
 }
 
@@ -581,10 +583,13 @@ def test_finished_process_that_joins_a_newer_generation_is_not_finished_any_more
     assert drive.phase == Phase.FORMING
 
 
-def test_finished_process_that_exits_0_stays_finished() -> None:
+def test_finished_process_that_exits_0_is_done_before_the_end_is_told() -> None:
+    """The session waits to be told; a script may also exit by itself, with `os._exit(0)` in a thread."""
     drive = Drive().session().trains(1, 10).says(local.FinishedLocally(1, 10)).exits(0)
-    assert drive.phase == Phase.FINISHED
+    assert (drive.phase, drive.report.condition.generation) == (Phase.DONE, 1)
     assert drive.of(ev.Start) == drive.bodies(wire.Fault) == []
+    assert drive.finish(1, 10).told() == drive.of(ev.Start) == []
+    assert drive.phase == Phase.DONE
 
 
 # --- the end -------------------------------------------------------------------------------------------------------
@@ -601,12 +606,6 @@ def test_stop_is_told_then_forced_then_reported() -> None:
     (report,) = (e.report for e in drive.of(ev.Send))
     assert report.condition.phase == Phase.STOPPED
     assert drive.effects[1] == ev.Exit(0)
-
-
-def test_stop_of_a_completed_job_leaves_the_script_time_for_its_model() -> None:
-    drive = Drive().session().trains(1, 3).command(wire.Stop("Complete"))
-    assert drive.wait(290).of(ev.Signal) == []
-    assert drive.exits(0).of(ev.Exit) == [ev.Exit(0)]
 
 
 def test_stop_of_a_suspended_job_leaves_time_for_the_step_and_its_checkpoint() -> None:
@@ -849,12 +848,12 @@ def test_script_of_a_generation_starts_once_across_container_restarts_h7() -> No
     assert again.generation(2).of(ev.Start)
 
 
-def test_script_is_finished_when_all_have_exited_0() -> None:
+def test_script_is_done_when_all_have_exited_0() -> None:
     drive = script(2).exits(0, 0)
     assert drive.phase == Phase.TRAINING
     drive.exits(0, 1)
     assert drive.bodies() == [wire.Finished(0)]
-    assert (drive.phase, drive.report.condition.generation) == (Phase.FINISHED, 1)
+    assert (drive.phase, drive.report.condition.generation) == (Phase.DONE, 1)
     assert drive.generation(2).of(ev.Start)
 
 

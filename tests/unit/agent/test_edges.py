@@ -42,8 +42,9 @@ from tests.unit.agent.python39 import oldest_python
 def test_state_file_returns_what_was_saved(tmp_path: Path) -> None:
     file = StateFile(str(tmp_path))
     assert file.load() == (Saved(), "")
-    file.save(Saved(3, 2, 7, 1))
-    assert StateFile(str(tmp_path)).load() == (Saved(3, 2, 7, 1), "")
+    saved = Saved(3, 2, 7, 1, sealed=4, finished=3, done=0b101)
+    file.save(saved)
+    assert StateFile(str(tmp_path)).load() == (saved, "")
     assert [p.name for p in tmp_path.iterdir()] == ["agent.json"]
 
 

@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from chaos.job import JobError, NothingToHitError
-from chaos.kinds import SESSION
+from chaos.kinds import SCRIPT, SESSION
 from chaos.local import LocalJob
-from chaos.plan import SETTLED, SHAPES, Fault, Scenario
+from chaos.plan import FINISHING, SETTLED, SHAPES, Fault, Scenario
+from chaos.signals import Agent
 
 
 @pytest.mark.parametrize(
@@ -25,6 +26,13 @@ def test_resize_of_a_job_that_has_ended(tmp_path: Path, phase: str | None, error
         (job.state / "job.json").write_text(json.dumps({"spec": {"replicas": 2}, "status": {"phase": phase}}))
     with pytest.raises(error, match=phase or "holds no job"):
         job.scale(1)
+
+
+class Idle(LocalJob):
+    """A job that has no processes."""
+
+    def agents(self) -> list[Agent]:
+        return []
 
 
 class Resized(LocalJob):
@@ -54,6 +62,31 @@ def test_command_of_a_split_job(tmp_path: Path) -> None:
     assert words[words.index("--workers-per-group") + 1] == "2"
     assert words[words.index("--max") + 1] == "6"
     assert words[-1].endswith("split.py")
+
+
+@pytest.mark.parametrize(
+    ("kind", "saved", "tier", "workers_per_group", "why"),
+    [
+        pytest.param(
+            "damage-checkpoint", 10, SESSION, 1, "in the newest checkpoint only", id="the checkpoint of the last step"
+        ),
+        pytest.param("kill-all", 8, SESSION, 1, "in no checkpoint", id="a last step that was not saved"),
+        pytest.param("kill-all", None, SESSION, 1, "in no checkpoint", id="a job without a checkpoint"),
+        pytest.param("kill-all", 10, SESSION, 1, "no trainer process runs", id="a process whose script can run again"),
+        pytest.param("kill-all", None, SCRIPT, 1, "no trainer process runs", id="a script with its own checkpoint"),
+        pytest.param("kill-all", 8, SESSION, 2, "no trainer process runs", id="members that go back together"),
+    ],
+)
+def test_after_the_last_step_nothing_is_hit_that_would_rightly_fail_the_job(
+    tmp_path: Path, kind: str, saved: int | None, tier: str, workers_per_group: int, why: str
+) -> None:
+    shape = SHAPES[1] if workers_per_group > 1 else None
+    job = Idle(Scenario(tier, 1, 4, 2, shape), tmp_path, 10, needs_disk=False)
+    job.state.mkdir()
+    status = {"finished": {"step": 10}, "checkpoint": {} if saved is None else {"step": saved}}
+    (job.state / "job.json").write_text(json.dumps({"status": status}))
+    with pytest.raises(NothingToHitError, match=why):
+        job.inject(Fault(kind, FINISHING, 0.0, 0.0, 0.0, 0, False))
 
 
 NEW, OLD = "step-12.g3-abcd1234", "step-9.g3-abcd1234"

@@ -190,6 +190,27 @@ def test_late_worker_has_its_time_by_the_steps_that_most_report(others_s: float,
 
 
 @pytest.mark.parametrize(
+    ("reported", "restarted"),
+    [
+        pytest.param({"longest_s": 600.0}, False, id="its first step took ten minutes, and the second may"),
+        pytest.param({"step_s": 70.0, "longest_s": 90.0}, False, id="a new operator has heard one report"),
+        pytest.param({"step_s": 0.5, "longest_s": 90.0}, True, id="its steps are short, whatever its longest was"),
+        pytest.param({}, True, id="nothing is known"),
+    ],
+)
+def test_late_worker_has_its_time_by_what_processes_measured_before_the_second_report(
+    reported: dict[str, Any], restarted: bool
+) -> None:
+    second = {**MEMBERSHIP, "generation": 2, "members": "1", "worldSize": 1, "adopted": False, "startStep": None}
+    late = trains(0, progress=replace(make_progress(9), **reported), progress_generation=1)
+    memory = Memory(seen_pods=frozenset({"-"}), spells={uid_of(0): Spell("behind", 0.0)})
+    holder = make_session(1, Phase.TRAINING, 2, told_tier="Session", told_generation=2, condition_at_s=0.0)
+    holder = replace(holder, condition=replace(holder.condition, adopted=2, step=9))
+    got = plan(job({**TRAINING, "membership": second}), sessions=(late, holder), memory=memory)
+    assert told(got, Restart) == ([uid_of(0)] if restarted else [])
+
+
+@pytest.mark.parametrize(
     ("session", "pod", "memory", "count"),
     [
         pytest.param(exits(0, 1), make_pod(0), Memory(seen_pods=frozenset("-")), 1, id="an exit"),

@@ -89,7 +89,7 @@ def test_pauses_are_no_part_of_a_steps_duration() -> None:
     pace = Pace()
     pace.begin_generation(0.0)
     pace.committed(10.0)
-    assert (pace.step_s, pace.longest_s) == (None, None)
+    assert (pace.step_s, pace.longest_s) == (None, 10.0)
     pace.committed(11.0)
     pace.paused(100.0)
     pace.committed(113.0)

@@ -11,7 +11,7 @@ import pytest
 
 from regroup.protocol import codec, local, wire
 from regroup.protocol.codec import ProtocolError, Registry
-from regroup.protocol.document import Document, Member, MemberSeal, OlderGeneration, Store
+from regroup.protocol.document import CheckpointRef, Document, Member, MemberSeal, OlderGeneration, Store
 from regroup.protocol.state import Busy, Condition, Seal, StatePair
 
 
@@ -115,6 +115,7 @@ DOCUMENT = Document(
     lost=("gone/1.0",),
     reason="MemberLost",
 )
+CHECKPOINT = CheckpointRef(3, 10, "step-10")
 BODIES: list[Any] = [
     wire.Hello(1, 2), wire.Changed(), wire.Formed(1.5), wire.Adopted(3, "self", StatePair(1, 3), 2.0, True),
     wire.Progress(3, 0.25, 24, "d", 10, 100.0, 5.0, 1, {"generation": 1, "step": 2, "directory": "x"}),
@@ -126,6 +127,7 @@ COMMANDS: list[Any] = [
     wire.Welcome("Session"), wire.DocumentCommand(DOCUMENT), wire.Prune(("a", "b")), wire.ProgressRequest(), wire.Ping(),
     wire.Restart("it is late."),
     wire.DumpStacks(), wire.Kill((4, 5), "hangs"),
+    wire.Finish(3, 10, 1, 2, 4, CHECKPOINT), wire.Finish(3, 10, 0, 0, 4),
     wire.Stop("Complete"), wire.Generation(2, "u", "planned", True, 4, 8, 2, 1, "h", 1, "p", False, "digest", "Resized"),
 ]  # fmt: skip
 ASSIGNMENT = local.Assignment(
@@ -138,7 +140,7 @@ LOCAL: list[Any] = [
     local.Left(3, None, 0, 5, "witness", "m", 1), local.Snapshotted(StatePair(2, 9), 2, True), local.FinishedLocally(3, 10),
     local.TakeStore(3), local.Observed(0, 3, "formed"),
     local.Answer("entering", 3, True, 2, "m"), ASSIGNMENT, local.PruneLocally(("a",)), local.StopLocally("Complete"),
-    local.BusyLocally("pause", "eval", 60.0), local.DumpStacksLocally(),
+    local.BusyLocally("pause", "eval", 60.0), local.DumpStacksLocally(), local.FinishLocally(3, 10, 2, 4, CHECKPOINT),
     local.Stack("outside", None, "load (train.py:4)", "load (train.py:4) < main", "thread MainThread:"),
 ]  # fmt: skip
 

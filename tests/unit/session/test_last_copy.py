@@ -92,19 +92,29 @@ def test_last_copy(
     assert [(one.state, one.is_last) for one in told] == [(one.state, True) for one in held]
 
 
-def test_job_that_completes_leaves_nothing_though_the_script_fails_later(job: Job, tmp_path: Path) -> None:
+def test_script_that_fails_after_its_loop_leaves_the_state_of_the_last_step(job: Job, tmp_path: Path) -> None:
+    """Rule END: its process is started again with that state, whatever the script has done with its model meanwhile."""
+    committed: list[torch.Tensor] = []
+
     def train_and_upload() -> None:
-        for step in job.steps(1):
+        for step in job.steps(2):
             with step:
                 for batch in step.microbatches():
                     step.backward(sum=job.model(batch.x).sum(), weight=4)
                 step.commit()
+            committed[:] = [p.detach().clone() for p in job.model.parameters()]
+        with torch.no_grad():
+            for p in job.model.parameters():
+                p.zero_()
         raise OSError("upload")
 
     with pytest.raises(OSError, match="upload"), job:
         train_and_upload()
     assert job.outcome == "Complete"
-    assert snapshot.held(tmp_path, "job") == []
+    newest, *_ = snapshot.held(tmp_path, "job")
+    assert (newest.state.step, newest.is_last) == (2, True)
+    job._memory.restore()
+    assert [p.tolist() for p in job.model.parameters()] == [p.tolist() for p in committed]
 
 
 def test_copy_that_fails_does_not_hide_the_scripts_exception(

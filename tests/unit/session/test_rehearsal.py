@@ -34,6 +34,11 @@ class Agent:
         events.append("rehearses" if attach.rehearses else "ready")
 
         class Watcher:
+            finish = None
+
+            def may_rehearse(self) -> bool:
+                return True
+
             def ready(self) -> None:
                 if "rehearses" in events and "ready" not in events:
                     events.append("ready")
@@ -56,7 +61,7 @@ class Agent:
 
             def __init__(self) -> None:
                 self.origin = Origin(0, "", 0, 0)
-                self.block, self.ended, self.rank = None, False, -1
+                self.block, self.ended, self.over, self.rank = None, False, False, -1
 
             def ensure(self) -> bool:
                 if self.generation:

@@ -39,13 +39,12 @@ class Newest(NamedTuple):
 class Checkpointer:
     """The checkpoints of one job in one directory. Methods are called from one thread, the trainer's; none is collective."""
 
-    def __init__(self, directory: str, every_s: float, job_uid: str, *, acknowledge_within_s: float = 60.0) -> None:
-        """every_s: least time between the starts of two writes. acknowledge_within_s: how long a write waits for all ranks."""
+    def __init__(self, directory: str, every_s: float, job_uid: str) -> None:
+        """every_s: least time between the starts of two writes."""
         store.prepare()
         self._directory = Path(directory)
         self._every_s = every_s
         self._job_uid = job_uid
-        self._acknowledge_within_s = acknowledge_within_s
         self._started_s: float | None = None
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
@@ -57,9 +56,11 @@ class Checkpointer:
         self._problem: str | None = None
         self._failure: str | None = None
         self._doing, self._began_s = "", 0.0
-        """What the writer thread does, while it is busy, and since when (monotonic seconds)."""
+        """What the writer thread does, while it is busy, and since when (monotonic seconds), less its waits for other ranks."""
+        self._awaits_ranks = False
+        """The data is durable, and the next commit is awaited: that takes a step, and the volume has no part in it."""
         self.longest_s: float | None = None
-        """How long the slowest write took that came to an end, whatever end; None: there was none."""
+        """How long the volume took for the slowest write that came to an end, whatever end; None: there was none."""
 
     @property
     def last_committed(self) -> CheckpointRef | None:
@@ -84,7 +85,7 @@ class Checkpointer:
     def hangs(self, bound_s: float) -> str | None:
         """Return one sentence if the writer thread has been at one write or deletion for longer than `bound_s`."""
         doing, began_s = self._doing, self._began_s
-        if not self._busy or time.monotonic() - began_s <= bound_s:
+        if not self._busy or self._awaits_ranks or time.monotonic() - began_s <= bound_s:
             return None
         return (
             f"{doing} has taken more than {bound_s:g} s: the volume of {self._directory} does not answer. Check the volume, "
@@ -112,15 +113,18 @@ class Checkpointer:
         digest: str = "",
         acknowledged: Callable[[], bool] | None = None,
         part: tuple[int, int] | None = None,
+        parts_within_s: float = 300.0,
     ) -> bool:
         """Copy the state to host memory and start to write it; blocks for the copy. False: the writer is still `busy`.
 
         generation, uid: that which this process is a member of; pair: the state's; parent_generation, start_step: where
         the generation began; digest: of the samples (SamplePlan.digest). `acknowledged` is asked from another thread,
         about 50 times a second, once the data is durable: True when every rank has committed this step; None: there is
-        no other rank. part: (inner index, size) in a model group: each of its processes saves its own part of one state at
-        the same step, on one volume, and the first one makes the checkpoint of them. What goes wrong is in `problem`; nothing
-        is raised but for a tree that cannot be saved (CheckpointError, which names the entry).
+        no other rank. It is asked until that is so, however long a step takes, or until `cancel`: the caller calls that where
+        nobody will commit on this state. part: (inner index, size) in a model group: each of its processes saves its own part
+        of one state at the same step, on one volume, and the first one makes the checkpoint of them. It waits
+        `parts_within_s` for the parts of the others. What goes wrong is in `problem`; nothing is raised but for a tree that
+        cannot be saved (CheckpointError, which names the entry).
         """
         if self.busy:
             return False
@@ -137,7 +141,9 @@ class Checkpointer:
         )
         self._cancelled = threading.Event()
         name = name_of(generation, pair.step, uid)
-        write = partial(self._write, name, structure, copies, record, acknowledged, self._cancelled, part)
+        write = partial(
+            self._write, name, structure, copies, record, acknowledged, self._cancelled, part, parts_within_s
+        )
         self._start(write, f"Writing checkpoint {name.directory}")
         return True
 
@@ -311,6 +317,7 @@ class Checkpointer:
         acknowledged: Callable[[], bool] | None,
         cancelled: threading.Event,
         part: tuple[int, int] | None,
+        parts_within_s: float,
     ) -> None:
         began = False
         try:
@@ -326,7 +333,7 @@ class Checkpointer:
                     if inner != 0:
                         self._problem = self._failure = None
                         return
-                    why = self._await_parts(name, size, cancelled)
+                    why = self._await_parts(name, size, cancelled, parts_within_s)
                     if why is None:
                         path = store.join_parts(self._directory, name, size)
                 why = why or self._await_all(acknowledged, cancelled)
@@ -349,29 +356,40 @@ class Checkpointer:
                 with contextlib.suppress(OSError):
                     store.delete(self._directory, name)
 
-    def _await_parts(self, name: Name, size: int, cancelled: threading.Event) -> str | None:
-        """Return None when every process of the model group has written its part, else the sentence why not."""
-        deadline_s = time.monotonic() + self._acknowledge_within_s
+    def _await_parts(self, name: Name, size: int, cancelled: threading.Event, within_s: float) -> str | None:
+        """Return None when every process of the model group has written its part, else the sentence why not.
+
+        All began to write after the same commit, so this takes as long as their volume does, whatever a step takes.
+        """
+        deadline_s = time.monotonic() + within_s
         while not store.has_parts(self._directory, name, size):
             if cancelled.is_set():
                 return "its generation ended before every process of the model group had written its part."
             if time.monotonic() > deadline_s:
-                return (
-                    f"not every process of the model group had written its part after {self._acknowledge_within_s:g} s."
+                why = (
+                    f"not every process of the model group had written its part after {within_s:g} s. Check the volume of "
+                    f"{self._directory}, and its mounts on the nodes of the first model group's workers."
                 )
+                self._failure = f"Checkpoint {name.directory} was not committed: {why}"
+                return why
             cancelled.wait(0.02)
         return None
 
     def _await_all(self, acknowledged: Callable[[], bool] | None, cancelled: threading.Event) -> str | None:
-        """Return None when every rank has acknowledged, else the sentence why not."""
-        deadline_s = time.monotonic() + self._acknowledge_within_s
-        while True:
-            # Asked before it is looked at: what is acknowledged after a cancel is a step of another state.
-            known = acknowledged is None or acknowledged()
-            if cancelled.is_set():
-                return "its generation ended before every rank had committed the step."
-            if known:
-                return None
-            if time.monotonic() > deadline_s:
-                return f"not every rank had committed its step after {self._acknowledge_within_s:g} s."
-            cancelled.wait(0.02)
+        """Return None when every rank has acknowledged, which the next commit shows, else the sentence why not.
+
+        Without a bound: a step takes as long as it takes. `cancel` ends the wait where there will be no next commit.
+        """
+        began_s, self._awaits_ranks = time.monotonic(), True
+        try:
+            while True:
+                # Asked before it is looked at: what is acknowledged after a cancel is a step of another state.
+                known = acknowledged is None or acknowledged()
+                if cancelled.is_set():
+                    return "its generation ended before every rank had committed the step."
+                if known:
+                    return None
+                cancelled.wait(0.02)
+        finally:
+            self._began_s += time.monotonic() - began_s
+            self._awaits_ranks = False

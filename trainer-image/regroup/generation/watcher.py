@@ -157,6 +157,13 @@ class Watcher:
         """Send one message to the agent."""
         self._outbox.send(message)
 
+    def may_rehearse(self) -> bool:
+        """Block until the agent has answered the first `Attach`. Return False where no step follows: all are committed, or the
+        job is stopped."""
+        with self._changed, self._waiting():
+            self._changed.wait_for(lambda: ("rehearse", 0) in self._answers or bool(self._stop or self._finish))
+            return not (self._stop or self._finish)
+
     def ready(self) -> None:
         """The rehearsal is over, or is left out: from now on this process waits for a generation."""
         if self._attach.rehearses:

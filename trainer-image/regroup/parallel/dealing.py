@@ -7,6 +7,7 @@ is `regroup.transaction.service`. Rules DEALT, OWED and AGE of docs/design/adr/0
 from collections import deque
 from dataclasses import dataclass, field
 from enum import Enum
+from math import inf
 from statistics import median
 
 from regroup.data.ids import share_of
@@ -17,8 +18,6 @@ LATE_TIMES = 4.0
 """A worker that has pushed nothing for so many usual times is late: its shares are dealt again."""
 LATE_LEAST_S = 1.0
 """... and never before this: where a share takes milliseconds, a pause of the machine is no sign."""
-LATE_UNKNOWN_S = 60.0
-"""As long as nobody has pushed in this generation: workers may compile."""
 WINDOW = 20
 """Pushes whose median is the usual time."""
 
@@ -262,12 +261,15 @@ class Desk:
     # --- the end of a generation -------------------------------------------------------------------------------------
 
     def patience_s(self, rank: int) -> float:
-        """Return how long a worker is waited for: one that is slow every time is not late every time."""
+        """Return how long a worker is waited for: one that is slow every time is not late every time.
+
+        Without a bound as long as nobody has pushed in this generation: a share may take any time, and nobody asks for more who
+        could be dealt it again. The first push ends that; where none comes, the operator finds the hang."""
         return self._patience_s(self._ranks[rank])
 
     def _patience_s(self, one: _Rank) -> float:
         if not self._times_s:
-            return LATE_UNKNOWN_S
+            return inf
         return max(LATE_LEAST_S, LATE_TIMES * max(one.last_s, median(self._times_s)))
 
     @property

@@ -10,9 +10,9 @@ class Pace:
     def __init__(self) -> None:
         self._durations_s: deque[float] = deque(maxlen=20)
         self._paused_s = 0.0
-        self.longest_s: float | None = None
-        """The longest time that this process needed between two commits of one generation: without pauses, and without what
-        it waited for others, who may have been in one. None before the second commit."""
+        self._longest_s: float | None = None
+        self._first_s: float | None = None
+        """How long the process's first step took, with what it compiled."""
         self._waited_s = 0.0
         self._last_s: float | None = None
         self._adopted_s: float | None = None
@@ -30,14 +30,23 @@ class Pace:
 
         `waited_s`: how long the process has waited for other ranks in this generation, in all.
         """
+        if self._first_s is None and self._adopted_s is not None:
+            self._first_s = max(0.0, now_s - self._adopted_s - self._paused_s - waited_s)
         if self._last_s is not None:
             duration_s = max(0.0, now_s - self._last_s - self._paused_s)
             self._durations_s.append(duration_s)
             own_s = max(0.0, duration_s - (waited_s - self._waited_s))
-            self.longest_s = max(self.longest_s or 0.0, own_s)
+            self._longest_s = max(self._longest_s or 0.0, own_s)
         self._last_s, self._paused_s, self._waited_s = now_s, 0.0, waited_s
         adopted_s, self._adopted_s = self._adopted_s, None
         return None if adopted_s is None else (now_s - adopted_s) * 1e3
+
+    @property
+    def longest_s(self) -> float | None:
+        """The longest time that this process needed between two commits of one generation: without pauses, and without what
+        it waited for others, who may have been in one. Before the second commit its first step is all that is known: where that
+        took minutes, the second one may. None before the first."""
+        return self._first_s if self._longest_s is None else self._longest_s
 
     @property
     def step_s(self) -> float | None:

@@ -19,7 +19,8 @@ from .state import StatePair, Times
 class Attach:
     """The session stands: imported, built, waiting. The agent answers with the newest `Assignment` that the process may enter.
 
-    `rehearses`: not yet. It runs one step without the others first, in which it compiles, and attaches again after that.
+    `rehearses`: not yet. It runs one step without the others first, in which it compiles, and attaches again after that. The agent
+    answers with an `Answer`, or with `FinishLocally` where no step follows.
     """
 
     TYPE = "attach"
@@ -196,7 +197,7 @@ FROM_TRAINER = codec.Registry(
 
 @dataclass(frozen=True)
 class Answer:
-    """Answer to `Entering` (`to` = entering) and `AdoptedLocally` (`to` = adopted)."""
+    """Answer to `Entering`, `AdoptedLocally`, and an `Attach` that rehearses: `to` is entering, adopted or rehearse."""
 
     TYPE = "answer"
     to: str

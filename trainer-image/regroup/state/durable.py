@@ -136,8 +136,11 @@ class Durable:
     def save_now(self, origin: Origin, *, interrupted: Callable[[], bool]) -> None:
         """Write what every rank is known to hold, and wait until it is durable; no longer once `interrupted`, nor when the
         volume does not answer (adr/0015): then it is not saved, and `problem` says so."""
-        if self.checkpointer is None:
+        pair = self._state.pair
+        if self.checkpointer is None or pair is None:
             return
+        # What is under way is of this state or of one before it, and there may be no next commit that would say so.
+        self.known_by_all = max(self.known_by_all, pair.step)
         if self._wait(interrupted):
             self._save(origin, known=True)
             self._wait(interrupted)
@@ -152,6 +155,11 @@ class Durable:
     def lost(self) -> None:
         """The state was replaced by another rank's: what is being written may be of a step that was never committed by all."""
         self.known_by_all = 0
+        if self.checkpointer is not None:
+            self.checkpointer.cancel()
+
+    def close(self) -> None:
+        """The script ends by an exception: it commits no more, so what waits for its next commit is not made a checkpoint."""
         if self.checkpointer is not None:
             self.checkpointer.cancel()
 
@@ -188,6 +196,7 @@ class Durable:
             digest=self._plan.digest(pair.step),
             acknowledged=None if known else lambda: self.known_by_all >= pair.step,
             part=self._part,
+            parts_within_s=self._patience_s,
         )
 
     def _say_problem(self) -> None:

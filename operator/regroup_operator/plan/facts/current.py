@@ -113,15 +113,20 @@ def decide_tier(status: Mapping[str, Any], sessions: Sequence[Session], now_s: f
     membership = status.get("membership")
     if tier is not None or membership is None:
         return tier
-    due = [_script_at_s(s) for s in sessions if s.connected and s.condition.generation == membership["generation"]]
+    due = [
+        script_at_s(s, SCRIPT_AFTER_S)
+        for s in sessions
+        if s.connected and s.condition.generation == membership["generation"]
+    ]
     known = [at_s for at_s in due if at_s is not None]
     everybody = bool(known) and len(known) >= len(parse_members(membership["members"]))
     return "Script" if everybody and now_s >= max(known) else None
 
 
-def _script_at_s(session: Session) -> float | None:
-    """Return since when a worker's processes are known to be an unmodified script's, None if they are not."""
+def script_at_s(session: Session, patience_s: float) -> float | None:
+    """Return since when a worker's processes are an unmodified script's: they have passed init_process_group, have ended, or have
+    run for `patience_s` without attaching. None: they are not."""
     condition = session.condition
     if condition.phase == Phase.DONE or (condition.phase == Phase.STARTING and condition.group == Group.FORMED):
         return session.condition_at_s
-    return session.condition_at_s + SCRIPT_AFTER_S if condition.phase == Phase.STARTING else None
+    return session.condition_at_s + patience_s if condition.phase == Phase.STARTING else None

@@ -120,9 +120,14 @@ class Facts:
 
     @property
     def step_s(self) -> float:
-        """Duration of a step by the newest reports, 0 before the first two. All ranks step together, so that half of them may be
-        wrong: the time between two reports may hold the minutes in which an agent was stopped."""
-        known = [s.step_s for s in self.inputs.obs.sessions.values() if s.step_s is not None]
+        """Duration of a step by the newest reports, 0 before the first one. All ranks step together, so that half of them may be
+        wrong: the time between two reports may hold the minutes in which an agent was stopped. Before the second report in an
+        operator's term, which may take as long as a step does, it is what the processes have measured."""
+        sessions = self.inputs.obs.sessions.values()
+        known = [s.step_s for s in sessions if s.step_s is not None]
+        if not known:
+            measured = [p.step_s or p.longest_s for s in sessions if (p := s.progress) is not None]
+            known = [step_s for step_s in measured if step_s is not None]
         return median_low(known) if known else 0.0
 
     @property

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from regroup_operator.api.spec import ExitRule
-from regroup_operator.model.plan import Failure, Memory, Verdict
+from regroup_operator.model.plan import Failure, IgnoredRow, Memory, Verdict, earliest
 from regroup_operator.model.worker import Standing, Worker
-from regroup_operator.plan.facts.facts import Facts, members_of
+from regroup_operator.plan.facts.facts import Facts, Inputs, members_of
 from regroup_operator.plan.failures.crashes import crash_sentence, is_hopeless, note_crashes, repeats
 from regroup_operator.plan.failures.exits import excused_generations, exits_status, read_exits, see_failures
 from regroup_operator.plan.failures.hangs import HUNG, Hang, find_hang, hangs_in_a_row
@@ -38,6 +38,7 @@ from regroup_operator.plan.failures.restarts import (
     restart_cause,
 )
 from regroup_operator.plan.failures.roles import role_verdict
+from regroup_operator.plan.failures.unread import judge_unread
 
 
 @dataclass(frozen=True)
@@ -70,8 +71,10 @@ class Failures:
     """status.restarts.exits; None: as it was."""
     ignored: str = ""
     """What is said of failures that are ignored again and again; empty: there are none."""
+    unread: Verdict | None = None
+    """Why the job has to fail although its script may have ended well: it has not begun with what the spec names."""
     due_s: float | None = None
-    """When that is said no longer."""
+    """When one of these changes though nothing is reported."""
 
     @property
     def members(self) -> tuple[Worker, ...]:
@@ -154,6 +157,15 @@ def judge_failures(facts: Facts) -> Failures:
     hang, workers = _hang(facts)
     if verdict is None and hang.failure is not None:
         verdict = Verdict(HUNG, hang.failure)
+    unread, unread_due_s = judge_unread(
+        checkpoint=inputs.job.spec.checkpoint,
+        tier=facts.tier,
+        current=facts.current,
+        members=members_of(workers),
+        start_timeout_s=inputs.settings.start_timeout_s,
+        now_s=inputs.clock.now_s,
+    )
+    verdict = verdict or unread
     num_without_commit = _num_without_commit(facts, workers)
     if verdict is None and num_without_commit:
         no_commit = no_commit_failure(num_without_commit, members_of(workers))
@@ -173,8 +185,14 @@ def judge_failures(facts: Facts) -> Failures:
         judged=judged_status(rules, rulings.judged, obs.pods),
         exits=exits_status(known_exits, obs, seen.memory, facts.tier, counted=bool(rulings.counted or rulings.ignored)),
         ignored="" if ignored is None or ignored.count < 2 else f"{ignored.count} failures in a row: {ignored.words}",
-        due_s=None if ignored is None else inputs.clock.now_s + max(0.0, ignored.at + QUIET_S - inputs.clock.wall),
+        unread=unread,
+        due_s=earliest([unread_due_s, _quiet_s(inputs, ignored)], after_s=inputs.clock.now_s),
     )
+
+
+def _quiet_s(inputs: Inputs, ignored: IgnoredRow | None) -> float | None:
+    """Return when ignored failures are said no longer, monotonic."""
+    return None if ignored is None else inputs.clock.now_s + max(0.0, ignored.at + QUIET_S - inputs.clock.wall)
 
 
 def _generations(facts: Facts, names: frozenset[str]) -> dict[str, int]:

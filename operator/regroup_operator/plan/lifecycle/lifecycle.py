@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from regroup_operator.api.conditions import COMPLETE, FAILED, SUSPENDED
-from regroup_operator.model.plan import Verdict
+from regroup_operator.model.plan import Failure, Verdict
 from regroup_operator.plan.facts.current import named_checkpoint
 from regroup_operator.plan.facts.facts import Facts
 from regroup_operator.plan.failures.failures import Failures
@@ -118,7 +118,7 @@ def decide_lifecycle(facts: Facts, failures: Failures) -> Lifecycle:
     # Who has been told to stop cannot do after its last step what it would have done.
     is_told = any(c["type"] == SUSPENDED and c["reason"] == SUSPENDING for c in facts.status.get("conditions", ()))
     finished = see_finished(facts, failures.workers)
-    if finished is not None and is_told and "finished" not in facts.status:
+    if "finished" not in facts.status and (is_told or failures.unread is not None):
         finished = None
     is_done = finished is not None and not finished.open
     if is_done and not any(facts.awaited.values()):
@@ -171,16 +171,17 @@ def _ended(facts: Facts, ended: Ended) -> Ended:
 def not_repeatable(facts: Facts, failures: Failures, finished: Finished) -> Verdict | None:
     """Return why the job fails in its end, None: it does not. A script whose end has failed, or whose pod is gone, runs again with
     the state of the last step, if anything still has that. Its members do not: their scripts may have changed the model."""
-    checkpoint, has_snapshots = named_checkpoint(facts.status), facts.inputs.job.spec.memory_snapshot is not None
+    checkpoint = named_checkpoint(facts.status)
     where = f"the state of step {finished.step}, the last one, is in no checkpoint"
     if repeats(facts):
         can = checkpoint is not None and checkpoint.step == finished.step
     else:  # an ordinary generation: it may begin at an older step, and train those that follow again
+        has_snapshots = facts.inputs.job.spec.memory_snapshot is not None
         can, where = checkpoint is not None or has_snapshots, "there is no checkpoint"
     if can:
         return None
     advice = "Set spec.checkpoint, so that a script that fails after its last step can run again."
-    if failures.last is not None and not has_snapshots:
+    if failures.last is not None and not _has_snapshot(facts, failures, failures.last, finished):
         line = f': "{failures.last.last_line}"' if failures.last.last_line else ""
         text = (
             f"{exit_words(failures.last)}{line} after the last step, and {where}, so it cannot run again. "
@@ -195,6 +196,17 @@ def not_repeatable(facts: Facts, failures: Failures, finished: Finished) -> Verd
         END_FAILED,
         f"The pod of worker {gone[0]} has gone before its script returned, and {where}, so it cannot run again. {advice}".strip(),
     )
+
+
+def _has_snapshot(facts: Facts, failures: Failures, last: Failure, finished: Finished) -> bool:
+    """Return whether the worker whose script has failed may have the state of the last step in its memory snapshot."""
+    if facts.inputs.job.spec.memory_snapshot is None:
+        return False
+    sessions = (w.session for w in failures.workers if w.pod is not None and w.pod.name == last.pod)
+    seal = next((session.seal for session in sessions if session is not None), None)
+    if seal is None:
+        return True  # it has not said yet what it holds
+    return seal.state is not None and (seal.state.step, seal.state_adopted) == (finished.step, finished.generation)
 
 
 def _deadline(

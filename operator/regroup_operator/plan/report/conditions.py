@@ -25,14 +25,14 @@ AT_REST = (FINISHING, COMPLETING, SUSPENDING, SUSPENDED, SUCCEEDED, FAILED)
 
 AT_REST_WORDS = {
     FINISHING: "Scripts come to their end; see condition Complete.",
-    COMPLETING: "The workers have finished; see condition Complete.",
+    COMPLETING: "The script has returned in every worker; see condition Complete.",
     SUSPENDING: "The job is being suspended.",
     SUSPENDED: "The job is suspended.",
     SUCCEEDED: "The job has ended.",
     FAILED: "The job has ended.",
 }
 WAITING_FOR_ROLES = "WaitingForRoles"
-"""Reason of Complete=False: the workers have finished, and roles that are required for completion have not."""
+"""Reason of Complete=False: the script has returned in every worker, and roles that are required for completion have not ended."""
 HELD_BACK = "HeldBack"
 """Reason of PodsReady=False: pods are missing that are made later, by spec.elasticPolicy."""
 ORDINARY = ("Starting", "Ended", FINISHING, COMPLETING, SUSPENDING, SUSPENDED, HELD_BACK)

@@ -347,7 +347,8 @@ def _notes(now: Mapping[str, JobCondition], before: Mapping[str, Mapping[str, An
         wrong = one is not None and one.status == "False" and lacks in ("", one.reason)
         if one is not None and wrong and before.get(kind, {}).get("message") != one.message:
             notes.append(EventNote("Warning", event or one.reason, one.message))
-    if COMPLETE in now and now[COMPLETE].reason == WAITING_FOR_ROLES != before.get(COMPLETE, {}).get("reason"):
+    was_complete = before.get(COMPLETE, {}).get("reason")
+    if COMPLETE in now and now[COMPLETE].reason == WAITING_FOR_ROLES != was_complete:
         notes.append(EventNote("Normal", COMPLETING, now[COMPLETE].message))
     pods, was = now[PODS_READY], before.get(PODS_READY, {"status": "Unknown", "reason": ""})
     was_stuck = was["status"] == "False" and was["reason"] not in ORDINARY
