@@ -24,7 +24,7 @@ from regroup.protocol.document import PLANNED
 from regroup.protocol.state import Phase
 from regroup_operator.api.members import MemberId, format_members, parse_members
 from regroup_operator.model.worker import Standing, Worker
-from regroup_operator.plan.facts.facts import Facts
+from regroup_operator.plan.facts.facts import Facts, repeats
 
 _COMMITTED = (Phase.FINISHED, Phase.FINISHING, Phase.DONE)
 """Phases of a worker whose processes have committed the last step."""
@@ -69,11 +69,6 @@ def read_finished(status: Mapping[str, Any]) -> Finished | None:
     members = parse_members(known["members"])
     done = frozenset(parse_members(known.get("done", "")))
     return Finished(known["generation"], members, known.get("step", 0), done, known["at"])
-
-
-def repeats(facts: Facts) -> bool:
-    """Return whether one member can run its end again without the others: it needs only its rank and the state of the last step."""
-    return facts.tier != "Script" and facts.per_group == 1
 
 
 def see_finished(facts: Facts, workers: Sequence[Worker]) -> Finished | None:

@@ -16,10 +16,10 @@ from dataclasses import dataclass, replace
 from regroup_operator.api.conditions import COMPLETE, FAILED, SUSPENDED
 from regroup_operator.model.plan import Failure, Verdict
 from regroup_operator.plan.facts.current import named_checkpoint
-from regroup_operator.plan.facts.facts import Facts
+from regroup_operator.plan.facts.facts import Facts, repeats
 from regroup_operator.plan.failures.failures import Failures
 from regroup_operator.plan.failures.restarts import exit_words, log_words
-from regroup_operator.plan.lifecycle.finished import Finished, places_of, read_finished, repeats, see_finished
+from regroup_operator.plan.lifecycle.finished import Finished, places_of, read_finished, see_finished
 from regroup_operator.plan.lifecycle.run_policy import expires_in_s, has_begun, overdue
 
 END_FAILED = "EndFailed"

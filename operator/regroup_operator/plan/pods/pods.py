@@ -13,10 +13,9 @@ from regroup_operator.model.ports import EventNote
 from regroup_operator.model.records import Pod
 from regroup_operator.model.worker import Standing
 from regroup_operator.plan.facts.current import named_members
-from regroup_operator.plan.facts.facts import Facts
+from regroup_operator.plan.facts.facts import Facts, repeats
 from regroup_operator.plan.failures.exits import avoided_nodes, count_created
 from regroup_operator.plan.generation.generation import NextGeneration
-from regroup_operator.plan.lifecycle.finished import repeats
 from regroup_operator.plan.lifecycle.lifecycle import Active, Completing, Ended, Finishing, Lifecycle, Suspending
 from regroup_operator.plan.pods.capacity import judge_capacity, put_off
 from regroup_operator.plan.pods.early import (
