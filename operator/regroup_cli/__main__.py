@@ -28,7 +28,9 @@ def parser() -> argparse.ArgumentParser:
         help="run a script as a job of local worker processes",
         description="Run SCRIPT as a training job of local worker processes, under the same rules as in a cluster: a process "
         "that dies is replaced, while the others keep running with their state in memory. Ctrl-C ends the job.",
-        epilog="example: regroup run --workers 3 --max 5 manifests/samples/digits.py",
+        epilog="Exit code: 0 if the script has returned 0 in all workers. If the script fails the job, the exit code of the "
+        "process that the message names, 128 + n for signal n. 1 if the job fails for another reason, 2 if the arguments are "
+        "refused before anything runs, 130 after Ctrl-C. Example: regroup run --workers 3 --max 5 manifests/samples/digits.py",
     )
     run.add_argument("--workers", type=int, default=1, metavar="N", help="number of workers (default 1)")
     run.add_argument(

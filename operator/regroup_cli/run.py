@@ -167,7 +167,8 @@ def _check_configuration(arguments: list[str], most_processes: int) -> None:
 
 
 async def run(args: argparse.Namespace) -> int:
-    """Run the job to its end and return the exit code: 0 Succeeded, 1 Failed, 130 interrupted."""
+    """Run the job to its end and return the exit code: 0 Succeeded, 130 interrupted, and of a failed job that of the process of the
+    script that failed it, else 1."""
     raw = job_object(args)
     parse_job(raw)
     directory = Path(args.state_dir or _temporary())
@@ -307,7 +308,7 @@ async def _watch(store: FileStore, key: Key, queue: WorkQueue, stop: asyncio.Eve
             say(line)
         if job.status.phase in ("Succeeded", "Failed"):
             await _until_stopped(store, key)
-            return 0 if job.status.phase == "Succeeded" else 1
+            return 0 if job.status.phase == "Succeeded" else job.status.exit_code or 1
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(stop.wait(), POLL_S)
     say("interrupted; stopping the workers.")

@@ -113,13 +113,12 @@ class Schedule:
             self._lanes.setdefault(key[0], deque()).append(key)
 
     def fail(self, key: Key, now_s: float, jitter: float = 1.0, *, least_s: float = 0.0) -> float:
-        """Add `key` again after its back-off, which doubles with each failure in a row; return the seconds. It is not taken for
-        `least_s`, whatever is added."""
+        """Add `key` again after its back-off, and return the seconds: they double with each failure in a row, and are `least_s` or
+        more. The key is not taken before, whatever is added: a job whose status is refused has events several times a second."""
         failures = self._failures.get(key, 0)
         self._failures[key] = failures + 1
         wait_s = max(min(BACKOFF_MIN_S * 2.0 ** min(failures, 30), BACKOFF_MAX_S) * jitter, least_s)
-        if least_s > 0:
-            self.rest(key, now_s + least_s)
+        self.rest(key, now_s + wait_s)
         self.add_at(key, now_s + wait_s)
         return wait_s
 

@@ -177,6 +177,11 @@ BAD_SPECS: dict[str, tuple[Change, str]] = {
         "spec.roles has eval with requiredForCompletion and restartPolicy Always, so that its pods never complete. "
         "Use OnFailure or Never, or remove requiredForCompletion.",
     ),
+    "role whose pods a deadline ends again and again": (
+        with_spec(roles=[role("eval", activeDeadlineSeconds=60)]),
+        "activeDeadlineSeconds in a template of spec.roles must be absent, because it would end the role's pods again and again. "
+        "Set spec.runPolicy.activeDeadlineSeconds, which ends the job, or restartPolicy Never.",
+    ),
     "checkpoint in two places": (
         with_spec(checkpoint={"volumeClaim": "ckpt", "path": "/ckpt"}),
         "spec.checkpoint needs exactly one of volumeClaim and path. Keep the one that says where checkpoints go.",

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import json
+import os
 import signal
 import subprocess
 import sys
@@ -12,7 +14,7 @@ import pytest
 from harness.polling import until
 from regroup.protocol import wire
 from regroup.protocol.state import Phase
-from tests.trainer.agent_edge import OperatorEdge, Worker, generation
+from tests.trainer.agent_edge import Heard, OperatorEdge, Worker, generation
 
 SCRIPTS = {
     "an exit code": "import sys\nsys.exit(3)",
@@ -127,21 +129,166 @@ def test_processes_of_a_pod_draw_other_numbers_where_the_script_sets_no_seed(
     operator: OperatorEdge, pair: Worker
 ) -> None:
     path = pair.directory / "train.py"
+    (pair.directory / "preloaded.py").write_text(
+        "import random, numpy\nunseeded = random.Random()\nof_numpy = numpy.random.default_rng()\n"
+        "again = random.Random(1)\nagain.seed()\n"
+    )
     path.write_text(
-        "import os, random, numpy, torch\n"
+        "import multiprocessing, os, random, numpy, torch, preloaded\n"
         "drawn = [random.random(), numpy.random.rand(), torch.rand(1).item(), torch.initial_seed()]\n"
+        "drawn += [one.random() for one in (preloaded.unseeded, preloaded.of_numpy, preloaded.again)]\n"
+        "drawn += [multiprocessing.current_process().authkey.hex()]\n"
         "open(f'{__file__}.{os.environ[\"LOCAL_RANK\"]}', 'w').write('\\n'.join(map(str, drawn)))\n"
     )
-    pair.start(sys.executable, str(path), REGROUP_PRELOAD="numpy,torch")
+    pair.start(sys.executable, str(path), REGROUP_PRELOAD="numpy,torch,preloaded")
     operator.wait_body(wire.Hello)
     operator.wait_stream()
     operator.tell(wire.Welcome("Unknown"))
     operator.tell(generation(1, 0, 2)[0])
-    operator.wait_body(wire.Finished)
+    operator.wait_body(wire.Finished, timeout_s=60)
     assert "No zygote" not in pair.log()
     first, second = ((pair.directory / f"train.py.{rank}").read_text().split("\n") for rank in range(2))
-    assert len(first) == 4
-    assert not set(first) & set(second), "random, numpy.random, torch.rand and torch.initial_seed differ"
+    assert len(first) == 8
+    assert not set(first) & set(second), (
+        "every generator that has no seed of the script's, and the key of multiprocessing"
+    )
+
+
+EQUAL = {
+    "arguments": "sys.argv, sys.orig_argv, sys.executable, sys.prefix, sys.flags, sys.warnoptions, sys._xoptions",
+    "names": "__name__, __file__, __spec__, __package__, __doc__, __cached__, type(__loader__), __loader__.get_filename()",
+    "globals": "sorted(name for name in globals() if name.startswith('__'))",
+    "path": "sys.path, len(sys.path_hooks)",
+    "main": "sys.modules['__main__'].__dict__ is globals(), type(__builtins__)",
+    "directory": "os.getcwd(), umask(), os.nice(0), sorted(os.sched_getaffinity(0))",
+    "logging": "logging.root.level, logging.root.handlers, logging.root.manager.disable, logging.getLoggerClass()",
+    "warnings": "warnings.filters, warnings.showwarning.__module__",
+    "exit handlers": "atexit._ncallbacks()",
+    "file descriptors": "sorted(f for f in os.listdir('/proc/self/fd') if os.path.exists(f'/proc/self/fd/{f}'))",
+    "inherited": "[os.get_inheritable(fd) for fd in range(3)]",
+    "tracing": "tracemalloc.is_tracing(), sys.gettrace(), sys.getprofile(), faulthandler.is_enabled()",
+    "threads": "threading.enumerate().__len__(), os.listdir('/proc/self/task') == [str(os.getpid())], threading.stack_size()",
+    "main thread": "[t.native_id == os.getpid() and t.ident == threading.get_ident() for t in [threading.main_thread()]]",
+    "signals": "[(int(s), str(signal.getsignal(s)).split(' at ')[0]) for s in signal.valid_signals()], signal.set_wakeup_fd(-1)",
+    "signals in the kernel": "[s for s in open('/proc/self/status') if s.startswith(('SigB', 'SigI', 'SigC', 'Cap', 'NoNew'))]",
+    "texts": "locale.setlocale(locale.LC_ALL), locale.getpreferredencoding(), sys.getfilesystemencoding()",
+    "stdin": "sys.stdin.name, sys.stdin.encoding, sys.stdin.errors, os.readlink('/proc/self/fd/0'), sys.stdin.read()",
+    "stdout": "[(s.name, s.encoding, s.errors, s.line_buffering, s.write_through) for s in (sys.stdout, sys.stderr)]",
+    "hooks": "str((sys.excepthook, sys.displayhook, sys.unraisablehook)), threading.excepthook.__name__, sys.getswitchinterval()",
+    "limits": "sys.getrecursionlimit(), [resource.getrlimit(n) for n in range(16)], open('/proc/self/oom_score_adj').read()",
+    "collector": "gc.get_threshold(), gc.isenabled(), gc.get_debug(), gc.callbacks",
+    "multiprocessing": "multiprocessing.get_start_method(True), multiprocessing.current_process()",
+    "its children": "multiprocessing.active_children(), next(multiprocessing.process._process_counter)",
+    "temporary files": "os.environ.setdefault('TMPDIR', os.getcwd()), tempfile.gettempdir()",
+    "numpy": "numpy.geterr(), numpy.get_printoptions(), numpy.random.RandomState(1).rand()",
+    "a set seed": "random.seed(1), random.random(), numpy.random.seed(1), numpy.random.rand(), preloaded.seeded.random(), "
+    "preloaded.of_numpy_seeded.random()",
+}
+"""What is equal in a process that `python` starts and in one that is forked, as expressions."""
+UNEQUAL = {
+    "import hooks": "len(sys.meta_path)",
+    "session": "os.getsid(0) == os.getpid(), os.getpgrp() == os.getpid()",
+    "imported modules": "'json' in before, 'numpy' in before",
+    "frozen objects": "gc.get_freeze_count() > 0",
+    "command line in the kernel": "'train.py' in open('/proc/self/cmdline').read(), open('/proc/self/comm').read()",
+}
+"""What is not, and is in the guide's table."""
+IN_TORCH = {
+    "threads": "torch.get_num_threads(), torch.get_num_interop_threads()",
+    "numbers": "torch.get_default_dtype(), torch.get_default_device(), torch.get_float32_matmul_precision()",
+    "determinism": "torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.benchmark, torch.backends.mkldnn.enabled",
+    "modes": "torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.is_anomaly_enabled()",
+    "a GPU": "torch.cuda.is_initialized(), torch.cuda._is_in_bad_fork(), torch.backends.cuda.matmul.allow_tf32",
+    "processes": "torch.multiprocessing.get_start_method(True), torch.multiprocessing.get_sharing_strategy()",
+    "groups": "torch.distributed.is_initialized(), torch.distributed.get_debug_level()",
+    "a set seed": "torch.manual_seed(1).initial_seed(), torch.rand(2)",
+}
+LOOK = """
+import sys
+before = set(sys.modules)
+import atexit, faulthandler, gc, json, locale, logging, multiprocessing, os, random, resource, signal, tempfile, threading
+import tracemalloc, warnings, numpy
+def umask():
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+"""
+
+
+def test_forked_process_is_the_one_that_python_starts(
+    operator: OperatorEdge, worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (worker.directory / "preloaded.py").write_text(
+        "import random, numpy\nseeded = random.Random(1)\nof_numpy_seeded = numpy.random.default_rng(1)\n"
+    )
+    monkeypatch.chdir(worker.directory)
+    modules = "json,logging,multiprocessing,numpy,tempfile,threading,preloaded"
+    differ = facts(operator, worker, LOOK + "import preloaded\n", EQUAL | UNEQUAL, REGROUP_PRELOAD=modules)
+    assert set(differ) == set(UNEQUAL), differ
+
+
+@pytest.mark.slow
+def test_forked_process_has_torch_as_the_script_would_import_it(
+    operator: OperatorEdge, worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    text = "import os\nos.environ['OMP_NUM_THREADS'] = '3'\nimport torch, torch.distributed\n"
+    assert facts(operator, worker, text, IN_TORCH, REGROUP_PRELOAD="torch") == {}
+
+
+def test_variable_that_the_script_sets_before_its_imports_is_there_in_the_preload(
+    operator: OperatorEdge, worker: Worker
+) -> None:
+    """As OMP_NUM_THREADS, which torch reads as it is imported."""
+    (worker.directory / "reads.py").write_text("import os\nfound = os.environ.get('OMP_NUM_THREADS')\n")
+    text = "import os\nos.environ['OMP_NUM_THREADS'] = '3'\nimport reads\nprint(reads.found, os.environ['OMP_NUM_THREADS'])\n"
+    (worker.directory / "train.py").write_text(text)
+    compare(operator, worker, [sys.executable, str(worker.directory / "train.py")], REGROUP_PRELOAD="reads")
+    assert worker.stdout.read_text() == "3 3\n"
+
+
+def test_script_whose_variable_nobody_can_know_beforehand_is_execd(operator: OperatorEdge, worker: Worker) -> None:
+    (worker.directory / "reads.py").write_text("import os\nfound = os.environ.get('OMP_NUM_THREADS')\n")
+    path = worker.directory / "train.py"
+    path.write_text("import os\nos.environ['OMP_NUM_THREADS'] = str(1 + 2)\nimport reads\nprint(reads.found)\n")
+    worker.start(sys.executable, str(path), REGROUP_PRELOAD="reads")
+    to_the_end(operator)
+    until(lambda: worker.stdout.read_text() == "3\n", "what the script has set", details=worker.log)
+    assert "The script sets OMP_NUM_THREADS before it imports torch" in worker.log()
+
+
+def facts(
+    operator: OperatorEdge, worker: Worker, text: str, of: dict[str, str], **environ: str
+) -> dict[str, list[str]]:
+    """Return what differs between a script under python and under the agent, of these expressions, by name."""
+    path = worker.directory / "train.py"
+    found = worker.directory / "found"
+    lines = [f"said[{name!r}] = repr(({expression}))\n" for name, expression in of.items()]
+    path.write_text(
+        f"{text}said = {{}}\n{''.join(lines)}import json\n"
+        f"open({str(found)!r} + ('.agent' if 'LOCAL_RANK' in os.environ else ''), 'w').write(json.dumps(said))\n"
+    )
+    command = [sys.executable, str(path), "one", "--two"]
+    default = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    done = subprocess.run(
+        command, stdin=subprocess.DEVNULL, preexec_fn=default, env={**os.environ, "PYTHONUNBUFFERED": "1"}
+    )
+    assert done.returncode == 0
+    worker.start(*command, **environ)
+    end = to_the_end(operator)
+    assert isinstance(end.body, wire.Finished), worker.log()
+    assert "No zygote" not in worker.log()
+    want, got = (json.loads(one.read_text()) for one in (found, found.with_name("found.agent")))
+    return {name: [want[name], got[name]] for name in of if want[name] != got[name]}
+
+
+def to_the_end(operator: OperatorEdge) -> Heard:
+    """Have the agent run its script in a group of one, and return how that ended."""
+    operator.wait_body(wire.Hello)
+    operator.wait_stream()
+    operator.tell(wire.Welcome("Unknown"))
+    operator.tell(generation(1, 0)[0])
+    return operator.wait(lambda h: isinstance(h.body, (wire.Fault, wire.Finished)), timeout_s=60)
 
 
 def compare(operator: OperatorEdge, worker: Worker, command: list[str], **environ: str) -> None:

@@ -7,5 +7,5 @@ Does not: decisions about membership (the operator's), anything that imports mor
 makes one condition of p processes, `progress` and `ending` keep the times. `main` executes the effects; `link` is the way
 to the operator, `http` the little HTTP it needs; `local_server` the way to the trainers; `trainers`, `zygote` and
 `zygote_child` start and reap processes; `statefile` is what a container restart must not lose; `launch` reads the command
-and writes environments; `build` makes the zipapp.
+and writes environments, `script_settings` the variables that a script sets by itself; `build` makes the zipapp.
 """

@@ -49,6 +49,16 @@ class PythonCommand:
         """Path of the script's file, None for a module."""
         return None if self.file is None else Path(self.directory or ".") / self.file
 
+    def files(self, python_path: str) -> list[Path]:
+        """Return where the text that becomes `__main__` may be. `python_path`: PYTHONPATH, in which a module is looked for, too.
+        One in site-packages is not among them."""
+        if self.script is not None or self.module is None:
+            return [self.script] if self.script is not None else []
+        here = Path(self.directory or ".")
+        name = self.module.replace(".", "/")
+        roots = [here, *(here / part for part in python_path.split(os.pathsep) if part)]
+        return [root / found for root in roots for found in (f"{name}.py", f"{name}/__main__.py")]
+
 
 def check_command(command: Sequence[str]) -> None:
     """Raise LaunchError for a command that cannot be run."""

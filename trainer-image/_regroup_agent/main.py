@@ -39,6 +39,7 @@ from .memory import LOOK_EVERY_S, MemoryCgroup
 from .output import Output
 from .posix import become_subreaper
 from .prober import Prober, QuietPort
+from .script_settings import ScriptSettings, script_settings
 from .statefile import StateFile
 from .store_socket import StoreSocket
 from .trainers import Trainers
@@ -74,15 +75,6 @@ class Agent:
         )
         python = python_command(self._command)
         self._store = StoreSocket(environ[env.POD_IP])
-        preload = preload_modules(environ)
-        has_zygote = bool(python and preload)
-        self._core = Core(
-            identity,
-            saved,
-            session=_uses_library(python),
-            preloading=has_zygote,
-            snapshots=_snapshots(environ, identity.processes),
-        )
         # A trainer's environment replaces the zygote's; until then it is what the image and the template say.
         base = trainer_env(
             environ,
@@ -93,7 +85,24 @@ class Agent:
             restarts=0,
             generation=None,
         )
-        self._zygote = Zygote(python, preload, base, log, self._imported) if python and preload else None
+        preload = preload_modules(environ)
+        settings = _settings(python, base) if python and preload else ScriptSettings()
+        if settings.unknown:
+            log(
+                f"The script sets {settings.unknown} before it imports torch, to a value that only the running script knows. "
+                "Processes are started by exec, so each of them repeats the imports. Set it in the container's env instead."
+            )
+        has_zygote = bool(python and preload and not settings.unknown)
+        self._core = Core(
+            identity,
+            saved,
+            session=_uses_library(python),
+            preloading=has_zygote,
+            snapshots=_snapshots(environ, identity.processes),
+        )
+        self._zygote = (
+            Zygote(python, preload, base, log, self._imported, settings.values) if python and has_zygote else None
+        )
         hook = write_group_hook(environ[env.STATE_DIR], log)
         self._memory = MemoryCgroup()
         self._trainers = Trainers(
@@ -328,6 +337,17 @@ def _uses_library(python: PythonCommand | None) -> bool:
         return imports_library(python.script.read_text(errors="replace"))
     except OSError:
         return False
+
+
+def _settings(python: PythonCommand, environ: Mapping[str, str]) -> ScriptSettings:
+    """Return what the command's script sets in its environment before it imports torch; a file that is not found sets nothing."""
+    environ = {**environ, **python.environ}
+    for path in python.files(environ.get("PYTHONPATH", "")):
+        try:
+            return script_settings(path.read_text(encoding="utf-8", errors="replace"), environ)
+        except OSError:
+            continue
+    return ScriptSettings()
 
 
 def _snapshots(environ: Mapping[str, str], processes: int) -> dict[int, snapshot.Snapshot]:

@@ -38,12 +38,15 @@ class Zygote:
         environ: Mapping[str, str],
         log: Callable[[str], None],
         on_imported: Callable[[], None],
+        settings: Mapping[str, str | None] | None = None,
     ) -> None:
-        """`on_imported` is called each time an import ends, and when there will be none: processes can be started."""
+        """`settings`: variables that the script sets before its imports (None: that it removes), for the preload.
+
+        `on_imported` is called each time an import ends, and when there will be none: processes can be started."""
         self._on_imported = on_imported
         self._overdue: asyncio.TimerHandle | None = None
         self._python, self._preload = python, list(preload)
-        self._environ, self._log = dict(environ), log
+        self._environ, self._log, self._settings = dict(environ), log, dict(settings or {})
         self._process: subprocess.Popen[bytes] | None = None
         self._channel: socket.socket | None = None
         self._ready: asyncio.Future[bool] | None = None
@@ -77,6 +80,7 @@ class Zygote:
             "environ": dict(self._python.environ),
             "preload": self._preload,
             "hook": group_hook(),
+            "settings": self._settings,
         }
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         for end in (ours, theirs):

@@ -19,6 +19,7 @@ import sys
 import time
 import types
 import warnings
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,8 @@ _hook: dict[str, Any] = {"__name__": "_regroup_group_hook"}
 """The names of group_hook.py, which says when the process has passed `init_process_group`."""
 PR_SET_PDEATHSIG = 1
 PR_SET_NAME = 15
+_fork_warning: Any = None
+"""The filter that the zygote adds to those of its libraries."""
 
 
 def _die_with_parent(agent_pid: int, libc: ctypes.CDLL) -> None:
@@ -100,25 +103,75 @@ def _become(request: dict[str, Any], setup: dict[str, Any]) -> types.ModuleType:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     main = types.ModuleType("__main__")
     main.__dict__["__builtins__"] = __builtins__
+    if sys.version_info < (3, 14):  # later ones make it when it is asked for
+        main.__dict__.setdefault("__annotations__", {})
     sys.modules["__main__"] = main
     if "__mp_main__" in sys.modules:  # where what comes back from a pool of spawned processes says that its class is
         sys.modules["__mp_main__"] = main
     _draw_anew()
+    _forget()
     sys.argv[:] = [setup["file"] or "-m", *setup["args"]]
     if hasattr(sys, "orig_argv"):
         sys.orig_argv[:] = setup["command"]
     return main
 
 
+_unseeded: "weakref.WeakSet[Any]" = weakref.WeakSet()
+"""Python's random number generators that a preloaded module has made without a seed."""
+_unseeded_numpy: list[Any] = []
+"""Those of numpy."""
+_OF_THE_SYSTEM = 1 << 96
+"""numpy draws a seed of 128 bits where it gets none; a person writes a smaller one."""
+
+
+def _watch_seeds() -> Any:
+    """Take note of each generator that is made without a seed, until what this returns is called."""
+    import random
+
+    seed = random.Random.seed
+
+    def noted(self: Any, a: Any = None, version: int = 2) -> None:
+        seed(self, a, version)
+        (_unseeded.add if a is None else _unseeded.discard)(self)
+
+    def ends() -> None:
+        setattr(random.Random, "seed", seed)  # noqa: B010
+        if "numpy.random" in sys.modules:
+            generator = sys.modules["numpy.random"].Generator
+            for found in [one for one in gc.get_objects() if type(one) is generator]:
+                entropy = getattr(getattr(found.bit_generator, "seed_seq", None), "entropy", None)
+                if isinstance(entropy, int) and entropy >= _OF_THE_SYSTEM:
+                    _unseeded_numpy.append(found)
+
+    setattr(random.Random, "seed", noted)  # noqa: B010
+    return ends
+
+
 def _draw_anew() -> None:
-    """Seed the global random number generators of imported libraries anew. They were seeded when the zygote imported them, so
-    all its forks would draw the same numbers."""
+    """Seed anew what drew its seed when the zygote imported it, or all forks would draw the same numbers: the libraries' global
+    generators, and those that a preloaded module has made without a seed. One that has a seed keeps its numbers."""
     if "random" in sys.modules:
         sys.modules["random"].seed()
+    for generator in list(_unseeded):
+        generator.seed()
     if "numpy.random" in sys.modules:
         sys.modules["numpy.random"].seed()
+    for generator in _unseeded_numpy:
+        generator.bit_generator.state = type(generator.bit_generator)().state
     if "torch" in sys.modules:
         sys.modules["torch"].default_generator.seed()  # of the CPU: a GPU's is seeded when it is first used
+    if "multiprocessing.process" in sys.modules:
+        sys.modules["multiprocessing.process"].current_process().authkey = os.urandom(32)
+
+
+def _forget() -> None:
+    """Undo what imported libraries have found out once for the zygote, and what the zygote has set for itself."""
+    warnings.filters[:] = [one for one in warnings.filters if one is not _fork_warning]  # type: ignore[index]
+    getattr(warnings, "_filters_mutated", lambda: None)()
+    if "tempfile" in sys.modules:
+        setattr(sys.modules["tempfile"], "tempdir", None)  # noqa: B010  (the script may set TMPDIR before it asks)
+    if "threading" in sys.modules:
+        getattr(sys.modules["threading"].main_thread(), "_set_native_id", lambda: None)()
 
 
 def _run(main: types.ModuleType, setup: dict[str, Any]) -> None:
@@ -159,17 +212,26 @@ def _zygote() -> tuple[types.ModuleType, dict[str, Any]]:
     sys.path[0] = os.path.dirname(os.path.realpath(setup["file"])) if setup["file"] else str(Path.cwd())
     exec(setup["hook"], _hook)
     _hook["install"]()
+    for name, value in setup["settings"].items():  # gone from the forks: their script sets them itself
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
     began = time.monotonic()
+    stop_watching = _watch_seeds()
     try:
         for name in setup["preload"]:
             importlib.import_module(name)
     except BaseException as error:
         channel.send(json.dumps({"failed": f"{type(error).__name__}: {str(error)[:300]}"}).encode())
         os._exit(0)
+    stop_watching()
     gc.collect()
     gc.freeze()
     # Python 3.12 warns of any thread at fork, also of a library's own that takes care of itself (OpenBLAS).
     warnings.filterwarnings("ignore", message=".*multi-threaded.*fork.*", category=DeprecationWarning)
+    global _fork_warning
+    _fork_warning = warnings.filters[0]
     channel.send(json.dumps({"ready": round(time.monotonic() - began, 3)}).encode())
     request = _serve(channel, libc)
     return _become(request, setup), setup

@@ -596,7 +596,7 @@ class Job:
             self._rates.follow(self.state.step, self.plan.batch)
 
     def _finish(self) -> None:
-        """The last step is committed: prove that all ranks have it, save it, then serve as a source until the stop."""
+        """The last step is committed: prove that all ranks have it, save it, then serve as a source until the loop is over."""
         step = self._committer.step
         row = Row(
             step, 0.0, 1.0, knows_newer=False, sample_hash=0, snapshotted=self._memory.step, total=self.total or 0

@@ -240,14 +240,14 @@ class ExitRule(SpecModel):
     again, and counts nothing. A pod that has not started waits on with Restart and Ignore, as without a rule."""
 
     exit_codes: ExitCodes | None = None
-    """Matches training processes and containers by their exit code."""
+    """Matches training processes, trainer containers and init containers by their exit code."""
 
     signals: list[Signal] | None = Field(
         default=None, min_length=1, max_length=18, json_schema_extra={"x-kubernetes-list-type": "atomic"}
     )
-    """Matches training processes and containers that ended by one of these signals, or with the exit code 128 + n: SIGHUP, SIGINT,
-    SIGQUIT, SIGILL, SIGTRAP, SIGABRT, SIGBUS, SIGFPE, SIGKILL, SIGUSR1, SIGSEGV, SIGUSR2, SIGPIPE, SIGALRM, SIGTERM, SIGXCPU,
-    SIGXFSZ, SIGSYS."""
+    """Matches training processes, trainer containers and init containers that ended by one of these signals, or with the exit code
+    128 + n: SIGHUP, SIGINT, SIGQUIT, SIGILL, SIGTRAP, SIGABRT, SIGBUS, SIGFPE, SIGKILL, SIGUSR1, SIGSEGV, SIGUSR2, SIGPIPE,
+    SIGALRM, SIGTERM, SIGXCPU, SIGXFSZ, SIGSYS."""
 
     reasons: list[EndReason] | None = Field(
         default=None, min_length=1, max_length=6, json_schema_extra={"x-kubernetes-list-type": "atomic"}

@@ -279,7 +279,7 @@ class Restarts(WrittenModel):
     """Sum of processes and pods; the column Restarts."""
 
     processes: int = 0
-    """Training processes that ended by themselves with a non-zero code or a signal, and containers that failed."""
+    """Training processes that ended by themselves with a non-zero code or a signal, and trainer and init containers that failed."""
 
     pods: int = 0
     """Pods that were lost and replaced once training had begun. Those that were asked to leave and handed over do not count."""
@@ -415,6 +415,10 @@ class JobStatus(WrittenModel):
 
     completion_time: Timestamp | None = None
     """Time at which the job succeeded or failed."""
+
+    exit_code: int | None = None
+    """Exit code of the process of the script that condition Failed names, 128 + n for signal n. Absent: the job has not failed, or
+    for another reason than its script."""
 
     tier: Literal["Session", "Script"] | None = None
     """Session: the script uses the library, and its processes survive membership changes. Script: an unmodified script,

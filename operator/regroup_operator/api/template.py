@@ -215,8 +215,16 @@ class PodTemplate(SpecModel):
     """The pod's spec."""
 
 
+_ROLE_DEADLINE = (
+    "activeDeadlineSeconds in a template of spec.roles must be absent, because it would end the role's pods again and again. "
+    "Set spec.runPolicy.activeDeadlineSeconds, which ends the job, or restartPolicy Never."
+)
+
+
 class RolePodSpec(OpenModel):
     """A pod's spec as Kubernetes defines it. The operator validates it with a dry run before it creates any pod."""
+
+    model_config = with_rules(cel("!has(self.activeDeadlineSeconds) || self.restartPolicy == 'Never'", _ROLE_DEADLINE))
 
     containers: list[dict[str, Any]] = Field(min_length=1, max_length=16)
     """The pod's containers. Regroup adds nothing to them but environment variables."""
@@ -224,6 +232,15 @@ class RolePodSpec(OpenModel):
     restart_policy: Literal["Always", "OnFailure", "Never"] = Field(default="OnFailure", alias="restartPolicy")
     """Always, OnFailure: containers that end are restarted in their pod, and a pod that fails is replaced. Never: a pod that fails
     by its own exit code fails the job. A pod that succeeds is not replaced."""
+
+    active_deadline_seconds: int | None = Field(default=None, alias="activeDeadlineSeconds")
+    """Only with restartPolicy Never: a pod that runs longer fails the job. Elsewhere the pod would be replaced for ever."""
+
+    @model_validator(mode="after")
+    def _ends_once(self) -> RolePodSpec:
+        if self.active_deadline_seconds is not None and self.restart_policy != "Never":
+            raise ValueError(_ROLE_DEADLINE)
+        return self
 
 
 _COMPLETES = "Use OnFailure or Never, or remove requiredForCompletion."

@@ -47,8 +47,13 @@ class Copy(Generic[T]):
         """Make `objects` the whole content: what is not among them has vanished."""
         seen = set()
         for item in objects:
-            seen.add(name_of(item))
-            self._put(name_of(item), item)
+            try:
+                name = name_of(item)
+            except (KeyError, TypeError, AttributeError):
+                log.warning("An object without a name is passed over: %.200s", item)
+                continue
+            seen.add(name)
+            self._put(name, item)
         for name in [name for name in self.items if name not in seen]:
             self._drop(name)
         self.resource_version = resource_version
@@ -70,7 +75,11 @@ class Copy(Generic[T]):
 
     def _put(self, name: Name, item: Mapping[str, Any]) -> None:
         old = self.items.get(name)
-        new = self._slim(item, old)
+        try:
+            new = self._slim(item, old)
+        except Exception:  # it must not end the copy of all others, nor stand for the object's end
+            log.exception("%s/%s cannot be read, and stays as it was.", *name)
+            return
         if new is None:
             self._drop(name)
         elif new != old:
@@ -133,6 +142,8 @@ class Informer(Generic[T]):
             except ApiError as error:
                 log.warning("Informer of %s: %s Listing again.", self._resource.plural, error)
                 least_s = error.retry_after_s if isinstance(error, ApiUnavailable) else 0.0
+            except Exception:  # an event that is none: what it would have said is not known
+                log.exception("Informer of %s: the watch cannot be read. Listing again.", self._resource.plural)
             # Watching on from our version would be cheaper, but a server whose store was restored from a backup takes a
             # version that it never had for one of the future, and says nothing until it gets there (measured, 1.36).
             self.copy.resource_version = ""

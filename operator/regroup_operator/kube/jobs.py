@@ -128,6 +128,8 @@ class CachedJobStore:
         """Return the job as last known, or None if it is gone, or another controller's.
 
         Raises SpecError for one that cannot be read (`parse_stored`; its status says so by then), StatusError, UnavailableError.
+        Raises ConflictError or NotFoundError if such a job has changed before its status says so: it has to be read again, after a
+        back-off, since what the watch has shown of that during the write was no news.
         """
         entry = self._cache.get(key)
         if entry is None or entry.confirmed_s is None:
@@ -226,11 +228,7 @@ class CachedJobStore:
         }
         if status == old:
             return
-        try:
-            await self._write(raw, status)
-        except (ConflictError, NotFoundError):
-            self._look(key_of(raw))  # it has changed, and what the watch has shown of that during the write was no news
-            return
+        await self._write(raw, status)
         if self._recorder is not None:
             about = Regarding(metadata["namespace"], metadata["name"], metadata["uid"], metadata["resourceVersion"])
             self._recorder.record(about, EventNote("Warning", error.reason, str(error)))

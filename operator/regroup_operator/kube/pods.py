@@ -137,10 +137,11 @@ def slim_pod(item: Mapping[str, Any], previous: Pod | None, now_s: float) -> Pod
     containers = status.get("containerStatuses") or []
     trainer: Mapping[str, Any] = next((c for c in containers if c["name"] == TRAINER_CONTAINER), {})
     if role:
-        init = [] if any(map(_has_begun, containers)) else status.get("initContainerStatuses") or []
-        trainer = min([*(c for c in init if _stands(c) == 0), *containers], key=_stands, default={})
+        first = [] if any(map(_has_begun, containers)) else status.get("initContainerStatuses") or []
+        trainer = min([*(c for c in first if _stands(c) == 0), *containers], key=_stands, default={})
     restarts = trainer.get("restartCount", 0)
     ended = (trainer.get("state") or {}).get("terminated") or (trainer.get("lastState") or {}).get("terminated") or {}
+    init = {} if role else _failed_init(item)
     waiting = _abnormal_wait([*(status.get("initContainerStatuses") or []), *containers])
     running_since_s = None
     if "running" in (trainer.get("state") or {}):
@@ -167,6 +168,10 @@ def slim_pod(item: Mapping[str, Any], previous: Pod | None, now_s: float) -> Pod
         container_restarts=restarts,
         last_exit_code=ended.get("exitCode"),
         last_exit_reason=ended.get("reason", ""),
+        init_failed=init.get("name", ""),
+        init_failures=0 if role else _init_failures(item, failed=bool(init)),
+        init_exit_code=_last_end(init).get("exitCode"),
+        unset_since_s=_unset_since_s(item, previous, now_s),
         memory_limit=_memory_limit(item),
         waiting_reason=waiting.get("reason", ""),
         waiting_message=waiting.get("message", ""),
@@ -209,6 +214,43 @@ def _abnormal_wait(statuses: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
         if waiting and waiting.get("reason") not in _NORMAL_WAITS:
             return waiting
     return {}
+
+
+def _failed_init(item: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the status of the init container that holds the pod up because its last end was a failure, else nothing."""
+    always = {
+        c["name"] for c in (item.get("spec") or {}).get("initContainers") or () if c.get("restartPolicy") == "Always"
+    }
+    for container in (item.get("status") or {}).get("initContainerStatuses") or ():
+        state = container.get("state") or {}
+        if container["name"] in always or (state.get("terminated") or {}).get("exitCode") == 0:
+            continue
+        return container if _last_end(container).get("exitCode") else {}  # those after it have not begun
+    return {}
+
+
+def _init_failures(item: Mapping[str, Any], *, failed: bool) -> int:
+    """Return Pod.init_failures. One that runs again has been started again, and the failure before it is in that number."""
+    statuses = (item.get("status") or {}).get("initContainerStatuses") or ()
+    rests = failed and not any("running" in (c.get("state") or {}) for c in statuses)
+    return sum(int(c.get("restartCount", 0)) for c in statuses) + rests
+
+
+def _last_end(container: Mapping[str, Any]) -> Mapping[str, Any]:
+    state = container.get("state") or {}
+    return state.get("terminated") or (container.get("lastState") or {}).get("terminated") or {}
+
+
+def _unset_since_s(item: Mapping[str, Any], previous: Pod | None, now_s: float) -> float | None:
+    """Return Pod.unset_since_s. A kubelet that has set a pod up says PodReadyToStartContainers=True, since 1.29."""
+    said = {c["type"]: c["status"] for c in (item.get("status") or {}).get("conditions") or ()}
+    if (item.get("status") or {}).get("phase", "Pending") != "Pending" or said.get(
+        "PodReadyToStartContainers"
+    ) != "False":
+        return None
+    same = previous is not None and previous.uid == item["metadata"]["uid"]
+    known_s = previous.unset_since_s if same and previous is not None else None
+    return now_s if known_s is None else known_s
 
 
 def _unschedulable(status: Mapping[str, Any]) -> str:

@@ -67,9 +67,13 @@ class Failure:
     pod: str = ""
     container: bool = False
     """The container ended, agent and all: its log is the previous container's."""
+    init: str = ""
+    """Name of the init container that failed; empty: it was none."""
     generation: int = 0
     incarnation: int = 0
     """Of the worker's processes when it was reported; 0: of a whole container."""
+    returned: str = ""
+    """Tier Script: members of its generation whose script had returned 0 before, as ranges; empty: none had."""
     hung: bool = False
     """The operator had it killed, because it hung."""
     alone: bool = False
@@ -105,6 +109,8 @@ class Verdict:
 
     reason: str
     message: str
+    exit_code: int | None = None
+    """status.exitCode: of the process of the script that the message names; None: it names none."""
 
 
 @dataclass(frozen=True)
@@ -146,6 +152,22 @@ FORGOTTEN_S = 600.0
 def is_over(row: EarlyFailure, now_s: float) -> bool:
     """Return whether the last pod of a row failed so long ago that the next one begins a new row."""
     return now_s >= row.at_s + FORGOTTEN_S
+
+
+@dataclass(frozen=True)
+class PodEnds:
+    """Pods that ended although nobody deleted them, since the job last got further (failures/pod_ends.py)."""
+
+    by_slot: Mapping[int, tuple[float, ...]]
+    """When they ended, seconds since the epoch, oldest first; of each slot the last ones."""
+    last: str
+    """Which pod ended last, and how."""
+    rounds: int = 0
+    """How often more pods have ended than the job can do without."""
+    base: tuple[int, int] | None = None
+    """How far the job was in the first of these rounds, at its lowest; None: that is not known."""
+    low: tuple[int, int] | None = None
+    """The same since the last round ended."""
 
 
 @dataclass(frozen=True)
@@ -208,6 +230,8 @@ class Memory:
     """By pod UID: how many of its session's exits have been counted."""
     container_restarts: Mapping[str, int] = field(default_factory=dict)
     """By pod UID: the container restarts that have been counted."""
+    init_failures: Mapping[str, int] = field(default_factory=dict)
+    """By pod UID: the failures of init containers that have been counted."""
     boot_ids: Mapping[str, str] = field(default_factory=dict)
     """By pod UID: the boot ID of its node when the container that runs now was first seen."""
     bad_nodes: Mapping[int, tuple[str, float]] = field(default_factory=dict)
@@ -228,9 +252,13 @@ class Memory:
     """By slot: pods in a row that were evicted or preempted soon after their start, and count nothing."""
     disrupted: frozenset[str] = frozenset()
     """UIDs of pods whose eviction or preemption has been seen."""
+    pod_ends: PodEnds | None = None
+    """Pods that end again and again; None: there are none since the job last got further."""
     noticed: frozenset[str] = frozenset()
     """UIDs of pods that are asked to leave by a notice, and of which that was told."""
     seen_pods: frozenset[str] = frozenset()
+    steady_size: int = 0
+    """Tier Script: workers of the last generation that ran for a while (script_hints.py); 0: none has."""
     script_failed: int = 0
     """Tier Script: the newest generation of which an exit has been counted."""
     script_left: tuple[int, ...] = ()

@@ -50,6 +50,14 @@ class Pod:
     """Exit code of the trainer container's last termination."""
     memory_limit: str = ""
     """The trainer container's, as the template writes it; empty: none."""
+    init_failed: str = ""
+    """Name of the init container that has failed and is not over; empty: there is none. Native sidecars are none."""
+    init_failures: int = 0
+    """How often its init containers have been started again, and one more where the last end of `init_failed` was a failure."""
+    init_exit_code: int | None = None
+    """Exit code of its last end."""
+    unset_since_s: float | None = None
+    """Since when the pod has a node, and its kubelet has not set it up (volumes, network), monotonic; None: it has."""
     last_exit_reason: str = ""
     """The kubelet's reason for it: Error, OOMKilled, Unknown, ContainerStatusUnknown, ..."""
     boot_id: str = ""

@@ -67,6 +67,7 @@ def test_agent_that_cannot_be_reached_does_not_outlive_its_job(tmp_path: Path) -
     world.kill_process(other)
     world.until(lambda: world.phase == "Failed")
     world.advance(25)
+    assert world.status["exitCode"] == 137, "of the process that was killed; it stays"
     assert world.pods.by_uid[cut].terminating
     world.advance(25)
     assert set(world.pods.by_uid) == {other}

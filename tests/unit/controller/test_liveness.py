@@ -306,7 +306,10 @@ def test_size_that_changes_as_the_last_step_commits_does_not_keep_the_job_from_i
     for _ in range(2):  # the plans that come later say the same
         world.advance(1.0)
         assert world.phase == "Succeeded"
-        assert world.condition("Complete")["message"] == f"The script has returned in all {replicas} workers of generation 1."
+        assert (
+            world.condition("Complete")["message"]
+            == f"The script has returned in all {replicas} workers of generation 1."
+        )
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -117,3 +118,27 @@ def test_script_that_fails_in_one_worker_and_ends_well_in_another_has_not_succee
     for slot in order:
         world.kill_process(world.uid(slot), code=0)
     world.until(lambda: world.phase == "Succeeded", limit_s=30.0)
+
+
+@pytest.mark.parametrize("rule", [True, False], ids=["by a rule", "by maxRestarts"])
+def test_init_container_that_always_fails_has_an_end(tmp_path: Path, rule: bool) -> None:
+    """The job was Pending for half an hour."""
+    rules = [{"action": "Fail", "exitCodes": {"operator": "In", "values": [3]}}] if rule else []
+    world = running(tmp_path, make_job().with_replicas(2).fixed().with_recovery(onExit=rules, maxRestarts=4))
+    world.vanish(world.uid(1))
+    world.settle()
+    uid = world.uid(1, 1)
+    for failures in range(1, 6):
+        world.pods.by_uid[uid] = replace(
+            world.pods.by_uid[uid], phase="Pending", init_failed="setup", init_failures=failures, init_exit_code=3
+        )
+        world.dirty()
+        world.advance(10.0)
+        if rule or failures == 5:
+            break
+        assert not world.has_ended
+        assert world.condition("PodsReady")["reason"] == "InitContainerFailed"
+    failed = world.condition("Failed")
+    assert failed["reason"] == ("ExitRule" if rule else "TooManyRestarts")
+    assert "Init container setup of worker 1.1 (pod digits-worker-1-1) ended with exit code 3" in failed["message"]
+    assert "--container=setup" in failed["message"]

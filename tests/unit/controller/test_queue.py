@@ -161,6 +161,19 @@ def test_key_is_not_taken_before_the_api_server_wants_to_be_asked_again() -> Non
     assert drain(schedule, 100.0) == []
 
 
+def test_event_does_not_cut_a_back_off_short() -> None:
+    """A status that stays refused was sent as often as the agents reported, twice a second and more."""
+    schedule, taken, now_s = Schedule(), 0, 0.0
+    while now_s < 60.0:
+        schedule.add(A)  # a report
+        if schedule.take(now_s) is not None:
+            taken += 1
+            schedule.fail(A, now_s)
+            schedule.done(A)
+        now_s += 0.1
+    assert taken <= 20
+
+
 def test_no_sequence_hands_a_key_out_twice_or_loses_one() -> None:
     """Every order of six steps on two keys: a taken key is not taken again before done; at the end nothing is left over."""
     steps = ("add a", "add b", "take", "done", "later a", "take")

@@ -71,7 +71,7 @@ class Server:
         self.watches: list[str] = []
         self.answers: list[str] = []
         """For each watch in turn: gone (HTTP 410), expired (410 inside the stream), cut (connection lost), end, late (end after a
-        second), event (one, then end), hang."""
+        second), event (one, then end), {...} (this, then end), hang."""
         self.num_pages = 0
         self.now_s = 100.0
         self.waits_s: list[float] = []
@@ -106,6 +106,8 @@ class Server:
             request.transport.abort()
         elif answer == "event":
             await response.write(json.dumps({"type": "ADDED", "object": thing("new", 50, "x")}).encode() + b"\n")
+        elif answer.startswith("{"):
+            await response.write(answer.encode() + b"\n")
         elif answer == "late":
             self.now_s += 1.0
         elif answer == "hang":
@@ -218,3 +220,32 @@ def test_answer_to_a_create_that_the_watch_has_passed_changes_nothing() -> None:
     copy.apply({"type": "MODIFIED", "object": thing("b", 12, "y")})
     copy.made(thing("b", 11, "x"))
     assert copy.items["n", "b"] == "b:y"
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        pytest.param({"type": "MODIFIED"}, id="without an object"),
+        pytest.param({"object": thing("t0", 60, "y")}, id="without a type"),
+        pytest.param({"type": "MODIFIED", "object": {"metadata": {"resourceVersion": "60"}}}, id="without a name"),
+        pytest.param({"type": "BOOKMARK", "object": {}}, id="without metadata"),
+    ],
+)
+def test_malformed_event_has_everything_listed_again(event: dict[str, Any]) -> None:
+    """It ended the informer's task, and with it the operator."""
+    server = Server()
+    server.answers = [json.dumps(event)]
+    informer, _ = asyncio.run(informed(server, 2, sleep=server.sleep))
+    assert informer.num_lists == 2
+    assert len(server.waits_s) == 1, "after a pause"
+
+
+def test_object_that_cannot_be_read_stays_as_it_was_and_others_are_followed() -> None:
+    copy, changes = make_copy()
+    copy.replace([thing("a", 1, "x"), thing("b", 2, "x")], "2")
+    copy.apply({"type": "MODIFIED", "object": {"metadata": thing("a", 3)["metadata"]}})
+    copy.apply({"type": "MODIFIED", "object": thing("b", 4, "y")})
+    assert copy.items == {("n", "a"): "a:x", ("n", "b"): "b:y"}
+    copy.replace([{"metadata": thing("a", 3)["metadata"]}, {}, thing("b", 5, "z")], "5")
+    assert copy.items == {("n", "a"): "a:x", ("n", "b"): "b:z"}
+    assert (None, "b:x") in changes

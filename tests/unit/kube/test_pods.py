@@ -534,3 +534,58 @@ def test_container_that_stands_for_the_pod_of_a_role(
     slim = slim_pod(pod, None, 5.0)
     assert slim is not None
     assert (slim.last_exit_code, slim.running_since_s is not None) == (exit_code, runs)
+
+
+ENDED_3 = {"terminated": {"exitCode": 3}}
+
+
+@pytest.mark.parametrize(
+    ("setup", "want"),
+    [
+        pytest.param({"restartCount": 0, "state": {"running": {}}}, ("", 0, None), id="runs for the first time"),
+        pytest.param({"restartCount": 0, "state": ENDED_3}, ("setup", 1, 3), id="has failed"),
+        pytest.param(
+            {"restartCount": 0, "state": {"waiting": {"reason": "CrashLoopBackOff"}}, "lastState": ENDED_3},
+            ("setup", 1, 3),
+            id="waits for its next start",
+        ),
+        pytest.param(
+            {"restartCount": 1, "state": {"running": {}}, "lastState": ENDED_3}, ("setup", 1, 3), id="runs again"
+        ),
+        pytest.param({"restartCount": 1, "state": ENDED_3}, ("setup", 2, 3), id="has failed again"),
+        pytest.param(
+            {"restartCount": 2, "state": {"terminated": {"exitCode": 0}}, "lastState": ENDED_3},
+            ("", 2, None),
+            id="has succeeded",
+        ),
+    ],
+)
+def test_init_container_that_fails(setup: dict[str, Any], want: tuple[str, int, int | None]) -> None:
+    agent = {"name": "regroup-agent", "restartCount": 0, "state": {"terminated": {"exitCode": 0}}}
+    later = {"name": "later", "restartCount": 0, "state": {"waiting": {"reason": "PodInitializing"}}}
+    raw = changed(
+        phase="Pending", containerStatuses=[], initContainerStatuses=[agent, {"name": "setup", **setup}, later]
+    )
+    pod = slim_pod(raw, None, 0.0)
+    assert pod is not None
+    assert (pod.init_failed, pod.init_failures, pod.init_exit_code) == want
+
+
+def test_native_sidecar_is_no_init_container() -> None:
+    raw = changed(initContainerStatuses=[{"name": "proxy", "restartCount": 0, "state": ENDED_3}])
+    raw["spec"]["initContainers"] = [{"name": "proxy", "restartPolicy": "Always"}]
+    pod = slim_pod(raw, None, 0.0)
+    assert pod is not None
+    assert pod.init_failed == ""
+
+
+def test_pod_that_its_kubelet_has_not_set_up_is_dated_by_the_first_sight() -> None:
+    """A volume whose Secret is missing, or a host name that is too long: containers only say ContainerCreating."""
+    waits = changed(phase="Pending", conditions=[{"type": "PodReadyToStartContainers", "status": "False"}])
+    first = slim_pod(waits, None, 10.0)
+    later = slim_pod(waits, first, 20.0)
+    ready = slim_pod(changed(conditions=[{"type": "PodReadyToStartContainers", "status": "True"}]), later, 30.0)
+    assert first is not None
+    assert later is not None
+    assert ready is not None
+    assert (first.unset_since_s, later.unset_since_s, ready.unset_since_s) == (10.0, 10.0, None)

@@ -111,7 +111,9 @@ def test_job_is_complete_once_the_role_has_succeeded(workers: tuple[Pod, ...]) -
     builder = job(status=AFTER)
     got = plan(builder, evaluator(builder, phase="Succeeded"), workers=workers, sessions=())
     assert (got.status["phase"], got.status["completionTime"]) == ("Succeeded", CLOCK.timestamp())
-    assert condition(got, "Complete")["message"].startswith("The script has returned in all 2 workers of generation 1, and")
+    assert condition(got, "Complete")["message"].startswith(
+        "The script has returned in all 2 workers of generation 1, and"
+    )
     assert [n.reason for n in got.notes] == ["Succeeded"]
 
 

@@ -108,6 +108,12 @@ def stuck(reason: str, **changes: Any) -> Worker:
         pytest.param((A, B, stuck("ContainerCreating")), "False", "Starting", "2 of 3 worker pods run.", id="an ordinary wait"),
         pytest.param((A, B, stuck("", unschedulable="0/3 nodes are available")), "False", "Unschedulable",
                      "digits-worker-2-0: 0/3 nodes are available", id="no room"),
+        pytest.param((A, B, stuck("", init_failed="setup", init_failures=4, init_exit_code=3)), "False", "InitContainerFailed",
+                     "digits-worker-2-0: init container setup has ended with exit code 3.", id="an init container that fails"),
+        pytest.param((A, B, stuck("", unset_since_s=39.0)), "False", "NotSetUp",
+                     "digits-worker-2-0: its kubelet has not set the pod up for 60 s (volumes, network, host name). See its "
+                     "events: kubectl describe pod --namespace=default digits-worker-2-0", id="a Secret that is missing"),
+        pytest.param((A, B, stuck("", unset_since_s=41.0)), "False", "Starting", "2 of 3", id="a volume that is being attached"),
         pytest.param((A, B, make_worker(2, pod=make_pod(2, phase="Failed"))), "False", "Starting", "2 of 3", id="a dead pod"),
         pytest.param(
             (A, B, make_worker(2, Standing.SILENT, pod=make_pod(2, node_ready=False), session=None)), "False", "Starting",

@@ -13,6 +13,7 @@ from regroup_operator.api.status import POD_CAUSES
 from regroup_operator.model.plan import Clock, EarlyFailure, Memory
 from regroup_operator.model.records import Observation, Pod, ProcessExit, Session
 from regroup_operator.plan.failures.exits import (
+    LOOKED,
     MAX_LEFT,
     SeenExits,
     avoided_nodes,
@@ -302,3 +303,35 @@ def failed_pods(*nodes: str) -> Memory:
 )
 def test_avoided_nodes(nodes: list[str], now_s: float, avoided: dict[int, tuple[str, ...]]) -> None:
     assert avoided_nodes(failed_pods(*nodes), now_s, 3600.0) == avoided
+
+
+def of_init(failures: int, **changes: Any) -> Pod:
+    return make_pod(
+        0, phase="Pending", init_failures=failures, **{"init_failed": "setup", "init_exit_code": 3, **changes}
+    )
+
+
+def test_failures_of_an_init_container_count_once_each() -> None:
+    memory, found = Memory(seen_pods=frozenset({LOOKED})), []
+    for number in (0, 1, 1, 2, 4):
+        pod = of_init(number) if number else make_pod(0, phase="Pending")
+        seen = see_failures(Observation((pod,)), memory, CLOCK)
+        memory = seen.memory
+        found.append([(f.init, f.exit_code, f.container) for f in seen.failures])
+    one = ("setup", 3, True)
+    assert found == [[], [one], [], [one], [one, one]]
+
+
+@pytest.mark.parametrize(
+    ("pod", "memory"),
+    [
+        pytest.param(
+            of_init(2, init_failed="", init_exit_code=None), Memory(seen_pods=frozenset({LOOKED})), id="run again"
+        ),
+        pytest.param(of_init(2, init_exit_code=255), Memory(seen_pods=frozenset({LOOKED})), id="its node restarts"),
+        pytest.param(of_init(2, terminating=True), Memory(seen_pods=frozenset({LOOKED})), id="the pod is deleted"),
+        pytest.param(of_init(2), Memory(), id="an earlier operator has counted them"),
+    ],
+)
+def test_ends_of_an_init_container_that_do_not_count(pod: Pod, memory: Memory) -> None:
+    assert see_failures(Observation((pod,)), memory, CLOCK).failures == ()

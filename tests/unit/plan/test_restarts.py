@@ -16,6 +16,7 @@ from regroup_operator.plan.failures.restarts import (
     read_recent,
     recent_status,
     restart_cause,
+    script_code,
 )
 
 NOW = 1000.0
@@ -46,7 +47,7 @@ def test_judge_restarts(
 ) -> None:
     before = tuple((at, 1) for at in recent)
     got = judge_restarts(recent=before, new=new, max_restarts=max_restarts, window_s=600.0, now=NOW, logs="")
-    assert (got.recent, got.message is not None) == (tuple((at, 1) for at in kept), fails)
+    assert (got.recent, got.verdict is not None) == (tuple((at, 1) for at in kept), fails)
 
 
 @pytest.mark.parametrize(
@@ -69,7 +70,7 @@ def test_failures_of_one_second_have_one_time(
         recent=tuple(recent), new=[fail(at) for at in new], max_restarts=max_restarts, window_s=600.0, now=NOW, logs=""
     )
     assert got.recent == tuple(kept)
-    assert (got.message is None) if says is None else says in (got.message or "")
+    assert (got.verdict is None) if says is None else got.verdict is not None and says in got.verdict.message
 
 
 @pytest.mark.parametrize("window_s", [3600, 31_536_000])
@@ -145,10 +146,61 @@ IN_POD = Failure(NOW, "1", 1, namespace="ns", pod="d-worker-1-0")
             "d-worker-1-0 --container=trainer --previous",
             id="the log of a container that ended",
         ),
+        pytest.param(
+            replace(IN_POD, container=True, init="setup"),
+            "Init container setup of worker 1 (pod d-worker-1-0) ended",
+            id="an init container",
+        ),
+        pytest.param(replace(IN_POD, container=True, init="setup"), "d-worker-1-0 --container=setup", id="and its log"),
     ],
 )
 def test_sentence_names_slot_code_and_last_line(failure: Failure, says: str) -> None:
     got = judge_restarts(recent=(), new=[failure], max_restarts=0, window_s=600.0, now=NOW, logs=KUBECTL_LOGS)
-    assert got.message is not None
-    assert says in got.message
-    assert "spec.recovery.maxRestarts allows 0." in got.message
+    assert got.verdict is not None
+    assert says in got.verdict.message
+    assert "spec.recovery.maxRestarts allows 0." in got.verdict.message
+
+
+@pytest.mark.parametrize(
+    ("before", "max_restarts", "code"),
+    [
+        pytest.param(0, 0, 3, id="the first of three: the others lost their peer"),
+        pytest.param(0, 1, 4, id="one was allowed"),
+        pytest.param(2, 2, 3, id="two have been, and none of these is allowed"),
+        pytest.param(5, 2, 3, id="maxRestarts was lowered meanwhile"),
+        pytest.param(0, 3, None, id="all are allowed"),
+    ],
+)
+def test_failure_that_is_one_too_many_is_named(before: int, max_restarts: int, code: int | None) -> None:
+    """Whatever the order in which they were heard."""
+    new = [fail(NOW - 1, "2", 4), fail(NOW, "0", 5), fail(NOW - 2, "1", 3)]
+    got = judge_restarts(
+        recent=((NOW - 9, before),) if before else (),
+        new=new,
+        max_restarts=max_restarts,
+        window_s=600.0,
+        now=NOW,
+        logs="",
+    )
+    assert (None if got.verdict is None else got.verdict.exit_code) == code
+    if got.verdict is not None:
+        assert f"ended with exit code {code};" in got.verdict.message
+
+
+@pytest.mark.parametrize(
+    ("failure", "want"),
+    [
+        pytest.param(fail(code=1), 1, id="an exit code"),
+        pytest.param(fail(code=255), 255, id="exit(-1)"),
+        pytest.param(fail(code=-9), 137, id="a signal, as shells have it"),
+        pytest.param(replace(fail(code=-9), reason="OOMKilled"), 137, id="by the kernel, for its memory"),
+        pytest.param(replace(fail(code=-9), hung=True), None, id="by the operator, as it hung"),
+        pytest.param(fail(code=0), None, id="0 before the last step is no success"),
+        pytest.param(fail(code=None), None, id="unknown"),
+        pytest.param(
+            replace(fail(code=137), container=True), None, id="a container: its agent is no process of the script"
+        ),
+    ],
+)
+def test_exit_code_of_a_script(failure: Failure, want: int | None) -> None:
+    assert script_code(failure) == want

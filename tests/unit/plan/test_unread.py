@@ -61,8 +61,7 @@ def test_script_that_reads_no_checkpoint_fails_the_job(
 def test_script_that_has_ended_without_the_checkpoint_has_not_succeeded(resumes: bool) -> None:
     checkpoint = {"volumeClaim": "ckpt"} | ({"resumeFrom": NAME} if resumes else {})
     ended = tuple(
-        make_session(slot, Phase.DONE, 1, session=False, entered=1, adopted_to=1, condition_at_s=0.0)
-        for slot in (0, 1)
+        make_session(slot, Phase.DONE, 1, session=False, entered=1, adopted_to=1, condition_at_s=0.0) for slot in (0, 1)
     )
     job = make_job().with_replicas(2).with_spec(checkpoint=checkpoint)
     status = TRAINING | {"tier": "Script"}

@@ -11,6 +11,7 @@ import torch
 from torch._C._distributed_c10d import HashStore, PrefixStore, ProcessGroup, ProcessGroupGloo
 from torch.optim.lr_scheduler import LinearLR, SequentialLR, StepLR
 
+import regroup
 from regroup.errors import UsageError
 from regroup.state.training import TrainingState
 from regroup.transaction.hooks import Hooks, refuse_collectives
@@ -101,12 +102,18 @@ def test_our_own_collectives_know_that_a_commit_is_applied(watch: bool) -> None:
     assert not group.is_applying
 
 
-def test_collective_of_torchs_own_is_refused_in_a_commit() -> None:
+def alone() -> ProcessGroup:
+    """Return torch's own group of one rank."""
     store = PrefixStore("test", HashStore())
     group = ProcessGroup(store, 0, 1)
     gloo = ProcessGroupGloo(store, 0, 1, timedelta(seconds=10))
     group._register_backend(torch.device("cpu"), ProcessGroup.BackendType.GLOO, gloo)
     group._set_default_backend(ProcessGroup.BackendType.GLOO)
+    return group
+
+
+def test_collective_of_torchs_own_is_refused_in_a_commit() -> None:
+    group = alone()
     tensor, model = torch.ones(2), torch.nn.Linear(2, 2)
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
     model(torch.ones(2)).sum().backward()
@@ -116,6 +123,79 @@ def test_collective_of_torchs_own_is_refused_in_a_commit() -> None:
             group.allreduce([tensor]).wait()
     group.allreduce([tensor]).wait()
     assert tensor.tolist() == [1.0, 1.0]
+
+
+class Counted:
+    """A backend of torch.compile without a compiler, which counts its graphs and their calls."""
+
+    def __init__(self) -> None:
+        torch._dynamo.reset()
+        self.num_graphs = self.num_calls = 0
+
+    def __call__(self, graph: Any, inputs: Any) -> Any:  # noqa: ARG002
+        self.num_graphs += 1
+
+        def run(*args: Any) -> Any:
+            self.num_calls += 1
+            return graph.forward(*args)
+
+        return run
+
+
+def trained(backend: Any, compiles: str) -> list[torch.Tensor]:
+    """Return the parameters after four steps of a session whose optimizer, or hook, is compiled."""
+    torch.manual_seed(0)
+    model, averaged = torch.nn.Linear(4, 2), torch.nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=torch.tensor(0.1))
+
+    def follow() -> None:
+        for mine, theirs in zip(averaged.parameters(), model.parameters()):
+            mine.data.lerp_(theirs.data, 0.5)
+
+    hook: Any = follow
+    if compiles == "optimizer":
+        optimizer.step = torch.compile(optimizer.step, backend=backend)  # type: ignore[method-assign]
+    elif compiles == "hook":
+        hook = torch.compile(follow, backend=backend)
+    x = torch.randn(8, 4, generator=torch.Generator().manual_seed(1))
+    session = regroup.session(
+        model=model, optimizer=optimizer, data=(x, x[:, :2]), global_batch=8, microbatch=8, state={"ema": averaged}
+    )
+    with session as job:
+        for step in job.steps(4):
+            with step:
+                for batch in step.microbatches():
+                    step.backward(sum=(model(batch.x) - batch.y).square().sum(), weight=len(batch.y))
+                step.commit(after=[hook])
+    return [*model.parameters(), *averaged.parameters()]
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
+@pytest.mark.parametrize("compiles", ["optimizer", "hook"])
+def test_what_a_commit_runs_stays_compiled(compiles: str) -> None:
+    counted = Counted()
+    compiled = trained(counted, compiles)
+    assert (counted.num_calls, counted.num_graphs) == (4, 1), "the first commit is watched, the others are not"
+    for mine, theirs in zip(compiled, trained(None, "nothing")):
+        torch.testing.assert_close(mine, theirs)
+
+
+def test_collective_in_a_compiled_hook_is_refused() -> None:
+    group = alone()
+    tensor = torch.ones(2)
+
+    def communicate() -> None:
+        group.allreduce([tensor])
+
+    eager: Any = torch.compiler.disable(communicate)  # type: ignore[no-untyped-call]
+
+    @torch.compile(backend=Counted())
+    def hook() -> None:
+        tensor.add_(1)
+        eager()
+
+    with pytest.raises(UsageError, match=r"calls a collective \(allreduce_"), refuse_collectives(None, watch=True):
+        hook()
 
 
 @pytest.mark.parametrize("name", ["ZeroRedundancyOptimizer", "PostLocalSGDOptimizer"])

@@ -120,6 +120,12 @@ class refuse_collectives:
 
 
 class _Refuse(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Compile under this mode as without it. Else torch runs what is compiled in the first commit (`torch.compile` of
+        optimizer.step, of a function that it calls, of a hook) uncompiled, then and for the rest of the process."""
+        return True
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func.namespace in _COLLECTIVES:
             raise UsageError(

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from statistics import median_low
 from typing import Any
 
+from regroup.protocol.state import Phase
 from regroup_operator.api import Job, processes_per_worker, worker_digest
 from regroup_operator.api.members import MemberId, parse_members
 from regroup_operator.model.plan import Clock, Expected, Memory, Verdict, earliest
@@ -106,6 +107,16 @@ class Facts:
     def membership(self) -> Mapping[str, Any] | None:
         """status.membership as of now."""
         return self.known.get("membership")
+
+    @property
+    def returned(self) -> frozenset[MemberId]:
+        """Members of the newest generation whose script has returned 0, by the status or by what their agents say."""
+        current = self.current
+        if current is None:
+            return frozenset()
+        said = [(w.id, w.session.condition) for w in self.members if w.session is not None]
+        done = {one for one, c in said if (c.phase, c.generation) == (Phase.DONE, current.number)}
+        return _done(self.status, current) | done
 
     @property
     def start_step(self) -> int | None:

@@ -24,11 +24,16 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from regroup.protocol.state import Phase
 from regroup_operator.api.members import MemberId
 from regroup_operator.model.plan import Clock, EarlyFailure, Failure, Memory
-from regroup_operator.model.records import Observation, Pod, ProcessExit, Session
+from regroup_operator.model.records import PREEMPTED, UNSEEN_CODE, Observation, Pod, ProcessExit, Session
 from regroup_operator.model.worker import Current
 
+BY_KUBELET = "TerminationByKubelet"
+"""Pod.disruption of a pod that its kubelet evicts, for example because the node's memory is short."""
+NODE_SHUTDOWN = ("Terminated", "NodeShutdown", "Shutdown")
+"""Pod.status_reason of a pod whose node is shut down, by the release of its kubelet."""
 LOOKED = "-"
 """In Memory.seen_pods: this operator has looked at the job before."""
 MAX_LEFT = 32
@@ -42,6 +47,8 @@ class Seen:
     failures: tuple[Failure, ...]
     memory: Memory
     disrupted: tuple[tuple[Pod, Failure], ...] = ()
+    ended: tuple[Pod, ...] = ()
+    """Pods that have ended, or whose trainer container has, although nobody has asked them to leave (pod_ends.py)."""
 
 
 @dataclass(frozen=True)
@@ -115,6 +122,8 @@ def see_failures(
     new: list[Failure] = []
     exited: list[tuple[int, Failure]] = []
     disrupted: list[tuple[Pod, Failure]] = []
+    ended: list[Pod] = []
+    init_failures: dict[str, int] = {}
     for pod in obs.pods:
         session = obs.sessions.get(pod.uid)
         leaves = (
@@ -137,9 +146,19 @@ def see_failures(
         booted = pod.boot_id not in ("", started_in)
         if pod.container_restarts > known:
             boot_ids[pod.uid] = pod.boot_id
+            if not booted and _ended_by_itself(pod, session, released):
+                ended.append(pod)
             if pod.last_exit_code != 0 and not (leaves or pod.end_unseen or booted):
                 new += [_failure(pod, clock)] * (pod.container_restarts - known)
+        if pod.init_failures:
+            of_init = memory.init_failures.get(pod.uid, 0 if looked else pod.init_failures)
+            if pod.init_failed and not (leaves or booted or pod.init_exit_code == UNSEEN_CODE):
+                new += [_init_failure(pod, clock)] * (pod.init_failures - of_init)
+            init_failures[pod.uid] = pod.init_failures
         restarts[pod.uid] = pod.container_restarts
+        is_over = looked and not pod.alive and pod.uid not in memory.seen_pods
+        if is_over and pod.last_exit_code is not None and _ended_by_itself(pod, session, released):
+            ended.append(pod)
         if pod.phase != "Failed" or pod.uid in memory.seen_pods or not pod.node:
             continue
         if (looked or missed) and _has_error_code(pod) and not leaves:
@@ -155,18 +174,29 @@ def see_failures(
         memory, exited = _one_of_each(exited, memory)
     new += [failure for _, failure in exited]
     there = {pod.uid for pod in obs.pods}
-    failed = {pod.uid for pod in obs.pods if pod.phase == "Failed"}
+    over = {pod.uid for pod in obs.pods if not pod.alive}
     memory = replace(
         memory,
         num_exits={uid: count for uid, count in exits.items() if uid in there},
         container_restarts={uid: count for uid, count in restarts.items() if uid in there},
+        init_failures=init_failures,
         boot_ids={uid: boot_id for uid, boot_id in boot_ids.items() if uid in there},
         bad_nodes=bad_nodes,
         failed_on=failed_on,
-        seen_pods=frozenset(failed | (memory.seen_pods & there) | {LOOKED}),
+        seen_pods=frozenset(over | (memory.seen_pods & there) | {LOOKED}),
         disrupted=frozenset(pod.uid for pod in obs.pods if pod.disrupted),
     )
-    return Seen(tuple(new), memory, tuple(disrupted))
+    return Seen(tuple(new), memory, tuple(disrupted), tuple(ended))
+
+
+def _ended_by_itself(pod: Pod, session: Session | None, released: Collection[str]) -> bool:
+    """Return whether the end of a pod that has ended was nobody's wish: neither a deletion, an eviction or preemption through the
+    API, the operator's `stop`, nor the end of its node."""
+    if pod.terminating or pod.uid in released or pod.end_unseen or not pod.node_ready:
+        return False
+    if pod.disruption not in ("", BY_KUBELET) or pod.disrupted == PREEMPTED or pod.status_reason in NODE_SHUTDOWN:
+        return False
+    return session is None or not (session.told_stop or session.condition.phase == Phase.DONE)
 
 
 def _has_error_code(pod: Pod) -> bool:
@@ -309,6 +339,19 @@ def _failure(pod: Pod, clock: Clock) -> Failure:
         namespace=pod.namespace,
         pod=pod.name,
         container=True,
+    )
+
+
+def _init_failure(pod: Pod, clock: Clock) -> Failure:
+    """Return the failure of an init container."""
+    return Failure(
+        clock.wall,
+        str(pod.id),
+        pod.init_exit_code,
+        namespace=pod.namespace,
+        pod=pod.name,
+        container=True,
+        init=pod.init_failed,
     )
 
 

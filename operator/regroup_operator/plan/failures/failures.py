@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from regroup_operator.api.members import parse_members
 from regroup_operator.api.spec import ExitRule
 from regroup_operator.model.plan import Failure, IgnoredRow, Memory, Verdict, earliest
 from regroup_operator.model.worker import Standing, Worker
@@ -30,6 +31,7 @@ from regroup_operator.plan.failures.on_exit import (
     read_judged,
     rule_words,
 )
+from regroup_operator.plan.failures.pod_ends import note_pod_ends, pod_ends_failure
 from regroup_operator.plan.failures.restarts import (
     exit_words,
     judge_restarts,
@@ -37,8 +39,10 @@ from regroup_operator.plan.failures.restarts import (
     read_recent,
     recent_status,
     restart_cause,
+    script_code,
 )
 from regroup_operator.plan.failures.roles import role_verdict
+from regroup_operator.plan.failures.script_hints import crash_hints, steady_size, with_returned
 from regroup_operator.plan.failures.unread import judge_unread
 
 
@@ -63,7 +67,7 @@ class Failures:
     of_roles: Verdict | None = None
     """Why a role fails the job: all that still can once its workers have finished."""
     last: Failure | None = None
-    """The last process or container of those that have ended since the last plan, and count."""
+    """The last process or container of those that have ended since the last plan, whether it counts or not."""
     num_ignored: int = 0
     """Failures since the last plan that a rule ignores."""
     judged: dict[str, Any] | None = None
@@ -98,6 +102,10 @@ def judge_failures(facts: Facts) -> Failures:
         released=facts.released,
         known_exits=known_exits,
     )
+    steady = 0
+    if facts.tier == "Script":
+        seen = replace(seen, failures=with_returned(seen.failures, facts.current, facts.returned))
+        steady = steady_size(facts.memory.steady_size, facts.status, facts.current, inputs.clock)
     ended = (*seen.failures, *(failure for _, failure in seen.disrupted))
     containers = frozenset(failure.pod for failure in ended if failure.container) if rules else frozenset[str]()
     finished = facts.status.get("finished") if repeats(facts) else None
@@ -116,7 +124,7 @@ def judge_failures(facts: Facts) -> Failures:
     is_suspended = facts.current is not None and facts.current.suspended and not obs.pods
     crash = note_crashes(
         None if is_suspended else seen.memory.crash,
-        processes,
+        [failure for failure in processes if not failure.init],  # it may wait for something by failing
         committed_at=committed_at,
         script=facts.tier == "Script",
         excused=excused_generations(sessions, seen.memory, facts.tier),
@@ -128,8 +136,23 @@ def judge_failures(facts: Facts) -> Failures:
         committed_at=committed_at,
         now=inputs.clock.wall,
     )
+    window_s = None if facts.tier == "Session" else float(inputs.job.spec.recovery.window_seconds)
+    pod_ends = None
+    if not is_suspended:
+        slots, minimum, reached = _reached(facts)
+        pod_ends = note_pod_ends(
+            seen.memory.pod_ends,
+            seen.ended,
+            slots=slots,
+            minimum=minimum,
+            reached=reached,
+            now=inputs.clock.wall,
+            window_s=window_s,
+        )
     memory = replace(
         seen.memory,
+        pod_ends=pod_ends,
+        steady_size=steady,
         crash=crash,
         ignored=ignored,
         disrupted_pods=note_disrupted_pods(
@@ -142,7 +165,9 @@ def judge_failures(facts: Facts) -> Failures:
     )
     words = ""
     if crash is not None and crash_repeats(crash):
-        words = crash_sentence(crash, exit_words(crash.last), log_words(crash.last, inputs.logs))
+        hints = crash_hints(crash, facts.current, steady) if facts.tier == "Script" else ""
+        where = " ".join(filter(None, [hints, log_words(crash.last, inputs.logs)]))
+        words = crash_sentence(crash, exit_words(crash.last), where)
     verdict, recent = _ruled(facts, rulings), None
     if rulings.counted:
         recovery = inputs.job.spec.recovery
@@ -156,9 +181,11 @@ def judge_failures(facts: Facts) -> Failures:
         )
         recent = recent_status(judged.recent)
         if verdict is None and is_hopeless(crash):
-            verdict = Verdict("RepeatedCrash", words)
-        elif verdict is None and judged.message is not None:
-            verdict = Verdict("TooManyRestarts", judged.message)
+            verdict = Verdict("RepeatedCrash", words, None if crash is None else script_code(crash.last))
+        elif verdict is None:
+            verdict = judged.verdict
+    if verdict is None:
+        verdict = pod_ends_failure(pod_ends, window_s=window_s)
     of_roles = role_verdict(inputs.job, obs.roles)
     if verdict is None:
         verdict = of_roles
@@ -188,7 +215,7 @@ def judge_failures(facts: Facts) -> Failures:
         num_without_commit,
         verdict,
         of_roles,
-        last=processes[-1] if processes else None,
+        last=next((failure for failure in reversed(ended) if not is_disruption(failure)), None),
         num_ignored=len(rulings.ignored),
         judged=judged_status(rules, rulings.judged, obs.pods),
         exits=exits_status(known_exits, obs, seen.memory, facts.tier, counted=bool(rulings.counted or rulings.ignored)),
@@ -201,6 +228,17 @@ def judge_failures(facts: Facts) -> Failures:
 def _quiet_s(inputs: Inputs, ignored: IgnoredRow | None) -> float | None:
     """Return when ignored failures are said no longer, monotonic."""
     return None if ignored is None else inputs.clock.now_s + max(0.0, ignored.at + QUIET_S - inputs.clock.wall)
+
+
+def _reached(facts: Facts) -> tuple[int, int, tuple[int, int] | None]:
+    """Return the slots that the job has, how many of them it needs to get further, and how far it is (pod_ends.py)."""
+    finished = facts.status.get("finished")
+    if finished is not None and facts.tier == "Session":
+        # Each script ends by itself: that one of them returns is progress.
+        num_done = len(parse_members(finished.get("done", "")))
+        return facts.slots, facts.slots - finished["workers"] + num_done + 1, (1, num_done)
+    start = facts.start_step
+    return facts.slots, facts.inputs.job.min_replicas, None if start is None else (0, start)
 
 
 def _generations(facts: Facts, names: frozenset[str]) -> dict[str, int]:
@@ -224,7 +262,8 @@ def _ruled(facts: Facts, rulings: Rulings) -> Verdict | None:
         index, failure = rulings.fails
         logs = "" if is_disruption(failure) else f" {log_words(failure, inputs.logs)}"
         line = f': "{failure.last_line}"' if failure.last_line else ""
-        return Verdict(EXIT_RULE, f"{exit_words(failure)}{line}; {rule_words(rules, index)} fails the job.{logs}")
+        words = f"{exit_words(failure)}{line}; {rule_words(rules, index)} fails the job.{logs}"
+        return Verdict(EXIT_RULE, words, script_code(failure))
     if not rules:
         return None
     needed = (p for p in inputs.obs.pods if p.slot < facts.slots and p.uid not in facts.released)

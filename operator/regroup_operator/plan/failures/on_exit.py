@@ -18,6 +18,7 @@ from typing import Any
 from regroup_operator.api.spec import ExitRule
 from regroup_operator.model.plan import EarlyFailure, Failure, IgnoredRow, is_over
 from regroup_operator.model.records import EVICTED, PREEMPTED, Pod
+from regroup_operator.plan.failures.restarts import shell_code
 
 SIGNALS = {
     "SIGHUP": 1, "SIGINT": 2, "SIGQUIT": 3, "SIGILL": 4, "SIGTRAP": 5, "SIGABRT": 6, "SIGBUS": 7, "SIGFPE": 8, "SIGKILL": 9,
@@ -136,7 +137,7 @@ def _code(failure: Failure) -> int | None:
     """Return the exit code as Kubernetes writes it; None where there is none, as of a pod that was evicted."""
     if failure.exit_code is None:
         return None
-    return 128 - failure.exit_code if failure.exit_code < 0 else failure.exit_code
+    return shell_code(failure.exit_code)
 
 
 def is_disruption(failure: Failure) -> bool:

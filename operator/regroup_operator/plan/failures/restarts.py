@@ -12,10 +12,11 @@ from datetime import datetime
 from math import ceil
 from typing import Any
 
-from regroup_operator.model.plan import Failure, timestamp
+from regroup_operator.api.names import TRAINER_CONTAINER
+from regroup_operator.model.plan import Failure, Verdict, timestamp
 from regroup_operator.model.records import EVICTED, PREEMPTED
 
-KUBECTL_LOGS = "kubectl logs --namespace={namespace} {pod} --container=trainer{previous}"
+KUBECTL_LOGS = "kubectl logs --namespace={namespace} {pod} --container={container}{previous}"
 """How a worker's log is read in a cluster; `regroup run` has another way."""
 
 
@@ -23,16 +24,18 @@ MAX_RECENT = 1000
 """Times of failures that the status has at most, about: thousands of processes may fail within a second, and etcd takes no object
 above 1.5 MiB."""
 
+TOO_MANY_RESTARTS = "TooManyRestarts"
+
 Recent = tuple[tuple[float, int], ...]
 """(Time, how many failures), oldest first."""
 
 
 @dataclass(frozen=True)
 class Judged:
-    """`recent`: the failures inside the window. `message` is set when the job has to fail."""
+    """`recent`: the failures inside the window. `verdict`: why the job has to fail; None: it has not."""
 
     recent: Recent
-    message: str | None = None
+    verdict: Verdict | None = None
 
 
 def judge_restarts(
@@ -46,14 +49,16 @@ def judge_restarts(
     kept = _newest(_together(inside, max(1, ceil(window_s / MAX_RECENT))), max_restarts + 1)
     if num_counted <= max_restarts or not new:
         return Judged(kept)
-    last = max(new, key=lambda f: f.at)
-    line = f': "{last.last_line}"' if last.last_line else ""
+    # The first that is one too many: others that fail a moment later may do so as a consequence.
+    in_order = sorted(new, key=lambda f: f.at)
+    culprit = in_order[max(0, max_restarts - num_counted + len(new))]
+    line = f': "{culprit.last_line}"' if culprit.last_line else ""
     count = f"{num_counted} failure" + ("" if num_counted == 1 else "s")
-    return Judged(
-        kept,
-        f"{exit_words(last)}{line}; {count} in {window_s:.0f} s, "
-        f"spec.recovery.maxRestarts allows {max_restarts}. {log_words(last, logs)}",
+    text = (
+        f"{exit_words(culprit)}{line}; {count} in {window_s:.0f} s, "
+        f"spec.recovery.maxRestarts allows {max_restarts}. {log_words(culprit, logs)}"
     )
+    return Judged(kept, Verdict(TOO_MANY_RESTARTS, text, script_code(culprit)))
 
 
 def _together(failures: Iterable[tuple[float, int]], width_s: int) -> Recent:
@@ -94,7 +99,10 @@ def exit_words(failure: Failure) -> str:
     if failure.reason in (EVICTED, PREEMPTED):
         return f"Worker {failure.worker}{pod} was {failure.reason.lower()} ({failure.detail})"
     why = f" ({failure.reason}: {failure.detail})" if failure.reason else ""
-    return f"Worker {failure.worker}{pod} ended with {_code(failure.exit_code)}{why}"
+    if failure.init:
+        return f"Init container {failure.init} of worker {failure.worker}{pod} ended with {_code(failure.exit_code)}"
+    after = f", after the script had returned 0 in {_members(failure.returned)}" if failure.returned else ""
+    return f"Worker {failure.worker}{pod} ended with {_code(failure.exit_code)}{why}{after}"
 
 
 def restart_cause(failure: Failure) -> str:
@@ -110,8 +118,26 @@ def restart_cause(failure: Failure) -> str:
 
 def log_words(failure: Failure, logs: str) -> str:
     """Return how the log of what failed is read. A process's is in the container that still runs; a container's is not."""
-    previous = " --previous" if failure.container else ""
-    return logs.format(namespace=failure.namespace, pod=failure.pod, previous=previous)
+    previous = " --previous" if failure.container and not failure.init else ""  # it may wait for its next start
+    container = failure.init or TRAINER_CONTAINER
+    return logs.format(namespace=failure.namespace, pod=failure.pod, container=container, previous=previous)
+
+
+def _members(ranges: str) -> str:
+    return f"worker {ranges}" if ranges.replace(".", "").isdecimal() else f"workers {ranges}"
+
+
+def shell_code(code: int) -> int:
+    """Return an exit code as shells and Kubernetes have it: 128 + n for signal n, which is -n here."""
+    return 128 - code if code < 0 else code
+
+
+def script_code(failure: Failure) -> int | None:
+    """Return the exit code of a process of the script as shells have it. None: what failed is a container or a pod, or the process
+    was killed because it hung, or it ended too early with 0, which a shell would take for a success."""
+    if failure.container or failure.hung or not failure.exit_code:
+        return None
+    return shell_code(failure.exit_code)
 
 
 def _code(code: int | None) -> str:

@@ -18,7 +18,7 @@ from regroup_operator.model.plan import Failure, Verdict
 from regroup_operator.plan.facts.current import named_checkpoint
 from regroup_operator.plan.facts.facts import Facts, repeats
 from regroup_operator.plan.failures.failures import Failures
-from regroup_operator.plan.failures.restarts import exit_words, log_words
+from regroup_operator.plan.failures.restarts import exit_words, log_words, script_code
 from regroup_operator.plan.lifecycle.finished import Finished, places_of, read_finished, see_finished
 from regroup_operator.plan.lifecycle.run_policy import expires_in_s, has_begun, overdue
 
@@ -113,7 +113,7 @@ def decide_lifecycle(facts: Facts, failures: Failures) -> Lifecycle:
     """Return what the job is in now. What ended it stays: others of its processes may fail a moment later."""
     for condition in facts.status.get("conditions", ()):
         if condition["type"] in (COMPLETE, FAILED) and condition["status"] == "True":
-            why = Verdict(condition["reason"], condition["message"])
+            why = Verdict(condition["reason"], condition["message"], facts.status.get("exitCode"))
             return _ended(facts, Ended(condition["type"] == COMPLETE, why, had_ended=True))
     # Who has been told to stop cannot do after its last step what it would have done.
     is_told = any(c["type"] == SUSPENDED and c["reason"] == SUSPENDING for c in facts.status.get("conditions", ()))
@@ -187,7 +187,7 @@ def not_repeatable(facts: Facts, failures: Failures, finished: Finished) -> Verd
             f"{exit_words(failures.last)}{line} after the last step, and {where}, so it cannot run again. "
             f"{log_words(failures.last, facts.inputs.logs)} {advice}"
         )
-        return Verdict(END_FAILED, text.strip())
+        return Verdict(END_FAILED, text.strip(), script_code(failures.last))
     known, places = read_finished(facts.status), places_of(finished, failures.workers)
     gone = [] if known is None else [member for member in finished.open if member not in places]
     if not gone:

@@ -35,6 +35,12 @@ WAITING_FOR_ROLES = "WaitingForRoles"
 """Reason of Complete=False: the script has returned in every worker, and roles that are required for completion have not ended."""
 HELD_BACK = "HeldBack"
 """Reason of PodsReady=False: pods are missing that are made later, by spec.elasticPolicy."""
+INIT_FAILED = "InitContainerFailed"
+"""Reason of PodsReady=False."""
+NOT_SET_UP = "NotSetUp"
+"""Reason of PodsReady=False: the kubelet says why only in the pod's events, which the operator may not read."""
+SET_UP_S = 60.0
+"""A kubelet that has not set a pod up for so long is named: large volumes take their time to be attached."""
 ORDINARY = ("Starting", "Ended", FINISHING, COMPLETING, SUSPENDING, SUSPENDED, HELD_BACK)
 """Reasons of PodsReady=False that pass by themselves."""
 
@@ -101,6 +107,8 @@ def worker_conditions(
     stuck = next(
         (p for p in pods if p.waiting_reason and p.waiting_reason not in ("ContainerCreating", "PodInitializing")), None
     )
+    failed_init = next((p for p in pods if p.init_failed and p.phase == "Pending"), None)
+    unset = next((p for p in pods if p.unset_since_s is not None and now_s >= p.unset_since_s + SET_UP_S), None)
     # A pod whose containers crash again and again has the phase Running, too.
     running = [
         w.pod
@@ -115,6 +123,9 @@ def worker_conditions(
         counts += f", {min(max(0, num_running - replicas), spares)} of {spares} spares"
     if num_running >= replicas:
         out = [JobCondition("PodsReady", "True", "AllRunning", f"{counts}.")]
+    elif failed_init is not None:
+        what = f"init container {failed_init.init_failed} has ended with exit code {failed_init.init_exit_code}"
+        out = [JobCondition("PodsReady", "False", INIT_FAILED, f"{counts}; {failed_init.name}: {what}.")]
     elif stuck is not None:
         message = f": {stuck.waiting_message}" if stuck.waiting_message else ""
         out = [
@@ -122,6 +133,10 @@ def worker_conditions(
                 "PodsReady", "False", stuck.waiting_reason, f"{counts}; {stuck.name} cannot start{message}"[:1000]
             )
         ]
+    elif unset is not None:
+        what = f"its kubelet has not set the pod up for {SET_UP_S:.0f} s (volumes, network, host name)"
+        see = f"kubectl describe pod --namespace={unset.namespace} {unset.name}"
+        out = [JobCondition("PodsReady", "False", NOT_SET_UP, f"{counts}; {unset.name}: {what}. See its events: {see}")]
     elif unplaced is not None:
         out = [
             JobCondition(

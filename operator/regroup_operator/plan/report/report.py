@@ -18,9 +18,10 @@ from regroup_operator.plan.facts.facts import Facts
 from regroup_operator.plan.failures.failures import Failures
 from regroup_operator.plan.failures.hangs import HUNG, stack_lines
 from regroup_operator.plan.generation.generation import NextGeneration
-from regroup_operator.plan.lifecycle.lifecycle import Active, Ended, Lifecycle, Suspended, finished_of
+from regroup_operator.plan.lifecycle.lifecycle import Active, Ended, Finishing, Lifecycle, Suspended, finished_of
 from regroup_operator.plan.pods.pods import PodChanges
 from regroup_operator.plan.report.breakdown import breakdown, times_of
+from regroup_operator.plan.report.conditions import SET_UP_S
 from regroup_operator.plan.report.counters import restarts_status
 from regroup_operator.plan.report.goodput import goodput
 from regroup_operator.plan.report.incidents import make_incident, with_times
@@ -69,13 +70,18 @@ def make_report(
         status["templateDigest"] = inputs.job.status.template_digest or template_digest(inputs.job.raw)
     if isinstance(lifecycle, Ended):
         status["completionTime"] = lifecycle.completed
+        status["exitCode"] = None if lifecycle.why is None else lifecycle.why.exit_code
     finished = finished_of(lifecycle)
     if finished is not None:
         status["finished"] = finished.to_status()
     elif isinstance(lifecycle, Active):
         status["finished"] = None  # of a script: another member has failed, and all run again
-    if isinstance(lifecycle, Suspended) and finished is None and status.get("membership"):
-        status["membership"] = {**status["membership"], "suspended": True}
+    if status.get("membership") and isinstance(lifecycle, Suspended | Finishing):
+        # A member whose script has to run again after the suspension gets a pod that replaces none.
+        rests = isinstance(lifecycle, Suspended) and (finished is None or bool(finished.open))
+        rests |= bool(status["membership"].get("suspended") and pods.create)
+        others = {key: value for key, value in status["membership"].items() if key != "suspended"}
+        status["membership"] = others | ({"suspended": True} if rests else {})
     status.update(_progress(facts, generation, status))
     status["goodput"] = _goodput(facts, lifecycle, status)
     status = {key: value for key, value in status.items() if value is not None}
@@ -86,6 +92,8 @@ def make_report(
     seen_s = due_in_s(status, inputs.clock, ended=has_ended, every_s=every_s)
     now_s, running = inputs.clock.now_s, [w.pod.running_since_s for w in generation.workers if w.pod and not w.session]
     dues_s = [at_s + inputs.settings.hello_timeout_s for at_s in running if at_s is not None]
+    unset = [w.pod.unset_since_s for w in generation.workers if w.pod]
+    dues_s += [since_s + SET_UP_S for since_s in unset if since_s is not None]
     if seen_s is not None:
         # The time is of whole seconds: a plan up to one earlier would only find that no write is due.
         dues_s.append(now_s + max(seen_s, 0.0) + 1.0)

@@ -1,0 +1,87 @@
+"""Count pods that end although nobody deletes them: a job that gets no further for that has an end. Pure.
+
+A deadline that a webhook adds to each pod, a sidecar that ends the agent, or a node that runs out of memory ends every pod of a job
+again and again. Such an end need not be a failure of the trainer, and counts for no maxRestarts. The job would begin at the same
+step for ever.
+
+A *round* is over once more slots have lost a pod than the job can do without. ROUNDS of them, without the job getting further,
+fail the job. How far it is: the lowest step at which a generation began in the round. A step that was committed between two rounds
+and lost with the pods says nothing. Tier Script tells of no steps; there only ends within recovery.windowSeconds count.
+
+Deletions, evictions and preemptions through the API, and lost nodes are not counted: they say that the platform has no room, or is
+being repaired (docs/design/adr/0072-pods-that-end-again.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from regroup_operator.model.plan import PodEnds, Verdict
+from regroup_operator.model.records import Pod
+
+ROUNDS = 8
+"""With pods that live for 45 s this is six minutes; evicted pods are held back longer and longer, and need a quarter of an hour."""
+POD_ENDS = "PodsEndAgain"
+"""Reason of condition Failed."""
+
+
+def note_pod_ends(
+    known: PodEnds | None,
+    ended: Sequence[Pod],
+    *,
+    slots: int,
+    minimum: int,
+    reached: tuple[int, int] | None,
+    now: float,
+    window_s: float | None,
+) -> PodEnds | None:
+    """Return what is known once these pods have ended, too; None: nothing counts. The job has `slots` and needs `minimum` of them.
+    `reached`: how far it is, greater is further; None: that is not known now. `window_s`: how long an end counts, None: until the
+    job gets further."""
+    if known is None and not ended:
+        return None
+    times = {} if known is None else {slot: at for slot, at in known.by_slot.items() if slot < slots}
+    for pod in ended:
+        if pod.slot < slots:
+            times[pod.slot] = (*times.get(pod.slot, ()), now)[-ROUNDS:]
+    if window_s is not None:
+        times = {slot: tuple(t for t in at if t > now - window_s) for slot, at in times.items()}
+    times = {slot: at for slot, at in times.items() if at}
+    if not times:
+        return None
+    last = _words(ended[-1]) if ended else known.last if known is not None else ""
+    before = known or PodEnds({}, last)
+    low = min((mark for mark in (before.low, reached) if mark is not None), default=None)
+    rounds = _rounds(times, slots - minimum)
+    if rounds <= before.rounds:
+        return PodEnds(times, last, rounds, before.base, low)
+    if before.base is not None and low is not None and low > before.base:
+        return PodEnds({}, last, 0, low, None)
+    return PodEnds(times, last, rounds, low if before.base is None else before.base, None)
+
+
+def _rounds(times: Mapping[int, Sequence[float]], spare: int) -> int:
+    """Return how often more than `spare` slots have lost a pod."""
+    counts = sorted(map(len, times.values()), reverse=True)
+    return counts[spare] if spare < len(counts) else 0
+
+
+def pod_ends_failure(ends: PodEnds | None, *, window_s: float | None) -> Verdict | None:
+    """Return why the job has to fail, None if it has not to. `window_s`: as before."""
+    if ends is None or ends.rounds < ROUNDS:
+        return None
+    num_slots = sum(len(at) >= ROUNDS for at in ends.by_slot.values())
+    what = f"The pods of {num_slots} worker{'' if num_slots == 1 else 's'} have ended {ROUNDS} times each"
+    how_far = "and the job got no further in between" if window_s is None else f"within {window_s:.0f} s"
+    return Verdict(
+        POD_ENDS,
+        f"{what}, {how_far}. {ends.last} Find out what ends the pods, for example a deadline that a webhook adds, a sidecar, or "
+        "the memory of the nodes; then submit the job again.",
+    )
+
+
+def _words(pod: Pod) -> str:
+    said = ": ".join(filter(None, (pod.status_reason, pod.status_message.strip().rstrip("."))))
+    if not said:
+        said = "an unknown exit code" if pod.last_exit_code is None else f"exit code {pod.last_exit_code}"
+    return f"The last one is worker {pod.id} (pod {pod.name}), which ended with {said}."

@@ -1,0 +1,126 @@
+"""Pods that end again and again although nobody deletes them: which count, and when they fail the job."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from regroup.protocol.state import Phase
+from regroup_operator.model.plan import Clock, Memory, PodEnds
+from regroup_operator.model.records import Observation, Pod, Session
+from regroup_operator.plan.failures.exits import LOOKED, see_failures
+from regroup_operator.plan.failures.pod_ends import ROUNDS, note_pod_ends, pod_ends_failure
+from tests.builders.plan import make_condition, make_pod, make_session, uid_of
+
+Step = tuple[Sequence[int], int | None]
+"""(Slots whose pods end, the step at which the newest generation began; None: it has not begun)."""
+
+
+def row(*steps: Step, slots: int = 2, minimum: int = 2, window_s: float | None = None) -> PodEnds | None:
+    """Return what is known after these ends, one plan each and ten minutes apart."""
+    known: PodEnds | None = None
+    for i, (ended, start) in enumerate(steps):
+        pods = [make_pod(slot, i, phase="Failed", status_reason="DeadlineExceeded") for slot in ended]
+        reached = None if start is None else (0, start)
+        known = note_pod_ends(
+            known, pods, slots=slots, minimum=minimum, reached=reached, now=600.0 * i, window_s=window_s
+        )
+    return known
+
+
+ALL: Step = ((0, 1), 0)
+
+
+@pytest.mark.parametrize(
+    ("steps", "given", "fails"),
+    [
+        pytest.param([ALL] * ROUNDS, {}, True, id="all pods end, and the job begins at the same step"),
+        pytest.param([ALL] * (ROUNDS - 1), {}, False, id="one round less"),
+        pytest.param([((0, 1), None)] * ROUNDS, {}, True, id="none ever begins"),
+        pytest.param([((0, 1), 10 * i) for i in range(3 * ROUNDS)], {}, False, id="it gets further each time"),
+        pytest.param(
+            [step for i in range(ROUNDS) for step in (((0,), 60 + i), ((1,), 0))],
+            {"minimum": 1},
+            True,
+            id="steps that a survivor commits before its own pod ends are lost again",
+        ),
+        pytest.param([((1,), 0)] * ROUNDS, {}, True, id="of a job of fixed size one slot is enough"),
+        pytest.param([((1,), 0)] * (3 * ROUNDS), {"minimum": 1}, False, id="an elastic job trains on without it"),
+        pytest.param(
+            [((slot,), 0) for slot in range(9)] * 2, {"slots": 9, "minimum": 9}, False, id="many pods end at one time"
+        ),
+        pytest.param([ALL] * ROUNDS, {"window_s": 3600.0}, False, id="tier Script: over more than the window"),
+        pytest.param([ALL] * ROUNDS, {"window_s": 9000.0}, True, id="tier Script: within the window"),
+        pytest.param([((0, 1), 500), *[ALL] * (ROUNDS - 1)], {}, True, id="it was further once"),
+        pytest.param([*[ALL] * (ROUNDS - 2), *[((0, 1), 9)] * 3], {}, False, id="it got further in the end"),
+    ],
+)
+def test_when_they_fail_the_job(steps: list[Step], given: dict[str, Any], fails: bool) -> None:
+    known = row(*steps, **given)
+    assert (pod_ends_failure(known, window_s=None) is not None) is fails
+
+
+def test_sentence_names_the_last_pod_and_what_ended_it() -> None:
+    verdict = pod_ends_failure(row(*[ALL] * ROUNDS), window_s=None)
+    assert verdict is not None
+    assert verdict.reason == "PodsEndAgain"
+    assert verdict.message.startswith(
+        "The pods of 2 workers have ended 8 times each, and the job got no further in between. "
+        "The last one is worker 1.7 (pod digits-worker-1-7), which ended with DeadlineExceeded."
+    )
+
+
+FAILED: dict[str, Any] = {"phase": "Failed", "last_exit_code": 137}
+
+
+@pytest.mark.parametrize(
+    ("pod", "session", "counts"),
+    [
+        pytest.param(make_pod(0, **FAILED, status_reason="DeadlineExceeded"), None, True, id="its deadline"),
+        pytest.param(
+            make_pod(0, **FAILED, status_reason="Evicted", disruption="TerminationByKubelet"),
+            None,
+            True,
+            id="node's memory",
+        ),
+        pytest.param(
+            make_pod(0, phase="Succeeded", last_exit_code=0), None, True, id="succeeded, and nobody told it to stop"
+        ),
+        pytest.param(make_pod(0, container_restarts=1, last_exit_code=143), None, True, id="a sidecar ends the agent"),
+        pytest.param(make_pod(0, **FAILED, terminating=True), None, False, id="deleted"),
+        pytest.param(make_pod(0, **FAILED, disruption="EvictionByEvictionAPI"), None, False, id="drained"),
+        pytest.param(make_pod(0, **FAILED, status_reason="Preempting"), None, False, id="preempted"),
+        pytest.param(make_pod(0, **FAILED, status_reason="Terminated"), None, False, id="its node is shut down"),
+        pytest.param(make_pod(0, **FAILED, node_ready=False), None, False, id="its node is lost"),
+        pytest.param(
+            make_pod(0, phase="Failed", status_reason="UnexpectedAdmissionError"), None, False, id="never ran"
+        ),
+        pytest.param(make_pod(0, container_restarts=1, last_exit_code=255), None, False, id="its node restarts"),
+        pytest.param(
+            make_pod(0, phase="Succeeded", last_exit_code=0), make_session(0, told_stop=True), False, id="told to stop"
+        ),
+        pytest.param(
+            make_pod(0, phase="Succeeded", last_exit_code=0),
+            make_session(0, condition=make_condition(Phase.DONE)),
+            False,
+            id="its script has returned",
+        ),
+    ],
+)
+def test_which_count(pod: Pod, session: Session | None, counts: bool) -> None:
+    sessions = {} if session is None else {uid_of(0): session}
+    seen = see_failures(
+        Observation((pod,), sessions), Memory(seen_pods=frozenset({LOOKED})), Clock(100.0, 1_800_000_000.0)
+    )
+    assert seen.ended == ((pod,) if counts else ())
+    again = see_failures(Observation((pod,), sessions), seen.memory, Clock(101.0, 1_800_000_001.0))
+    assert again.ended == (), "once"
+
+
+def test_released_pod_does_not_count() -> None:
+    pod = make_pod(0, phase="Succeeded", last_exit_code=0)
+    memory = Memory(seen_pods=frozenset({LOOKED}))
+    seen = see_failures(Observation((pod,)), memory, Clock(100.0, 1_800_000_000.0), released={pod.uid})
+    assert seen.ended == ()
