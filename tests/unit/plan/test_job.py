@@ -614,7 +614,7 @@ def test_each_sentence_about_a_checkpoint_that_is_not_saved_is_an_event_once() -
 
 def test_what_was_said_of_snapshots_stays_once_the_job_has_ended() -> None:
     """Its workers go one after the other, and what the last ones say is no news."""
-    done = tuple(make_session(slot, Phase.FINISHED, 1, told_tier="Session", told_generation=1) for slot in (0, 1))
+    done = tuple(make_session(slot, Phase.DONE, 1, told_tier="Session", told_generation=1) for slot in (0, 1))
     running = plan(snapshots(), sessions=(keeps(7), trains(1)))
     ended = plan(snapshots(running.status), sessions=done, memory=running.memory)
     assert (ended.status["phase"], taken(ended)) == ("Succeeded", ("True", "Taken"))

@@ -245,6 +245,11 @@ def gather_facts(inputs: Inputs) -> Facts:
     )
 
 
+def repeats(facts: Facts) -> bool:
+    """Return whether one member can run its end again without the others: it needs only its rank and the state of the last step."""
+    return facts.tier != "Script" and facts.per_group == 1
+
+
 def _done(status: Mapping[str, Any], current: Current | None) -> frozenset[MemberId]:
     """Return the members of the newest generation whose script has returned 0, by the status."""
     finished = status.get("finished")
