@@ -208,9 +208,21 @@ class AgentDouble:
             with contextlib.suppress(OSError):
                 worker.connection.sendall(local.encode(message))
 
-    def stop(self, outcome: str = "Complete", slots: Iterable[int] | None = None) -> None:
+    def stop(self, outcome: str, slots: Iterable[int] | None = None) -> None:
         for slot in list(self.workers) if slots is None else slots:
             self.send(self.workers[slot], local.StopLocally(outcome))
+
+    def finish(self) -> None:
+        """Let the loops end, as an operator does once every member has committed the last step. Who is no member is released."""
+        for slot, worker in self.workers.items():
+            finished = worker.messages(local.FinishedLocally)
+            if not finished:
+                self.stop("Released", [slot])
+                continue
+            number, step = finished[-1].generation, finished[-1].step
+            document = next(d for d in self.documents if d.number == number)
+            rank = document.rank_offset(worker.pod_uid)
+            self.send(worker, local.FinishLocally(number, step, rank, document.world_size))
 
     def _lineage(self) -> list[LineageEntry]:
         found = []
