@@ -36,7 +36,7 @@ from regroup.state.memory import Memory
 from regroup.state.training import CommitRecord, TrainingState
 
 from . import edges, living, parts, transfer
-from .adoption import Arrival, Block, Copy, Fallback, Refuse, beginner, decide
+from .adoption import Arrival, Block, Copy, Fallback, Refuse, beginner, decide, odd_strides
 from .backends import wait_aborted, wait_closed
 from .groups import Gathering, Groups, Part
 from .membership import Keeper, Stopped
@@ -81,6 +81,7 @@ class Regrouper:
         """`links`: further parts of each generation that this process is in, by name (`Groups`)."""
         self._links = links
         self._seed = torch.initial_seed()  # the script has built its model
+        self._strides = state.strides()
         self.groups: Groups | None = None
         self.gathering: Gathering | None = None
         self.origin = Origin(0, "", 0, 0)
@@ -296,7 +297,15 @@ class Regrouper:
         if self._plan.layout.size > 1:
             return self._arrival_with_part(agent_adopted)
         if kept is None:
-            return Arrival(state.pair, state.adopted, agent_adopted, self.block, self.ended, torn=state.torn)
+            return Arrival(
+                state.pair,
+                state.adopted,
+                agent_adopted,
+                self.block,
+                self.ended,
+                torn=state.torn,
+                strides=self._strides,
+            )
         return Arrival(
             kept.state,
             kept.adopted,
@@ -306,6 +315,7 @@ class Regrouper:
             from_snapshot=True,
             is_backup=not kept.is_last,
             torn=state.torn,
+            strides=self._strides,
         )
 
     def _arrival_with_part(self, agent_adopted: int) -> Arrival:
@@ -326,9 +336,17 @@ class Regrouper:
             record=record if last is None else last.description["said"]["record"],
             seed=self._seed,
             snapshots=self._memory.held,
+            strides=self._strides,
         )
 
     def _adopt(self, groups: Groups, gathering: Gathering, formed_s: float) -> AdoptedLocally:
+        """Continue from a state, on all ranks. Raises StateError or UsageError where they do not fit together."""
+        odd = odd_strides(gathering.arrivals, self._plan.layout.size)
+        if odd is not None:
+            raise UsageError(
+                f"The parameters of rank {odd[0]} and of rank {odd[1]} lie in memory in different orders, and gradients are summed "
+                "as they lie. Call model.to(memory_format=...) in all processes, or in none, before regroup.session()."
+            )
         source, pair, rolled_back = (
             self._adopt_whole(groups, gathering) if self._plan.layout.size == 1 else self._adopt_part(groups, gathering)
         )
