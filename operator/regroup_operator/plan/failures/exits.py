@@ -26,6 +26,7 @@ from typing import Any
 
 from regroup.protocol.state import Phase
 from regroup_operator.api.members import MemberId
+from regroup_operator.api.status import POD_CAUSES
 from regroup_operator.model.plan import Clock, EarlyFailure, Failure, Memory
 from regroup_operator.model.records import PREEMPTED, UNSEEN_CODE, Observation, Pod, ProcessExit, Session
 from regroup_operator.model.worker import Current
@@ -229,7 +230,8 @@ def count_created(
 
     A slot that was scaled away (its pods are `released` or gone, no member of the newest generation has it) and comes back
     is no replacement, whatever the number of its pod. Nor is one whose pod hands over: it is there and asked to leave (`leaving`,
-    by UID).
+    by UID). An eviction or preemption counts nowhere, as a drain does not: whether its worker could hand over in its grace is
+    chance.
     """
     create, pods = tuple(create), tuple(pods)
     seen = {pod.id for pod in pods}
@@ -240,14 +242,15 @@ def count_created(
     for pod in sorted(pods, key=lambda pod: pod.attempt) if lost else ():
         if pod.uid not in released:
             last[pod.slot] = pod
-    replaced = Counter(_loss(m, last.get(m.slot), memory.disrupted_pods.get(m.slot)) for m in lost)
+    causes = [_loss(m, last.get(m.slot), memory.disrupted_pods.get(m.slot)) for m in lost]
+    replaced = Counter(cause for cause in causes if cause in POD_CAUSES)
     waiting = (member for member in memory.created if member not in seen)
     return replaced, replace(memory, created=frozenset({*create, *waiting}))
 
 
 def _loss(new: MemberId, last: Pod | None, row: EarlyFailure | None) -> str:
-    """Return what became of the pod before a new one, its slot's `last`: one of api.status.POD_CAUSES. `row`: of its pods that were
-    evicted or preempted, which the API may have no more."""
+    """Return what became of the pod before a new one, its slot's `last`: EVICTED, PREEMPTED, or one of api.status.POD_CAUSES.
+    `row`: of its pods that were evicted or preempted, which the API may have no more."""
     if row is not None and row.reason and row.attempt == new.attempt - 1:
         return row.reason
     if last is None:
