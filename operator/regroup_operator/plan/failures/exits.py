@@ -49,7 +49,8 @@ class Seen:
     memory: Memory
     disrupted: tuple[tuple[Pod, Failure], ...] = ()
     ended: tuple[Pod, ...] = ()
-    """Pods that have ended, or whose trainer container has, although nobody has asked them to leave (pod_ends.py)."""
+    """Pods that have ended, or whose trainer container has, although nobody has asked them to leave, and that count for no
+    maxRestarts (pod_ends.py)."""
 
 
 @dataclass(frozen=True)
@@ -147,10 +148,10 @@ def see_failures(
         booted = pod.boot_id not in ("", started_in)
         if pod.container_restarts > known:
             boot_ids[pod.uid] = pod.boot_id
-            if not booted and _ended_by_itself(pod, session, released):
-                ended.append(pod)
             if pod.last_exit_code != 0 and not (leaves or pod.end_unseen or booted):
                 new += [_failure(pod, clock)] * (pod.container_restarts - known)
+            elif not booted and _ended_by_itself(pod, session, released):
+                ended.append(pod)
         if pod.init_failures:
             of_init = memory.init_failures.get(pod.uid, 0 if looked else pod.init_failures)
             if pod.init_failed and not (leaves or booted or pod.init_exit_code == UNSEEN_CODE):
@@ -158,7 +159,8 @@ def see_failures(
             init_failures[pod.uid] = pod.init_failures
         restarts[pod.uid] = pod.container_restarts
         is_over = looked and not pod.alive and pod.uid not in memory.seen_pods
-        if is_over and pod.last_exit_code is not None and _ended_by_itself(pod, session, released):
+        is_counted = pod.phase == "Failed" and _has_error_code(pod) and not leaves
+        if is_over and pod.last_exit_code is not None and not is_counted and _ended_by_itself(pod, session, released):
             ended.append(pod)
         if pod.phase != "Failed" or pod.uid in memory.seen_pods or not pod.node:
             continue
