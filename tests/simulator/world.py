@@ -390,7 +390,7 @@ class World:
             self.vanish(agent.uid)
         elif code == 0:
             phase = "Running" if self.sidecar else "Succeeded"
-            self.pods.by_uid[agent.uid] = replace(pod, phase=phase, running_since_s=None)
+            self.pods.by_uid[agent.uid] = replace(pod, phase=phase, running_since_s=None, last_exit_code=0)
         else:
             self.restart_container(agent.uid, code, reason)
         self.dirty()

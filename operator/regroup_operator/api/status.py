@@ -268,7 +268,7 @@ class SeenExits(WrittenModel):
 
 
 PROCESS_CAUSES = ("ExitCode", "Signal", "OOMKilled", "Hung")
-POD_CAUSES = ("Evicted", "Preempted", "PodFailed", "NodeNotReady", "Deleted", "Unresponsive")
+POD_CAUSES = ("PodFailed", "NodeNotReady", "Deleted", "Unresponsive")
 """Keys of status.restarts.causes."""
 
 
@@ -282,11 +282,12 @@ class Restarts(WrittenModel):
     """Training processes that ended by themselves with a non-zero code or a signal, and trainer and init containers that failed."""
 
     pods: int = 0
-    """Pods that were lost and replaced once training had begun. Those that were asked to leave and handed over do not count."""
+    """Pods that were lost and replaced once training had begun. Those that were asked to leave and handed over do not count, nor do
+    evictions and preemptions."""
 
     causes: dict[str, int] | None = None
     """Processes and pods by why they had to start again. Processes: ExitCode, Signal, OOMKilled, Hung (the operator had it killed).
-    Pods: Evicted, Preempted, PodFailed, NodeNotReady, Deleted, Unresponsive (its agent). Restarts that an earlier release counted
+    Pods: PodFailed, NodeNotReady, Deleted, Unresponsive (its agent). Restarts that an earlier release counted
     are in none."""
 
     generations: int = 0

@@ -139,9 +139,11 @@ def judge_failures(facts: Facts) -> Failures:
     pod_ends = None
     if not is_suspended:
         slots, minimum, reached = _reached(facts)
+        # What a rule counts is bounded by maxRestarts, and what it ignores is to be ignored.
+        ruled = {f.pod for f in (*rulings.counted, *(f for _, f in rulings.ignored)) if is_disruption(f)}
         pod_ends = note_pod_ends(
             seen.memory.pod_ends,
-            seen.ended,
+            [pod for pod in seen.ended if pod.name not in ruled],
             slots=slots,
             minimum=minimum,
             reached=reached,
