@@ -40,6 +40,7 @@ from .adoption import Arrival, Block, Copy, Fallback, Refuse, beginner, decide, 
 from .backends import wait_aborted, wait_closed
 from .groups import Gathering, Groups, Part
 from .membership import Keeper, Stopped
+from .origins import is_collectives
 from .watcher import Watcher
 
 END_S = 10.0
@@ -179,6 +180,8 @@ class Regrouper:
             return True
         # Of subclasses only torch.distributed's own: CUDA's errors (no memory, a device that failed) are no membership change.
         if type(error) is not RuntimeError and not isinstance(error, torch.distributed.DistError):
+            return False
+        if not is_collectives(error):
             return False
         if self.groups is None:
             return True  # the script went on after they were left
