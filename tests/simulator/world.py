@@ -70,10 +70,11 @@ class World:
         backs_off: bool = False,
         observes: bool = False,
         progress_factors: Sequence[float] = (1.0,),
+        resumes: str = "",
         start: bool = True,
     ) -> None:
         """`observes`: agents observe each other from other nodes, else they are of an earlier release. `progress_factors`: as in
-        wire.Accepted, of one operator after the other, which serve many other jobs."""
+        wire.Accepted, of one operator after the other, which serve many other jobs. `resumes`: `policies.Policy.resumes`."""
         self.now_s = START_S
         self.processes, self.script, self.known_session = processes, script, known_session
         self.total_steps = total_steps
@@ -94,7 +95,7 @@ class World:
         self.created = raw["metadata"]["creationTimestamp"] = timestamp(WALL + self.now_s)
         self.store.create(raw)
         self.pods = Pods(self, num_nodes)
-        self.disk = Disk(self, checkpoint_every)
+        self.disk = Disk(self, checkpoint_every, resumes)
         self.agents: dict[str, Agent] = {}
         self.groups: dict[tuple[int, str], Group] = {}
         self.unreachable: set[str] = set()
