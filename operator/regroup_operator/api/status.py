@@ -229,6 +229,19 @@ class CheckpointStatus(WrittenModel):
     """Time at which the checkpoint was complete."""
 
 
+class ResumedFrom(WrittenModel):
+    """The checkpoint of an earlier job that this one has begun with (spec.checkpoint.resumeFrom)."""
+
+    path: str
+    """Path of the checkpoint in the job's workers."""
+
+    step: int
+    """First step of the job: the number of committed steps in the checkpoint."""
+
+    digest: str
+    """SHA-256 of the checkpoint's record. Until the job has a checkpoint of its own it begins with no other."""
+
+
 class MemorySnapshotStatus(WrittenModel):
     """What every worker holds in its memory snapshot."""
 
@@ -448,6 +461,9 @@ class JobStatus(WrittenModel):
 
     checkpoint: CheckpointStatus | None = None
     """The newest complete durable checkpoint."""
+
+    resumed_from: ResumedFrom | None = None
+    """The checkpoint of an earlier job that this one has begun with. Absent: it has begun at step 0, or not yet."""
 
     memory_snapshot: MemorySnapshotStatus | None = None
     """What every worker holds in its memory snapshot. Absent: none is kept, or some worker has none yet."""

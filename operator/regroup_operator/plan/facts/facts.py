@@ -225,7 +225,9 @@ def gather_facts(inputs: Inputs) -> Facts:
     size = decide_size(job, stored.get("growth"), clock, runs=current is not None and not current.suspended)
     if size.growth is not None or "growth" in stored:
         changed["growth"] = size.growth
-    adoption = see_adoption(stored, current, members_of(workers), sessions.values())
+    checkpoint = job.spec.checkpoint
+    resume_path = None if checkpoint is None else checkpoint.resume_path
+    adoption = see_adoption(stored, current, members_of(workers), sessions.values(), resume_path)
     if adoption.completed:
         memory = replace(memory, readers=frozenset())
     return Facts(
