@@ -20,8 +20,8 @@ TOGETHER_RULES: frozenset[TogetherRule] = frozenset(get_args(TogetherRule))
 MAX_GENERATION = 4
 
 Script = Literal["loop", "left", "returned", "waits", "gone"]
-"""In its loop with the state of the last step; after its loop; returned 0; started again, with no state of its own; its pod is gone,
-and none takes its place while the member is done."""
+"""In its loop with the state of the last step; after its loop; returned 0; started again, with no state of its own; its pod is
+gone, and none takes its place while the member is done."""
 
 
 class Member(NamedTuple):

@@ -79,6 +79,17 @@ class Failure:
     alone: bool = False
     """The process was started after the one before it in its place had failed, and its worker has entered no generation since."""
 
+    @property
+    def shell_code(self) -> int | None:
+        """Its exit code as shells and Kubernetes have it, 128 + n for signal n; None: as of an evicted pod."""
+        return 128 - self.exit_code if self.exit_code is not None and self.exit_code < 0 else self.exit_code
+
+    @property
+    def script_code(self) -> int | None:
+        """The same of a process of the script. None: what failed is a container or a pod, or the process was killed because it
+        hung, or it ended too early with 0, which a shell would take for a success."""
+        return None if self.container or self.hung else self.shell_code or None
+
 
 @dataclass(frozen=True)
 class Crash:

@@ -16,7 +16,6 @@ from regroup_operator.plan.failures.restarts import (
     read_recent,
     recent_status,
     restart_cause,
-    script_code,
 )
 
 NOW = 1000.0
@@ -203,4 +202,4 @@ def test_failure_that_is_one_too_many_is_named(before: int, max_restarts: int, c
     ],
 )
 def test_exit_code_of_a_script(failure: Failure, want: int | None) -> None:
-    assert script_code(failure) == want
+    assert failure.script_code == want

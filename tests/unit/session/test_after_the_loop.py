@@ -209,6 +209,16 @@ def test_code_after_the_loop_runs_again_with_the_state_of_the_last_step(place: P
     assert run.schedule.last_epoch == STEPS
 
 
+def test_process_that_takes_no_snapshot_reads_that_of_its_workers_first_process(place: Place) -> None:
+    want = place.first(snapshot=True)
+    place.set.setenv(env.LOCAL_RANK, "1")
+    place.set.setenv(env.LOCAL_WORLD_SIZE, "2")
+    run = place.told(rank=3).again()
+    assert run.train() == 0
+    assert run.job.rank == 3
+    assert_equal(run.values(), want)
+
+
 def test_script_knows_the_place_of_its_predecessor(place: Place) -> None:
     place.first(snapshot=True)
     place.told()

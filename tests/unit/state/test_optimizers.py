@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 
+from regroup.checkpoint import shards
 from regroup.errors import UsageError
 from regroup.state.optimizers import as_optimizer, load_exactly
 from regroup.state.training import TrainingState
@@ -85,6 +87,85 @@ def test_moments_of_a_channels_last_parameter_have_its_strides(kind: dict[str, A
     trained(stays, stayed)
     trained(joins, joined)
     assert all(torch.equal(a, b) for a, b in zip(joins.parameters(), stays.parameters()))
+
+
+@pytest.mark.parametrize("kind", [{"fused": True}, {}], ids=["fused", "plain"])
+def test_learning_rate_that_is_a_tensor_stays_the_scripts_own(kind: dict[str, Any]) -> None:
+    def build() -> tuple[torch.nn.Module, Any, torch.Tensor]:
+        torch.manual_seed(0)
+        model, rate = torch.nn.Linear(5, 3), torch.tensor(0.1)
+        return model, torch.optim.Adam(model.parameters(), lr=rate, **kind), rate
+
+    (stays, stayed, rate), (joins, joined, own) = build(), build()
+    rate.fill_(0.025)
+    trained(stays, stayed)
+    joins.load_state_dict(stays.state_dict())
+    load_exactly(joined, travelled(stayed.state_dict()))
+    assert joined.param_groups[0]["lr"] is own
+    assert float(own) == float(rate)
+    for one in (rate, own):
+        one.mul_(0.5)  # the script's schedule
+    trained(stays, stayed)
+    trained(joins, joined)
+    assert all(torch.equal(a, b) for a, b in zip(joins.parameters(), stays.parameters()))
+
+
+class Offloaded(torch.optim.Optimizer):
+    """Its momentum lies in host memory, wherever the parameters are, with a row of it in an order of its own."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {"lr": 0.1})
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                self.state[parameter]["momentum"] = torch.randn(parameter.shape)
+                self.state[parameter]["rows"] = torch.randn(4, 2).t()
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        pass
+
+
+def test_moments_stay_on_the_device_where_the_optimizer_keeps_them() -> None:
+    """A parameter on another device, which needs no such device here."""
+    ours, theirs = (Offloaded([torch.nn.Parameter(torch.empty(3, 2, device="meta"))]) for _ in range(2))
+    load_exactly(theirs, travelled(ours.state_dict()))
+    (mine,), (loaded,) = ours.state.values(), theirs.state.values()
+    for name in ("momentum", "rows"):
+        assert loaded[name].device.type == "cpu"
+        assert loaded[name].stride() == mine[name].stride()
+        assert torch.equal(loaded[name], mine[name])
+
+
+@pytest.fixture
+def mesh() -> Iterator[Any]:
+    """Of a model group of two processes, of which this is the first; the other one does not exist."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    shards.mesh = torch.distributed.device_mesh.init_device_mesh("cpu", (2,), mesh_dim_names=("shard",))
+    yield shards.mesh
+    shards.mesh = None
+    torch.distributed.destroy_process_group()
+
+
+def test_split_moments_keep_their_type(mesh: Any) -> None:
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    def build() -> tuple[torch.nn.Module, Precise]:
+        model = torch.nn.Linear(4, 6, dtype=torch.bfloat16)
+        for name, parameter in list(model.named_parameters()):
+            split = distribute_tensor(parameter.detach(), mesh, [Shard(0)], src_data_rank=None)
+            setattr(model, name, torch.nn.Parameter(split))
+        return model, Precise(model.parameters())
+
+    (ours, stayed), (theirs, joined) = build(), build()
+    for parameter in ours.parameters():
+        stayed.state[parameter]["momentum"] = torch.zeros_like(parameter, dtype=torch.float32)
+        shards.local_of(stayed.state[parameter]["momentum"]).normal_()
+    load_exactly(joined, shards.joined(shards.apart(stayed.state_dict())))
+    for mine, other in zip(ours.parameters(), theirs.parameters()):
+        kept, loaded = stayed.state[mine]["momentum"], joined.state[other]["momentum"]
+        assert (loaded.dtype, loaded.placements) == (torch.float32, kept.placements)
+        assert torch.equal(shards.local_of(loaded), shards.local_of(kept))
 
 
 def test_optimizer_among_the_further_state_is_loaded_as_it_was_saved() -> None:

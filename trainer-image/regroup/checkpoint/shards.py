@@ -115,6 +115,13 @@ def empty_like(whole_: Any, dtype: torch.dtype) -> torch.Tensor:
     return whole(Part(local, part.dims, part.placements, part.shape))
 
 
+def with_values(whole_: Any, saved: Any) -> torch.Tensor:
+    """Return a DTensor with the values and type of `saved`, split and placed as another one made of it. No communication."""
+    part = part_of(whole_, "tensor")
+    local = torch.empty_like(part.local, dtype=saved.dtype).copy_(local_of(saved))
+    return whole(Part(local, part.dims, part.placements, part.shape))
+
+
 def writes(value: Any) -> bool:
     """Return whether this process is the one of its model group that writes a tensor to disk: others have the same. A Part is
     written by each process that holds another piece of it."""

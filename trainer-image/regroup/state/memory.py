@@ -165,8 +165,8 @@ class Memory:
         self._load(self._slots, next(one for one in self._slots.held if wanted in (None, one.state)))
 
     def restore_exactly(self, step: int, adopted: int) -> StatePair | None:
-        """As `restore`, the state after `step` steps that was adopted in generation `adopted`; return its name, None where the worker
-        has no snapshot of it. A process that takes none loads that of its worker's local rank 0, which has the same state."""
+        """As `restore`, the state after `step` steps that was adopted in generation `adopted`; return its name, None where there is
+        no snapshot of it in the worker. A process that takes none loads that of its worker's local rank 0: the state is the same."""
         if self._of_worker is None:
             return None
         self._of_worker.look()

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from regroup.checkpoint import shards
 from regroup.checkpoint.shards import is_split
 from regroup.errors import UsageError
 
@@ -68,9 +69,18 @@ def load_exactly(optimizer: Any, state: Any) -> None:
     parameter's type: moments in float32 of parameters in bfloat16 would be rounded, on the ranks that load and on no other.
 
     What has its parameter's shape gets the parameter's strides, too, as when the optimizer made it: fused optimizers go through
-    both side by side, and a state that comes from another rank or a file is contiguous. An object that is no optimizer loads its
-    state by its own load_state_dict alone."""
+    both side by side, and a state that comes from another rank or a file is contiguous. Where the optimizer has had a tensor of the
+    same shape, its device and its strides count: moments may be kept in host memory. A tensor among the settings of a group,
+    such as the learning rate, stays the script's own, with the value that was saved: a schedule, a compiled step or a captured
+    graph may hold it, and it is to stay on its device. An object that is no optimizer loads its state by its own load_state_dict
+    alone."""
+    parts = [one for one in parts_of(optimizer) if isinstance(one, torch.optim.Optimizer)]
+    settings = [[dict(group) for group in one.param_groups] for one in parts]
+    held = {id(one): dict(one.state) for one in parts}
     optimizer.load_state_dict(state)
+    for one, before in zip(parts, settings):
+        for group, mine in zip(one.param_groups, before):
+            _keep_tensors(group, mine)
     for i, one in enumerate(parts_of(optimizer)):
         if not isinstance(one, torch.optim.Optimizer):
             continue
@@ -79,22 +89,43 @@ def load_exactly(optimizer: Any, state: Any) -> None:
         numbers = [number for group in one.state_dict()["param_groups"] for number in group["params"]]
         for parameter, number in zip(ours, numbers):
             if number in saved and parameter in one.state:
-                one.state[parameter] = _as_saved(one.state[parameter], saved[number], parameter)
+                own = held[id(one)].get(parameter)
+                one.state[parameter] = _as_saved(one.state[parameter], saved[number], own, parameter)
 
 
-def _as_saved(loaded: Any, saved: Any, parameter: torch.Tensor) -> Any:
-    """Return what was loaded, its tensors with the values and types that were saved."""
+def _keep_tensors(group: dict[str, Any], own: dict[str, Any]) -> None:
+    """Put the script's own tensors back into the settings of a param group, with the values that were loaded."""
+    for key, loaded in group.items():
+        mine = own.get(key)
+        if not isinstance(loaded, torch.Tensor) or not isinstance(mine, torch.Tensor):
+            continue
+        if (loaded.shape, loaded.dtype) == (mine.shape, mine.dtype):
+            group[key] = mine.copy_(loaded)
+
+
+def _as_saved(loaded: Any, saved: Any, own: Any, parameter: torch.Tensor) -> Any:
+    """Return what was loaded, its tensors with the values and types that were saved. own: what there was before."""
     if isinstance(loaded, dict) and isinstance(saved, dict):
-        return {key: _as_saved(value, saved.get(key), parameter) for key, value in loaded.items()}
+        held: dict[Any, Any] = own if isinstance(own, dict) else {}
+        return {key: _as_saved(value, saved.get(key), held.get(key), parameter) for key, value in loaded.items()}
     if isinstance(loaded, (list, tuple)) and isinstance(saved, (list, tuple)) and len(loaded) == len(saved):
-        return type(loaded)([_as_saved(*both, parameter) for both in zip(loaded, saved)])
-    if not isinstance(loaded, torch.Tensor) or not isinstance(saved, torch.Tensor) or is_split(loaded):
+        mine = own if isinstance(own, (list, tuple)) and len(own) == len(loaded) else [None] * len(loaded)
+        return type(loaded)([_as_saved(*three, parameter) for three in zip(loaded, saved, mine)])
+    if not isinstance(loaded, torch.Tensor) or not isinstance(saved, torch.Tensor):
         return loaded
-    follows = loaded.shape == parameter.shape and loaded.stride() != parameter.stride()
-    if loaded.shape != saved.shape or (loaded.dtype == saved.dtype and not follows):
+    if is_split(loaded):
+        return shards.with_values(loaded, saved) if is_split(saved) and loaded.dtype != saved.dtype else loaded
+    if loaded.shape != saved.shape:
         return loaded
-    exact = torch.empty_like(parameter if follows else loaded, dtype=saved.dtype, device=loaded.device)
-    return exact.copy_(saved)
+    like = loaded
+    if isinstance(own, torch.Tensor) and own.shape == loaded.shape and not is_split(own):
+        like = own
+    elif loaded.shape == parameter.shape:
+        like = parameter
+    device = loaded.device if like is parameter else like.device
+    if (loaded.dtype, loaded.stride(), loaded.device) == (saved.dtype, like.stride(), device):
+        return loaded
+    return torch.empty_like(like, dtype=saved.dtype, device=device, requires_grad=False).copy_(saved)
 
 
 def parts_of(optimizer: Any) -> list[Any]:

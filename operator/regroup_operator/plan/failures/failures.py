@@ -39,7 +39,6 @@ from regroup_operator.plan.failures.restarts import (
     read_recent,
     recent_status,
     restart_cause,
-    script_code,
 )
 from regroup_operator.plan.failures.roles import role_verdict
 from regroup_operator.plan.failures.script_hints import crash_hints, steady_size, with_returned
@@ -181,7 +180,7 @@ def judge_failures(facts: Facts) -> Failures:
         )
         recent = recent_status(judged.recent)
         if verdict is None and is_hopeless(crash):
-            verdict = Verdict("RepeatedCrash", words, None if crash is None else script_code(crash.last))
+            verdict = Verdict("RepeatedCrash", words, None if crash is None else crash.last.script_code)
         elif verdict is None:
             verdict = judged.verdict
     if verdict is None:
@@ -263,7 +262,7 @@ def _ruled(facts: Facts, rulings: Rulings) -> Verdict | None:
         logs = "" if is_disruption(failure) else f" {log_words(failure, inputs.logs)}"
         line = f': "{failure.last_line}"' if failure.last_line else ""
         words = f"{exit_words(failure)}{line}; {rule_words(rules, index)} fails the job.{logs}"
-        return Verdict(EXIT_RULE, words, script_code(failure))
+        return Verdict(EXIT_RULE, words, failure.script_code)
     if not rules:
         return None
     needed = (p for p in inputs.obs.pods if p.slot < facts.slots and p.uid not in facts.released)

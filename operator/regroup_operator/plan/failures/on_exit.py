@@ -18,7 +18,6 @@ from typing import Any
 from regroup_operator.api.spec import ExitRule
 from regroup_operator.model.plan import EarlyFailure, Failure, IgnoredRow, is_over
 from regroup_operator.model.records import EVICTED, PREEMPTED, Pod
-from regroup_operator.plan.failures.restarts import shell_code
 
 SIGNALS = {
     "SIGHUP": 1, "SIGINT": 2, "SIGQUIT": 3, "SIGILL": 4, "SIGTRAP": 5, "SIGABRT": 6, "SIGBUS": 7, "SIGFPE": 8, "SIGKILL": 9,
@@ -121,7 +120,7 @@ def first_match(rules: Sequence[ExitRule], failure: Failure) -> int | None:
     none: it has not ended by itself."""
     if failure.hung:
         return None
-    code = _code(failure)
+    code = failure.shell_code
     for index, rule in enumerate(rules):
         if rule.reasons is not None and failure.reason in rule.reasons:
             return index
@@ -131,13 +130,6 @@ def first_match(rules: Sequence[ExitRule], failure: Failure) -> int | None:
         if codes is not None and code is not None and (code in codes.values) == (codes.operator == "In"):
             return index
     return None
-
-
-def _code(failure: Failure) -> int | None:
-    """Return the exit code as Kubernetes writes it; None where there is none, as of a pod that was evicted."""
-    if failure.exit_code is None:
-        return None
-    return shell_code(failure.exit_code)
 
 
 def is_disruption(failure: Failure) -> bool:

@@ -58,7 +58,7 @@ def judge_restarts(
         f"{exit_words(culprit)}{line}; {count} in {window_s:.0f} s, "
         f"spec.recovery.maxRestarts allows {max_restarts}. {log_words(culprit, logs)}"
     )
-    return Judged(kept, Verdict(TOO_MANY_RESTARTS, text, script_code(culprit)))
+    return Judged(kept, Verdict(TOO_MANY_RESTARTS, text, culprit.script_code))
 
 
 def _together(failures: Iterable[tuple[float, int]], width_s: int) -> Recent:
@@ -125,19 +125,6 @@ def log_words(failure: Failure, logs: str) -> str:
 
 def _members(ranges: str) -> str:
     return f"worker {ranges}" if ranges.replace(".", "").isdecimal() else f"workers {ranges}"
-
-
-def shell_code(code: int) -> int:
-    """Return an exit code as shells and Kubernetes have it: 128 + n for signal n, which is -n here."""
-    return 128 - code if code < 0 else code
-
-
-def script_code(failure: Failure) -> int | None:
-    """Return the exit code of a process of the script as shells have it. None: what failed is a container or a pod, or the process
-    was killed because it hung, or it ended too early with 0, which a shell would take for a success."""
-    if failure.container or failure.hung or not failure.exit_code:
-        return None
-    return shell_code(failure.exit_code)
 
 
 def _code(code: int | None) -> str:

@@ -18,7 +18,7 @@ from regroup_operator.model.plan import Failure, Verdict
 from regroup_operator.plan.facts.current import named_checkpoint
 from regroup_operator.plan.facts.facts import Facts, repeats
 from regroup_operator.plan.failures.failures import Failures
-from regroup_operator.plan.failures.restarts import exit_words, log_words, script_code
+from regroup_operator.plan.failures.restarts import exit_words, log_words
 from regroup_operator.plan.lifecycle.finished import Finished, places_of, read_finished, see_finished
 from regroup_operator.plan.lifecycle.run_policy import expires_in_s, has_begun, overdue
 
@@ -187,7 +187,7 @@ def not_repeatable(facts: Facts, failures: Failures, finished: Finished) -> Verd
             f"{exit_words(failures.last)}{line} after the last step, and {where}, so it cannot run again. "
             f"{log_words(failures.last, facts.inputs.logs)} {advice}"
         )
-        return Verdict(END_FAILED, text.strip(), script_code(failures.last))
+        return Verdict(END_FAILED, text.strip(), failures.last.script_code)
     known, places = read_finished(facts.status), places_of(finished, failures.workers)
     gone = [] if known is None else [member for member in finished.open if member not in places]
     if not gone:
