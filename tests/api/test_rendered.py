@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import json
+
+import pytest
+
+from harness.polling import until
 from regroup_operator.api import parse_job
 from regroup_operator.render import RenderSettings, config_map, dry_run_pod, service, worker_pod
 from tests.api.conftest import Api
@@ -57,6 +62,64 @@ def test_typo_inside_the_template_is_found_by_the_dry_run(api: Api, namespace: s
     job = parse_job(stored(api, namespace, lambda job: trainer(job).update(imagePullPolice="Never")))
     said = api.refused(*STRICT, "--dry-run=server", document=dry_run_pod(job, settings=SETTINGS))
     assert 'unknown field "spec.containers[0].imagePullPolice"' in said
+
+
+@pytest.mark.parametrize(
+    ("resources", "more"),
+    [
+        pytest.param(
+            {"requests": {"cpu": "1", "memory": "200Mi"}, "limits": {"cpu": "2", "memory": "400Mi"}},
+            {"requests": {"cpu": "1", "memory": "201Mi"}, "limits": {"cpu": "2", "memory": "400Mi"}},
+            id="the trainer says what it needs",
+        ),
+        pytest.param(
+            {}, {"requests": {"cpu": "1", "memory": "201Mi"}, "limits": {"cpu": "2", "memory": "400Mi"}}, id="defaults"
+        ),
+        pytest.param(
+            {"limits": {"cpu": "1", "memory": "200Mi"}},
+            {"limits": {"cpu": "1100m", "memory": "200Mi"}},
+            id="limits alone",
+        ),
+    ],
+)
+def test_namespace_with_limits_and_a_quota_admits_a_worker_where_it_admits_the_users_own_pod(
+    api: Api, namespace: str, resources: Manifest, more: Manifest
+) -> None:
+    limits = {
+        "type": "Container",
+        "min": {"memory": "100Mi"},
+        "maxLimitRequestRatio": {"cpu": "2"},
+        "defaultRequest": {"cpu": "1", "memory": "200Mi"},
+        "default": {"cpu": "2", "memory": "400Mi"},
+    }
+    hard = {"requests.cpu": "1", "requests.memory": "200Mi", "limits.cpu": "2", "limits.memory": "400Mi"}
+    for kind, name, spec in (("LimitRange", "sizes", {"limits": [limits]}), ("ResourceQuota", "all", {"hard": hard})):
+        document = {"apiVersion": "v1", "kind": kind, "metadata": {"name": name, "namespace": namespace}, "spec": spec}
+        api.done("create", "--filename=-", document=document)
+    # Nothing here counts what is used.
+    counted = json.dumps({"status": {"hard": hard, "used": dict.fromkeys(hard, "0")}})
+    api.done(
+        "patch", "quota", "all", f"--namespace={namespace}", "--subresource=status", "--type=merge", f"-p={counted}"
+    )
+
+    def own(needs: Manifest) -> Manifest:
+        """The pod as the user would make it without Regroup."""
+        job = make_job()
+        with_trainer(resources=needs)(job)
+        metadata = {"name": "own", "namespace": namespace}
+        return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, **job["spec"]["template"]}
+
+    def refusal(needs: Manifest) -> str:
+        return api.kubectl("create", "--dry-run=server", "--filename=-", document=own(needs)).error
+
+    few = {"requests": {"cpu": "100m", "memory": "16Mi"}, "limits": {"cpu": "1", "memory": "64Mi"}}
+    until(lambda: "minimum memory usage per Container is 100Mi" in refusal(few), "the limits are known")
+    until(lambda: "exceeded quota" in refusal(more), "the quota is known")
+    api.done(*STRICT, "--dry-run=server", document=own(resources))
+
+    job = parse_job(stored(api, namespace, with_trainer(resources=resources)))
+    api.done(*STRICT, "--dry-run=server", document=dry_run_pod(job, settings=SETTINGS))
+    api.done(*STRICT, document=worker_pod(job, 0, 0, settings=SETTINGS))
 
 
 def test_dry_run_leaves_nothing_behind(api: Api, namespace: str) -> None:

@@ -62,6 +62,17 @@ def test_good_job_gets_the_defaults_of_the_design(api: Api, namespace: str) -> N
     assert "processesPerWorker" not in spec
 
 
+@pytest.mark.parametrize("checkpoint", ["step-7.g1-ab", "/regroup/checkpoint/step-1008.g3-5f0c1a2b"])
+def test_job_that_begins_with_a_checkpoint_keeps_its_name_as_it_was_written(
+    api: Api, namespace: str, checkpoint: str
+) -> None:
+    create(api, job_in(namespace, with_spec(checkpoint={"volumeClaim": "ckpt", "resumeFrom": checkpoint})))
+    assert api.get("dtj", "digits", f"--namespace={namespace}")["spec"]["checkpoint"]["resumeFrom"] == checkpoint
+    write_status(api, namespace, {"resumedFrom": {"path": checkpoint, "step": 7, "digest": "5f0c" * 16}})
+    said = api.get("dtj", "digits", f"--namespace={namespace}")["status"]["resumedFrom"]
+    assert said == {"path": checkpoint, "step": 7, "digest": "5f0c" * 16}
+
+
 def test_pod_fields_that_we_do_not_know_are_kept(api: Api, namespace: str) -> None:
     resources = {"limits": {"nvidia.com/gpu": 8}}
     create(api, job_in(namespace, with_trainer(resources=resources, env=[{"name": "REGROUP_PRELOAD", "value": ""}])))

@@ -208,6 +208,16 @@ BAD_SPECS: dict[str, tuple[Change, str]] = {
         "spec.checkpoint.resumeFrom (/regroup/checkpoint) is no checkpoint. Give what status.checkpoint.directory of the earlier "
         "job says, or the absolute path of such a directory.",
     ),
+    "relative path instead of a checkpoint to begin with": (
+        with_spec(checkpoint={"volumeClaim": "ckpt", "resumeFrom": "../other/step-7.g1-ab"}),
+        "spec.checkpoint.resumeFrom (../other/step-7.g1-ab) is no checkpoint. Give what status.checkpoint.directory of the earlier "
+        "job says, or the absolute path of such a directory.",
+    ),
+    "deadline of each worker's pod": (
+        with_pod(activeDeadlineSeconds=60),
+        "spec.template.spec.activeDeadlineSeconds must be absent, because it would end each worker's pod again and again. "
+        "Set spec.runPolicy.activeDeadlineSeconds, which ends the job.",
+    ),
     "name of 46 characters": (
         with_name("a" * 46),
         f"metadata.name ({'a' * 46}) must have at most 45 characters, start with a letter and contain only a-z, 0-9 "

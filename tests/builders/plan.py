@@ -43,8 +43,8 @@ def make_pod(slot: int = 0, attempt: int = 0, **changes: Any) -> Pod:
 
 def make_condition(phase: str = Phase.READY, generation: int = 0, **changes: Any) -> Condition:
     """Return a session's condition; in a group it has heard, entered and (training) adopted its generation."""
-    inside = phase in (Phase.FORMING, Phase.ADOPTING, Phase.TRAINING, Phase.BROKEN, Phase.FINISHED)
-    adopted = phase in (Phase.TRAINING, Phase.BROKEN, Phase.FINISHED)
+    adopted = phase in (Phase.TRAINING, Phase.BROKEN, Phase.FINISHED, Phase.FINISHING, Phase.DONE)
+    inside = adopted or phase in (Phase.FORMING, Phase.ADOPTING)
     values: dict[str, Any] = {
         "incarnation": 1,
         "generation": generation,

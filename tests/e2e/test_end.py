@@ -94,7 +94,7 @@ def test_end_that_raises_and_one_whose_pod_is_deleted_run_again(ending: Callable
     assert lines(job, "end")[-1]["rank"] == 1
     go(job, 1)
     job.wait(60, "the job has succeeded", state="Succeeded")
-    assert finished(job)["done"] == "0-1", finished(job)
+    assert finished(job)["done"] == "0,1.1", finished(job)
     assert condition(job, "Complete")["status"] == "True"
     assert (job.directory / "model.pt").exists()
     assert len(lines(job, "returned")) == 2

@@ -21,7 +21,7 @@ import pytest
 
 from chaos.cluster_job import SCRIPTS
 from cluster.kubectl import Kubectl, wait_until
-from harness import faults, installation, traced_job
+from harness import faults, installation, judge, traced_job
 from harness.job import RESOURCE, JobView
 from harness.traced_job import TracedJob
 from regroup.checkpoint import store
@@ -412,6 +412,32 @@ def test_worker_that_stands_still_for_less_than_disconnect_seconds_is_not_lost(p
     commits_s = sorted(c.t for c in trace.commits)
     assert max(b - a for a, b in pairwise(commits_s)) > 10, "they did not stand"
     patient.patch(runPolicy={"suspend": True})  # it would train beside the tests that follow
+
+
+@pytest.mark.slow
+def test_job_goes_on_where_the_deadline_of_another_has_ended_that_one(
+    jobs: Callable[..., TracedJob], operator: Kubectl, train_namespace: str
+) -> None:
+    """With another number of workers, from the checkpoint that the condition of the first one names."""
+    installation.volume(operator, train_namespace, "saved")
+    saves = {"volumeClaim": "saved", "everySeconds": 1, "keep": 2}
+    of_both: dict[str, Any] = {"elastic": None, "container": _SMALL, "environment": {"STEPS": 100_000}}
+    first = jobs("first", replicas=1, checkpoint=saves, **of_both)
+    first.pace(0.05)
+    first.training(workers=1)
+    wait_until(lambda: (first.status().get("checkpoint") or {}).get("step", 0) > 0, "a checkpoint", timeout_s=60)
+    first.patch(runPolicy={"activeDeadlineSeconds": 1})
+    message = _failed(first, "DeadlineExceeded")["message"]
+    saved = first.status()["checkpoint"]
+    assert f"spec.checkpoint.resumeFrom: {saved['directory']}" in message
+
+    second = jobs("second", replicas=2, checkpoint=saves | {"resumeFrom": saved["directory"]}, **of_both)
+    second.pace(0.05)
+    trace = second.training(workers=2)
+    status = second.status()
+    assert status["lineage"][0] == {"generation": 1, "startStep": saved["step"]}
+    assert status["resumedFrom"]["path"] == f"/regroup/checkpoint/{saved['directory']}"
+    assert judge.whole(trace.judged(), first=saved["step"]) == []
 
 
 @pytest.mark.slow

@@ -9,10 +9,23 @@ from regroup.checkpoint.selection import Name, is_named, name_of, refusal
 from regroup.generation.adoption import Copy, Fallback, Refuse
 from regroup.protocol.document import Document
 from regroup.protocol.state import StatePair
+from tests.simulator.policies import CORRUPTED, MISSING
 
 if TYPE_CHECKING:
     from tests.simulator.trainers import Group, Trainer
     from tests.simulator.world import World
+
+
+RESUME_STEP = 10
+RESUME_FROM = f"step-{RESUME_STEP}.g3-5f0c1a2b"
+"""spec.checkpoint.resumeFrom of jobs that begin with an earlier job's checkpoint, after RESUME_STEP steps."""
+
+
+@dataclass(frozen=True)
+class Missing:
+    """There is no such checkpoint: all ranks end with this line."""
+
+    reason: str
 
 
 @dataclass
@@ -25,8 +38,14 @@ class Checkpoint:
 class Disk:
     """One directory that all workers see."""
 
-    def __init__(self, world: World, every_steps: int = 0) -> None:
+    def __init__(self, world: World, every_steps: int = 0, resumes: str = "") -> None:
+        """`resumes`: `policies.Policy.resumes`."""
         self._world = world
+        self._resumes = resumes
+        self._imported = Checkpoint(
+            name_of(3, RESUME_STEP, "5f0c1a2b"), StatePair(0, RESUME_STEP), resumes != CORRUPTED
+        )
+        self.imported_digest = "5f0c" * 16
         self.every_steps = every_steps
         """0: no checkpoints."""
         self.checkpoints: list[Checkpoint] = []
@@ -84,8 +103,15 @@ class Disk:
         """Return what rank 0 says of the volume; empty: it is well. None: no checkpoints are written."""
         return self._problems.get(group.number, "") if self.every_steps else None
 
-    def fall_back(self, document: Document, decision: Fallback, reader: str) -> Copy | Checkpoint | Refuse | None:
-        """As `Regrouper._fall_back`: the newest of the best survivor, the newest checkpoint and nothing."""
+    @property
+    def begins_at(self) -> int:
+        """The first step of a job that has no state yet."""
+        return RESUME_STEP if self._resumes and self._world.script == "session" else 0
+
+    def fall_back(
+        self, document: Document, decision: Fallback, reader: str
+    ) -> Copy | Checkpoint | Refuse | Missing | None:
+        """As `Regrouper._fall_back`: the newest of the best survivor and the newest checkpoint, else what the job begins with."""
         best = decision.best
         found = self._newest(document, is_all=best is None) if self.sees(reader) else None
         if found is not None and (best is None or found.state > best.state):
@@ -94,7 +120,23 @@ class Disk:
         if best is None and document.checkpoint is not None:
             self.num_refused += 1
             return Refuse(f"The job's status names checkpoint {document.checkpoint.directory}, and none can be read.")
+        if best is None and self._resumes:
+            return self._import(document, reader)
         return best
+
+    def _import(self, document: Document, reader: str) -> Checkpoint | Refuse | Missing:
+        """As `Checkpointer.imported`."""
+        if self.sees(reader) and self._resumes == MISSING:
+            return Missing(f"regroup.errors.UsageError: Checkpoint {RESUME_FROM} does not exist.")
+        if (
+            not self.sees(reader)
+            or not self._imported.is_whole
+            or document.imported not in (None, self.imported_digest)
+        ):
+            self.num_refused += 1
+            return Refuse(f"The job is to begin with checkpoint {RESUME_FROM}, which cannot be read.")
+        self.read.append(self._imported)
+        return self._imported
 
     def truncate_newest(self) -> bool:
         """Damage the newest checkpoint that is whole; return False if there is none."""
@@ -114,12 +156,12 @@ class Disk:
     @property
     def is_damaged(self) -> bool:
         """Whether a checkpoint cannot be read by anybody, until a person puts it right."""
-        return bool(self._removed) or any(not c.is_whole for c in self.checkpoints)
+        return bool(self._removed) or any(not c.is_whole for c in [*self.checkpoints, self._imported])
 
     def repair(self) -> None:
         self.checkpoints += self._removed
         self._removed.clear()
-        for checkpoint in self.checkpoints:
+        for checkpoint in [*self.checkpoints, self._imported]:
             checkpoint.is_whole = True
 
     def hide(self, for_s: float) -> bool:

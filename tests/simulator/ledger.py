@@ -80,7 +80,8 @@ class Ledger:
     def group_committed(self, state: tuple[int, int]) -> None:
         """A group has committed a step: the one after the newest, and it is not fenced (rule FENCE)."""
         newest = self.committed[-1] if self.committed else None
-        assert newest is None or state[1] == newest[1] + 1, f"step {state} after {newest}"
+        after = self._world.disk.begins_at if newest is None else newest[1]
+        assert state[1] == after + 1, f"step {state} after {newest or after}"
         assert newest is None or state[0] >= newest[0], f"a fenced group committed {state}"
         self.commit(state)
 

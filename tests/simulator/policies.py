@@ -1,8 +1,9 @@
-"""What a job's spec says of its end, and the judge that knows it independently of the operator.
+"""What a job's spec says of its beginning and its end, and the judge that knows it independently of the operator.
 
-Deadlines, the time after which the job is deleted, which pods stay, the rules of spec.recovery.onExit, roles that fail the job. A
-job may fail only for one of these, after what justifies it, and it must fail then. `Policy` is what a walk's job has of them, and
-`Judge` watches one world: each write of the status, the end of the job's object, and what is there each time that it looks.
+Which checkpoint of an earlier job it begins with, deadlines, the time after which the job is deleted, which pods stay, the rules of
+spec.recovery.onExit, roles that fail the job. A job may fail only for one of these, after what justifies it, and it must fail then.
+`Policy` is what a walk's job has of them, and `Judge` watches one world: each write of the status, the end of the job's object, and
+what is there each time that it looks.
 """
 
 from __future__ import annotations
@@ -54,6 +55,10 @@ RULES: dict[str, list[dict[str, Any]]] = {
 }
 """What spec.recovery.onExit may be, by name."""
 
+THERE, MISSING, CORRUPTED = "is there", "is missing", "is corrupted"
+"""What spec.checkpoint.resumeFrom may name. A person repairs what is corrupted once the world is healed."""
+RESUMES_CHANCE = 0.15
+"""So many of the jobs that have checkpoints, or a script without the library, begin with an earlier job's."""
 RULES_CHANCE, DEADLINE_CHANCE, TTL_CHANCE, CLEANS_CHANCE, NEVER_CHANCE = 0.2, 0.08, 0.25, 0.25, 0.5
 """So many of the jobs have such a policy; NEVER_CHANCE: of those with roles."""
 
@@ -74,6 +79,8 @@ class Policy:
     """spec.runPolicy.cleanPodPolicy."""
     never: bool = False
     """A role's restartPolicy is Never."""
+    resumes: str = ""
+    """spec.checkpoint.resumeFrom names a checkpoint that is so."""
 
     def __str__(self) -> str:
         return (
@@ -83,6 +90,7 @@ class Policy:
             + (f", is deleted {self.ttl_s} s after its end" if self.ttl_s is not None else "")
             + (", no pod outlives it" if self.cleans == "All" else "")
             + (", the role's pods are never restarted" if self.never else "")
+            + (f", begins with a checkpoint that {self.resumes}" if self.resumes else "")
         )
 
     def run_policy(self) -> dict[str, Any]:
@@ -99,12 +107,18 @@ class Policy:
 NO_POLICY = Policy()
 
 
-def policy_of(seed: int, *, rules: bool, roles: bool) -> Policy:
-    """Return what a seed's job has. `rules`: it may have rules; `roles`: it has roles."""
+def policy_of(seed: int, *, rules: bool, roles: bool, durable: bool) -> Policy:
+    """Return what a seed's job has. `rules`: it may have rules; `roles`: it has roles; `durable`: it may begin with a checkpoint
+    of an earlier job."""
     rng = random.Random(f"{seed}/policy")
     has = {name: rng.random() for name in ("rules", "active", "start", "ttl", "cleans", "never")}
     name = rng.choice([name for name in RULES if name])
+    resumes = random.Random(f"{seed}/resumes")
+    begins = resumes.choice([THERE, THERE, MISSING, CORRUPTED]) if resumes.random() < RESUMES_CHANCE else ""
+    if begins == MISSING and (not rules or has["rules"] < RULES_CHANCE):
+        begins = THERE  # what a rule ignores or restarts fails no job
     return Policy(
+        resumes=begins if durable else "",
         rules=name if rules and has["rules"] < RULES_CHANCE else "",
         active_s=rng.choice([20, 90, 300]) if has["active"] < DEADLINE_CHANCE else 0,
         start_s=rng.choice([10, 60, 300]) if has["start"] < DEADLINE_CHANCE else 0,
@@ -184,6 +198,9 @@ class Judge:
                 # An operator may be stopped before its write takes effect.
                 if not -ROUND_S < self.wall - seconds_of(said) < RECENT_S:
                     self._wrong("untrue", f"it says {said} of what happened at {self.wall:.1f}")
+        pinned = (status.get("resumedFrom") or {}).get("digest")
+        if pinned is not None and pinned != self.world.disk.imported_digest:
+            self._wrong("untrue", f"it says that the job has begun with {pinned}")
         before, self._last = self._last, status
         due_before = {started: self._due_at(before, started=started) for started in (True, False)}
         self._note_begun(before, status)
@@ -217,6 +234,10 @@ class Judge:
             due = due_before[False]
         elif reason == "RoleFailed":
             return self.policy.never and any(map(_failed_alone, self.world.pods.of_roles.values()))
+        elif reason == "RepeatedCrash":
+            return self.policy.resumes == MISSING and not self.world.ledger.num_commits
+        elif reason == "ResumeFromUnread":
+            return self.policy.resumes != "" and self.world.script == "plain"
         elif reason == "ExitRule":
             return self._may_be_ruled(failed["message"])
         elif reason == "EndFailed":

@@ -35,11 +35,11 @@ from regroup.protocol.local import (
 from regroup.protocol.snapshot import SnapshotState
 from regroup.protocol.state import StatePair
 from regroup.protocol.wire import ProcessStack
+from tests.simulator.disk import Checkpoint, Missing
 from tests.simulator.script import script_died
 
 if TYPE_CHECKING:
     from tests.simulator.agents import Agent
-    from tests.simulator.disk import Checkpoint
 
 
 Place = tuple[int, Any]
@@ -58,6 +58,8 @@ class Group:
         self.is_broken = False
         self.is_over = False
         self._waits_to_form = False
+        self.imported: str | None = None
+        """Digest of the earlier job's checkpoint with which it began."""
 
     @property
     def trains(self) -> bool:
@@ -136,7 +138,7 @@ class Group:
             world.happened("formed", self.ranks[rank].agent.uid)
         decision = decide(self.document, [self.ranks[rank].arrival() for rank in ranks])
         rolled_back = not isinstance(decision, Refuse) and decision.rolled_back
-        found: Copy | Checkpoint | Refuse | None
+        found: Copy | Checkpoint | Refuse | Missing | None
         if isinstance(decision, Fallback):
             # Who reads, reads for its position: the volume must be there for all of the group.
             readers = [m.pod_uid for m in self.document.readers(world.per_group)]
@@ -149,8 +151,13 @@ class Group:
             for rank in ranks:
                 self.ranks[rank].leave(cause, found.reason)
             return
+        if isinstance(found, Missing):
+            for trainer in [self.ranks[rank] for rank in ranks]:
+                world.later(lambda t=trainer: t.in_main(lambda: t.agent.exited(t, 1, found.reason)))  # type: ignore[misc]
+            return
         assert not isinstance(decision, Refuse)
         state = found.state if found is not None else StatePair(self.number, 0)
+        self.imported = world.disk.imported_digest if state.generation == 0 else None
         source = "copy" if isinstance(found, Copy) else "nothing" if found is None else "disk"
         world.ledger.continues_from(state, self)
         self.step = state.step
@@ -397,7 +404,7 @@ class Trainer:
         source = "self" if self.state == state else source
         self.state, self.state_adopted = state, group.number
         self.pace.begin_generation(self.agent.world.now_s)
-        self.say(AdoptedLocally(group.number, state.step, source, state, 1.0, rolled_back))
+        self.say(AdoptedLocally(group.number, state.step, source, state, 1.0, rolled_back, group.imported))
 
     def _may_contribute(self, answer: Answer) -> None:
         """The agent has written down that the state is adopted (rule MAD)."""

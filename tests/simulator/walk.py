@@ -20,9 +20,10 @@ from tests.builders.jobs import role
 from tests.builders.plan import JobBuilder, make_job
 from tests.simulator.bound import NAMED, PULL_S, WAITS, bound_s
 from tests.simulator.cluster import REFUSED
+from tests.simulator.disk import RESUME_FROM
 from tests.simulator.faults import KINDS, LEAVING, MOMENT_S, Fault, draw
 from tests.simulator.pace import Pace
-from tests.simulator.policies import IGNORES, NO_POLICY, RULES, Judge, Policy, is_well, policy_of
+from tests.simulator.policies import IGNORES, MISSING, NO_POLICY, RULES, Judge, Policy, is_well, policy_of
 from tests.simulator.script import script_group
 from tests.simulator.world import FOREVER, World
 
@@ -138,7 +139,10 @@ class Setting:
         # What is durable lies on a claim, so that the operator asks for checkpoints and names them.
         if self.snapshot_every:
             job = job.with_spec(memorySnapshot={"sizeLimit": "1Gi"})
-        return job.with_spec(checkpoint={"volumeClaim": "digits"}) if self.checkpoint_every else job
+        if not self.checkpoint_every and not self.policy.resumes:
+            return job
+        begins = {"resumeFrom": RESUME_FROM} if self.policy.resumes else {}
+        return job.with_spec(checkpoint={"volumeClaim": "digits", **begins})
 
     def settings(self) -> Settings:
         """Return the operator's times; a first step compiles nothing here."""
@@ -158,6 +162,7 @@ class Setting:
             pace=pace, num_nodes=4, checkpoint_every=self.checkpoint_every, by_json=self.seed % 8 == 0, backs_off=True,
             snapshot_every=self.snapshot_every, observes=self.observes, progress_factors=self.progress_factors,
             end_s=self.end_s,
+            resumes=self.policy.resumes,
         )  # fmt: skip
 
 
@@ -195,7 +200,12 @@ def setting_of(seed: int) -> Setting:
     )
     if setting.roles and random.Random(f"{seed}/required").random() < 0.6:
         setting = replace(setting, required=True)
-    setting = replace(setting, policy=policy_of(seed, rules=not setting.ignores, roles=setting.roles > 0))
+    setting = replace(
+        setting,
+        policy=policy_of(
+            seed, rules=not setting.ignores, roles=setting.roles > 0, durable=script or setting.checkpoint_every > 0
+        ),
+    )
     # Of its own, too: a job of groups is a job of workers with each of them doubled.
     if random.Random(f"{seed}/groups").random() >= GROUPS_CHANCE:
         return setting
@@ -539,6 +549,11 @@ class Walk:
         world = self.world
         if world.phase == "Failed":
             return  # the judge knows why it may
+        resumes = self.setting.policy.resumes
+        if resumes == MISSING or (resumes and self.setting.script):
+            raise Failed(
+                "untrue", f"Succeeded, and begins with a checkpoint that nobody can have read: {self._words()}"
+            )
         if self.setting.required and len(world.status["roles"][0].get("succeeded", ())) != self.setting.roles:
             raise Failed("untrue", f"Succeeded, and its roles have not: {world.status['roles']}")
         committed = world.ledger.committed

@@ -72,11 +72,12 @@ class World:
         observes: bool = False,
         progress_factors: Sequence[float] = (1.0,),
         end_s: float = 0.0,
+        resumes: str = "",
         start: bool = True,
     ) -> None:
         """`observes`: agents observe each other from other nodes, else they are of an earlier release. `progress_factors`: as in
         wire.Accepted, of one operator after the other, which serve many other jobs. `end_s`: how long at most a script takes from
-        its last step to its end."""
+        its last step to its end. `resumes`: `policies.Policy.resumes`."""
         self.now_s = START_S
         self.processes, self.script, self.known_session = processes, script, known_session
         self.total_steps = total_steps
@@ -97,7 +98,7 @@ class World:
         self.created = raw["metadata"]["creationTimestamp"] = timestamp(WALL + self.now_s)
         self.store.create(raw)
         self.pods = Pods(self, num_nodes)
-        self.disk = Disk(self, checkpoint_every)
+        self.disk = Disk(self, checkpoint_every, resumes)
         self.agents: dict[str, Agent] = {}
         self.groups: dict[tuple[int, str], Group] = {}
         self.unreachable: set[str] = set()
@@ -390,7 +391,7 @@ class World:
             self.vanish(agent.uid)
         elif code == 0:
             phase = "Running" if self.sidecar else "Succeeded"
-            self.pods.by_uid[agent.uid] = replace(pod, phase=phase, running_since_s=None)
+            self.pods.by_uid[agent.uid] = replace(pod, phase=phase, running_since_s=None, last_exit_code=0)
         else:
             self.restart_container(agent.uid, code, reason)
         self.dirty()

@@ -77,6 +77,8 @@ class AgentDouble:
         self.directory = directory
         self.workers: dict[int, Worker] = {}
         self.documents: list[Document] = []
+        self._first = 1
+        """Number of the first generation of the job."""
         self.everyone: list[Worker] = []
         self.zygote, self.script, self._environment = zygote, script, environment or {}
         self._changed = threading.Condition()
@@ -141,18 +143,22 @@ class AgentDouble:
         hosts: int | None = None,
         to: Iterable[int] | None = None,
         port: int = 0,
+        imported: str | None = None,
+        is_new: bool = False,
     ) -> Document:
         """Send the next generation to its members and to all other workers. `older`: numbers; default: the last one. `port`: of a
-        store whose socket has been given away; 0: a fresh one."""
+        store whose socket has been given away; 0: a fresh one. `is_new`: it is another job's first one."""
         members = [self.workers[slot] for slot in slots]
         number = self.documents[-1].number + 1 if self.documents else 1
+        if is_new:
+            self._first = number
         host = self.workers[hosts] if hosts is not None else members[number % len(members)]  # as the operator chooses
         if not port:
             store = socket.socket()
             store.bind(("127.0.0.1", 0))
             store.listen(64)
             host.stores[number], port = store, store.getsockname()[1]
-        numbers = set(older) if older is not None else {number - 1}
+        numbers = set(older) if older is not None else {number - 1} - set(range(self._first))
         document = Document(
             number=number,
             uid=uuid.uuid4().hex,
@@ -169,6 +175,7 @@ class AgentDouble:
             lost=tuple(lost),
             lineage=tuple(self._lineage()),
             checkpoint=checkpoint,
+            imported=imported,
         )
         self.documents.append(document)
         for worker in self.workers.values():
@@ -208,13 +215,27 @@ class AgentDouble:
             with contextlib.suppress(OSError):
                 worker.connection.sendall(local.encode(message))
 
-    def stop(self, outcome: str = "Complete", slots: Iterable[int] | None = None) -> None:
+    def stop(self, outcome: str, slots: Iterable[int] | None = None) -> None:
         for slot in list(self.workers) if slots is None else slots:
             self.send(self.workers[slot], local.StopLocally(outcome))
+
+    def finish(self) -> None:
+        """Let the loops end, as an operator does once every member has committed the last step. Who is no member is released."""
+        for slot, worker in self.workers.items():
+            finished = worker.messages(local.FinishedLocally)
+            if not finished:
+                self.stop("Released", [slot])
+                continue
+            number, step = finished[-1].generation, finished[-1].step
+            document = next(d for d in self.documents if d.number == number)
+            rank = document.rank_offset(worker.pod_uid)
+            self.send(worker, local.FinishLocally(number, step, rank, document.world_size))
 
     def _lineage(self) -> list[LineageEntry]:
         found = []
         for document in self.documents:
+            if document.number < self._first:
+                continue
             starts = [m.start_step for w in self.everyone for m in w.messages(local.AdoptedLocally, document.number)]
             if starts:
                 found.append(LineageEntry(document.number, starts[0]))

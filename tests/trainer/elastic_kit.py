@@ -29,7 +29,7 @@ def finish(job: AgentDouble, slots: list[int]) -> list[dict[str, Any]]:
     """Let the job end, and return the last line of each trainer."""
     job.go()
     job.wait_finished(*slots)
-    job.stop()
+    job.finish()
     job.wait_exit(*slots)
     return [json.loads(job.workers[slot].log.strip().splitlines()[-1]) for slot in slots]
 

@@ -1,7 +1,8 @@
 """A trainer process without torch: speaks the local protocol by hand and notes what it sees. Run by a real agent.
 
 It attaches, enters what it is assigned, adopts, and commits a step every 20 ms. Arguments change that:
-`finish=N` says finished at step N; `exit=CODE` ends right after attaching; `stuck` ignores SIGTERM and stop;
+`finish=N` says finished at step N, and returns once it is told to leave its loop;
+`slow=R` does not return then in local rank R; `exit=CODE` ends right after attaching; `stuck` ignores SIGTERM and stop;
 `noise=N` writes N lines to stderr first;
 `take` asks for the store's socket; `tcpstore` serves torch's store on it; `again` enters the same generation twice.
 """
@@ -111,6 +112,10 @@ def main() -> None:
         if isinstance(message, local.StopLocally):
             note("stop", outcome=message.outcome)
             if "stuck" not in ARGS:
+                return
+        elif isinstance(message, local.FinishLocally):
+            note("finish", step=message.step, place=message.rank, world=message.world_size)
+            if ARGS.get("slow") != str(LOCAL_RANK):
                 return
         elif isinstance(message, local.Assignment):
             note("assignment", generation=message.number, member=message.member, digest=message.document_digest,

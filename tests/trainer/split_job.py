@@ -10,6 +10,7 @@ TEST_MODEL      what is odd about the model, and how many optimizers it has: wor
 TEST_SEEDLESS   torch is not seeded before the model is built
 TEST_EVAL       the model is evaluated in job.collective() after every step
 TEST_RAISE      G:N  all ranks raise in step N of generation G, after a backward, once all are there
+TEST_ROWS       the data has so many rows (default: 1000)
 TEST_TRACE      a file to which each rank appends {generation, step, rank} for each commit
 TEST_BREAK      the loop is left after this step
 TEST_PARTS      directory in which each process leaves its part of the parameters and of the optimizer's state at the end
@@ -37,7 +38,7 @@ if os.environ.get("TEST_SEEDLESS"):
     torch.seed()  # the processes are forked from one
 else:
     torch.manual_seed(3)
-x = torch.randn(1000, 16, generator=torch.Generator().manual_seed(1))
+x = torch.randn(int(os.environ.get("TEST_ROWS", "1000")), 16, generator=torch.Generator().manual_seed(1))
 y = (x @ torch.randn(16, 4, generator=torch.Generator().manual_seed(2))).argmax(1)
 whole_model = Model(words)
 runs = "pipeline" in sizes or bool(os.environ.get("TEST_RUN"))

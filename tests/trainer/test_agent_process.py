@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -322,7 +323,7 @@ def test_script_starts_with_torchruns_environment_and_restarts_for_each_generati
     (pair.directory / "exit.new").write_text("0")
     (pair.directory / "exit.new").rename(pair.directory / "exit")
     done = operator.wait_body(wire.Finished)
-    assert (done.report.condition.phase, done.report.condition.generation) == (Phase.FINISHED, 2)
+    assert (done.report.condition.phase, done.report.condition.generation) == (Phase.DONE, 2)
 
 
 def test_script_that_fails_is_one_fault_and_waits_for_a_newer_generation(operator: OperatorEdge, pair: Worker) -> None:
@@ -603,6 +604,43 @@ def test_container_restart_keeps_what_was_entered_and_raises_the_incarnation(
     operator.tell(generation(3, 0)[0])
     assert ready(operator, before).report.condition.incarnation == 2
     assert "Refused generation 3: 3 has been heard." in worker.log()
+
+
+def test_process_that_has_returned_0_does_not_run_again_after_the_end_of_its_container(
+    operator: OperatorEdge, pair: Worker
+) -> None:
+    """One of two has returned after the last step when the agent is killed, and with it the other one."""
+    pair.start_raw("finish=3", "slow=1")
+    welcome(operator)
+    ready(operator)
+    train(operator, pair)
+    operator.wait_body(wire.Finished)
+    finish = wire.Finish(1, 3, 2, 4, 6)
+    operator.tell(finish)
+    pair.wait_noted("finish", 2)
+    state = pair.state_dir / "agent.json"
+    until(lambda: json.loads(state.read_text())["done"] == 0b01, "the first is done, on disk", details=pair.log)
+    assert pair.agent is not None
+    pair.agent.kill()
+    pair.agent.wait(10)
+    before = len(operator.heard)
+    pair.start_raw("finish=3")
+    operator.wait_body(wire.Hello, after=before)
+    until(lambda: operator.streams == 2, "a second stream", details=pair.log)
+    operator.tell(wire.Welcome("Session"))
+    operator.tell(finish)
+    done = operator.wait(lambda h: h.report.condition.phase == Phase.DONE, after=before)
+    assert done.report.condition.generation == 1
+    assert [note["rank"] for note in pair.noted("started")[2:]] == [1]
+    last = pair.noted("finish")[-1]
+    assert (last["rank"], last["step"], last["place"], last["world"]) == (1, 3, 5, 6)
+    before = len(operator.heard)
+    operator.tell(wire.Stop("Suspended"))
+    operator.tell(wire.Ping())
+    answer = operator.wait_body(wire.Changed, after=before)
+    assert answer.report.condition.phase == Phase.DONE, "who is done has nothing to suspend"
+    operator.tell(wire.Stop("Complete"))
+    assert pair.agent.wait(10) == 0
 
 
 def test_command_that_crashes_at_once_waits_longer_each_time(operator: OperatorEdge, worker: Worker) -> None:

@@ -658,6 +658,11 @@ def test_plain_python_begins_with_the_checkpoint_that_is_named_until_it_has_one_
         durable = Durable(mine, SamplePlan(0, 100, 4, 2, 2))
         return durable, mine, durable.continue_alone()
 
+    begun = checkpointer.imported(str(there / "step-60.g4-a"))
+    assert checkpointer.imported(begun.path, begun.commit.fingerprint) == begun
+    with pytest.raises(CheckpointError, match=r"was replaced after the job had begun with it"):
+        checkpointer.imported(begun.path, "0" * 64)
+
     durable, mine, origin = alone()
     assert (mine.pair, origin) == (StatePair(0, 60), Origin(1, "alone", 0, 60))
     assert flat(mine.saved_tree()) == flat(state.saved_tree())

@@ -191,7 +191,7 @@ def test_tokens_reach_their_experts_however_they_are_spread(tmp_path: Path, zygo
         job.start([0, 1])
         job.agents.announce([0, 1])
         job.agents.wait_finished(0, 1)
-        job.agents.stop()
+        job.agents.finish()
         job.agents.wait_exit(0, 1)
         for slot in (0, 1):
             assert job.agents.workers[slot].log.strip().endswith("all are equal")

@@ -151,7 +151,7 @@ def test_script_that_asks_for_too_much_is_told_so(job: AgentDouble, what: str, s
     start(job, 1, TEST_SECOND=what, TEST_STEPS="3")
     if what == "block":
         job.wait_finished(0)
-        job.stop()
+        job.finish()
     job.wait_exit(0)
     assert sentence in job.workers[0].log
 

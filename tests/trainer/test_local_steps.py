@@ -85,7 +85,7 @@ def test_kill_in_mid_round_and_resizes_come_to_what_a_replay_of_them_does(job: A
     job.wait_exit(2)
     job.go()
     job.wait_finished(0, 3)
-    job.stop()
+    job.finish()
     job.wait_exit(0, 3)
     ends = [json.loads(job.workers[slot].log.strip().splitlines()[-1]) for slot in (0, 3)]
     rounds = ends[0]["rounds"]
@@ -113,7 +113,7 @@ def test_what_joins_has_the_sources_optimizer(job: AgentDouble) -> None:
     assert adopted.source == job.workers[0].pod_uid
     job.go()
     job.wait_finished(0, 1)
-    job.stop()
+    job.finish()
     job.wait_exit(0, 1)
     ends = [json.loads(job.workers[slot].log.strip().splitlines()[-1]) for slot in (0, 1)]
     holders = replay(job, Way(4, 0.7, 0.9), ends[0]["rounds"])
@@ -140,7 +140,7 @@ def test_round_that_one_rank_did_not_apply_is_not_done_again(job: AgentDouble, t
     assert sources == ["self", job.workers[0].pod_uid, "self"]
     job.go()
     job.wait_finished(0, 1, 2)
-    job.stop()
+    job.finish()
     job.wait_exit(0, 1, 2)
     ends = [json.loads(job.workers[slot].log.strip().splitlines()[-1]) for slot in range(3)]
     assert [generation for index, generation, _ in ends[0]["rounds"] if index in (8, 9)] == [1, 2]

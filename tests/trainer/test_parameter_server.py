@@ -62,7 +62,7 @@ def begin(job: AgentDouble, count: int, terms: str) -> None:
 def end(job: AgentDouble, slots: list[int]) -> list[dict[str, Any]]:
     job.go()
     job.wait_finished(*slots)
-    job.stop()
+    job.finish()
     job.wait_exit(*slots)
     return [json.loads(job.workers[slot].log.strip().splitlines()[-1]) for slot in slots]
 

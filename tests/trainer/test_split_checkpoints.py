@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -65,17 +65,20 @@ def begin_again(
     ranks: int,
     mesh: str,
     checkpoint: CheckpointRef | None,
-    older: Iterable[int] | None = None,
-    **environment: str,
+    environment: dict[str, str] | None = None,
+    *,
+    is_new: bool = False,
+    imported: str | None = None,
 ) -> None:
-    """All pods are lost; others take their slots, with another split perhaps."""
+    """All pods are lost; others take their slots, with another split perhaps. `is_new`: they are another job's."""
     pods = [worker.pod_uid for worker in job.agents.workers.values()]
     for slot in list(job.agents.workers):
         job.agents.kill(slot)
         del job.agents.workers[slot]
     job.split(mesh)
-    job.start(range(ranks), TEST_MESH=mesh, **environment)
-    job.agents.announce(range(ranks), lost=pods, checkpoint=checkpoint, older=older)
+    job.start(range(ranks), TEST_MESH=mesh, **(environment or {}))
+    lost = () if is_new else pods
+    job.agents.announce(range(ranks), lost=lost, checkpoint=checkpoint, imported=imported, is_new=is_new)
 
 
 def assert_close(whole: Whole, reference: Whole) -> None:
@@ -159,19 +162,58 @@ def test_job_begins_with_another_ones_checkpoint_at_another_split_and_again_when
     job.agents.announce([0, 1])
     begun = saved(job, [0], 3)
     settings = {env.JOB_UID: "new", env.RESUME_FROM: str(tmp_path / "saved" / begun.directory)}
-    begin_again(job, ranks, then, None, (), **{env.CHECKPOINT_EVERY_SECONDS: "1000"}, **settings)
+    begin_again(job, ranks, then, None, settings | {env.CHECKPOINT_EVERY_SECONDS: "1000"}, is_new=True)
     job.agents.wait_step(2, begun.step + 1, range(ranks))
-    begin_again(job, ranks, then, None, (2,), **settings)  # it has saved nothing of its own
+    begin_again(job, ranks, then, None, settings)  # it has saved nothing of its own
     job.agents.wait_step(3, begun.step + 1, range(ranks))
     for slot in range(ranks):
         (adopted,) = job.agents.workers[slot].messages(local.AdoptedLocally, 3)
         assert (adopted.source, adopted.state, adopted.start_step) == ("disk", StatePair(0, begun.step), begun.step)
     own = saved(job, [0], begun.step + 2)
-    begin_again(job, ranks, then, own, (3,), **settings)
+    begin_again(job, ranks, then, own, settings)
     _, whole = job.finish(range(ranks))
     (adopted,) = job.agents.workers[0].messages(local.AdoptedLocally, 4)
     assert adopted.state >= StatePair(3, own.step), "a state of its own is newer than what it began with"
     assert_close(whole, alone)
+
+
+@pytest.mark.parametrize(
+    ("then", "ranks"), [pytest.param("", 3, id="2 to 3 ranks"), pytest.param("shard=2", 2, id="split")]
+)
+def test_branch_has_its_own_data_and_length_and_waits_where_its_beginning_was_replaced(
+    make: Callable[[str], SplitJob], tmp_path: Path, then: str, ranks: int
+) -> None:
+    job = make("")
+    job.start([0, 1])
+    job.agents.announce([0, 1])
+    begun = saved(job, [0], 3)
+    path = tmp_path / "saved" / begun.directory
+    settings = {env.JOB_UID: "new", env.RESUME_FROM: str(path), env.CHECKPOINT_EVERY_SECONDS: "1000"}
+    branch = {"TEST_STEPS": "24", "TEST_ROWS": "700", **settings}
+    begin_again(job, ranks, then, None, branch, is_new=True)
+    job.agents.wait_step(2, begun.step + 1, range(ranks))
+    (digest,) = {
+        m.imported for slot in range(ranks) for m in job.agents.workers[slot].messages(local.AdoptedLocally, 2)
+    }
+
+    record = path / "COMMIT.json"
+    written = record.read_text()
+    record.write_text(written.replace('"digest": "', '"digest": "f'))  # whole, and another one
+    begin_again(job, ranks, then, None, branch, imported=digest)
+
+    def refused() -> list[local.Left]:
+        return [message for message in job.agents.workers[0].messages(local.Left) if message.cause is not None]
+
+    (left,) = job.agents.wait(refused, "a refusal")
+    assert left.cause == "checkpoint", left
+    assert f"{path} was replaced after the job had begun with it" in left.message
+    record.write_text(written)
+    job.agents.announce(range(ranks), older=(2,), lost=job.agents.documents[-1].lost, imported=digest)
+    ends, _ = job.finish(range(ranks))
+    for slot in range(ranks):
+        (adopted,) = job.agents.workers[slot].messages(local.AdoptedLocally, 4)
+        assert (adopted.imported, adopted.state) == (digest, StatePair(0, begun.step))
+    assert sorted(map(int, ends[0]["losses"])) == list(range(begun.step, 24))
 
 
 @pytest.mark.parametrize("mesh", ["shard=2", "pipeline=2"])

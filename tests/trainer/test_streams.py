@@ -51,7 +51,7 @@ def committed(job: AgentDouble) -> list[list[int]]:
 
 def end(job: AgentDouble, slots: list[int]) -> list[dict[str, Any]]:
     job.wait_finished(*slots)
-    job.stop()
+    job.finish()
     job.wait_exit(*slots)
     return [json.loads(job.workers[slot].log.strip().splitlines()[-1]) for slot in slots]
 

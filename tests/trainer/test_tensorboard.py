@@ -53,7 +53,7 @@ def test_curves_go_on_when_rank_0_is_killed(job: AgentDouble, tmp_path: Path) ->
     job.wait_attached(0)
     job.announce(range(2))
     job.wait_finished(0, 1)
-    job.stop()
+    job.finish()
     job.wait_exit(0, 1)
     files = sorted(path.name.rpartition(".")[2] for path in (tmp_path / "runs").glob("events.*"))
     assert files == ["g1", "g2"]

@@ -68,7 +68,7 @@ class TrainJob:
     def finish(self, ranks: int) -> str:
         """Wait for the end and return what rank 0 has written."""
         self.agents.wait_finished(*range(ranks))
-        self.agents.stop()
+        self.agents.finish()
         self.agents.wait_exit(*range(ranks))
         return self.agents.workers[0].log
 
@@ -218,7 +218,7 @@ def test_sample_of_a_parameter_server_learns_through_the_loss_of_the_server(make
     job.agents.kill(0)
     job.agents.announce([1, 2], lost=[job.agents.workers[0].pod_uid])
     job.agents.wait_finished(1, 2)
-    job.agents.stop()
+    job.agents.finish()
     job.agents.wait_exit(1, 2)
     output = job.agents.workers[0].log + job.agents.workers[1].log
     found = re.findall(r"^step (\d+)  loss .*generation (\d+)  ranks (\d)$", output, re.MULTILINE)

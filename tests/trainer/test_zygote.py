@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -289,6 +291,56 @@ def to_the_end(operator: OperatorEdge) -> Heard:
     operator.tell(wire.Welcome("Unknown"))
     operator.tell(generation(1, 0)[0])
     return operator.wait(lambda h: isinstance(h.body, (wire.Fault, wire.Finished)), timeout_s=60)
+
+
+@pytest.mark.parametrize("way", ["forked", "execd", "with a fork of its own"])
+def test_helper_in_a_session_of_its_own_ends_with_its_process(
+    operator: OperatorEdge, pair: Worker, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    """The process that follows can have its port. The helper of the other process of the pod lives."""
+    monkeypatch.chdir(pair.directory)
+    helper = "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'], start_new_session=True).pid"
+    if way == "with a fork of its own":
+        helper = "forked()"
+    (pair.directory / "train.py").write_text(
+        "import os, signal, subprocess, sys, time\n"
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"  # the end of one is that of the other, a grace later
+        "def forked():\n"
+        "    ours, theirs = os.pipe()\n"
+        "    if not os.fork():\n"
+        "        os.setsid()\n"
+        "        if not (pid := os.fork()):\n"
+        "            time.sleep(600)\n"
+        "        os.write(theirs, str(pid).encode())\n"
+        "        os._exit(0)\n"
+        "    os.wait()\n"
+        "    return int(os.read(ours, 20))\n"
+        f"rank, pid = os.environ['LOCAL_RANK'], {helper}\n"
+        "name = 'helper' + rank + '.' + os.environ['REGROUP_INCARNATION']\n"
+        "open(name + '.part', 'w').write(str(pid))\nos.rename(name + '.part', name)\n"
+        "while rank == '1' or not os.path.exists('fail'): time.sleep(0.01)\nos.unlink('fail')\nsys.exit(3)\n"
+    )
+    pair.start(sys.executable, "train.py", REGROUP_PRELOAD="" if way == "execd" else "json")
+    operator.wait_body(wire.Hello)
+    operator.wait_stream()
+    operator.tell(wire.Welcome("Unknown"))
+    operator.tell(generation(1, 0, 2)[0])
+
+    def helpers(rank: int) -> list[int]:
+        return [int(one.read_text()) for one in pair.directory.glob(f"helper{rank}.?")]
+
+    until(lambda: helpers(0) and helpers(1), "both have their helper", details=pair.log)
+    (first,), (second,) = helpers(0), helpers(1)
+    try:
+        (pair.directory / "fail").touch()
+        operator.wait_body(wire.Fault)
+        until(lambda: not Path(f"/proc/{first}").exists(), "the helper of the one that failed has ended")
+        assert Path(f"/proc/{second}").exists()
+    finally:
+        pair.close()
+        for pid in {*helpers(0), *helpers(1)}:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
 
 def compare(operator: OperatorEdge, worker: Worker, command: list[str], **environ: str) -> None:

@@ -258,14 +258,14 @@ def test_write_without_an_answer_is_counted_once_it_is_known(tmp_path: Path) -> 
 def test_parts_of_a_recovery_and_restarts_are_counted_once() -> None:
     metrics = ops.Metrics()
     ended = incident(2, detectMs=20, persistMs=10, formMs=50, firstStepMs=100)
-    first = {"total": 3, "causes": {"Signal": 2, "Evicted": 1}}
+    first = {"total": 3, "causes": {"Signal": 2, "Deleted": 1}}
     write(metrics, [], [ended], restarts=first)
-    second = {"total": 5, "causes": {"Signal": 2, "OOMKilled": 1, "Evicted": 1, "PodFailed": 1}}
+    second = {"total": 5, "causes": {"Signal": 2, "OOMKilled": 1, "Deleted": 1, "PodFailed": 1}}
     write(metrics, [ended], [ended], before_restarts=first, restarts=second)
     parts = ("detect", "form", "firstStep", "transfer")
     assert [value(metrics.registry, "regroup_recovery_part_seconds_count", part=part) for part in parts] == [1, 1, 1, 0]
     assert abs(value(metrics.registry, "regroup_recovery_part_seconds_sum", part="form") - 0.05) < 1e-9
-    counted = {("process", "Signal"): 2, ("process", "OOMKilled"): 1, ("pod", "Evicted"): 1, ("pod", "PodFailed"): 1}
+    counted = {("process", "Signal"): 2, ("process", "OOMKilled"): 1, ("pod", "Deleted"): 1, ("pod", "PodFailed"): 1}
     for (kind, cause), count in counted.items():
         assert value(metrics.registry, "regroup_restarts_total", kind=kind, cause=cause) == count
 

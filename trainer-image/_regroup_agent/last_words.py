@@ -11,7 +11,12 @@ MAX_LINE = 500
 MAX_LINES = 12
 MAX_TAIL = 1500
 
-_TRACEBACK = re.compile(r"^(\[[^\]]{1,32}\]: ?)?(Traceback \(most recent call last\):|Fatal Python error: )")
+_TERMINATED = "terminate called after throwing an instance of "
+_TRACEBACK = re.compile(
+    r"^(\[[^\]]{1,32}\]: ?)?( *\+ Exception Group Traceback|Traceback \(most recent call last\):|Fatal Python error: |"
+    + _TERMINATED
+    + ")"
+)
 _CAUGHT = re.compile(r": Caught \w+ in ")
 """How torch begins what another process raised: a DataLoader's worker, a replica. The traceback from there follows."""
 _ORIGINAL = "Original Traceback (most recent call last):"
@@ -19,6 +24,10 @@ _LISTS = re.compile(r"(:|\d+ validation errors? for \S+)$")
 """End of the first line of a message that says what is wrong in the lines below: torch's load_state_dict, pydantic."""
 _LISTED = 4
 """So many of those lines are kept."""
+_NOISE = re.compile(r"\[|.*Warning\b|\d{4}-\d\d")
+"""Beginning of a line that another writer has put below a message: a logger, a warning."""
+_GROUPED = re.compile(r"^ *\| (?! |Traceback |Exception Group Traceback |The above exception |During handling )(.+)")
+"""A line of an exception group that names an exception: the group's own, and those that it holds."""
 _PREFIX = re.compile(r"^\[rank\d+\]: ?")
 """Torch puts it before each line of a traceback once a process group is initialised."""
 
@@ -37,17 +46,27 @@ def last_words(stderr: bytes) -> LastWords:
     begins = [index for index, line in enumerate(lines) if _TRACEBACK.match(line)]
     if not begins:
         return _words(lines, len(lines) - 1)
-    lines = [_PREFIX.sub("", line) for line in lines[begins[-1] :]]
+    begin = begins[-1]
+    before = ""
+    if len(begins) > 1 and _PREFIX.sub("", lines[begins[-2]]).startswith(_TERMINATED):
+        before = " ".join(line.strip() for line in lines[begins[-2] : min(begin, begins[-2] + 2)]) + " "
+    lines = [_PREFIX.sub("", line) for line in lines[begin:]]
     if lines[0].startswith("Fatal Python error"):
-        return _words(lines, len(lines) - 1)  # its frames follow, and nothing comes after it
+        return LastWords((before + lines[0])[:MAX_LINE], _bounded(lines[:MAX_LINES]))  # the innermost calls come first
+    if lines[0].startswith(_TERMINATED):
+        return _words(lines, 0, sum("what():" in line for line in lines[1:2]))
+    if "Exception Group" in lines[0]:
+        found = [line[1] for line in map(_GROUPED.match, lines) if line]
+        return LastWords(" ".join(found[: 1 + _LISTED])[:MAX_LINE], _bounded(lines[-MAX_LINES:]))
     at = _exception(lines, 0)
     while _CAUGHT.search(lines[at]) and _ORIGINAL in lines[at + 1 :]:
         at = _exception(lines, lines.index(_ORIGINAL, at))
     listed = []
     if _LISTS.search(lines[at]):
-        is_indented = lines[at].endswith(":")
-        for line in lines[at + 1 : at + 1 + _LISTED]:
-            if is_indented and not line[0].isspace():
+        below = lines[at + 1 : at + 1 + _LISTED]
+        is_indented = lines[at].endswith(":") and bool(below) and below[0][0].isspace()
+        for line in below:
+            if (is_indented and not line[0].isspace()) or _NOISE.match(line):
                 break
             listed.append(line)
     return _words(lines, at, len(listed))
@@ -59,10 +78,14 @@ def _words(lines: list[str], at: int, num_listed: int = 0) -> LastWords:
         return LastWords()
     lines = [_PREFIX.sub("", line) for line in lines[: at + 1 + num_listed]]
     said = " ".join(line.strip() for line in lines[at:])
-    kept = lines[-MAX_LINES:]
+    return LastWords(said[:MAX_LINE], _bounded(lines[-MAX_LINES:]))
+
+
+def _bounded(kept: list[str]) -> str:
+    """Return the lines as one text of at most MAX_TAIL characters; the first lines are left out where they are too many."""
     while len(kept) > 1 and sum(len(line) + 1 for line in kept) > MAX_TAIL:
         kept = kept[1:]
-    return LastWords(said[:MAX_LINE], "\n".join(kept)[:MAX_TAIL])
+    return "\n".join(kept)[:MAX_TAIL]
 
 
 def _exception(lines: list[str], begin: int) -> int:

@@ -85,6 +85,7 @@ class Agent:
             restarts=0,
             generation=None,
         )
+        del base[env.GROUP_PLACE]  # a fork of a trainer without an exec shows the zygote's, and must not show one's
         preload = preload_modules(environ)
         settings = _settings(python, base) if python and preload else ScriptSettings()
         if settings.unknown:

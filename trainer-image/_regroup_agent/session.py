@@ -190,4 +190,5 @@ def merged(adoptions: list[local.AdoptedLocally]) -> wire.Adopted:
         state=max(a.state for a in adoptions),
         transfer_ms=max(a.transfer_ms for a in adoptions),
         rolled_back=any(a.rolled_back for a in adoptions),
+        imported=first.imported,
     )

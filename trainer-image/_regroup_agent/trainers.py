@@ -1,13 +1,15 @@
 """Starts, signals and reaps the trainer processes, and passes on what they write.
 
-Owns pids, process groups (each trainer has its own, so its helpers die with it) and the pipes. A lone process of a pod writes its
-stdout by itself; where there are several, each line gets the rank that wrote it, and passes through here. Decides nothing.
+Owns pids, process groups (each trainer has its own, so its helpers die with it, and so do those that left it) and the pipes.
+A lone process of a pod writes its stdout by itself; where there are several, each line gets the rank that wrote it, and passes
+through here. Decides nothing.
 A process's end is reported once, after its group is killed and its last output is read.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import fcntl
 import os
 import signal
@@ -16,9 +18,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from regroup.protocol.env import GROUP_PLACE
+
 from .last_words import KEPT_BYTES, LastWords, last_words
 from .launch import hooked_env
 from .lines import Lines
+from .orphans import left_behind
 from .posix import die_with_parent
 from .zygote import Zygote
 
@@ -47,6 +52,8 @@ class _Trainer:
     signals: list[int] = field(default_factory=list)
     """Signals asked for before the pid was known."""
     tail: bytes = b""
+    place: str = ""
+    """Its REGROUP_GROUP_PLACE, which its helpers inherit."""
 
 
 class Trainers:
@@ -77,7 +84,7 @@ class Trainers:
 
     def start(self, local_rank: int, incarnation: int, env: Mapping[str, str]) -> None:
         """Start a process; the one before it with this local rank is dead."""
-        trainer = _Trainer(local_rank, incarnation)
+        trainer = _Trainer(local_rank, incarnation, place=env.get(GROUP_PLACE, ""))
         self._by_rank[local_rank] = trainer
         write_fds = []
         for fd in (2,) if self._label is None else (2, 1):
@@ -136,6 +143,7 @@ class Trainers:
             trainer = self._by_pid.pop(pid, None)
             if trainer is not None:
                 _kill_group(pid, signal.SIGKILL)
+                self._kill_left_behind(trainer, pid)
             _, status = os.waitpid(pid, 0)
             popen = self._popens.pop(pid, None)
             if popen is not None:
@@ -146,6 +154,14 @@ class Trainers:
                 self._zygote.died()
             elif self._num_asked:
                 self._unclaimed[pid] = status
+
+    def _kill_left_behind(self, trainer: _Trainer, pid: int) -> None:
+        """Kill the helpers of an ended process that are in sessions of their own: the next one needs their ports and memory."""
+        zygote = self._zygote.pid if self._zygote is not None else None
+        known = {pid, *self._by_pid, *self._popens, *(() if zygote is None else (zygote,))}
+        for helper in left_behind(trainer.place, f"trainer-{trainer.local_rank}", known):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(helper, signal.SIGKILL)
 
     def _spawned(self, trainer: _Trainer, write_fds: Sequence[int], task: asyncio.Task[None]) -> None:
         """The task that starts a process is over; one that a signal has ended before there was a process is that process's end."""

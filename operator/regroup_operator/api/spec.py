@@ -343,7 +343,8 @@ class RunPolicy(SpecModel):
 
     clean_pod_policy: Literal["None", "Running", "All"] = "None"
     """Which pods are deleted once the job has ended. Training processes are stopped in any case, and a pod that does not end is
-    deleted. None, Running: pods that have ended stay, for their logs. All: no pod stays."""
+    deleted. None, Running: pods that have ended stay, for their logs. None: after a failure the pod that the message names stays
+    an hour for its log although another container of it runs on; its GPUs stay with it. All: no pod stays."""
 
     managed_by: str | None = Field(default=None, min_length=1, max_length=63)
     """Name of the controller that looks after the job. Absent or regroup.dev/operator: this one. Any other: the operator leaves the

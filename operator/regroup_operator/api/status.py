@@ -229,6 +229,19 @@ class CheckpointStatus(WrittenModel):
     """Time at which the checkpoint was complete."""
 
 
+class ResumedFrom(WrittenModel):
+    """The checkpoint of an earlier job that this one has begun with (spec.checkpoint.resumeFrom)."""
+
+    path: str
+    """Path of the checkpoint in the job's workers."""
+
+    step: int
+    """First step of the job: the number of committed steps in the checkpoint."""
+
+    digest: str
+    """SHA-256 of the checkpoint's record. Until the job has a checkpoint of its own it begins with no other."""
+
+
 class MemorySnapshotStatus(WrittenModel):
     """What every worker holds in its memory snapshot."""
 
@@ -268,7 +281,7 @@ class SeenExits(WrittenModel):
 
 
 PROCESS_CAUSES = ("ExitCode", "Signal", "OOMKilled", "Hung")
-POD_CAUSES = ("Evicted", "Preempted", "PodFailed", "NodeNotReady", "Deleted", "Unresponsive")
+POD_CAUSES = ("PodFailed", "NodeNotReady", "Deleted", "Unresponsive")
 """Keys of status.restarts.causes."""
 
 
@@ -282,11 +295,12 @@ class Restarts(WrittenModel):
     """Training processes that ended by themselves with a non-zero code or a signal, and trainer and init containers that failed."""
 
     pods: int = 0
-    """Pods that were lost and replaced once training had begun. Those that were asked to leave and handed over do not count."""
+    """Pods that were lost and replaced once training had begun. Those that were asked to leave and handed over do not count, nor do
+    evictions and preemptions."""
 
     causes: dict[str, int] | None = None
     """Processes and pods by why they had to start again. Processes: ExitCode, Signal, OOMKilled, Hung (the operator had it killed).
-    Pods: Evicted, Preempted, PodFailed, NodeNotReady, Deleted, Unresponsive (its agent). Restarts that an earlier release counted
+    Pods: PodFailed, NodeNotReady, Deleted, Unresponsive (its agent). Restarts that an earlier release counted
     are in none."""
 
     generations: int = 0
@@ -447,6 +461,9 @@ class JobStatus(WrittenModel):
 
     checkpoint: CheckpointStatus | None = None
     """The newest complete durable checkpoint."""
+
+    resumed_from: ResumedFrom | None = None
+    """The checkpoint of an earlier job that this one has begun with. Absent: it has begun at step 0, or not yet."""
 
     memory_snapshot: MemorySnapshotStatus | None = None
     """What every worker holds in its memory snapshot. Absent: none is kept, or some worker has none yet."""

@@ -66,6 +66,9 @@ def apply_report(session: Session | None, report: Report, now_s: float) -> Sessi
             for age_s in (_age_s(one.age_s),)
         ),
     )
+    if moved and condition.phase == Phase.DONE:
+        # A stop{Suspended} that it has met on its way is not obeyed: nothing is left to suspend. It waits for the next word.
+        session = replace(session, told_stop=False, told_stop_at_s=None)
     return _apply_body(session, report, now_s)
 
 

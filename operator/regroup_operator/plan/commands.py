@@ -76,13 +76,12 @@ def end_of(
             checkpoint=exact,
             repeats=repeats,
         )
-        for member, worker in places.of.items()
+        for member, worker in places.items()
         if worker.pod is not None
     }
     if stored is None or not repeats:  # where all may have to run again, each of them stays until all have returned
         return End(finish, frozenset())
-    unkept = {w.pod.uid for w in places_of(stored, workers).of.values() if w.pod is not None}
-    return End(finish, places.returned - unkept)
+    return End(finish, frozenset(w.pod.uid for w in workers if w.pod is not None and w.id in stored.done))
 
 
 def plan_commands(

@@ -6,10 +6,10 @@ from regroup_operator.model.plan import JobPlan, Urgency, earliest
 from regroup_operator.model.worker import Wait
 from regroup_operator.plan.commands import commands_due_s, end_of, plan_commands
 from regroup_operator.plan.facts.current import named_checkpoint
-from regroup_operator.plan.facts.facts import Inputs, gather_facts
+from regroup_operator.plan.facts.facts import Inputs, gather_facts, repeats
 from regroup_operator.plan.failures.failures import judge_failures
 from regroup_operator.plan.generation.generation import plan_generation
-from regroup_operator.plan.lifecycle.finished import read_finished, repeats
+from regroup_operator.plan.lifecycle.finished import read_finished
 from regroup_operator.plan.lifecycle.lifecycle import (
     Active,
     Completing,

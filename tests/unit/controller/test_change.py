@@ -194,6 +194,7 @@ def test_member_that_is_lost_when_others_have_finished_makes_another_generation(
     group = next(g for g in world.groups.values() if g.trains)
     behind, done = group.ranks[0], group.ranks[1]
     group.step = 6
+    world.ledger.in_part.add(StatePair(1, 6))
     done.committed(group, StatePair(1, 6))
     world.settle()
     assert world.phase != "Succeeded"
@@ -203,7 +204,8 @@ def test_member_that_is_lost_when_others_have_finished_makes_another_generation(
     world.advance(2)
     assert world.status["membership"]["generation"] == 2
     assert world.phase == "Succeeded"
-    assert done.state == StatePair(1, 6)
+    assert (world.status["finished"]["generation"], world.status["finished"]["step"]) == (2, 6)
+    assert world.ledger.committed[-1] == (1, 6), "nobody commits the last step again: it came from who had it"
 
 
 def test_finished_member_that_loses_its_stream_counts_as_finished(tmp_path: Path) -> None:
@@ -215,7 +217,15 @@ def test_finished_member_that_loses_its_stream_counts_as_finished(tmp_path: Path
     world.cut_off(world.uid(1))
     world.advance(0.1)
     group.ranks[0].committed(group, StatePair(1, 6))
+    world.ledger.group_committed((1, 6))
     world.advance(0.1)
+    assert (world.phase, world.generation) == ("Finishing", 1)
+    world.advance(2.0)
+    assert (world.status["finished"]["members"], world.status["finished"]["done"]) == ("0-1", "0"), "1 has not heard it"
+    world.advance(60.0)
+    assert (world.phase, world.names()) == ("Finishing", ["0-0", "1-0"]), "its script may run: no other one starts"
+    world.reach_again(world.uid(1))
+    world.advance(1.0)
     assert (world.phase, world.generation) == ("Succeeded", 1)
 
 
@@ -231,6 +241,7 @@ def test_growth_near_the_end_does_not_disturb_who_has_finished(tmp_path: Path) -
     assert world.generation == 1
     for rank in (0, 2):
         group.ranks[rank].committed(group, StatePair(1, 6))
+    world.ledger.group_committed((1, 6))
     world.advance(1)
     assert world.phase == "Succeeded"
 
@@ -241,11 +252,7 @@ def test_pod_that_never_started_does_not_outlive_its_job(tmp_path: Path) -> None
     world.scale(4)
     world.step(3)
     world.advance(2)
-    assert (world.phase, world.names()) == ("Succeeded", ["0-0", "1-0", "2-0", "3-0"]), (
-        "its agent may call the operator yet"
-    )
-    world.advance(Settings.hello_timeout_s)
-    assert world.names() == ["0-0", "1-0", "2-0"]
+    assert (world.phase, world.names()) == ("Succeeded", ["0-0", "1-0", "2-0"]), "it is no member, and given back"
 
 
 # --- scripts -------------------------------------------------------------------------------------------------------
@@ -303,7 +310,10 @@ def test_script_ends_when_all_exit_0(tmp_path: Path) -> None:
     world = script(tmp_path)
     world.kill_process(world.uid(0), code=0)
     world.advance(1)
-    assert world.phase == "Running"
+    assert (world.phase, world.condition("Complete")["reason"]) == ("Finishing", "Finishing")
+    assert world.status["finished"] | {"at": ""} == {
+        "generation": 1, "workers": 2, "step": 0, "members": "0-1", "done": "0", "at": "",
+    }  # fmt: skip
     world.kill_process(world.uid(1), code=0)
     world.advance(1)
     assert world.phase == "Succeeded"
@@ -314,9 +324,14 @@ def test_script_member_that_is_lost_when_another_has_finished(tmp_path: Path) ->
     world = script(tmp_path)
     world.kill_process(world.uid(0), code=0)
     world.advance(1)
+    assert world.status["finished"]["done"] == "0"
     world.kill_process(world.uid(1), code=1)
     world.advance(1)
     assert (world.generation, world.members, world.phase) == (2, "0-1", "Recovering")
+    assert "finished" not in world.status, "both run again"
+    assert "Complete" not in [condition["type"] for condition in world.status["conditions"]]
+    assert [len(agent.trainers) for agent in world.agents.values()] == [1, 1]
+    assert all(agent.trainers[0].alive for agent in world.agents.values())
 
 
 @pytest.mark.parametrize("what", ["process", "agent"])

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from regroup_operator.plan.pods.wanted import LOGS_S
 from tests.builders.plan import make_job
 from tests.simulator.world import World
 
@@ -96,3 +97,24 @@ def test_pods_of_a_deleted_job_that_nobody_deletes_train_on(tmp_path: Path) -> N
     world.dirty()
     world.advance(20)
     assert world.pods.by_uid == pods
+
+
+@pytest.mark.parametrize("policy", ["None", "Running"])
+def test_pod_that_a_failure_names_stays_for_its_log_although_its_sidecar_runs_on(tmp_path: Path, policy: str) -> None:
+    """It was deleted after 20 s, and the command in the message found nothing."""
+    job = make_job().with_replicas(2).with_recovery(maxRestarts=0).with_spec(runPolicy={"cleanPodPolicy": policy})
+    world = World(tmp_path, job)
+    world.sidecar = True
+    world.until(lambda: world.phase == "Running", step_every_s=0.5)
+    world.kill_process(world.uid(1), code=1)
+    world.until(lambda: world.phase == "Failed")
+    assert "digits-worker-1-0 --container=trainer" in world.condition("Failed")["message"]
+    named = {world.uid(1)} if policy == "None" else set()
+    world.advance(60)
+    assert set(world.pods.by_uid) == named, "the other one gives its GPUs back"
+    world.kill_operator()
+    world.start_operator()
+    world.advance(LOGS_S - 120)
+    assert set(world.pods.by_uid) == named
+    world.advance(120)
+    assert set(world.pods.by_uid) == set()

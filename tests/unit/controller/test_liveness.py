@@ -297,14 +297,19 @@ def test_size_that_changes_as_the_last_step_commits_does_not_keep_the_job_from_i
             world.store.before_write = commit_first
             return
         for group in world.groups.values():
-            group.commit_step()
+            done = group.commit_step()
+            if done is not None:
+                world.ledger.group_committed(done)
 
     world.store.before_write = commit_first
     world.until(lambda: world.generation == 2, limit_s=5.0)
     for _ in range(2):  # the plans that come later say the same
         world.advance(1.0)
         assert world.phase == "Succeeded"
-        assert world.condition("Complete")["message"] == f"All {replicas} workers of generation 1 finished."
+        assert (
+            world.condition("Complete")["message"]
+            == f"The script has returned in all {replicas} workers of generation 1."
+        )
 
 
 @pytest.mark.parametrize(
@@ -324,7 +329,7 @@ def test_size_that_changes_two_steps_before_the_end_does_not_keep_the_job_from_i
     world.advance(2.0)
     assert world.phase == "Succeeded"
     assert world.ledger.committed[-1] == (2, 20)
-    assert world.condition("Complete")["message"] == f"All {after} workers of generation 2 finished."
+    assert world.condition("Complete")["message"] == f"The script has returned in all {after} workers of generation 2."
 
 
 def test_agent_that_is_frozen_behind_an_open_stream_is_replaced(tmp_path: Path) -> None:

@@ -96,7 +96,7 @@ def test_rank_that_exits_0_before_the_tier_is_known_does_not_keep_it_open(tmp_pa
     agent.exited(agent.trainers[0], 0)
     world.advance(UNOBSERVED_S + 1)
     assert world.status["tier"] == "Script"
-    assert world.phase == "Running"
+    assert (world.phase, world.status["finished"]["done"]) == ("Finishing", "2")
 
 
 @pytest.mark.parametrize(("job", "went_on"), [(ELASTIC, "0-1"), (FIXED, "")], ids=["elastic", "fixed"])

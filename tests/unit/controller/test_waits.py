@@ -13,7 +13,8 @@ from unittest import mock
 
 import pytest
 
-from regroup.protocol import local, wire
+from regroup.protocol import wire
+from regroup.protocol.state import StatePair
 from regroup_operator.model.waits import UntilEvent
 from regroup_operator.model.worker import Decision, Keep, Wait
 from regroup_operator.plan.generation import generation
@@ -71,14 +72,18 @@ def replacement(world: World) -> End:
 
 
 def last_steps(world: World) -> End:
-    """A rank has finished and the other takes its time. It is a script, so that no step is ever overdue."""
-    world.start_operator()
-    world.until(lambda: world.phase == "Running", step_every_s=0.5)
-    first, second = (world.agents[world.uid(slot)] for slot in (0, 1))
-    for agent in (first, second):
-        agent.trainer_says(agent.trainers[0], local.Observed(0, agent.trainers[0].incarnation, "formed"))
-    first.exited(first.trainers[0], 0)
-    return lambda: second.exited(second.trainers[0], 0)
+    """A rank has committed the last step and the other takes its time."""
+    trains(world)
+    group = next(group for group in world.groups.values() if group.trains)
+    world.total_steps = group.step = group.step + 1
+    last = StatePair(group.number, group.step)
+    group.ranks[1].committed(group, last)
+
+    def end() -> None:
+        group.ranks[0].committed(group, last)
+        world.ledger.group_committed((last.generation, last.step))
+
+    return end
 
 
 def adopted_report(world: World) -> End:
@@ -125,7 +130,7 @@ CASES = {
     UntilEvent.MORE_WORKERS: Case(more_workers),
     UntilEvent.HOLDER: Case(holder, make_job().with_replicas(2).elastic(1, 5)),
     UntilEvent.REPLACEMENT: Case(replacement, lasts_s=10.0),  # a pod on its way out ends by itself
-    UntilEvent.LAST_STEPS: Case(last_steps, given={"script": "plain", "known_session": False}),
+    UntilEvent.LAST_STEPS: Case(last_steps, lasts_s=2.0),  # a step that takes longer is overdue
     UntilEvent.ADOPTED_REPORT: Case(adopted_report, lasts_s=100.0),  # each second is a step
     UntilEvent.CHANGE: Case(change, lasts_s=100.0),
 }
@@ -161,7 +166,7 @@ def test_wait_without_a_time_lasts_is_read_and_ends_with_its_event(
     assert (world.condition(kind)["status"], world.condition(kind)["reason"]) == (status, reason)
     end()
     if event == UntilEvent.LAST_STEPS:
-        world.settle()
+        world.advance(2.0)
         assert world.phase == "Succeeded"
         return
     world.advance(SOON_S, step_every_s=1.0)

@@ -257,3 +257,20 @@ def test_progress_with_news_of_an_observer_is_looked_at_at_once() -> None:
         after = apply_report(before, report, 11.0)
         assert after is not None
         assert is_routine(before, after, report) == routine
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "told"),
+    [
+        pytest.param(Phase.FINISHING, Phase.DONE, False, id="it has returned 0 meanwhile"),
+        pytest.param(Phase.DONE, Phase.DONE, True, id="it says that again: the word came after it"),
+        pytest.param(Phase.FINISHING, Phase.FINISHING, True, id="its script runs"),
+        pytest.param(Phase.FINISHING, Phase.STOPPED, True, id="it has obeyed"),
+    ],
+)
+def test_stop_that_crosses_the_end_of_a_script_counts_as_not_told(before: str, after: str, told: bool) -> None:
+    """Its agent does not obey stop{Suspended} then (`Core._stop`), and waits for stop{Complete}."""
+    stopped = replace(session(phase=before), told_stop=True, told_stop_at_s=9.0)
+    got = apply_report(stopped, make_report(phase=after), 11.0)
+    assert got is not None
+    assert (got.told_stop, got.told_stop_at_s) == (told, 9.0 if told else None)

@@ -5,7 +5,7 @@ from itertools import product
 
 import pytest
 
-from regroup.generation.adoption import Arrival, Copy, Fallback, Refuse, beginner, decide
+from regroup.generation.adoption import Arrival, Copy, Fallback, Refuse, beginner, decide, odd_strides
 from regroup.protocol.document import Document, Member, MemberSeal, OlderGeneration, Store
 from regroup.protocol.state import StatePair
 
@@ -394,3 +394,19 @@ def test_a_state_is_never_left_behind_unless_it_is_proven_gone() -> None:
 def test_job_without_a_state_begins_with_whole_tensors(torn: list[bool], reader: int, want: int | None) -> None:
     arrivals = [Arrival.from_json(Arrival(None, 0, 0, torn=one).to_json()) for one in torn]
     assert beginner(arrivals, reader) == want
+
+
+@pytest.mark.parametrize(
+    ("strides", "size", "want"),
+    [
+        pytest.param([7, 7, 7], 1, None, id="all lie alike"),
+        pytest.param([7, 7, 8], 1, (0, 2), id="one is channels_last"),
+        pytest.param([7, 8, 7, 8], 2, None, id="the parts of a model group may"),
+        pytest.param([7, 8, 7, 9], 2, (1, 3), id="not those of one inner index"),
+    ],
+)
+def test_ranks_whose_parameters_lie_in_different_orders(
+    strides: list[int], size: int, want: tuple[int, int] | None
+) -> None:
+    arrivals = [Arrival.from_json(Arrival(None, 0, 0, strides=one).to_json()) for one in strides]
+    assert odd_strides(arrivals, size) == want

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import functools
+import signal
 import threading
 import time
+from collections.abc import Iterator
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed
+from torch.utils.data import DataLoader, Dataset
+from torch.utils.data._utils import signal_handling
 
 from regroup.data import SamplePlan
 from regroup.errors import Aborted, BackendError, GenerationChanged, GroupBroken, PeerLost, UsageError
 from regroup.generation.backends import Backend
 from regroup.generation.groups import FORGOTTEN_S, Groups, Pending
+from regroup.generation.origins import is_collectives
 from regroup.generation.regrouper import Regrouper
 from regroup.generation.sockets import Connection
 from regroup.generation.team import Team
@@ -114,17 +121,22 @@ LOST = ("10.0.0.1", 5000)
 def test_what_an_error_is_taken_for(
     error: BaseException, ended: bool, is_newer: bool, explained: bool, waited: bool
 ) -> None:
-    model = torch.nn.Linear(2, 1)
-    state = TrainingState(model, torch.optim.SGD(model.parameters(), lr=0.1), {})
     watcher = Watcher(is_newer)
-    plan = SamplePlan(0, 8, 4, 2, 1)
-    regrouper = Regrouper(watcher, state, plan, torch.device("cpu"), Durable(state, plan), Memory(state, plan, None, 0))  # type: ignore[arg-type]
-    groups = regrouper.groups = make_groups()
-    groups.sockets = Lost(*([LOST] if ended else []))  # type: ignore[assignment]
+    regrouper = make_regrouper(watcher, *([LOST] if ended else []))
     assert regrouper.explains(error) is explained
     assert watcher.waited is waited
     assert (regrouper.groups is None) is (explained and not isinstance(error, GenerationChanged))
     assert len(watcher.sent) == (regrouper.groups is None and not is_newer)
+
+
+def make_regrouper(watcher: Watcher, *ended: tuple[str, int]) -> Regrouper:
+    model = torch.nn.Linear(2, 1)
+    state = TrainingState(model, torch.optim.SGD(model.parameters(), lr=0.1), {})
+    plan = SamplePlan(0, 8, 4, 2, 1)
+    regrouper = Regrouper(watcher, state, plan, torch.device("cpu"), Durable(state, plan), Memory(state, plan, None, 0))  # type: ignore[arg-type]
+    regrouper.groups = make_groups()
+    regrouper.groups.sockets = Lost(*ended)  # type: ignore[assignment]
+    return regrouper
 
 
 class Forgotten:
@@ -147,6 +159,86 @@ def test_message_that_gloo_has_forgotten_is_the_lost_rank() -> None:
         groups.wait([Pending(Forgotten(), on_gloo=True)])  # type: ignore[arg-type]
     assert caught.value.peer_rank == 0
     assert FORGOTTEN_S < time.monotonic() - began_s < FORGOTTEN_S + 5
+
+
+@pytest.fixture
+def as_before() -> Iterator[None]:
+    """What torch's loaders install in a process is gone after the test."""
+    before = signal.getsignal(signal.SIGCHLD)
+    yield
+    signal.signal(signal.SIGCHLD, before)
+    signal_handling._SIGCHLD_handler_set = False
+
+
+@pytest.fixture
+def loader() -> Iterator[Any]:
+    """A loader with a worker that runs; torch's handler of SIGCHLD is installed."""
+    rows = iter(DataLoader([1, 2, 3], num_workers=1, multiprocessing_context="fork"))  # type: ignore[arg-type]
+    next(rows)
+    yield rows
+    del rows
+
+
+@pytest.mark.parametrize("ended", [[], [LOST]], ids=["every rank lives", "a rank is lost, too"])
+@pytest.mark.usefixtures("as_before")
+@pytest.mark.parametrize("place", ["a wait of ours", "a start of ours", "the script"])
+def test_killed_worker_of_a_loader_is_no_failure_of_a_collective(
+    loader: Any, ended: list[tuple[str, int]], place: str
+) -> None:
+    """torch raises it from a signal's handler, wherever the process is."""
+    regrouper = make_regrouper(Watcher(is_newer=False), *ended)
+    groups = regrouper.groups
+    assert groups is not None
+
+    def kill(*_: Any) -> None:
+        loader._workers[0].kill()
+        time.sleep(10)
+
+    def wait() -> None:
+        threading.Timer(0.05, loader._workers[0].kill).start()
+        groups.wait([Pending(Forgotten(), on_gloo=True)])  # type: ignore[arg-type]
+
+    def start() -> None:
+        groups.start(Backend(SimpleNamespace(allreduce=kill)), "allreduce")
+
+    with pytest.raises(RuntimeError, match="is killed by signal: Killed") as caught:
+        {"a wait of ours": wait, "a start of ours": start, "the script": kill}[place]()
+    assert type(caught.value) is RuntimeError
+    assert regrouper.explains(caught.value) is False
+
+
+def test_error_of_a_script_s_signal_handler_is_its_own() -> None:
+    class Handler:
+        def __call__(self, *_: Any) -> None:
+            raise RuntimeError("too slow")
+
+        def method(self, *_: Any) -> None:
+            self()
+
+    for handler in (Handler(), Handler().method, functools.partial(Handler().method, 1)):
+        before = signal.signal(signal.SIGUSR2, handler)
+        try:
+            with pytest.raises(RuntimeError, match="too slow") as caught:
+                signal.raise_signal(signal.SIGUSR2)
+            assert not is_collectives(caught.value)
+        finally:
+            signal.signal(signal.SIGUSR2, before)
+
+
+class Broken(Dataset[int]):
+    def __len__(self) -> int:
+        return 1
+
+    def __getitem__(self, _index: int) -> int:
+        raise RuntimeError("no such row")
+
+
+@pytest.mark.usefixtures("as_before")
+def test_error_of_a_dataset_in_a_worker_is_the_script_s_where_a_rank_is_lost() -> None:
+    loader = DataLoader(Broken(), num_workers=1, multiprocessing_context="fork")
+    with pytest.raises(RuntimeError, match="no such row") as caught:
+        next(iter(loader))
+    assert make_regrouper(Watcher(is_newer=False), LOST).explains(caught.value) is False
 
 
 def test_wait_lasts_as_long_as_every_connection_stands() -> None:

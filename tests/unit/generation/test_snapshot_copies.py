@@ -111,4 +111,4 @@ def test_process_with_a_state_of_its_own_does_not_offer_its_workers_snapshot(
     rank = Rank(0, LAST, tmp_path, monkeypatch)
     assert rank.arrival().from_snapshot
     rank.state.named(StatePair(1, 12), 1)
-    assert rank.arrival() == Arrival(StatePair(1, 12), 1, 1)
+    assert rank.arrival() == Arrival(StatePair(1, 12), 1, 1, strides=rank.state.strides())

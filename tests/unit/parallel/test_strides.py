@@ -10,6 +10,7 @@ import torch
 import regroup
 from regroup.errors import UsageError
 from regroup.parallel.gradients import Gradients, is_dense
+from regroup.state.training import TrainingState
 
 
 def conv(dims: int) -> torch.nn.Module:
@@ -75,6 +76,29 @@ def test_parameter_with_gaps_is_refused() -> None:
     model.weight = torch.nn.Parameter(torch.zeros(4, 6)[:, ::2])
     with pytest.raises(UsageError, match=r"Parameter weight has strides \[6, 2\] for shape \[4, 3\]"):
         Gradients(model)
+
+
+def test_parameter_that_is_laid_out_anew_after_the_session_began_is_refused() -> None:
+    model = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3))
+    gradients = Gradients(model)
+    model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    with pytest.raises(UsageError, match=r"0.weight has strides \[27, 1, 9, 3\], and had \[27, 9, 3, 1\]"):
+        gradients.begin()
+
+
+def test_strides_are_compared_where_a_dimension_has_several_elements() -> None:
+    def state(model: torch.nn.Module) -> int:
+        return TrainingState(model, torch.optim.SGD(model.parameters(), lr=0.1), {}).strides()
+
+    def last(model: torch.nn.Module) -> torch.nn.Module:
+        return model.to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
+
+    def block(kernel: int, channels: int) -> torch.nn.Module:
+        return torch.nn.Conv2d(channels, 8, kernel)
+
+    assert state(last(block(3, 4))) != state(block(3, 4))
+    assert state(last(block(3, 1))) == state(block(3, 1)), "it is the same order"
+    assert state(last(block(1, 4))) == state(block(1, 4))
 
 
 @pytest.mark.parametrize(

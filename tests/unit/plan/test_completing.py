@@ -25,7 +25,8 @@ CLOCK = Clock(100.0, STARTED)
 EVAL = role("eval") | {"requiredForCompletion": True}
 WORKERS = (make_pod(0), make_pod(1))
 ENDED = (make_pod(0, phase="Succeeded"), make_pod(1, phase="Succeeded"))
-AFTER: dict[str, Any] = TRAINING | {"finished": {"generation": 1, "workers": 2, "at": "2027-01-15T08:00:00Z"}}
+OF_TWO = {"generation": 1, "workers": 2, "step": 10, "members": "0-1", "done": "0-1", "at": "2027-01-15T08:00:00Z"}
+AFTER: dict[str, Any] = TRAINING | {"finished": OF_TWO}
 
 
 def job(*roles: dict[str, Any], status: dict[str, Any] = TRAINING, **policy: Any) -> JobBuilder:
@@ -33,9 +34,10 @@ def job(*roles: dict[str, Any], status: dict[str, Any] = TRAINING, **policy: Any
     return builder.with_spec(roles=list(roles or (EVAL,)), runPolicy=policy)
 
 
-def finished(slot: int, **changes: Any) -> Session:
-    given: dict[str, Any] = {"told_tier": "Session", "told_generation": 1, "condition_at_s": 0.0}
-    return make_session(slot, Phase.FINISHED, 1, **given | changes)
+def done(slot: int, phase: str = Phase.DONE, **changes: Any) -> Session:
+    """Return the session of a worker whose script has returned 0."""
+    given: dict[str, Any] = {"told_tier": "Session", "told_generation": 1, "condition_at_s": 0.0, "step": 10}
+    return make_session(slot, phase, 1, **given | changes)
 
 
 def evaluator(builder: JobBuilder, **changes: Any) -> Pod:
@@ -50,7 +52,7 @@ def plan(
     sessions: Sequence[Session] | None = None,
     clock: Clock = CLOCK,
 ) -> JobPlan:
-    given = (finished(0), finished(1)) if sessions is None else sessions
+    given = (done(0), done(1)) if sessions is None else sessions
     there = {pod.uid for pod in workers}
     obs = Observation(tuple(workers), {s.pod_uid: s for s in given if s.pod_uid in there}, 0.0, roles=roles)
     memory = Memory(seen_pods=frozenset({"-"}))
@@ -70,7 +72,7 @@ def test_job_waits_for_a_role_and_gives_its_workers_back() -> None:
     got = plan(builder, evaluator(builder))
     assert got.status["phase"] == "Completing"
     assert (got.status["summary"]["state"], got.status["summary"]["ready"]) == ("Completing", "")
-    assert got.status["finished"] == {"generation": 1, "workers": 2, "at": CLOCK.timestamp()}
+    assert got.status["finished"] == OF_TWO | {"at": CLOCK.timestamp()}
     assert got.urgency == Urgency.NOW, "it is written before the agents are told to stop"
     assert [t.body.outcome for t in got.tell if isinstance(t.body, Stop)] == ["Complete", "Complete"]
     assert (got.create, got.create_roles, got.delete) == ((), (), ())
@@ -78,7 +80,7 @@ def test_job_waits_for_a_role_and_gives_its_workers_back() -> None:
     assert (said["status"], said["reason"], said["message"]) == (
         "False",
         "WaitingForRoles",
-        "All 2 workers of generation 1 finished. The job waits for role eval (0 of 1 pods have succeeded).",
+        "The script has returned in all 2 workers of generation 1. The job waits for role eval (0 of 1 pods have succeeded).",
     )
     assert [(n.kind, n.reason) for n in got.notes] == [("Normal", "Completing")]
     assert "completionTime" not in got.status
@@ -90,16 +92,16 @@ def test_job_waits_for_a_role_and_gives_its_workers_back() -> None:
 def test_role_that_has_succeeded_before_the_workers_is_not_waited_for() -> None:
     builder = job()
     got = plan(builder, evaluator(builder, phase="Succeeded"))
-    assert (got.status["phase"], "finished" in got.status) == ("Succeeded", False)
+    assert (got.status["phase"], got.status["finished"]["done"]) == ("Succeeded", "0-1")
     assert condition(got, "Complete")["message"] == (
-        "All 2 workers of generation 1 finished, and all pods of role eval have succeeded."
+        "The script has returned in all 2 workers of generation 1, and all pods of role eval have succeeded."
     )
 
 
 def test_workers_that_have_not_finished_are_waited_for_whatever_the_role_did() -> None:
     builder = job()
     trains = make_session(1, Phase.TRAINING, 1, told_tier="Session", told_generation=1)
-    got = plan(builder, evaluator(builder, phase="Succeeded"), sessions=(finished(0), trains))
+    got = plan(builder, evaluator(builder, phase="Succeeded"), sessions=(done(0, Phase.FINISHED), trains))
     assert (got.status["phase"], told(got, Stop)) == ("Running", [])
 
 
@@ -109,7 +111,9 @@ def test_job_is_complete_once_the_role_has_succeeded(workers: tuple[Pod, ...]) -
     builder = job(status=AFTER)
     got = plan(builder, evaluator(builder, phase="Succeeded"), workers=workers, sessions=())
     assert (got.status["phase"], got.status["completionTime"]) == ("Succeeded", CLOCK.timestamp())
-    assert condition(got, "Complete")["message"].startswith("All 2 workers of generation 1 finished, and")
+    assert condition(got, "Complete")["message"].startswith(
+        "The script has returned in all 2 workers of generation 1, and"
+    )
     assert [n.reason for n in got.notes] == ["Succeeded"]
 
 
@@ -123,7 +127,7 @@ def test_no_worker_starts_again(workers: tuple[Pod, ...]) -> None:
 
 def test_worker_that_does_not_end_is_deleted() -> None:
     builder = job(status=AFTER)
-    gone = finished(0, connected=False, closed_at_s=80.0)
+    gone = done(0, connected=False, closed_at_s=80.0)
     early = plan(builder, evaluator(builder), workers=WORKERS[:1], sessions=(gone,), clock=Clock(99.0, STARTED))
     assert (early.delete, early.look_again_s) == ((), 100.0)
     late = plan(builder, evaluator(builder), workers=WORKERS[:1], sessions=(gone,))
@@ -156,7 +160,7 @@ def test_failed_job_does_not_say_that_it_waits() -> None:
     assert (again.status["conditions"], again.notes) == (got.status["conditions"], ())
 
 
-def test_process_that_fails_after_its_last_step_fails_nothing() -> None:
+def test_container_that_fails_once_all_scripts_have_returned_fails_nothing() -> None:
     builder = job(status=AFTER).with_recovery(maxRestarts=0)
     crashed = (make_pod(0, phase="Failed", last_exit_code=1, container_restarts=1), ENDED[1])
     assert plan(builder, evaluator(builder), workers=crashed, sessions=()).status["phase"] == "Completing"
@@ -193,10 +197,12 @@ def test_suspension_takes_the_roles_and_resumption_starts_no_worker() -> None:
     assert condition(resumed, "Suspended")["reason"] == "Resumed"
 
 
-def test_suspension_that_comes_with_the_last_step_remembers_that_the_workers_have_finished() -> None:
+def test_suspension_that_comes_with_the_last_script_s_end_remembers_that_all_have_returned() -> None:
     got = plan(job(suspend=True), evaluator(job()))
-    assert (got.status["phase"], got.status["finished"]["generation"]) == ("Suspending", 1)
-    assert {t.body.outcome for t in got.tell if isinstance(t.body, Stop)} == {"Complete"}
+    assert (got.status["phase"], got.status["finished"]["done"]) == ("Suspending", "0-1")
+    assert told(got, Stop) == [], "it is not in the status yet"
+    kept = plan(job(status=got.status, suspend=True), evaluator(job()))
+    assert {t.body.outcome for t in kept.tell if isinstance(t.body, Stop)} == {"Complete"}
     once = plan(job(status=got.status), workers=(), sessions=())
     assert once.status["phase"] == "Suspended", "who was told to stop is suspended, and resumed from there"
     assert plan(job(status=once.status), workers=(), sessions=()).status["phase"] == "Completing"
@@ -228,7 +234,7 @@ def test_job_of_an_older_operator_has_no_such_role() -> None:
 def test_job_that_waits_or_has_ended_is_not_looked_at_every_second() -> None:
     """Its agents' last reports are old; nobody asks whether they are there."""
     builder = job(status=AFTER)
-    stopped = (finished(0, told_stop=True), finished(1, told_stop=True))
+    stopped = (done(0, told_stop=True), done(1, told_stop=True))
     got = plan(builder, evaluator(builder, running_since_s=0.0), sessions=stopped, clock=Clock(5000.0, STARTED))
     assert got.look_again_s is not None
     assert got.look_again_s >= 5010.0

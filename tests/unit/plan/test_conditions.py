@@ -247,7 +247,7 @@ def test_degraded_says_what_is_worse_than_a_worker_that_leaves(phase: str, hang:
 
 def test_end() -> None:
     done = said("Succeeded", A, B, C)
-    assert done["Complete"].message == "All 3 workers of generation 1 finished."
+    assert done["Complete"].message == "The script has returned in all 3 workers of generation 1."
     assert "Failed" not in done
     failed = said("Failed", A, failure=Verdict("RepeatedCrash", "Worker 0 ended with exit code 1."), crash="again")
     assert (failed["Failed"].status, failed["Failed"].reason) == ("True", "RepeatedCrash")

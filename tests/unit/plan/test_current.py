@@ -24,7 +24,7 @@ def worker(
     return make_session(slot, phase, generation, **given)
 
 
-YOUNG, OLD, GONE = worker(0), worker(0, ran_s=SCRIPT_AFTER_S), worker(1, Phase.FINISHED)
+YOUNG, OLD, GONE = worker(0), worker(0, ran_s=SCRIPT_AFTER_S), worker(1, Phase.DONE)
 FORMED = worker(1, group=Group.FORMED)
 
 

@@ -49,7 +49,7 @@ def test_first_document() -> None:
 def test_document_carries_checkpoint_and_lineage() -> None:
     ref, lineage = CheckpointRef(1, 5, "step-5.g1-x"), (LineageEntry(1, 0),)
     got = build(current=make_current((0, 1), lineage=lineage), checkpoint=ref)
-    assert (got.number, got.checkpoint, got.lineage) == (2, ref, lineage)
+    assert (got.number, got.checkpoint, got.lineage, got.imported) == (2, ref, lineage, None)
 
 
 OLD = make_older(1, uid_of(0), uid_of(1), uid_of(2))

@@ -247,13 +247,17 @@ SLOT_1 = MemberId(1, 1)
     ("pods", "given", "cause"),
     [
         pytest.param((make_pod(0), make_pod(1, phase="Failed")), {}, "PodFailed", id="its pod failed"),
-        pytest.param((make_pod(0), make_pod(1, phase="Failed", status_reason="Evicted")), {}, "Evicted", id="by its kubelet"),
+        pytest.param((make_pod(0), make_pod(1, phase="Failed", status_reason="Evicted")), {}, None, id="evicted"),
         pytest.param(
-            (make_pod(0), make_pod(1, terminating=True, disruption="PreemptionByScheduler")), {}, "Preempted", id="for another"
+            (make_pod(0), make_pod(1, terminating=True, disruption="PreemptionByScheduler")), {}, None, id="preempted"
         ),
         pytest.param((make_pod(0), make_pod(1, node_ready=False)), {}, "NodeNotReady", id="its node is off"),
         pytest.param((make_pod(0), make_pod(1, terminating=True)), {}, "Deleted", id="somebody deletes it"),
         pytest.param((make_pod(0),), {"members": [MemberId(1, 0)]}, "Deleted", id="a member's pod is gone"),
+        pytest.param(
+            (make_pod(0), make_pod(1, terminating=True, disruption="EvictionByEvictionAPI")), {"leaving": {uid_of(1)}}, None,
+            id="evicted, and hands over",
+        ),
         pytest.param((make_pod(0), make_pod(1)), {"leaving": {uid_of(1)}}, None, id="its pod is there and asked to leave"),
         pytest.param((make_pod(0), make_pod(1)), {"leaving": {uid_of(0)}}, "Unresponsive", id="another one's is"),
         pytest.param(
@@ -272,7 +276,7 @@ def test_replacements_that_count(pods: tuple[Pod, ...], given: dict[str, Any], c
 def test_replacement_of_an_evicted_pod_that_is_gone_is_told_by_what_is_remembered() -> None:
     memory = Memory(disrupted_pods={1: EarlyFailure(2, 3, 90.0, "Preempted")})
     given: dict[str, Any] = {"members": [MemberId(1, 2)]}
-    assert count_created([MemberId(1, 4)], (make_pod(0),), memory, **given)[0] == {"Preempted": 1}
+    assert count_created([MemberId(1, 4)], (make_pod(0),), memory, **given)[0] == {}
     newer = make_pod(1, 4, phase="Failed")
     assert count_created([MemberId(1, 5)], (make_pod(0), newer), memory, **given)[0] == {"PodFailed": 1}
     assert count_created([MemberId(1, 5)], (make_pod(0),), memory, **given)[0] == {"Deleted": 1}, "the one after it"

@@ -257,6 +257,44 @@ def test_what_counts_as_a_failure(session: Session, pod: Pod, memory: Memory, co
     assert again.status.get("restarts", {}).get("processes", 0) == count
 
 
+SHA = "5f0c" * 16
+
+
+@pytest.mark.parametrize(
+    ("known", "said", "pinned"),
+    [
+        pytest.param(None, SHA, SHA, id="the first generation has read it"),
+        pytest.param("0" * 64, SHA, "0" * 64, id="what the first one has read stays"),
+        pytest.param(None, None, None, id="it has begun with something else"),
+        pytest.param(None, "x" * 64, None, id="what is no digest is not written"),
+        pytest.param(None, SHA + "0", None, id="nor what is longer than one"),
+    ],
+)
+def test_checkpoint_that_the_job_begins_with_is_written_at_once_and_read_by_every_later_generation(
+    known: str | None, said: str | None, pinned: str | None
+) -> None:
+    path = "/regroup/checkpoint/step-83.g1-c83a5257"
+    resumes = make_job().with_replicas(2).elastic(1, 4)
+    resumes = resumes.with_spec(checkpoint={"volumeClaim": "ckpt", "resumeFrom": "step-83.g1-c83a5257"})
+    status = {**TRAINING, "membership": {**MEMBERSHIP, "adopted": False}, "lineage": []}
+    del status["membership"]["startStep"]
+    if known is not None:
+        status["resumedFrom"] = {"path": path, "step": 83, "digest": known}
+    adopted = Adopted(83, "disk", imported=said)
+    begun = tuple(trains(slot, adopted=adopted, adopted_generation=1) for slot in (0, 1))
+    got = plan(resumes.with_status(status), sessions=begun)
+    want = None if pinned is None else {"path": path, "step": 83, "digest": pinned}
+    assert (got.status.get("resumedFrom"), got.status["membership"]["startStep"]) == (want, 83)
+    assert got.urgency == Urgency.NOW
+
+    fresh = tuple(make_session(slot, attempt=1) for slot in (0, 1))
+    later = plan(
+        resumes.with_status(got.status), pods=(make_pod(0, 1), make_pod(1, 1)), sessions=fresh, memory=got.memory
+    )
+    assert later.memory.document is not None
+    assert (later.memory.document.number, later.memory.document.imported) == (2, pinned)
+
+
 TRACEBACK = 'Traceback (most recent call last):\n  File "train.py", line 3, in <module>\nValueError: boom'
 
 
@@ -614,7 +652,7 @@ def test_each_sentence_about_a_checkpoint_that_is_not_saved_is_an_event_once() -
 
 def test_what_was_said_of_snapshots_stays_once_the_job_has_ended() -> None:
     """Its workers go one after the other, and what the last ones say is no news."""
-    done = tuple(make_session(slot, Phase.FINISHED, 1, told_tier="Session", told_generation=1) for slot in (0, 1))
+    done = tuple(make_session(slot, Phase.DONE, 1, told_tier="Session", told_generation=1) for slot in (0, 1))
     running = plan(snapshots(), sessions=(keeps(7), trains(1)))
     ended = plan(snapshots(running.status), sessions=done, memory=running.memory)
     assert (ended.status["phase"], taken(ended)) == ("Succeeded", ("True", "Taken"))

@@ -629,7 +629,7 @@ def test_member_that_fails_after_success_elsewhere_is_no_success(tier: str, memo
 
 
 def test_pod_that_failed_after_it_had_finished_is_no_success() -> None:
-    done = tuple(replace(one, condition=replace(one.condition, phase=Phase.FINISHED)) for one in (trains(0), trains(1)))
+    done = tuple(replace(one, condition=replace(one.condition, phase=Phase.DONE)) for one in (trains(0), trains(1)))
     assert plan(sessions=done).status["phase"] == "Succeeded"
     lost = make_pod(1, phase="Failed", last_exit_code=1)
     got = plan(pods=(make_pod(0), lost), sessions=(done[0], replace(done[1], connected=False, closed_at_s=99.0)))

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from regroup.protocol.state import Phase
+from regroup.protocol.wire import Draining
 from regroup_operator.model.plan import Clock, Memory, PodEnds
 from regroup_operator.model.records import Observation, Pod, Session
 from regroup_operator.plan.failures.exits import LOOKED, see_failures
@@ -88,7 +89,14 @@ FAILED: dict[str, Any] = {"phase": "Failed", "last_exit_code": 137}
         pytest.param(
             make_pod(0, phase="Succeeded", last_exit_code=0), None, True, id="succeeded, and nobody told it to stop"
         ),
-        pytest.param(make_pod(0, container_restarts=1, last_exit_code=143), None, True, id="a sidecar ends the agent"),
+        pytest.param(
+            make_pod(0, container_restarts=1, last_exit_code=143),
+            make_session(0, draining=Draining(30.0)),
+            True,
+            id="a sidecar ends it",
+        ),
+        pytest.param(make_pod(0, container_restarts=1, last_exit_code=137), None, False, id="maxRestarts counts it"),
+        pytest.param(make_pod(0, phase="Failed", last_exit_code=2), None, False, id="maxRestarts counts it, too"),
         pytest.param(make_pod(0, **FAILED, terminating=True), None, False, id="deleted"),
         pytest.param(make_pod(0, **FAILED, disruption="EvictionByEvictionAPI"), None, False, id="drained"),
         pytest.param(make_pod(0, **FAILED, status_reason="Preempting"), None, False, id="preempted"),

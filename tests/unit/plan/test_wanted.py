@@ -246,8 +246,8 @@ def told(at_s: float) -> Worker:
 
 def test_agent_that_was_told_to_stop_ends_within_its_own_bound_or_its_pod_is_deleted() -> None:
     """It is frozen, with an open stream."""
-    assert ending.AFTER_COMPLETE_S == ending.AFTER_SUSPEND_S >= ending.AFTER_STOP_S
-    assert ENDS_WITHIN_S == ending.AFTER_COMPLETE_S + ending.AFTER_TERM_S + ending.UNKILLABLE_S
+    assert ending.AFTER_SUSPEND_S >= ending.AFTER_STOP_S
+    assert ENDS_WITHIN_S == ending.AFTER_SUSPEND_S + ending.AFTER_TERM_S + ending.UNKILLABLE_S
     least_s = ENDS_WITHIN_S + 20.0
     assert [p.uid for p in changes(A, told(100.0 - least_s), ended=True).delete] == [uid_of(1)]
     got = changes(A, told(100.0 - least_s + 1.0), ended=True)

@@ -376,16 +376,3 @@ def test_rendering_does_not_change_the_job() -> None:
     worker_pod(parse_job(raw), 0, 0, settings=SETTINGS, avoid_nodes=("n1",))
     assert raw == before
     assert trainer(raw)["command"] == ["python", "train.py"]
-
-
-@pytest.mark.parametrize(
-    ("given", "policy"),
-    [
-        ({}, None),
-        ({"hostNetwork": False}, None),
-        ({"hostNetwork": True}, "ClusterFirstWithHostNet"),
-        ({"hostNetwork": True, "dnsPolicy": "Default"}, "Default"),
-    ],
-)
-def test_pod_on_its_nodes_network_resolves_the_clusters_names(given: dict[str, Any], policy: str | None) -> None:
-    assert render(with_pod(**given))["spec"].get("dnsPolicy") == policy

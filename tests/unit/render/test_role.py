@@ -75,19 +75,3 @@ def test_record_of_a_roles_pod(statuses: list[Any], runs: bool, code: int | None
     assert got is not None
     assert (got.role, got.slot, got.attempt, got.name) == ("ps", 1, 3, "digits-ps-1-3")
     assert (got.running_since_s, got.last_exit_code) == (5.0 if runs else None, code)
-
-
-@pytest.mark.parametrize(
-    ("given", "policy"),
-    [
-        ({}, None),
-        ({"hostNetwork": False}, None),
-        ({"hostNetwork": True}, "ClusterFirstWithHostNet"),
-        ({"hostNetwork": True, "dnsPolicy": "Default"}, "Default"),
-    ],
-)
-def test_pod_on_its_nodes_network_resolves_the_clusters_names(given: dict[str, Any], policy: str | None) -> None:
-    one = role("ps")
-    one["template"]["spec"] |= given
-    job = make_job().with_spec(roles=[one]).build()
-    assert role_pod(job, "ps", 0, 0)["spec"].get("dnsPolicy") == policy

@@ -199,10 +199,11 @@ class Checkpointer:
             skipped.append(f"The job's status names checkpoint {named.directory}, which is not in {self._directory}.")
         return Newest(found, tuple(skipped))
 
-    def imported(self, path: str) -> CheckpointInfo:
+    def imported(self, path: str, fingerprint: str | None = None) -> CheckpointInfo:
         """Return the checkpoint at `path`, whatever job wrote it, as what this job begins with; reads all of it for that.
 
-        Raises ImportMissing where there is none, CheckpointError for one that cannot be read or is damaged; one sentence each.
+        fingerprint: of what the job's first generation has read there (`Commit.fingerprint`); None: this one is the first. Raises
+        ImportMissing where there is none, CheckpointError for one that cannot be read, is damaged or another one; a sentence each.
         """
         directory, name = Path(path).parent, selection.parse_name(Path(path).name)
         if name is None:
@@ -217,7 +218,13 @@ class Checkpointer:
             raise ImportMissing(f"Checkpoint {path}, from which the job is to resume, {what}. {_NAME_ONE}")
         info = store.read_commit(directory, name, store.job_of(directory, name) or "")
         store.verify(info)
-        return selection.imported(info)
+        info = selection.imported(info)
+        if fingerprint not in (None, info.commit.fingerprint):
+            raise CheckpointError(
+                f"{path} was replaced after the job had begun with it: its record has SHA-256 {info.commit.fingerprint[:12]}, not "
+                f"{str(fingerprint)[:12]}."
+            )
+        return info
 
     def info_of(self, directory: str) -> CheckpointInfo:
         """Return a checkpoint by its directory's name, as `newest` found it in another process. Raises CheckpointError."""

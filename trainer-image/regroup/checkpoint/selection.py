@@ -5,10 +5,12 @@ generation first: what a fenced generation wrote late sorts below what its succe
 Files are in `store`.
 """
 
+import hashlib
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TypeVar
 
 from regroup.protocol.document import CheckpointRef, LineageEntry
@@ -77,6 +79,11 @@ class Commit:
     def with_files(self, files: Mapping[str, FileMark]) -> "Commit":
         """Return the record with what was written."""
         return replace(self, files=files)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """SHA-256 of the record, in hex. The record has that of every file: records of one fingerprint are of one state."""
+        return hashlib.sha256(self.to_json().encode()).hexdigest()
 
     def to_json(self) -> str:
         """Return the text of COMMIT.json."""

@@ -59,6 +59,8 @@ class Arrival:
     """Torch's, when its script had built the model."""
     snapshots: tuple[StatePair, ...] = ()
     """States of which its worker's memory has the part of its inner index (rule BACKUP)."""
+    strides: int = 0
+    """Hash of how its parameters lie in memory: gradients are summed as they lie."""
 
     def to_json(self) -> list[Any]:
         """Return the form in which it is gathered."""
@@ -77,6 +79,7 @@ class Arrival:
             self.record,
             self.seed,
             self.snapshots,
+            self.strides,
         ]
 
     @classmethod
@@ -95,6 +98,7 @@ class Arrival:
             record,
             seed,
             snapshots,
+            strides,
         ) = data
         return cls(
             None if state is None else StatePair(*state),
@@ -110,6 +114,7 @@ class Arrival:
             record,
             seed,
             tuple(StatePair(*pair) for pair in snapshots),
+            strides,
         )
 
 
@@ -226,6 +231,15 @@ def _held_by(state: StatePair, holder: str, document: Document) -> Refuse:
         f"The newest state that is known, generation {state.generation} step {state.step}, is held by the worker "
         f"with pod UID {holder}, which is not a member of generation {document.number}; waiting for it."
     )
+
+
+def odd_strides(arrivals: Sequence[Arrival], size: int) -> tuple[int, int] | None:
+    """Return two ranks of one inner index whose parameters lie in memory in different orders, the first one and the first odd one;
+    None: there are none. `size`: ranks of a model group."""
+    for rank, arrival in enumerate(arrivals):
+        if arrival.strides != arrivals[rank % size].strides:
+            return rank % size, rank
+    return None
 
 
 def _best(arrivals: Sequence[Arrival]) -> Copy | None:

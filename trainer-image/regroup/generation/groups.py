@@ -28,6 +28,7 @@ from regroup.protocol.local import Assignment
 from . import nccl
 from .adoption import Arrival
 from .backends import Backend, let_go, wait_aborted
+from .origins import is_collectives
 from .peers import Peers
 from .sockets import Sockets
 
@@ -228,6 +229,8 @@ class Groups:
         try:
             gloo = open_gloo(PrefixStore("gloo", keys), self.rank, self.world_size, device)
         except RuntimeError as error:
+            if not is_collectives(error):
+                raise
             said = f"Forming generation {self.generation} ended: {error}"
         if gloo is None:  # here, for gloo's error holds the store open
             raise PeerLost(said, self.who_is_lost())
@@ -259,6 +262,8 @@ class Groups:
             self.sockets.add_ports(ports.values())
             gloo = open_gloo(PrefixStore("gloo", keys), rank, len(ranks), device)
         except RuntimeError as error:
+            if not is_collectives(error):
+                raise
             self.check()
             lost_rank = self.who_is_lost(ports)
             raise PeerLost(f"A part of generation {self.generation} did not form: {error}", lost_rank) from error
@@ -278,10 +283,13 @@ class Groups:
             ) from error
         while True:
             self._check_aborted()
-            with contextlib.suppress(RuntimeError):
+            try:
                 return None, TCPStore(
                     host, port, is_master=False, wait_for_workers=False, timeout=_CONNECT, use_libuv=True
                 )
+            except RuntimeError as error:
+                if not is_collectives(error):
+                    raise
 
     def _serve_store(self, listen_fd: int | None) -> tuple[_Server, TCPStore]:
         """Return this generation's store, served here. Without a descriptor this process has had the socket already, for an
@@ -359,7 +367,7 @@ class Groups:
     def wait(self, pending: Sequence["Pending"]) -> None:
         """Wait for collectives, and on a GPU for their end there: then they have succeeded, and a step may be committed.
 
-        Raises what `failed` says, Aborted at `abort`."""
+        Raises what `failed` says, Aborted at `abort`, and what a signal's handler raises meanwhile."""
         with self.waiting():
             try:
                 for one in pending:
@@ -368,6 +376,8 @@ class Groups:
                     if self._is_completed(work):
                         self._on_device.pop(id(work), None)
             except RuntimeError as error:
+                if not is_collectives(error):
+                    raise
                 raise self.failed(error) from error
         self.check()
 
@@ -391,8 +401,11 @@ class Groups:
         looked_s = time.monotonic()
         while not self._is_completed(work):
             if on_gloo:
-                with contextlib.suppress(RuntimeError):
+                try:
                     work.wait(_SLICE)
+                except RuntimeError as error:
+                    if not is_collectives(error):
+                        raise
             else:
                 time.sleep(next(pauses))
             now_s = time.monotonic()
@@ -431,6 +444,8 @@ class Groups:
         try:
             work = backend.launch(method, *arguments)
         except RuntimeError as error:
+            if not is_collectives(error):
+                raise
             raise self.failed(error) from error
         if backend is self._nccl:
             self._on_device[id(work)] = work

@@ -28,6 +28,7 @@ from regroup.errors import GenerationChanged, UsageError
 
 from .backends import Backend
 from .groups import Groups, Pending
+from .origins import is_collectives
 
 NAME = "regroup"
 """Torch's name of the backend."""
@@ -103,6 +104,8 @@ class LivingGroup(ProcessGroup):
         try:
             work = getattr(self._target, kind)(*arguments, **options)
         except RuntimeError as error:
+            if not is_collectives(error):
+                raise
             raise groups.failed(error) from error
         return work if kind in _WHOLE else _Sliced(work, groups)
 

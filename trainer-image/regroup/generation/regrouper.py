@@ -36,10 +36,11 @@ from regroup.state.memory import Memory
 from regroup.state.training import CommitRecord, TrainingState
 
 from . import edges, living, parts, transfer
-from .adoption import Arrival, Block, Copy, Fallback, Refuse, beginner, decide
+from .adoption import Arrival, Block, Copy, Fallback, Refuse, beginner, decide, odd_strides
 from .backends import wait_aborted, wait_closed
 from .groups import Gathering, Groups, Part
 from .membership import Keeper, Stopped
+from .origins import is_collectives
 from .watcher import Watcher
 
 END_S = 10.0
@@ -57,10 +58,16 @@ class _OnDisk:
     info: CheckpointInfo | None = None
     imports: bool = False
     """`info` is of another job: this one begins with it."""
+
     why: str = ""
     """Why checkpoints could not be read, sentences."""
     missing: str = ""
     """Sentence: what the job is to begin with does not exist."""
+
+    @property
+    def imported(self) -> str | None:
+        """The fingerprint of another job's checkpoint, None: `info` is none."""
+        return self.info.commit.fingerprint if self.info is not None and self.imports else None
 
 
 class Regrouper:
@@ -81,6 +88,7 @@ class Regrouper:
         """`links`: further parts of each generation that this process is in, by name (`Groups`)."""
         self._links = links
         self._seed = torch.initial_seed()  # the script has built its model
+        self._strides = state.strides()
         self.groups: Groups | None = None
         self.gathering: Gathering | None = None
         self.origin = Origin(0, "", 0, 0)
@@ -105,6 +113,8 @@ class Regrouper:
         self._floor = 0
         """Highest generation that this process will never enter (again): entered, or heard without being a member."""
         self._retired: Groups | None = None
+        self._imported: str | None = None
+        """Fingerprint of the earlier job's checkpoint that the newest generation began with; None: it began with something else."""
 
     @property
     def generation(self) -> int:
@@ -178,6 +188,8 @@ class Regrouper:
             return True
         # Of subclasses only torch.distributed's own: CUDA's errors (no memory, a device that failed) are no membership change.
         if type(error) is not RuntimeError and not isinstance(error, torch.distributed.DistError):
+            return False
+        if not is_collectives(error):
             return False
         if self.groups is None:
             return True  # the script went on after they were left
@@ -296,7 +308,15 @@ class Regrouper:
         if self._plan.layout.size > 1:
             return self._arrival_with_part(agent_adopted)
         if kept is None:
-            return Arrival(state.pair, state.adopted, agent_adopted, self.block, self.ended, torn=state.torn)
+            return Arrival(
+                state.pair,
+                state.adopted,
+                agent_adopted,
+                self.block,
+                self.ended,
+                torn=state.torn,
+                strides=self._strides,
+            )
         return Arrival(
             kept.state,
             kept.adopted,
@@ -306,6 +326,7 @@ class Regrouper:
             from_snapshot=True,
             is_backup=not kept.is_last,
             torn=state.torn,
+            strides=self._strides,
         )
 
     def _arrival_with_part(self, agent_adopted: int) -> Arrival:
@@ -326,15 +347,24 @@ class Regrouper:
             record=record if last is None else last.description["said"]["record"],
             seed=self._seed,
             snapshots=self._memory.held,
+            strides=self._strides,
         )
 
     def _adopt(self, groups: Groups, gathering: Gathering, formed_s: float) -> AdoptedLocally:
+        """Continue from a state, on all ranks. Raises StateError or UsageError where they do not fit together."""
+        odd = odd_strides(gathering.arrivals, self._plan.layout.size)
+        if odd is not None:
+            raise UsageError(
+                f"The parameters of rank {odd[0]} and of rank {odd[1]} lie in memory in different orders, and gradients are summed "
+                "as they lie. Call model.to(memory_format=...) in all processes, or in none, before regroup.session()."
+            )
+        self._imported = None
         source, pair, rolled_back = (
             self._adopt_whole(groups, gathering) if self._plan.layout.size == 1 else self._adopt_part(groups, gathering)
         )
         self._state.named(pair, groups.generation)
         transfer_ms = (time.monotonic() - formed_s) * 1e3
-        return AdoptedLocally(groups.generation, pair.step, source, pair, transfer_ms, rolled_back)
+        return AdoptedLocally(groups.generation, pair.step, source, pair, transfer_ms, rolled_back, self._imported)
 
     def _adopt_whole(self, groups: Groups, gathering: Gathering) -> tuple[str, StatePair, bool]:
         """Continue from a state of which each rank has all; return (source, its name, whether that is less than was reached)."""
@@ -439,7 +469,7 @@ class Regrouper:
         disk = self._newest_on_disk(gathering, above) if groups.rank == reader else _OnDisk()
         said = {
             "directory": disk.info.name.directory if disk.info is not None else None,
-            "imports": disk.imports,
+            "imported": disk.imported,
             "why": disk.why,
             "missing": disk.missing,
         }
@@ -451,12 +481,17 @@ class Regrouper:
         among = groups.part(layout.part_name())
         assert self._durable.checkpointer is not None
         if groups.rank // layout.size == group:
-            checkpointer, imports = self._durable.checkpointer, self._durable.resume_from if found["imports"] else None
-            info = checkpointer.imported(imports) if imports else checkpointer.info_of(found["directory"])
+            checkpointer, imported = self._durable.checkpointer, found["imported"]
+            if imported is not None:
+                assert self._durable.resume_from is not None
+                info = checkpointer.imported(self._durable.resume_from, imported)
+            else:
+                info = checkpointer.info_of(found["directory"])
             self._durable.load(info)
             text = json.dumps(info.pair)
         else:
             text = ""
+        self._imported = found["imported"]
         pair = StatePair(*json.loads(transfer.share_text(among, group, text)))
         self._move(among, group, pair, keep=True)
         return pair
@@ -477,7 +512,7 @@ class Regrouper:
         if self._durable.resume_from:
             raise Refused(
                 f"The job is to begin with checkpoint {self._durable.resume_from}, which cannot be read: {why} "
-                "Make it readable; it is tried again automatically.",
+                "Restore it, or make it readable; it is tried again automatically.",
                 cause="checkpoint",
             )
 
@@ -511,8 +546,13 @@ class Regrouper:
         held = best.state if best is not None else None
         disk = self._newest_on_disk(gathering, above=held) if groups.rank == reader else _OnDisk()
         info = disk.info
-        text = json.dumps({"pair": info.pair if info is not None else None, "why": disk.why, "missing": disk.missing})
-        found = json.loads(transfer.share_text(groups, reader, text))
+        said = {
+            "pair": None if info is None else info.pair,
+            "imported": disk.imported,
+            "why": disk.why,
+            "missing": disk.missing,
+        }
+        found = json.loads(transfer.share_text(groups, reader, json.dumps(said)))
         if found["pair"] is None:
             if best is not None:
                 return self._copy(groups, gathering, best)
@@ -526,6 +566,7 @@ class Regrouper:
                 )
             self._move(groups, source, pair, keep=True)
             return "nothing", pair
+        self._imported = found["imported"]
         pair = StatePair(*found["pair"])
         if info is not None:
             self._durable.load(info)
@@ -549,7 +590,7 @@ class Regrouper:
         if above is not None or document.checkpoint is not None or self._durable.resume_from is None:
             return _OnDisk(why=why)
         try:
-            return _OnDisk(checkpointer.imported(self._durable.resume_from), imports=True)
+            return _OnDisk(checkpointer.imported(self._durable.resume_from, document.imported), imports=True)
         except ImportMissing as error:
             return _OnDisk(missing=str(error))
         except CheckpointError as error:

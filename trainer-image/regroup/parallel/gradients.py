@@ -80,15 +80,18 @@ class Gradients:
         places: Mapping[str, Place] | None = None,
     ) -> None:
         """`places`: of the parameters, by name, in a model group. Raises UsageError for a model without anything to train."""
-        self._named = [(name, parameter, parameter.requires_grad) for name, parameter in model.named_parameters()]
-        for name, parameter, trained in self._named:
+        self._named = [
+            (name, parameter, parameter.requires_grad, parameter.stride())
+            for name, parameter in model.named_parameters()
+        ]
+        for name, parameter, trained, _ in self._named:
             if trained and not is_dense(local_of(parameter.detach())):
                 raise UsageError(
                     f"Parameter {name} has strides {list(parameter.stride())} for shape {list(parameter.shape)}, which leave "
                     "gaps in its memory or use parts of it twice, so its gradient cannot lie in a bucket. Make it contiguous."
                 )
-        self.parameters = [parameter for _, parameter, trained in self._named if trained]
-        in_order = None if places is None else [places[name] for name, _, trained in self._named if trained]
+        self.parameters = [parameter for _, parameter, trained, _ in self._named if trained]
+        in_order = None if places is None else [places[name] for name, _, trained, _ in self._named if trained]
         self.buckets = buckets_of(self.parameters, BUCKET_BYTES, in_order)
         if not self.buckets:
             raise UsageError("The model has no parameter that requires a gradient, so there is nothing to train.")
@@ -111,12 +114,17 @@ class Gradients:
         self._uses.close()
 
     def begin(self) -> None:
-        """Zero the gradients. Raises UsageError where a parameter was frozen or unfrozen since the session began."""
-        for name, parameter, trained in self._named:
+        """Zero the gradients. Raises UsageError where a parameter was frozen, unfrozen or laid out anew since the session began."""
+        for name, parameter, trained, strides in self._named:
             if parameter.requires_grad != trained:
                 raise UsageError(
                     f"requires_grad of parameter {name} is {parameter.requires_grad}, and was {trained} in regroup.session(). "
                     "Set requires_grad before calling regroup.session(); it cannot change afterwards."
+                )
+            if trained and parameter.stride() != strides:
+                raise UsageError(
+                    f"Parameter {name} has strides {list(parameter.stride())}, and had {list(strides)} in regroup.session(). Call "
+                    "model.to(memory_format=...) before regroup.session(); gradients lie as parameters did then."
                 )
         self._used = bytearray(len(self.parameters))
         for bucket in self.buckets:

@@ -91,7 +91,7 @@ class CheckpointRef:
 class Document:
     """See the module's text. `lost` are pod UIDs of older members that the API no longer has. `seals` are those of all
     workers, and `silent` the pod UIDs of workers that may hold a state and have not said which (rule BEST); `silent_positions` are
-    theirs, None: all 0.
+    theirs, None: all 0. `imported`: digest of the checkpoint that the job began with, once a generation has read it.
 
     `members` are in the order of the groups, inside a group by position: with p processes in a worker and W workers in a group,
     rank // (W * p) is the group, and rank mod (W * p) the process's place, the same in every generation."""
@@ -110,6 +110,7 @@ class Document:
     checkpoint: Optional[CheckpointRef] = None
     reason: str = ""
     silent_positions: Optional[tuple[int, ...]] = None
+    imported: Optional[str] = None
 
     @property
     def world_size(self) -> int:

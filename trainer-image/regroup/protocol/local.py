@@ -64,6 +64,8 @@ class AdoptedLocally:
     state: StatePair
     transfer_ms: float
     rolled_back: bool = False
+    imported: Optional[str] = None
+    """The job begins with an earlier job's checkpoint: the digest of its record (`Commit.fingerprint`). None: it does not."""
 
 
 @dataclass(frozen=True)

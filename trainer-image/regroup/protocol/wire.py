@@ -46,7 +46,8 @@ class Formed:
 
 @dataclass(frozen=True)
 class Adopted:
-    """All of the worker's processes hold the generation's state. `source`: pod UID it came from, or `disk`, `nothing`, `self`."""
+    """All of the worker's processes hold the generation's state. `source`: pod UID it came from, or `disk`, `nothing`, `self`.
+    `imported`: as AdoptedLocally has it."""
 
     TYPE = "adopted"
     start_step: int
@@ -54,6 +55,7 @@ class Adopted:
     state: Optional[StatePair] = None
     transfer_ms: float = 0.0
     rolled_back: bool = False
+    imported: Optional[str] = None
 
 
 @dataclass(frozen=True)

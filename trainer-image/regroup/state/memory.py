@@ -166,7 +166,7 @@ class Memory:
 
     def restore_exactly(self, step: int, adopted: int) -> StatePair | None:
         """As `restore`, the state after `step` steps that was adopted in generation `adopted`; return its name, None where there is
-        no snapshot of it in the worker. A process that takes none loads that of its worker's local rank 0: the state is the same."""
+        no snapshot of it in the worker. A process that takes none loads that of its worker's local rank 0: they have one state."""
         if self._of_worker is None:
             return None
         self._of_worker.look()

@@ -5,6 +5,7 @@ Owns the objects' identity: they are the user's, loaded in place and never repla
 """
 
 import re
+import zlib
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -151,6 +152,13 @@ class TrainingState:
             [[called[id(one)] for one in group["params"]] for group in getattr(optimizer, "param_groups", ())]
             for optimizer in parts_of(self.optimizer)
         ]
+
+    def strides(self) -> int:
+        """Return a hash of how the parameters lie in memory, by name; of what is split, this process's part. A dimension of one
+        element lies nowhere."""
+        parts = [(name, shards.local_of(one.detach())) for name, one in self.model.named_parameters()]
+        lies = [(name, [stride for size, stride in zip(one.shape, one.stride()) if size > 1]) for name, one in parts]
+        return zlib.crc32(repr(lies).encode())
 
     def packed(self) -> tuple[str, dict[str, torch.Tensor]]:
         """Return the tree as JSON text and tensors by name. Raises StateError that names what cannot be saved."""

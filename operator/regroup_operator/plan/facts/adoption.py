@@ -1,10 +1,12 @@
 """See whether the newest generation has been adopted: status.membership.startStep and adopted, status.lineage. Pure.
 
-With the first `adopted` startStep and lineage are written (rule MAD); with the last, the older generations are forgotten.
+With the first `adopted` startStep and lineage are written (rule MAD), and which checkpoint of an earlier job this one
+has begun with (adr/0071); with the last, the older generations are forgotten.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -27,10 +29,18 @@ class Adoption:
     notes: tuple[EventNote, ...] = ()
 
 
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
 def see_adoption(
-    status: Mapping[str, Any], current: Current | None, members: Sequence[Worker], sessions: Iterable[Session]
+    status: Mapping[str, Any],
+    current: Current | None,
+    members: Sequence[Worker],
+    sessions: Iterable[Session],
+    resume_path: str | None = None,
 ) -> Adoption:
-    """Return what the members' reports come to. `status`: as it is stored; `sessions`: of all workers, for the newest step told."""
+    """Return what the members' reports come to. `status`: as it is stored; `sessions`: of all workers, for the newest step told;
+    `resume_path`: of the checkpoint that the job is to begin with."""
     membership = status.get("membership")
     if current is None or membership is None:
         return Adoption(current)
@@ -46,6 +56,9 @@ def see_adoption(
         membership = changed["membership"] = {**membership, "startStep": start}
         lineage = [*status.get("lineage", ()), {"generation": current.number, "startStep": start}]
         changed["lineage"] = lineage[-MAX_LINEAGE:]
+        digest = reports[0].imported
+        if resume_path is not None and "resumedFrom" not in status and digest is not None and _SHA256.fullmatch(digest):
+            changed["resumedFrom"] = {"path": resume_path, "step": start, "digest": digest}
         if any(report.rolled_back for report in reports):
             notes = (_rolled_back(status, current.number, start, sessions),)
     everyone = all(_has_adopted(w, current.number) for w in members)

@@ -225,7 +225,9 @@ def gather_facts(inputs: Inputs) -> Facts:
     size = decide_size(job, stored.get("growth"), clock, runs=current is not None and not current.suspended)
     if size.growth is not None or "growth" in stored:
         changed["growth"] = size.growth
-    adoption = see_adoption(stored, current, members_of(workers), sessions.values())
+    checkpoint = job.spec.checkpoint
+    resume_path = None if checkpoint is None else checkpoint.resume_path
+    adoption = see_adoption(stored, current, members_of(workers), sessions.values(), resume_path)
     if adoption.completed:
         memory = replace(memory, readers=frozenset())
     return Facts(
@@ -243,6 +245,11 @@ def gather_facts(inputs: Inputs) -> Facts:
         silences=silences,
         size=size,
     )
+
+
+def repeats(facts: Facts) -> bool:
+    """Return whether one member can run its end again without the others: it needs only its rank and the state of the last step."""
+    return facts.tier != "Script" and facts.per_group == 1
 
 
 def _done(status: Mapping[str, Any], current: Current | None) -> frozenset[MemberId]:

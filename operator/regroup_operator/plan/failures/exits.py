@@ -26,6 +26,7 @@ from typing import Any
 
 from regroup.protocol.state import Phase
 from regroup_operator.api.members import MemberId
+from regroup_operator.api.status import POD_CAUSES
 from regroup_operator.model.plan import Clock, EarlyFailure, Failure, Memory
 from regroup_operator.model.records import PREEMPTED, UNSEEN_CODE, Observation, Pod, ProcessExit, Session
 from regroup_operator.model.worker import Current
@@ -48,7 +49,8 @@ class Seen:
     memory: Memory
     disrupted: tuple[tuple[Pod, Failure], ...] = ()
     ended: tuple[Pod, ...] = ()
-    """Pods that have ended, or whose trainer container has, although nobody has asked them to leave (pod_ends.py)."""
+    """Pods that have ended, or whose trainer container has, although nobody has asked them to leave, and that count for no
+    maxRestarts (pod_ends.py)."""
 
 
 @dataclass(frozen=True)
@@ -146,10 +148,10 @@ def see_failures(
         booted = pod.boot_id not in ("", started_in)
         if pod.container_restarts > known:
             boot_ids[pod.uid] = pod.boot_id
-            if not booted and _ended_by_itself(pod, session, released):
-                ended.append(pod)
             if pod.last_exit_code != 0 and not (leaves or pod.end_unseen or booted):
                 new += [_failure(pod, clock)] * (pod.container_restarts - known)
+            elif not booted and _ended_by_itself(pod, session, released):
+                ended.append(pod)
         if pod.init_failures:
             of_init = memory.init_failures.get(pod.uid, 0 if looked else pod.init_failures)
             if pod.init_failed and not (leaves or booted or pod.init_exit_code == UNSEEN_CODE):
@@ -157,7 +159,8 @@ def see_failures(
             init_failures[pod.uid] = pod.init_failures
         restarts[pod.uid] = pod.container_restarts
         is_over = looked and not pod.alive and pod.uid not in memory.seen_pods
-        if is_over and pod.last_exit_code is not None and _ended_by_itself(pod, session, released):
+        is_counted = pod.phase == "Failed" and _has_error_code(pod) and not leaves
+        if is_over and pod.last_exit_code is not None and not is_counted and _ended_by_itself(pod, session, released):
             ended.append(pod)
         if pod.phase != "Failed" or pod.uid in memory.seen_pods or not pod.node:
             continue
@@ -229,7 +232,8 @@ def count_created(
 
     A slot that was scaled away (its pods are `released` or gone, no member of the newest generation has it) and comes back
     is no replacement, whatever the number of its pod. Nor is one whose pod hands over: it is there and asked to leave (`leaving`,
-    by UID).
+    by UID). An eviction or preemption counts nowhere, as a drain does not: whether its worker could hand over in its grace is
+    chance.
     """
     create, pods = tuple(create), tuple(pods)
     seen = {pod.id for pod in pods}
@@ -240,14 +244,15 @@ def count_created(
     for pod in sorted(pods, key=lambda pod: pod.attempt) if lost else ():
         if pod.uid not in released:
             last[pod.slot] = pod
-    replaced = Counter(_loss(m, last.get(m.slot), memory.disrupted_pods.get(m.slot)) for m in lost)
+    causes = [_loss(m, last.get(m.slot), memory.disrupted_pods.get(m.slot)) for m in lost]
+    replaced = Counter(cause for cause in causes if cause in POD_CAUSES)
     waiting = (member for member in memory.created if member not in seen)
     return replaced, replace(memory, created=frozenset({*create, *waiting}))
 
 
 def _loss(new: MemberId, last: Pod | None, row: EarlyFailure | None) -> str:
-    """Return what became of the pod before a new one, its slot's `last`: one of api.status.POD_CAUSES. `row`: of its pods that were
-    evicted or preempted, which the API may have no more."""
+    """Return what became of the pod before a new one, its slot's `last`: EVICTED, PREEMPTED, or one of api.status.POD_CAUSES.
+    `row`: of its pods that were evicted or preempted, which the API may have no more."""
     if row is not None and row.reason and row.attempt == new.attempt - 1:
         return row.reason
     if last is None:

@@ -11,8 +11,9 @@ from regroup_operator.api.members import parse_members
 from regroup_operator.api.spec import ExitRule
 from regroup_operator.model.plan import Failure, IgnoredRow, Memory, Verdict, earliest
 from regroup_operator.model.worker import Standing, Worker
-from regroup_operator.plan.facts.facts import Facts, Inputs, members_of
-from regroup_operator.plan.failures.crashes import crash_sentence, is_hopeless, note_crashes, repeats
+from regroup_operator.plan.facts.facts import Facts, Inputs, members_of, repeats
+from regroup_operator.plan.failures.crashes import crash_sentence, is_hopeless, note_crashes
+from regroup_operator.plan.failures.crashes import repeats as crash_repeats
 from regroup_operator.plan.failures.exits import excused_generations, exits_status, read_exits, see_failures
 from regroup_operator.plan.failures.hangs import HUNG, Hang, find_hang, hangs_in_a_row
 from regroup_operator.plan.failures.no_commit import NO_COMMIT, broke_without_commit, no_commit_failure
@@ -106,7 +107,14 @@ def judge_failures(facts: Facts) -> Failures:
         steady = steady_size(facts.memory.steady_size, facts.status, facts.current, inputs.clock)
     ended = (*seen.failures, *(failure for _, failure in seen.disrupted))
     containers = frozenset(failure.pod for failure in ended if failure.container) if rules else frozenset[str]()
-    rulings = judge_exits(rules, ended, judged=was_judged, generations=_generations(facts, containers))
+    finished = facts.status.get("finished") if repeats(facts) else None
+    rulings = judge_exits(
+        rules,
+        ended,
+        judged=was_judged,
+        generations=_generations(facts, containers),
+        finished=finished["generation"] if finished is not None else 0,
+    )
     processes = tuple(failure for failure in rulings.counted if not is_disruption(failure))
     sessions = obs.sessions.values()
     committed_s = [s.progress_at_s for s in sessions if s.progress_at_s is not None]
@@ -131,9 +139,11 @@ def judge_failures(facts: Facts) -> Failures:
     pod_ends = None
     if not is_suspended:
         slots, minimum, reached = _reached(facts)
+        # What a rule counts is bounded by maxRestarts, and what it ignores is to be ignored.
+        ruled = {f.pod for f in (*rulings.counted, *(f for _, f in rulings.ignored)) if is_disruption(f)}
         pod_ends = note_pod_ends(
             seen.memory.pod_ends,
-            seen.ended,
+            [pod for pod in seen.ended if pod.name not in ruled],
             slots=slots,
             minimum=minimum,
             reached=reached,
@@ -155,7 +165,7 @@ def judge_failures(facts: Facts) -> Failures:
         ),
     )
     words = ""
-    if crash is not None and repeats(crash):
+    if crash is not None and crash_repeats(crash):
         hints = crash_hints(crash, facts.current, steady) if facts.tier == "Script" else ""
         where = " ".join(filter(None, [hints, log_words(crash.last, inputs.logs)]))
         words = crash_sentence(crash, exit_words(crash.last), where)

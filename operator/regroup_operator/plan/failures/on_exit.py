@@ -61,10 +61,16 @@ class Rulings:
 
 
 def judge_exits(
-    rules: Sequence[ExitRule], failures: Iterable[Failure], *, judged: Judged, generations: Mapping[str, int]
+    rules: Sequence[ExitRule],
+    failures: Iterable[Failure],
+    *,
+    judged: Judged,
+    generations: Mapping[str, int],
+    finished: int = 0,
 ) -> Rulings:
     """Return what becomes of new failures, in the order of their times. `generations`: by worker, the newest generation that it is
-    a member of, in which the end of its whole container is dated; a worker that is in none is absent."""
+    a member of, in which the end of its whole container is dated; a worker that is in none is absent. `finished`: the generation
+    whose steps are over, in which nobody's failure is the consequence of another's; 0: there is none."""
     counted: list[Failure] = []
     ignored: list[tuple[int, Failure]] = []
     fails: tuple[int, Failure] | None = None
@@ -75,6 +81,7 @@ def judge_exits(
         generation = generations.get(failure.worker, 0) if failure.container else failure.generation
         own, judged = _note(judged, failure, generation, rules, index)
         action = "Restart" if index is None else rules[index].action
+        own = own or (failure.generation == finished > 0)
         if index is not None and action == "Fail" and own and fails is None:
             fails = (index, failure)
         if index is not None and action == "Ignore":

@@ -27,6 +27,7 @@ def build_document(
     uid: str,
     processes: int,
     checkpoint: CheckpointRef | None,
+    imported: str | None = None,
     session_tier: bool,
     per_group: int = 1,
     before: Document | None = None,
@@ -80,6 +81,7 @@ def build_document(
         lineage=current.lineage if current else (),
         checkpoint=checkpoint,
         reason=announce.reason,
+        imported=imported,
     )
 
 

@@ -207,6 +207,7 @@ def _announce(
             uid=inputs.fresh_uid,
             processes=facts.processes,
             checkpoint=named_checkpoint(facts.status),
+            imported=(facts.known.get("resumedFrom") or {}).get("digest"),
             session_tier=facts.tier == "Session",
             per_group=facts.per_group,
             before=memory.document,

@@ -5,19 +5,26 @@ of them is told to leave its loop. Script tier: it is written once the first mem
 
 Where one member cannot run its end alone (a script without the library, a model that is split over the members), a failure takes
 it back: all members run theirs again, in an ordinary generation.
+
+Who has a place is in `status.finished.members`, and nowhere else. A pod that is named there keeps its place for as long as it may
+run; then a pod of its slot that was made for that is named instead, before it is told anything. The first write names the members
+of the generation and releases all other pods, so that of two pods of one slot (a hand-over) the member stays, or both do where both
+are. A pod that comes back after its place was given away is released, and what it says of its script does not count: the other one
+runs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from regroup.protocol.document import PLANNED
 from regroup.protocol.state import Phase
 from regroup_operator.api.members import MemberId, format_members, parse_members
 from regroup_operator.model.worker import Standing, Worker
-from regroup_operator.plan.facts.facts import Facts
+from regroup_operator.plan.facts.facts import Facts, repeats
 
 _COMMITTED = (Phase.FINISHED, Phase.FINISHING, Phase.DONE)
 """Phases of a worker whose processes have committed the last step."""
@@ -26,7 +33,8 @@ _BAD = (Standing.LOST, Standing.DIED, Standing.HUNG, Standing.BROKEN)
 
 @dataclass(frozen=True)
 class Finished:
-    """`members`: of the generation, in the order of their ranks. `done`: those whose script has returned 0 in every process."""
+    """`members`: who has the places of the generation, in the order of their ranks. `done`: those of them whose script has
+    returned 0 in every process."""
 
     generation: int
     members: tuple[MemberId, ...]
@@ -53,16 +61,6 @@ class Finished:
         }
 
 
-@dataclass(frozen=True)
-class Places:
-    """Which worker runs the end of whose script."""
-
-    of: Mapping[MemberId, Worker] = field(default_factory=dict)
-    """By member whose script has not returned 0: the worker that has its place. A place without one needs a pod."""
-    returned: frozenset[str] = frozenset()
-    """Pod UIDs of the workers whose scripts have returned 0, by what their agents say."""
-
-
 def read_finished(status: Mapping[str, Any]) -> Finished | None:
     """Return what the status says, None: nothing."""
     known = status.get("finished")
@@ -71,11 +69,6 @@ def read_finished(status: Mapping[str, Any]) -> Finished | None:
     members = parse_members(known["members"])
     done = frozenset(parse_members(known.get("done", "")))
     return Finished(known["generation"], members, known.get("step", 0), done, known["at"])
-
-
-def repeats(facts: Facts) -> bool:
-    """Return whether one member can run its end again without the others: its rank and the last state are all that it needs."""
-    return facts.tier != "Script" and facts.per_group == 1
 
 
 def see_finished(facts: Facts, workers: Sequence[Worker]) -> Finished | None:
@@ -89,29 +82,33 @@ def see_finished(facts: Facts, workers: Sequence[Worker]) -> Finished | None:
     if known is None:
         seen = _first_returned if facts.tier == "Script" else _last_step_committed
         known = seen(facts, workers)
+    elif repeats(facts):
+        known = taken_over(known, workers, facts.released)
     if known is None:
         return None
-    places = places_of(known, workers)
-    done = {member for member, worker in places.of.items() if _is_done(worker, known.generation)}
+    done = {member for member, worker in places_of(known, workers).items() if _is_done(worker, known.generation)}
     return replace(known, done=known.done | done)
 
 
-def places_of(finished: Finished, workers: Iterable[Worker]) -> Places:
-    """Return who has the places of the members that are not done. A member keeps its place for as long as its pod may run; then
-    another pod of its slot gets it, the oldest first."""
-    there = {w.id: w for w in workers if w.pod is not None and may_run(w)}
-    returned = frozenset(w.pod.uid for w in there.values() if w.pod is not None and _is_done(w, finished.generation))
-    found: dict[MemberId, Worker] = {}
-    free = sorted(there.keys() - set(finished.members), key=lambda one: (one.slot, one.attempt))
-    for member in finished.open:
-        if member in there:
-            found[member] = there[member]
-            continue
-        instead = next((one for one in free if one.slot == member.slot), None)
-        if instead is not None:
-            free.remove(instead)
-            found[member] = there[instead]
-    return Places(found, returned)
+def taken_over(finished: Finished, workers: Iterable[Worker], released: Collection[str]) -> Finished:
+    """Return it with the pods that take the places of those that can run no more: another one of the slot, the oldest first, and
+    none that is `released` (pod UIDs)."""
+    there = {w.id: w.pod.uid for w in workers if w.pod is not None and may_run(w)}
+    free: dict[int, list[MemberId]] = defaultdict(list)
+    for one in sorted(there.keys() - set(finished.members), reverse=True):
+        if there[one] not in released:
+            free[one.slot].append(one)
+    gone = frozenset(member for member in finished.open if member not in there)
+    members = tuple(
+        free[member.slot].pop() if member in gone and free[member.slot] else member for member in finished.members
+    )
+    return replace(finished, members=members)
+
+
+def places_of(finished: Finished, workers: Iterable[Worker]) -> dict[MemberId, Worker]:
+    """Return the workers that have the places of the members that are not done. A place without one needs a pod."""
+    there = {w.id: w for w in workers if may_run(w)}
+    return {member: there[member] for member in finished.open if member in there}
 
 
 def may_run(worker: Worker) -> bool:

@@ -16,10 +16,10 @@ from dataclasses import dataclass, replace
 from regroup_operator.api.conditions import COMPLETE, FAILED, SUSPENDED
 from regroup_operator.model.plan import Failure, Verdict
 from regroup_operator.plan.facts.current import named_checkpoint
-from regroup_operator.plan.facts.facts import Facts
+from regroup_operator.plan.facts.facts import Facts, repeats
 from regroup_operator.plan.failures.failures import Failures
 from regroup_operator.plan.failures.restarts import exit_words, log_words
-from regroup_operator.plan.lifecycle.finished import Finished, places_of, read_finished, repeats, see_finished
+from regroup_operator.plan.lifecycle.finished import Finished, places_of, read_finished, see_finished
 from regroup_operator.plan.lifecycle.run_policy import expires_in_s, has_begun, overdue
 
 END_FAILED = "EndFailed"
@@ -185,7 +185,7 @@ def not_repeatable(facts: Facts, failures: Failures, finished: Finished) -> Verd
         advice = " Set spec.checkpoint, so that a script that fails after its last step can run again."
     known, places = read_finished(facts.status), places_of(finished, failures.workers)
     # A spare that fails, or the container of a script that has returned 0, has no end to run again.
-    needed = {str(member) for member in (*finished.open, *(worker.id for worker in places.of.values()))}
+    needed = set(map(str, finished.open))
     ended = [f for f in failures.ended if f.worker in needed and not _has_snapshot(facts, failures, f, finished)]
     if ended:
         last = ended[-1]
@@ -195,7 +195,7 @@ def not_repeatable(facts: Facts, failures: Failures, finished: Finished) -> Verd
             f"{log_words(last, facts.inputs.logs)}{advice}"
         )
         return Verdict(END_FAILED, text, last.script_code)
-    gone = [] if known is None else [m for m in finished.open if m not in places.of or places.of[m].id != m]
+    gone = [] if known is None else [member for member in finished.open if member not in places]
     if not gone:
         return None
     return Verdict(

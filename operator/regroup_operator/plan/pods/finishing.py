@@ -6,7 +6,7 @@ second one would run the same script beside it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from regroup_operator.api.members import MemberId
 from regroup_operator.model.plan import earliest
@@ -20,6 +20,7 @@ def plan_finishing(
     *,
     workers: Sequence[Worker],
     finished: Finished,
+    leaves: Collection[MemberId],
     released: frozenset[str],
     named: Iterable[MemberId],
     counted: Iterable[MemberId],
@@ -30,12 +31,12 @@ def plan_finishing(
     term_began_s: float,
 ) -> WorkerChanges:
     """Return the changes. The arguments are those of `plan_workers`. Workers that are no members (spares, workers that were about
-    to join) are released; those whose scripts have returned 0 are told to stop, and their pods stay for their logs."""
+    to join) are released. `leaves`: those that need not stay, because their scripts have returned 0. Their pods stay for their
+    logs, unless they do not end."""
     pods = [(w, w.pod) for w in workers if w.pod is not None]
     places = places_of(finished, workers)
-    serving = {w.id for w in places.of.values()}
     attempts = next_attempts((*(w.id for w, _ in pods), *named, *counted))
-    slots = [member.slot for member in finished.open if member not in places.of]
+    slots = [member.slot for member in finished.open if member not in places]
     waits = {slot: held[slot] for slot in slots if held.get(slot, now_s) > now_s}
     create = tuple(
         CreateWorker(slot, attempts.get(slot, 0), bad_nodes.get(slot, ()))
@@ -43,13 +44,13 @@ def plan_finishing(
         if slot not in waits
     )
     members = frozenset(finished.members)
-    release = tuple(
-        pod
-        for w, pod in pods
-        if pod.alive and w.id not in serving | members and pod.uid not in released | places.returned
-    )
+    release = tuple(pod for w, pod in pods if pod.alive and w.id not in members and pod.uid not in released)
     leaving = tuple(pod for _, pod in pods if pod.uid in released and not pod.terminating)
-    ends = [(pod, given_up_s(w, pod, hello_timeout_s, term_began_s)) for w, pod in pods if pod.usable and _is_told(w)]
+    ends = [
+        (pod, given_up_s(w, pod, hello_timeout_s, term_began_s))
+        for w, pod in pods
+        if pod.usable and (w.id in leaves or _is_told(w))
+    ]
     given_up: tuple[Pod, ...] = tuple(pod for pod, at_s in ends if at_s is not None and at_s <= now_s)
     dues = (*waits.values(), *(at_s for _, at_s in ends))
     return WorkerChanges(create, release, tuple(dict.fromkeys((*leaving, *given_up))), earliest(dues, after_s=now_s))

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from regroup_operator.api.job import worker_digest
 from regroup_operator.api.members import MemberId
 from regroup_operator.api.spec import RunPolicy
-from regroup_operator.model.plan import EarlyFailure, Memory, Verdict, earliest
+from regroup_operator.model.plan import EarlyFailure, Memory, Verdict, earliest, seconds_of
 from regroup_operator.model.ports import EventNote
 from regroup_operator.model.records import Pod
 from regroup_operator.model.worker import Standing
 from regroup_operator.plan.facts.current import named_members
-from regroup_operator.plan.facts.facts import Facts
+from regroup_operator.plan.facts.facts import Facts, repeats
 from regroup_operator.plan.failures.exits import avoided_nodes, count_created
 from regroup_operator.plan.generation.generation import NextGeneration
 from regroup_operator.plan.lifecycle.lifecycle import Active, Completing, Ended, Finishing, Lifecycle, Suspending
@@ -29,7 +30,7 @@ from regroup_operator.plan.pods.early import (
 from regroup_operator.plan.pods.finishing import plan_finishing
 from regroup_operator.plan.pods.notices import Notices, judge_notices, with_tainted
 from regroup_operator.plan.pods.roles import NO_ROLES, RoleChanges, plan_roles
-from regroup_operator.plan.pods.wanted import CreateWorker, plan_workers
+from regroup_operator.plan.pods.wanted import LOGS_S, CreateWorker, plan_workers
 
 TEMPLATE_WORDS = "none is made from a template that is not the one of the start (see condition Accepted)"
 
@@ -107,6 +108,7 @@ def plan_pods(facts: Facts, lifecycle: Lifecycle, generation: NextGeneration) ->
         changes = plan_finishing(
             workers=generation.workers,
             finished=lifecycle.finished,
+            leaves=lifecycle.finished.done if repeats(facts) else frozenset(),
             released=facts.released,
             named=[*named_members(known), *lifecycle.finished.members],
             counted=counted,
@@ -137,6 +139,7 @@ def plan_pods(facts: Facts, lifecycle: Lifecycle, generation: NextGeneration) ->
             unsure=frozenset().union(*generation.memory.links) | generation.memory.setbacks.keys(),
             given_back=capacity.given_back,
             done=_done_slots(lifecycle),
+            read_until_s=_read_until_s(facts, lifecycle),
         )
     delete = (*changes.delete, *(pod for pod in changes.release if not pod.terminating))
     if isinstance(lifecycle, Active):
@@ -187,6 +190,17 @@ def plan_pods(facts: Facts, lifecycle: Lifecycle, generation: NextGeneration) ->
         notes=(*notices.notes, *capacity.notes, *roles.notes),
         roles=roles,
     )
+
+
+def _read_until_s(facts: Facts, lifecycle: Lifecycle) -> dict[str, float]:
+    """Return by UID until when the pods that a failure's message names are kept for their logs, monotonic."""
+    if not isinstance(lifecycle, Ended) or lifecycle.succeeded or lifecycle.why is None:
+        return {}
+    if facts.inputs.job.spec.run_policy.clean_pod_policy != "None":
+        return {}
+    named, clock = frozenset(re.findall(r"[a-z0-9-]+", lifecycle.why.message)), facts.inputs.clock
+    until_s = clock.now_s - (clock.wall - seconds_of(lifecycle.completed)) + LOGS_S
+    return {pod.uid: until_s for pod in facts.inputs.obs.pods if pod.name in named}
 
 
 def _done_slots(lifecycle: Lifecycle) -> frozenset[int]:

@@ -26,6 +26,9 @@ from regroup_operator.model.worker import Standing, Worker
 ENDS_WITHIN_S = 335.0
 """An agent that was told to stop has ended by then, whatever its processes do (_regroup_agent/ending.py): 300 s after Suspended
 they get SIGTERM, 5 s later SIGKILL, and 30 s later it exits without them."""
+LOGS_S = 3600.0
+"""After a failure the pod that the message names is kept for so long although another container of it runs on: its log says why.
+Its GPUs are kept with it. The other pods of the job are not, and none with cleanPodPolicy Running or All."""
 SLOW_STOP_S = 60.0
 """A pod that has not ended so long after its agent was told to stop is named in the status."""
 
@@ -70,6 +73,7 @@ def plan_workers(
     unsure: Collection[str] = (),
     given_back: frozenset[str] = frozenset(),
     done: Collection[int] = (),
+    read_until_s: Mapping[str, float] | None = None,
 ) -> WorkerChanges:
     """Return the changes to the job's pods.
 
@@ -84,13 +88,16 @@ def plan_workers(
     (early.py, capacity.py). `put_off`: slots of which no pod is made before others have a node. `given_back`: UIDs of pods that
     never had a node and leave at once. `unsure`: UIDs of pods that may not get into the next generation although they are ready:
     one that can take the place of such a pod stays. `done`: slots whose script has returned 0 (Script tier). They need no pod
-    unless another one fails.
+    unless another one fails. `read_until_s`: by UID, until when the pod of an ended job is kept for its log once its agent has
+    stopped.
     """
     pods = [w for w in workers if w.pod is not None]
     leaving = tuple(w.pod for w in pods if w.pod and w.pod.uid in released and not w.pod.terminating)
     if ended:
         remaining = [
-            (w.pod, given_up_s(w, w.pod, hello_timeout_s, term_began_s)) for w in pods if w.pod and w.pod.usable
+            (w.pod, _kept_until_s(w, given_up_s(w, w.pod, hello_timeout_s, term_began_s), read_until_s or {}))
+            for w in pods
+            if w.pod and w.pod.usable
         ]
         given_up = (pod for pod, at_s in remaining if at_s is not None and at_s <= now_s)
         told = [w.session.told_stop_at_s for w in pods if w.pod and w.pod.usable and w.session]
@@ -176,6 +183,17 @@ def given_up_s(worker: Worker, pod: Pod, hello_timeout_s: float, term_began_s: f
         return None if told_s is None else told_s + ENDS_WITHIN_S + hello_timeout_s
     closed_s = session.condition_at_s if session.closed_at_s is None else session.closed_at_s
     return max(closed_s, pod.running_since_s or closed_s) + hello_timeout_s
+
+
+def _kept_until_s(worker: Worker, given_up: float | None, read_until_s: Mapping[str, float]) -> float | None:
+    """Return `given_up`, or the later time until which the pod is kept for its log: nothing of the job goes on in it."""
+    pod, session = worker.pod, worker.session
+    if given_up is None or pod is None:
+        return given_up
+    has_stopped = pod.last_exit_code == 0 and pod.running_since_s is None  # an operator that began later knows no more
+    if session is not None:
+        has_stopped = session.condition.phase == Phase.STOPPED
+    return max(given_up, read_until_s.get(pod.uid, given_up)) if has_stopped else given_up
 
 
 def _in(worker: Worker, uids: Collection[str]) -> bool:

@@ -24,7 +24,7 @@ AT_REST = (FINISHING, COMPLETING, SUSPENDING, SUSPENDED, SUCCEEDED, FAILED)
 
 
 AT_REST_WORDS = {
-    FINISHING: "All steps are committed; see condition Complete.",
+    FINISHING: "Scripts come to their end; see condition Complete.",
     COMPLETING: "The script has returned in every worker; see condition Complete.",
     SUSPENDING: "The job is being suspended.",
     SUSPENDED: "The job is suspended.",
@@ -261,7 +261,7 @@ def training_conditions(
         what = f"The script has returned in all {_workers(count)} of generation {number}{and_roles}."
         out.append(JobCondition("Complete", "True", reason, " ".join(filter(None, [what, unsaved]))))
     elif finished is not None and finished.open and phase != FAILED:
-        what = " ".join(filter(None, [finishing_words(finished), unsaved]))
+        what = " ".join(filter(None, [finishing_words(finished, runs=phase == FINISHING), unsaved]))
         out.append(JobCondition("Complete", "False", FINISHING, what[:1000]))
     elif finished is not None and phase != FAILED:
         what = f"The script has returned in all {_workers(len(finished.members))} of generation {finished.generation}."
@@ -273,13 +273,15 @@ def training_conditions(
     return out
 
 
-def finishing_words(finished: Finished) -> str:
-    """Return in how many members the script still runs, since when, and in which workers."""
+def finishing_words(finished: Finished, *, runs: bool) -> str:
+    """Return in how many members the script still runs, since when, and in which workers; where none `runs`, that it will."""
     of = f"{len(finished.open)} of {_workers(len(finished.members))}"
     where = f"worker{'' if len(finished.open) == 1 else 's'} {format_members(finished.open)}"
     begun = "Some scripts have returned"
     if finished.step:
         begun = f"All steps of generation {finished.generation} are committed"
+    if not runs:
+        return f"{begun}. The script has not returned in {of} ({where}). It runs again there once the job is resumed."
     return f"{begun}. The script still runs in {of} ({where}), since {finished.at}."
 
 

@@ -95,7 +95,9 @@ def overview(
     now |= _of_training(facts, failures, lifecycle, generation, pods, status, phase, group, now)
     if FAILED in now and COMPLETE in before:  # it waited for its roles
         now |= _by_type([JobCondition(COMPLETE, "False", FAILED, "The job has failed; see condition Failed.")])
-    conditions = list(facts.status.get("conditions", ()))
+    # Where all scripts run again, none of them is at its end.
+    dropped = {COMPLETE} - now.keys() if not rest else frozenset[str]()
+    conditions = [one for one in facts.status.get("conditions", ()) if one["type"] not in dropped]
     for one in now.values():
         conditions = set_condition(conditions, one.type, one.status, one.reason, one.message,  # type: ignore[arg-type]
                                    clock.timestamp(), job.spec_generation)  # fmt: skip
