@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from regroup.checkpoint.selection import name_of
+from regroup.protocol.state import StatePair
 from tests.builders.plan import make_job
+from tests.simulator.disk import Checkpoint
 from tests.simulator.world import World
 
 CHECKPOINT = {"volumeClaim": "digits"}
@@ -70,3 +74,67 @@ def test_advice_to_set_a_checkpoint_is_for_a_job_that_has_none(spec: dict[str, A
     world.until(lambda: world.phase == "Failed", 10.0)
     assert world.condition("Failed")["reason"] == "EndFailed"
     assert ("Set spec.checkpoint" in world.condition("Failed")["message"]) == (not spec)
+
+
+def with_checkpoint(world: World) -> World:
+    """Have the last state in a checkpoint, so that an end can run again anywhere."""
+    finished = world.status["finished"]
+    name = name_of(finished["generation"], finished["step"], world.status["membership"]["uid"])
+    world.disk.checkpoints.append(Checkpoint(name, StatePair(finished["generation"], finished["step"])))
+    kept = {"directory": name.directory, "at": finished["at"], "kept": [name.directory]}
+    named = {"generation": finished["generation"], "step": finished["step"], **kept}
+    world.store.replace_status({**world.status, "checkpoint": named})
+    world.advance(1.0)
+    return world
+
+
+@pytest.mark.parametrize("scaled", [False, True], ids=["as it was", "after spec.replicas has become less"])
+def test_pods_of_an_end_that_are_preempted_are_held_back(scaled: bool) -> None:
+    world = with_checkpoint(finishing(4, spec={"checkpoint": CHECKPOINT}))
+    if scaled:
+        world.scale(2)
+        world.advance(1.0)
+    made: list[int] = []
+    world.pods.on_create = made.append
+    for _ in range(6):
+        for pod in [pod for pod in world.pods.by_uid.values() if pod.slot == 3]:
+            world.pods.by_uid[pod.uid] = replace(pod, disruption="PreemptionByScheduler", terminating=True)
+            world.dirty()
+            world.advance(0.5)
+            world.vanish(pod.uid)
+        world.advance(3.0)
+    assert made == [3, 3]
+    said = world.condition("PodsReady")
+    assert (said["reason"], said["message"][:20]) == ("Disrupted", "3 of 4 worker pods r")
+
+
+def test_failed_pods_of_an_end_do_not_pile_up() -> None:
+    world = with_checkpoint(finishing(spec={"checkpoint": CHECKPOINT}))
+    for node in world.pods.nodes.values():
+        node.refuses = True
+    world.vanish(world.uid(1))
+    world.advance(120.0)
+    failed = [pod for pod in world.pods.by_uid.values() if pod.phase == "Failed"]
+    assert [pod.attempt for pod in failed] == [max(pod.attempt for pod in failed)], "the newest stays, for its status"
+
+
+def test_end_that_waits_for_a_node_says_so() -> None:
+    """It waits as long as it takes: a pod that is given back would not make another script return."""
+    elastic = {"minReplicas": 1, "maxReplicas": 8, "pendingTimeoutSeconds": 30}
+    world = with_checkpoint(finishing(spec={"checkpoint": CHECKPOINT, "elasticPolicy": elastic}, num_nodes=0))
+    assert world.condition("PodsReady")["reason"] == "Finishing"
+    world.pods.pending.add(1)
+    world.vanish(world.uid(1))
+    world.advance(1.0)
+    uid = world.uid(1, 1)
+    lacks: dict[str, Any] = {"unschedulable": "0/3 nodes are available", "unscheduled_reason": "Unschedulable", "node": ""}
+    world.pods.by_uid[uid] = replace(world.pods.by_uid[uid], **lacks)
+    world.dirty()
+    world.advance(120.0)
+    said = world.condition("PodsReady")
+    assert (said["reason"], said["message"]) == (
+        "Unschedulable",
+        "1 of 2 worker pods run; digits-worker-1-1: 0/3 nodes are available",
+    )
+    assert "1-1" in world.names()
+    assert "PodGivenBack" not in [note.reason for note in world.notes]

@@ -84,6 +84,13 @@ class Facts:
         return self.size.replicas + self.inputs.job.spec.recovery.spares
 
     @property
+    def known_slots(self) -> int:
+        """How many slots may have pods: while scripts come to their end those of all members, whatever spec.replicas says now."""
+        finished = self.status.get("finished")
+        members = () if finished is None else parse_members(finished["members"])
+        return max(self.slots, *(member.slot + 1 for member in members), 0)
+
+    @property
     def known(self) -> dict[str, Any]:
         """The status with these changes."""
         return {**self.status, **self.changed}

@@ -161,7 +161,7 @@ def judge_failures(facts: Facts) -> Failures:
             [pod for pod, failure in seen.disrupted if failure.pod not in counted_pods],
             obs.pods,
             inputs.clock.now_s,
-            slots=facts.slots,
+            slots=facts.known_slots,
         ),
     )
     words = ""
@@ -237,7 +237,7 @@ def _reached(facts: Facts) -> tuple[int, int, tuple[int, int] | None]:
     if finished is not None and facts.tier == "Session":
         # Each script ends by itself: that one of them returns is progress.
         num_done = len(parse_members(finished.get("done", "")))
-        return facts.slots, facts.slots - finished["workers"] + num_done + 1, (1, num_done)
+        return facts.known_slots, facts.known_slots - finished["workers"] + num_done + 1, (1, num_done)
     start = facts.start_step
     return facts.slots, facts.inputs.job.min_replicas, None if start is None else (0, start)
 
@@ -267,8 +267,8 @@ def _ruled(facts: Facts, rulings: Rulings) -> Verdict | None:
         return Verdict(EXIT_RULE, words, failure.script_code)
     if not rules:
         return None
-    needed = (p for p in inputs.obs.pods if p.slot < facts.slots and p.uid not in facts.released)
-    spares = inputs.job.spec.recovery.spares
+    needed = (p for p in inputs.obs.pods if p.slot < facts.known_slots and p.uid not in facts.released)
+    spares = inputs.job.spec.recovery.spares if "finished" not in facts.status else 0
     blocked = blocked_pod(rules, needed, spares=spares, per_group=facts.per_group)
     return None if blocked is None else Verdict(EXIT_RULE, blocked_sentence(rules, *blocked))
 

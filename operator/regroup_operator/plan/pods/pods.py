@@ -70,13 +70,13 @@ def plan_pods(facts: Facts, lifecycle: Lifecycle, generation: NextGeneration) ->
             # One of before that failed stays for its log, and says nothing of the template that there is now.
             pods = [pod for pod in pods if pod.spec_digest in ("", digest)]
         rows = _without(facts.memory.early_failures, corrected)
-        early = note_early(rows, pods, inputs.clock.now_s, slots=facts.slots)
+        early = note_early(rows, pods, inputs.clock.now_s, slots=facts.known_slots)
         disrupted = _without(generation.memory.disrupted_pods, corrected)
     # A worker that cannot be reached has a node, and is no use to the job.
     lost = {w.pod.uid: w.id.slot for w in generation.workers if w.pod is not None and w.standing == Standing.LOST}
     reached = [pod for pod in inputs.obs.pods if pod.uid not in lost.keys() | generation.abandoned]
     capacity = judge_capacity(
-        policy=inputs.job.spec.elastic_policy if is_active else None,
+        policy=inputs.job.spec.elastic_policy if isinstance(lifecycle, Active) else None,
         pods=reached,
         released=facts.released,
         slots=facts.slots,
@@ -102,7 +102,7 @@ def plan_pods(facts: Facts, lifecycle: Lifecycle, generation: NextGeneration) ->
         minimum=inputs.job.min_replicas,
     )
     counted = [MemberId(slot, row.attempt) for rows in (early, disrupted, capacity.rows) for slot, row in rows.items()]
-    avoided = with_tainted(bad_nodes, inputs.obs.pods, facts.slots)
+    avoided = with_tainted(bad_nodes, inputs.obs.pods, facts.known_slots)
     term_began_s = max(inputs.obs.term_started_s, inputs.obs.admitted_by_s)
     if isinstance(lifecycle, Finishing):
         changes = plan_finishing(
@@ -142,7 +142,7 @@ def plan_pods(facts: Facts, lifecycle: Lifecycle, generation: NextGeneration) ->
             read_until_s=_read_until_s(facts, lifecycle),
         )
     delete = (*changes.delete, *(pod for pod in changes.release if not pod.terminating))
-    if isinstance(lifecycle, Active):
+    if is_active:
         delete += surplus(inputs.obs.pods, {pod.uid for pod in delete})
     elif _clears(lifecycle, inputs.job.spec.run_policy):
         going = {pod.uid for pod in delete}
@@ -157,7 +157,7 @@ def plan_pods(facts: Facts, lifecycle: Lifecycle, generation: NextGeneration) ->
         clock=inputs.clock,
     )
     create, words = changes.create, capacity.words
-    if later and is_active:
+    if later and isinstance(lifecycle, Active):
         words = words or f"the others are made once {inputs.job.min_replicas} workers in whole groups have a node"
     if inputs.job.template_changed:
         create, words, roles = (), TEMPLATE_WORDS, replace(roles, create=())
@@ -186,7 +186,7 @@ def plan_pods(facts: Facts, lifecycle: Lifecycle, generation: NextGeneration) ->
         due_s=earliest((changes.look_again_s, capacity.due_s, roles.due_s), after_s=inputs.clock.now_s),
         words=words,
         failing=early_words(early, inputs.obs.pods, inputs.clock)
-        or disrupted_words(disrupted, inputs.obs.pods, inputs.clock, facts.slots),
+        or disrupted_words(disrupted, inputs.obs.pods, inputs.clock, facts.known_slots),
         notes=(*notices.notes, *capacity.notes, *roles.notes),
         roles=roles,
     )

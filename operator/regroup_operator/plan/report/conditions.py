@@ -41,6 +41,8 @@ NOT_SET_UP = "NotSetUp"
 """Reason of PodsReady=False: the kubelet says why only in the pod's events, which the operator may not read."""
 SET_UP_S = 60.0
 """A kubelet that has not set a pod up for so long is named: large volumes take their time to be attached."""
+PASSING = ("Starting", "Connecting")
+"""Reasons of PodsReady=False and AgentsConnected=False of pods on their way."""
 ORDINARY = ("Starting", "Ended", FINISHING, COMPLETING, SUSPENDING, SUSPENDED, HELD_BACK)
 """Reasons of PodsReady=False that pass by themselves."""
 

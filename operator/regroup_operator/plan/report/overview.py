@@ -45,6 +45,7 @@ from regroup_operator.plan.report.conditions import (
     FAILED,
     FINISHING,
     ORDINARY,
+    PASSING,
     SUCCEEDED,
     SUSPENDING,
     WAITING_FOR_ROLES,
@@ -88,7 +89,7 @@ def overview(
     )
     now = {
         **_accepted(facts, lifecycle, before),
-        **_of_workers(facts, rest, generation, pods),
+        **_of_workers(facts, lifecycle, rest, generation, pods),
         **_of_saving(facts, lifecycle, generation, status, before),
     }
     now |= _suspended(facts, lifecycle, status, before)
@@ -224,23 +225,30 @@ def _continues(facts: Facts, status: Mapping[str, Any]) -> str:
 
 
 def _of_workers(
-    facts: Facts, rest: str | None, generation: NextGeneration, pods: PodChanges
+    facts: Facts, lifecycle: Lifecycle, rest: str | None, generation: NextGeneration, pods: PodChanges
 ) -> dict[str, JobCondition]:
     inputs = facts.inputs
-    return _by_type(
-        worker_conditions(
-            workers=generation.workers,
-            replicas=inputs.job.spec.replicas,
-            spares=inputs.job.spec.recovery.spares,
-            held="; ".join(filter(None, [facts.size.words, pods.words])),
+    finished = finished_of(lifecycle) if rest == FINISHING else None
+
+    def judge(ended: str | None) -> list[JobCondition]:
+        wants = None if finished is None else frozenset(finished.open)
+        return worker_conditions(
+            workers=[w for w in generation.workers if wants is None or w.id in wants],
+            replicas=inputs.job.spec.replicas if wants is None else len(wants),
+            spares=inputs.job.spec.recovery.spares if wants is None else 0,
+            held="; ".join(filter(None, [facts.size.words if wants is None else "", pods.words])),
             failing=pods.failing,
-            ended=rest,
+            ended=ended,
             now_s=inputs.clock.now_s,
             settings=inputs.settings,
             endpoint=inputs.endpoint,
             refusals=inputs.obs.refusals,
         )
-    )
+
+    found = _by_type(judge(rest))
+    if finished is not None:  # a script that has to run again may wait for a node, which nothing else would say
+        found |= {one.type: one for one in judge(None) if one.status == "False" and one.reason not in PASSING}
+    return found
 
 
 def _of_saving(
