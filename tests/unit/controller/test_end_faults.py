@@ -127,7 +127,11 @@ def test_end_that_waits_for_a_node_says_so() -> None:
     world.vanish(world.uid(1))
     world.advance(1.0)
     uid = world.uid(1, 1)
-    lacks: dict[str, Any] = {"unschedulable": "0/3 nodes are available", "unscheduled_reason": "Unschedulable", "node": ""}
+    lacks: dict[str, Any] = {
+        "unschedulable": "0/3 nodes are available",
+        "unscheduled_reason": "Unschedulable",
+        "node": "",
+    }
     world.pods.by_uid[uid] = replace(world.pods.by_uid[uid], **lacks)
     world.dirty()
     world.advance(120.0)
