@@ -138,7 +138,7 @@ def plan_pods(facts: Facts, lifecycle: Lifecycle, generation: NextGeneration) ->
             put_off=later,
             unsure=frozenset().union(*generation.memory.links) | generation.memory.setbacks.keys(),
             given_back=capacity.given_back,
-            done=_done_slots(lifecycle),
+            idle=_idle_slots(facts, lifecycle),
             read_until_s=_read_until_s(facts, lifecycle),
         )
     delete = (*changes.delete, *(pod for pod in changes.release if not pod.terminating))
@@ -203,10 +203,12 @@ def _read_until_s(facts: Facts, lifecycle: Lifecycle) -> dict[str, float]:
     return {pod.uid: until_s for pod in facts.inputs.obs.pods if pod.name in named}
 
 
-def _done_slots(lifecycle: Lifecycle) -> frozenset[int]:
-    """Return the slots whose script has returned 0 while others still run (Script tier)."""
+def _idle_slots(facts: Facts, lifecycle: Lifecycle) -> frozenset[int]:
+    """Return the slots for which no script runs any more while others still do (Script tier)."""
     finished = lifecycle.finished if isinstance(lifecycle, Active) else None
-    return frozenset() if finished is None else frozenset(member.slot for member in finished.done)
+    if finished is None:
+        return frozenset()
+    return frozenset(range(facts.known_slots)) - {member.slot for member in finished.open}
 
 
 def _without(rows: Mapping[int, EarlyFailure], slots: Collection[int]) -> dict[int, EarlyFailure]:
