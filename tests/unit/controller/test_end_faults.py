@@ -142,3 +142,20 @@ def test_end_that_waits_for_a_node_says_so() -> None:
     )
     assert "1-1" in world.names()
     assert "PodGivenBack" not in [note.reason for note in world.notes]
+
+
+def test_worker_on_a_node_that_is_cut_off_keeps_its_place_until_its_pod_is_gone() -> None:
+    """Kubernetes has its pod deleted after five minutes, which ends nothing there: another one would save beside it as rank 0. A
+    re-run of its rank beside it is what the ledger does not allow."""
+    world = with_checkpoint(finishing(spec={"checkpoint": CHECKPOINT}))
+    uid = world.uid(0)
+    world.cut_off(uid)
+    world.node_not_ready(uid)
+    world.pods.by_uid[uid] = replace(world.pods.by_uid[uid], terminating=True)
+    world.dirty()
+    world.advance(300.0)
+    assert world.names() == ["0-0", "1-0"]
+    said = world.condition("Complete")["message"]
+    assert said.endswith("kubectl delete pod --force --namespace=default digits-worker-0-0")
+    world.vanish(uid)
+    world.until(lambda: world.names() == ["0-1", "1-0"], 5.0)

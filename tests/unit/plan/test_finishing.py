@@ -218,7 +218,7 @@ LOST = {"node_ready": False, "terminating": True}
     [
         pytest.param((), None, [(1, 1, ())], id="deleted"),
         pytest.param((make_pod(1, terminating=True),), says(1), [], id="it drains: its script has its grace"),
-        pytest.param((make_pod(1, **LOST),), None, [(1, 1, ())], id="its node is lost"),
+        pytest.param((make_pod(1, **LOST),), None, [], id="PLACE: its node is lost, and the API has the pod"),
         pytest.param((make_pod(1, **LOST),), says(1), [], id="the kubelet is gone, and it can be reached"),
         pytest.param((make_pod(1, node_ready=False),), None, [], id="its node may come back"),
         pytest.param((make_pod(1),), None, [], id="PLACE: it cannot be reached, and may run"),
@@ -297,7 +297,7 @@ def test_who_has_whose_place(
         pytest.param({"phase": "Failed"}, False, id="it has failed"),
         pytest.param({"terminating": True}, True, id="it has its grace"),
         pytest.param({"node_ready": False}, True, id="its node may come back"),
-        pytest.param(LOST, False, id="Kubernetes has given its node up"),
+        pytest.param(LOST, True, id="its node is lost, and its kubelet has not said that it has ended"),
     ],
 )
 def test_which_pods_may_run(changes: dict[str, Any], want: bool) -> None:
