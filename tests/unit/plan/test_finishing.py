@@ -234,6 +234,15 @@ def test_pod_is_made_once_the_place_is_free(pods: tuple[Pod, ...], session: Sess
     assert (restarts.get("processes", 0), restarts.get("recent", [])) == (0, []), "it does not count for maxRestarts"
 
 
+def test_pod_whose_agent_has_exited_without_its_container_is_deleted() -> None:
+    """A process in it hangs in the kernel: neither does the container end, nor does the kubelet start it again."""
+    gone = says(1, Phase.STOPPED, connected=False, closed_at_s=90.0)
+    early = plan(job(ends()), says(0), gone, clock=replace(CLOCK, now_s=109.0))
+    assert (early.delete, early.create, early.look_again_s) == ((), (), 110.0)
+    late = plan(job(ends()), says(0), gone, clock=replace(CLOCK, now_s=110.0))
+    assert ([pod.uid for pod in late.delete], late.create) == ([uid_of(1)], ())
+
+
 def test_pod_that_is_made_gets_the_place_and_the_finished_generation() -> None:
     pods = (make_pod(0), make_pod(1, 1))
     fresh = make_session(1, Phase.STARTING, 0, attempt=1, told_tier="Session")
