@@ -9,11 +9,13 @@ import pytest
 
 from regroup.checkpoint.selection import name_of
 from regroup.protocol.state import StatePair
+from regroup_operator.model.records import Settings
 from tests.builders.plan import make_job
 from tests.simulator.disk import Checkpoint
 from tests.simulator.world import World
 
 CHECKPOINT = {"volumeClaim": "digits"}
+GROUPS = {"minReplicas": 2, "maxReplicas": 8}
 
 
 def near_its_end(replicas: int = 2, *, spares: int = 0, spec: dict[str, Any] | None = None, **given: Any) -> World:
@@ -159,3 +161,33 @@ def test_worker_on_a_node_that_is_cut_off_keeps_its_place_until_its_pod_is_gone(
     assert said.endswith("kubectl delete pod --force --namespace=default digits-worker-0-0")
     world.vanish(uid)
     world.until(lambda: world.names() == ["0-1", "1-0"], 5.0)
+
+
+def test_suspended_job_whose_ends_all_run_again_does_not_say_that_scripts_still_run() -> None:
+    """The model is split over the members: those that have returned 0 run again, too."""
+    world = with_checkpoint(
+        finishing(4, spec={"checkpoint": CHECKPOINT, "workersPerGroup": 2, "elasticPolicy": GROUPS})
+    )
+    end_process(world, 0)
+    world.until(lambda: world.status["finished"]["done"] == "0", 10.0)
+    world.suspend(True)
+    world.until(lambda: world.phase == "Suspended", 60.0)
+    assert "finished" not in world.status
+    assert world.condition("Complete") == {}
+    assert world.condition("Suspended")["message"].endswith("the job continues from its newest checkpoint.")
+    world.suspend(False)
+    world.until(lambda: world.phase == "Finishing", 60.0)
+    assert (world.generation, world.status["finished"]["done"]) == (2, "")
+
+
+def test_script_that_comes_to_its_end_does_not_grow() -> None:
+    world = near_its_end(script="plain", known_session=False, settings=Settings(term_grace_s=0.0))
+    world.advance(60.0)
+    world.step()
+    end_process(world, 0)
+    world.until(lambda: world.phase == "Finishing", 10.0)
+    world.scale(4)
+    world.advance(30.0)
+    assert (world.phase, world.names()) == ("Finishing", ["0-0", "1-0"])
+    end_process(world, 1)
+    world.until(lambda: world.phase == "Succeeded", 10.0)

@@ -138,7 +138,7 @@ def plan_pods(facts: Facts, lifecycle: Lifecycle, generation: NextGeneration) ->
             put_off=later,
             unsure=frozenset().union(*generation.memory.links) | generation.memory.setbacks.keys(),
             given_back=capacity.given_back,
-            done=_done_slots(lifecycle),
+            done=_idle_slots(lifecycle, facts.slots),
             read_until_s=_read_until_s(facts, lifecycle),
         )
     delete = (*changes.delete, *(pod for pod in changes.release if not pod.terminating))
@@ -203,10 +203,11 @@ def _read_until_s(facts: Facts, lifecycle: Lifecycle) -> dict[str, float]:
     return {pod.uid: until_s for pod in facts.inputs.obs.pods if pod.name in named}
 
 
-def _done_slots(lifecycle: Lifecycle) -> frozenset[int]:
-    """Return the slots whose script has returned 0 while others still run (Script tier)."""
+def _idle_slots(lifecycle: Lifecycle, slots: int) -> frozenset[int]:
+    """Return those of a job's slots that have no script to run while others still run (Script tier): it has returned 0 there, or
+    never ran."""
     finished = lifecycle.finished if isinstance(lifecycle, Active) else None
-    return frozenset() if finished is None else frozenset(member.slot for member in finished.done)
+    return frozenset() if finished is None else frozenset(range(slots)) - {member.slot for member in finished.open}
 
 
 def _without(rows: Mapping[int, EarlyFailure], slots: Collection[int]) -> dict[int, EarlyFailure]:

@@ -87,7 +87,7 @@ def plan_workers(
     `blip_s`: a pod that starts keeps its slot for so long while its node is not ready. `held`: by slot, until when no pod is made
     (early.py, capacity.py). `put_off`: slots of which no pod is made before others have a node. `given_back`: UIDs of pods that
     never had a node and leave at once. `unsure`: UIDs of pods that may not get into the next generation although they are ready:
-    one that can take the place of such a pod stays. `done`: slots whose script has returned 0 (Script tier). They need no pod
+    one that can take the place of such a pod stays. `done`: slots without a script to run (Script tier). They need no pod
     unless another one fails. `read_until_s`: by UID, until when the pod of an ended job is kept for its log once its agent has
     stopped.
     """
