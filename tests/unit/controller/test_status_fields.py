@@ -25,6 +25,8 @@ ELSEWHERE = {
     "status.progress.noiseScale",
     "status.progress.samplesPerSecond",
     "status.progress.stepTime",
+    "status.resumedFrom",
+    *(f"status.resumedFrom.{name}" for name in ("digest", "path", "step")),
 }
 """What the trainers of this world, which use the library and have no tensors, do not report; tests/unit/plan holds that it is
 passed on."""
