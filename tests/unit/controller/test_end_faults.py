@@ -9,11 +9,13 @@ import pytest
 
 from regroup.checkpoint.selection import name_of
 from regroup.protocol.state import StatePair
+from regroup_operator.model.records import Settings
 from tests.builders.plan import make_job
 from tests.simulator.disk import Checkpoint
 from tests.simulator.world import World
 
 CHECKPOINT = {"volumeClaim": "digits"}
+GROUPS = {"minReplicas": 2, "maxReplicas": 8}
 
 
 def near_its_end(replicas: int = 2, *, spares: int = 0, spec: dict[str, Any] | None = None, **given: Any) -> World:
@@ -142,3 +144,50 @@ def test_end_that_waits_for_a_node_says_so() -> None:
     )
     assert "1-1" in world.names()
     assert "PodGivenBack" not in [note.reason for note in world.notes]
+
+
+def test_worker_on_a_node_that_is_cut_off_keeps_its_place_until_its_pod_is_gone() -> None:
+    """Kubernetes has its pod deleted after five minutes, which ends nothing there: another one would save beside it as rank 0. A
+    re-run of its rank beside it is what the ledger does not allow."""
+    world = with_checkpoint(finishing(spec={"checkpoint": CHECKPOINT}))
+    uid = world.uid(0)
+    world.cut_off(uid)
+    world.node_not_ready(uid)
+    world.pods.by_uid[uid] = replace(world.pods.by_uid[uid], terminating=True)
+    world.dirty()
+    world.advance(300.0)
+    assert world.names() == ["0-0", "1-0"]
+    said = world.condition("Complete")["message"]
+    assert said.endswith("kubectl delete pod --force --namespace=default digits-worker-0-0")
+    world.vanish(uid)
+    world.until(lambda: world.names() == ["0-1", "1-0"], 5.0)
+
+
+def test_suspended_job_whose_ends_all_run_again_does_not_say_that_scripts_still_run() -> None:
+    """The model is split over the members: those that have returned 0 run again, too."""
+    world = with_checkpoint(
+        finishing(4, spec={"checkpoint": CHECKPOINT, "workersPerGroup": 2, "elasticPolicy": GROUPS})
+    )
+    end_process(world, 0)
+    world.until(lambda: world.status["finished"]["done"] == "0", 10.0)
+    world.suspend(True)
+    world.until(lambda: world.phase == "Suspended", 60.0)
+    assert "finished" not in world.status
+    assert world.condition("Complete") == {}
+    assert world.condition("Suspended")["message"].endswith("the job continues from its newest checkpoint.")
+    world.suspend(False)
+    world.until(lambda: world.phase == "Finishing", 60.0)
+    assert (world.generation, world.status["finished"]["done"]) == (2, "")
+
+
+def test_script_that_comes_to_its_end_does_not_grow() -> None:
+    world = near_its_end(script="plain", known_session=False, settings=Settings(term_grace_s=0.0))
+    world.advance(60.0)
+    world.step()
+    end_process(world, 0)
+    world.until(lambda: world.phase == "Finishing", 10.0)
+    world.scale(4)
+    world.advance(30.0)
+    assert (world.phase, world.names()) == ("Finishing", ["0-0", "1-0"])
+    end_process(world, 1)
+    world.until(lambda: world.phase == "Succeeded", 10.0)

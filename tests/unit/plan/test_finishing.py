@@ -218,7 +218,7 @@ LOST = {"node_ready": False, "terminating": True}
     [
         pytest.param((), None, [(1, 1, ())], id="deleted"),
         pytest.param((make_pod(1, terminating=True),), says(1), [], id="it drains: its script has its grace"),
-        pytest.param((make_pod(1, **LOST),), None, [(1, 1, ())], id="its node is lost"),
+        pytest.param((make_pod(1, **LOST),), None, [], id="PLACE: its node is lost, and the API has the pod"),
         pytest.param((make_pod(1, **LOST),), says(1), [], id="the kubelet is gone, and it can be reached"),
         pytest.param((make_pod(1, node_ready=False),), None, [], id="its node may come back"),
         pytest.param((make_pod(1),), None, [], id="PLACE: it cannot be reached, and may run"),
@@ -232,6 +232,15 @@ def test_pod_is_made_once_the_place_is_free(pods: tuple[Pod, ...], session: Sess
     assert (got.status["phase"], got.delete) == ("Finishing", ())
     restarts = got.status.get("restarts", {})
     assert (restarts.get("processes", 0), restarts.get("recent", [])) == (0, []), "it does not count for maxRestarts"
+
+
+def test_pod_whose_agent_has_exited_without_its_container_is_deleted() -> None:
+    """A process in it hangs in the kernel: neither does the container end, nor does the kubelet start it again."""
+    gone = says(1, Phase.STOPPED, connected=False, closed_at_s=90.0)
+    early = plan(job(ends()), says(0), gone, clock=replace(CLOCK, now_s=109.0))
+    assert (early.delete, early.create, early.look_again_s) == ((), (), 110.0)
+    late = plan(job(ends()), says(0), gone, clock=replace(CLOCK, now_s=110.0))
+    assert ([pod.uid for pod in late.delete], late.create) == ([uid_of(1)], ())
 
 
 def test_pod_that_is_made_gets_the_place_and_the_finished_generation() -> None:
@@ -297,7 +306,7 @@ def test_who_has_whose_place(
         pytest.param({"phase": "Failed"}, False, id="it has failed"),
         pytest.param({"terminating": True}, True, id="it has its grace"),
         pytest.param({"node_ready": False}, True, id="its node may come back"),
-        pytest.param(LOST, False, id="Kubernetes has given its node up"),
+        pytest.param(LOST, True, id="its node is lost, and its kubelet has not said that it has ended"),
     ],
 )
 def test_which_pods_may_run(changes: dict[str, Any], want: bool) -> None:

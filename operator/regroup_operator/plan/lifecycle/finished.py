@@ -112,11 +112,9 @@ def places_of(finished: Finished, workers: Iterable[Worker]) -> dict[MemberId, W
 
 
 def may_run(worker: Worker) -> bool:
-    """Return whether a worker's pod may still run its script: it is there, and Kubernetes has not given its node up."""
-    pod = worker.pod
-    if pod is None or not pod.alive:
-        return False
-    return worker.connected or pod.node_ready or not pod.terminating
+    """Return whether a worker's pod may still run its script. One on a node that nobody can reach may, for as long as the API has
+    it: that it is being deleted there ends nothing."""
+    return worker.pod is not None and worker.pod.alive
 
 
 def _is_done(worker: Worker, generation: int) -> bool:

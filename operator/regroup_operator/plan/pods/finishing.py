@@ -13,7 +13,7 @@ from regroup_operator.model.plan import earliest
 from regroup_operator.model.records import Pod
 from regroup_operator.model.worker import Worker
 from regroup_operator.plan.lifecycle.finished import Finished, places_of
-from regroup_operator.plan.pods.wanted import CreateWorker, WorkerChanges, given_up_s, next_attempts
+from regroup_operator.plan.pods.wanted import CreateWorker, WorkerChanges, given_up_s, next_attempts, said_stopped
 
 
 def plan_finishing(
@@ -32,7 +32,8 @@ def plan_finishing(
 ) -> WorkerChanges:
     """Return the changes. The arguments are those of `plan_workers`. Workers that are no members (spares, workers that were about
     to join) are released. `leaves`: those that need not stay, because their scripts have returned 0. Their pods stay for their
-    logs, unless they do not end."""
+    logs, unless they do not end. A pod whose agent has exited without its container, because a process hangs in the kernel, is
+    deleted."""
     pods = [(w, w.pod) for w in workers if w.pod is not None]
     places = places_of(finished, workers)
     attempts = next_attempts((*(w.id for w, _ in pods), *named, *counted))
@@ -49,7 +50,7 @@ def plan_finishing(
     ends = [
         (pod, given_up_s(w, pod, hello_timeout_s, term_began_s))
         for w, pod in pods
-        if pod.usable and (w.id in leaves or _is_told(w))
+        if pod.usable and (w.id in leaves or _is_told(w) or said_stopped(w))
     ]
     given_up: tuple[Pod, ...] = tuple(pod for pod, at_s in ends if at_s is not None and at_s <= now_s)
     dues = (*waits.values(), *(at_s for _, at_s in ends))

@@ -134,7 +134,7 @@ def plan_workers(
         and w.pod.alive
         and (w.id.slot >= slots or w.draining or w.pod.uid in given_back or serving.get(w.id.slot, w).id != w.id)
     )
-    dues = [w.session.condition_at_s + hello_timeout_s for w in pods if w.session and _said_stopped(w)]
+    dues = [w.session.condition_at_s + hello_timeout_s for w in pods if w.session and said_stopped(w)]
     dues += [due_s for w in pods if (due_s := _unready_until_s(w, blip_s, hello_timeout_s)) is not None]
     return WorkerChanges(create, release, leaving, earliest((*dues, *held.values()), after_s=now_s))
 
@@ -200,7 +200,8 @@ def _in(worker: Worker, uids: Collection[str]) -> bool:
     return worker.pod is not None and worker.pod.uid in uids
 
 
-def _said_stopped(worker: Worker) -> bool:
+def said_stopped(worker: Worker) -> bool:
+    """Return whether the agent has said that it exits although nobody has told it to stop."""
     session = worker.session
     return session is not None and session.condition.phase == Phase.STOPPED and not session.told_stop
 
@@ -209,7 +210,7 @@ def _has_exited(worker: Worker, now_s: float, hello_timeout_s: float) -> bool:
     """Return whether the agent has exited by itself and no other has called since: its container cannot end, because a
     process in it hangs in the kernel. Otherwise the kubelet starts the container again at once."""
     session = worker.session
-    return _said_stopped(worker) and session is not None and now_s >= session.condition_at_s + hello_timeout_s
+    return said_stopped(worker) and session is not None and now_s >= session.condition_at_s + hello_timeout_s
 
 
 def _serves(worker: Worker, now_s: float, blip_s: float, hello_timeout_s: float) -> bool:

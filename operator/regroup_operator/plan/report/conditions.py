@@ -263,7 +263,8 @@ def training_conditions(
         what = f"The script has returned in all {_workers(count)} of generation {number}{and_roles}."
         out.append(JobCondition("Complete", "True", reason, " ".join(filter(None, [what, unsaved]))))
     elif finished is not None and finished.open and phase != FAILED:
-        what = " ".join(filter(None, [finishing_words(finished, runs=phase == FINISHING), unsaved]))
+        words = finishing_words(finished, runs=phase == FINISHING)
+        what = " ".join(filter(None, [words, _lost_node_words(finished, workers), unsaved]))
         out.append(JobCondition("Complete", "False", FINISHING, what[:1000]))
     elif finished is not None and phase != FAILED:
         what = f"The script has returned in all {_workers(len(finished.members))} of generation {finished.generation}."
@@ -285,6 +286,18 @@ def finishing_words(finished: Finished, *, runs: bool) -> str:
     if not runs:
         return f"{begun}. The script has not returned in {of} ({where}). It runs again there once the job is resumed."
     return f"{begun}. The script still runs in {of} ({where}), since {finished.at}."
+
+
+def _lost_node_words(finished: Finished, workers: Sequence[Worker]) -> str:
+    """Return which pod on a node that is lost is waited for, and how a person ends that; empty: none is."""
+    pods = (w.pod for w in workers if w.id in finished.open and w.pod is not None and w.pod.alive and not w.connected)
+    pod = next((pod for pod in pods if pod.terminating and not pod.node_ready), None)
+    if pod is None:
+        return ""
+    return (
+        f"The node of worker {pod.id} does not answer, and the script may run there: it runs again once the pod is gone. If the "
+        f"node is off: kubectl delete pod --force --namespace={pod.namespace} {pod.name}"
+    )
 
 
 def _degraded(

@@ -97,7 +97,8 @@ def overview(
     if FAILED in now and COMPLETE in before:  # it waited for its roles
         now |= _by_type([JobCondition(COMPLETE, "False", FAILED, "The job has failed; see condition Failed.")])
     # Where all scripts run again, none of them is at its end.
-    dropped = {COMPLETE} - now.keys() if not rest else frozenset[str]()
+    all_train = not rest or (isinstance(lifecycle, Suspended) and lifecycle.finished is None)
+    dropped = {COMPLETE} - now.keys() if all_train else frozenset[str]()
     conditions = [one for one in facts.status.get("conditions", ()) if one["type"] not in dropped]
     for one in now.values():
         conditions = set_condition(conditions, one.type, one.status, one.reason, one.message,  # type: ignore[arg-type]

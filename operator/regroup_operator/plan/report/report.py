@@ -74,8 +74,8 @@ def make_report(
     finished = finished_of(lifecycle)
     if finished is not None:
         status["finished"] = finished.to_status()
-    elif isinstance(lifecycle, Active):
-        status["finished"] = None  # of a script: another member has failed, and all run again
+    elif isinstance(lifecycle, Active | Suspended):
+        status["finished"] = None  # another member has failed, or the job was suspended, and all run again
     if status.get("membership") and isinstance(lifecycle, Suspended | Finishing):
         # A member whose script has to run again after the suspension gets a pod that replaces none.
         rests = isinstance(lifecycle, Suspended) and (finished is None or bool(finished.open))
