@@ -20,7 +20,7 @@ parser.add_argument("--every-rank", action="store_true", help="each rank prints 
 parser.add_argument(
     "--pace", type=float, default=0.0, help="seconds added to each step, so that there is time to watch"
 )
-parser.add_argument("--hurry", default="", help="add no time once this file is there, and ever more until then")
+parser.add_argument("--hurry", default="", help="add no time once this file exists; until then, steps get longer")
 parser.add_argument("--save", default="", help="write the trained model to this file")
 args = parser.parse_args()
 

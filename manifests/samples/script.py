@@ -40,6 +40,6 @@ while step < args.steps:
     if rank == 0 and (step % 10 == 0 or step == args.steps):
         torch.save({"model": model.module.state_dict(), "step": step}, args.checkpoint + ".tmp")
         os.replace(args.checkpoint + ".tmp", args.checkpoint)
-# If one process fails before all have returned 0, all start again. They begin with the checkpoint of the last step, and come here.
+# If one process fails before all have returned 0, all start again. They load the checkpoint of the last step and come here.
 print(f"rank {rank} finished step {step}", flush=True)
 dist.destroy_process_group()

@@ -109,7 +109,7 @@ class CheckpointPolicy(SpecModel):
     """Checkpoint of an earlier job with which this one begins instead of step 0: a name as in `status.checkpoint.directory` of
     that job, in the directory of this job's own checkpoints, or an absolute path on a volume that the container `trainer` mounts.
     Numbers of workers and the split of the model may be others. It is read until the job has a checkpoint of its own, and never
-    deleted by this job. A job whose script opens no `regroup.session` fails: nothing else reads it."""
+    deleted by this job. A job whose script opens no `regroup.session` fails, because only a session reads the checkpoint."""
 
     @model_validator(mode="after")
     def _one_place(self) -> CheckpointPolicy:
@@ -335,16 +335,17 @@ class RunPolicy(SpecModel):
     creation, or from the last time it was resumed. Absent: it waits for its pods as long as it takes."""
 
     finish_seconds: int | None = Field(default=None, ge=1, le=31_536_000)
-    """Seconds after which a job fails (reason FinishDeadlineExceeded) whose script has not returned in every worker. They count
-    from the time at which all steps were committed, or from the last resumption. Absent: the end takes its time."""
+    """The job fails (reason FinishDeadlineExceeded) if its script has not returned 0 in every worker after this many seconds. They
+    count from the commit of the last step (without the library: from the first worker whose script returned 0), or from the last
+    time the job was resumed. Absent: no limit."""
 
     ttl_seconds_after_finished: int | None = Field(default=None, ge=0, le=31_536_000)
     """Seconds after its end at which the job is deleted, with its pods. Absent: it stays."""
 
     clean_pod_policy: Literal["None", "Running", "All"] = "None"
     """Which pods are deleted once the job has ended. Training processes are stopped in any case, and a pod that does not end is
-    deleted. None, Running: pods that have ended stay, for their logs. None: after a failure the pod that the message names stays
-    an hour for its log although another container of it runs on; its GPUs stay with it. All: no pod stays."""
+    deleted. None, Running: pods that have ended stay, for their logs. None: the pod that a failure's message names stays for an
+    hour even if a sidecar still runs in it, and keeps its GPUs. All: no pod stays."""
 
     managed_by: str | None = Field(default=None, min_length=1, max_length=63)
     """Name of the controller that looks after the job. Absent or regroup.dev/operator: this one. Any other: the operator leaves the

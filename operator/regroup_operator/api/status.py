@@ -239,7 +239,8 @@ class ResumedFrom(WrittenModel):
     """First step of the job: the number of committed steps in the checkpoint."""
 
     digest: str
-    """SHA-256 of the checkpoint's record. Until the job has a checkpoint of its own it begins with no other."""
+    """SHA-256 of the checkpoint's COMMIT.json. Until the job has a checkpoint of its own, it reads no checkpoint with
+    another digest."""
 
 
 class MemorySnapshotStatus(WrittenModel):
@@ -431,8 +432,8 @@ class JobStatus(WrittenModel):
     """Time at which the job succeeded or failed."""
 
     exit_code: int | None = None
-    """Exit code of the process of the script that condition Failed names, 128 + n for signal n. Absent: the job has not failed, or
-    for another reason than its script."""
+    """Exit code of the script's process that condition Failed names, 128 + n for signal n. Absent: the job has not failed, or did
+    not fail because of its script."""
 
     tier: Literal["Session", "Script"] | None = None
     """Session: the script uses the library, and its processes survive membership changes. Script: an unmodified script,
@@ -463,7 +464,7 @@ class JobStatus(WrittenModel):
     """The newest complete durable checkpoint."""
 
     resumed_from: ResumedFrom | None = None
-    """The checkpoint of an earlier job that this one has begun with. Absent: it has begun at step 0, or not yet."""
+    """The checkpoint of an earlier job that this one has begun with. Absent: the job began at step 0, or has not begun."""
 
     memory_snapshot: MemorySnapshotStatus | None = None
     """What every worker holds in its memory snapshot. Absent: none is kept, or some worker has none yet."""
@@ -475,8 +476,8 @@ class JobStatus(WrittenModel):
     """The pods of spec.roles. Absent: the job has none."""
 
     finished: Finished | None = None
-    """The generation that has finished, once all steps are committed (of a script without the library: once the first member has
-    returned 0). From then on only pods of members that are not done are made. Do not edit."""
+    """The generation that has committed all steps. Written then; without the library, once the script has returned 0 in the first
+    member. From then on the operator makes pods only for members that are not done. Do not edit."""
 
     growth: Growth | None = None
     """The size that spec.elasticPolicy.growthCooldownSeconds counts from. Absent: it is not set."""

@@ -234,7 +234,8 @@ class RolePodSpec(OpenModel):
     by its own exit code fails the job. A pod that succeeds is not replaced."""
 
     active_deadline_seconds: int | None = Field(default=None, alias="activeDeadlineSeconds")
-    """Only with restartPolicy Never: a pod that runs longer fails the job. Elsewhere the pod would be replaced for ever."""
+    """Seconds after which a running pod fails the job. Only with restartPolicy Never: otherwise the pod would be replaced
+    for ever."""
 
     @model_validator(mode="after")
     def _ends_once(self) -> RolePodSpec:
