@@ -483,9 +483,9 @@ class Walk:
             self._able_s = world.now_s
         waited_s = world.now_s - since_s
         training = _training(world.status)
-        # Between two attempts it names the link that is missing.
-        newest = (world.status, *reversed(world.store.history))
-        names_link = is_severed and any(NO_LINK in _training(s).get("message", "") for s in islice(newest, 4))
+        # Between two attempts it names the link, or what else is missing.
+        newest = [_training(status) for status in islice((world.status, *reversed(world.store.history)), 4)]
+        names_link = is_severed and any(NO_LINK in said.get("message", "") for said in newest)
         if training.get("reason") in WAITS or names_link or not self._is_led():
             self._named_s = world.now_s
         if world.now_s - max(since_s, self._named_s) > self.bound_s and not is_able:
@@ -498,7 +498,7 @@ class Walk:
         if training.get("status") == "True":
             raise Failed("untrue", f"nobody has committed for {waited_s:.0f} s: {self._words()}")
         able = world.now_s - max(since_s, self._able_s) > self.bound_s
-        named = training.get("reason") in NAMED and self._lacks_a_holder()
+        named = any(said.get("reason") in NAMED for said in newest) and self._lacks_a_holder()
         # Sets of workers are tried, and none that could form a group had the newest state: nobody alive has it, but an agent that
         # hangs has not said so.
         named |= training.get("reason") == "BackingOff" and self._lacks_a_holder() and not self._has_newest_state()

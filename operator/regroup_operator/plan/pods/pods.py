@@ -138,7 +138,7 @@ def plan_pods(facts: Facts, lifecycle: Lifecycle, generation: NextGeneration) ->
             put_off=later,
             unsure=frozenset().union(*generation.memory.links) | generation.memory.setbacks.keys(),
             given_back=capacity.given_back,
-            done=_idle_slots(lifecycle, facts.slots),
+            idle=_idle_slots(facts, lifecycle),
             read_until_s=_read_until_s(facts, lifecycle),
         )
     delete = (*changes.delete, *(pod for pod in changes.release if not pod.terminating))
@@ -203,11 +203,12 @@ def _read_until_s(facts: Facts, lifecycle: Lifecycle) -> dict[str, float]:
     return {pod.uid: until_s for pod in facts.inputs.obs.pods if pod.name in named}
 
 
-def _idle_slots(lifecycle: Lifecycle, slots: int) -> frozenset[int]:
-    """Return those of a job's slots that have no script to run while others still run (Script tier): it has returned 0 there, or
-    never ran."""
+def _idle_slots(facts: Facts, lifecycle: Lifecycle) -> frozenset[int]:
+    """Return the slots for which no script runs any more while others still do (Script tier)."""
     finished = lifecycle.finished if isinstance(lifecycle, Active) else None
-    return frozenset() if finished is None else frozenset(range(slots)) - {member.slot for member in finished.open}
+    if finished is None:
+        return frozenset()
+    return frozenset(range(facts.known_slots)) - {member.slot for member in finished.open}
 
 
 def _without(rows: Mapping[int, EarlyFailure], slots: Collection[int]) -> dict[int, EarlyFailure]:

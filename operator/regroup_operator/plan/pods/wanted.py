@@ -72,7 +72,7 @@ def plan_workers(
     put_off: frozenset[int] = frozenset(),
     unsure: Collection[str] = (),
     given_back: frozenset[str] = frozenset(),
-    done: Collection[int] = (),
+    idle: Collection[int] = (),
     read_until_s: Mapping[str, float] | None = None,
 ) -> WorkerChanges:
     """Return the changes to the job's pods.
@@ -87,7 +87,7 @@ def plan_workers(
     `blip_s`: a pod that starts keeps its slot for so long while its node is not ready. `held`: by slot, until when no pod is made
     (early.py, capacity.py). `put_off`: slots of which no pod is made before others have a node. `given_back`: UIDs of pods that
     never had a node and leave at once. `unsure`: UIDs of pods that may not get into the next generation although they are ready:
-    one that can take the place of such a pod stays. `done`: slots without a script to run (Script tier). They need no pod
+    one that can take the place of such a pod stays. `idle`: slots in which no script runs any more (Script tier). They need no pod
     unless another one fails. `read_until_s`: by UID, until when the pod of an ended job is kept for its log once its agent has
     stopped.
     """
@@ -119,7 +119,7 @@ def plan_workers(
     create = tuple(
         CreateWorker(slot, attempts.get(slot, 0), bad_nodes.get(slot, ()))
         for slot in range(slots)
-        if slot not in serving and slot not in held and slot not in put_off and slot not in done
+        if slot not in serving and slot not in held and slot not in put_off and slot not in idle
     )
     sure = {
         slot: w for slot, w in serving.items() if w.available and w.standing != Standing.FORMING and not _in(w, unsure)
