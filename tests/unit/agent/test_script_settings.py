@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from _regroup_agent.script_settings import script_settings
+from _regroup_agent.script_settings import ScriptSettings, script_settings
 
 OMP = "OMP_NUM_THREADS"
 BEFORE = "import os\n"
@@ -38,7 +38,7 @@ AFTER = "\nimport torch\n"
     ],
 )  # fmt: skip
 def test_values_that_the_text_shows(text: str, values: dict[str, str | None]) -> None:
-    got = script_settings(BEFORE + text + AFTER, {"SET": "x"})
+    got = script_settings((BEFORE + text + AFTER).encode(), {"SET": "x"})
     assert (got.values, got.unknown) == (values, "")
 
 
@@ -54,7 +54,26 @@ def test_values_that_the_text_shows(text: str, values: dict[str, str | None]) ->
     ],
 )
 def test_value_that_only_the_running_script_knows(text: str) -> None:
-    assert script_settings(BEFORE + text + AFTER, {}).unknown == OMP
-    assert script_settings(BEFORE + AFTER + text, {}).unknown == "", (
+    assert script_settings((BEFORE + text + AFTER).encode(), {}).unknown == OMP
+    assert script_settings((BEFORE + AFTER + text).encode(), {}).unknown == "", (
         "torch has read it by then, also under plain python"
     )
+
+
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "latin-1"])
+def test_encoding_that_python_reads(encoding: str) -> None:
+    text = f"# coding: {encoding}\n{BEFORE}os.environ['{OMP}'] = '4'; os.environ['A'] = 'é'{AFTER}"
+    assert script_settings(text.encode(encoding), {}).values == {OMP: "4", "A": "é"}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        pytest.param(b"-" * 100_000 + b"1", id="nested too deeply"),
+        pytest.param(b"import os\0", id="a null byte"),
+        pytest.param(b"x = '\xff'", id="not UTF-8"),
+        pytest.param(b"# coding: nothing\n", id="an unknown encoding"),
+    ],
+)
+def test_what_python_refuses_sets_nothing(text: bytes) -> None:
+    assert script_settings(text, {}) == ScriptSettings()
