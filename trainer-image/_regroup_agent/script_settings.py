@@ -78,8 +78,11 @@ def _flat(body: list[ast.stmt]) -> Iterator[ast.stmt]:
             yield statement
 
 
+_MAIN = ast.dump(ast.parse("__name__ == '__main__'", mode="eval").body)
+
+
 def _is_main(test: ast.expr) -> bool:
-    return isinstance(test, ast.Compare) and isinstance(test.left, ast.Name) and test.left.id == "__name__"
+    return ast.dump(test) == _MAIN
 
 
 def _assignments(statement: ast.AST) -> Iterator[tuple[str, str | _Unknown | None, bool]]:

@@ -48,6 +48,8 @@ def test_values_that_the_text_shows(text: str, values: dict[str, str | None]) ->
         pytest.param(f"os.environ['{OMP}'] = str(os.cpu_count())", id="a call"),
         pytest.param(f"os.environ['{OMP}'] = f'{{n}}'", id="a format"),
         pytest.param(f"if n:\n  os.environ['{OMP}'] = '4'", id="in a branch"),
+        pytest.param(f"if __name__ != '__main__':\n  os.environ['{OMP}'] = '4'", id="in what other processes run"),
+        pytest.param(f"if __name__ == '__mp_main__':\n  os.environ['{OMP}'] = '4'", id="in what spawned processes run"),
         pytest.param(f"for n in ns:\n  os.environ['{OMP}'] = '4'", id="in a loop"),
         pytest.param(f"def main():\n  os.environ['{OMP}'] = '4'\n  import torch", id="in a function"),
         pytest.param(f"os.environ.setdefault('{OMP}', threads)", id="a default"),
