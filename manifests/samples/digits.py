@@ -12,14 +12,10 @@ import regroup
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--steps", type=int, default=1000)
-parser.add_argument(
-    "--reduction", choices=["fast", "exact"], default="fast", help="exact: bitwise equal at any world size"
-)
+parser.add_argument("--reduction", choices=["fast", "exact"], default="fast", help="exact: the same bits at any size")
 parser.add_argument("--print-every", type=int, default=200, help="steps between two lines")
 parser.add_argument("--every-rank", action="store_true", help="each rank prints these lines, not only the first")
-parser.add_argument(
-    "--pace", type=float, default=0.0, help="seconds added to each step, so that there is time to watch"
-)
+parser.add_argument("--pace", type=float, default=0.0, help="seconds added to each step, to have time to watch")
 parser.add_argument("--hurry", default="", help="add no time once this file exists; until then, steps get longer")
 parser.add_argument("--save", default="", help="write the trained model to this file")
 args = parser.parse_args()
@@ -34,12 +30,9 @@ model = torch.nn.Sequential(torch.nn.Linear(64, 128), torch.nn.ReLU(), torch.nn.
 optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=1e-4)
 
 
-def pause_s(index: int) -> float:
-    if not args.hurry:
-        return float(args.pace)
-    # Steps of the second half take longer and longer, so that some are left whenever the file comes.
-    longer = max(1, args.steps / 2 / (args.steps - index))
-    return 0.0 if os.path.exists(args.hurry) else args.pace * longer
+def pause_s(index: int) -> float:  # with --hurry late steps take longer: some are left whenever the file comes
+    longer = max(1, args.steps / 2 / (args.steps - index)) if args.hurry else 1
+    return 0.0 if args.hurry and os.path.exists(args.hurry) else args.pace * longer
 
 
 with regroup.session(

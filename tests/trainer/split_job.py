@@ -13,6 +13,7 @@ TEST_RAISE      G:N  all ranks raise in step N of generation G, after a backward
 TEST_ROWS       the data has so many rows (default: 1000)
 TEST_TRACE      a file to which each rank appends {generation, step, rank} for each commit
 TEST_BREAK      the loop is left after this step
+TEST_END_FAILS  the rank whose script fails after its loop, once: a file in TEST_PARTS says that it has
 TEST_PARTS      directory in which each process leaves its part of the parameters and of the optimizer's state at the end
 
 Its last line is JSON: losses by step, identity of the model, number of right answers by step where it is evaluated.
@@ -139,6 +140,11 @@ with regroup.session(
         if step.committed and step.index == int(os.environ.get("TEST_BREAK", "-1")):
             break
 
+if os.environ.get("TEST_END_FAILS") == str(job.rank):
+    tried = Path(os.environ["TEST_PARTS"]) / "tried"
+    if not tried.exists():
+        tried.touch()
+        raise RuntimeError("could not save the model to the bucket")
 if os.environ.get("TEST_PARTS"):
     parts: dict[str, Any] = {}
     parameter: Any  # perhaps a DTensor

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from harness.local_run import LocalRun
+from tests.trainer.elastic_kit import LONG
 
 SCRIPT = Path(__file__).parent / "ending_job.py"
 STEPS = 6
@@ -31,8 +32,8 @@ def out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def start(tmp_path: Path) -> Iterator[Callable[..., LocalRun]]:
     runs: list[LocalRun] = []
 
-    def begin(*arguments: str) -> LocalRun:
-        runs.append(LocalRun(tmp_path, *arguments))
+    def begin(*arguments: str, directory: Path = tmp_path) -> LocalRun:
+        runs.append(LocalRun(directory, *arguments))
         return runs[-1]
 
     yield begin
@@ -114,6 +115,59 @@ def test_script_that_fails_after_its_loop_where_the_state_is_nowhere_fails_the_j
     assert '"RuntimeError: could not save the model to the bucket" after the last step' in said["message"]
     assert "Set spec.checkpoint" in said["message"]
     assert len(seen(out, 0)) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "fails", ["0", pytest.param("1", marks=pytest.mark.skipif(not LONG, reason="REGROUP_LONG: as rank 0"))]
+)
+def test_members_of_a_model_group_all_run_their_end_again(
+    start: Callable[..., LocalRun], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: str
+) -> None:
+    """No member can put its part of the model together alone: all join another generation, and train nothing more."""
+    group = ("--workers", "2", "--workers-per-group", "2", "--checkpoint-every", "1")
+    script = str(Path(__file__).parent / "split_job.py")
+    monkeypatch.setenv("TEST_MESH", "shard=2")
+    parts = {}
+    for name, end_fails in (("undisturbed", ""), ("fails", fails)):
+        directory = tmp_path / name
+        directory.mkdir()
+        monkeypatch.setenv("TEST_PARTS", str(directory))
+        monkeypatch.setenv("TEST_TRACE", str(directory / "trace"))
+        monkeypatch.setenv("TEST_END_FAILS", end_fails)
+        run = start(*group, "--checkpoint", str(directory / "saved"), script, directory=directory)
+        assert run.process.wait(ENDED_S) == 0, run.log.read_text()
+        parts[name] = [torch.load(directory / f"{rank}.pt") for rank in (0, 1)]
+    status = run.status()
+    assert (status["phase"], status["restarts"]["processes"]) == ("Succeeded", 1)
+    assert status["finished"]["generation"] == status["membership"]["generation"] == 2
+    steps = [json.loads(line)["step"] for line in (directory / "trace").read_text().splitlines()]
+    assert sorted(steps) == sorted([*range(20)] * 2), "a step was trained again"
+    for got, want in zip(parts["fails"], parts["undisturbed"], strict=True):
+        for name, held in want.items():
+            for key, value in held["local"].items():
+                assert torch.equal(got[name]["local"][key], value), (name, key)
+
+
+SCRIPT_OF_TWO = """
+echo "$RANK" >> "$TEST_OUT/begun"
+if test "$RANK" = 1; then exit 0; fi
+while test "$(grep -c 1 "$TEST_OUT/begun")" -lt 1; do sleep 0.1; done
+if test -e "$TEST_OUT/failed"; then exit 0; fi
+sleep 2
+touch "$TEST_OUT/failed"
+exit 3
+"""
+
+
+def test_script_that_fails_runs_again_with_the_member_that_has_returned(
+    start: Callable[..., LocalRun], out: Path
+) -> None:
+    run = start("--workers", "2", "sh", "-c", SCRIPT_OF_TWO)
+    assert run.process.wait(60) == 0, run.log.read_text()
+    assert sorted((out / "begun").read_text().split()) == ["0", "0", "1", "1"]
+    status = run.status()
+    assert (status["phase"], status["restarts"]["processes"], status["finished"]["generation"]) == ("Succeeded", 1, 2)
 
 
 @pytest.mark.parametrize(

@@ -50,7 +50,7 @@ def last_words(stderr: bytes) -> LastWords:
     before = ""
     if len(begins) > 1 and _PREFIX.sub("", lines[begins[-2]]).startswith(_TERMINATED):
         before = " ".join(line.strip() for line in lines[begins[-2] : min(begin, begins[-2] + 2)]) + " "
-    lines = [_PREFIX.sub("", line) for line in lines[begin:]]
+    lines = [text for line in lines[begin:] if (text := _PREFIX.sub("", line))]  # of an empty line the prefix is all
     if lines[0].startswith("Fatal Python error"):
         return LastWords((before + lines[0])[:MAX_LINE], _bounded(lines[:MAX_LINES]))  # the innermost calls come first
     if lines[0].startswith(_TERMINATED):

@@ -345,7 +345,7 @@ def _settings(python: PythonCommand, environ: Mapping[str, str]) -> ScriptSettin
     environ = {**environ, **python.environ}
     for path in python.files(environ.get("PYTHONPATH", "")):
         try:
-            return script_settings(path.read_text(encoding="utf-8", errors="replace"), environ)
+            return script_settings(path.read_bytes(), environ)
         except OSError:
             continue
     return ScriptSettings()

@@ -28,14 +28,15 @@ class ScriptSettings:
     unknown: str = ""
 
 
-def script_settings(source: str, environ: Mapping[str, str]) -> ScriptSettings:
-    """Return what a script's text sets before its first import of torch, where `environ` is the environment of its processes.
+def script_settings(source: bytes, environ: Mapping[str, str]) -> ScriptSettings:
+    """Return what a script sets before its first import of torch. `source`: what is in its file; `environ`: the environment of its
+    processes.
 
     A text that cannot be parsed sets nothing: python itself says what is wrong with it.
     """
     try:
         body = ast.parse(source).body
-    except (SyntaxError, ValueError, RecursionError):
+    except (SyntaxError, ValueError, RecursionError, MemoryError):  # the last one says that it is nested too deeply
         return ScriptSettings()
     values: dict[str, str | None] = {}
     for statement, is_certain in _until_torch(body):
@@ -77,8 +78,11 @@ def _flat(body: list[ast.stmt]) -> Iterator[ast.stmt]:
             yield statement
 
 
+_MAIN = ast.dump(ast.parse("__name__ == '__main__'", mode="eval").body)
+
+
 def _is_main(test: ast.expr) -> bool:
-    return isinstance(test, ast.Compare) and isinstance(test.left, ast.Name) and test.left.id == "__name__"
+    return ast.dump(test) == _MAIN
 
 
 def _assignments(statement: ast.AST) -> Iterator[tuple[str, str | _Unknown | None, bool]]:

@@ -576,7 +576,8 @@ class Job:
         self._follow_size()
         self._committer.begin_generation()
         self._memory.committed()
-        self._reporter.begin_generation(membership.generation, membership.adopted_at_s)
+        waited_s = membership.groups.waited_s if membership.groups is not None else 0.0
+        self._reporter.begin_generation(membership.generation, membership.adopted_at_s, waited_s)
         self._durable.begin_generation()
         self._durable.is_writer = membership.rank == 0
         if not membership.kept_own_state:

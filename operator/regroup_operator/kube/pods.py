@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -216,14 +216,20 @@ def _abnormal_wait(statuses: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
     return {}
 
 
-def _failed_init(item: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the status of the init container that holds the pod up because its last end was a failure, else nothing."""
-    always = {
+def _init_statuses(item: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """Yield the statuses of the init containers that run before the others; native sidecars run beside them."""
+    sidecars = {
         c["name"] for c in (item.get("spec") or {}).get("initContainers") or () if c.get("restartPolicy") == "Always"
     }
     for container in (item.get("status") or {}).get("initContainerStatuses") or ():
-        state = container.get("state") or {}
-        if container["name"] in always or (state.get("terminated") or {}).get("exitCode") == 0:
+        if container["name"] not in sidecars:
+            yield container
+
+
+def _failed_init(item: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the status of the init container that holds the pod up because its last end was a failure, else nothing."""
+    for container in _init_statuses(item):
+        if ((container.get("state") or {}).get("terminated") or {}).get("exitCode") == 0:
             continue
         return container if _last_end(container).get("exitCode") else {}  # those after it have not begun
     return {}
@@ -231,7 +237,7 @@ def _failed_init(item: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _init_failures(item: Mapping[str, Any], *, failed: bool) -> int:
     """Return Pod.init_failures. One that runs again has been started again, and the failure before it is in that number."""
-    statuses = (item.get("status") or {}).get("initContainerStatuses") or ()
+    statuses = tuple(_init_statuses(item))
     rests = failed and not any("running" in (c.get("state") or {}) for c in statuses)
     return sum(int(c.get("restartCount", 0)) for c in statuses) + rests
 

@@ -188,3 +188,15 @@ def test_exception_of_c_plus_plus() -> None:
     got = last_words((text + fatal).encode())
     assert got.line == f"{TERMINATED} Fatal Python error: Aborted"
     assert "t.py" in got.tail
+
+
+LISTED = b'Traceback (most recent call last):\n  File "t.py", line 1, in <module>\nValueError: No weights for:\n\n  layer 1\n'
+
+
+def test_empty_line_of_which_torchs_prefix_is_left() -> None:
+    """An error here would be the agent's: it would not hear that the process has ended."""
+    ranked = b"".join(b"[rank1]: " + line for line in LISTED.splitlines(keepends=True))
+    assert last_words(ranked) == last_words(LISTED)
+    assert last_words(ranked).line == "ValueError: No weights for: layer 1"
+    for end in range(len(ranked)):
+        last_words(ranked[:end] + b"\n[rank1]:\n")

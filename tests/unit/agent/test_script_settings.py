@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from _regroup_agent.script_settings import script_settings
+from _regroup_agent.script_settings import ScriptSettings, script_settings
 
 OMP = "OMP_NUM_THREADS"
 BEFORE = "import os\n"
@@ -38,7 +38,7 @@ AFTER = "\nimport torch\n"
     ],
 )  # fmt: skip
 def test_values_that_the_text_shows(text: str, values: dict[str, str | None]) -> None:
-    got = script_settings(BEFORE + text + AFTER, {"SET": "x"})
+    got = script_settings((BEFORE + text + AFTER).encode(), {"SET": "x"})
     assert (got.values, got.unknown) == (values, "")
 
 
@@ -48,13 +48,34 @@ def test_values_that_the_text_shows(text: str, values: dict[str, str | None]) ->
         pytest.param(f"os.environ['{OMP}'] = str(os.cpu_count())", id="a call"),
         pytest.param(f"os.environ['{OMP}'] = f'{{n}}'", id="a format"),
         pytest.param(f"if n:\n  os.environ['{OMP}'] = '4'", id="in a branch"),
+        pytest.param(f"if __name__ != '__main__':\n  os.environ['{OMP}'] = '4'", id="in what other processes run"),
+        pytest.param(f"if __name__ == '__mp_main__':\n  os.environ['{OMP}'] = '4'", id="in what spawned processes run"),
         pytest.param(f"for n in ns:\n  os.environ['{OMP}'] = '4'", id="in a loop"),
         pytest.param(f"def main():\n  os.environ['{OMP}'] = '4'\n  import torch", id="in a function"),
         pytest.param(f"os.environ.setdefault('{OMP}', threads)", id="a default"),
     ],
 )
 def test_value_that_only_the_running_script_knows(text: str) -> None:
-    assert script_settings(BEFORE + text + AFTER, {}).unknown == OMP
-    assert script_settings(BEFORE + AFTER + text, {}).unknown == "", (
+    assert script_settings((BEFORE + text + AFTER).encode(), {}).unknown == OMP
+    assert script_settings((BEFORE + AFTER + text).encode(), {}).unknown == "", (
         "torch has read it by then, also under plain python"
     )
+
+
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "latin-1"])
+def test_encoding_that_python_reads(encoding: str) -> None:
+    text = f"# coding: {encoding}\n{BEFORE}os.environ['{OMP}'] = '4'; os.environ['A'] = 'é'{AFTER}"
+    assert script_settings(text.encode(encoding), {}).values == {OMP: "4", "A": "é"}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        pytest.param(b"-" * 100_000 + b"1", id="nested too deeply"),
+        pytest.param(b"import os\0", id="a null byte"),
+        pytest.param(b"x = '\xff'", id="not UTF-8"),
+        pytest.param(b"# coding: nothing\n", id="an unknown encoding"),
+    ],
+)
+def test_what_python_refuses_sets_nothing(text: bytes) -> None:
+    assert script_settings(text, {}) == ScriptSettings()

@@ -191,3 +191,16 @@ def test_script_that_comes_to_its_end_does_not_grow() -> None:
     assert (world.phase, world.names()) == ("Finishing", ["0-0", "1-0"])
     end_process(world, 1)
     world.until(lambda: world.phase == "Succeeded", 10.0)
+
+
+def test_deadline_of_a_script_does_not_speak_of_steps() -> None:
+    given: dict[str, Any] = {"script": "plain", "known_session": False, "settings": Settings(term_grace_s=0.0)}
+    world = near_its_end(spec={"runPolicy": {"finishSeconds": 60}}, **given)
+    world.advance(60.0)
+    world.step()
+    end_process(world, 0)
+    world.until(lambda: world.phase == "Failed", 100.0)
+    message = (
+        "The script has returned in some workers, and not in every worker within spec.runPolicy.finishSeconds (60)."
+    )
+    assert world.condition("Failed")["message"].startswith(message)

@@ -579,6 +579,16 @@ def test_native_sidecar_is_no_init_container() -> None:
     assert pod.init_failed == ""
 
 
+def test_native_sidecar_that_runs_beside_an_init_container_hides_no_failure_and_adds_none() -> None:
+    proxy = {"name": "proxy", "restartCount": 5, "state": {"running": {}}, "lastState": ENDED_3}
+    setup = {"name": "setup", "restartCount": 1, "state": ENDED_3}
+    raw = changed(phase="Pending", containerStatuses=[], initContainerStatuses=[proxy, setup])
+    raw["spec"]["initContainers"] = [{"name": "proxy", "restartPolicy": "Always"}, {"name": "setup"}]
+    pod = slim_pod(raw, None, 0.0)
+    assert pod is not None
+    assert (pod.init_failed, pod.init_failures, pod.init_exit_code) == ("setup", 2, 3)
+
+
 def test_pod_that_its_kubelet_has_not_set_up_is_dated_by_the_first_sight() -> None:
     """A volume whose Secret is missing, or a host name that is too long: containers only say ContainerCreating."""
     waits = changed(phase="Pending", conditions=[{"type": "PodReadyToStartContainers", "status": "False"}])

@@ -16,7 +16,7 @@ from regroup_operator.model.plan import Clock, JobPlan, Memory, Urgency
 from regroup_operator.model.records import Pod, ProcessExit, Session
 from regroup_operator.plan.lifecycle.finished import Finished, may_run, places_of, read_finished, taken_over
 from tests.builders.jobs import role
-from tests.builders.plan import JobBuilder, make_job, make_pod, make_session, make_worker, uid_of
+from tests.builders.plan import JobBuilder, make_job, make_pod, make_progress, make_session, make_worker, uid_of
 from tests.unit.plan.test_completing import condition, evaluator
 from tests.unit.plan.test_completing import plan as plan_with_roles
 from tests.unit.plan.test_job import MEMBERSHIP, TRAINING, told
@@ -85,6 +85,23 @@ def test_end_of_the_steps_is_in_the_status_before_anybody_leaves_its_loop() -> N
     again = plan(job(got.status), *(says(slot, Phase.FINISHED, told_finish=1) for slot in (0, 1)))
     assert (finish(again), stops(again)) == ({}, {})
     assert again.status["finished"] == got.status["finished"]
+
+
+def test_last_checkpoint_is_kept_where_a_planned_generation_came_too_late() -> None:
+    """Nobody has entered that one. The checkpoint of the one before it is all that an end could run again with."""
+    late = {k: v for k, v in MEMBERSHIP.items() if k != "startStep"} | {
+        "generation": 2, "uid": "g2", "kind": "planned", "adopted": False, "members": "0-2",
+        "older": [{"generation": 1, "uid": "g1", "members": "0-1"}],
+    }  # fmt: skip
+    last: dict[str, Any] = {
+        "progress": make_progress(10, checkpoint=CHECKPOINT),
+        "progress_generation": 1,
+        "progress_at_s": 99.0,
+    }
+    got = plan(job(TRAINING | {"membership": late}), says(0, Phase.FINISHED, **last), says(1, Phase.FINISHED))
+    assert (got.status["phase"], got.status["finished"]["generation"]) == ("Finishing", 1)
+    assert {key: got.status["checkpoint"][key] for key in CHECKPOINT} == CHECKPOINT
+    assert {body.checkpoint for body in finish(got).values()} == {CheckpointRef(1, 10, "step-10.g1-a")}
 
 
 def test_checkpoint_of_an_older_step_is_none_of_the_end() -> None:

@@ -83,3 +83,7 @@ def test_file_that_was_written_in_part_is_named(line: str) -> None:
     current = make_current((0, 1))
     assert "was not written to its end" in hints(replace(REFUSES, last_line=line), current, 2)
     assert "was not written to its end" in hints(replace(REFUSES, tail=f"Traceback\n{line}"), current, 2)
+
+
+def test_source_text_that_ends_too_early_is_no_file_of_the_scripts() -> None:
+    assert hints(replace(REFUSES, last_line="SyntaxError: unexpected EOF while parsing"), make_current((0, 1)), 2) == ""

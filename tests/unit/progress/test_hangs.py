@@ -85,6 +85,16 @@ def test_pause_without_a_limit_is_refused(max_s: Any) -> None:
         BusyStack(None, lambda _: None).pause("eval", max_s)
 
 
+def test_wait_for_a_state_is_no_part_of_the_first_step() -> None:
+    """Of a worker that joins the state takes minutes, and so does the step in which it compiles."""
+    pace = Pace()
+    pace.begin_generation(300.0, waited_s=290.0)
+    pace.committed(500.0, waited_s=310.0)
+    assert pace.longest_s == 180.0
+    pace.committed(502.0, waited_s=310.5)
+    assert pace.longest_s == 1.5
+
+
 def test_pauses_are_no_part_of_a_steps_duration() -> None:
     pace = Pace()
     pace.begin_generation(0.0)

@@ -17,9 +17,9 @@ class Pace:
         self._last_s: float | None = None
         self._adopted_s: float | None = None
 
-    def begin_generation(self, adopted_s: float) -> None:
-        """Adoption was complete at `adopted_s`; the pause before it is no step."""
-        self._adopted_s, self._last_s, self._paused_s = adopted_s, None, 0.0
+    def begin_generation(self, adopted_s: float, waited_s: float = 0.0) -> None:
+        """Adoption was complete at `adopted_s`, in which `waited_s` were waited for other ranks; the pause before it is no step."""
+        self._adopted_s, self._last_s, self._paused_s, self._waited_s = adopted_s, None, 0.0, waited_s
 
     def paused(self, duration_s: float) -> None:
         """So much of the time before the next commit was a pause that the script asked for: it is no step's."""
@@ -28,10 +28,10 @@ class Pace:
     def committed(self, now_s: float, waited_s: float = 0.0) -> float | None:
         """Count a commit; return the milliseconds since adoption if it is the generation's first, else None.
 
-        `waited_s`: how long the process has waited for other ranks in this generation, in all.
+        `waited_s`: how long the process has waited for other ranks in this generation, in all, with what it waited for a state.
         """
         if self._first_s is None and self._adopted_s is not None:
-            self._first_s = max(0.0, now_s - self._adopted_s - self._paused_s - waited_s)
+            self._first_s = max(0.0, now_s - self._adopted_s - self._paused_s - (waited_s - self._waited_s))
         if self._last_s is not None:
             duration_s = max(0.0, now_s - self._last_s - self._paused_s)
             self._durations_s.append(duration_s)

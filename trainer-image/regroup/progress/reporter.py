@@ -54,11 +54,11 @@ class Reporter:
         self._last: local.Committed | None = None
         """What was said last."""
 
-    def begin_generation(self, generation: int, adopted_s: float) -> None:
-        """Adoption was complete at `adopted_s`, monotonic seconds."""
+    def begin_generation(self, generation: int, adopted_s: float, waited_s: float = 0.0) -> None:
+        """Adoption was complete at `adopted_s`, monotonic seconds, in which `waited_s` were waited for other ranks."""
         self._generation = generation
         self._attempts.begin_generation()
-        self._pace.begin_generation(adopted_s)
+        self._pace.begin_generation(adopted_s, waited_s)
         self._smoothed.begin_generation()
 
     def paused(self, duration_s: float) -> None:

@@ -18,7 +18,7 @@ from regroup_operator.plan.failures.crashes import STEADY_S
 
 _TORN = (
     "PytorchStreamReader failed",
-    "unexpected EOF",
+    "unexpected EOF, expected",
     "Ran out of input",
     "pickle data was truncated",
     "invalid header or archive is corrupted",

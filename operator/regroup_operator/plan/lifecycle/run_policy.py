@@ -72,8 +72,11 @@ def overdue(
     if policy.finish_seconds is not None and finishes and finished is not None:
         began = seconds_of(finished["at"]) if resumed is None else max(resumed, seconds_of(finished["at"]))
         bound_s = policy.finish_seconds
+        begun = "All steps are committed, and the script has not returned"
+        if status.get("tier") == "Script":  # it tells of no steps
+            begun = "The script has returned in some workers, and not"
         text = (
-            f"All steps are committed, and the script has not returned in every worker within spec.runPolicy.finishSeconds "
+            f"{begun} in every worker within spec.runPolicy.finishSeconds "
             f"({bound_s}). Raise it, or let the script do less after its loop."
         )
         bounds.append((began + bound_s, Verdict(FINISH_DEADLINE_EXCEEDED, text)))

@@ -38,11 +38,20 @@ def progress_status(
 
 
 def checkpoint_status(
-    newest: Reported, known: Mapping[str, Any] | None, current: Current, *, has_started: bool, keep: int, clock: Clock
+    newest: Reported,
+    known: Mapping[str, Any] | None,
+    current: Current,
+    *,
+    has_started: bool,
+    finished: int | None = None,
+    keep: int,
+    clock: Clock,
 ) -> dict[str, Any] | None:
-    """Return the new status.checkpoint, or None to leave the known one. `has_started`: startStep is in the status."""
+    """Return the new status.checkpoint, or None to leave the known one. `has_started`: startStep is in the status. `finished`: the
+    generation in which all steps were committed, which may be the one before the newest."""
     named = newest.report.checkpoint
-    if named is None or newest.generation != current.number or not has_started:
+    counts = newest.generation == finished or (newest.generation == current.number and has_started)
+    if named is None or not counts:
         return None
     pair = (named["generation"], named["step"])
     if known is not None and pair <= (known["generation"], known["step"]):

@@ -147,6 +147,7 @@ def _progress(facts: Facts, generation: NextGeneration, status: Mapping[str, Any
             status.get("checkpoint"),
             current,
             has_started=status["membership"].get("startStep") is not None,
+            finished=(status.get("finished") or {}).get("generation"),
             keep=spec.checkpoint.keep,
             clock=clock,
         )
