@@ -24,7 +24,7 @@ SEEN_S = 13.0
 SILENCE_S = 9.0
 """disconnectSeconds, the probes of a connection, and LAG_S: a script says nothing of its steps, so its silence shows no sooner."""
 AHEAD_S = 1.0
-"""The State may be ahead by so much: Succeeded is written before the processes are told to leave their loops, and a script's
+"""The State may be ahead by so much: Finishing is written before the processes are told to leave their loops, and a script's
 change before its processes are told to end."""
 KUBELET_S = 2.0
 """So long does the kubelet leave a process whose pod was deleted without grace."""
@@ -115,12 +115,14 @@ def _state(state: str, window: tuple[float, float], trace: Trace, run: Run) -> I
     steady = len(near) == 1 and max(b - a for a, b in itertools.pairwise(marks)) <= STEADY_S
     if state == "Running" and not near and not unheard:
         yield "Running, but nobody committed"
-    if state not in ("Running", "Succeeded") and steady:
+    if state not in ("Running", "Finishing", "Succeeded") and steady:
         yield f"{state}, but the group committed all the time"
     again = state == "Starting" and run.tier == "Script"
     if state in ("Pending", "Starting") and times and times[0] < window[0] and not again:
         yield f"{state}, but the first step was committed long ago"
-    if state == "Succeeded" and (window[1] + AHEAD_S < trace.ended_at() or (times and window[1] < times[-1])):
+    if state == "Finishing" and times and window[1] + AHEAD_S < times[-1]:
+        yield "Finishing, but steps were committed after that"
+    if state == "Succeeded" and window[1] < trace.ended_at():
         yield "Succeeded, but not every process had finished"
     if state != "Succeeded" and window[0] > trace.ended_at():
         yield f"{state}, but the job had ended"
@@ -250,10 +252,10 @@ def _generation(row: Row, window: tuple[float, float], trace: Trace, run: Run) -
 
 
 def _ready(row: Row, window: tuple[float, float], trace: Trace, run: Run) -> Iterator[str]:
-    asked, ended = run.asked, row.cells["STATE"] in ("Succeeded", "Failed")
+    asked, ended = run.asked, row.cells["STATE"] in ("Finishing", "Succeeded", "Failed")
     if ended or not row.cells["READY"]:
         if not ended or row.cells["READY"]:
-            yield f"ready is {row.cells['READY']!r} in state {row.cells['STATE']}: empty once the job has ended, and only then"
+            yield f"ready is {row.cells['READY']!r} in state {row.cells['STATE']}: empty after the last step, and only then"
         return
     ready, wanted = (int(part) for part in row.cells["READY"].split("/"))
     before = [a.replicas for a in asked if a.t <= window[0]][-1:]

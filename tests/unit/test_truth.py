@@ -117,11 +117,20 @@ def test_succeeded_needs_the_word_of_every_process() -> None:
     assert judge(shown, trace, RUN) == []
     (problem,) = judge(shown, replace(trace, done=trace.done[:1]), RUN)
     assert "not every process had finished" in problem
-    told = replace(trace.done[1], t=133.2)
-    assert judge(shown, replace(trace, done=(trace.done[0], told)), RUN) == []
-    later = replace(trace.done[1], t=136.0)
+    later = replace(trace.done[1], t=133.2)  # the scripts return first
     (problem,) = judge(shown, replace(trace, done=(trace.done[0], later)), RUN)
     assert "not every process had finished" in problem
+
+
+def test_finishing_is_shown_once_the_last_step_is_committed() -> None:
+    trace = trained()
+    last = trace.commits[-1].t
+    assert judge(row(last + 0.3, "Finishing", "", step=250), trace, RUN) == []
+    for shown, says in (
+        (row(last + 0.3, "Finishing", "2/2", step=250), "empty after the last step"),
+        (row(last - 3.0, "Finishing", "", step=235), "Finishing, but steps were committed after that"),
+    ):
+        assert any(says in problem for problem in judge(shown, trace, RUN)), shown
 
 
 def test_succeeded_is_not_shown_before_the_last_commit() -> None:
