@@ -615,7 +615,7 @@ def test_process_that_has_returned_0_does_not_run_again_after_the_end_of_its_con
     ready(operator)
     train(operator, pair)
     operator.wait_body(wire.Finished)
-    finish = wire.Finish(1, 3, 2, 4, 6)
+    finish = wire.Finish(1, 3, 4, 6)
     operator.tell(finish)
     pair.wait_noted("finish", 2)
     state = pair.state_dir / "agent.json"

@@ -420,7 +420,7 @@ def test_script_that_raises_ends_the_wait_for_its_next_commit(tmp_path: Path, mo
     state.named(StatePair(1, 7), 1)
     monkeypatch.setattr(checkpointer, "due", lambda _: True)
     durable.save_if_due(Origin(1, "aaaa", 0, 0), alone=False)
-    durable.close()
+    durable.lost()
     assert checkpointer.wait(30)
     assert durable.report() is None
     assert list(tmp_path.iterdir()) == []

@@ -329,7 +329,7 @@ class Core:
         worker = self._worker
         if worker.ending is not None and not worker.ending.draining:
             return
-        if worker.is_done and body.outcome == ending.SUSPENDED:
+        if worker.is_done and body.outcome == local.SUSPENDED:
             return  # the operator did not know yet that nothing is left to suspend; it says `Complete` once it has kept that
         attached = any(p.attached and not p.let_go for p in worker.processes)
         worker.ending = ending.after_stop(body.outcome, attached, worker.ending, now_s)

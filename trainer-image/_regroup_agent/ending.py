@@ -10,9 +10,10 @@ from __future__ import annotations
 import signal
 from dataclasses import dataclass
 
+from regroup.protocol.local import SUSPENDED
+
 from .memory import OOM_KILLED, Memory, out_of_memory
 
-SUSPENDED = "Suspended"
 AFTER_STOP_S = 10.0
 """A session's time to close after `stop`, before SIGTERM."""
 AFTER_SUSPEND_S = 300.0

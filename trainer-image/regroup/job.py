@@ -540,7 +540,7 @@ class Job:
                 # What is diverged is no state to go back to. Anything else costs no step: the next process continues here.
                 self._keep_state()
             if error is not None and self.outcome is None and not self._membership.is_alone:
-                self._durable.close()
+                self._durable.lost()
         finally:
             self._memory.settle()
             self._feed.close()

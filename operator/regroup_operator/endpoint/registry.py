@@ -244,7 +244,7 @@ class Registry:
             session = replace(session, told_tier=body.tier)
         elif isinstance(body, Stop):
             at_s = session.told_stop_at_s if session.told_stop_at_s is not None else self._clock()
-            session = replace(session, told_stop=True, told_outcome=body.outcome, told_stop_at_s=at_s)
+            session = replace(session, told_outcome=body.outcome, told_stop_at_s=at_s)
         elif isinstance(body, DumpStacks):
             session = replace(session, asked_stacks_at_s=self._clock())
         elif isinstance(body, Kill):

@@ -66,9 +66,6 @@ def apply_report(session: Session | None, report: Report, now_s: float) -> Sessi
             for age_s in (_age_s(one.age_s),)
         ),
     )
-    if moved and condition.phase == Phase.DONE:
-        # A stop{Suspended} that it has met on its way is not obeyed: nothing is left to suspend. It waits for the next word.
-        session = replace(session, told_stop=False, told_stop_at_s=None)
     return _apply_body(session, report, now_s)
 
 
@@ -128,7 +125,6 @@ def _new_boot(session: Session, report: Report, now_s: float) -> Session:
         told_generation=0,
         told_finish=0,
         told_tier="",
-        told_stop=False,
         told_outcome="",
     )
 
@@ -256,7 +252,6 @@ def stream_opened(session: Session, boot: str) -> Session:
         told_generation=0,
         told_finish=0,
         told_tier="",
-        told_stop=False,
         told_outcome="",
     )
 

@@ -197,9 +197,8 @@ class Session:
     told_finish: int = 0
     """The newest generation whose end was sent on the stream that is open now."""
     told_tier: str = ""
-    told_stop: bool = False
     told_outcome: str = ""
-    """What the last `stop` on the stream that is open now said."""
+    """What the last `stop` on the stream that is open now said; empty: there was none."""
     told_stop_at_s: float | None = None
     """When an agent of this pod was first told to stop."""
     start_s: float | None = None
@@ -225,6 +224,11 @@ class Session:
     """Where other agents see whether its pod's kernel answers; 0: nowhere."""
     unheard: tuple[Silence, ...] = ()
     """What it observes and has heard nothing of, by its last report."""
+
+    @property
+    def told_stop(self) -> bool:
+        """Whether it was told to stop on the stream that is open now."""
+        return bool(self.told_outcome)
 
     def hung(self, generation: int) -> str:
         """Return why a process of this generation was killed because it hung; empty where none was."""

@@ -70,7 +70,6 @@ def end_of(
         worker.pod.uid: Finish(
             generation=finished.generation,
             step=finished.step,
-            group_rank=index[member],
             rank_offset=index[member] * processes,
             world_size=len(finished.members) * processes,
             checkpoint=exact,

@@ -106,7 +106,7 @@ class Drive:
     def finish(self, number: int, step: int, offset: int = 0, **changed: Any) -> Drive:
         """All have committed the last step, `step`, in generation `number`, and the operator ends the loops."""
         world_size = offset + self.processes
-        return self.command(replace(wire.Finish(number, step, offset, offset, world_size), **changed))
+        return self.command(replace(wire.Finish(number, step, offset, world_size), **changed))
 
     def of(self, kind: type[Any], effects: list[ev.Effect] | None = None) -> list[Any]:
         return [e for e in (self.effects if effects is None else effects) if isinstance(e, kind)]

@@ -44,7 +44,7 @@ def returned(drive: Drive, *ranks: int) -> Drive:
 
 
 def test_every_process_is_told_its_place_and_the_state_of_the_last_step() -> None:
-    drive = finished().command(wire.Finish(3, LAST, 2, 4, 8, CHECKPOINT))
+    drive = finished().command(wire.Finish(3, LAST, 4, 8, CHECKPOINT))
     assert drive.told() == [
         (0, local.FinishLocally(3, LAST, 4, 8, CHECKPOINT)),
         (1, local.FinishLocally(3, LAST, 5, 8, CHECKPOINT)),
@@ -66,17 +66,17 @@ def test_process_that_has_left_its_loop_is_no_source_any_more() -> None:
 @pytest.mark.parametrize(
     ("body", "log"),
     [
-        pytest.param(wire.Finish(3, LAST, 0, 0, 2), [], id="the same end again is no news"),
+        pytest.param(wire.Finish(3, LAST, 0, 2), [], id="the same end again is no news"),
         pytest.param(
-            wire.Finish(3, LAST, 0, 0, 2, CHECKPOINT), [], id="nor is the checkpoint that has become durable since"
+            wire.Finish(3, LAST, 0, 2, CHECKPOINT), [], id="nor is the checkpoint that has become durable since"
         ),
         pytest.param(
-            wire.Finish(3, LAST, 1, 2, 4),
+            wire.Finish(3, LAST, 2, 4),
             ["Refused finish of generation 3: another one was told before."],
             id="another place would be a second process of its rank",
         ),
         pytest.param(
-            wire.Finish(2, LAST, 0, 0, 2),
+            wire.Finish(2, LAST, 0, 2),
             ["Refused finish of generation 2: another one was told before."],
             id="another generation",
         ),
@@ -91,7 +91,7 @@ def test_finish_that_comes_again(body: wire.Finish, log: list[str]) -> None:
 
 
 def test_finish_of_an_operator_that_knows_less_is_refused() -> None:
-    drive = finished().generation(4).command(wire.Finish(3, LAST, 0, 0, 2), generation=3)
+    drive = finished().generation(4).command(wire.Finish(3, LAST, 0, 2), generation=3)
     assert [effect.text for effect in drive.of(ev.Log)] == ["Refused finish of generation 3: 4 has been heard."]
     assert drive.told() == []
 
@@ -225,7 +225,7 @@ def test_exit_with_0_before_the_end_of_the_loop_is_a_fault(drive: Callable[[], D
 
 
 def test_process_that_fails_after_its_loop_is_reported_and_started_again_in_its_place() -> None:
-    drive = finished().command(wire.Finish(3, LAST, 2, 4, 8, CHECKPOINT))
+    drive = finished().command(wire.Finish(3, LAST, 4, 8, CHECKPOINT))
     returned(drive, 0).exits(1, 1, "RuntimeError: could not save the model")
     (fault,) = drive.bodies(wire.Fault)
     assert (fault.local_rank, fault.exit_code, fault.last_line) == (1, 1, "RuntimeError: could not save the model")

@@ -139,7 +139,7 @@ def test_closed_stream_remembers_the_newest_step_of_the_whole_job() -> None:
 
 
 def test_opened_stream_has_been_told_nothing() -> None:
-    told = replace(session(), told_generation=3, told_tier="Session", told_stop=True, closed_at_s=5.0)
+    told = replace(session(), told_generation=3, told_tier="Session", told_outcome="Complete", closed_at_s=5.0)
     opened = stream_opened(told, "boot")
     assert (opened.connected, opened.closed_at_s) == (True, None)
     assert (opened.told_generation, opened.told_tier, opened.told_stop) == (0, "", False)
@@ -257,20 +257,3 @@ def test_progress_with_news_of_an_observer_is_looked_at_at_once() -> None:
         after = apply_report(before, report, 11.0)
         assert after is not None
         assert is_routine(before, after, report) == routine
-
-
-@pytest.mark.parametrize(
-    ("before", "after", "told"),
-    [
-        pytest.param(Phase.FINISHING, Phase.DONE, False, id="it has returned 0 meanwhile"),
-        pytest.param(Phase.DONE, Phase.DONE, True, id="it says that again: the word came after it"),
-        pytest.param(Phase.FINISHING, Phase.FINISHING, True, id="its script runs"),
-        pytest.param(Phase.FINISHING, Phase.STOPPED, True, id="it has obeyed"),
-    ],
-)
-def test_stop_that_crosses_the_end_of_a_script_counts_as_not_told(before: str, after: str, told: bool) -> None:
-    """Its agent does not obey stop{Suspended} then (`Core._stop`), and waits for stop{Complete}."""
-    stopped = replace(session(phase=before), told_stop=True, told_stop_at_s=9.0)
-    got = apply_report(stopped, make_report(phase=after), 11.0)
-    assert got is not None
-    assert (got.told_stop, got.told_stop_at_s) == (told, 9.0 if told else None)

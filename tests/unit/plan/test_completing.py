@@ -234,7 +234,7 @@ def test_job_of_an_older_operator_has_no_such_role() -> None:
 def test_job_that_waits_or_has_ended_is_not_looked_at_every_second() -> None:
     """Its agents' last reports are old; nobody asks whether they are there."""
     builder = job(status=AFTER)
-    stopped = (done(0, told_stop=True), done(1, told_stop=True))
+    stopped = (done(0, told_outcome="Complete"), done(1, told_outcome="Complete"))
     got = plan(builder, evaluator(builder, running_since_s=0.0), sessions=stopped, clock=Clock(5000.0, STARTED))
     assert got.look_again_s is not None
     assert got.look_again_s >= 5010.0

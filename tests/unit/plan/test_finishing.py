@@ -79,8 +79,8 @@ def test_end_of_the_steps_is_in_the_status_before_anybody_leaves_its_loop() -> N
     assert (got.create, got.delete, got.announced, told(got, Generation), stops(got)) == ((), (), False, [], {})
     checkpoint = CheckpointRef(1, 10, "step-10.g1-a")
     assert finish(got) == {
-        uid_of(0): Finish(1, 10, group_rank=0, rank_offset=0, world_size=4, checkpoint=checkpoint, repeats=True),
-        uid_of(1): Finish(1, 10, group_rank=1, rank_offset=2, world_size=4, checkpoint=checkpoint, repeats=True),
+        uid_of(0): Finish(1, 10, rank_offset=0, world_size=4, checkpoint=checkpoint, repeats=True),
+        uid_of(1): Finish(1, 10, rank_offset=2, world_size=4, checkpoint=checkpoint, repeats=True),
     }
     again = plan(job(got.status), *(says(slot, Phase.FINISHED, told_finish=1) for slot in (0, 1)))
     assert (finish(again), stops(again)) == ({}, {})
@@ -146,7 +146,7 @@ def test_end_takes_its_time() -> None:
         pytest.param(says(0, Phase.DONE, connected=False, closed_at_s=99.0), make_pod(0), "0", id="and is gone since"),
         pytest.param(says(0), make_pod(0), "", id="the script runs"),
         pytest.param(says(0, Phase.STARTING), make_pod(0), "", id="it starts again"),
-        pytest.param(says(0, Phase.STOPPED, told_stop=True), make_pod(0, phase="Succeeded"), "", id="PROOF: not its pod"),
+        pytest.param(says(0, Phase.STOPPED, told_outcome="Complete"), make_pod(0, phase="Succeeded"), "", id="PROOF: not its pod"),
         pytest.param(None, make_pod(0, phase="Succeeded"), "", id="PROOF: nor that of an agent that nobody has heard"),
         pytest.param(
             replace(says(0), condition=replace(says(0, Phase.DONE).condition, generation=2)), make_pod(0), "",
@@ -266,7 +266,7 @@ def test_pod_that_is_made_gets_the_place_and_the_finished_generation() -> None:
     got = plan(job(ends()), says(0, told_finish=1), fresh, pods=pods)
     assert (got.status["finished"]["members"], got.urgency) == ("0,1.1", Urgency.NOW), "before it is told"
     (body,) = finish(got).values()
-    assert (list(finish(got)), body.group_rank, body.generation, body.world_size) == ([uid_of(1, 1)], 1, 1, 2)
+    assert (list(finish(got)), body.rank_offset, body.generation, body.world_size) == ([uid_of(1, 1)], 1, 1, 2)
     assert (got.create, got.delete, got.announced) == ((), (), False)
     ended = plan(job(got.status), says(0, Phase.DONE), says(1, Phase.DONE, attempt=1), pods=pods)
     assert (ended.status["phase"], ended.status["finished"]["done"]) == ("Succeeded", "0,1.1")
@@ -420,15 +420,18 @@ def test_suspension_ends_the_scripts_that_run_and_keeps_what_is_done() -> None:
     assert resumed.status["membership"]["generation"] == 1
     runs = plan(job(resumed.status), make_session(1, Phase.STARTING, attempt=1), pods=(make_pod(1, 1),))
     (body,) = finish(runs).values()
-    assert (body.group_rank, body.world_size, body.checkpoint) == (1, 2, CheckpointRef(1, 10, "step-10.g1-a"))
+    assert (body.rank_offset, body.world_size, body.checkpoint) == (1, 2, CheckpointRef(1, 10, "step-10.g1-a"))
 
 
 def test_worker_that_returns_as_the_job_is_suspended_is_told_once_that_is_kept() -> None:
-    """It has not obeyed the stop that crossed its word (sessions.apply_report takes that back)."""
-    status = plan(job(ends(), runPolicy={"suspend": True})).status
-    crossed = plan(job(status, runPolicy={"suspend": True}), says(0, Phase.DONE), says(1, told_stop=True))
+    """It has not obeyed the stop that crossed its word."""
+    status, crossing = (
+        plan(job(ends(), runPolicy={"suspend": True})).status,
+        says(0, Phase.DONE, told_outcome="Suspended"),
+    )
+    crossed = plan(job(status, runPolicy={"suspend": True}), crossing, says(1, told_outcome="Suspended"))
     assert (crossed.status["finished"]["done"], stops(crossed)) == ("0", {})
-    kept = plan(job(crossed.status, runPolicy={"suspend": True}), says(0, Phase.DONE), says(1, told_stop=True))
+    kept = plan(job(crossed.status, runPolicy={"suspend": True}), crossing, says(1, told_outcome="Suspended"))
     assert stops(kept) == {uid_of(0): "Complete"}
 
 

@@ -107,7 +107,10 @@ FAILED: dict[str, Any] = {"phase": "Failed", "last_exit_code": 137}
         ),
         pytest.param(make_pod(0, container_restarts=1, last_exit_code=255), None, False, id="its node restarts"),
         pytest.param(
-            make_pod(0, phase="Succeeded", last_exit_code=0), make_session(0, told_stop=True), False, id="told to stop"
+            make_pod(0, phase="Succeeded", last_exit_code=0),
+            make_session(0, told_outcome="Complete"),
+            False,
+            id="told to stop",
         ),
         pytest.param(
             make_pod(0, phase="Succeeded", last_exit_code=0),

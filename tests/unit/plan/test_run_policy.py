@@ -139,7 +139,7 @@ def test_suspending_job_tells_its_workers_to_stop_and_deletes_what_has_ended() -
     assert [t.body.outcome for t in first.tell if isinstance(t.body, Stop)] == ["Suspended"] * 2
     assert (first.status["phase"], condition(first, "Suspended")["status"]) == ("Suspending", "False")
     ended = (make_pod(0, phase="Succeeded"), make_pod(1))
-    told_already = trains(1, told_stop=True)
+    told_already = trains(1, told_outcome="Suspended")
     again = plan(with_policy(first.status, suspend=True), pods=ended, sessions=(told_already,), memory=first.memory)
     assert ([pod.uid for pod in again.delete], told(again, Stop)) == ([uid_of(0)], [])
     done = plan(with_policy(again.status, suspend=True), pods=(), sessions=(), memory=again.memory)

@@ -159,7 +159,7 @@ def killed_in(generation: int) -> dict[str, Any]:
             id="stopped at the end of its grace period",
         ),
         pytest.param(
-            make_session(0, Phase.STOPPED, 1, entered=1, told_stop=True), None, Standing.FINISHED, "Stopped",
+            make_session(0, Phase.STOPPED, 1, entered=1, told_outcome="Complete"), None, Standing.FINISHED, "Stopped",
             id="stopped as told",
         ),
     ],

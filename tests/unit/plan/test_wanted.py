@@ -77,7 +77,7 @@ SILENT_ON_DEAD_NODE = make_worker(1, Standing.SILENT, pod=make_pod(1, node_ready
         ),
         pytest.param((A, stopped(100.0 - 19), C), {}, [], id="an agent that exited a moment ago comes back"),
         pytest.param((A, stopped(100.0 - 20), C), {}, [(1, 1)], id="an agent that exited long ago does not"),
-        pytest.param((A, stopped(0.0, told_stop=True), C), {}, [], id="one that was told to"),
+        pytest.param((A, stopped(0.0, told_outcome="Complete"), C), {}, [], id="one that was told to"),
         pytest.param((A, B, C), {"slots": 1}, [], id="fewer wanted: nothing is made"),
         pytest.param((A,), {"ended": True}, [], id="a job that has ended gets nothing"),
     ],
@@ -241,7 +241,7 @@ def test_release_of_a_pod_whose_slot_another_one_serves_before_all_have_adopted(
 
 
 def told(at_s: float) -> Worker:
-    return make_worker(1, session=make_session(1, Phase.TRAINING, 1, told_stop=True, told_stop_at_s=at_s))
+    return make_worker(1, session=make_session(1, Phase.TRAINING, 1, told_outcome="Complete", told_stop_at_s=at_s))
 
 
 def test_agent_that_was_told_to_stop_ends_within_its_own_bound_or_its_pod_is_deleted() -> None:

@@ -127,7 +127,7 @@ COMMANDS: list[Any] = [
     wire.Welcome("Session"), wire.DocumentCommand(DOCUMENT), wire.Prune(("a", "b")), wire.ProgressRequest(), wire.Ping(),
     wire.Restart("it is late."),
     wire.DumpStacks(), wire.Kill((4, 5), "hangs"),
-    wire.Finish(3, 10, 1, 2, 4, CHECKPOINT), wire.Finish(3, 10, 0, 0, 4),
+    wire.Finish(3, 10, 2, 4, CHECKPOINT), wire.Finish(3, 10, 0, 4),
     wire.Stop("Complete"), wire.Generation(2, "u", "planned", True, 4, 8, 2, 1, "h", 1, "p", False, "digest", "Resized"),
 ]  # fmt: skip
 ASSIGNMENT = local.Assignment(

@@ -58,7 +58,6 @@ class _OnDisk:
     info: CheckpointInfo | None = None
     imports: bool = False
     """`info` is of another job: this one begins with it."""
-
     why: str = ""
     """Why checkpoints could not be read, sentences."""
     missing: str = ""

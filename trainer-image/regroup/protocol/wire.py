@@ -429,7 +429,6 @@ class Finish:
     generation: int
     """The generation that has finished; the newest may be one above it, which nobody has entered."""
     step: int
-    group_rank: int
     rank_offset: int
     world_size: int
     checkpoint: Optional[CheckpointRef] = None

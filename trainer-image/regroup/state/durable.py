@@ -153,13 +153,9 @@ class Durable:
         return self.checkpointer.hangs(self._patience_s) or self.checkpointer.failure or ""
 
     def lost(self) -> None:
-        """The state was replaced by another rank's: what is being written may be of a step that was never committed by all."""
+        """The state was replaced by another rank's, or the script ends by an exception: what is being written may be of a step that
+        was never committed by all, and no later commit of this process will say that it was."""
         self.known_by_all = 0
-        if self.checkpointer is not None:
-            self.checkpointer.cancel()
-
-    def close(self) -> None:
-        """The script ends by an exception: it commits no more, so what waits for its next commit is not made a checkpoint."""
         if self.checkpointer is not None:
             self.checkpointer.cancel()
 
