@@ -24,7 +24,7 @@ from regroup_operator.decision_log import DecisionLog
 from regroup_operator.model.plan import timestamp
 from regroup_operator.model.ports import EventNote
 from regroup_operator.model.records import UNSEEN_CODE, Settings
-from regroup_operator.plan.lifecycle.finished import Finished, read_finished
+from regroup_operator.plan.facts.finished import Finished, read_finished
 from tests.builders.plan import JobBuilder
 from tests.simulator.agents import Agent
 from tests.simulator.cluster import KEY, Pods, Store

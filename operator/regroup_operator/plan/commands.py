@@ -31,9 +31,10 @@ from regroup_operator.model.plan import Tell, earliest
 from regroup_operator.model.records import Pod, Session
 from regroup_operator.model.worker import Standing, Worker
 from regroup_operator.plan.facts.facts import Facts
+from regroup_operator.plan.facts.finished import Finished
 from regroup_operator.plan.facts.observers import who_observes
 from regroup_operator.plan.facts.stalls import ANSWER_S, SCRIPT_ANSWER_S, SCRIPT_ASK_EVERY_S
-from regroup_operator.plan.lifecycle.finished import Finished, places_of
+from regroup_operator.plan.lifecycle.finished import places_of
 
 ASK_EVERY_S = 1.0
 """While a member is silent or progress stalls, everybody who can be reached is asked this often, ..."""
@@ -53,16 +54,8 @@ class End:
     """Whose scripts have returned 0 by the stored status: they may exit."""
 
 
-def end_of(
-    finished: Finished,
-    stored: Finished | None,
-    workers: Sequence[Worker],
-    processes: int,
-    checkpoint: CheckpointRef | None,
-    repeats: bool,
-) -> End:
-    """Return it. `stored`: what the status said before this plan; `checkpoint`: the newest that it names; `repeats`: as in
-    wire.Finish."""
+def end_of(facts: Facts, finished: Finished, workers: Sequence[Worker], checkpoint: CheckpointRef | None) -> End:
+    """Return it. `finished`, `checkpoint`: what the status says from this plan on."""
     places = places_of(finished, workers)
     index = {member: i for i, member in enumerate(finished.members)}
     exact = checkpoint if checkpoint is not None and checkpoint.step == finished.step else None
@@ -70,15 +63,18 @@ def end_of(
         worker.pod.uid: Finish(
             generation=finished.generation,
             step=finished.step,
-            rank_offset=index[member] * processes,
-            world_size=len(finished.members) * processes,
+            rank_offset=index[member] * facts.processes,
+            world_size=len(finished.members) * facts.processes,
             checkpoint=exact,
-            repeats=repeats,
+            repeats=facts.ends_alone,
         )
         for member, worker in places.items()
         if worker.pod is not None
     }
-    if stored is None or not repeats:  # where all may have to run again, each of them stays until all have returned
+    stored = facts.finished
+    if (
+        stored is None or not facts.ends_alone
+    ):  # where all may have to run again, each of them stays until all have returned
         return End(finish, frozenset())
     return End(finish, frozenset(w.pod.uid for w in workers if w.pod is not None and w.id in stored.done))
 

@@ -6,10 +6,9 @@ from regroup_operator.model.plan import JobPlan, Urgency, earliest
 from regroup_operator.model.worker import Wait
 from regroup_operator.plan.commands import commands_due_s, end_of, plan_commands
 from regroup_operator.plan.facts.current import named_checkpoint
-from regroup_operator.plan.facts.facts import Inputs, gather_facts, repeats
+from regroup_operator.plan.facts.facts import Inputs, gather_facts
 from regroup_operator.plan.failures.failures import judge_failures
 from regroup_operator.plan.generation.generation import plan_generation
-from regroup_operator.plan.lifecycle.finished import read_finished
 from regroup_operator.plan.lifecycle.lifecycle import (
     Active,
     Completing,
@@ -41,10 +40,7 @@ def plan_job(inputs: Inputs) -> JobPlan:
     stop, finished = stop_word(lifecycle), finished_of(lifecycle)
     end = None
     if finished is not None and facts.tier != "Script":
-        checkpoint = named_checkpoint(report.status)
-        end = end_of(
-            finished, read_finished(facts.status), generation.workers, facts.processes, checkpoint, repeats(facts)
-        )
+        end = end_of(facts, finished, generation.workers, named_checkpoint(report.status))
     commands = plan_commands(
         workers=generation.workers,
         tier=facts.tier,

@@ -14,7 +14,8 @@ from regroup.protocol.wire import Finish, Generation, Stop
 from regroup_operator.api.members import MemberId
 from regroup_operator.model.plan import Clock, JobPlan, Memory, Urgency
 from regroup_operator.model.records import Pod, ProcessExit, Session
-from regroup_operator.plan.lifecycle.finished import Finished, may_run, places_of, read_finished, taken_over
+from regroup_operator.plan.facts.finished import Finished, read_finished
+from regroup_operator.plan.lifecycle.finished import may_run, places_of, taken_over
 from tests.builders.jobs import role
 from tests.builders.plan import JobBuilder, make_job, make_pod, make_progress, make_session, make_worker, uid_of
 from tests.unit.plan.test_completing import condition, evaluator

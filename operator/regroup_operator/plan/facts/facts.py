@@ -7,14 +7,14 @@ from dataclasses import dataclass, replace
 from statistics import median_low
 from typing import Any
 
-from regroup.protocol.state import Phase
 from regroup_operator.api import Job, processes_per_worker, worker_digest
-from regroup_operator.api.members import MemberId, parse_members
+from regroup_operator.api.members import MemberId
 from regroup_operator.model.plan import Clock, Expected, Memory, Verdict, earliest
 from regroup_operator.model.records import Observation, Settings
 from regroup_operator.model.worker import Current, Standing, Worker
 from regroup_operator.plan.facts.adoption import Adoption, see_adoption
 from regroup_operator.plan.facts.current import SCRIPT_AFTER_S, decide_tier, outdated, read_current
+from regroup_operator.plan.facts.finished import Finished, read_finished, says_done
 from regroup_operator.plan.facts.losses import see_losses
 from regroup_operator.plan.facts.observers import Silences, see_silences
 from regroup_operator.plan.facts.peers import with_peers
@@ -71,6 +71,8 @@ class Facts:
     """What members that observe each other have not heard."""
     size: Size
     """How many workers the job has now: spec.replicas, or fewer while a growth waits."""
+    finished: Finished | None
+    """The end of the steps, as the status has it; None: there are steps to train."""
 
     @property
     def awaited(self) -> dict[str, int]:
@@ -86,9 +88,13 @@ class Facts:
     @property
     def known_slots(self) -> int:
         """How many slots may have pods: while scripts come to their end those of all members, whatever spec.replicas says now."""
-        finished = self.status.get("finished")
-        members = () if finished is None else parse_members(finished["members"])
+        members = self.finished.members if self.finished is not None else ()
         return max(self.slots, *(member.slot + 1 for member in members), 0)
+
+    @property
+    def ends_alone(self) -> bool:
+        """Whether one member can run its end again without the others: its rank and the state of the last step are all it needs."""
+        return self.tier != "Script" and self.per_group == 1
 
     @property
     def known(self) -> dict[str, Any]:
@@ -121,9 +127,7 @@ class Facts:
         current = self.current
         if current is None:
             return frozenset()
-        said = [(w.id, w.session.condition) for w in self.members if w.session is not None]
-        done = {one for one, c in said if (c.phase, c.generation) == (Phase.DONE, current.number)}
-        return _done(self.status, current) | done
+        return _done(self.finished, current) | {w.id for w in self.members if says_done(w, current.number)}
 
     @property
     def start_step(self) -> int | None:
@@ -205,6 +209,7 @@ def gather_facts(inputs: Inputs) -> Facts:
     if tier is not None:
         changed["tier"] = tier
     processes = processes_per_worker(job)
+    finished = read_finished(stored)
     ids = frozenset(current.members) if current else frozenset()
     silences = see_silences(obs.pods, sessions, (pod for pod in obs.pods if pod.id in ids))
     workers = assess(
@@ -222,7 +227,7 @@ def gather_facts(inputs: Inputs) -> Facts:
         admitted_by_s=obs.admitted_by_s,
         waiting=obs.waiting,
         unheard=silences.proven,
-        done=_done(stored, current),
+        done=_done(finished, current),
     )
     newest = newest_progress(sessions.values(), counted_generations(current)) if current else None
     losses = see_losses(
@@ -251,20 +256,15 @@ def gather_facts(inputs: Inputs) -> Facts:
         newest=newest,
         silences=silences,
         size=size,
+        finished=finished,
     )
 
 
-def repeats(facts: Facts) -> bool:
-    """Return whether one member can run its end again without the others: it needs only its rank and the state of the last step."""
-    return facts.tier != "Script" and facts.per_group == 1
-
-
-def _done(status: Mapping[str, Any], current: Current | None) -> frozenset[MemberId]:
+def _done(finished: Finished | None, current: Current | None) -> frozenset[MemberId]:
     """Return the members of the newest generation whose script has returned 0, by the status."""
-    finished = status.get("finished")
-    if finished is None or current is None or finished["generation"] != current.number:
+    if finished is None or current is None or finished.generation != current.number:
         return frozenset()
-    return frozenset(parse_members(finished.get("done", "")))
+    return finished.done
 
 
 def members_of(workers: Sequence[Worker]) -> tuple[Worker, ...]:

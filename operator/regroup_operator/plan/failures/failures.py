@@ -7,13 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from regroup_operator.api.members import parse_members
 from regroup_operator.api.spec import ExitRule
 from regroup_operator.model.plan import Failure, IgnoredRow, Memory, Verdict, earliest
 from regroup_operator.model.worker import Standing, Worker
-from regroup_operator.plan.facts.facts import Facts, Inputs, members_of, repeats
-from regroup_operator.plan.failures.crashes import crash_sentence, is_hopeless, note_crashes
-from regroup_operator.plan.failures.crashes import repeats as crash_repeats
+from regroup_operator.plan.facts.facts import Facts, Inputs, members_of
+from regroup_operator.plan.failures.crashes import crash_sentence, is_hopeless, note_crashes, repeats
 from regroup_operator.plan.failures.exits import excused_generations, exits_status, read_exits, see_failures
 from regroup_operator.plan.failures.hangs import HUNG, Hang, find_hang, hangs_in_a_row
 from regroup_operator.plan.failures.no_commit import NO_COMMIT, broke_without_commit, no_commit_failure
@@ -107,13 +105,13 @@ def judge_failures(facts: Facts) -> Failures:
         steady = steady_size(facts.memory.steady_size, facts.status, facts.current, inputs.clock)
     ended = (*seen.failures, *(failure for _, failure in seen.disrupted))
     containers = frozenset(failure.pod for failure in ended if failure.container) if rules else frozenset[str]()
-    finished = facts.status.get("finished") if repeats(facts) else None
+    finished = facts.finished if facts.ends_alone else None
     rulings = judge_exits(
         rules,
         ended,
         judged=was_judged,
         generations=_generations(facts, containers),
-        finished=finished["generation"] if finished is not None else 0,
+        finished=finished.generation if finished is not None else 0,
     )
     processes = tuple(failure for failure in rulings.counted if not is_disruption(failure))
     sessions = obs.sessions.values()
@@ -165,7 +163,7 @@ def judge_failures(facts: Facts) -> Failures:
         ),
     )
     words = ""
-    if crash is not None and crash_repeats(crash):
+    if crash is not None and repeats(crash):
         hints = crash_hints(crash, facts.current, steady) if facts.tier == "Script" else ""
         where = " ".join(filter(None, [hints, log_words(crash.last, inputs.logs)]))
         words = crash_sentence(crash, exit_words(crash.last), where)
@@ -233,11 +231,11 @@ def _quiet_s(inputs: Inputs, ignored: IgnoredRow | None) -> float | None:
 
 def _reached(facts: Facts) -> tuple[int, int, tuple[int, int] | None]:
     """Return the slots that the job has, how many of them it needs to get further, and how far it is (pod_ends.py)."""
-    finished = facts.status.get("finished")
+    finished = facts.finished
     if finished is not None and facts.tier == "Session":
         # Each script ends by itself: that one of them returns is progress.
-        num_done = len(parse_members(finished.get("done", "")))
-        return facts.known_slots, facts.known_slots - finished["workers"] + num_done + 1, (1, num_done)
+        num_done = len(finished.done)
+        return facts.known_slots, facts.known_slots - len(finished.open) + 1, (1, num_done)
     start = facts.start_step
     return facts.slots, facts.inputs.job.min_replicas, None if start is None else (0, start)
 
@@ -268,7 +266,7 @@ def _ruled(facts: Facts, rulings: Rulings) -> Verdict | None:
     if not rules:
         return None
     needed = (p for p in inputs.obs.pods if p.slot < facts.known_slots and p.uid not in facts.released)
-    spares = inputs.job.spec.recovery.spares if "finished" not in facts.status else 0
+    spares = inputs.job.spec.recovery.spares if facts.finished is None else 0
     blocked = blocked_pod(rules, needed, spares=spares, per_group=facts.per_group)
     return None if blocked is None else Verdict(EXIT_RULE, blocked_sentence(rules, *blocked))
 

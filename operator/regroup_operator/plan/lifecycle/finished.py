@@ -16,77 +16,37 @@ runs.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
 
 from regroup.protocol.document import PLANNED
 from regroup.protocol.state import Phase
-from regroup_operator.api.members import MemberId, format_members, parse_members
+from regroup_operator.api.members import MemberId, parse_members
 from regroup_operator.model.worker import Standing, Worker
-from regroup_operator.plan.facts.facts import Facts, repeats
+from regroup_operator.plan.facts.facts import Facts
+from regroup_operator.plan.facts.finished import Finished, says_done
 
 _COMMITTED = (Phase.FINISHED, Phase.FINISHING, Phase.DONE)
 """Phases of a worker whose processes have committed the last step."""
 _BAD = (Standing.LOST, Standing.DIED, Standing.HUNG, Standing.BROKEN)
 
 
-@dataclass(frozen=True)
-class Finished:
-    """`members`: who has the places of the generation, in the order of their ranks. `done`: those of them whose script has
-    returned 0 in every process."""
-
-    generation: int
-    members: tuple[MemberId, ...]
-    step: int = 0
-    """Number of the steps that were committed; 0 for a script."""
-    done: frozenset[MemberId] = frozenset()
-    at: str = ""
-    """RFC 3339 time at which it was first seen."""
-
-    @property
-    def open(self) -> tuple[MemberId, ...]:
-        """The members whose script has not returned 0 yet."""
-        return tuple(member for member in self.members if member not in self.done)
-
-    def to_status(self) -> dict[str, Any]:
-        """Return status.finished."""
-        return {
-            "generation": self.generation,
-            "workers": len(self.members),
-            "step": self.step,
-            "members": format_members(self.members, in_order=True),
-            "done": format_members(self.done),
-            "at": self.at,
-        }
-
-
-def read_finished(status: Mapping[str, Any]) -> Finished | None:
-    """Return what the status says, None: nothing."""
-    known = status.get("finished")
-    if known is None:
-        return None
-    members = parse_members(known["members"])
-    done = frozenset(parse_members(known.get("done", "")))
-    return Finished(known["generation"], members, known.get("step", 0), done, known["at"])
-
-
 def see_finished(facts: Facts, workers: Sequence[Worker]) -> Finished | None:
     """Return who has finished and who is done, None: the job still has steps to train. What the status says stays, and only grows.
 
     `workers`: as they stand after hangs were looked for."""
-    known = read_finished(facts.status)
-    all_again = not repeats(facts) and (known is None or known.open)
+    known = facts.finished
+    all_again = not facts.ends_alone and (known is None or known.open)
     if all_again and any(w.is_member and w.standing in _BAD for w in workers):
         return None  # those that have returned 0 run again, too
     if known is None:
         seen = _first_returned if facts.tier == "Script" else _last_step_committed
         known = seen(facts, workers)
-    elif repeats(facts):
+    elif facts.ends_alone:
         known = taken_over(known, workers, facts.released)
     if known is None:
         return None
-    done = {member for member, worker in places_of(known, workers).items() if _is_done(worker, known.generation)}
+    done = {member for member, worker in places_of(known, workers).items() if says_done(worker, known.generation)}
     return replace(known, done=known.done | done)
 
 
@@ -117,15 +77,10 @@ def may_run(worker: Worker) -> bool:
     return worker.pod is not None and worker.pod.alive
 
 
-def _is_done(worker: Worker, generation: int) -> bool:
-    condition = worker.session.condition if worker.session is not None else None
-    return condition is not None and (condition.phase, condition.generation) == (Phase.DONE, generation)
-
-
 def _first_returned(facts: Facts, workers: Sequence[Worker]) -> Finished | None:
     """Return the newest generation of a script once one of its members has returned 0."""
     current = facts.current
-    if current is None or not any(w.is_member and _is_done(w, current.number) for w in workers):
+    if current is None or not any(w.is_member and says_done(w, current.number) for w in workers):
         return None
     return Finished(current.number, current.members, at=facts.inputs.clock.timestamp())
 

@@ -16,10 +16,11 @@ from dataclasses import dataclass, replace
 from regroup_operator.api.conditions import COMPLETE, FAILED, SUSPENDED
 from regroup_operator.model.plan import Failure, Verdict
 from regroup_operator.plan.facts.current import named_checkpoint
-from regroup_operator.plan.facts.facts import Facts, repeats
+from regroup_operator.plan.facts.facts import Facts
+from regroup_operator.plan.facts.finished import Finished
 from regroup_operator.plan.failures.failures import Failures
 from regroup_operator.plan.failures.restarts import exit_words, log_words
-from regroup_operator.plan.lifecycle.finished import Finished, places_of, read_finished, see_finished
+from regroup_operator.plan.lifecycle.finished import places_of, see_finished
 from regroup_operator.plan.lifecycle.run_policy import expires_in_s, has_begun, overdue
 
 END_FAILED = "EndFailed"
@@ -118,19 +119,19 @@ def decide_lifecycle(facts: Facts, failures: Failures) -> Lifecycle:
     # Who has been told to stop cannot do after its last step what it would have done.
     is_told = any(c["type"] == SUSPENDED and c["reason"] == SUSPENDING for c in facts.status.get("conditions", ()))
     finished = see_finished(facts, failures.workers)
-    if "finished" not in facts.status and (is_told or failures.unread is not None):
+    if facts.finished is None and (is_told or failures.unread is not None):
         finished = None
     is_done = finished is not None and not finished.open
     if is_done and not any(facts.awaited.values()):
         return _ended(facts, Ended(succeeded=True, finished=finished))
     if facts.inputs.job.spec.run_policy.suspend or is_told:
         has_pods = facts.inputs.obs.pods or facts.inputs.obs.roles
-        if not is_done and not repeats(facts):
+        if not is_done and not facts.ends_alone:
             finished = None  # resumed, all members run their end again
         return Suspending(finished) if has_pods else Suspended(finished)
     is_script = facts.tier == "Script"
     failure = failures.of_roles if is_done else failures.verdict
-    ends = finished or read_finished(facts.status)
+    ends = finished or facts.finished
     if failure is None and ends is not None and ends.open and not is_script:
         failure = not_repeatable(facts, failures, ends)
     if failure is not None:
@@ -173,7 +174,7 @@ def not_repeatable(facts: Facts, failures: Failures, finished: Finished) -> Verd
     the state of the last step, if anything still has that. Its members do not: their scripts may have changed the model."""
     checkpoint = named_checkpoint(facts.status)
     where = f"the state of step {finished.step}, the last one, is in no checkpoint"
-    if repeats(facts):
+    if facts.ends_alone:
         can = checkpoint is not None and checkpoint.step == finished.step
     else:  # an ordinary generation: it may begin at an older step, and train those that follow again
         has_snapshots = facts.inputs.job.spec.memory_snapshot is not None
@@ -183,7 +184,7 @@ def not_repeatable(facts: Facts, failures: Failures, finished: Finished) -> Verd
     advice = ""
     if facts.inputs.job.spec.checkpoint is None:
         advice = " Set spec.checkpoint, so that a script that fails after its last step can run again."
-    known, places = read_finished(facts.status), places_of(finished, failures.workers)
+    places = places_of(finished, failures.workers)
     # A spare that fails, or the container of a script that has returned 0, has no end to run again.
     needed = set(map(str, finished.open))
     ended = [f for f in failures.ended if f.worker in needed and not _has_snapshot(facts, failures, f, finished)]
@@ -195,7 +196,7 @@ def not_repeatable(facts: Facts, failures: Failures, finished: Finished) -> Verd
             f"{log_words(last, facts.inputs.logs)}{advice}"
         )
         return Verdict(END_FAILED, text, last.script_code)
-    gone = [] if known is None else [member for member in finished.open if member not in places]
+    gone = [] if facts.finished is None else [member for member in finished.open if member not in places]
     if not gone:
         return None
     return Verdict(

@@ -12,7 +12,8 @@ from regroup_operator.api.members import MemberId
 from regroup_operator.model.plan import earliest
 from regroup_operator.model.records import Pod
 from regroup_operator.model.worker import Worker
-from regroup_operator.plan.lifecycle.finished import Finished, places_of
+from regroup_operator.plan.facts.finished import Finished
+from regroup_operator.plan.lifecycle.finished import places_of
 from regroup_operator.plan.pods.wanted import CreateWorker, WorkerChanges, given_up_s, next_attempts, said_stopped
 
 

@@ -14,7 +14,7 @@ from regroup_operator.model.ports import EventNote
 from regroup_operator.model.records import Pod
 from regroup_operator.model.worker import Standing
 from regroup_operator.plan.facts.current import named_members
-from regroup_operator.plan.facts.facts import Facts, repeats
+from regroup_operator.plan.facts.facts import Facts
 from regroup_operator.plan.failures.exits import avoided_nodes, count_created
 from regroup_operator.plan.generation.generation import NextGeneration
 from regroup_operator.plan.lifecycle.lifecycle import Active, Completing, Ended, Finishing, Lifecycle, Suspending
@@ -108,7 +108,7 @@ def plan_pods(facts: Facts, lifecycle: Lifecycle, generation: NextGeneration) ->
         changes = plan_finishing(
             workers=generation.workers,
             finished=lifecycle.finished,
-            leaves=lifecycle.finished.done if repeats(facts) else frozenset(),
+            leaves=lifecycle.finished.done if facts.ends_alone else frozenset(),
             released=facts.released,
             named=[*named_members(known), *lifecycle.finished.members],
             counted=counted,

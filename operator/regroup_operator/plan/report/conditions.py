@@ -12,7 +12,7 @@ from regroup_operator.api.members import format_members
 from regroup_operator.model.plan import JobCondition, Verdict
 from regroup_operator.model.records import Settings
 from regroup_operator.model.worker import Announce, Current, Decision, Standing, Wait, Worker
-from regroup_operator.plan.lifecycle.finished import Finished
+from regroup_operator.plan.facts.finished import Finished
 from regroup_operator.plan.report.script_group import passed
 
 PENDING, STARTING, RUNNING, RECOVERING, WAITING, FINISHING, COMPLETING, SUSPENDING, SUSPENDED, SUCCEEDED, FAILED = (

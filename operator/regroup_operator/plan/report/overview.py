@@ -20,13 +20,13 @@ from regroup_operator.model.plan import JobCondition
 from regroup_operator.model.ports import EventNote
 from regroup_operator.model.worker import RESUMED, Decision, Standing, Wait, Worker
 from regroup_operator.plan.facts.facts import Facts
+from regroup_operator.plan.facts.finished import Finished
 from regroup_operator.plan.facts.groups import spare_words
 from regroup_operator.plan.facts.roles import awaited_words
 from regroup_operator.plan.facts.stalls import is_unresponsive
 from regroup_operator.plan.failures.failures import Failures
 from regroup_operator.plan.failures.on_exit import UNSCHEDULABLE
 from regroup_operator.plan.generation.generation import NextGeneration
-from regroup_operator.plan.lifecycle.finished import read_finished
 from regroup_operator.plan.lifecycle.lifecycle import (
     Active,
     Completing,
@@ -173,7 +173,7 @@ def _suspended(
     if isinstance(lifecycle, Suspending):
         said = JobCondition(SUSPENDED, "False", SUSPENDING, _left_of(facts))
     elif isinstance(lifecycle, Suspended):
-        said = JobCondition(SUSPENDED, "True", PHASE_SUSPENDED, _continues(facts, status))
+        said = JobCondition(SUSPENDED, "True", PHASE_SUSPENDED, _continues(facts, lifecycle.finished, status))
     elif SUSPENDED not in before:
         return {}
     elif isinstance(lifecycle, Ended):
@@ -209,13 +209,11 @@ def _some(names: Sequence[str]) -> str:
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
-def _continues(facts: Facts, status: Mapping[str, Any]) -> str:
+def _continues(facts: Facts, finished: Finished | None, status: Mapping[str, Any]) -> str:
     """Return from where a suspended job will continue."""
-    if "finished" in status:
-        finished = read_finished(status)
-        is_done = finished is None or not finished.open
-        open_words = "the job waits for its roles" if is_done else "the rest of its scripts runs"
-        return f"No pod is left. All steps are committed; resumed, {open_words}."
+    if finished is not None:
+        what = "the rest of its scripts runs" if finished.open else "the job waits for its roles"
+        return f"No pod is left. All steps are committed; resumed, {what}."
     if not status.get("membership"):
         return "No pod is left. The job has not begun."
     if facts.tier == "Script":

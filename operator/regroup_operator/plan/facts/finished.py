@@ -1,0 +1,57 @@
+"""What the status says of the end of a job's steps: status.finished (rule END). Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from regroup.protocol.state import Phase
+from regroup_operator.api.members import MemberId, format_members, parse_members
+from regroup_operator.model.worker import Worker
+
+
+@dataclass(frozen=True)
+class Finished:
+    """`members`: who has the places of the generation, in the order of their ranks. `done`: those of them whose script has
+    returned 0 in every process."""
+
+    generation: int
+    members: tuple[MemberId, ...]
+    step: int = 0
+    """Number of the steps that were committed; 0 for a script."""
+    done: frozenset[MemberId] = frozenset()
+    at: str = ""
+    """RFC 3339 time at which it was first seen."""
+
+    @property
+    def open(self) -> tuple[MemberId, ...]:
+        """The members whose script has not returned 0 yet."""
+        return tuple(member for member in self.members if member not in self.done)
+
+    def to_status(self) -> dict[str, Any]:
+        """Return status.finished."""
+        return {
+            "generation": self.generation,
+            "workers": len(self.members),
+            "step": self.step,
+            "members": format_members(self.members, in_order=True),
+            "done": format_members(self.done),
+            "at": self.at,
+        }
+
+
+def read_finished(status: Mapping[str, Any]) -> Finished | None:
+    """Return what the status says, None: nothing."""
+    known = status.get("finished")
+    if known is None:
+        return None
+    members = parse_members(known["members"])
+    done = frozenset(parse_members(known.get("done", "")))
+    return Finished(known["generation"], members, known.get("step", 0), done, known["at"])
+
+
+def says_done(worker: Worker, generation: int) -> bool:
+    """Return whether a worker's agent says that its script has returned 0 after the last step of this generation."""
+    condition = worker.session.condition if worker.session is not None else None
+    return condition is not None and (condition.phase, condition.generation) == (Phase.DONE, generation)
