@@ -21,9 +21,11 @@ MAX_STATES = 10_000
         pytest.param(End(suspends=True), 1165, id="suspended and resumed"),
         pytest.param(End(checkpoint="older"), 528, id="without the state of the last step"),
         pytest.param(End(checkpoint="older", suspends=True), 1068, id="suspended without the state of the last step"),
+        pytest.param(EndTogether(), 2220, id="all run again: a model group"),
+        pytest.param(EndTogether(scripts=True), 8499, id="all run again: a script"),
     ],
 )
-def test_with_all_rules_each_job_ends_and_complete_is_true(model: End, num_states: int) -> None:
+def test_with_all_rules_each_job_ends_and_complete_is_true(model: End | EndTogether, num_states: int) -> None:
     got = search(model, max_states=MAX_STATES, live=True)
     assert got.verdict == "holds", got
     assert got.is_exhaustive
@@ -45,20 +47,6 @@ def test_without_a_part_of_the_rule_its_trace_is_found(
 ) -> None:
     got = search(End(END_RULES - {rule}, suspends=suspends, checkpoint=checkpoint), max_states=MAX_STATES)
     assert (got.verdict, words in got.detail) == ("violation", True), got
-
-
-@pytest.mark.parametrize(
-    ("model", "num_states"),
-    [
-        pytest.param(EndTogether(), 2220, id="a model group"),
-        pytest.param(EndTogether(scripts=True), 8499, id="a script"),
-    ],
-)
-def test_where_all_run_their_end_again_complete_is_true(model: EndTogether, num_states: int) -> None:
-    got = search(model, max_states=MAX_STATES, live=True)
-    assert got.verdict == "holds", got
-    assert got.is_exhaustive
-    assert got.num_states == num_states, "the model's behaviour changed: read why, then update the number"
 
 
 @pytest.mark.parametrize(

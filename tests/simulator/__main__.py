@@ -10,7 +10,8 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 
 from tests.simulator.faults import KINDS, Fault, parse
-from tests.simulator.walk import Outcome, faults_of, run, setting_of, shrink
+from tests.simulator.setting import faults_of, setting_of
+from tests.simulator.walk import Outcome, run, shrink
 
 
 def main() -> int:

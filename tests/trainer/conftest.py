@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from _regroup_agent.build import build
+from harness.local_run import LocalRun
 from tests.trainer.agent_double import AgentDouble
 from tests.trainer.agent_edge import OperatorEdge, Worker, operator_edge
 from tests.trainer.elastic_kit import PACE_S, SCRIPT, STEPS
@@ -59,3 +60,17 @@ def job(tmp_path: Path, zygote: Zygote) -> Iterator[AgentDouble]:
     double = AgentDouble(tmp_path, zygote, SCRIPT, {"TEST_STEPS": str(STEPS), "TEST_PACE": str(PACE_S)})
     yield double
     double.close()
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., LocalRun]]:
+    """A function that starts `regroup run` with these arguments."""
+    runs: list[LocalRun] = []
+
+    def begin(*arguments: str, directory: Path = tmp_path) -> LocalRun:
+        runs.append(LocalRun(directory, *arguments))
+        return runs[-1]
+
+    yield begin
+    for run in runs:
+        run.close()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,19 +26,6 @@ def out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     out.mkdir()
     monkeypatch.setenv("TEST_OUT", str(out))
     return out
-
-
-@pytest.fixture
-def start(tmp_path: Path) -> Iterator[Callable[..., LocalRun]]:
-    runs: list[LocalRun] = []
-
-    def begin(*arguments: str, directory: Path = tmp_path) -> LocalRun:
-        runs.append(LocalRun(directory, *arguments))
-        return runs[-1]
-
-    yield begin
-    for run in runs:
-        run.close()
 
 
 def seen(out: Path, rank: int) -> list[dict[str, Any]]:

@@ -7,7 +7,7 @@ import re
 import shutil
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -30,19 +30,6 @@ PACE_S = "0.2"
 HOPELESS_S = 30.0
 KILLED_AFTER_S = 5.0
 """Agents that do not end by themselves are killed then (LocalWorkers.stop)."""
-
-
-@pytest.fixture
-def start(tmp_path: Path) -> Iterator[Callable[..., LocalRun]]:
-    runs: list[LocalRun] = []
-
-    def begin(*arguments: str, directory: Path = tmp_path) -> LocalRun:
-        runs.append(LocalRun(directory, *arguments))
-        return runs[-1]
-
-    yield begin
-    for run in runs:
-        run.close()
 
 
 def _committed(directory: Path) -> set[str]:

@@ -18,7 +18,8 @@ from regroup_operator.plan.job import plan_job
 from tests.builders.jobs import role
 from tests.builders.plan import JobBuilder, make_job
 from tests.simulator.faults import KINDS
-from tests.simulator.walk import Walk, faults_of, setting_of
+from tests.simulator.setting import faults_of, setting_of
+from tests.simulator.walk import Walk
 from tests.simulator.world import World
 
 SECRET = "do-not-tell"

@@ -8,7 +8,8 @@ import pytest
 
 from tests.simulator.__main__ import main, table
 from tests.simulator.faults import Fault
-from tests.simulator.walk import Outcome, setting_of
+from tests.simulator.setting import setting_of
+from tests.simulator.walk import Outcome
 
 
 @pytest.mark.parametrize(

@@ -20,8 +20,9 @@ from regroup_operator.plan.lifecycle.run_policy import overdue
 from regroup_operator.plan.pods import pods
 from tests.simulator.faults import Fault
 from tests.simulator.policies import Policy
+from tests.simulator.setting import Setting
 from tests.simulator.strikes import CODES
-from tests.simulator.walk import Setting, Walk
+from tests.simulator.walk import Walk
 
 Change = Callable[[pytest.MonkeyPatch], None]
 

@@ -25,11 +25,12 @@ from regroup_operator.plan.generation import decision, document, forced, generat
 from regroup_operator.plan.generation.decision import next_generation
 from regroup_operator.plan.lifecycle.lifecycle import Ended, Lifecycle, decide_lifecycle
 from regroup_operator.plan.report import conditions, overview
-from tests.simulator import trainers, walk
+from tests.simulator import setting, trainers
 from tests.simulator.agents import ZYGOTE_S
 from tests.simulator.faults import KINDS, Fault, parse
+from tests.simulator.setting import Setting, faults_of, setting_of
 from tests.simulator.strikes import SLOW_START_S, SLOW_STEP_S
-from tests.simulator.walk import Setting, Walk, faults_of, run, setting_of, shrink
+from tests.simulator.walk import Walk, run, shrink
 from tests.simulator.world import World
 
 PLAIN = Setting(
@@ -191,7 +192,7 @@ def test_wait_that_no_condition_names_is_found(monkeypatch: pytest.MonkeyPatch) 
 
 def test_job_that_says_running_while_nobody_trains_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(World, "step", lambda self: self.settle())
-    monkeypatch.setattr(walk, "HANG_S", 3600)  # else it is found to hang
+    monkeypatch.setattr(setting, "HANG_S", 3600)  # else it is found to hang
     assert run(PLAIN, []).sort == "untrue"
 
 
@@ -221,7 +222,8 @@ def test_error_in_the_middle_of_a_reconcile_is_found(monkeypatch: pytest.MonkeyP
 
 def test_same_seed_is_the_same_walk_whatever_strings_hash_to() -> None:
     code = (
-        "from tests.simulator.walk import run, setting_of, faults_of\n"
+        "from tests.simulator.setting import faults_of, setting_of\n"
+        "from tests.simulator.walk import run\n"
         "from tests.simulator.faults import KINDS\n"
         "kinds = list(KINDS)\n"
         "for seed in (3, 11): o = run(setting_of(seed), faults_of(seed, kinds)); print(o, o.num_commits, o.recoveries)"
