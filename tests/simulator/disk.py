@@ -68,26 +68,27 @@ class Disk:
         """Begin to write, where one is due; return what rank 0 reports with this commit: the last complete one."""
         if not self.every_steps:
             return None
-        said = self._said.pop(group.number, None)
-        if state.step % self.every_steps == 0:
-            writer = group.ranks[0]
+        writer, is_last = group.ranks[0], state.step >= self._world.total_steps
+
+        def complete() -> None:
+            if not writer.alive or writer.stopped:
+                return
+            name = name_of(group.number, state.step, group.uid)
+            if self.is_full or not self.sees(writer.agent.uid):
+                self._problems[group.number] = f"Checkpoint {name.directory} could not be written."
+            else:
+                self._problems.pop(group.number, None)
+                self.checkpoints.append(Checkpoint(name, state))
+                self._said[group.number] = {
+                    "generation": group.number, "step": state.step, "directory": name.directory
+                }  # fmt: skip
+
+        if is_last:  # the library waits for it, or gives it up, before it says that it has finished (adr/0015)
+            complete()
+        elif state.step % self.every_steps == 0:
             self._world.happened("checkpoint", writer.agent.uid)
-
-            def complete() -> None:
-                if not writer.alive or writer.stopped:
-                    return
-                name = name_of(group.number, state.step, group.uid)
-                if self.is_full or not self.sees(writer.agent.uid):
-                    self._problems[group.number] = f"Checkpoint {name.directory} could not be written."
-                else:
-                    self._problems.pop(group.number, None)
-                    self.checkpoints.append(Checkpoint(name, state))
-                    self._said[group.number] = {
-                        "generation": group.number, "step": state.step, "directory": name.directory
-                    }  # fmt: skip
-
             self._world.after(self._world.pace.some(self._world.pace.checkpoint_s), complete)
-        return said
+        return self._said.pop(group.number, None)
 
     def write_last(self, group: Group, writer: Trainer, state: StatePair) -> None:
         """Write what rank 0 holds at the end of its pod's grace (`Job._end`); nobody hears of it."""

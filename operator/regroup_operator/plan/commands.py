@@ -72,10 +72,8 @@ def end_of(facts: Facts, finished: Finished, workers: Sequence[Worker], checkpoi
         if worker.pod is not None
     }
     stored = facts.finished
-    if (
-        stored is None or not facts.ends_alone
-    ):  # where all may have to run again, each of them stays until all have returned
-        return End(finish, frozenset())
+    if stored is None or not facts.ends_alone:
+        return End(finish, frozenset())  # where all may have to run again, each of them stays until all have returned
     return End(finish, frozenset(w.pod.uid for w in workers if w.pod is not None and w.id in stored.done))
 
 

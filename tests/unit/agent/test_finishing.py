@@ -410,3 +410,55 @@ def test_script_that_is_stopped_gets_sigterm_once() -> None:
     assert drive.of(ev.Signal) == [ev.Signal(0, signal.SIGTERM)]
     assert drive.wait(4.9).of(ev.Signal) == []
     assert drive.wait(0.2).of(ev.Signal) == [ev.Signal(0, signal.SIGKILL)]
+
+
+# --- a model group: no member runs its end alone ---------------------------------------------------------------------------
+
+
+def of_group() -> Drive:
+    """A worker of two processes whose operator has said that all members run their end again where one fails."""
+    return finished().finish(3, LAST, repeats=False)
+
+
+def test_process_that_fails_takes_its_worker_out_of_the_end() -> None:
+    """Its sibling is killed, which is no failure, and both wait for the generation in which all run again."""
+    drive = of_group().exits(1, 0)
+    assert drive.of(ev.Signal) == [ev.Signal(1, signal.SIGKILL)]
+    assert [effect.local_rank for effect in drive.of(ev.Start)] == [0], "the first failure waits for nothing"
+    assert drive.phase == Phase.STARTING
+    drive.exits(-9, 1)
+    assert [effect.local_rank for effect in drive.of(ev.Start)] == [1]
+    assert [fault.local_rank for fault in drive.bodies(wire.Fault, ever=True)] == [0]
+    drive.attach()
+    assert (drive.phase, drive.told(local.FinishLocally)) == (Phase.READY, [])
+
+
+@pytest.mark.parametrize("done", [(), (1,), (0, 1)])
+def test_newer_generation_starts_every_process_again(done: tuple[int, ...]) -> None:
+    drive = returned(of_group(), *done).generation(4)
+    running = {0, 1} - {*done}
+    assert {signal.local_rank for signal in drive.of(ev.Signal)} == running
+    started = [effect.local_rank for effect in drive.of(ev.Start)]
+    for rank in sorted(running):
+        started += [effect.local_rank for effect in drive.exits(-9, rank).of(ev.Start)]
+    assert sorted(started) == [0, 1]
+    assert drive.bodies(wire.Fault, ever=True) == []
+    drive.attach()
+    assert [rank for rank, _ in drive.told(local.Assignment)] == [1], "the last one that attached"
+    assert drive.phase != Phase.DONE
+
+
+def test_generation_is_refused_where_each_member_ends_alone() -> None:
+    """An operator that has lost its lease may still tell one that it had announced."""
+    drive = finishing().generation(4)
+    assert [effect.text for effect in drive.of(ev.Log)] == ["Refused generation 4: the steps are over (generation 3)."]
+    assert (drive.of(ev.Signal), drive.told(), drive.phase) == ([], [], Phase.FINISHING)
+
+
+def test_generation_that_the_operator_knew_at_the_end_is_not_entered_after_it() -> None:
+    """It had announced 4, which nobody entered, and says so with the end; its word of 4 comes late, from an older stream."""
+    drive = finished()
+    drive.command(wire.Finish(3, LAST, 0, 2, repeats=False), generation=4)
+    drive.generation(4)
+    assert [effect.text for effect in drive.of(ev.Log)] == ["Refused generation 4: 4 has been heard."]
+    assert (drive.of(ev.Signal), drive.phase) == ([], Phase.FINISHING)

@@ -78,6 +78,15 @@ def test_advice_to_set_a_checkpoint_is_for_a_job_that_has_none(spec: dict[str, A
     assert ("Set spec.checkpoint" in world.condition("Failed")["message"]) == (not spec)
 
 
+def test_end_that_a_rule_ignores_cannot_run_again_without_its_state() -> None:
+    """It does not count, and would fail again and again for want of the state."""
+    rule = {"action": "Ignore", "exitCodes": {"operator": "In", "values": [1]}}
+    world = finishing(spec={"recovery": {"onExit": [rule]}})
+    end_process(world, 0, code=1)
+    world.until(lambda: world.phase == "Failed", 10.0)
+    assert world.condition("Failed")["reason"] == "EndFailed"
+
+
 def with_checkpoint(world: World) -> World:
     """Have the last state in a checkpoint, so that an end can run again anywhere."""
     finished = world.status["finished"]
@@ -178,6 +187,25 @@ def test_suspended_job_whose_ends_all_run_again_does_not_say_that_scripts_still_
     world.suspend(False)
     world.until(lambda: world.phase == "Finishing", 60.0)
     assert (world.generation, world.status["finished"]["done"]) == (2, "")
+
+
+def test_members_of_a_model_group_all_run_their_end_again_in_the_next_generation() -> None:
+    """Those that have returned 0 have stayed for that, and nobody is called lost because its process starts again."""
+    spec = {"checkpoint": CHECKPOINT, "workersPerGroup": 2, "elasticPolicy": GROUPS}
+    world = with_checkpoint(finishing(4, spec=spec))
+    end_process(world, 0)
+    world.until(lambda: world.status["finished"]["done"] == "0", 10.0)
+    world.advance(30.0)
+    assert world.agents[world.uid(0)].alive, "it may have to run again"
+    end_process(world, 1, code=1)
+    world.until(lambda: world.generation == 2 and world.phase == "Finishing", 60.0)
+    assert (world.names(), world.status["finished"]["done"]) == (["0-0", "1-0", "2-0", "3-0"], "")
+    assert (world.status["restarts"]["processes"], world.status["restarts"]["pods"]) == (1, 0)
+    world.advance(5.0)
+    for slot in range(4):
+        end_process(world, slot)
+    world.until(lambda: world.phase == "Succeeded", 30.0)
+    assert (world.status["finished"]["done"], world.generation) == ("0-3", 2)
 
 
 def test_script_that_comes_to_its_end_does_not_grow() -> None:

@@ -7,12 +7,8 @@ from typing import Any
 
 import pytest
 
-from regroup.checkpoint.selection import name_of
-from regroup.protocol.state import StatePair
 from regroup_operator.api.members import parse_members
 from tests.builders.plan import JobBuilder, make_job
-from tests.simulator.disk import Checkpoint
-from tests.simulator.trainers import Group
 from tests.simulator.world import World
 
 LONG_S = 1e6
@@ -32,18 +28,6 @@ def finishing(tmp_path: Path, builder: JobBuilder | None = None, **given: Any) -
         "num_nodes": 4,
     }
     world = World(tmp_path, builder or job(), end_s=LONG_S, **values | given)
-    write = world.disk.write
-
-    def durable(group: Group, state: StatePair) -> dict[str, Any] | None:
-        """The library waits for its last checkpoint before it says that it has finished."""
-        said = write(group, state)
-        if not world.disk.every_steps or state.step < world.total_steps:
-            return said
-        name = name_of(group.number, state.step, group.uid)
-        world.disk.checkpoints.append(Checkpoint(name, state))
-        return {"generation": group.number, "step": state.step, "directory": name.directory}
-
-    world.disk.write = durable  # type: ignore[method-assign]
     world.until(lambda: world.phase == "Finishing", step_every_s=0.5)
     world.advance(2.0)
     return world
@@ -142,6 +126,9 @@ def test_suspension_keeps_what_is_done_and_runs_the_rest_once_resumed(tmp_path: 
     world.until(lambda: world.phase == "Finishing")
     world.advance(5.0)
     assert (world.names(), world.generation, world.status["finished"]["members"]) == (["1-1"], 1, "0,1.1")
+    assert (world.status.get("restarts") or {}).get("pods", 0) == 0, (
+        "a pod that is made after a suspension replaces none"
+    )
     returns(world, 1)
     world.until(lambda: world.phase == "Succeeded", 5.0)
 

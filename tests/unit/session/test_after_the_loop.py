@@ -17,6 +17,7 @@ import torch
 
 import regroup
 from regroup.checkpoint import CheckpointError
+from regroup.checkpoint.checkpointer import Checkpointer
 from regroup.errors import StateError, UsageError
 from regroup.job import Job
 from regroup.protocol import env, local
@@ -286,6 +287,19 @@ def test_script_that_fails_again_leaves_what_it_has_found(place: Place) -> None:
     assert_equal(run.values(), want)
 
 
+def test_script_that_raises_makes_no_checkpoint_of_a_step_that_waits_for_the_next(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody will say that all have committed it."""
+    place.first(checkpoint=True)
+    cancelled: list[Checkpointer] = []
+    monkeypatch.setattr(Checkpointer, "cancel", cancelled.append)
+    run = place.told(checkpoint=place.newest).again()
+    with pytest.raises(OSError, match="no answer"), run.job:
+        raise OSError("no answer")
+    assert len(cancelled) == 1
+
+
 # --- no other state ----------------------------------------------------------------------------------------------------------
 
 NOWHERE = (
@@ -317,9 +331,16 @@ def test_script_is_not_run_with_another_state(place: Place, first: dict[str, Any
     assert (str(error.value), reached) == (NOWHERE, [])
 
 
-def test_own_state_of_another_step_is_not_taken_for_the_last_one(place: Place) -> None:
+@pytest.mark.parametrize(
+    ("step", "adopted"),
+    [
+        pytest.param(STEPS - 1, 1, id="another step"),
+        pytest.param(STEPS, 2, id="that step, in another generation than the one that has finished"),
+    ],
+)
+def test_own_state_is_taken_for_the_last_one_only_if_it_is(place: Place, step: int, adopted: int) -> None:
     run = place.told().again()
-    run.job.state.named(StatePair(1, STEPS - 1), 1)
+    run.job.state.named(StatePair(1, step), adopted)
     with pytest.raises(StateError, match="in no checkpoint"):
         run.train()
 
