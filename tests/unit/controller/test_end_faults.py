@@ -12,6 +12,7 @@ from regroup.protocol.state import StatePair
 from regroup_operator.model.records import Settings
 from tests.builders.plan import make_job
 from tests.simulator.disk import Checkpoint
+from tests.simulator.pace import Pace
 from tests.simulator.world import World
 
 CHECKPOINT = {"volumeClaim": "digits"}
@@ -191,8 +192,8 @@ def test_suspended_job_whose_ends_all_run_again_does_not_say_that_scripts_still_
 
 def test_members_of_a_model_group_all_run_their_end_again_in_the_next_generation() -> None:
     """Those that have returned 0 have stayed for that, and nobody is called lost because its process starts again."""
-    spec = {"checkpoint": CHECKPOINT, "workersPerGroup": 2, "elasticPolicy": GROUPS}
-    world = with_checkpoint(finishing(4, spec=spec))
+    spec = {"checkpoint": CHECKPOINT, "workersPerGroup": 2, "elasticPolicy": {"minReplicas": 4, "maxReplicas": 8}}
+    world = with_checkpoint(finishing(4, spec=spec, pace=Pace(start_s=(2.0, 2.0))))
     end_process(world, 0)
     world.until(lambda: world.status["finished"]["done"] == "0", 10.0)
     world.advance(30.0)
@@ -202,10 +203,20 @@ def test_members_of_a_model_group_all_run_their_end_again_in_the_next_generation
     assert (world.names(), world.status["finished"]["done"]) == (["0-0", "1-0", "2-0", "3-0"], "")
     assert (world.status["restarts"]["processes"], world.status["restarts"]["pods"]) == (1, 0)
     world.advance(5.0)
-    for slot in range(4):
-        end_process(world, slot)
-    world.until(lambda: world.phase == "Succeeded", 30.0)
-    assert (world.status["finished"]["done"], world.generation) == ("0-3", 2)
+    world.end_s = 1.0  # of those that leave their loops from now on
+    end_process(world, 2, code=1)
+    world.until(lambda: world.phase == "Succeeded", 60.0)
+    assert (world.status["finished"]["done"], world.generation) == ("0-3", 3)
+
+
+def test_elastic_job_of_model_groups_ends_with_the_groups_that_are_whole() -> None:
+    """The generation in which all run their end again is an ordinary one: it does not wait for a process that starts again."""
+    spec = {"checkpoint": CHECKPOINT, "workersPerGroup": 2, "elasticPolicy": GROUPS}
+    world = with_checkpoint(finishing(4, spec=spec, pace=Pace(start_s=(2.0, 2.0))))
+    world.end_s = 1.0  # of those that leave their loops from now on
+    end_process(world, 1, code=1)
+    world.until(lambda: world.phase == "Succeeded", 60.0)
+    assert (world.status["finished"]["members"], world.generation) == ("2-3", 2)
 
 
 def test_script_that_comes_to_its_end_does_not_grow() -> None:

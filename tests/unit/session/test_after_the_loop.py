@@ -293,7 +293,7 @@ def test_script_that_raises_makes_no_checkpoint_of_a_step_that_waits_for_the_nex
     """Nobody will say that all have committed it."""
     place.first(checkpoint=True)
     cancelled: list[Checkpointer] = []
-    monkeypatch.setattr(Checkpointer, "cancel", cancelled.append)
+    monkeypatch.setattr(Checkpointer, "cancel", lambda checkpointer: cancelled.append(checkpointer))
     run = place.told(checkpoint=place.newest).again()
     with pytest.raises(OSError, match="no answer"), run.job:
         raise OSError("no answer")
