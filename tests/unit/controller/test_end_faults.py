@@ -212,11 +212,12 @@ def test_members_of_a_model_group_all_run_their_end_again_in_the_next_generation
 def test_elastic_job_of_model_groups_ends_with_the_groups_that_are_whole() -> None:
     """The generation in which all run their end again is an ordinary one: it does not wait for a process that starts again."""
     spec = {"checkpoint": CHECKPOINT, "workersPerGroup": 2, "elasticPolicy": GROUPS}
-    world = with_checkpoint(finishing(4, spec=spec, pace=Pace(start_s=(2.0, 2.0))))
+    world = with_checkpoint(finishing(4, spec=spec, pace=Pace(start_s=(6.0, 9.0))))
     world.end_s = 1.0  # of those that leave their loops from now on
     end_process(world, 1, code=1)
     world.until(lambda: world.phase == "Succeeded", 60.0)
     assert (world.status["finished"]["members"], world.generation) == ("2-3", 2)
+    assert len(world.status["incidents"]) == 1, "nobody is called lost because its process starts again for that"
 
 
 def test_script_that_comes_to_its_end_does_not_grow() -> None:
