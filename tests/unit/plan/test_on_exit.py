@@ -608,6 +608,28 @@ def test_incident_names_the_rule() -> None:
     assert "rule" not in plain.status["incidents"][-1]
 
 
+def test_incident_names_the_rule_of_an_exit_that_is_told_after_its_generation_has_ended() -> None:
+    rules = ruled(rule("Ignore", signals=["SIGKILL"]))
+    first = plan(rules, sessions=(trains(0), trains(1)))
+    died = exited(1, -9)
+    left = replace(died, exits=(), num_exits=0, last_exits={}, fault=None)
+    left = replace(left, condition=replace(died.condition, phase=Phase.READY, incarnation=2))
+    issued = plan(
+        ruled(rule("Ignore", signals=["SIGKILL"]), status=first.status), memory=first.memory, sessions=(trains(0), left)
+    )
+    assert issued.status["membership"]["generation"] == 2
+    assert "rule" not in issued.status["incidents"][-1], "nobody knows yet how it ended"
+    told = replace(left, exits=died.exits, num_exits=1, last_exits=died.last_exits)
+    later = plan(
+        ruled(rule("Ignore", signals=["SIGKILL"]), status=issued.status),
+        memory=issued.memory,
+        sessions=(trains(0), told),
+    )
+    assert later.status["restarts"]["ignored"] == 1
+    assert later.status["incidents"][-1]["generation"] == 2
+    assert later.status["incidents"][-1]["rule"] == "spec.recovery.onExit[0] (Ignore, signals SIGKILL)"
+
+
 # --- a member that fails after others have finished ------------------------------------------------------------------
 
 

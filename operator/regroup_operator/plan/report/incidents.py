@@ -62,6 +62,14 @@ def with_times(
     return out
 
 
+def with_rule(incident: dict[str, Any], judged: Mapping[str, Any] | None, *, broken: range) -> dict[str, Any]:
+    """Return the incident with the rule of spec.recovery.onExit that has judged it, if one has. `judged`: status.restarts.judged;
+    `broken`: the generations whose end the incident can be."""
+    if judged is None or "rule" not in judged or judged["generation"] not in broken:
+        return incident
+    return {**incident, "rule": judged["rule"]}
+
+
 def missing_for_memory(incidents: Sequence[Mapping[str, Any]], current: Current | None) -> str:
     """Return what is known of a worker that was killed for lack of memory and is still missing; empty: there is none.
 

@@ -24,7 +24,7 @@ from regroup_operator.plan.report.breakdown import breakdown, times_of
 from regroup_operator.plan.report.conditions import SET_UP_S
 from regroup_operator.plan.report.counters import restarts_status
 from regroup_operator.plan.report.goodput import goodput
-from regroup_operator.plan.report.incidents import make_incident, with_times
+from regroup_operator.plan.report.incidents import make_incident, with_rule, with_times
 from regroup_operator.plan.report.observed import FIELD as OBSERVED_AT
 from regroup_operator.plan.report.observed import due_in_s, observe
 from regroup_operator.plan.report.overview import overview
@@ -116,12 +116,15 @@ def _incidents(facts: Facts, failures: Failures, generation: NextGeneration) -> 
         planned = current.kind == PLANNED
         persist_ms = facts.memory.persist_ms
         incidents[-1] = with_times(incidents[-1], current.number, facts.members, persist_ms, planned=planned)
+        if "rule" not in incidents[-1] and incidents[-1].get("cause") not in PLANNED_CAUSES:
+            # A process is seen to have left before its agent has reaped it and can say how it ended.
+            before = incidents[-2]["generation"] if len(incidents) > 1 else 1
+            incidents[-1] = with_rule(incidents[-1], failures.judged, broken=range(before, current.number))
     document, decision = generation.document, generation.decision
     if document is not None and document.number > 1 and isinstance(decision, Announce):
         incident = make_incident(document.number, decision, generation.workers, clock)
-        judged = failures.judged or {}
-        if current is not None and judged.get("generation") == current.number and decision.cause not in PLANNED_CAUSES:
-            incident |= {"rule": judged["rule"]} if "rule" in judged else {}
+        if current is not None and decision.cause not in PLANNED_CAUSES:
+            incident = with_rule(incident, failures.judged, broken=range(current.number, current.number + 1))
         if decision.cause == HUNG and current is not None:
             incident["stacks"] = stack_lines(current, generation.workers, facts.processes)
         incidents = [*incidents, incident][-MAX_INCIDENTS:]
