@@ -123,7 +123,7 @@ def test_job_without_checkpoints_begins_anew_and_says_so_before(start: Callable[
     ("sample", "workers", "processes"),
     [pytest.param("fsdp", 2, 2, id="parts of a model"), pytest.param("parameter-server", 3, 1, id="a server")],
 )
-@pytest.mark.skipif(not LONG, reason="REGROUP_LONG")
+@pytest.mark.skipif(not LONG, reason="REGROUP_LONG: as the jobs above, with checkpoints that other files test")
 def test_suspended_job_of_another_strategy_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sample: str, workers: int, processes: int
 ) -> None:

@@ -162,7 +162,8 @@ def test_sample_learns_what_one_process_does(
 
 
 @pytest.mark.parametrize(
-    "split", ["", pytest.param("tensor: 2", marks=pytest.mark.skipif(not LONG, reason="REGROUP_LONG"))]
+    "split",
+    ["", pytest.param("tensor: 2", marks=pytest.mark.skipif(not LONG, reason="REGROUP_LONG: as without a split"))],
 )
 def test_hash_of_the_parameters_is_the_same_wherever_the_layers_lie(make: Callable[..., TrainJob], split: str) -> None:
     """Two model groups add up what two groups without a pipeline do, in the same order."""
