@@ -14,6 +14,8 @@ import torch
 
 from . import model_group, served, strategies
 from .accelerator import make_current
+from .checkpoint.shards import local_of
+from .checkpoint.tree import unsaved_kind
 from .collective import Blocks, Collective
 from .data import UNKNOWN, LoaderSource, SamplePlan, as_source, as_stream, make_feed
 from .errors import BackendError, DivergedError, GenerationChanged, GroupBroken, UsageError
@@ -207,6 +209,30 @@ def _refuse_meta(model: torch.nn.Module) -> None:
                 )
 
 
+def _refuse_layouts(model: torch.nn.Module) -> None:
+    """Raise UsageError for a tensor of the state that cannot be compared, copied and saved byte by byte, such as a sparse one. It
+    may be hidden from `state_dict`, which a module may change."""
+    left_alone = {
+        id(module._buffers[name]) for module in model.modules() for name in module._non_persistent_buffers_set
+    }
+    for what, named in (("Parameter", model.named_parameters()), ("Buffer", model.named_buffers())):
+        for name, tensor in named:
+            local = local_of(tensor)
+            if id(tensor) in left_alone:
+                continue
+            if (kind := unsaved_kind(local)) is not None:
+                raise UsageError(
+                    f"{what} {name} of the model is a {kind} tensor, and a session compares, copies and saves dense ones only. "
+                    "Register it as a buffer with persistent=False if the script can build it again: the session leaves such "
+                    "buffers alone. Otherwise store its parts in dense buffers."
+                )
+            if any(stride == 0 and size > 1 for size, stride in zip(local.shape, local.stride())):
+                raise UsageError(
+                    f"{what} {name} of the model has strides {list(local.stride())} for shape {list(local.shape)}: several "
+                    "elements share one place in memory, so no state can be loaded into it. Make it contiguous."
+                )
+
+
 def _refuse_synchronised(model: torch.nn.Module) -> None:
     """Raise UsageError for a layer that communicates over torch's default process group, which a session does not have: it would
     silently use the statistics of its own rank."""
@@ -257,6 +283,7 @@ class Job:
         if not isinstance(model, torch.nn.Module):
             raise UsageError(f"model is a {type(model).__name__}; it must be a torch.nn.Module.")
         _refuse_meta(model)
+        _refuse_layouts(model)
         _refuse_synchronised(model)
         if not isinstance(state, Mapping):
             raise UsageError(f'state is a {type(state).__name__}; it must be a dict: state={{"schedule": schedule}}.')

@@ -15,6 +15,11 @@ class P(NamedTuple):
     x: int
 
 
+def nested() -> torch.Tensor:
+    """Return two rows of different lengths in one tensor."""
+    return torch.nested.nested_tensor([torch.ones(1), torch.ones(2)], layout=torch.jagged)
+
+
 def same(a: Any, b: Any) -> bool:
     if isinstance(a, torch.Tensor):
         return isinstance(b, torch.Tensor) and a.dtype == b.dtype and torch.equal(a, b)
@@ -54,6 +59,7 @@ def test_tensor_keys_are_dotted_paths() -> None:
         pytest.param({"n": P(1)}, "state.n is a", id="a named tuple"),
         pytest.param({(1, 2): 3}, r"state has the key (1, 2), a tuple", id="a tuple as key"),
         pytest.param({"s": torch.eye(2).to_sparse()}, "state.s is a torch.sparse_coo tensor", id="a sparse tensor"),
+        pytest.param({"n": nested()}, "state.n is a nested tensor", id="a nested tensor"),
         pytest.param(
             {"a": {"b": torch.ones(1)}, "a.b": torch.ones(1)}, "called state.a.b", id="two tensors of one name"
         ),

@@ -247,6 +247,25 @@ def test_sparse_gradients_are_summed_whenever_they_come(monkeypatch: pytest.Monk
         assert_same(outcome.gradients[0], want.gradients[0])
 
 
+def test_frozen_sparse_embedding_and_a_sparse_cache_are_left_alone() -> None:
+    class Words(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = torch.nn.Embedding(5, 3, sparse=True).requires_grad_(False)
+            self.out = torch.nn.Linear(3, 3)
+            self.register_buffer("graph", torch.eye(3).to_sparse(), persistent=False)
+
+    def loss(model: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
+        words = cast(Any, model)
+        rows = words.out(words.table(x.long()[:, 0] - 1))
+        return cast(torch.Tensor, torch.sparse.mm(words.graph, rows.T).pow(2).sum())
+
+    want = train(DataParallel, Words, loss, None, steps=2)
+    for outcome in Ranks(2).run(lambda groups: train(DataParallel, Words, loss, groups, steps=2)):
+        for got, wanted in zip(outcome.gradients, want.gradients):
+            assert_same(got, wanted)
+
+
 def test_gradients_of_a_step_that_was_cut_off_get_new_memory() -> None:
     """A GPU, or a thread, may write into the old one until the abort has ended."""
 

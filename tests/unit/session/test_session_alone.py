@@ -3,7 +3,7 @@
 import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -794,6 +794,58 @@ def test_model_without_values_is_refused(part: str) -> None:
     ) as caught:
         make_job(model=model, optimizer=optimizer)
     assert "\n" not in str(caught.value)
+
+
+class Graph(torch.nn.Module):
+    """A layer with a constant, which is a dense tensor in its state_dict if `is_hidden`."""
+
+    def __init__(self, constant: torch.Tensor, *, kind: str, is_hidden: bool = False) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 2)
+        if kind == "Parameter":
+            self.graph = torch.nn.Parameter(constant, requires_grad=False)
+        else:
+            self.register_buffer("graph", constant, persistent=kind == "Buffer")
+        if is_hidden:
+            self._register_state_dict_hook(_make_dense)  # type: ignore[no-untyped-call]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return cast(torch.Tensor, self.layer(x))
+
+
+def _make_dense(_module: Any, state: dict[str, Any], prefix: str, _metadata: Any) -> None:
+    state[f"{prefix}graph"] = state[f"{prefix}graph"].to_dense()
+
+
+_CSR = pytest.mark.filterwarnings("ignore:Sparse CSR")
+
+
+@pytest.mark.parametrize("kind", ["Parameter", "Buffer"])
+@pytest.mark.parametrize(
+    ("make", "is_hidden", "words"),
+    [
+        pytest.param(lambda: torch.eye(4).to_sparse(), False, "is a torch.sparse_coo tensor", id="sparse"),
+        pytest.param(lambda: torch.eye(4).to_sparse_csr(), False, "is a torch.sparse_csr", id="csr", marks=_CSR),
+        pytest.param(lambda: torch.eye(4).to_sparse(), True, "is a torch.sparse_coo tensor", id="dense if saved"),
+        pytest.param(lambda: torch.zeros(1).expand(4), False, "has strides [0] for shape [4]", id="expanded"),
+    ],
+)
+def test_tensor_that_no_rank_can_copy_is_refused(
+    kind: str, make: Callable[[], torch.Tensor], is_hidden: bool, words: str
+) -> None:
+    model = Graph(make(), kind=kind, is_hidden=is_hidden)
+    with pytest.raises(UsageError) as caught:
+        make_job(model=model, optimizer=torch.optim.SGD(model.layer.parameters(), lr=0.1))
+    assert str(caught.value).startswith(f"{kind} graph of the model {words}")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("reduction", ["fast", "exact"])
+def test_sparse_buffer_that_is_not_persistent_is_left_alone(reduction: str) -> None:
+    model = Graph(torch.eye(4).to_sparse(), kind="not persistent")
+    optimizer = torch.optim.SGD(model.layer.parameters(), lr=0.1)
+    with make_job(model=model, optimizer=optimizer, reduction=reduction, rehearse=True) as job:
+        assert len(train(job, 2)) == 2
 
 
 @pytest.mark.parametrize("strategy", [None, strategies.ParameterServer()], ids=["whole batch", "parameter server"])

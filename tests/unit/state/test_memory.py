@@ -89,6 +89,15 @@ def held(directory: Path) -> list[StatePair]:
     return [one.state for one in snapshot.held(directory, "job")]
 
 
+def test_sparse_buffer_that_is_no_part_of_the_state_is_left_alone() -> None:
+    process = Process()
+    process.model.register_buffer("graph", torch.eye(3).to_sparse(), persistent=False)
+    process.commit(1, 1)
+    process.memory.take()
+    process.memory.settle()
+    assert process.memory.step == 1
+
+
 def test_next_process_continues_from_what_was_committed(directory: Path) -> None:
     first = Process()
     first.commit(3, 7)

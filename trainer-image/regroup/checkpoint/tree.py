@@ -54,16 +54,21 @@ def unpack(structure: str, tensors: Mapping[str, torch.Tensor], *, are_whole: bo
     return tree
 
 
+def unsaved_kind(tensor: torch.Tensor) -> str | None:
+    """Return the kind of a tensor that cannot be saved byte by byte, such as a sparse one; None: its bytes are its elements."""
+    if tensor.is_nested or tensor.is_quantized:
+        return "nested" if tensor.is_nested else "quantized"
+    return None if tensor.layout == torch.strided else str(tensor.layout)
+
+
 def _encode(value: Any, path: tuple[str, ...], tensors: dict[str, torch.Tensor]) -> Any:
     if isinstance(value, Part):
         key = _encode(value.local, path, tensors)["tensor"]
         return {"part": [key, value.dims, value.placements, value.shape]}
     if isinstance(value, torch.Tensor):
         key = ".".join(path)
-        if value.layout != torch.strided or value.is_quantized:
-            raise CheckpointError(
-                f"{key} is a {value.layout} tensor; only dense ones can be saved. Convert it in state_dict."
-            )
+        if (kind := unsaved_kind(value)) is not None:
+            raise CheckpointError(f"{key} is a {kind} tensor; only dense ones can be saved. Convert it in state_dict.")
         if key in tensors:
             raise CheckpointError(f"Two tensors of the state are called {key}. Rename a key that has a dot in it.")
         tensors[key] = value.detach()

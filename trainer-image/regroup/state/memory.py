@@ -213,7 +213,8 @@ class Memory:
             self._failure = str(error)
             self._say_failure()
             return None
-        changing = {buffer.data_ptr() for buffer in state.model.buffers()}
+        # A sparse buffer has no memory of its own. It is in no snapshot (persistent=False).
+        changing = {buffer.data_ptr() for buffer in state.model.buffers() if buffer.layout == torch.strided}
         later = {}
         for name, tensor in tensors.items():
             if is_last or tensor.data_ptr() not in changing:
