@@ -66,7 +66,7 @@ def test_when_they_fail_the_job(steps: list[Step], given: dict[str, Any], fails:
 def test_sentence_names_the_last_pod_and_what_ended_it() -> None:
     verdict = pod_ends_failure(row(*[ALL] * ROUNDS), window_s=None)
     assert verdict is not None
-    assert verdict.reason == "PodsEndAgain"
+    assert (verdict.reason, verdict.pod) == ("PodsEndAgain", "digits-worker-1-7")
     assert verdict.message.startswith(
         "The pods of 2 workers have ended 8 times each, and the job got no further in between. "
         "The last one is worker 1.7 (pod digits-worker-1-7), which ended with DeadlineExceeded."

@@ -250,3 +250,4 @@ def test_role_that_fails_the_job(policy: str, changes: dict[str, Any], fails: bo
     assert (verdict is not None) == fails
     if verdict is not None:
         assert (verdict.reason, "exit code 1" in verdict.message) == ("RoleFailed", True)
+        assert verdict.pod == "digits-worker-0-0"

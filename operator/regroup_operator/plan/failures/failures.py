@@ -182,8 +182,8 @@ def judge_failures(facts: Facts) -> Failures:
             logs=inputs.logs,
         )
         recent = recent_status(judged.recent)
-        if verdict is None and is_hopeless(crash):
-            verdict = Verdict("RepeatedCrash", words, None if crash is None else crash.last.script_code)
+        if verdict is None and crash is not None and is_hopeless(crash):
+            verdict = Verdict("RepeatedCrash", words, crash.last.script_code, crash.last.pod)
         elif verdict is None:
             verdict = judged.verdict
     if verdict is None:
@@ -265,7 +265,7 @@ def _ruled(facts: Facts, rulings: Rulings) -> Verdict | None:
         logs = "" if is_disruption(failure) else f" {log_words(failure, inputs.logs)}"
         line = f': "{failure.last_line}"' if failure.last_line else ""
         words = f"{exit_words(failure)}{line}; {rule_words(rules, index)} fails the job.{logs}"
-        return Verdict(EXIT_RULE, words, failure.script_code)
+        return Verdict(EXIT_RULE, words, failure.script_code, failure.pod)
     if not rules:
         return None
     needed = (p for p in inputs.obs.pods if p.slot < facts.known_slots and p.uid not in facts.released)

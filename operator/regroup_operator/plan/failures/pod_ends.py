@@ -55,15 +55,15 @@ def note_pod_ends(
     times = {slot: at for slot, at in times.items() if at}
     if not times:
         return None
-    last = _words(ended[-1]) if ended else known.last if known is not None else ""
-    before = known or PodEnds({}, last)
+    before = known or PodEnds({}, "")
+    last, last_pod = (_words(ended[-1]), ended[-1].name) if ended else (before.last, before.last_pod)
     low = min((mark for mark in (before.low, reached) if mark is not None), default=None)
     rounds = _rounds(times, slots - minimum)
     if rounds <= before.rounds:
-        return PodEnds(times, last, rounds, before.base, low)
+        return PodEnds(times, last, last_pod, rounds, before.base, low)
     if before.base is not None and low is not None and low > before.base:
-        return PodEnds({}, last, 0, low, None)
-    return PodEnds(times, last, rounds, low if before.base is None else before.base, None)
+        return PodEnds({}, last, last_pod, base=low)
+    return PodEnds(times, last, last_pod, rounds, low if before.base is None else before.base)
 
 
 def without_slots(known: PodEnds | None, slots: Collection[int]) -> PodEnds | None:
@@ -90,6 +90,7 @@ def pod_ends_failure(ends: PodEnds | None, *, window_s: float | None) -> Verdict
         POD_ENDS,
         f"{what}, {how_far}. {ends.last} Find out what ends the pods, for example a deadline that a webhook adds, a sidecar, or "
         "the memory or the device plugin of the nodes; then submit the job again.",
+        pod=ends.last_pod,
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
@@ -178,14 +177,14 @@ def plan_pods(facts: Facts, lifecycle: Lifecycle, generation: NextGeneration) ->
 
 
 def _read_until_s(facts: Facts, lifecycle: Lifecycle) -> dict[str, float]:
-    """Return by UID until when the pods that a failure's message names are kept for their logs, monotonic."""
+    """Return by UID until when the pod whose log a failure's message points to is kept, monotonic."""
     if not isinstance(lifecycle, Ended) or lifecycle.succeeded or lifecycle.why is None:
         return {}
     if facts.inputs.job.spec.run_policy.clean_pod_policy != "None":
         return {}
-    named, clock = frozenset(re.findall(r"[a-z0-9-]+", lifecycle.why.message)), facts.inputs.clock
+    clock = facts.inputs.clock
     until_s = clock.now_s - (clock.wall - seconds_of(lifecycle.completed)) + LOGS_S
-    return {pod.uid: until_s for pod in facts.inputs.obs.pods if pod.name in named}
+    return {pod.uid: until_s for pod in facts.inputs.obs.pods if pod.name == lifecycle.why.pod}
 
 
 def _idle_slots(facts: Facts, lifecycle: Lifecycle) -> frozenset[int]:

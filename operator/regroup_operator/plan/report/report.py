@@ -71,6 +71,7 @@ def make_report(
     if isinstance(lifecycle, Ended):
         status["completionTime"] = lifecycle.completed
         status["exitCode"] = None if lifecycle.why is None else lifecycle.why.exit_code
+        status["failedPod"] = (lifecycle.why.pod or None) if lifecycle.why is not None else None
     finished = finished_of(lifecycle)
     if finished is not None:
         status["finished"] = finished.to_status()
