@@ -435,6 +435,10 @@ class JobStatus(WrittenModel):
     """Exit code of the script's process that condition Failed names, 128 + n for signal n. Absent: the job has not failed, or did
     not fail because of its script."""
 
+    failed_pod: str | None = None
+    """Name of the pod that condition Failed names and whose log says more. With cleanPodPolicy None it is kept for an hour.
+    Absent: the job has not failed, or no log says why."""
+
     tier: Literal["Session", "Script"] | None = None
     """Session: the script uses the library, and its processes survive membership changes. Script: an unmodified script,
     whose processes start again in the same pods after each change. Absent until known."""

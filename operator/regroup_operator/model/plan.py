@@ -122,6 +122,8 @@ class Verdict:
     message: str
     exit_code: int | None = None
     """status.exitCode: of the process of the script that the message names; None: it names none."""
+    pod: str = ""
+    """status.failedPod: name of the pod whose log the message points to; empty: it points to none."""
 
 
 @dataclass(frozen=True)
@@ -173,6 +175,8 @@ class PodEnds:
     """When they ended, seconds since the epoch, oldest first; of each slot the last ones."""
     last: str
     """Which pod ended last, and how."""
+    last_pod: str = ""
+    """The name of that pod."""
     rounds: int = 0
     """How often more pods have ended than the job can do without."""
     base: tuple[int, int] | None = None

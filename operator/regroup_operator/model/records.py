@@ -89,6 +89,12 @@ class Pod:
         return self.phase not in ("Succeeded", "Failed")
 
     @property
+    def never_ran(self) -> bool:
+        """True if the pod failed before its trainer container ran: its kubelet refused it (UnexpectedAdmissionError, OutOfcpu,
+        NodeAffinity, ...), or ended it while its image was pulled."""
+        return self.phase == "Failed" and self.last_exit_code is None and self.container_restarts == 0
+
+    @property
     def end_unseen(self) -> bool:
         """True if nobody saw how the trainer container ended: node or container runtime stopped first. Runtimes then report
         exit code 255 (containerd with reason Unknown, CRI-O with Error), which the agent itself never returns."""

@@ -132,6 +132,11 @@ class Worker:
         return self.session is not None and self.session.condition.phase in (Phase.TRAINING, Phase.FINISHED, Phase.DONE)
 
     @property
+    def has_left_loop(self) -> bool:
+        """True for a worker whose script has left its loop, and may have changed the model: for another generation it starts again."""
+        return self.session is not None and self.session.condition.phase in (Phase.FINISHING, Phase.DONE)
+
+    @property
     def is_in_group(self) -> bool:
         """True for a worker whose processes form a group or train in one: of any generation."""
         return self.session is not None and self.session.condition.phase in _IN_GROUP

@@ -317,6 +317,46 @@ def test_pods_that_fail_before_they_run_come_less_and_less_often(tmp_path: Path)
     assert [n.reason for n in world.notes] == ["UnexpectedAdmissionError"]  # once, and not for each pod
 
 
+@pytest.mark.parametrize("window_s", [3600, 60], ids=["usual window", "short window"])
+def test_pods_that_never_run_fail_the_job_in_the_end(tmp_path: Path, window_s: int) -> None:
+    """They were made every five minutes for ever."""
+    job = make_job().with_replicas(1).with_spec(recovery={"windowSeconds": window_s})
+    world = World(tmp_path, job, start=False)
+    world.pods.pending = {0}
+    made = refused_by_the_kubelet(world)
+    world.start_operator()
+    world.advance(610)
+    assert world.phase == "Pending"
+    world.advance(10)
+    assert [at_s - made[0] for at_s in made] == [0, 1, 11, 31, 71, 151, 311, 611]
+    failed = world.condition("Failed")
+    assert (world.phase, failed["reason"]) == ("Failed", "PodsEndAgain")
+    assert "which failed before it ran: UnexpectedAdmissionError: Allocate failed." in failed["message"]
+
+
+def test_pods_that_never_run_fail_no_job_that_trains_without_them(tmp_path: Path) -> None:
+    world = World(tmp_path, make_job().with_replicas(2).elastic(1, 2))
+    world.advance(1, step_every_s=0.1)
+    world.pods.pending = {1}
+    made = refused_by_the_kubelet(world)
+    world.terminate(world.uid(1))
+    world.advance(700, step_every_s=10.0)
+    assert (len(made), world.phase) == (8, "Running")
+
+
+def test_corrected_template_begins_the_count_anew(tmp_path: Path) -> None:
+    world = World(tmp_path, make_job().with_replicas(1), start=False)
+    world.pods.pending = {0}
+    made = refused_by_the_kubelet(world)
+    world.start_operator()
+    world.advance(320)
+    assert len(made) == 7
+    world.store.change_spec(lambda spec: spec["template"]["spec"]["containers"][0].update(image="example/trainer:2"))
+    world.dirty()
+    world.advance(320)
+    assert (len(made), world.phase) == (14, "Pending")
+
+
 def test_pod_of_the_slot_that_ran_long_ago_is_no_reason_for_more_tries(tmp_path: Path) -> None:
     """The pod of a node without power stays, terminating, with a container that ran."""
     world = World(tmp_path, make_job().with_replicas(2).elastic(1, 2))

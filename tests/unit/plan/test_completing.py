@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -238,3 +239,14 @@ def test_job_that_waits_or_has_ended_is_not_looked_at_every_second() -> None:
     got = plan(builder, evaluator(builder, running_since_s=0.0), sessions=stopped, clock=Clock(5000.0, STARTED))
     assert got.look_again_s is not None
     assert got.look_again_s >= 5010.0
+
+
+def test_pod_of_a_role_that_is_not_set_up_is_named_in_time() -> None:
+    """The kubelet says nothing more of it: no event would have the job looked at again."""
+    builder = job(status=AFTER)
+    now_s = CLOCK.now_s
+    pod = evaluator(builder, phase="Pending", running_since_s=None, unset_since_s=now_s - 59.5)
+    waits = plan(builder, pod)
+    assert waits.look_again_s == now_s + 0.5
+    late = plan(builder, pod, clock=replace(CLOCK, now_s=now_s + 0.5))
+    assert "its kubelet has not set the pod up for 60 s" in condition(late, "Complete")["message"]

@@ -10,7 +10,7 @@ from regroup.protocol.state import Group, Phase
 from regroup_operator.api.members import MemberId
 from regroup_operator.model.plan import Memory
 from regroup_operator.model.records import Session
-from regroup_operator.plan.facts.current import SCRIPT_AFTER_S, decide_tier, read_current
+from regroup_operator.plan.facts.current import SCRIPT_AFTER_S, corrected_slots, decide_tier, read_current
 from tests.builders.plan import make_pod, make_session, uid_of
 
 STATUS = {"membership": {"generation": 1, "members": "0-1"}}
@@ -60,3 +60,10 @@ def test_order_and_positions_of_groups_come_back_from_the_status() -> None:
     assert got.members == (MemberId(2, 0), MemberId(3, 0), MemberId(0, 0), MemberId(5, 0))
     assert got.older[0].pod_uids == (uid_of(0), "gone/3.0", uid_of(2), "gone/1.1")
     assert got.older[0].positions == (0, 1, 0, 1)
+
+
+def test_slot_whose_newest_pod_is_of_another_template_begins_anew() -> None:
+    pods = [
+        make_pod(slot, attempt, spec_digest=of) for slot, attempt, of in ((0, 3, "old"), (1, 2, "old"), (1, 3, "new"))
+    ]
+    assert corrected_slots([*pods, make_pod(2)], "new") == {0}

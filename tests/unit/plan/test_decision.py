@@ -1039,6 +1039,37 @@ def test_sentences_name_numbers_and_culprits() -> None:
     assert planned.message == "1 worker joins, 1 worker leaves: 3 workers train."
 
 
+@pytest.mark.parametrize(
+    ("ready", "session", "says"),
+    [
+        pytest.param([A], True, "; the others keep their state.", id="it trained"),
+        pytest.param([], True, ".", id="nobody is left"),
+        pytest.param([out(1, 1)], True, ".", id="one that has joined since holds no state"),
+        pytest.param([A], False, "; once enough are, the script starts again in all workers.", id="tier Script"),
+        *(
+            pytest.param(
+                [make_worker(0, session=make_session(0, phase, 1))],
+                True,
+                "; once enough are, the script starts again in all workers.",
+                id=f"an end that is taken back: {phase}",
+            )
+            for phase in (Phase.FINISHING, Phase.DONE)
+        ),
+        pytest.param(
+            [make_worker(0, session=make_session(0, Phase.FINISHED, 1))],
+            True,
+            "; the others keep their state.",
+            id="its last step is committed, and it waits in its loop",
+        ),
+    ],
+)
+def test_sentence_of_a_wait_says_what_becomes_of_the_state(ready: list[Worker], session: bool, says: str) -> None:
+    gone = {0, 1, 2} - {w.id.slot for w in ready if w.id.attempt == 0}
+    waits = decide([*ready, *map(lost, sorted(gone))], bounds=replace(make_bounds(), session=session))
+    assert isinstance(waits, Wait)
+    assert waits.message.endswith(f" was lost with its pod{says}")
+
+
 def test_among_spares_a_whole_group_goes_before_a_broken_one_of_lower_slots() -> None:
     """All slots are equal: four workers of which two train, of two groups; one of the first group is lost."""
     workers = [lost(1), make_worker(0), make_worker(2), make_worker(3)]

@@ -6,7 +6,7 @@ import pytest
 
 from regroup_operator.model.plan import FORGOTTEN_S, Clock, EarlyFailure, Verdict
 from regroup_operator.model.records import Pod
-from regroup_operator.plan.pods.early import corrected_slots, early_words, held_until, note_early, surplus
+from regroup_operator.plan.pods.early import early_words, held_until, note_early, surplus
 from tests.builders.plan import make_pod, uid_of
 
 NOW_S = 100.0
@@ -58,16 +58,6 @@ def failed(slot: int = 0, attempt: int = 0, **changes: object) -> Pod:
 )  # fmt: skip
 def test_note_early(known: dict[int, EarlyFailure], pods: list[Pod], want: dict[int, EarlyFailure]) -> None:
     assert note_early(known, pods, NOW_S, slots=5) == want
-
-
-def test_slot_whose_newest_pod_is_of_another_template_begins_anew() -> None:
-    pods = [
-        failed(0, 3, spec_digest="old"),
-        failed(1, 2, spec_digest="old"),
-        failed(1, 3, spec_digest="new"),
-        failed(2),
-    ]
-    assert corrected_slots(pods, "new") == {0}
 
 
 @pytest.mark.parametrize(("count", "pause_s"), [(1, None), (2, 10.0), (3, 20.0), (6, 160.0), (7, 300.0), (5000, 300.0)])

@@ -359,6 +359,7 @@ def test_container_that_fails_counts_and_its_pod_is_replaced_elsewhere() -> None
 def test_more_failures_than_it_may_have() -> None:
     got = plan(job(plan().status, recovery={"maxRestarts": 0}), fails(0), says(1))
     assert (got.status["phase"], condition(got, "Failed")["reason"]) == ("Failed", "TooManyRestarts")
+    assert got.status["failedPod"] == "digits-worker-0-0"
     assert "RuntimeError: no bucket" in condition(got, "Failed")["message"]
     assert (condition(got, "Complete")["status"], condition(got, "Complete")["reason"]) == ("False", "Failed")
     assert set(stops(got).values()) == {"Failed"}
@@ -397,6 +398,7 @@ def test_end_that_cannot_be_repeated_fails_with_a_sentence(
     assert (got.status["phase"], condition(got, "Failed")["reason"]) == ("Failed", "EndFailed")
     message = condition(got, "Failed")["message"]
     assert says_what in message
+    assert got.status.get("failedPod") == ("digits-worker-0-0" if "kubectl logs" in message else None)
     assert "the state of step 10, the last one, is in no checkpoint, so it cannot run again" in message
 
 

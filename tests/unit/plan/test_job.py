@@ -310,6 +310,7 @@ def test_crash_that_repeats_fails_the_job_with_its_traceback_and_keeps_the_reaso
     got = plan(sessions=(trains(0, num_exits=3, exits=ended), trains(1)))
     failed = next(c for c in got.status["conditions"] if c["type"] == "Failed")
     assert (got.status["phase"], failed["reason"]) == ("Failed", "RepeatedCrash")
+    assert got.status["failedPod"] == "digits-worker-0-0"
     assert failed["message"].startswith(
         "Worker 0 (pod digits-worker-0-0) ended with exit code 1, 3 times in 19 s at the same"
     )

@@ -362,6 +362,7 @@ def condition(got: JobPlan, kind: str) -> dict[str, Any]:
 
 def test_rule_fails_the_job_in_one_sentence() -> None:
     got = plan(ruled(codes("Ignore", 3), codes("Fail", 2), maxRestarts=0), sessions=(exited(0, 2), trains(1)))
+    assert got.status["failedPod"] == "digits-worker-0-0"
     assert (got.status["phase"], condition(got, "Failed")["reason"]) == ("Failed", "ExitRule")
     assert condition(got, "Failed")["message"] == (
         'Worker 0 (pod digits-worker-0-0) ended with exit code 2: "ValueError: no data"; spec.recovery.onExit[1] '

@@ -12,7 +12,7 @@ from regroup.protocol.wire import Draining
 from regroup_operator.model.plan import Clock, Memory, PodEnds
 from regroup_operator.model.records import Observation, Pod, Session
 from regroup_operator.plan.failures.exits import LOOKED, see_failures
-from regroup_operator.plan.failures.pod_ends import ROUNDS, note_pod_ends, pod_ends_failure
+from regroup_operator.plan.failures.pod_ends import ROUNDS, note_pod_ends, pod_ends_failure, without_slots
 from tests.builders.plan import make_condition, make_pod, make_session, uid_of
 
 Step = tuple[Sequence[int], int | None]
@@ -23,7 +23,7 @@ def row(*steps: Step, slots: int = 2, minimum: int = 2, window_s: float | None =
     """Return what is known after these ends, one plan each and ten minutes apart."""
     known: PodEnds | None = None
     for i, (ended, start) in enumerate(steps):
-        pods = [make_pod(slot, i, phase="Failed", status_reason="DeadlineExceeded") for slot in ended]
+        pods = [make_pod(slot, i, **FAILED, status_reason="DeadlineExceeded") for slot in ended]
         reached = None if start is None else (0, start)
         known = note_pod_ends(
             known, pods, slots=slots, minimum=minimum, reached=reached, now=600.0 * i, window_s=window_s
@@ -66,11 +66,39 @@ def test_when_they_fail_the_job(steps: list[Step], given: dict[str, Any], fails:
 def test_sentence_names_the_last_pod_and_what_ended_it() -> None:
     verdict = pod_ends_failure(row(*[ALL] * ROUNDS), window_s=None)
     assert verdict is not None
-    assert verdict.reason == "PodsEndAgain"
+    assert (verdict.reason, verdict.pod) == ("PodsEndAgain", "digits-worker-1-7")
     assert verdict.message.startswith(
         "The pods of 2 workers have ended 8 times each, and the job got no further in between. "
         "The last one is worker 1.7 (pod digits-worker-1-7), which ended with DeadlineExceeded."
     )
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        pytest.param(
+            {"status_reason": "OutOfnvidia.com/gpu", "status_message": "Pod was rejected: no GPU."},
+            "failed before it ran: OutOfnvidia.com/gpu: Pod was rejected: no GPU.",
+            id="the kubelet's words",
+        ),
+        pytest.param({}, "failed before it ran: the kubelet gives no reason.", id="none"),
+        pytest.param({"last_exit_code": 137}, "ended with exit code 137.", id="it ran"),
+    ],
+)
+def test_sentence_says_what_became_of_the_last_pod(given: dict[str, Any], says: str) -> None:
+    pods = [make_pod(0, i, phase="Failed", **given) for i in range(ROUNDS)]
+    known = note_pod_ends(None, pods, slots=1, minimum=1, reached=None, now=0.0, window_s=None)
+    verdict = pod_ends_failure(known, window_s=None)
+    assert verdict is not None
+    assert f"worker 0.7 (pod digits-worker-0-7), which {says}" in verdict.message
+
+
+def test_slots_that_begin_anew_have_no_ends() -> None:
+    known = row(*[ALL] * (ROUNDS - 1))
+    left = without_slots(known, {0})
+    assert left is not None
+    assert left.by_slot.keys() == {1}
+    assert (without_slots(known, ()), without_slots(None, {0})) == (known, None)
 
 
 FAILED: dict[str, Any] = {"phase": "Failed", "last_exit_code": 137}
@@ -102,8 +130,23 @@ FAILED: dict[str, Any] = {"phase": "Failed", "last_exit_code": 137}
         pytest.param(make_pod(0, **FAILED, status_reason="Preempting"), None, False, id="preempted"),
         pytest.param(make_pod(0, **FAILED, status_reason="Terminated"), None, False, id="its node is shut down"),
         pytest.param(make_pod(0, **FAILED, node_ready=False), None, False, id="its node is lost"),
+        *(
+            pytest.param(make_pod(0, phase="Failed", status_reason=reason), None, counts, id=f"never ran: {reason}")
+            for reason, counts in (
+                ("UnexpectedAdmissionError", True),
+                ("NodeAffinity", True),
+                ("OutOfcpu", True),
+                ("OutOfmemory", True),
+                ("OutOfnvidia.com/gpu", True),
+                ("Evicted", True),  # the kubelet's admission: its node is short of memory
+                ("DeadlineExceeded", True),  # of a pod that still pulls its image
+                ("", True),
+                ("Preempting", False),
+                ("NodeShutdown", False),
+            )
+        ),
         pytest.param(
-            make_pod(0, phase="Failed", status_reason="UnexpectedAdmissionError"), None, False, id="never ran"
+            make_pod(0, phase="Failed", disruption="DeletionByPodGC"), None, False, id="never ran: its node is gone"
         ),
         pytest.param(make_pod(0, container_restarts=1, last_exit_code=255), None, False, id="its node restarts"),
         pytest.param(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -179,6 +180,30 @@ def test_status_says_why_a_pod_cannot_start() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        pytest.param({"unset_since_s": NOW_S - 60.0}, True, id="a Secret that is missing"),
+        pytest.param({"unset_since_s": NOW_S - 59.0}, False, id="a volume that is being attached"),
+        pytest.param({}, False, id="set up"),
+        pytest.param({"unset_since_s": NOW_S - 60.0, "terminating": True}, False, id="it is being deleted"),
+    ],
+)
+def test_status_says_that_a_pod_is_not_set_up(changes: dict[str, Any], says: bool) -> None:
+    got = plan(pod(0), pod(1, phase="Pending", running_since_s=None, **changes))
+    words = (
+        "digits-worker-1-0: its kubelet has not set the pod up for 60 s (volumes, network, host name). See its events: "
+        "kubectl describe pod --namespace=default digits-worker-1-0"
+    )
+    assert (got.status or [{}])[0].get("message") == (words if says else None)
+
+
+def test_command_in_a_message_is_whole_whatever_the_names() -> None:
+    stuck = pod(1, name="ps", phase="Pending", running_since_s=None, unset_since_s=0.0)
+    got = plan(replace(stuck, name="p" * 63, namespace="n" * 63))
+    assert (got.status or [{}])[0]["message"].endswith("p" * 63)
+
+
 def test_status_says_that_a_place_waits_for_a_node_or_for_its_next_pod() -> None:
     job = job_of(role("ps"))
     for terminating in (True, False):
@@ -225,3 +250,4 @@ def test_role_that_fails_the_job(policy: str, changes: dict[str, Any], fails: bo
     assert (verdict is not None) == fails
     if verdict is not None:
         assert (verdict.reason, "exit code 1" in verdict.message) == ("RoleFailed", True)
+        assert verdict.pod == "digits-worker-0-0"

@@ -104,6 +104,15 @@ def outdated(pods: Iterable[Pod], spec_digest: str) -> list[str]:
     return [pod.uid for pod in pods if pod.alive and pod.spec_digest not in ("", spec_digest)]
 
 
+def corrected_slots(pods: Iterable[Pod], digest: str) -> frozenset[int]:
+    """Return the slots whose newest pod was made from another template than the job has now, whose digest is `digest`."""
+    newest: dict[int, Pod] = {}
+    for pod in pods:
+        if pod.slot not in newest or newest[pod.slot].attempt < pod.attempt:
+            newest[pod.slot] = pod
+    return frozenset(slot for slot, pod in newest.items() if pod.spec_digest not in ("", digest))
+
+
 def decide_tier(status: Mapping[str, Any], sessions: Sequence[Session], now_s: float) -> str | None:
     """Return Session once a process has said that it uses the library; Script when all members run without it: they have
     passed init_process_group, have ended, or have run for SCRIPT_AFTER_S. None while that is open."""

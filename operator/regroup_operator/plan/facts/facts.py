@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from statistics import median_low
 from typing import Any
 
 from regroup_operator.api import Job, processes_per_worker, worker_digest
 from regroup_operator.api.members import MemberId
 from regroup_operator.model.plan import Clock, Expected, Memory, Verdict, earliest
-from regroup_operator.model.records import Observation, Settings
+from regroup_operator.model.records import Observation, Pod, Settings
 from regroup_operator.model.worker import Current, Standing, Worker
 from regroup_operator.plan.facts.adoption import Adoption, see_adoption
-from regroup_operator.plan.facts.current import SCRIPT_AFTER_S, decide_tier, outdated, read_current
+from regroup_operator.plan.facts.current import SCRIPT_AFTER_S, corrected_slots, decide_tier, outdated, read_current
 from regroup_operator.plan.facts.finished import Finished, read_finished, says_done
 from regroup_operator.plan.facts.losses import see_losses
 from regroup_operator.plan.facts.observers import Silences, see_silences
@@ -90,6 +91,24 @@ class Facts:
         """How many slots may have pods: while scripts come to their end those of all members, whatever spec.replicas says now."""
         members = self.finished.members if self.finished is not None else ()
         return max(self.slots, *(member.slot + 1 for member in members), 0)
+
+    @cached_property
+    def corrected(self) -> frozenset[int]:
+        """Slots whose newest pod was made from an earlier template. They are told apart before the first generation only: a row of
+        failures begins anew there."""
+        if self.current is not None:
+            return frozenset()
+        return corrected_slots(self.inputs.obs.pods, worker_digest(self.inputs.job))
+
+    @cached_property
+    def telling_pods(self) -> tuple[Pod, ...]:
+        """The workers' pods whose failures count. One that was made from an earlier template, before the first generation, stays
+        for its log, and says nothing of the template that there is now."""
+        pods = self.inputs.obs.pods
+        if self.current is not None:
+            return pods
+        digest = worker_digest(self.inputs.job)
+        return tuple(p for p in pods if p.slot not in self.corrected and p.spec_digest in ("", digest))
 
     @property
     def ends_alone(self) -> bool:

@@ -160,7 +160,7 @@ def see_failures(
         restarts[pod.uid] = pod.container_restarts
         is_over = looked and not pod.alive and pod.uid not in memory.seen_pods
         is_counted = pod.phase == "Failed" and _has_error_code(pod) and not leaves
-        if is_over and pod.last_exit_code is not None and not is_counted and _ended_by_itself(pod, session, released):
+        if is_over and not is_counted and _ended_by_itself(pod, session, released):
             ended.append(pod)
         if pod.phase != "Failed" or pod.uid in memory.seen_pods or not pod.node:
             continue

@@ -29,7 +29,7 @@ from regroup_operator.plan.failures.on_exit import (
     read_judged,
     rule_words,
 )
-from regroup_operator.plan.failures.pod_ends import note_pod_ends, pod_ends_failure
+from regroup_operator.plan.failures.pod_ends import LEAST_WINDOW_S, note_pod_ends, pod_ends_failure, without_slots
 from regroup_operator.plan.failures.restarts import (
     exit_words,
     judge_restarts,
@@ -133,15 +133,18 @@ def judge_failures(facts: Facts) -> Failures:
         committed_at=committed_at,
         now=inputs.clock.wall,
     )
-    window_s = None if facts.tier == "Session" else float(inputs.job.spec.recovery.window_seconds)
+    window_s = None
+    if facts.tier != "Session":
+        window_s = max(LEAST_WINDOW_S, inputs.job.spec.recovery.window_seconds)
     pod_ends = None
     if not is_suspended:
         slots, minimum, reached = _reached(facts)
         # What a rule counts is bounded by maxRestarts, and what it ignores is to be ignored.
         ruled = {f.pod for f in (*rulings.counted, *(f for _, f in rulings.ignored)) if is_disruption(f)}
+        telling = {pod.uid for pod in facts.telling_pods} if seen.ended else frozenset[str]()
         pod_ends = note_pod_ends(
-            seen.memory.pod_ends,
-            [pod for pod in seen.ended if pod.name not in ruled],
+            without_slots(seen.memory.pod_ends, facts.corrected),
+            [pod for pod in seen.ended if pod.name not in ruled and pod.uid in telling],
             slots=slots,
             minimum=minimum,
             reached=reached,
@@ -179,8 +182,8 @@ def judge_failures(facts: Facts) -> Failures:
             logs=inputs.logs,
         )
         recent = recent_status(judged.recent)
-        if verdict is None and is_hopeless(crash):
-            verdict = Verdict("RepeatedCrash", words, None if crash is None else crash.last.script_code)
+        if verdict is None and crash is not None and is_hopeless(crash):
+            verdict = Verdict("RepeatedCrash", words, crash.last.script_code, crash.last.pod)
         elif verdict is None:
             verdict = judged.verdict
     if verdict is None:
@@ -262,7 +265,7 @@ def _ruled(facts: Facts, rulings: Rulings) -> Verdict | None:
         logs = "" if is_disruption(failure) else f" {log_words(failure, inputs.logs)}"
         line = f': "{failure.last_line}"' if failure.last_line else ""
         words = f"{exit_words(failure)}{line}; {rule_words(rules, index)} fails the job.{logs}"
-        return Verdict(EXIT_RULE, words, failure.script_code)
+        return Verdict(EXIT_RULE, words, failure.script_code, failure.pod)
     if not rules:
         return None
     needed = (p for p in inputs.obs.pods if p.slot < facts.known_slots and p.uid not in facts.released)

@@ -1,26 +1,32 @@
-"""Count pods that end although nobody deletes them: a job that gets no further for that has an end. Pure.
+"""Count pods that end although nobody deletes them, and fail a job that gets no further because of them. Pure.
 
 A deadline that a webhook adds to each pod, a sidecar that ends the agent, or a node that runs out of memory ends every pod of a job
-again and again. Such an end need not be a failure of the trainer, and counts for no maxRestarts. The job would begin at the same
-step for ever.
+again and again. A kubelet may also refuse each pod before it runs, because a device plugin fails, or because the template names a
+node that is full. Such an end need not be a failure of the trainer, and counts for no maxRestarts. Without a count of its own, the
+job would begin at the same step for ever.
 
-A *round* is over once more slots have lost a pod than the job can do without. ROUNDS of them, without the job getting further,
-fail the job. How far it is: the lowest step at which a generation began in the round. A step that was committed between two rounds
-and lost with the pods says nothing. Tier Script tells of no steps; there only ends within recovery.windowSeconds count.
+A *round* is over once more slots have lost a pod than the job can do without. ROUNDS rounds fail the job, unless it gets further.
+How far it is: the lowest step at which a generation began in the round. A step that was committed between two rounds and lost with
+the pods is no progress. Tier Script tells of no steps; there only ends within recovery.windowSeconds count, or LEAST_WINDOW_S if
+that is longer.
 
-Deletions, evictions and preemptions through the API, and lost nodes are not counted: they say that the platform has no room, or is
-being repaired (docs/design/adr/0072-pods-that-end-again.md).
+Deletions, evictions through the API, preemptions, and nodes that are lost or shut down are not counted: the platform has no room
+then, or is being repaired (docs/design/adr/0072-pods-that-end-again.md).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 
 from regroup_operator.model.plan import PodEnds, Verdict
 from regroup_operator.model.records import Pod
 
 ROUNDS = 8
-"""With pods that live for 45 s this is six minutes; evicted pods are held back longer and longer, and need a quarter of an hour."""
+"""With pods that live for 45 s this takes six minutes. Pods that are evicted or fail before they run are held back ever longer
+(pods/early.py): for evicted ones it takes a quarter of an hour, for the others ten minutes."""
+LEAST_WINDOW_S = 3600.0
+"""In a shorter window pods that are held back would never make up ROUNDS rounds."""
 POD_ENDS = "PodsEndAgain"
 """Reason of condition Failed."""
 
@@ -49,15 +55,22 @@ def note_pod_ends(
     times = {slot: at for slot, at in times.items() if at}
     if not times:
         return None
-    last = _words(ended[-1]) if ended else known.last if known is not None else ""
-    before = known or PodEnds({}, last)
+    before = known or PodEnds({}, "")
+    last, last_pod = (_words(ended[-1]), ended[-1].name) if ended else (before.last, before.last_pod)
     low = min((mark for mark in (before.low, reached) if mark is not None), default=None)
     rounds = _rounds(times, slots - minimum)
     if rounds <= before.rounds:
-        return PodEnds(times, last, rounds, before.base, low)
+        return PodEnds(times, last, last_pod, rounds, before.base, low)
     if before.base is not None and low is not None and low > before.base:
-        return PodEnds({}, last, 0, low, None)
-    return PodEnds(times, last, rounds, low if before.base is None else before.base, None)
+        return PodEnds({}, last, last_pod, base=low)
+    return PodEnds(times, last, last_pod, rounds, low if before.base is None else before.base)
+
+
+def without_slots(known: PodEnds | None, slots: Collection[int]) -> PodEnds | None:
+    """Return what is known without the ends in these slots."""
+    if known is None or not slots:
+        return known
+    return replace(known, by_slot={slot: at for slot, at in known.by_slot.items() if slot not in slots})
 
 
 def _rounds(times: Mapping[int, Sequence[float]], spare: int) -> int:
@@ -76,12 +89,16 @@ def pod_ends_failure(ends: PodEnds | None, *, window_s: float | None) -> Verdict
     return Verdict(
         POD_ENDS,
         f"{what}, {how_far}. {ends.last} Find out what ends the pods, for example a deadline that a webhook adds, a sidecar, or "
-        "the memory of the nodes; then submit the job again.",
+        "the memory or the device plugin of the nodes; then submit the job again.",
+        pod=ends.last_pod,
     )
 
 
 def _words(pod: Pod) -> str:
     said = ": ".join(filter(None, (pod.status_reason, pod.status_message.strip().rstrip("."))))
-    if not said:
+    if not said and pod.never_ran:
+        said = "the kubelet gives no reason"
+    elif not said:
         said = "an unknown exit code" if pod.last_exit_code is None else f"exit code {pod.last_exit_code}"
-    return f"The last one is worker {pod.id} (pod {pod.name}), which ended with {said}."
+    how = f"failed before it ran: {said}" if pod.never_ran else f"ended with {said}"
+    return f"The last one is worker {pod.id} (pod {pod.name}), which {how}."

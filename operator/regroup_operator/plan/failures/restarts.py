@@ -58,7 +58,7 @@ def judge_restarts(
         f"{exit_words(culprit)}{line}; {count} in {window_s:.0f} s, "
         f"spec.recovery.maxRestarts allows {max_restarts}. {log_words(culprit, logs)}"
     )
-    return Judged(kept, Verdict(TOO_MANY_RESTARTS, text, culprit.script_code))
+    return Judged(kept, Verdict(TOO_MANY_RESTARTS, text, culprit.script_code, culprit.pod))
 
 
 def _together(failures: Iterable[tuple[float, int]], width_s: int) -> Recent:

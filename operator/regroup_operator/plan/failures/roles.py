@@ -23,5 +23,6 @@ def role_verdict(job: Job, pods: Iterable[Pod]) -> Verdict | None:
                 ROLE_FAILED,
                 f"Pod {pod.name} of role {pod.role} ended with exit code {pod.last_exit_code}, and its restartPolicy is Never. "
                 f"Log: kubectl logs --namespace={pod.namespace} {pod.name} --all-containers",
+                pod=pod.name,
             )
     return None

@@ -6,6 +6,8 @@ is waited for is decided in answers.py, who goes on in survivors.py, and when to
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from regroup.protocol.document import FORCED
 from regroup_operator.model.waits import UntilEvent
 from regroup_operator.model.worker import Announce, Bounds, Current, Refusal, Standing, Wait, Worker
@@ -76,8 +78,8 @@ def forced_generation(
     if len(chosen) < bounds.minimum:
         return Wait(
             "TooFewMembers",
-            f"{ready_words(chosen, survivors.able, bounds.per_group)}, {bounds.minimum} needed: {named.text}; "
-            "the others keep their state.",
+            f"{ready_words(chosen, survivors.able, bounds.per_group)}, {bounds.minimum} needed: {named.text}"
+            f"{_state_words(chosen, session=bounds.session)}.",
             UntilEvent.MORE_WORKERS,
         )
     if (
@@ -103,6 +105,14 @@ def forced_generation(
         detect_s=None if culprit.last_seen_s is None else culprit.since_s - culprit.last_seen_s,
         set_back=frozenset(overdue | survivors.cut),
     )
+
+
+def _state_words(ready: Sequence[Worker], *, session: bool) -> str:
+    """Return what becomes of the others' state while too few are `ready`, as the end of a sentence. `session`: the script uses the
+    library, and keeps its state until it has left its loop."""
+    if not session or any(w.has_left_loop for w in ready):
+        return "; once enough are, the script starts again in all workers"
+    return "; the others keep their state" if any(w.may_hold for w in ready) else ""
 
 
 def _missing_link(survivors: Survivors) -> str:

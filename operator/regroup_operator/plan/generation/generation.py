@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from regroup.protocol.document import PLANNED, Document
-from regroup.protocol.state import Phase
 from regroup.protocol.wire import DumpStacks, Kill, Restart
 from regroup_operator.model.plan import Memory, Tell, earliest
 from regroup_operator.model.ports import EventNote
@@ -172,11 +171,6 @@ def _bounds(facts: Facts) -> Bounds:
     )
 
 
-def _runs_again(worker: Worker) -> bool:
-    """Return whether a worker's processes have left their loop: for another generation they start again."""
-    return worker.session is not None and worker.session.condition.phase in (Phase.FINISHING, Phase.DONE)
-
-
 def _stop_hang(hang: Hang, workers: tuple[Worker, ...], now_s: float) -> tuple[list[EventNote], list[Tell]]:
     """Ask for stacks, and have the processes that hang killed; say so once."""
     notes, tell = [], [Tell(w.pod.uid, DumpStacks()) for w in hang.ask if w.pod is not None]
@@ -227,7 +221,7 @@ def _announce(
         announced_at_s=now_s,
         persist_ms=None,
         readers=frozenset() if have_all_tried else memory.readers,
-        launches=facts.tier != "Session" or any(_runs_again(worker) for worker in workers),
+        launches=facts.tier != "Session" or any(worker.has_left_loop for worker in workers),
         attempts=1 if current is None or current.adopted else current.attempts + 1,
         tried=names_of(current, workers, decision.members),
         setbacks=with_setbacks(memory.setbacks, workers, decision.set_back, now_s),

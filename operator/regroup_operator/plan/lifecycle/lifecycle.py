@@ -114,7 +114,10 @@ def decide_lifecycle(facts: Facts, failures: Failures) -> Lifecycle:
     """Return what the job is in now. What ended it stays: others of its processes may fail a moment later."""
     for condition in facts.status.get("conditions", ()):
         if condition["type"] in (COMPLETE, FAILED) and condition["status"] == "True":
-            why = Verdict(condition["reason"], condition["message"], facts.status.get("exitCode"))
+            stored = facts.status
+            why = Verdict(
+                condition["reason"], condition["message"], stored.get("exitCode"), stored.get("failedPod") or ""
+            )
             return _ended(facts, Ended(condition["type"] == COMPLETE, why, had_ended=True))
     # Who has been told to stop cannot do after its last step what it would have done.
     is_told = any(c["type"] == SUSPENDED and c["reason"] == SUSPENDING for c in facts.status.get("conditions", ()))
@@ -195,7 +198,7 @@ def not_repeatable(facts: Facts, failures: Failures, finished: Finished) -> Verd
             f"{exit_words(last)}{line} after the last step, and {where}, so it cannot run again. "
             f"{log_words(last, facts.inputs.logs)}{advice}"
         )
-        return Verdict(END_FAILED, text, last.script_code)
+        return Verdict(END_FAILED, text, last.script_code, last.pod)
     gone = [] if facts.finished is None else [member for member in finished.open if member not in places]
     if not gone:
         return None

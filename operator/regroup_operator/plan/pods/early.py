@@ -2,8 +2,9 @@
 last. Pure.
 
 A device plugin that is broken, or a node that is full of what it did not account for, refuses pods as fast as they are made. The
-first is replaced at once, on another node if there is one; each further one in a row comes later. What is left of them would be
-thousands of objects a day: of each slot only the newest failed pod stays, for its status and its log.
+first is replaced at once, on another node if there is one; each further one in a row comes later. If it goes on, the job fails
+(failures/pod_ends.py). What is left of the pods would be thousands of objects a day: of each slot only the newest failed pod stays,
+for its status and its log.
 """
 
 from __future__ import annotations
@@ -31,11 +32,11 @@ def note_early(
     out = {slot: row for slot, row in known.items() if slot < slots and slot not in by_slot and not is_over(row, now_s)}
     for slot, of_slot in by_slot.items():
         before = known.get(slot)
-        newest = max((p.attempt for p in of_slot if _failed_early(p)), default=-1)
+        newest = max((p.attempt for p in of_slot if p.never_ran), default=-1)
         newest_known = newest if before is None else max(newest, before.attempt)
         if any(p.running_since_s is not None and p.attempt > newest_known and p.usable for p in of_slot):
             continue
-        new = [p.attempt for p in of_slot if _failed_early(p) and (before is None or p.attempt > before.attempt)]
+        new = [p.attempt for p in of_slot if p.never_ran and (before is None or p.attempt > before.attempt)]
         if new:
             out[slot] = EarlyFailure((before.count if before else 0) + len(new), max(new), now_s)
         elif before is not None and (not is_over(before, now_s) or any(p.attempt > before.attempt for p in of_slot)):
@@ -43,15 +44,6 @@ def note_early(
         elif before is not None and newest == before.attempt:
             out[slot] = replace(before, count=0)  # it is still there for its log, and no new failure
     return out
-
-
-def corrected_slots(pods: Iterable[Pod], digest: str) -> frozenset[int]:
-    """Return the slots whose newest pod was made from another template than the job has now, whose digest is `digest`."""
-    newest: dict[int, Pod] = {}
-    for pod in pods:
-        if pod.slot not in newest or newest[pod.slot].attempt < pod.attempt:
-            newest[pod.slot] = pod
-    return frozenset(slot for slot, pod in newest.items() if pod.spec_digest not in ("", digest))
 
 
 def held_until(known: Mapping[int, EarlyFailure]) -> dict[int, float]:
@@ -110,8 +102,3 @@ def surplus(pods: Iterable[Pod], spoken_for: Collection[str] = ()) -> tuple[Pod,
             out.append(pod)
         kept.add(pod.slot)
     return tuple(out)
-
-
-def _failed_early(pod: Pod) -> bool:
-    """Return whether a pod ended without its trainer container having run."""
-    return pod.phase == "Failed" and pod.last_exit_code is None and pod.container_restarts == 0

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from regroup_operator.api.job import worker_digest
 from regroup_operator.api.members import MemberId
 from regroup_operator.api.spec import RunPolicy
 from regroup_operator.model.plan import EarlyFailure, Memory, Verdict, earliest, seconds_of
@@ -19,14 +17,7 @@ from regroup_operator.plan.failures.exits import avoided_nodes, count_created
 from regroup_operator.plan.generation.generation import NextGeneration
 from regroup_operator.plan.lifecycle.lifecycle import Active, Completing, Ended, Finishing, Lifecycle, Suspending
 from regroup_operator.plan.pods.capacity import judge_capacity, put_off
-from regroup_operator.plan.pods.early import (
-    corrected_slots,
-    disrupted_words,
-    early_words,
-    held_until,
-    note_early,
-    surplus,
-)
+from regroup_operator.plan.pods.early import disrupted_words, early_words, held_until, note_early, surplus
 from regroup_operator.plan.pods.finishing import plan_finishing
 from regroup_operator.plan.pods.notices import Notices, judge_notices, with_tainted
 from regroup_operator.plan.pods.roles import NO_ROLES, RoleChanges, plan_roles
@@ -59,19 +50,12 @@ def plan_pods(facts: Facts, lifecycle: Lifecycle, generation: NextGeneration) ->
     """Return the changes. Before the first generation a pod that is made anew counts as no restart."""
     inputs, current = facts.inputs, facts.current
     is_active = isinstance(lifecycle, Active | Finishing)  # it may need pods
-    # A suspended job begins anew, and so does a slot whose template was corrected before the start.
-    digest = worker_digest(inputs.job)
-    corrected = corrected_slots(inputs.obs.pods, digest) if current is None else frozenset[int]()
     early: Mapping[int, EarlyFailure] = {}
     disrupted: Mapping[int, EarlyFailure] = {}
-    if is_active:
-        pods = [pod for pod in inputs.obs.pods if pod.slot not in corrected]
-        if current is None:
-            # One of before that failed stays for its log, and says nothing of the template that there is now.
-            pods = [pod for pod in pods if pod.spec_digest in ("", digest)]
-        rows = _without(facts.memory.early_failures, corrected)
-        early = note_early(rows, pods, inputs.clock.now_s, slots=facts.known_slots)
-        disrupted = _without(generation.memory.disrupted_pods, corrected)
+    if is_active:  # a suspended job begins anew, and so does a slot whose template was corrected before the start
+        rows = _without(facts.memory.early_failures, facts.corrected)
+        early = note_early(rows, facts.telling_pods, inputs.clock.now_s, slots=facts.known_slots)
+        disrupted = _without(generation.memory.disrupted_pods, facts.corrected)
     # A worker that cannot be reached has a node, and is no use to the job.
     lost = {w.pod.uid: w.id.slot for w in generation.workers if w.pod is not None and w.standing == Standing.LOST}
     reached = [pod for pod in inputs.obs.pods if pod.uid not in lost.keys() | generation.abandoned]
@@ -193,14 +177,14 @@ def plan_pods(facts: Facts, lifecycle: Lifecycle, generation: NextGeneration) ->
 
 
 def _read_until_s(facts: Facts, lifecycle: Lifecycle) -> dict[str, float]:
-    """Return by UID until when the pods that a failure's message names are kept for their logs, monotonic."""
+    """Return by UID until when the pod whose log a failure's message points to is kept, monotonic."""
     if not isinstance(lifecycle, Ended) or lifecycle.succeeded or lifecycle.why is None:
         return {}
     if facts.inputs.job.spec.run_policy.clean_pod_policy != "None":
         return {}
-    named, clock = frozenset(re.findall(r"[a-z0-9-]+", lifecycle.why.message)), facts.inputs.clock
+    clock = facts.inputs.clock
     until_s = clock.now_s - (clock.wall - seconds_of(lifecycle.completed)) + LOGS_S
-    return {pod.uid: until_s for pod in facts.inputs.obs.pods if pod.name in named}
+    return {pod.uid: until_s for pod in facts.inputs.obs.pods if pod.name == lifecycle.why.pod}
 
 
 def _idle_slots(facts: Facts, lifecycle: Lifecycle) -> frozenset[int]:

@@ -22,9 +22,12 @@ from regroup_operator.model.plan import Clock, EarlyFailure, earliest
 from regroup_operator.model.ports import EventNote
 from regroup_operator.model.records import Pod
 from regroup_operator.plan.facts.roles import awaited, succeeded
+from regroup_operator.plan.facts.set_up import not_set_up
 
 FIRST_S, LAST_S = 10.0, 300.0
 """Pause before the second pod in a row of a place, doubled for each further one up to the second."""
+MAX_MESSAGE = 400
+"""Of a message in status.roles. A command in it has names of up to 63 characters, and has to be whole."""
 NOBODY: Mapping[str, str] = MappingProxyType({})
 LASTED_S = 60.0
 """A pod that has run for so long ends a row of failed ones."""
@@ -64,7 +67,7 @@ def plan_roles(
     now_s = clock.now_s
     if not active:
         unwanted = tuple(p for p in pods if not p.terminating and (cleans or p.alive))
-        return RoleChanges({}, delete=unwanted, status=_status(job, pods, known))
+        return RoleChanges({}, delete=unwanted, status=_status(job, pods, known, now_s))
     wanted = {role_place(role.name, i): (role.name, i) for role in job.spec.roles for i in range(role.replicas)}
     of_place: dict[Place, list[Pod]] = {}
     for pod in sorted(pods, key=lambda p: p.attempt):
@@ -100,7 +103,7 @@ def plan_roles(
             create.append((name, index, newest + 1))
     dues_s += [p.running_since_s + LASTED_S for p in pods if p.place in rows and p.running_since_s is not None]
     going = tuple(p for p in delete if not p.terminating)
-    status = _status(job, pods, known, held)
+    status = _status(job, pods, known, now_s, held)
     return RoleChanges(rows, tuple(create), going, status, earliest(dues_s, after_s=now_s), notes)
 
 
@@ -157,19 +160,23 @@ def _held(place: Place, pods: Sequence[Pod], row: EarlyFailure, next_at: str) ->
 
 
 def _status(
-    job: Job, pods: Sequence[Pod], known: Iterable[Mapping[str, Any]], held: Mapping[str, str] = NOBODY
+    job: Job,
+    pods: Sequence[Pod],
+    known: Iterable[Mapping[str, Any]],
+    now_s: float,
+    held: Mapping[str, str] = NOBODY,
 ) -> list[dict[str, Any]] | None:
     """Return status.roles. `held`: by role, why a place has no pod for a while."""
     done = succeeded(job, pods, known)
     waits = awaited(job, done)
     return [
-        _of_role(role, [p for p in pods if p.role == role.name], done[role.name], waits.get(role.name), held)
+        _of_role(role, [p for p in pods if p.role == role.name], done[role.name], waits.get(role.name), held, now_s)
         for role in job.spec.roles
     ] or None
 
 
 def _of_role(
-    role: Role, pods: list[Pod], done: frozenset[int], awaited: int | None, held: Mapping[str, str]
+    role: Role, pods: list[Pod], done: frozenset[int], awaited: int | None, held: Mapping[str, str], now_s: float
 ) -> dict[str, Any]:
     ready = [p for p in pods if p.usable and p.phase == "Running" and p.running_since_s is not None and p.node_ready]
     out: dict[str, Any] = {"name": role.name, "replicas": role.replicas, "ready": len(ready)}
@@ -177,17 +184,19 @@ def _of_role(
         out["succeeded"] = sorted(done)
     if awaited is not None:
         out["awaited"] = awaited
-    message = _stuck(pods) or held.get(role.name)
+    message = _stuck(pods, now_s) or held.get(role.name)
     if message:
-        out["message"] = message[:300]
+        out["message"] = message[:MAX_MESSAGE]
     return out
 
 
-def _stuck(pods: Iterable[Pod]) -> str:
+def _stuck(pods: Iterable[Pod], now_s: float) -> str:
     """Return why the first pod that does not run does not; empty: they all do."""
     for pod in pods:
         if pod.usable and (pod.waiting_reason or pod.unschedulable):
             return f"{pod.name}: " + (f"{pod.waiting_reason} {pod.waiting_message}".strip() or pod.unschedulable)
+        if pod.usable and (words := not_set_up(pod, now_s)):
+            return f"{pod.name}: {words}"
         if pod.alive and not pod.node_ready:
             # Until the API has it no more a process of it may be alive there.
             return f"{pod.name}: its node {pod.node} is not ready; bring the node back, or delete the pod by force if it is off"

@@ -13,6 +13,7 @@ from regroup_operator.model.plan import JobCondition, Verdict
 from regroup_operator.model.records import Settings
 from regroup_operator.model.worker import Announce, Current, Decision, Standing, Wait, Worker
 from regroup_operator.plan.facts.finished import Finished
+from regroup_operator.plan.facts.set_up import not_set_up
 from regroup_operator.plan.report.script_group import passed
 
 PENDING, STARTING, RUNNING, RECOVERING, WAITING, FINISHING, COMPLETING, SUSPENDING, SUSPENDED, SUCCEEDED, FAILED = (
@@ -38,9 +39,7 @@ HELD_BACK = "HeldBack"
 INIT_FAILED = "InitContainerFailed"
 """Reason of PodsReady=False."""
 NOT_SET_UP = "NotSetUp"
-"""Reason of PodsReady=False: the kubelet says why only in the pod's events, which the operator may not read."""
-SET_UP_S = 60.0
-"""A kubelet that has not set a pod up for so long is named: large volumes take their time to be attached."""
+"""Reason of PodsReady=False (plan/facts/set_up.py)."""
 PASSING = ("Starting", "Connecting")
 """Reasons of PodsReady=False and AgentsConnected=False of pods on their way."""
 ORDINARY = ("Starting", "Ended", FINISHING, COMPLETING, SUSPENDING, SUSPENDED, HELD_BACK)
@@ -110,7 +109,7 @@ def worker_conditions(
         (p for p in pods if p.waiting_reason and p.waiting_reason not in ("ContainerCreating", "PodInitializing")), None
     )
     failed_init = next((p for p in pods if p.init_failed and p.phase == "Pending"), None)
-    unset = next((p for p in pods if p.unset_since_s is not None and now_s >= p.unset_since_s + SET_UP_S), None)
+    unset = next((f"{p.name}: {words}" for p in pods if (words := not_set_up(p, now_s))), "")
     # A pod whose containers crash again and again has the phase Running, too.
     running = [
         w.pod
@@ -135,10 +134,8 @@ def worker_conditions(
                 "PodsReady", "False", stuck.waiting_reason, f"{counts}; {stuck.name} cannot start{message}"[:1000]
             )
         ]
-    elif unset is not None:
-        what = f"its kubelet has not set the pod up for {SET_UP_S:.0f} s (volumes, network, host name)"
-        see = f"kubectl describe pod --namespace={unset.namespace} {unset.name}"
-        out = [JobCondition("PodsReady", "False", NOT_SET_UP, f"{counts}; {unset.name}: {what}. See its events: {see}")]
+    elif unset:
+        out = [JobCondition("PodsReady", "False", NOT_SET_UP, f"{counts}; {unset}")]
     elif unplaced is not None:
         out = [
             JobCondition(

@@ -15,13 +15,13 @@ from regroup_operator.model.plan import Tell, Urgency, earliest, seconds_of
 from regroup_operator.model.ports import EventNote
 from regroup_operator.model.worker import PLANNED_CAUSES, Announce
 from regroup_operator.plan.facts.facts import Facts
+from regroup_operator.plan.facts.set_up import set_up_due_s
 from regroup_operator.plan.failures.failures import Failures
 from regroup_operator.plan.failures.hangs import HUNG, stack_lines
 from regroup_operator.plan.generation.generation import NextGeneration
 from regroup_operator.plan.lifecycle.lifecycle import Active, Ended, Finishing, Lifecycle, Suspended, finished_of
 from regroup_operator.plan.pods.pods import PodChanges
 from regroup_operator.plan.report.breakdown import breakdown, times_of
-from regroup_operator.plan.report.conditions import SET_UP_S
 from regroup_operator.plan.report.counters import restarts_status
 from regroup_operator.plan.report.goodput import goodput
 from regroup_operator.plan.report.incidents import make_incident, with_rule, with_times
@@ -71,6 +71,7 @@ def make_report(
     if isinstance(lifecycle, Ended):
         status["completionTime"] = lifecycle.completed
         status["exitCode"] = None if lifecycle.why is None else lifecycle.why.exit_code
+        status["failedPod"] = (lifecycle.why.pod or None) if lifecycle.why is not None else None
     finished = finished_of(lifecycle)
     if finished is not None:
         status["finished"] = finished.to_status()
@@ -92,8 +93,8 @@ def make_report(
     seen_s = due_in_s(status, inputs.clock, ended=has_ended, every_s=every_s)
     now_s, running = inputs.clock.now_s, [w.pod.running_since_s for w in generation.workers if w.pod and not w.session]
     dues_s = [at_s + inputs.settings.hello_timeout_s for at_s in running if at_s is not None]
-    unset = [w.pod.unset_since_s for w in generation.workers if w.pod]
-    dues_s += [since_s + SET_UP_S for since_s in unset if since_s is not None]
+    pods_of_job = (*(w.pod for w in generation.workers if w.pod), *inputs.obs.roles)
+    dues_s += [due_s for pod in pods_of_job if (due_s := set_up_due_s(pod)) is not None]
     if seen_s is not None:
         # The time is of whole seconds: a plan up to one earlier would only find that no write is due.
         dues_s.append(now_s + max(seen_s, 0.0) + 1.0)
