@@ -55,6 +55,13 @@ def parser() -> argparse.ArgumentParser:
         metavar="W",
         help="workers that hold one copy of the model together; N, --min and --max are multiples of it (default 1)",
     )
+    run.add_argument(
+        "--gpus",
+        choices=["auto", "none"],
+        default="auto",
+        help="auto: each process gets a GPU of its own, of those in CUDA_VISIBLE_DEVICES or else of all, and a run with too few is "
+        "refused; none: the workers see no GPU, for scripts that compute on the CPU (default auto)",
+    )
     run.add_argument("--checkpoint", metavar="DIR", help="directory for checkpoints (default: no checkpoints)")
     run.add_argument(
         "--resume",

@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from regroup.protocol import env
+from regroup_cli.gpus import Shares
 from regroup_operator.api import (
     ConflictError,
     Job,
@@ -45,6 +46,8 @@ from regroup_operator.model.records import Key, Pod, Settings
 ADDRESS = "127.0.0.1"
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None, use_errno=True)
+_AS_HERE = Shares(None)
+"""Workers see the GPUs that this process sees."""
 
 
 class FileStore:
@@ -159,8 +162,10 @@ class LocalWorkers:
         environment: Mapping[str, str],
         *,
         checkpoint_wait_s: float = Settings.checkpoint_s,
+        gpus: Shares = _AS_HERE,
     ) -> None:
-        """`agent` is the zipapp, `command` the trainer's, `environment` what both inherit."""
+        """`agent` is the zipapp, `command` the trainer's, `environment` what both inherit, `gpus` what each slot sees."""
+        self._gpus = gpus
         self._checkpoint_wait_s = checkpoint_wait_s
         self._directory, self._agent, self._command = directory, agent, command
         self._environment = dict(environment)
@@ -209,7 +214,11 @@ class LocalWorkers:
         (home / "token").write_text(token)
         process = subprocess.Popen(
             [sys.executable, "-I", str(self._agent), "--", *self._command],
-            env={**self._environment, **self._agent_environment(job, name, uid, home, MemberId(slot, attempt))},
+            env={
+                **self._environment,
+                **self._gpus.environment(slot),
+                **self._agent_environment(job, name, uid, home, MemberId(slot, attempt)),
+            },
             stdin=subprocess.DEVNULL,
             start_new_session=True,  # Ctrl-C in the terminal is ours to pass on
             preexec_fn=_die_with_parent,

@@ -12,9 +12,10 @@ import signal
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from _regroup_agent.build import build as build_agent
+from regroup_cli import gpus
 from regroup_cli.local import ADDRESS, FileStore, LocalWorkers, Terminal, say
 from regroup_operator.api import Job, SpecError, UnavailableError, parse_job
 from regroup_operator.background import LoopBackground
@@ -25,12 +26,17 @@ from regroup_operator.endpoint.server import serve
 from regroup_operator.model.records import Key, Settings
 from regroup_operator.queue import WorkQueue
 
+if TYPE_CHECKING:
+    from regroup.train.config import Config
+
 NAMESPACE = "local"
 POLL_S = 0.1
 """How often the job's file is looked at for a change by `regroup scale`, and the terminal's line is renewed."""
 LINE_S = 2.0
 PROGRESS_S = 1.0
 """Progress is written this often: the store is a file, and nobody else's."""
+_CONFIGURATIONS = (".yaml", ".yml")
+"""Endings of what `regroup.train` reads."""
 
 
 def job_object(args: argparse.Namespace) -> dict[str, Any]:
@@ -110,9 +116,14 @@ def _absolute(directory: str, option: str) -> str:
         ) from None
 
 
+def _most_workers(args: argparse.Namespace) -> int:
+    """Return how many workers the job may have."""
+    return int(max(args.workers, args.min or 1, args.max or 1))
+
+
 def _most_processes(args: argparse.Namespace) -> int:
     """Return how many processes the job may have at once."""
-    return int(max(args.workers, args.min or 1, args.max or 1) * args.processes_per_worker)
+    return _most_workers(args) * int(args.processes_per_worker)
 
 
 def trainer_command(args: argparse.Namespace) -> list[str]:
@@ -123,7 +134,7 @@ def trainer_command(args: argparse.Namespace) -> list[str]:
         if not _is_file(args.script):
             raise SpecError(f"SCRIPT ({args.script}) is not a file. Give the path of a Python script, or -m MODULE.")
         return [sys.executable, "-u", args.script, *args.args]
-    if Path(args.script).suffix in (".yaml", ".yml"):
+    if Path(args.script).suffix in _CONFIGURATIONS:
         _check_configuration([args.script, *args.args], _most_processes(args))
         return [sys.executable, "-m", "regroup.train", args.script, *args.args]
     if shutil.which(args.script) is None:
@@ -141,8 +152,26 @@ def _is_file(path: str) -> bool:
         return False
 
 
-def _check_configuration(arguments: list[str], most_processes: int) -> None:
-    """Raise SpecError for what `regroup.train` would refuse in its configuration: here it is said once, not by each worker."""
+def _shares(args: argparse.Namespace) -> gpus.Shares:
+    """Return the GPUs of each slot. Raises SpecError where there are too few."""
+    choice = args.gpus
+    if not args.module and Path(args.script).suffix in _CONFIGURATIONS:
+        device = _configuration([args.script, *args.args]).device
+        if (choice, device) == ("none", "cuda"):
+            raise SpecError("device ('cuda') needs a GPU, and --gpus none hides them all. Leave one of the two out.")
+        choice = "none" if device == "cpu" else choice
+    return gpus.share(
+        workers=args.workers,
+        most_workers=_most_workers(args),
+        processes=args.processes_per_worker,
+        choice=choice,
+        found=gpus.find() if choice == "auto" else (),
+        environment=os.environ,
+    )
+
+
+def _configuration(arguments: list[str]) -> Config:
+    """Return the configuration that the script's arguments name. Raises SpecError."""
     from regroup.train import command
     from regroup.train.config import ConfigError, load
 
@@ -152,9 +181,14 @@ def _check_configuration(arguments: list[str], most_processes: int) -> None:
     if parsed.prints:
         raise SpecError("--print prints a configuration and trains nothing. Use it with `regroup train`.")
     try:
-        config = load(parsed.config, parsed.changes)
+        return load(parsed.config, parsed.changes)
     except ConfigError as error:
         raise SpecError(str(error)) from None
+
+
+def _check_configuration(arguments: list[str], most_processes: int) -> None:
+    """Raise SpecError for what `regroup.train` would refuse in its configuration: here it is said once, not by each worker."""
+    config = _configuration(arguments)
     group_size = math.prod(config.mesh.sizes.values()) if config.mesh is not None else 1
     most_processes -= most_processes % group_size  # who has no whole model group trains nothing
     if config.most_processes is not None and config.most_processes < most_processes:
@@ -171,6 +205,7 @@ async def run(args: argparse.Namespace) -> int:
     script that failed it, else 1."""
     raw = job_object(args)
     parse_job(raw)
+    shares = _shares(args)
     directory = Path(args.state_dir or _temporary())
     store = FileStore(directory / "job.json")
     try:
@@ -183,7 +218,7 @@ async def run(args: argparse.Namespace) -> int:
             f"--state-dir ({directory}) cannot be written to ({error.strerror}). Give a directory that you can write to."
         ) from None
     try:
-        code = await _run(store, directory, trainer_command(args), args)
+        code = await _run(store, directory, trainer_command(args), shares, args)
         if code != 0:
             _say_way_on(raw)
         return code
@@ -217,12 +252,14 @@ def _temporary() -> str:
         ) from None
 
 
-async def _run(store: FileStore, directory: Path, command: list[str], args: argparse.Namespace) -> int:
+async def _run(
+    store: FileStore, directory: Path, command: list[str], shares: gpus.Shares, args: argparse.Namespace
+) -> int:
     key: Key = (NAMESPACE, args.name)
     loop = asyncio.get_running_loop()
     agent = directory / "agent.pyz"
     build_agent(agent)
-    workers = LocalWorkers(directory, agent, command, os.environ, checkpoint_wait_s=args.checkpoint_wait)
+    workers = LocalWorkers(directory, agent, command, os.environ, checkpoint_wait_s=args.checkpoint_wait, gpus=shares)
     controllers: list[Controller] = []
 
     async def reconcile(which: Key) -> float | None:

@@ -1,0 +1,161 @@
+"""Which GPUs each worker of `regroup run` sees: the slot's own, the same ones each time the slot gets a new worker.
+
+`share` decides, pure: names of GPUs in, CUDA_VISIBLE_DEVICES of each slot or one sentence out. `find` looks at the machine. Neither
+imports torch: the command line stays quick, and holds no GPU itself. Inside a worker each process takes the GPU of its LOCAL_RANK
+(`regroup.device()`).
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from regroup.protocol.env import VISIBLE
+from regroup.protocol.gpus import may_share, visible
+from regroup_operator.api import SpecError
+
+LIST_S = 60.0
+"""Bound for `nvidia-smi -L`. Without the persistence daemon the driver wakes each GPU first, which takes seconds."""
+_GPU = re.compile(r"GPU \d+: .*\(UUID: (GPU-[^)\s]+)\)")
+_MIG = re.compile(r"\s+MIG .*\(UUID: (MIG-[^)]+)\)")
+_MINOR = re.compile(r"^Device Minor:\s*(\d+)", re.MULTILINE)
+_UUID = re.compile(r"^GPU UUID:\s*(GPU-\S+)", re.MULTILINE)
+PROC = Path("/proc/driver/nvidia/gpus")
+DEV = Path("/dev")
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A GPU of this machine. `migs`: UUIDs of its MIG devices; where it has some, CUDA computes on them only."""
+
+    uuid: str
+    migs: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Shares:
+    """What each slot sees. `names`: the run's GPUs as CUDA_VISIBLE_DEVICES names them, `processes` of them for each slot.
+    None: the workers see what this process sees. Empty: they see no GPU."""
+
+    names: tuple[str, ...] | None
+    processes: int = 1
+
+    def environment(self, slot: int) -> dict[str, str]:
+        """Return what a worker of this slot gets in its environment beside what this process has."""
+        if self.names is None:
+            return {}
+        most = min(self.processes, len(self.names))
+        mine = [self.names[(slot * self.processes + index) % len(self.names)] for index in range(most)]
+        return {VISIBLE: ",".join(mine)}
+
+
+def share(
+    *,
+    workers: int,
+    most_workers: int,
+    processes: int,
+    choice: str,
+    found: Sequence[Gpu],
+    environment: Mapping[str, str],
+) -> Shares:
+    """Return what each slot sees. Pure. Raises SpecError where there are too few GPUs for one in each process.
+
+    `workers`: at the start; `most_workers`: that the job may have; `processes`: in each worker. `choice`: --gpus. `found`: the
+    machine's GPUs. `environment`: the user's. CUDA_VISIBLE_DEVICES there says which GPUs the run may use; empty, or "-1": none.
+    """
+    if choice == "none":
+        return Shares((), processes)
+    said = environment.get(VISIBLE)
+    names = _all(found) if said is None else visible(said)
+    if said is not None:
+        _check_names(names, found)
+    if not names:
+        return Shares(None, processes)
+    if processes > 1 and any(name.startswith("MIG-") for name in names):
+        raise SpecError(
+            f"--processes-per-worker ({processes}) needs several GPUs in one worker, and CUDA shows a process one MIG device only. "
+            "Use --workers for the number of processes, and leave --processes-per-worker at 1."
+        )
+    needed = most_workers * processes
+    if needed > len(names) and not may_share(environment):
+        raise SpecError(_too_few(workers, most_workers, processes, len(names), said))
+    return Shares(names, processes)
+
+
+def _too_few(workers: int, most_workers: int, processes: int, num_gpus: int, said: str | None) -> str:
+    option, count = ("--workers", workers) if workers * processes > num_gpus else ("--max", most_workers)
+    each = f" with --processes-per-worker ({processes})" if processes > 1 else ""
+    gpus = f"{num_gpus} GPU{'' if num_gpus == 1 else 's'}"
+    where = f"this machine has {gpus}" if said is None else f"{VISIBLE} ({said}) names {gpus}"
+    lower = f"Lower {option}" + (" or --processes-per-worker" if processes > 1 else "")
+    return (
+        f"{option} ({count}){each} needs {count * processes} GPUs, one for each process, and {where}. "
+        f"{lower}, or give --gpus none if the script computes on the CPU."
+    )
+
+
+def _all(found: Sequence[Gpu]) -> tuple[str, ...]:
+    """Return the names of all GPUs: numbers, as scripts expect them; UUIDs where there are MIG devices, which have no numbers."""
+    if not any(gpu.migs for gpu in found):
+        return tuple(str(index) for index in range(len(found)))
+    return tuple(name for gpu in found for name in (gpu.migs or (gpu.uuid,)))
+
+
+def _check_names(names: Sequence[str], found: Sequence[Gpu]) -> None:
+    """Raise SpecError for what CUDA takes for no GPU, or for none of all, without a word."""
+    for index, name in enumerate(names):
+        if name in names[:index]:
+            raise SpecError(f"{VISIBLE} names GPU {name} twice, and CUDA then shows no GPU. Name each one once.")
+        if name.isdecimal() and found and int(name) >= len(found):
+            has = "1 GPU, number 0" if len(found) == 1 else f"GPUs 0 to {len(found) - 1}"
+            raise SpecError(f"{VISIBLE} names GPU {name}, and this machine has {has}. Correct or unset it.")
+        if not name.isdecimal() and not name.startswith(("GPU-", "MIG-")):
+            raise SpecError(
+                f"{VISIBLE} names {name!r}, which is neither a GPU's number nor a UUID as `nvidia-smi -L` prints it. Correct or "
+                "unset it."
+            )
+
+
+def find(proc: Path = PROC, dev: Path = DEV) -> tuple[Gpu, ...]:
+    """Return the GPUs of this machine, in the driver's order; () where there is none, or no driver that answers.
+
+    `nvidia-smi -L` knows MIG devices. Containers may be without it: then the driver's files are read, and of the GPUs that they
+    name those count whose device is here.
+    """
+    program = shutil.which("nvidia-smi")
+    if program is not None:
+        try:
+            done = subprocess.run([program, "-L"], capture_output=True, text=True, timeout=LIST_S, check=False)
+        except (OSError, subprocess.TimeoutExpired, ValueError):
+            done = None
+        if done is not None and done.returncode == 0:
+            return listed(done.stdout)
+    return _of_driver(proc, dev)
+
+
+def listed(text: str) -> tuple[Gpu, ...]:
+    """Return the GPUs that `nvidia-smi -L` has printed. Pure."""
+    found: list[Gpu] = []
+    for line in text.splitlines():
+        if gpu := _GPU.match(line):
+            found.append(Gpu(gpu[1]))
+        elif found and (mig := _MIG.match(line)):
+            found[-1] = Gpu(found[-1].uuid, (*found[-1].migs, mig[1]))
+    return tuple(found)
+
+
+def _of_driver(proc: Path, dev: Path) -> tuple[Gpu, ...]:
+    found = []
+    try:
+        for directory in sorted(proc.iterdir()):  # by bus address, as nvidia-smi has them
+            text = (directory / "information").read_text(errors="replace")
+            minor, uuid = _MINOR.search(text), _UUID.search(text)
+            if minor is not None and (dev / f"nvidia{minor[1]}").exists():
+                found.append(Gpu(uuid[1] if uuid is not None else ""))
+    except OSError:
+        return ()
+    return tuple(found)
