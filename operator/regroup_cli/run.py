@@ -11,10 +11,14 @@ import shutil
 import signal
 import sys
 import tempfile
+from collections.abc import Sequence
+from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from _regroup_agent.build import build as build_agent
+from _regroup_agent.launch import python_command, uses_library
+from regroup import torch_versions
 from regroup_cli import gpus
 from regroup_cli.local import ADDRESS, FileStore, LocalWorkers, Terminal, say
 from regroup_operator.api import Job, SpecError, UnavailableError, parse_job
@@ -200,11 +204,28 @@ def _check_configuration(arguments: list[str], most_processes: int) -> None:
         )
 
 
+def check_torch(command: Sequence[str], version: str) -> None:
+    """Raise SpecError for a torch that the library would refuse in each worker. A script that does not use the library may have any
+    torch. `version`: "" where there is none."""
+    refuses = torch_versions.judge(version).refuses
+    if refuses and uses_library(python_command(command)):
+        raise SpecError(refuses)
+
+
+def _torch_version() -> str:
+    """Return the version of torch that is installed beside this command, whose interpreter runs the script; "": there is none."""
+    try:
+        return metadata.version("torch")
+    except metadata.PackageNotFoundError:
+        return ""
+
+
 async def run(args: argparse.Namespace) -> int:
     """Run the job to its end and return the exit code: 0 Succeeded, 130 interrupted, and of a failed job that of the process of the
     script that failed it, else 1."""
     raw = job_object(args)
     parse_job(raw)
+    check_torch(raw["spec"]["template"]["spec"]["containers"][0]["command"], _torch_version())
     shares = _shares(args)
     directory = Path(args.state_dir or _temporary())
     store = FileStore(directory / "job.json")

@@ -213,6 +213,30 @@ def test_script_that_raises_on_one_rank_at_once_fails_within_30_s_with_its_trace
     assert took_s <= HOPELESS_S
 
 
+OLD_TORCH = """
+import torch
+torch.__version__ = "2.10.1"
+import regroup
+regroup.session(model=torch.nn.Linear(2, 1), optimizer=None, data=None, global_batch=2, microbatch=1)
+"""
+
+
+def test_torch_that_is_too_old_fails_the_job_without_a_second_try(
+    start: Callable[..., LocalRun], tmp_path: Path
+) -> None:
+    script = tmp_path / "old.py"
+    script.write_text(OLD_TORCH)
+    run = start("--workers", "1", "--max-restarts", "100", str(script))
+    ended = run.wait(lambda s: s.get("phase") == "Failed", "the end")
+    failed = _condition(ended, "Failed")
+    assert (failed["reason"], run.process.wait(60)) == ("CannotRun", 1)
+    assert failed["message"].startswith(
+        "torch 2.10.1 is older than 2.11, the oldest that Regroup runs with: use an image"
+    )
+    assert ended["restarts"]["processes"] == 1
+    assert run.log.read_text().count("UsageError: torch 2.10.1") == 1
+
+
 FAILS_IN_TORCH = RAISES.replace(
     "        prepare(job.rank)\n",
     """        for attempt in job.collective("eval"):

@@ -62,6 +62,8 @@ class Process:
     since."""
     hung: str | None = None
     """Why it is being killed: it hangs."""
+    cannot_run: str = ""
+    """Why the library ends it, and each process after it (local.CannotRun); empty: it does not."""
     let_go: bool = False
     """It was told to leave its loop (local.FinishLocally)."""
     runs_again: bool = False

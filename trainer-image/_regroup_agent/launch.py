@@ -1,4 +1,4 @@
-"""Reads the command, and writes the environment of a trainer process. Pure."""
+"""Reads the command, and writes the environment of a trainer process. Pure, but for `uses_library`, which reads the script."""
 
 from __future__ import annotations
 
@@ -142,6 +142,17 @@ def imports_library(source: str) -> bool:
 def is_library_module(module: str | None) -> bool:
     """Return whether `python -m MODULE` runs the library's own loop (`regroup.train`): a session, which no text has to show."""
     return module is not None and module.split(".")[:2] == ["regroup", "train"]
+
+
+def uses_library(python: PythonCommand | None) -> bool:
+    """Return whether the command is the library's, or the script's own text says that it uses `regroup`; what cannot be read is
+    found out later."""
+    if python is None or python.script is None:
+        return python is not None and is_library_module(python.module)
+    try:
+        return imports_library(python.script.read_text(errors="replace"))
+    except OSError:
+        return False
 
 
 def preload_modules(environ: Mapping[str, str]) -> list[str]:

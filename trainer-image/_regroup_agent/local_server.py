@@ -1,7 +1,7 @@
 """The agent's Unix socket: the trainers' way in. Reads and writes protocol.local, one JSON line each.
 
 Owns the connections. A long one begins with `Attach` and is known by its local rank; a short one asks `TakeStore`, or
-says `Observed`.
+says `Observed` or `CannotRun`.
 What a message means is the core's business.
 """
 
@@ -134,7 +134,7 @@ class LocalServer:
             self._give_store(connection, message)
         elif isinstance(message, local.Attach):
             self._attach(connection, message)
-        elif isinstance(message, local.Observed):
+        elif isinstance(message, (local.Observed, local.CannotRun)):
             if self._expects(message.local_rank, message.incarnation):
                 self._on_message(message.local_rank, message.incarnation, message)
             connection.close()

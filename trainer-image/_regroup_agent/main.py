@@ -27,11 +27,10 @@ from .launch import (
     LaunchError,
     PythonCommand,
     check_command,
-    imports_library,
-    is_library_module,
     preload_modules,
     python_command,
     trainer_env,
+    uses_library,
 )
 from .link import Endpoint, Link
 from .local_server import LocalServer
@@ -97,7 +96,7 @@ class Agent:
         self._core = Core(
             identity,
             saved,
-            session=_uses_library(python),
+            session=uses_library(python),
             preloading=has_zygote,
             snapshots=_snapshots(environ, identity.processes),
         )
@@ -327,17 +326,6 @@ def leave(code: int) -> NoReturn:
     STDOUT.flush()
     OUTPUT.flush()
     os._exit(code)
-
-
-def _uses_library(python: PythonCommand | None) -> bool:
-    """Return whether the command is the library's, or the script's own text says that it uses `regroup`; what cannot be read is
-    found out later."""
-    if python is None or python.script is None:
-        return python is not None and is_library_module(python.module)
-    try:
-        return imports_library(python.script.read_text(errors="replace"))
-    except OSError:
-        return False
 
 
 def _settings(python: PythonCommand, environ: Mapping[str, str]) -> ScriptSettings:

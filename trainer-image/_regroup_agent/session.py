@@ -46,12 +46,14 @@ class Session:
             self._left(process, message)
         elif isinstance(message, local.Snapshotted):
             self._snapshotted(process, message)
+        elif isinstance(message, local.CannotRun):
+            self._cannot_run(process, message)
         elif isinstance(message, local.FinishedLocally):
             self._finished(process, message, now_s)
 
     def exited(self, process: Process, event: ev.Exited, now_s: float) -> None:
         """A process has ended. Unless it has returned 0 after its last step that is a fault, and it is started again after the
-        delay."""
+        delay, if that can help."""
         worker, finish = self._worker, self._worker.finish
         if process.runs_again and worker.ending is None:
             worker.start([process.local_rank], None, now_s)
@@ -63,7 +65,7 @@ class Session:
         worker.send_exit(process, event)
         if finish is not None and not finish.repeats:
             worker.take_back()
-        if worker.ending is None:
+        if worker.ending is None and not process.cannot_run:
             process.start_at_s = now_s + worker.next_delay_s()
 
     def _attached(self, process: Process, message: local.Attach, now_s: float) -> None:
@@ -157,6 +159,12 @@ class Session:
                 )
             )
         worker.hand(process)
+
+    def _cannot_run(self, process: Process, message: local.CannotRun) -> None:
+        worker = self._worker
+        if not any(p.cannot_run for p in worker.processes):
+            worker.effects.append(ev.Log(message.message))
+        process.cannot_run = message.message
 
     def _snapshotted(self, process: Process, message: local.Snapshotted) -> None:
         state = message.state

@@ -316,6 +316,9 @@ class Worker:
     def send_exit(self, process: Process, event: ev.Exited) -> None:
         """Report a process that ended by itself."""
         memory = ending.blamed_memory(event.code, event.memory) if process.hung is None else None
+        reason, detail = (None, None) if memory is None else (OOM_KILLED, out_of_memory(memory))
+        if process.cannot_run:
+            reason, detail = wire.CANNOT_RUN, process.cannot_run
         self.send(
             wire.Fault(
                 cause="exit" if process.hung is None else "hung",
@@ -325,8 +328,8 @@ class Worker:
                 exit_code=event.code,
                 last_line=event.last_line or None,
                 tail=event.tail or None,
-                reason=None if memory is None else OOM_KILLED,
-                detail=None if memory is None else out_of_memory(memory),
+                reason=reason,
+                detail=detail,
                 # Each start counts one incarnation, so that this grows with each end and at nothing else but a new agent.
                 ended=self.saved.incarnation - sum(p.running for p in self.processes),
             )

@@ -57,6 +57,8 @@ def __getattr__(name: str) -> object:
     import importlib
 
     module = _EXPORTS[name]
+    if module not in ("regroup", "regroup.errors"):
+        importlib.import_module("regroup.torch_versions").require()
     value: object = (
         importlib.import_module(f"regroup.{name}")
         if module == "regroup"

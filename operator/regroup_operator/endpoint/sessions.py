@@ -5,7 +5,18 @@ from __future__ import annotations
 from dataclasses import replace
 
 from regroup.protocol.state import Busy, Condition, Phase
-from regroup.protocol.wire import SILENT_S, Adopted, Draining, Fault, Formed, Hello, Progress, Report, Stacks
+from regroup.protocol.wire import (
+    CANNOT_RUN,
+    SILENT_S,
+    Adopted,
+    Draining,
+    Fault,
+    Formed,
+    Hello,
+    Progress,
+    Report,
+    Stacks,
+)
 from regroup_operator.model.records import ProcessExit, Session, Silence
 
 MAX_EXITS = 32
@@ -13,7 +24,7 @@ MAX_UNHEARD = 64
 MAX_TAIL = 1500
 MAX_LINE = 500
 """Characters that are kept of what a process or a trainer said last."""
-FAULT_REASONS = ("OOMKilled",)
+FAULT_REASONS = ("OOMKilled", CANNOT_RUN)
 """What a fault's `reason` may say: it becomes the cause of an incident, a word for programs."""
 MAX_AGE_S = 30 * 86400.0
 """No agent speaks of anything older. Times are computed from ages, and beyond some years there is no date."""

@@ -60,9 +60,9 @@ class Failure:
     tail: str = ""
     """Last lines of the traceback, or of stderr."""
     reason: str = ""
-    """OOMKilled, or empty."""
+    """OOMKilled, CannotRun, or empty."""
     detail: str = ""
-    """The numbers behind `reason`."""
+    """The numbers behind `reason`; of CannotRun the library's sentence."""
     namespace: str = ""
     pod: str = ""
     container: bool = False

@@ -257,9 +257,9 @@ class ProcessExit:
     tail: str = ""
     """Last lines of its traceback, or of its stderr."""
     reason: str = ""
-    """OOMKilled, or empty."""
+    """OOMKilled, CannotRun, or empty."""
     detail: str = ""
-    """The numbers behind `reason`."""
+    """The numbers behind `reason`; of CannotRun the library's sentence."""
     hung: str = ""
     """Why its agent killed it, on the operator's word; empty: it ended by itself."""
     number: int = 0

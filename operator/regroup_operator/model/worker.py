@@ -133,7 +133,7 @@ class Worker:
 
     @property
     def has_left_loop(self) -> bool:
-        """True for a worker whose script has left its loop, and may have changed the model: for another generation it starts again."""
+        """True for a worker whose script has left its loop, and may have changed the model: another generation starts it again."""
         return self.session is not None and self.session.condition.phase in (Phase.FINISHING, Phase.DONE)
 
     @property

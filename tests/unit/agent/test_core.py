@@ -890,3 +890,19 @@ def test_session_whose_state_file_is_lost_starts_with_the_welcome() -> None:
     drive = Drive(saved=Saved(UNKNOWN, UNKNOWN, 1000, 0), session=True).feed(ev.Connected())
     assert drive.of(ev.Start) == []
     assert drive.command(wire.Welcome("Session"), generation=3).of(ev.Start)
+
+
+@pytest.mark.parametrize("session", [True, False])
+def test_process_that_can_never_run_is_reported_with_its_sentence_and_not_started_again(session: bool) -> None:
+    drive = Drive(session=session).feed(ev.Connected()).command(wire.Welcome("Session" if session else "Unknown"))
+    if not session:
+        drive.command(generation(1))
+    drive.says(local.CannotRun(0, drive.incarnations[0], "torch 2.10.1 is too old."))
+    assert [e.text for e in drive.effects if isinstance(e, ev.Log)] == ["torch 2.10.1 is too old."]
+    drive.feed(ev.Exited(0, drive.incarnations[0], 1))
+    (fault,) = [
+        e.report.body for e in drive.effects if isinstance(e, ev.Send) and isinstance(e.report.body, wire.Fault)
+    ]
+    assert (fault.exit_code, fault.reason, fault.detail) == (1, "CannotRun", "torch 2.10.1 is too old.")
+    drive.wait(60.0)
+    assert not any(isinstance(e, ev.Start) for e in drive.effects)

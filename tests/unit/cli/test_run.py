@@ -13,7 +13,7 @@ import pytest
 
 from regroup_cli.__main__ import main, parser
 from regroup_cli.local import FileStore, say
-from regroup_cli.run import checkpoint_to_resume, job_object
+from regroup_cli.run import check_torch, checkpoint_to_resume, job_object
 from regroup_operator.api import SpecError, parse_job
 
 
@@ -267,3 +267,27 @@ def test_line_is_written_in_one_piece() -> None:
 
     say("Running  2/2 ready", Pipe())
     assert written == ["regroup: Running  2/2 ready\n"]
+
+
+@pytest.mark.parametrize(
+    ("command", "version", "refused"),
+    [
+        pytest.param(["python", "-u", "uses.py"], "2.10.1", True, id="a script of the library"),
+        pytest.param(["python", "-m", "regroup.train", "c.yaml"], "2.10.1", True, id="the loop"),
+        pytest.param(["python", "-u", "plain.py"], "2.10.1", False, id="a script without the library"),
+        pytest.param(["python", "-u", "uses.py"], "2.11.0", False, id="the oldest"),
+        pytest.param(["python", "-u", "uses.py"], "2.99.0", False, id="newer: the workers warn"),
+        pytest.param(["python", "-u", "uses.py"], "", False, id="no torch: the script says so"),
+    ],
+)
+def test_torch_that_is_too_old_is_refused_before_a_worker_starts(
+    command: list[str], version: str, refused: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("uses.py").write_text("import regroup\n")
+    Path("plain.py").write_text("import torch\n")
+    if not refused:
+        check_torch(command, version)
+        return
+    with pytest.raises(SpecError, match=r"torch 2\.10\.1 is older than 2\.11"):
+        check_torch(command, version)

@@ -1,7 +1,12 @@
-"""torch's NCCL backend as its sources have it, without a GPU: what is started returns at once, and `test` says what becomes of it.
+"""torch's NCCL backend as it was seen on a GPU, and as its sources have it: what is started returns at once, and a test says what
+becomes of it.
 
-- `wait()` of a work returns before the work has ended, or aborts the communicator in the thread that calls it: nothing may call it.
-- Errors do not raise: they are in `work.exception()`, and in `get_error()` where a watchdog runs. `is_success()` is not there.
+- `wait()` of a work returns before the work has ended, or aborts the communicator in the thread that calls it. Only the thread of
+  `torch_versions` may call it, of a work that has ended.
+- Errors do not raise: they are in `work.exception()`, and in `get_error()` where a watchdog runs. `is_success()` is not there. In
+  torch 2.11 and 2.12 `exception()` raises TypeError, whether the work has failed or not (`tells=False`).
+- A synchronous all-gather returns no work, but None.
+- A backend is not made without a store: it may be gone, after an abort.
 - From `abort()` on, a question about a work waits until the abort has ended, and the interpreter is not free meanwhile.
 - While the communicator forms, a first collective blocks, and only an abort ends it.
 """
@@ -12,7 +17,7 @@ import threading
 from typing import Any
 
 import torch
-from torch._C._distributed_c10d import ErrorType
+from torch._C._distributed_c10d import AllgatherOptions, ErrorType
 
 from regroup.generation.backends import Backend
 
@@ -38,13 +43,22 @@ class FakeWork:
         return self.ended.is_set()
 
     def exception(self) -> BaseException | None:
+        if not self.nccl.tells:
+            raise TypeError(
+                "Unable to convert function return value to a Python type! The signature was\n\t(self: ...)"
+            )
         return self.error
 
     def block_current_stream(self) -> None:
         self.seen_by_stream = True
 
-    def wait(self, *_: Any) -> None:
-        raise AssertionError("wait() returns early, or aborts the communicator here")
+    def wait(self, *_: Any) -> bool:
+        if self.nccl.tells or threading.current_thread().name != "regroup-errors" or not self.ended.is_set():
+            raise AssertionError("wait() returns early, or aborts the communicator here")
+        if self.error is not None:
+            self.nccl.abort()
+            raise self.error
+        return True
 
     def is_success(self) -> bool:
         raise NotImplementedError("WorkNCCL::isSuccess() is deprecated")
@@ -53,7 +67,8 @@ class FakeWork:
 class FakeNccl:
     """`works`: what was started, in order."""
 
-    def __init__(self, *, forms: bool = True, abort_ends: bool = True) -> None:
+    def __init__(self, *, forms: bool = True, abort_ends: bool = True, tells: bool = True) -> None:
+        self.tells = tells
         self.works: list[FakeWork] = []
         self.forms = threading.Event()
         if forms:
@@ -78,6 +93,10 @@ class FakeNccl:
         self.works.append(work)
         return work
 
+    def _allgather_base(self, output: torch.Tensor, _input: torch.Tensor, options: AllgatherOptions) -> FakeWork | None:
+        work = self.allreduce([output])
+        return work if options.asyncOp else None
+
     def get_error(self) -> ErrorType:
         return self.error
 
@@ -87,5 +106,7 @@ class FakeNccl:
         self.forms.set()
         self.abort_ends.wait()
 
-    def backend(self) -> Backend:
+    def backend(self, store: Any = "a store") -> Backend:
+        if store is None:
+            raise ValueError("store argument cannot be None")
         return Backend(self)

@@ -1,6 +1,6 @@
 """Groups on a GPU: the process outlives an error of another rank, only what has succeeded counts, an abort always gets through.
 
-The backend is a fake that behaves as the sources of torch 2.13 say (`fake_nccl`). It has never run on a GPU (docs/nccl.md).
+The backend is a fake that behaves as the real one was seen to, and as the sources of torch 2.13 say (`fake_nccl`).
 """
 
 from __future__ import annotations
@@ -113,8 +113,12 @@ class Waiting:
         return self.outcome[0]
 
 
-def test_wait_lasts_until_the_gpu_has_ended() -> None:
-    fake = FakeNccl()
+TELLS = pytest.mark.parametrize("tells", [pytest.param(True, id="torch 2.13"), pytest.param(False, id="torch 2.11")])
+
+
+@TELLS
+def test_wait_lasts_until_the_gpu_has_ended(tells: bool) -> None:
+    fake = FakeNccl(tells=tells)
     waiting = Waiting(make_groups(fake))
     assert fake.works[0].asked.wait(SOON_S)
     assert waiting.outcome == []
@@ -138,6 +142,7 @@ def device(_fake: FakeNccl, work: FakeWork) -> None:
     work.query_fails = RuntimeError("CUDA error: an illegal memory access was encountered")
 
 
+@TELLS
 @pytest.mark.parametrize(
     ("happens", "outcome", "text"),
     [
@@ -147,15 +152,31 @@ def device(_fake: FakeNccl, work: FakeWork) -> None:
     ],
 )
 def test_work_that_failed_is_no_success(
-    happens: Callable[[FakeNccl, FakeWork], None], outcome: type[Exception], text: str
+    happens: Callable[[FakeNccl, FakeWork], None], outcome: type[Exception], text: str, tells: bool
 ) -> None:
-    fake = FakeNccl()
+    fake = FakeNccl(tells=tells)
     waiting = Waiting(make_groups(fake))
     happens(fake, fake.works[0])
     error = waiting.end()
     assert isinstance(error, outcome)
     assert text in str(error)
     assert not fake.works[0].seen_by_stream
+
+
+def test_error_whose_abort_never_ends_holds_up_nobody() -> None:
+    """torch 2.11 says what the error is only after it has aborted the communicator."""
+    fake = FakeNccl(tells=False, abort_ends=False)
+    waiting = Waiting(make_groups(fake))
+    remote(fake, fake.works[0])
+    error = waiting.end()
+    assert isinstance(error, PeerLost)
+    assert "within 0.5 s" in str(error)
+    assert fake.aborted_in == "regroup-errors"
+    later = FakeNccl(tells=False)
+    waiting = Waiting(make_groups(later))  # the next generation: the thread that is lost is another one
+    later.works[0].ended.set()
+    assert waiting.end() is None
+    fake.abort_ends.set()
 
 
 def test_lost_rank_that_nccl_does_not_notice_ends_the_wait() -> None:
@@ -302,7 +323,7 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[FakeNccl], Non
     monkeypatch.setattr(nccl, "first_tensor", lambda _device: torch.zeros(1))
 
     def opens(fake: FakeNccl) -> None:
-        monkeypatch.setattr(nccl, "open_backend", lambda *_: fake.backend())
+        monkeypatch.setattr(nccl, "open_backend", lambda store, *_: fake.backend(store))
 
     yield opens
     backends.wait_aborted(SOON_S)

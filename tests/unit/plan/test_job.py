@@ -321,6 +321,20 @@ def test_crash_that_repeats_fails_the_job_with_its_traceback_and_keeps_the_reaso
     assert next(c for c in again.status["conditions"] if c["type"] == "Failed") == failed
 
 
+@pytest.mark.parametrize("rules", [[], [{"action": "Ignore", "exitCodes": {"operator": "In", "values": [1]}}]])
+def test_process_that_can_never_run_fails_the_job_at_once_whatever_the_rules_say(rules: list[dict[str, Any]]) -> None:
+    ended = ProcessExit(
+        99.0, 1, 0, 1, "UsageError: torch ...", 1, reason="CannotRun", detail="torch 2.10.1 is too old."
+    )
+    rejecting = job().with_spec(recovery={"onExit": rules})
+    got = plan(rejecting, sessions=(trains(0, num_exits=1, exits=(ended,)), trains(1)))
+    failed = next(c for c in got.status["conditions"] if c["type"] == "Failed")
+    assert (got.status["phase"], failed["reason"]) == ("Failed", "CannotRun")
+    assert failed["message"] == (
+        "torch 2.10.1 is too old. kubectl logs --namespace=default digits-worker-0-0 --container=trainer"
+    )
+
+
 def test_step_that_is_committed_after_a_crash_lets_it_pass() -> None:
     ended = tuple(ProcessExit(70.0 + i, 1, 0, 1, "ValueError: boom", 1, tail=TRACEBACK) for i in (0, 10, 19))
     steps = trains(1, progress=make_progress(7), progress_generation=1, progress_at_s=95.0, progress_told_s=95.0)

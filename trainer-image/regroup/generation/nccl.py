@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch._C._distributed_c10d import ErrorType, Work
 
+from regroup import torch_versions
 from regroup.errors import PeerLost
 
 from .backends import Backend
@@ -114,10 +115,10 @@ def pauses() -> Iterator[float]:
 def finish(backend: Backend, work: Work) -> None:
     """Raise the error of a collective that has ended, as torch's DistBackendError; else have the current stream see its result.
 
-    Without `work.wait()`: where there is an error that aborts the communicator, in this thread, and may never return. And
-    without `is_success`, which torch 2.13 has for gloo only. `get_error` is a watchdog's, where there is one.
+    Without `work.wait()` in this thread: where there is an error that aborts the communicator, and may never return. And
+    without `is_success`, which torch has for gloo only. `get_error` is a watchdog's, where there is one.
     """
-    error = work.exception()
+    error = torch_versions.error_of(work)
     if error is not None:
         raise torch.distributed.DistBackendError(str(error))
     said = backend.launch("get_error")

@@ -2,7 +2,8 @@
 
 A trainer opens one long connection and begins with `Attach`. For the store's listening socket it opens a second, short
 one: it sends `TakeStore`, the agent answers with one byte (`1`: a descriptor comes with it as SCM_RIGHTS; `0`: the port is
-free, bind it yourself) and closes. The hook in an unmodified script opens one for each `Observed`, and reads no answer.
+free, bind it yourself) and closes. The hook in an unmodified script opens one for each `Observed`, the library one for
+a `CannotRun`, and neither reads an answer.
 """
 
 from dataclasses import dataclass
@@ -178,6 +179,17 @@ class Observed:
     group: str
 
 
+@dataclass(frozen=True)
+class CannotRun:
+    """The library ends this process, and would end each one that is started after it: what it found does not change while the job
+    runs, such as the version of torch. On a connection of its own, before the process attaches. `message`: one sentence."""
+
+    TYPE = "cannotRun"
+    local_rank: int
+    incarnation: int
+    message: str
+
+
 FROM_TRAINER = codec.Registry(
     Attach,
     Entering,
@@ -192,6 +204,7 @@ FROM_TRAINER = codec.Registry(
     Stack,
     TakeStore,
     Observed,
+    CannotRun,
 )
 
 # --- agent -> trainer ----------------------------------------------------------------------------------------------

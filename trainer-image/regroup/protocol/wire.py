@@ -92,6 +92,10 @@ class Progress:
     """The gradient noise scale, in the unit of weights; None: it is not measured, or not known yet."""
 
 
+CANNOT_RUN = "CannotRun"
+"""Reason of a fault: no process of the job can run, whenever it is started (local.CannotRun)."""
+
+
 @dataclass(frozen=True)
 class Fault:
     """Something ended or broke. A process that ended has `exit_code` (negative: signal)."""
@@ -114,9 +118,10 @@ class Fault:
     tail: Optional[str] = None
     """Last lines of its traceback, or of its stderr: at most 1500 characters."""
     reason: Optional[str] = None
-    """OOMKilled: a process of the container was killed for lack of memory."""
+    """OOMKilled: a process of the container was killed for lack of memory. CANNOT_RUN: the library ended it, and it is not started
+    again."""
     detail: Optional[str] = None
-    """The numbers behind `reason`, in a few words."""
+    """The numbers behind `reason`, in a few words; the library's sentence."""
     ended: int = 0
     """The number of an exit: it grows with each exit of a process of this pod, and names it for as long as the pod lives. 0: it is
     not given."""

@@ -78,6 +78,15 @@ def _run(args: argparse.Namespace) -> None:
     if args.prints:
         print(as_yaml(config), end="")
         return
+    from regroup import torch_versions
+    from regroup.errors import UsageError
+
+    from .config import ConfigError
+
+    try:
+        torch_versions.require()
+    except UsageError as error:
+        raise ConfigError(str(error)) from None
     from .loop import train
 
     train(config)

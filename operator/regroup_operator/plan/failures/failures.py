@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from regroup.protocol.wire import CANNOT_RUN
 from regroup_operator.api.spec import ExitRule
 from regroup_operator.model.plan import Failure, IgnoredRow, Memory, Verdict, earliest
 from regroup_operator.model.worker import Standing, Worker
@@ -170,7 +171,7 @@ def judge_failures(facts: Facts) -> Failures:
         hints = crash_hints(crash, facts.current, steady) if facts.tier == "Script" else ""
         where = " ".join(filter(None, [hints, log_words(crash.last, inputs.logs)]))
         words = crash_sentence(crash, exit_words(crash.last), where)
-    verdict, recent = _ruled(facts, rulings), None
+    verdict, recent = _cannot_run(seen.failures, inputs.logs) or _ruled(facts, rulings), None
     if rulings.counted:
         recovery = inputs.job.spec.recovery
         judged = judge_restarts(
@@ -255,6 +256,15 @@ def _generations(facts: Facts, names: frozenset[str]) -> dict[str, int]:
             older = (one.number for one in current.older if pod.uid in one.pod_uids)
             found[str(pod.id)] = current.number if pod.id in members else max(older, default=0)
     return found
+
+
+def _cannot_run(failures: Sequence[Failure], logs: str) -> Verdict | None:
+    """Return the verdict on processes that the library has ended, and that would fail again whenever they are started; no rule of
+    spec.recovery.onExit keeps them."""
+    for failure in failures:
+        if failure.reason == CANNOT_RUN:
+            return Verdict(CANNOT_RUN, f"{failure.detail} {log_words(failure, logs)}", failure.script_code)
+    return None
 
 
 def _ruled(facts: Facts, rulings: Rulings) -> Verdict | None:

@@ -1,0 +1,162 @@
+"""The torch versions that Regroup runs with, and what differs between them: nothing else in the project asks for a version.
+
+Imports nothing but the standard library: the library and `regroup run` ask here before anything imports torch.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import re
+import socket
+import sys
+import threading
+from typing import Any, NamedTuple
+
+from regroup.errors import UsageError
+from regroup.protocol import env, local
+
+OLDEST, NEWEST = (2, 11), (2, 13)
+"""The oldest torch that Regroup runs with, and the newest that it is tested with. The images of the project have NEWEST."""
+
+
+class Difference(NamedTuple):
+    """One row of the table in docs/reference/library.md."""
+
+    what: str
+    since: tuple[int, int]
+    """The first torch that has it."""
+    older: str
+    """What Regroup does in an older one."""
+
+
+DIFFERENCES = (
+    Difference(
+        "`Work.exception()` returns the error of a collective",
+        (2, 13),
+        "On a GPU the error is read by `Work.wait()`, in a thread of its own. The log may lack the text of an error.",
+    ),
+)
+"""What a newer torch in the range has and an older one has not."""
+
+
+class Judgement(NamedTuple):
+    """`refuses`: one sentence on a torch that is too old. `warns`: one sentence on a torch that is newer than what was tested."""
+
+    refuses: str = ""
+    warns: str = ""
+
+
+def judge(version: str) -> Judgement:
+    """Return what is to be said of a version of torch, as `torch.__version__` has it. Pure."""
+    found = re.match(r"(\d+)\.(\d+)", version)
+    release = (int(found[1]), int(found[2])) if found else NEWEST  # a build that somebody has named
+    if release < OLDEST:
+        return Judgement(
+            refuses=f"torch {version} is older than {_text(OLDEST)}, the oldest that Regroup runs with: use an image with "
+            f"torch {_text(OLDEST)} to {_text(NEWEST)}."
+        )
+    if release > NEWEST:
+        return Judgement(
+            warns=f"torch {version} is newer than {_text(NEWEST)}, the newest that Regroup is tested with. If something fails, "
+            f"try torch {_text(NEWEST)}."
+        )
+    return Judgement()
+
+
+def require() -> None:
+    """Check the torch of this process. The library calls this before it imports anything that needs torch.
+
+    Raises UsageError for one that is too old; the agent hears of it, so that the process is not started again. Of one that is newer
+    than those tested, the first process of each worker prints a warning.
+    """
+    import torch
+
+    judged = judge(torch.__version__)
+    if judged.refuses:
+        _tell_agent(judged.refuses)
+        raise UsageError(judged.refuses)
+    if judged.warns and os.environ.get(env.LOCAL_RANK, "0") == "0":
+        print(f"regroup: {judged.warns}", file=sys.stderr, flush=True)
+
+
+def table() -> str:
+    """Return the table of docs/reference/library.md."""
+    rows = ["| of torch | in torch | in an older one |", "| --- | --- | --- |"]
+    rows += [f"| {row.what} | {_text(row.since)} and newer | {row.older} |" for row in DIFFERENCES]
+    return "\n".join(rows)
+
+
+def _text(release: tuple[int, int]) -> str:
+    return f"{release[0]}.{release[1]}"
+
+
+def _tell_agent(sentence: str) -> None:
+    """Tell the agent that no process of this job can run. Without an agent, or with one that has gone, nobody is told."""
+    try:
+        message = local.CannotRun(int(os.environ[env.LOCAL_RANK]), int(os.environ[env.INCARNATION]), sentence)
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as agent:
+            agent.settimeout(_TELL_S)
+            agent.connect(os.environ[env.SOCKET])
+            agent.sendall(local.encode(message))
+            agent.recv(1)  # the agent has read it once it closes: the process may end now
+    except (OSError, KeyError, ValueError):
+        pass
+
+
+_TELL_S = 2.0
+"""How long the agent may take."""
+_SLICE_S, _SLICES = 0.02, 25
+"""A work without an error answers `wait` in microseconds. This many slices are for a machine whose processors are busy; the thread
+that counts them is paused together with the one that answers. With an error the answer takes as long as NCCL's abort."""
+
+
+def error_of(work: Any) -> BaseException | None:
+    """Return the error with which a collective has ended, None if it has succeeded. Only for a work whose `is_completed` was True.
+
+    torch 2.13 answers `work.exception()`. In 2.11 and 2.12 this call raises TypeError for every work: the error is a C++ type
+    that Python does not know. There only `work.wait()` says whether the work has failed. With NCCL an error makes `wait` abort the
+    communicator in the thread that calls it, which takes long or may never return, so a thread of its own calls it.
+    """
+    try:
+        error: BaseException | None = work.exception()
+    except TypeError:
+        return _Waiter.ask(work)
+    return error
+
+
+class _Waiter:
+    """A thread that calls `wait` for others. One for the process, for good; one that does not return is left, and replaced."""
+
+    _current: _Waiter | None = None
+
+    def __init__(self) -> None:
+        self._asked: queue.SimpleQueue[tuple[Any, _Answer]] = queue.SimpleQueue()
+        threading.Thread(target=self._run, name="regroup-errors", daemon=True).start()
+
+    @classmethod
+    def ask(cls, work: Any) -> BaseException | None:
+        """Return the error of a work that has ended. Called by the main thread, and by one that connects in its place."""
+        waiter, cls._current = cls._current or _Waiter(), None
+        answer = _Answer()
+        waiter._asked.put((work, answer))
+        if not any(answer.given.wait(_SLICE_S) for _ in range(_SLICES)):
+            return RuntimeError("A collective has ended with an error, and torch has not said which one within 0.5 s.")
+        cls._current = waiter
+        return answer.error
+
+    def _run(self) -> None:
+        while True:
+            work, answer = self._asked.get()
+            try:
+                work.wait()
+            except Exception as error:
+                answer.error = error.with_traceback(None)  # its frames hold the work
+            answer.given.set()
+            del work, answer  # or the tensors of a work would live until the next one
+
+
+class _Answer:
+    def __init__(self) -> None:
+        self.given = threading.Event()
+        self.error: BaseException | None = None
