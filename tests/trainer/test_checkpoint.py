@@ -402,6 +402,24 @@ def test_checkpoint_is_committed_after_the_next_step_however_long_that_takes(
     assert checkpointer.longest_s == 0, "steps are no part of what the volume takes"
 
 
+def test_generation_that_rolled_back_begins_a_checkpoint_with_its_first_step_and_not_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: Clock
+) -> None:
+    state, durable, checkpointer = durable_of(monkeypatch, tmp_path)
+    state.named(StatePair(2, 7), 2)
+    durable.hurry()
+    assert not checkpointer.busy
+    assert list(tmp_path.iterdir()) == []
+    for step in (8, 9):
+        state.named(StatePair(2, step), 2)
+        durable.save_if_due(Origin(2, "aaaa", 1, 7), alone=True)
+        assert checkpointer.wait(30)
+        clock.now_s += 1.0
+    saved = durable.report()
+    assert saved is not None
+    assert saved["step"] == 8, "the next one is due after the interval"
+
+
 def test_last_checkpoint_does_not_wait_for_a_step_that_will_not_come(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -609,8 +609,8 @@ class Job:
         self._durable.is_writer = membership.rank == 0
         if not membership.kept_own_state:
             self._durable.lost()
-        if membership.rolled_back and self._saves:  # rule CKPT: before the first report
-            self._save_now()
+        if membership.rolled_back and self._saves:
+            self._durable.hurry()  # rule CKPT
 
     def _follow_size(self) -> None:
         """Where the batch follows the number of ranks: it does so before the first step of a generation. A function of the adopted

@@ -75,7 +75,7 @@ class Membership(Protocol):
 
     @property
     def rolled_back(self) -> bool:
-        """It continues from an older state than was reached before: a checkpoint is due before any report (rule CKPT)."""
+        """It continues from an older state than was reached before: a checkpoint is due (rule CKPT)."""
         ...
 
     @property

@@ -104,17 +104,22 @@ class Durable:
             self._plan.digest(info.pair.step, known=(info.pair.step, info.commit.digest))
 
     def wants(self) -> bool:
-        """Return whether it is time for a checkpoint. It stays so until `save_part`: a step may not be committed."""
+        """Return whether it is time for a checkpoint. It stays so until one is begun: a step may not be committed."""
         if self.checkpointer is not None:
             self._is_due = self.checkpointer.due(time.monotonic()) or self._is_due
         return self._is_due
 
     def save_part(self, origin: Origin) -> None:
         """Start to write this process's part in the background; called by all ranks of the first model group after one commit."""
-        self._is_due = False
         self._say_problem()
+        self._save(origin, known=False)
+        self._is_due = False  # also where the writer is busy still: the others of the model group write a part now
+
+    def hurry(self) -> None:
+        """Have the next commit begin a checkpoint, whatever the interval. Called where a generation has rolled back: the volume may
+        have only newer checkpoints, which the generation has left behind. The first step does not wait for the volume."""
         if self.checkpointer is not None:
-            self._save(origin, known=False)
+            self._is_due = True
 
     def begin_generation(self) -> None:
         """In a model group a write that was under way may lack the part of a process that is gone: it is done again."""
@@ -125,8 +130,8 @@ class Durable:
     def save_if_due(self, origin: Origin, *, alone: bool) -> None:
         """Start to write in the background when it is time; called by rank 0 after a commit."""
         self._say_problem()
-        if self.checkpointer is not None and self.checkpointer.due(time.monotonic()):
-            self._save(origin, known=alone)
+        if self.wants() and self._save(origin, known=alone):
+            self._is_due = False
 
     @property
     def wait_s(self) -> float | None:
@@ -177,12 +182,12 @@ class Durable:
             return None
         return {"generation": saved.generation, "step": saved.step, "directory": saved.directory}
 
-    def _save(self, origin: Origin, *, known: bool) -> None:
+    def _save(self, origin: Origin, *, known: bool) -> bool:
+        """Begin to write; return False where there is nothing to write, or the writer is busy."""
         pair = self._state.pair
-        assert self.checkpointer is not None
-        if pair is None:
-            return
-        self.checkpointer.save(
+        if self.checkpointer is None or pair is None:
+            return False
+        return self.checkpointer.save(
             apart(self._state.saved_tree()),
             pair=pair,
             generation=origin.generation,
