@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -295,13 +296,85 @@ def test_commit_waits_for_every_rank(tmp_path: Path) -> None:
     save(checkpointer, 1, 10, acknowledged=acknowledged.is_set, wait=False)
     until((tmp_path / "step-10.g1-00000001").exists, "the checkpoint's directory")
     assert checkpointer.newest(LINEAGE).info is None
-    assert not checkpointer.due(0.0)
-    assert not checkpointer.save({}, pair=StatePair(1, 11), generation=1, uid="x", parent_generation=0, start_step=0), (
-        "one write at a time"
-    )
     acknowledged.set()
     assert checkpointer.wait(30)
     assert checkpointer.newest(LINEAGE).info is not None
+
+
+def test_next_checkpoint_is_copied_once_the_data_of_the_last_one_is_durable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpointer = make(tmp_path)
+    assert checkpointer.due(0.0)
+    writes, written, acknowledged, asked = store.write_data, threading.Event(), threading.Event(), threading.Event()
+
+    def slow(*arguments: Any) -> Path:
+        assert written.wait(30)
+        return writes(*arguments)
+
+    def know() -> bool:
+        asked.set()
+        return acknowledged.is_set()
+
+    monkeypatch.setattr(store, "write_data", slow)
+    save(checkpointer, 1, 10, acknowledged=know, wait=False)
+    assert not checkpointer.due(1.0)
+    assert not checkpointer.save({}, pair=StatePair(1, 11), generation=1, uid="x", parent_generation=0, start_step=0), (
+        "the copies are being written"
+    )
+    written.set()
+    assert asked.wait(30)
+    assert checkpointer.due(1.0)
+    tree = save(checkpointer, 1, 11, acknowledged=lambda: True, wait=False)
+    assert not checkpointer.due(2.0), "one at most waits for the writer"
+    assert checkpointer.last_committed is None
+    acknowledged.set()
+    assert checkpointer.wait(30)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-10.g1-00000001", "step-11.g1-00000001"]
+    info = checkpointer.newest(LINEAGE).info
+    assert info is not None
+    assert flat(checkpointer.load(info)) == flat(tree)
+
+
+def test_checkpoint_that_waits_for_the_writer_is_cancelled_with_the_one_before_it(tmp_path: Path) -> None:
+    checkpointer = make(tmp_path)
+    known, asked = [False], threading.Event()
+
+    def know() -> bool:
+        asked.set()
+        return known[0]
+
+    save(checkpointer, 1, 10, acknowledged=know, wait=False)
+    assert asked.wait(30)
+    save(checkpointer, 1, 11, acknowledged=know, wait=False)
+    checkpointer.cancel()
+    known[0] = True  # by another state
+    assert checkpointer.wait(30)
+    assert checkpointer.last_committed is None
+    assert "step-11.g1-00000001 was not committed: its generation ended" in str(checkpointer.problem)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_old_checkpoints_are_deleted_although_a_write_always_waits(tmp_path: Path) -> None:
+    checkpointer = make(tmp_path)
+    asked = [threading.Event() for _ in range(4)]
+    known = [threading.Event() for _ in range(4)]
+
+    def knows(step: int) -> bool:
+        asked[step].set()
+        return known[step].is_set()
+
+    for step in range(4):
+        save(checkpointer, 1, step, acknowledged=partial(knows, step), wait=False)
+        if step:
+            known[step - 1].set()
+        assert asked[step].wait(30)
+        if step:
+            checkpointer.prune([f"step-{step - 1}.g1-00000001"], generation=1)
+    left = sorted(path.name for path in tmp_path.iterdir() if (path / "COMMIT.json").exists())
+    assert left == ["step-1.g1-00000001", "step-2.g1-00000001"], "0 was deleted between two writes"
+    known[3].set()
+    assert checkpointer.wait(30)
 
 
 def test_step_that_not_every_rank_committed_is_not_a_checkpoint(tmp_path: Path) -> None:
@@ -418,6 +491,23 @@ def test_generation_that_rolled_back_begins_a_checkpoint_with_its_first_step_and
     saved = durable.report()
     assert saved is not None
     assert saved["step"] == 8, "the next one is due after the interval"
+
+
+def test_each_step_that_is_longer_than_the_interval_is_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: Clock
+) -> None:
+    state, durable, checkpointer = durable_of(monkeypatch, tmp_path)
+    for step in range(1, 6):
+        state.named(StatePair(1, step), 1)
+        Asked.looks = threading.Semaphore(0)
+        durable.known_by_all = Asked(step - 1)  # the rows of a step say who has committed the one before
+        durable.save_if_due(Origin(1, "aaaa", 0, 0), alone=False)
+        while step > 1 and checkpointer._copies_of is not None:  # the step takes longer than the volume
+            assert Asked.looks.acquire(timeout=30)
+        clock.now_s += 70.0
+    durable.known_by_all = 5
+    assert checkpointer.wait(30)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [f"step-{step}.g1-aaaa" for step in range(2, 6)]
 
 
 def test_last_checkpoint_does_not_wait_for_a_step_that_will_not_come(
@@ -544,7 +634,6 @@ def test_volume_that_hangs_does_not_hold_the_training_thread(tmp_path: Path, mon
     assert seen.wait(30)
     assert checkpointer.busy
     assert not checkpointer.wait(0)
-    assert not checkpointer.due(0.0)
     hangs.set()
     assert checkpointer.wait(30)
     assert [path.name for path in tmp_path.iterdir()] == ["step-30.g1-00000001"]

@@ -100,7 +100,7 @@ class CheckpointPolicy(SpecModel):
     """Absolute directory on a volume that the template mounts in the container `trainer`, shared by all workers."""
 
     every_seconds: int = Field(default=300, ge=1, le=604800)
-    """Seconds between two checkpoints."""
+    """Seconds between two checkpoints. If a step takes longer, each has one; if writing does, they are further apart."""
 
     keep: int = Field(default=3, ge=1, le=1000)
     """Number of complete checkpoints to keep. Older ones are deleted."""

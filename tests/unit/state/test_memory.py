@@ -366,6 +366,23 @@ def test_snapshots_are_apart_by_the_interval_or_by_what_they_cost(monkeypatch: p
     assert process.memory.due(100.0 + 40.1)
 
 
+def test_each_step_that_is_hardly_longer_than_the_interval_has_a_snapshot(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rows of a step say that a snapshot is due; its copy begins after the commit."""
+    monkeypatch.setenv(env.SNAPSHOT_EVERY_SECONDS, "10")
+    process = Process()
+    clock = [100.0]
+    monkeypatch.setattr("time.monotonic", lambda: clock[0])
+    for step in range(1, 5):
+        assert process.memory.due(clock[0]), step
+        clock[0] += 0.5
+        process.commit(1, step)
+        process.memory.take()
+        process.memory.settle()
+        assert process.memory.step == step
+        assert not process.memory.due(clock[0] + 9.0)
+        clock[0] += 9.7
+
+
 def test_each_process_copies_its_part_of_a_split_model(directory: Path) -> None:
     processes = [Process(local_rank=rank, plan=SPLIT, inner=rank, seed=rank) for rank in range(2)]
     for process in processes:

@@ -26,6 +26,7 @@ from .selection import CheckpointInfo, Commit, Name, name_of
 from .tree import Tree, differences, pack
 
 _DELETING = "Deleting old checkpoints"
+_ENDED = "its generation ended before every rank had committed the step."
 _NAME_ONE = "See `regroup checkpoint list DIR`, and name one that is complete in spec.checkpoint.resumeFrom."
 
 
@@ -50,7 +51,12 @@ class Checkpointer:
         self._thread: threading.Thread | None = None
         self._busy = False
         self._word: tuple[Sequence[str], int] | None = None
-        self._cancelled = threading.Event()
+        self._next: tuple[Callable[[], None], str] | None = None
+        """The write that begins when the one under way has been committed, and what it does."""
+        self._cancelled: list[threading.Event] = []
+        """Of the last two writes, the newest last."""
+        self._copies_of: threading.Event | None = None
+        """The write that still reads the host copies; None: they may be overwritten."""
         self._copies: dict[str, torch.Tensor] = {}
         self._last: CheckpointRef | None = None
         self._problem: str | None = None
@@ -96,7 +102,9 @@ class Checkpointer:
         """Return True when it is time to `save`. now_s: any monotonic clock; the first call only starts it."""
         if self._started_s is None:
             self._started_s = now_s
-        if self.busy or now_s - self._started_s < self._every_s:
+        # A write whose data is durable waits for the next commit, at which the caller asks this. If it had to be over by then, only
+        # every second one of steps that are longer than the interval would be saved.
+        if self._copies_of is not None or now_s - self._started_s < self._every_s:
             return False
         self._started_s = now_s
         return True
@@ -115,7 +123,8 @@ class Checkpointer:
         part: tuple[int, int] | None = None,
         parts_within_s: float = 300.0,
     ) -> bool:
-        """Copy the state to host memory and start to write it; blocks for the copy. False: the writer is still `busy`.
+        """Copy the state to host memory and start to write it; blocks for the copy. False: the data of the last one is not durable
+        yet. While that waits for its ranks, or old checkpoints are being deleted, the new one waits for the writer thread.
 
         generation, uid: that which this process is a member of; pair: the state's; parent_generation, start_step: where
         the generation began; digest: of the samples (SamplePlan.digest). `acknowledged` is asked from another thread,
@@ -126,7 +135,7 @@ class Checkpointer:
         `parts_within_s` for the parts of the others. What goes wrong is in `problem`; nothing is raised but for a tree that
         cannot be saved (CheckpointError, which names the entry).
         """
-        if self.busy:
+        if self._copies_of is not None:
             return False
         structure, tensors = pack(tree)
         copies = self._copy(tensors)
@@ -139,20 +148,26 @@ class Checkpointer:
             start_step=start_step,
             digest=digest,
         )
-        self._cancelled = threading.Event()
+        cancelled = self._copies_of = threading.Event()
+        self._cancelled = [*self._cancelled[-1:], cancelled]
         name = name_of(generation, pair.step, uid)
-        write = partial(
-            self._write, name, structure, copies, record, acknowledged, self._cancelled, part, parts_within_s
-        )
-        self._start(write, f"Writing checkpoint {name.directory}")
+        write = partial(self._write, name, structure, copies, record, acknowledged, cancelled, part, parts_within_s)
+        doing = f"Writing checkpoint {name.directory}"
+        with self._lock:
+            if self._busy:
+                self._next = write, doing
+                return True  # the thread comes to it
+        self._start(write, doing)
         return True
 
     def cancel(self) -> None:
-        """Have the write that runs end without a COMMIT, whatever is acknowledged from now on: its state was replaced.
+        """Have the write that runs, and one that waits for it, end without a COMMIT, whatever is acknowledged from now on: their
+        state was replaced.
 
         One that was found acknowledged before this call is committed still.
         """
-        self._cancelled.set()
+        for cancelled in self._cancelled:
+            cancelled.set()
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Block until the writer thread has nothing to do; return False if it still has after `timeout_s`."""
@@ -290,17 +305,23 @@ class Checkpointer:
         self._thread.start()
 
     def _work(self, write: Callable[[], None] | None) -> None:
-        if write is not None:
-            write()
-            self.longest_s = max(self.longest_s or 0.0, time.monotonic() - self._began_s)
         while True:
+            if write is not None:
+                write()
+                self.longest_s = max(self.longest_s or 0.0, time.monotonic() - self._began_s)
             with self._lock:
                 word, self._word = self._word, None
-                if word is None:
+                following, self._next = self._next, None
+                if word is None and following is None:
                     self._busy = False
                     return
-            self._doing = _DELETING
-            self._prune(*word)
+            if word is not None:  # first: where each step is saved, a write always waits
+                self._doing = _DELETING
+                self._prune(*word)
+            write = None
+            if following is not None:
+                write, self._doing = following
+                self._began_s = time.monotonic()
 
     def _prune(self, keep: Sequence[str], generation: int) -> None:
         try:
@@ -330,6 +351,8 @@ class Checkpointer:
         try:
             committed, _ = store.names(self._directory)
             why = selection.unwelcome(self._ours(committed), name.generation)
+            if why is None and cancelled.is_set():  # while it waited for the write before it
+                why = _ENDED
             if why is None and name not in committed:
                 inner, size = part or (0, 1)
                 began = inner == 0
@@ -343,6 +366,7 @@ class Checkpointer:
                     why = self._await_parts(name, size, cancelled, parts_within_s)
                     if why is None:
                         path = store.join_parts(self._directory, name, size)
+                self._release(cancelled)
                 why = why or self._await_all(acknowledged, cancelled)
                 if why is None:
                     store.commit(path, record.with_files(store.marks(path)))
@@ -362,6 +386,13 @@ class Checkpointer:
             if began:
                 with contextlib.suppress(OSError):
                     store.delete(self._directory, name)
+        finally:
+            self._release(cancelled)
+
+    def _release(self, cancelled: threading.Event) -> None:
+        """A write, known by its event, has no more use for the host copies. The next one may have taken them since."""
+        if self._copies_of is cancelled:
+            self._copies_of = None
 
     def _await_parts(self, name: Name, size: int, cancelled: threading.Event, within_s: float) -> str | None:
         """Return None when every process of the model group has written its part, else the sentence why not.
@@ -393,7 +424,7 @@ class Checkpointer:
                 # Asked before it is looked at: what is acknowledged after a cancel is a step of another state.
                 known = acknowledged is None or acknowledged()
                 if cancelled.is_set():
-                    return "its generation ended before every rank had committed the step."
+                    return _ENDED
                 if known:
                     return None
                 cancelled.wait(0.02)

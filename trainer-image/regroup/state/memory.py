@@ -68,7 +68,11 @@ class Memory:
             if is_split or local_rank == 0:
                 self._slots = self._of_worker
         self._every_s = float(os.environ.get(env.SNAPSHOT_EVERY_SECONDS) or EVERY_S)
-        self._began_s: float | None = None
+        self._asked_s = 0.0
+        """When `due` was last asked, which is before a commit."""
+        self._since_s: float | None = None
+        """When it was asked for the last copy: from then on the time to the next one counts. A copy begins after the commit, and
+        counting from there would leave out every second one of steps that are hardly longer than the interval."""
         self._took_s = 0.0
         """How long the last copy took, from its begin to its end."""
         self._thread: threading.Thread | None = None
@@ -110,7 +114,8 @@ class Memory:
         """Return whether it is time for a snapshot. now_s: monotonic seconds."""
         if self._slots is None or self._copies():
             return False
-        return self._began_s is None or now_s - self._began_s >= max(self._every_s, SHARE * self._took_s)
+        self._asked_s = now_s
+        return self._since_s is None or now_s - self._since_s >= max(self._every_s, SHARE * self._took_s)
 
     def committed(self) -> None:
         """The state has just been committed, or adopted: from here on nothing but a commit may change it."""
@@ -122,11 +127,11 @@ class Memory:
         if self._slots is None or self._state.pair is None:
             return
         self.settle()
-        self._began_s = time.monotonic()
+        self._since_s, began_s = self._asked_s, time.monotonic()
         copy = self._begin(is_last=False)
         if copy is not None:
             self._thread = threading.Thread(
-                target=self._run, args=(copy, self._began_s), name="regroup-snapshot", daemon=True
+                target=self._run, args=(copy, began_s), name="regroup-snapshot", daemon=True
             )
             self._thread.start()
 
