@@ -17,7 +17,7 @@ from .accelerator import make_current
 from .checkpoint.shards import local_of
 from .checkpoint.tree import unsaved_kind
 from .collective import Blocks, Collective
-from .data import UNKNOWN, LoaderSource, SamplePlan, as_source, as_stream, make_feed
+from .data import UNKNOWN, LoaderSource, SamplePlan, Stream, as_source, as_stream, make_feed
 from .errors import BackendError, DivergedError, GenerationChanged, GroupBroken, UsageError
 from .generation.groups import Groups
 from .generation.membership import Alone, Membership, Stopped
@@ -130,6 +130,7 @@ def session(
     microbatch: int,
     state: Mapping[str, Any] | None = None,
     seed: int = 0,
+    shuffle: bool | None = None,
     reduction: str = "fast",
     scaler: Any = None,
     rehearse: bool | None = None,
@@ -144,7 +145,8 @@ def session(
     dataset, a DataLoader of one (for its collate function, workers and pinning), an object with `__len__` and `fetch(ids)`, or, for
     what can only be read in order, a `regroup.stream` or an IterableDataset.
     global_batch: samples per step, fixed for the job's life; it is cut into microbatches that are dealt to the ranks. state:
-    further objects with state_dict and load_state_dict, by name. reduction: "fast", or "exact" for results that are bitwise
+    further objects with state_dict and load_state_dict, by name. shuffle: False for the order of the samples' numbers in each
+    epoch; None: a DataLoader's own shuffle, else True. reduction: "fast", or "exact" for results that are bitwise
     equal at any world size (slower; deterministic algorithms only). scaler: a torch.amp.GradScaler, for fp16: the session
     scales, unscales before it clips, and updates it. rehearse: run the block of a step once before this process joins a job, and
     keep nothing of it, so that nobody waits for what it compiles; None: where the model is compiled. strategy: how the work is
@@ -161,6 +163,7 @@ def session(
         microbatch,
         state or {},
         seed,
+        shuffle,
         reduction,
         scaler,
         rehearse,
@@ -195,6 +198,22 @@ def _local_steps(
         outer=lambda trained: torch.optim.SGD(trained, lr=rate, momentum=momentum, nesterov=momentum > 0),
         before_change=lambda: state.before_change(),
     )
+
+
+def _shuffles(asked: bool | None, source: Any) -> bool:
+    """Return whether each epoch has an order of its own. `asked`: the argument `shuffle`. Raises UsageError."""
+    if asked not in (None, True, False):
+        raise UsageError(f"shuffle is {asked!r}; it must be True or False.")
+    if isinstance(source, LoaderSource):
+        if asked is not None:
+            raise UsageError(
+                f"shuffle is {asked} and data is a DataLoader, whose own shuffle ({not source.in_order}) counts. Leave out "
+                "shuffle, and pass it to the DataLoader."
+            )
+        return not source.in_order
+    if isinstance(source, Stream) and asked is not None:
+        raise UsageError(f"shuffle is {asked} and data is a stream, which has an order of its own. Leave out shuffle.")
+    return asked is not False
 
 
 def _refuse_meta(model: torch.nn.Module) -> None:
@@ -260,6 +279,7 @@ class Job:
         microbatch: int,
         state: Mapping[str, Any],
         seed: int,
+        shuffle: bool | None,
         reduction: str,
         scaler: Any = None,
         rehearse: bool | None = None,
@@ -322,7 +342,7 @@ class Job:
                 "data is a stream, which does not work with regroup.mesh() so far. Pass a map-style dataset."
             )
         num_samples = UNKNOWN if mapped is None else len(mapped)
-        shuffles = not (isinstance(mapped, LoaderSource) and mapped.in_order)
+        shuffles = _shuffles(shuffle, self.source)
         described = strategies.DataParallel() if strategy is None else strategy
         self._is_served = isinstance(described, strategies.ParameterServer)
         if isinstance(described, strategies.ParameterServer):

@@ -8,6 +8,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import torch
+from torch.utils.data import DataLoader
 
 import regroup
 from regroup import strategies
@@ -849,26 +850,61 @@ def test_sparse_buffer_that_is_not_persistent_is_left_alone(reduction: str) -> N
 
 
 @pytest.mark.parametrize("strategy", [None, strategies.ParameterServer()], ids=["whole batch", "parameter server"])
-@pytest.mark.parametrize("shuffle", [False, True])
-def test_loader_says_whether_epochs_are_shuffled(shuffle: bool, strategy: Any) -> None:
+@pytest.mark.parametrize(
+    ("make", "asked", "shuffles"),
+    [
+        pytest.param(lambda rows: DataLoader(rows, batch_size=4), None, False, id="a loader"),
+        pytest.param(
+            lambda rows: DataLoader(rows, batch_size=4, shuffle=True), None, True, id="a loader that shuffles"
+        ),
+        pytest.param(lambda rows: (rows,), None, True, id="tensors"),
+        pytest.param(lambda rows: (rows,), True, True, id="tensors, shuffle=True"),
+        pytest.param(lambda rows: (rows,), False, False, id="tensors, shuffle=False"),
+        pytest.param(list, False, False, id="a dataset, shuffle=False"),
+        pytest.param(lambda rows: TensorSource((rows,)), False, False, id="an object with fetch, shuffle=False"),
+    ],
+)
+def test_script_says_whether_epochs_are_shuffled(
+    make: Callable[[torch.Tensor], Any], asked: bool | None, shuffles: bool, strategy: Any
+) -> None:
     model = torch.nn.Linear(1, 1)
     rows = torch.arange(16.0).unsqueeze(1)
     seen: list[float] = []
     with regroup.session(
         model=model,
         optimizer=torch.optim.SGD(model.parameters(), lr=0.0),
-        data=torch.utils.data.DataLoader(rows, batch_size=4, shuffle=shuffle),  # type: ignore[arg-type]
+        data=make(rows),
         global_batch=8,
         microbatch=4,
+        shuffle=asked,
         strategy=strategy,
     ) as job:
         for step in job.steps(4):
             with step:
                 for batch in step.microbatches():
-                    seen += batch.flatten().tolist()
-                    step.backward(sum=model(batch).sum(), weight=len(batch))
+                    x = batch[0] if isinstance(batch, tuple) else batch
+                    seen += x.flatten().tolist()
+                    step.backward(sum=model(x).sum(), weight=len(x))
                 step.commit()
     epochs = [seen[at : at + 16] for at in (0, 16)]
     in_order = rows.flatten().tolist()
     assert [sorted(epoch) for epoch in epochs] == [in_order] * 2, "each sample once an epoch"
-    assert [epoch == in_order for epoch in epochs] == [not shuffle] * 2
+    assert [epoch == in_order for epoch in epochs] == [not shuffles] * 2
+
+
+@pytest.mark.parametrize(
+    ("data", "asked", "sentence"),
+    [
+        pytest.param((torch.ones(8, 4),), "no", r"shuffle is 'no'; it must be True or False\.", id="no truth value"),
+        pytest.param(
+            DataLoader([torch.ones(4)] * 8, batch_size=4, shuffle=True),  # type: ignore[arg-type]
+            False,
+            r"shuffle is False and data is a DataLoader, whose own shuffle \(True\) counts",
+            id="a loader has its own",
+        ),
+        pytest.param(regroup.stream(lambda _: iter([torch.ones(4)] * 100)), True, "data is a stream", id="a stream"),
+    ],
+)
+def test_shuffle_that_would_be_ignored_is_refused(data: Any, asked: Any, sentence: str) -> None:
+    with pytest.raises(UsageError, match=sentence):
+        make_job(data=data, shuffle=asked)
