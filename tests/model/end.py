@@ -20,9 +20,10 @@ with the state of the last step. PLACE: it gets the place of its predecessor, on
 
 END_RULES: frozenset[EndRule] = frozenset(get_args(EndRule))
 
-Script = Literal["loop", "left", "returned", "failed", "ended"]
+Script = Literal["loop", "left", "returned", "failed", "begun", "ended"]
 """Where the script of a worker is: in its loop with the state of the last step; after its loop; returned 0; failed, and its agent
-starts it again; ended by the agent's word, the agent has exited, and its pod has succeeded."""
+starts it again; begun again, and not at its session yet, so that it may see that its work is done, and return 0 without the state;
+ended by the agent's word, the agent has exited, and its pod has succeeded."""
 
 
 class Pod(NamedTuple):
@@ -126,14 +127,14 @@ class End:
             and len(state.places[place]) < 2
         )
         if state.finished and place not in state.done and is_free and not state.suspended:
-            yield from self._run_again(state, place, (*state.places[place], Pod("left", told=True)))
+            yield from self._run_again(state, place, (*state.places[place], Pod("begun", told=True)))
 
     def _run_again(self, state: EndState, place: int, pods: tuple[Pod, ...]) -> Iterator[Move]:
         if "EXACT" in self.rules and state.checkpoint != "exact":
             label = f"no checkpoint has the last state for w{place}: the job fails"
             yield Move(label, False, state._replace(outcome="Failed"))
             return
-        runs = sum(pod.script == "left" for pod in pods)
+        runs = sum(pod.script in ("begun", "left") for pod in pods)
         violation = f"two pods run the end of w{place} at once" if runs > 1 else None
         if state.checkpoint != "exact":
             violation = violation or f"w{place} runs the end of its script with an older state"
@@ -146,7 +147,9 @@ class End:
         def to(changed: Pod) -> EndState:
             return self._with(state, place, index, changed)
 
-        if pod.script == "left" and not pod.stopped:  # an exit with 0 after a signal proves nothing
+        if pod.script == "begun" and not pod.stopped:
+            yield Move(f"the script of w{place} takes the state", False, to(pod._replace(script="left")))
+        if pod.script in ("begun", "left") and not pod.stopped:  # an exit with 0 after a signal proves nothing
             count = tuple(n + (p == place) for p, n in enumerate(state.num_returned))
             violation = None
             if state.num_returned[place] and self.faults == state.faults:
@@ -156,9 +159,11 @@ class End:
         if pod.script == "returned" and ("STAYS" not in self.rules or place in state.done):
             yield Move(f"the agent of w{place} exits", False, to(pod._replace(script="ended")))
         if pod.script == "failed":
-            pods = tuple(Pod("left", told=True) if i == index else other for i, other in enumerate(state.places[place]))
+            pods = tuple(
+                Pod("begun", told=True) if i == index else other for i, other in enumerate(state.places[place])
+            )
             yield from self._run_again(state, place, pods)
-        if pod.stopped and pod.script in ("loop", "left", "failed"):
+        if pod.stopped and pod.script in ("loop", "left", "failed", "begun"):
             yield Move(f"w{place} stops", False, self._without(state, place, index))
             if "PROOF" not in self.rules:
                 yield Move(
@@ -167,7 +172,7 @@ class End:
         if not state.faults:
             return
         less = state.faults - 1
-        if pod.script == "left":
+        if pod.script in ("begun", "left"):
             failed = to(pod._replace(script="failed"))._replace(faults=less)
             yield Move(f"FAULT the script of w{place} fails", True, failed)
         gone = self._without(state, place, index)._replace(faults=less)

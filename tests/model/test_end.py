@@ -16,9 +16,9 @@ MAX_STATES = 10_000
 @pytest.mark.parametrize(
     ("model", "num_states"),
     [
-        pytest.param(End(), 472, id="two faults"),
-        pytest.param(End(faults=3), 836, id="three faults"),
-        pytest.param(End(suspends=True), 1165, id="suspended and resumed"),
+        pytest.param(End(), 576, id="two faults"),
+        pytest.param(End(faults=3), 1084, id="three faults"),
+        pytest.param(End(suspends=True), 1648, id="suspended and resumed"),
         pytest.param(End(checkpoint="older"), 528, id="without the state of the last step"),
         pytest.param(End(checkpoint="older", suspends=True), 1068, id="suspended without the state of the last step"),
         pytest.param(EndTogether(), 2220, id="all run again: a model group"),

@@ -79,6 +79,19 @@ def test_script_that_fails_after_its_loop_runs_again_and_the_job_is_complete_onc
 
 
 @pytest.mark.slow
+def test_script_that_returns_0_before_its_session_in_its_second_run_completes_the_job(
+    start: Callable[..., LocalRun], out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TEST_FAILS", "0:1:raise")
+    monkeypatch.setenv("TEST_SKIPS", "1")
+    run = start("--workers", "1", *SNAPSHOT, str(SCRIPT))
+    assert run.process.wait(ENDED_S) == 0, run.log.read_text()
+    status = run.status()
+    assert (status["phase"], status["restarts"]["processes"]) == ("Succeeded", 1), "the exit with 0 is no failure"
+    assert len(seen(out, 0)) == 1
+
+
+@pytest.mark.slow
 def test_script_that_always_fails_after_its_loop_fails_the_job_with_its_exit_code(
     start: Callable[..., LocalRun], out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

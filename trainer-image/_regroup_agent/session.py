@@ -53,12 +53,14 @@ class Session:
 
     def exited(self, process: Process, event: ev.Exited, now_s: float) -> None:
         """A process has ended. Unless it has returned 0 after its last step that is a fault, and it is started again after the
-        delay, if that can help."""
+        delay, if that can help. One that was started again for its end may return 0 before it comes to its session: where the
+        script sees that its work is done."""
         worker, finish = self._worker, self._worker.finish
         if process.runs_again and worker.ending is None:
             worker.start([process.local_rank], None, now_s)
             return
-        if event.code == 0 and (process.finished or process.let_go):
+        ends_alone = finish is not None and finish.repeats
+        if event.code == 0 and (process.finished or process.let_go or ends_alone):
             worker.returned(process, finish.generation if finish is not None else process.finished)
             return
         process.finished = 0

@@ -211,7 +211,9 @@ def test_finished_process_that_is_suspended_in_its_loop_is_not_done() -> None:
     [
         pytest.param(lambda: Drive().session(), id="ready"),
         pytest.param(lambda: Drive().session().trains(3, 4), id="in the middle of its steps"),
-        pytest.param(lambda: finishing(1).exits(1).wait(0.1), id="started again, and not attached yet"),
+        pytest.param(
+            lambda: finished(1).exits(1).finish(3, LAST, repeats=False), id="started again, where no member ends alone"
+        ),
     ],
 )
 def test_exit_with_0_before_the_end_of_the_loop_is_a_fault(drive: Callable[[], Drive]) -> None:
@@ -219,6 +221,29 @@ def test_exit_with_0_before_the_end_of_the_loop_is_a_fault(drive: Callable[[], D
     (fault,) = got.bodies(wire.Fault)
     assert fault.message == "Process 0 ended (exit code 0) without finishing its steps."
     assert got.on_disk.done == 0
+
+
+def test_script_that_returns_0_in_its_second_run_before_its_session_is_done() -> None:
+    """It sees the model that its first run has saved."""
+    drive = finishing().exits(1, 0)
+    (fault,) = drive.bodies(wire.Fault)
+    returned(drive, 0)
+    assert (drive.on_disk.finished, drive.on_disk.done, drive.phase) == (3, 0b01, Phase.FINISHING)
+    assert returned(drive, 1).phase == Phase.DONE
+    assert drive.bodies(wire.Fault, ever=True) == [fault]
+    assert drive.of(ev.Start) == []
+
+
+def test_script_of_a_new_pod_that_returns_0_before_its_session_is_done() -> None:
+    drive = Drive(session=True).feed(ev.Connected()).command(wire.Welcome("Session"), generation=3)
+    drive.newest = 3
+    drive.finish(3, LAST)
+    assert (returned(drive, 0).phase, drive.bodies(wire.Fault, ever=True)) == (Phase.DONE, [])
+
+
+def test_script_that_exits_with_0_before_its_session_after_our_signal_is_not_done() -> None:
+    drive = finishing(1).exits(1).command(wire.Stop("Suspended")).exits(0)
+    assert (drive.phase, drive.on_disk.done) == (Phase.STOPPED, 0)
 
 
 # --- a script that fails after its loop -------------------------------------------------------------------------------------
