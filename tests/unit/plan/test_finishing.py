@@ -536,6 +536,27 @@ def test_last_step_that_is_trained_again_is_committed_anew(start_step: int, sinc
     assert "endTakenBack" not in got.status
 
 
+@pytest.mark.parametrize(
+    ("pod", "connected", "named"),
+    [
+        pytest.param(make_pod(1, node_ready=False), False, True, id="its node does not answer"),
+        pytest.param(make_pod(1, node_ready=False, terminating=True), False, True, id="and Kubernetes has it deleted"),
+        pytest.param(make_pod(1, node_ready=False), True, False, id="the agent is connected"),
+        pytest.param(make_pod(1), False, False, id="its node is ready: the agent is on its way"),
+    ],
+)
+def test_worker_on_a_node_that_does_not_answer_is_named_with_what_to_do(pod: Pod, connected: bool, named: bool) -> None:
+    closed_at_s = None if connected else 50.0
+    got = plan(job(ends()), says(0), says(1, connected=connected, closed_at_s=closed_at_s), pods=(make_pod(0), pod))
+    words = (
+        "Node node-1 of worker 1 does not answer, and the script may still run there, so it runs nowhere else while the pod "
+        "exists. If the node comes back, do nothing. If it is off, remove the pod, and the script runs again in another one: "
+        "kubectl delete pod --force --namespace=default digits-worker-1-0"
+    )
+    assert condition(got, "Complete")["message"].endswith(words) == named
+    assert ("does not answer" in condition(got, "Complete")["message"]) == named
+
+
 def test_required_role_runs_on_and_is_awaited_afterwards() -> None:
     roles = [role("eval") | {"requiredForCompletion": True}]
     builder = job(ends("0"), roles=roles)
