@@ -47,7 +47,7 @@ def _list(directory: Path, complete: list[Name], incomplete: list[Name]) -> int:
             )
             size = _size(sum(mark.size for mark in info.commit.files.values()))
         except CheckpointError as error:
-            text = _why(name, error)
+            text = error.why or str(error)
         rows.append((name.directory, str(name.step), str(name.generation), written, size, text))
     if len(rows) == 1:
         print(f"{directory} holds no checkpoint.")
@@ -81,17 +81,12 @@ def _verify(directory: Path, names: list[Name]) -> int:
             num_tensors = _num_tensors(store.read_data(Path(info.path)))
         except CheckpointError as error:
             failed += 1
-            print(f"{name.directory}: FAILED: {_why(name, error)}")
+            print(f"{name.directory}: FAILED: {error.why or error}")
             continue
         files = info.commit.files
         size = _size(sum(mark.size for mark in files.values()))
         print(f"{name.directory}: ok: {len(files)} files, {size}, as committed; {num_tensors} tensors read")
     return 1 if failed else 0
-
-
-def _why(name: Name, error: CheckpointError) -> str:
-    """Return what is wrong without the name, which stands before it."""
-    return str(error).removeprefix(f"Skipped {name.directory}: ").removeprefix(f"Checkpoint {name.directory} ")
 
 
 def _read(directory: Path, name: Name) -> CheckpointInfo:

@@ -41,7 +41,7 @@ class ElasticPolicy(SpecModel):
     )
 
     min_replicas: int = Field(ge=1, le=MAX_REPLICAS)
-    """Fewest workers to train with. With fewer, the remaining workers wait and keep their state."""
+    """Fewest workers to train with. With fewer, the remaining workers wait; with the library they keep their state."""
 
     max_replicas: int = Field(ge=1, le=MAX_REPLICAS)
     """Highest value for spec.replicas. It reserves no resources. Immutable once the job has started, because workers check
@@ -337,7 +337,8 @@ class RunPolicy(SpecModel):
     finish_seconds: int | None = Field(default=None, ge=1, le=31_536_000)
     """The job fails (reason FinishDeadlineExceeded) if its script has not returned 0 in every worker after this many seconds. They
     count from the commit of the last step (without the library: from the first worker whose script returned 0), or from the last
-    time the job was resumed. Absent: no limit."""
+    time the job was resumed. If all workers have to run their end again, they count on, unless that trains steps again. Absent: no
+    limit."""
 
     ttl_seconds_after_finished: int | None = Field(default=None, ge=0, le=31_536_000)
     """Seconds after its end at which the job is deleted, with its pods. Absent: it stays."""

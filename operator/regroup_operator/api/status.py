@@ -184,6 +184,19 @@ class Finished(WrittenModel):
     """The members whose script has returned 0 in every process. The job is Complete once all have."""
 
 
+class EndTakenBack(WrittenModel):
+    """The end of the steps that was taken back, because all workers have to run the script again."""
+
+    generation: int
+    """Number of the generation that had committed all steps."""
+
+    at: Timestamp
+    """Time from which spec.runPolicy.finishSeconds counts: status.finished.at of then."""
+
+    step: int = 0
+    """Number of steps that were committed; 0 for a script without the library."""
+
+
 class Growth(WrittenModel):
     """The size that the job has now, and when spec.replicas last changed it."""
 
@@ -478,6 +491,9 @@ class JobStatus(WrittenModel):
 
     roles: list[RoleStatus] | None = None
     """The pods of spec.roles. Absent: the job has none."""
+
+    end_taken_back: EndTakenBack | None = None
+    """Absent: no end was taken back, all steps are committed again, or a generation trains steps again."""
 
     finished: Finished | None = None
     """The generation that has committed all steps. Written then; without the library, once the script has returned 0 in the first

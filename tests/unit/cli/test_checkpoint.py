@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import pickle
 import re
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 import torch
 
 from regroup.checkpoint import Checkpointer
+from regroup.checkpoint.errors import skipped
 from regroup.checkpoint.store import COMMIT
 from regroup.protocol.state import StatePair
 from regroup_cli.__main__ import main
@@ -121,3 +123,11 @@ def test_bad_arguments_get_a_sentence(
 def test_an_empty_directory_is_listed_as_such(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["checkpoint", "list", str(tmp_path)]) == 0
     assert capsys.readouterr().out == f"{tmp_path} holds no checkpoint.\n"
+
+
+def test_reason_does_not_depend_on_the_words_of_the_sentence() -> None:
+    """It was cut out of the sentence, whose beginning was searched for."""
+    error = skipped("step-10.g1-a", "it has no COMMIT.json.")
+    assert (str(error), error.why) == ("Skipped step-10.g1-a: it has no COMMIT.json.", "it has no COMMIT.json.")
+    there = pickle.loads(pickle.dumps(error))
+    assert (str(there), there.why) == (str(error), error.why), "as it comes from another process"

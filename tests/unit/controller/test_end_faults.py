@@ -209,6 +209,27 @@ def test_members_of_a_model_group_all_run_their_end_again_in_the_next_generation
     assert (world.status["finished"]["done"], world.generation) == ("0-3", 3)
 
 
+@pytest.mark.parametrize("pod", ["fails", "is gone"])
+def test_deadline_limits_an_end_of_model_groups_whose_workers_are_missing(pod: str) -> None:
+    """It counted only while all workers were there."""
+    policy = {"runPolicy": {"finishSeconds": 60}}
+    spec = {"checkpoint": CHECKPOINT, "workersPerGroup": 2, "elasticPolicy": {"minReplicas": 4, "maxReplicas": 8}}
+    world = with_checkpoint(finishing(4, spec=spec | policy, num_nodes=0))
+    began = world.status["finished"]["at"]
+    if pod == "fails":
+        end_process(world, 1, code=1)
+        world.until(lambda: world.generation == 2 and world.phase == "Finishing", 60.0)
+        assert world.status["finished"]["at"] == began, "no step was trained again"
+    world.pods.pending.add(1)
+    world.vanish(world.uid(1))
+    world.until(lambda: world.phase == "Waiting", 60.0)
+    assert "once enough are, the script starts again in all workers" in world.condition("Training")["message"]
+    assert world.status["endTakenBack"]["at"] == began
+    world.advance(60.0)
+    assert world.phase == "Failed"
+    assert world.condition("Failed")["reason"] == "FinishDeadlineExceeded"
+
+
 def test_elastic_job_of_model_groups_ends_with_the_groups_that_are_whole() -> None:
     """The generation in which all run their end again is an ordinary one: it does not wait for a process that starts again."""
     spec = {"checkpoint": CHECKPOINT, "workersPerGroup": 2, "elasticPolicy": GROUPS}

@@ -14,6 +14,8 @@ from tests.simulator.world import World
 ELSEWHERE = {
     "status.exitCode",  # of a job that has failed: test_ended.py
     "status.failedPod",
+    "status.endTakenBack",  # tests/unit/plan/test_finishing.py
+    *(f"status.endTakenBack.{name}" for name in ("at", "generation", "step")),
     "status.incidents.startMs",  # tier Script: test_change.py
     "status.restarts.exits.generation",  # tier Script: tests/unit/plan/test_exits.py
     "status.restarts.exits.unnumbered",

@@ -475,6 +475,88 @@ def test_deadlines(policy: dict[str, int], status: dict[str, Any], reason: str |
         assert got.look_again_s == 101.0
 
 
+BACK = {"generation": 1, "step": 10, "at": AT}
+GROUPS: dict[str, Any] = {"workersPerGroup": 2, "elasticPolicy": {"minReplicas": 2, "maxReplicas": 4}}
+
+
+def again(start_step: int | None, number: int = 2, **status: Any) -> dict[str, Any]:
+    """Return the status of a job of one model group whose end was taken back, with the generation in which all run it again."""
+    membership = MEMBERSHIP | {"generation": number, "uid": f"g{number}", "startStep": start_step}
+    membership = {k: v for k, v in membership.items() if v is not None} | {"adopted": start_step is not None}
+    return SAVED | {"endTakenBack": BACK, "membership": membership} | status
+
+
+def in_again(phase: str) -> tuple[Session, ...]:
+    return tuple(make_session(slot, phase, 2, told_tier="Session", told_generation=2, step=10) for slot in (0, 1))
+
+
+def test_end_that_is_taken_back_keeps_its_time() -> None:
+    """Nothing else of it: all members run their end again."""
+    got = plan(job(ends("0"), **GROUPS), says(0, Phase.DONE), pods=(make_pod(0),))
+    assert ("finished" in got.status, got.status["endTakenBack"]) == (False, BACK)
+    waits = plan(job(got.status, **GROUPS), says(0, Phase.DONE), pods=(make_pod(0),))
+    assert (waits.status["phase"], waits.status["endTakenBack"]) == ("Waiting", BACK)
+    suspended = plan(job(ends("0"), runPolicy={"suspend": True}, **GROUPS), pods=())
+    assert (suspended.status["phase"], suspended.status["endTakenBack"]) == ("Suspended", BACK)
+
+
+@pytest.mark.parametrize(
+    ("status", "tier", "kept"),
+    [
+        pytest.param(again(None, number=1), "Session", True, id="enough workers are waited for"),
+        pytest.param(again(None), "Session", True, id="the next generation forms"),
+        pytest.param(again(10), "Session", True, id="it begins at the last step"),
+        pytest.param(again(8), "Session", False, id="it trains steps again"),
+        pytest.param(again(None, endTakenBack=BACK | {"step": 0}, number=1), "Script", True, id="Script: as before"),
+        pytest.param(again(None, endTakenBack=BACK | {"step": 0}), "Script", False, id="Script: it begins anew"),
+        pytest.param(SAVED, "Session", False, id="no end was taken back"),
+    ],
+)
+def test_deadline_of_an_end_that_all_run_again_counts_on_unless_steps_are_trained(
+    status: dict[str, Any], tier: str, kept: bool
+) -> None:
+    """It began anew each time, so that a job whose end was taken back again and again had none."""
+    number = status["membership"]["generation"]
+    sessions = tuple(
+        make_session(slot, Phase.STARTING, number, told_tier=tier, told_generation=number, session=tier == "Session")
+        for slot in (0, 1)
+    )
+    for seconds, is_over in ((600, kept), (601, False)):
+        got = plan(job(status | {"tier": tier}, runPolicy={"finishSeconds": seconds}, **GROUPS), *sessions)
+        assert (condition(got, "Failed").get("reason") == "FinishDeadlineExceeded") == is_over
+    assert ("endTakenBack" in got.status) == kept
+    if kept:
+        assert got.look_again_s == 101.0
+
+
+@pytest.mark.parametrize(("start_step", "since"), [(10, AT), (8, CLOCK.timestamp())], ids=["no step", "two steps"])
+def test_last_step_that_is_trained_again_is_committed_anew(start_step: int, since: str) -> None:
+    got = plan(job(again(start_step), **GROUPS), *in_again(Phase.FINISHED))
+    assert got.status["finished"] == ENDS | {"generation": 2, "at": since}
+    assert "endTakenBack" not in got.status
+
+
+@pytest.mark.parametrize(
+    ("pod", "connected", "named"),
+    [
+        pytest.param(make_pod(1, node_ready=False), False, True, id="its node does not answer"),
+        pytest.param(make_pod(1, node_ready=False, terminating=True), False, True, id="and Kubernetes has it deleted"),
+        pytest.param(make_pod(1, node_ready=False), True, False, id="the agent is connected"),
+        pytest.param(make_pod(1), False, False, id="its node is ready: the agent is on its way"),
+    ],
+)
+def test_worker_on_a_node_that_does_not_answer_is_named_with_what_to_do(pod: Pod, connected: bool, named: bool) -> None:
+    closed_at_s = None if connected else 50.0
+    got = plan(job(ends()), says(0), says(1, connected=connected, closed_at_s=closed_at_s), pods=(make_pod(0), pod))
+    words = (
+        "Node node-1 of worker 1 does not answer, and the script may still run there, so it runs nowhere else while the pod "
+        "exists. If the node comes back, do nothing. If it is off, remove the pod, and the script runs again in another one: "
+        "kubectl delete pod --force --namespace=default digits-worker-1-0"
+    )
+    assert condition(got, "Complete")["message"].endswith(words) == named
+    assert ("does not answer" in condition(got, "Complete")["message"]) == named
+
+
 def test_required_role_runs_on_and_is_awaited_afterwards() -> None:
     roles = [role("eval") | {"requiredForCompletion": True}]
     builder = job(ends("0"), roles=roles)

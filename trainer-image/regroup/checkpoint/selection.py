@@ -16,7 +16,7 @@ from typing import TypeVar
 from regroup.protocol.document import CheckpointRef, LineageEntry
 from regroup.protocol.state import StatePair
 
-from .errors import CheckpointError
+from .errors import skipped
 
 T = TypeVar("T")
 
@@ -132,15 +132,16 @@ def parse_commit(text: str, name: Name, job_uid: str) -> Commit:
             },
         )
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise CheckpointError(f"Skipped {name.directory}: its COMMIT.json is damaged ({error}).") from error
+        raise skipped(name.directory, f"its COMMIT.json is damaged ({error}).") from error
     if (commit.generation, commit.step) != (name.generation, name.step):
-        raise CheckpointError(
-            f"Skipped {name.directory}: its COMMIT.json is that of step {commit.step} of generation {commit.generation}."
+        raise skipped(
+            name.directory, f"its COMMIT.json is that of step {commit.step} of generation {commit.generation}."
         )
     if commit.job_uid != job_uid:
-        raise CheckpointError(
-            f"Skipped {name.directory}: it belongs to job {commit.job_uid}, this is {job_uid}. To continue from it, name it in "
-            "spec.checkpoint.resumeFrom (`regroup run --resume`)."
+        raise skipped(
+            name.directory,
+            f"it belongs to job {commit.job_uid}, this is {job_uid}. To continue from it, name it in "
+            "spec.checkpoint.resumeFrom (`regroup run --resume`).",
         )
     return commit
 

@@ -24,7 +24,7 @@ import torch
 
 from . import shards, stages
 from . import tree as trees
-from .errors import CheckpointError
+from .errors import CheckpointError, skipped
 from .selection import ASIDE, CheckpointInfo, Commit, FileMark, Name, parse_commit, parse_name
 
 COMMIT = "COMMIT.json"
@@ -262,11 +262,9 @@ def read_commit(directory: Path, name: Name, job_uid: str) -> CheckpointInfo:
     try:
         text = (path / COMMIT).read_text(encoding="utf-8")
     except FileNotFoundError:
-        raise CheckpointError(
-            f"Skipped {name.directory}: it has no COMMIT.json, its writer stopped before it was complete."
-        ) from None
+        raise skipped(name.directory, "it has no COMMIT.json, its writer stopped before it was complete.") from None
     except (OSError, UnicodeDecodeError) as error:
-        raise CheckpointError(f"Skipped {name.directory}: its COMMIT.json cannot be read ({error}).") from error
+        raise skipped(name.directory, f"its COMMIT.json cannot be read ({error}).") from error
     return CheckpointInfo(name, str(path), parse_commit(text, name, job_uid))
 
 
@@ -274,30 +272,24 @@ def verify(info: CheckpointInfo) -> None:
     """Read every file and compare it with the record. Raises CheckpointError, one sentence, at the first that differs."""
     lacks = {".metadata"} - set(info.commit.files)
     if lacks or not any(file.endswith(".distcp") for file in info.commit.files):
-        raise CheckpointError(
-            f"Skipped {info.name.directory}: its COMMIT.json lists no {'.metadata' if lacks else 'data'} file."
-        )
+        raise skipped(info.name.directory, f"its COMMIT.json lists no {'.metadata' if lacks else 'data'} file.")
     for file, want in info.commit.files.items():
         path = Path(info.path, file)
         try:
             if "/" in file:
-                raise CheckpointError(f"Skipped {info.name.directory}: its COMMIT.json names {file}, outside of it.")
+                raise skipped(info.name.directory, f"its COMMIT.json names {file}, outside of it.")
             size = path.stat().st_size
             if size != want.size:
-                raise CheckpointError(
-                    f"Skipped {info.name.directory}: {file} has {size} bytes, {want.size} were committed."
-                )
+                raise skipped(info.name.directory, f"{file} has {size} bytes, {want.size} were committed.")
             if _mark(path) != want:
-                raise CheckpointError(
-                    f"Skipped {info.name.directory}: {file} is not what was committed (SHA-256 differs)."
-                )
+                raise skipped(info.name.directory, f"{file} is not what was committed (SHA-256 differs).")
         except FileNotFoundError:
-            raise CheckpointError(f"Skipped {info.name.directory}: {file} is missing.") from None
+            raise skipped(info.name.directory, f"{file} is missing.") from None
         except OSError as error:
-            raise CheckpointError(f"Skipped {info.name.directory}: {file} cannot be read ({error}).") from error
+            raise skipped(info.name.directory, f"{file} cannot be read ({error}).") from error
         except ValueError as error:
-            raise CheckpointError(
-                f"Skipped {info.name.directory}: its COMMIT.json names {file!r}, and no file can have that name."
+            raise skipped(
+                info.name.directory, f"its COMMIT.json names {file!r}, and no file can have that name."
             ) from error
 
 
@@ -325,7 +317,8 @@ def read_data(path: Path, like: Like | None = None, choose: Choose | None = None
     except CheckpointError:
         raise
     except (Exception, CheckpointException) as error:  # DCP raises whatever it meets; the user gets one sentence
-        raise CheckpointError(f"Checkpoint {path.name} cannot be read ({first_line(error)}).") from error
+        why = f"cannot be read ({first_line(error)})."
+        raise CheckpointError(f"Checkpoint {path.name} {why}", why=why) from error
     whole: trees.Tree = stages.with_tensors(tree, state)
     return whole
 

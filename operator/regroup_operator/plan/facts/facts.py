@@ -15,7 +15,7 @@ from regroup_operator.model.records import Observation, Pod, Settings
 from regroup_operator.model.worker import Current, Standing, Worker
 from regroup_operator.plan.facts.adoption import Adoption, see_adoption
 from regroup_operator.plan.facts.current import SCRIPT_AFTER_S, corrected_slots, decide_tier, outdated, read_current
-from regroup_operator.plan.facts.finished import Finished, read_finished, says_done
+from regroup_operator.plan.facts.finished import Finished, TakenBack, read_finished, read_taken_back, says_done
 from regroup_operator.plan.facts.losses import see_losses
 from regroup_operator.plan.facts.observers import Silences, see_silences
 from regroup_operator.plan.facts.peers import with_peers
@@ -85,6 +85,11 @@ class Facts:
     def slots(self) -> int:
         """How many slots have pods: spares, too."""
         return self.size.replicas + self.inputs.job.spec.recovery.spares
+
+    @property
+    def taken_back(self) -> TakenBack | None:
+        """The end that is taken back if no member is at its end now, or was taken back before; None: there is none."""
+        return read_taken_back(self.status, self.current, self.start_step)
 
     @property
     def known_slots(self) -> int:

@@ -8,7 +8,7 @@ from typing import Any
 
 from regroup.protocol.state import Phase
 from regroup_operator.api.members import MemberId, format_members, parse_members
-from regroup_operator.model.worker import Worker
+from regroup_operator.model.worker import Current, Worker
 
 
 @dataclass(frozen=True)
@@ -49,6 +49,38 @@ def read_finished(status: Mapping[str, Any]) -> Finished | None:
     members = parse_members(known["members"])
     done = frozenset(parse_members(known.get("done", "")))
     return Finished(known["generation"], members, known.get("step", 0), done, known["at"])
+
+
+@dataclass(frozen=True)
+class TakenBack:
+    """An end that was taken back: in `generation` all steps, `step` of them, were committed at `at` (RFC 3339). From then
+    spec.runPolicy.finishSeconds counts, until steps are trained again."""
+
+    generation: int
+    step: int
+    at: str
+
+    def to_status(self) -> dict[str, Any]:
+        """Return status.endTakenBack."""
+        return {"generation": self.generation, "step": self.step, "at": self.at}
+
+
+def read_taken_back(status: Mapping[str, Any], current: Current | None, start_step: int | None) -> TakenBack | None:
+    """Return the end that counts for the deadline where no member is at its end now: that of the status, which is then taken back,
+    or one that was taken back before; None: there is none. `start_step`: the step that the newest generation, `current`, continued
+    from; None: that is not known yet.
+
+    A script without the library tells of no steps. Each newer generation runs it from its beginning."""
+    stored, known = read_finished(status), status.get("endTakenBack")
+    if stored is not None:
+        return TakenBack(stored.generation, stored.step, stored.at)
+    if known is None or current is None:
+        return None
+    before = TakenBack(known["generation"], known.get("step", 0), known["at"])
+    trains = current.number > before.generation and (
+        before.step == 0 or (start_step is not None and start_step < before.step)
+    )
+    return None if trains else before
 
 
 def says_done(worker: Worker, generation: int) -> bool:

@@ -4,7 +4,8 @@
 of them is told to leave its loop. Script tier: it is written once the first member's script has returned 0.
 
 Where one member cannot run its end alone (a script without the library, a model that is split over the members), a failure takes
-it back: all members run theirs again, in an ordinary generation.
+it back: all members run theirs again, in an ordinary generation. `status.endTakenBack` then keeps since when the deadline for the
+end counts, until steps are trained again.
 
 Who has a place is in `status.finished.members`, and nowhere else. A pod that is named there keeps its place for as long as it may
 run; then a pod of its slot that was made for that is named instead, before it is told anything. The first write names the members
@@ -42,6 +43,9 @@ def see_finished(facts: Facts, workers: Sequence[Worker]) -> Finished | None:
     if known is None:
         seen = _first_returned if facts.tier == "Script" else _last_step_committed
         known = seen(facts, workers)
+        before = facts.taken_back
+        if known is not None and before is not None and known.step == before.step:
+            known = replace(known, at=before.at)  # all run their end again, and trained no step for that
     elif facts.ends_alone:
         known = taken_over(known, workers, facts.released)
     if known is None:

@@ -224,12 +224,14 @@ def _deadline(
 ) -> tuple[Verdict | None, float | None]:
     """Return which deadline of the job is over, and when the next one will be, monotonic."""
     job, clock = facts.inputs.job, facts.inputs.clock
+    ends = facts.taken_back if finished is None else finished
     verdict, in_s = overdue(
         job.spec.run_policy,
         facts.status,
         created=job.created,
         waits=finished is None and not has_begun(facts.known),
-        finishes=finished is not None and bool(finished.open),
+        # Once all scripts have returned 0, the job waits for its roles only.
+        ended_at=None if ends is None or (finished is not None and not finished.open) else ends.at,
         ready=sum(w.available for w in failures.workers),
         needed=job.min_replicas,
         refusal="" if refusal is None else refusal.message,

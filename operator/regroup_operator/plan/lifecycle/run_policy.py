@@ -48,12 +48,13 @@ def overdue(
     needed: int,
     refusal: str = "",
     now: float,
-    finishes: bool = False,
+    ended_at: str | None = None,
 ) -> tuple[Verdict | None, float | None]:
     """Return why the job has to end now, and in how many seconds it would have to if nothing changes.
 
     `created`: the object's creationTimestamp; `waits`: it still has to begin to train; `ready` of the `needed` workers could;
-    `refusal`: why it may not; `finishes`: its scripts run on after their last step. `now` is seconds since the epoch.
+    `refusal`: why it may not; `ended_at`: when its last step was committed (RFC 3339), None: it has steps to train, or its scripts
+    have returned. `now` is seconds since the epoch.
     """
     resumed = resumed_at(status, now)
     bounds: list[tuple[float, Verdict]] = []
@@ -68,9 +69,8 @@ def overdue(
         bound_s = policy.start_deadline_seconds
         why = _why_not_begun(f"spec.runPolicy.startDeadlineSeconds ({bound_s})", ready, needed, refusal)
         bounds.append((began + bound_s, Verdict(START_DEADLINE_EXCEEDED, why)))
-    finished = status.get("finished")
-    if policy.finish_seconds is not None and finishes and finished is not None:
-        began = seconds_of(finished["at"]) if resumed is None else max(resumed, seconds_of(finished["at"]))
+    if policy.finish_seconds is not None and ended_at is not None:
+        began = seconds_of(ended_at) if resumed is None else max(resumed, seconds_of(ended_at))
         bound_s = policy.finish_seconds
         begun = "All steps are committed, and the script has not returned"
         if status.get("tier") == "Script":  # it tells of no steps

@@ -286,14 +286,15 @@ def finishing_words(finished: Finished, *, runs: bool) -> str:
 
 
 def _lost_node_words(finished: Finished, workers: Sequence[Worker]) -> str:
-    """Return which pod on a node that is lost is waited for, and how a person ends that; empty: none is."""
-    pods = (w.pod for w in workers if w.id in finished.open and w.pod is not None and w.pod.alive and not w.connected)
-    pod = next((pod for pod in pods if pod.terminating and not pod.node_ready), None)
+    """Return which pod on a node that does not answer is waited for, and what a person does; empty: none is."""
+    lost = (w.pod for w in workers if w.id in finished.open and w.standing == Standing.LOST and w.pod is not None)
+    pod = next((pod for pod in lost if pod.alive and not pod.node_ready), None)
     if pod is None:
         return ""
     return (
-        f"The node of worker {pod.id} does not answer, and the script may run there: it runs again once the pod is gone. If the "
-        f"node is off: kubectl delete pod --force --namespace={pod.namespace} {pod.name}"
+        f"Node {pod.node} of worker {pod.id} does not answer, and the script may still run there, so it runs nowhere else "
+        "while the pod exists. If the node comes back, do nothing. If it is off, remove the pod, and the script runs again in "
+        f"another one: kubectl delete pod --force --namespace={pod.namespace} {pod.name}"
     )
 
 

@@ -74,9 +74,11 @@ def make_report(
         status["failedPod"] = (lifecycle.why.pod or None) if lifecycle.why is not None else None
     finished = finished_of(lifecycle)
     if finished is not None:
-        status["finished"] = finished.to_status()
+        status["finished"], status["endTakenBack"] = finished.to_status(), None
     elif isinstance(lifecycle, Active | Suspended):
-        status["finished"] = None  # another member has failed, or the job was suspended, and all run again
+        # Another member has failed, or the job was suspended, and all run again.
+        status["finished"] = None
+        status["endTakenBack"] = None if facts.taken_back is None else facts.taken_back.to_status()
     if status.get("membership") and isinstance(lifecycle, Suspended | Finishing):
         # A member whose script has to run again after the suspension gets a pod that replaces none.
         rests = isinstance(lifecycle, Suspended) and (finished is None or bool(finished.open))
