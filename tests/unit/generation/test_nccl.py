@@ -562,7 +562,7 @@ def test_world_of_one_makes_a_communicator_only_for_a_collective_of_the_script(
     opened(fake)
     groups = make_groups(ranks=1)
     monkeypatch.setenv("REGROUP_NCCL_ENDING", "0")
-    groups.connect()  # it waits for nobody, and for no abort
+    assert Connecting(groups).end() is None  # it waits for nobody, and for no abort
     assert not fake.connecting.is_set()
     fake.forms.set()
     old.abort_ends.set()
