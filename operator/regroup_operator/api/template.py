@@ -17,7 +17,7 @@ RESERVED_ENV = frozenset(
     {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT"}
 )
 RESERVED_ENV_PREFIXES = ("TORCHELASTIC_", "REGROUP_")
-ALLOWED_ENV = frozenset({"REGROUP_PRELOAD"})
+ALLOWED_ENV = frozenset({"REGROUP_PRELOAD", "REGROUP_NCCL_ENDING"})
 
 LAUNCHERS = ("torchrun", "accelerate", "deepspeed", "mpirun", "mpiexec")
 LAUNCHER_MODULES = ("torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch")
@@ -48,7 +48,7 @@ class EnvVar(OpenModel):
 
     name: str = Field(max_length=256)
     """RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, GROUP_RANK, MASTER_ADDR, MASTER_PORT, TORCHELASTIC_* and
-    REGROUP_* (except REGROUP_PRELOAD) are set by Regroup and refused here."""
+    REGROUP_* (except REGROUP_PRELOAD and REGROUP_NCCL_ENDING) are set by Regroup and refused here."""
 
     @model_validator(mode="after")
     def _not_reserved(self) -> EnvVar:

@@ -8,12 +8,16 @@ import threading
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from harness.polling import until
 from regroup.errors import GroupBroken
 from regroup.generation.adoption import Arrival
 from regroup.generation.groups import Groups
+from regroup.generation.sockets import _inodes, device_alone
+from regroup.generation.team import form_team
 from regroup.protocol.local import Assignment
+from tests.builders.generations import make_assignment, make_document
 
 
 def assignment(port: int) -> Assignment:
@@ -65,3 +69,41 @@ def test_store_that_is_there_only_after_the_abort_holds_no_port(monkeypatch: pyt
     left.set()
     until(lambda: not any(t.name == "regroup-form" for t in threading.enumerate()), "the helper thread has ended")
     until(lambda: is_free(port), "the port is free", timeout_s=10)
+
+
+def num_listening() -> int:
+    """Return how many of this process's sockets listen."""
+    found = 0
+    for fd in _inodes():
+        with socket.socket(fileno=os.dup(fd)) as one:
+            if one.family != socket.AF_UNIX:
+                found += one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+    return found
+
+
+def test_world_of_one_listens_for_nobody_and_its_collectives_work() -> None:
+    device_alone()
+    listener = socket.create_server(("127.0.0.1", 0))
+    before = num_listening()
+    document = make_document(listener.getsockname()[1], 1)
+    groups = Groups(make_assignment(document, 0), "127.0.0.1", torch.device("cpu"), {"data": (0,)})
+    groups.form(Arrival(None, 0, 0), listener.detach())
+    assert groups.sockets.lost() is None
+    assert num_listening() == before  # the store
+
+    ours = torch.full((3,), 2.0)
+    groups.wait([groups.launch("allreduce", [ours])])
+    part = groups.part("data")
+    part.wait([part.launch("allreduce", [ours])])
+    form_team(groups, [0], "alone").all_reduce(ours)
+    users, gathered, objects = ours.clone(), torch.zeros(3), [None]
+    dist.all_reduce(users, group=groups.world)
+    dist.all_gather([gathered], users, group=groups.world)
+    dist.broadcast(users, group=groups.world, group_src=0)
+    dist.barrier(group=groups.world)
+    assert users.tolist() == gathered.tolist() == ours.tolist() == [2.0] * 3
+    dist.all_gather_object(objects, {"rank": 0}, group=groups.world)
+    assert objects == [{"rank": 0}]
+    groups.close()
+    with pytest.raises(GroupBroken):
+        groups.launch("allreduce", [ours])

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import gc
 import threading
-import time
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -19,7 +18,7 @@ from torch._C._distributed_c10d import ErrorType, HashStore
 
 from harness.polling import until
 from regroup.data import SamplePlan
-from regroup.errors import Aborted, BackendError, GroupBroken, PeerLost
+from regroup.errors import Aborted, BackendError, GroupBroken, PeerLost, UsageError
 from regroup.generation import backends, nccl, regrouper
 from regroup.generation.groups import Groups, Pending
 from regroup.generation.regrouper import Regrouper
@@ -80,8 +79,8 @@ def test_torch_knows_every_setting() -> None:
 # --- success is asked for ----------------------------------------------------------------------------------------------
 
 
-def make_groups(fake: FakeNccl | None = None) -> Groups:
-    document = make_document(7000)
+def make_groups(fake: FakeNccl | None = None, *, ranks: int = 2) -> Groups:
+    document = make_document(7000, ranks)
     groups = Groups(make_assignment(document, 0), "127.0.0.1", GPU)
     groups.sockets = Lost()  # type: ignore[assignment]
     groups._store = HashStore()
@@ -282,23 +281,38 @@ def test_collective_that_nobody_waits_for_is_let_go_once_it_has_ended() -> None:
     assert alive() is None
 
 
-def test_abort_that_never_ends_delays_only_what_forms_within_its_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each later generation would wait for it in full, and none would be connected in the operator's time."""
-    monkeypatch.setattr(backends, "_aborting", {})
-    fake = FakeNccl(abort_ends=False)
-    make_groups(fake).abort()
-    assert fake.abort_began.wait(SOON_S)
-    now_s = time.monotonic() + backends.ABORT_S
-    monkeypatch.setattr(time, "monotonic", lambda: now_s)
-    waits: list[float | None] = []
-    monkeypatch.setattr(threading.Thread, "join", lambda _thread, timeout=None: waits.append(timeout))
-    backends.wait_aborted()
-    fake.abort_ends.set()
-    assert waits == [0.0]
+@pytest.mark.parametrize(
+    ("ages_s", "most", "want_s"),
+    [
+        pytest.param([], 0, 0.0, id="none is ending"),
+        pytest.param([0.5], 2, 0.0, id="the next one forms at once"),
+        pytest.param([0.5, 9.0], 2, 0.0, id="beside two that are ending, too"),
+        pytest.param([0.5, 9.0, 20.0], 2, 40.0, id="of three, the oldest is waited for"),
+        pytest.param([9.0, 0.5, 20.0], 1, 51.0, id="of three, all but one are waited for"),
+        pytest.param([0.5, 9.0], 0, 59.5, id="all are waited for, by the user's choice"),
+        pytest.param([60.0], 0, 0.0, id="one that never ends is not waited for by every later generation"),
+        pytest.param([60.0, 99.0, 1.0, 2.0, 3.0], 2, 57.0, id="those that never end take no place of the others"),
+    ],
+)
+def test_how_long_the_next_communicator_waits(ages_s: list[float], most: int, want_s: float) -> None:
+    assert backends.patience_s(ages_s, most) == want_s
+
+
+@pytest.mark.parametrize(
+    ("said", "want"),
+    [(None, nccl.ENDING), ("", nccl.ENDING), ("0", 0), ("7", 7), ("-1", None), ("two", None), ("\u0662", None)],
+)
+def test_how_many_may_be_ending(said: str | None, want: int | None) -> None:
+    environment = {} if said is None else {"REGROUP_NCCL_ENDING": said}
+    if want is not None:
+        assert nccl.most_ending(environment) == want
+        return
+    with pytest.raises(UsageError, match=f"REGROUP_NCCL_ENDING is '{said}', and must be a whole number, 0 or more"):
+        nccl.most_ending(environment)
 
 
 def test_abort_that_does_not_end_is_said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(backends, "ABORT_S", 0.01)
+    monkeypatch.setattr(backends, "END_S", 0.01)
     fake = FakeNccl(abort_ends=False)
     make_groups(fake).abort()
     said = ""
@@ -321,12 +335,11 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[FakeNccl], Non
     for name in (*nccl.OURS, *nccl.DEFAULTS):
         monkeypatch.setenv(name, {**nccl.OURS, **nccl.DEFAULTS}[name])
     monkeypatch.setattr(nccl, "first_tensor", lambda _device: torch.zeros(1))
-
-    def opens(fake: FakeNccl) -> None:
-        monkeypatch.setattr(nccl, "open_backend", lambda store, *_: fake.backend(store))
-
-    yield opens
-    backends.wait_aborted(SOON_S)
+    upcoming: list[FakeNccl] = []
+    monkeypatch.setattr(nccl, "open_backend", lambda store, *_: upcoming.pop().backend(store))
+    yield upcoming.append
+    backends.wait_ended(timeout_s=SOON_S)
+    assert not backends._ending, "a test leaves one behind that the next test would wait for"
 
 
 class Connecting:
@@ -442,17 +455,207 @@ def test_call_of_nccl_that_never_returns_is_left(
     fake.forms.set()
 
 
-def test_next_communicator_waits_for_the_end_of_the_last_one(opened: Callable[[FakeNccl], None]) -> None:
-    last, fake = FakeNccl(abort_ends=False), FakeNccl()
-    make_groups(last).abort()
+def helper_waits() -> bool:
+    """The helper thread waits for ends of communicators."""
+    return len(backends._one_less._waiters) > 0  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("said", "num_ending", "waits_for"),
+    [
+        pytest.param(None, 1, 0, id="a new one forms beside an old one that is aborted"),
+        pytest.param(None, 2, 0, id="two generations in quick succession"),
+        pytest.param(None, 3, 1, id="three in quick succession: memory of the GPU is bounded"),
+        pytest.param("0", 1, 1, id="by the user's choice it waits for the old one's end"),
+        pytest.param("0", 2, 2, id="and for the ends of all"),
+    ],
+)
+def test_next_communicator_forms_beside_old_ones_that_end(
+    opened: Callable[[FakeNccl], None],
+    monkeypatch: pytest.MonkeyPatch,
+    said: str | None,
+    num_ending: int,
+    waits_for: int,
+) -> None:
+    if said is not None:
+        monkeypatch.setenv("REGROUP_NCCL_ENDING", said)
+    old, fake = [FakeNccl(abort_ends=False) for _ in range(num_ending)], FakeNccl()
+    for one in old:
+        make_groups(one).abort()
+        assert one.abort_began.wait(SOON_S)
     opened(fake)
     connecting = Connecting(make_groups())
-    assert last.abort_began.wait(SOON_S)
-    assert fake.works == []
-    last.abort_ends.set()
+    for one in old[:waits_for]:
+        until(helper_waits, "the helper waits")
+        assert fake.works == []
+        one.abort_ends.set()
     until(lambda: fake.works, "the next one is connected")
     fake.works[0].ended.set()
     assert connecting.end() is None
+    for one in old:
+        one.abort_ends.set()
+
+
+def test_communicators_of_generations_in_quick_succession_are_all_let_go(opened: Callable[[FakeNccl], None]) -> None:
+    fakes = [FakeNccl(abort_ends=False) for _ in range(nccl.ENDING + 1)]
+    for fake in fakes:
+        opened(fake)
+        groups = make_groups()
+        connecting = Connecting(groups)
+        until(lambda fake=fake: fake.works, "it connects")  # type: ignore[misc]
+        fake.works.pop().ended.set()
+        assert connecting.end() is None
+        groups.close()
+        assert fake.abort_began.wait(SOON_S)
+    del groups, connecting, fake
+    alive = [weakref.ref(one) for one in fakes]
+    while fakes:
+        fakes.pop(0).abort_ends.set()
+    until(lambda: not any(one() for one in alive), "their memory is let go")
+
+
+def test_connect_that_comes_too_late_is_aborted_and_no_error_of_torch(
+    opened: Callable[[FakeNccl], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The groups are closed while the helper waits. The store is gone then, and torch's words for that were a ValueError."""
+    monkeypatch.setenv("REGROUP_NCCL_ENDING", "0")
+    old, outcome = FakeNccl(abort_ends=False), list[BaseException]()
+    make_groups(old).abort()
+    opened(FakeNccl())
+    groups = make_groups()
+    connect = groups._connect
+
+    def late() -> None:
+        try:
+            connect()
+        except BaseException as error:
+            outcome.append(error)
+            raise
+
+    monkeypatch.setattr(groups, "_connect", late)
+    connecting = Connecting(groups)
+    until(helper_waits, "the helper waits")
+    groups.close()
+    assert isinstance(connecting.end(), Aborted)
+    old.abort_ends.set()
+    until(lambda: outcome, "the helper ends")
+    assert [type(error) for error in outcome] == [Aborted]
+
+
+@pytest.mark.parametrize("use", ["a communicator", "a part"])
+def test_store_that_is_gone_is_an_abort(use: str) -> None:
+    """Whatever a helper thread still asks of it."""
+    groups = make_groups()
+    groups.close()
+    with pytest.raises(Aborted):
+        groups._open_nccl() if use == "a communicator" else groups.open_among([0, 1], "part")
+
+
+# --- a world of one ----------------------------------------------------------------------------------------------------
+
+
+def test_world_of_one_makes_a_communicator_only_for_a_collective_of_the_script(
+    opened: Callable[[FakeNccl], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old, fake, served = FakeNccl(abort_ends=False), FakeNccl(forms=False), list[tuple[str, Any]]()
+    make_groups(old).abort()
+    opened(fake)
+    groups = make_groups(ranks=1)
+    monkeypatch.setenv("REGROUP_NCCL_ENDING", "0")
+    assert Connecting(groups).end() is None  # it waits for nobody, and for no abort
+    assert not fake.connecting.is_set()
+    fake.forms.set()
+    old.abort_ends.set()
+
+    monkeypatch.setattr(
+        backends.Backend, "serve", lambda backend, _group, device, _kind: served.append((device, backend))
+    )
+    groups._gloo = FakeNccl().backend()
+    assert groups.world is not None
+    assert served == [("cpu", groups.control), ("cuda", groups.nccl)]  # torch makes it when the script calls something
+    waiting = Waiting(groups)
+    assert fake.is_connected
+    fake.works[0].ended.set()
+    assert waiting.end() is None
+    groups.close()
+
+
+# --- in order ----------------------------------------------------------------------------------------------------------
+
+
+def nothing(_groups: Groups) -> None:
+    pass
+
+
+def not_waited_for(groups: Groups) -> None:
+    groups.launch("allreduce", [torch.ones(1)])
+
+
+def waited_for(groups: Groups) -> None:
+    pending = groups.launch("allreduce", [torch.ones(1)])
+    pending.work.ended.set()  # type: ignore[attr-defined]
+    groups.wait([pending])
+
+
+def lost(groups: Groups) -> None:
+    groups.sockets = Lost(LOST)  # type: ignore[assignment]
+
+
+def left(groups: Groups) -> None:
+    groups.abort()
+
+
+@pytest.mark.parametrize(
+    ("before", "rank_died", "shut_down_in", "aborted_in"),
+    [
+        pytest.param(nothing, False, "regroup-end", "", id="it ends in order, and nobody aborts it"),
+        pytest.param(waited_for, False, "regroup-end", "", id="after a step that has been waited for, too"),
+        pytest.param(nothing, True, "regroup-end", "regroup-end", id="a rank dies meanwhile: then it is aborted"),
+        pytest.param(not_waited_for, False, "", "regroup-abort", id="a collective may still run"),
+        pytest.param(lost, False, "", "regroup-abort", id="a rank was lost before"),
+        pytest.param(left, False, "", "regroup-abort", id="it was aborted before"),
+    ],
+)
+def test_planned_change_ends_the_communicator_in_order(
+    before: Callable[[Groups], None], rank_died: bool, shut_down_in: str, aborted_in: str
+) -> None:
+    fake = FakeNccl(rank_died=rank_died)
+    groups = make_groups(fake)
+    before(groups)
+    groups.end_in_order()
+    groups.close()
+    backends.wait_ended(timeout_s=SOON_S)
+    assert (fake.shut_down_in, fake.aborted_in) == (shut_down_in, aborted_in)
+
+
+def test_next_generation_waits_for_no_communicator_that_ends_in_order(opened: Callable[[FakeNccl], None]) -> None:
+    """Neither its forming nor the closing of what was left, and its memory is let go in the end."""
+    old, fake = FakeNccl(shutdown_ends=False), FakeNccl()
+    opened(fake)
+    groups, backend = make_groups(old), weakref.ref(old)
+    groups.end_in_order()
+    assert old.shutdown_began.wait(SOON_S)
+    connecting = Connecting(make_groups())
+    until(lambda: fake.works, "the next one is connected")
+    fake.works[0].ended.set()
+    assert connecting.end() is None
+    groups.close()
+    assert not old.abort_began.is_set()
+    old.shutdown_ends.set()
+    del old, groups
+    until(lambda: backend() is None, "its memory is let go")
+
+
+def test_synchronous_collective_has_a_work_all_the_same() -> None:
+    """torch returns None for it on NCCL: nobody could ask whether it has ended, or failed."""
+    fake = FakeNccl()
+    options = torch._C._distributed_c10d.AllgatherOptions()
+    options.asyncOp = False
+    groups = make_groups(fake)
+    pending = groups.launch("_allgather_base", torch.ones(2), torch.ones(1), options)
+    assert pending.work is not None
+    fake.works[0].ended.set()
+    groups.wait([pending])
 
 
 class Watcher:
@@ -475,12 +678,36 @@ class Watcher:
         self.sent.append(message)
 
 
-def test_connecting_has_the_time_of_an_adoption(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The operator gives a generation that has formed longer than one that forms: NCCL's setup of many ranks takes longer."""
-    watcher = Watcher()
+def make_regrouper(watcher: Watcher) -> Regrouper:
     model = torch.nn.Linear(2, 1)
     state = TrainingState(model, torch.optim.SGD(model.parameters(), lr=0.1), {})
     plan = SamplePlan(0, 8, 4, 2, 1)
+    return Regrouper(watcher, state, plan, GPU, Durable(state, plan), Memory(state, plan, None, 0))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("leaves", "how"),
+    [
+        pytest.param(Regrouper.leave_at_cut, ("regroup-end", ""), id="a planned change: in order"),
+        pytest.param(Regrouper.leave, ("", "regroup-abort"), id="a forced one: at once"),
+    ],
+)
+def test_which_changes_end_a_communicator_in_order(leaves: Callable[[Regrouper], None], how: tuple[str, str]) -> None:
+    fake, watcher = FakeNccl(), Watcher()
+    joined = make_regrouper(watcher)
+    joined.groups = make_groups(fake)
+    leaves(joined)
+    # Before the next generation is heard of: a rank that leaves the job ends it as well.
+    backends.wait_ended(timeout_s=SOON_S)
+    assert (fake.shut_down_in, fake.aborted_in) == how
+    joined.close()
+    backends.wait_ended(timeout_s=SOON_S)
+    assert (fake.shut_down_in, fake.aborted_in) == how
+
+
+def test_connecting_has_the_time_of_an_adoption(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The operator gives a generation that has formed longer than one that forms: NCCL's setup of many ranks takes longer."""
+    watcher = Watcher()
     told_before: list[type[Any]] = []
 
     class Formed(Groups):
@@ -492,7 +719,7 @@ def test_connecting_has_the_time_of_an_adoption(monkeypatch: pytest.MonkeyPatch)
             raise PeerLost("not connected", 1)
 
     monkeypatch.setattr(regrouper, "Groups", Formed)
-    joined = Regrouper(watcher, state, plan, GPU, Durable(state, plan), Memory(state, plan, None, 0))  # type: ignore[arg-type]
+    joined = make_regrouper(watcher)
     joined._enter(make_assignment(make_document(7000), 1))
     assert told_before == [FormedLocally]
     assert isinstance(watcher.sent[-1], Left)

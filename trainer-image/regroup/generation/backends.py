@@ -11,7 +11,7 @@ import contextlib
 import threading
 import time
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -19,12 +19,14 @@ from torch._C._distributed_c10d import ProcessGroup
 
 from regroup.errors import Aborted
 
-ABORT_S = 60.0
-"""NCCL's abort may never end; after this it is said, and the next generation no longer waits for it."""
+END_S = 60.0
+"""The end of a communicator, by an abort or in order, may never come. After this it is said, and nothing waits for it any more."""
 ASKED_S = 1.0
 """A question whether a work has ended takes microseconds. One that takes so long may need the abort."""
-_aborting: dict[threading.Thread, float] = {}
-"""Those that have not returned yet, with the monotonic time at which each began; each takes itself off."""
+_ending: dict[threading.Thread, float] = {}
+"""Threads in which communicators end, with the monotonic time at which each began. Each takes itself off."""
+_one_less = threading.Condition()
+"""Guards `_ending`, and is notified when a thread takes itself off."""
 
 _closing: set[threading.Thread] = set()
 """Those in which backends end. Each takes itself off."""
@@ -35,6 +37,8 @@ class Backend:
 
     def __init__(self, raw: Any) -> None:
         self._raw = raw
+        self._ends = False
+        """`abort` or `end` was called."""
 
     def launch(self, method: str, *arguments: Any) -> Any:
         """Start a collective by its name and return torch's Work. Raises what the backend raises."""
@@ -53,11 +57,18 @@ class Backend:
         It begins once nobody holds `asking`, or after ASKED_S. `keep` is held until it has returned: until then the GPU may write
         there.
         """
-        if self._raw is None:
+        if self._raw is None or self._ends:
             return
-        thread = threading.Thread(target=_abort, args=([self._raw], asking, keep), name="regroup-abort", daemon=True)
-        _aborting[thread] = time.monotonic()
-        thread.start()
+        self._ends = True
+        _start_ending("regroup-abort", lambda raw: _abort(raw, asking), [self._raw], keep)
+
+    def end(self) -> None:
+        """End what all ranks have stopped using, in a thread of its own: NCCL finishes what it still sends, and then lets go of its
+        memory. What cannot be ended so is aborted there. An `abort` that comes later does nothing: torch lets none pass."""
+        if self._raw is None or self._ends:
+            return
+        self._ends = True
+        _start_ending("regroup-end", _shut_down, [self._raw])
 
     def release(self) -> list[Any]:
         """Return the backend, for `let_go`, and refer to it no longer."""
@@ -65,35 +76,66 @@ class Backend:
         return [] if raw is None else [raw]
 
 
-def _abort(held: list[Any], asking: threading.Lock, _keep: Any) -> None:
-    if asking.acquire(timeout=ASKED_S):
-        asking.release()
-    late = threading.Timer(ABORT_S, print, [_LATE], {"flush": True})
+def _start_ending(name: str, ends: Callable[[Any], None], held: list[Any], keep: Any = None) -> None:
+    thread = threading.Thread(target=_run, args=(ends, held, keep), name=name, daemon=True)
+    with _one_less:
+        _ending[thread] = time.monotonic()
+    thread.start()
+
+
+def _run(ends: Callable[[Any], None], held: list[Any], _keep: Any) -> None:
+    late = threading.Timer(END_S, print, [_LATE], {"flush": True})
     late.daemon = True
     late.start()
     try:
         with contextlib.suppress(RuntimeError):
-            held[0].abort()
+            ends(held[0])
     finally:
         late.cancel()
         held.clear()
-        _aborting.pop(threading.current_thread(), None)
+        with _one_less:
+            _ending.pop(threading.current_thread(), None)
+            _one_less.notify_all()
+
+
+def _abort(raw: Any, asking: threading.Lock) -> None:
+    if asking.acquire(timeout=ASKED_S):
+        asking.release()
+    raw.abort()
+
+
+def _shut_down(raw: Any) -> None:
+    try:
+        raw.shutdown()
+    except RuntimeError:  # a rank has died meanwhile, or torch's own bound for a call of NCCL is over
+        raw.abort()
 
 
 _LATE = (
-    f"NCCL has not ended its communicator within {ABORT_S:.0f} s. Training goes on with the next one; the memory of this one stays "
+    f"NCCL has not ended its communicator within {END_S:.0f} s. Training goes on with the next one; the memory of this one stays "
     "in use on the GPU. If that repeats, delete the pod."
 )
 
 
-def wait_aborted(timeout_s: float = ABORT_S) -> None:
-    """Wait until no abort is under way, for at most `timeout_s`: a new communicator is not made beside one that ends.
+def patience_s(ages_s: Sequence[float], most: int) -> float:
+    """Return how long a new communicator waits at most until only `most` older ones are ending. Pure.
 
-    An abort that is older than ABORT_S is not waited for: otherwise one that never ends would delay every later generation.
+    `ages_s`: how long ago the end of each began that has not come yet. What is older than END_S may never end, and does not count.
     """
-    ends_s = time.monotonic() + timeout_s
-    for thread, began_s in list(_aborting.items()):
-        thread.join(max(0.0, min(ends_s, began_s + ABORT_S) - time.monotonic()))
+    left_s = sorted(END_S - age_s for age_s in ages_s if age_s < END_S)
+    return left_s[len(left_s) - most - 1] if len(left_s) > most else 0.0
+
+
+def wait_ended(most: int = 0, timeout_s: float = END_S) -> None:
+    """Wait until at most `most` communicators are ending, as long as `patience_s` says, and for at most `timeout_s`."""
+    until_s = time.monotonic() + timeout_s
+    with _one_less:
+        while True:
+            now_s = time.monotonic()
+            wait_s = min(until_s - now_s, patience_s([now_s - began_s for began_s in _ending.values()], most))
+            if wait_s <= 0:
+                return
+            _one_less.wait(wait_s)
 
 
 def let_go(held: list[Any], groups: Iterable[Any]) -> None:

@@ -8,6 +8,7 @@ some of the ranks are in `team`, what is particular to NCCL is in `nccl`.
 
 import contextlib
 import json
+import os
 import socket
 import threading
 import time
@@ -18,7 +19,7 @@ from datetime import timedelta
 from typing import Any, NamedTuple, TypeVar
 
 import torch
-from torch._C._distributed_c10d import PrefixStore, ProcessGroup, ProcessGroupGloo, TCPStore, Work
+from torch._C._distributed_c10d import HashStore, PrefixStore, ProcessGroup, ProcessGroupGloo, TCPStore, Work
 
 from regroup.errors import Aborted, BackendError, GroupBroken, PeerLost, UsageError
 from regroup.protocol import codec
@@ -27,10 +28,10 @@ from regroup.protocol.local import Assignment
 
 from . import nccl
 from .adoption import Arrival
-from .backends import Backend, let_go, wait_aborted
-from .origins import is_collectives
+from .backends import Backend, let_go, wait_ended
+from .origins import collective, pass_others_on
 from .peers import Peers
-from .sockets import Sockets
+from .sockets import Sockets, device_alone
 
 T = TypeVar("T")
 _FOREVER = timedelta(days=30)
@@ -74,6 +75,11 @@ def open_gloo(store: Any, rank: int, size: int, device: Any) -> Backend:
     gloo = ProcessGroupGloo(store, rank, size, options)
     gloo.set_timeout(_FOREVER)
     return Backend(gloo)
+
+
+def open_alone() -> Backend:
+    """Return a gloo backend of one rank: it needs no other rank, and no store, so it is there at once."""
+    return open_gloo(HashStore(), 0, 1, device_alone())
 
 
 class _Server:
@@ -142,24 +148,39 @@ class Groups:
     def connect(self) -> None:
         """Connect the GPUs, where the model is on one. Blocks until those of every rank are; all ranks call it after `form`.
 
-        Raises as `form` does; PeerLost also after `nccl.CONNECT_S`, twice where an older communicator's end is waited for.
+        A world of one has nobody to connect to. If the script calls a collective on its GPU, torch makes a communicator then.
+        Raises as `form` does; PeerLost also after `nccl.CONNECT_S`, twice where the ends of older communicators are waited for.
         """
-        if self.device.type == "cuda":
-            nccl.prepare()
+        if self.device.type != "cuda":
+            return
+        nccl.prepare()
+        if self.world_size == 1:
+            self._open_nccl()
+        else:
             self._apart("connect", self._connect, timeout_s=2.0 * nccl.CONNECT_S)
 
     def _connect(self) -> None:
-        wait_aborted()
+        wait_ended(nccl.most_ending(os.environ))
+        self._check_aborted()
         tensor = nccl.first_tensor(self.device)
-        keys = PrefixStore("nccl", PrefixStore(self.assignment.store_prefix, self._store))
-        backend = nccl.open_backend(keys, self.rank, self.world_size)
+        nccl.connect(self._open_nccl(), tensor, self._is_completed)
+
+    def _open_nccl(self) -> Backend:
+        backend = nccl.open_backend(self._keys("nccl"), self.rank, self.world_size)
         with self._lock:
-            is_ours = not self._aborted
-            if is_ours:
+            if not self._aborted:
                 self._nccl = backend
-        if not is_ours:  # `abort` came too early to reach it
-            let_go(backend.release(), [])
-        nccl.connect(backend, tensor, self._is_completed)
+                return backend
+        let_go(backend.release(), [])  # `abort` came too early to reach it
+        raise Aborted("interrupted")
+
+    def _keys(self, name: str) -> PrefixStore:
+        """Return the store's keys that are this generation's under a name. Raises Aborted once the groups have let the store go: a
+        helper thread may come here after that."""
+        with self._lock:
+            if self._store is None:
+                raise Aborted(f"The groups of generation {self.generation} were left.")
+            return PrefixStore(f"{self.assignment.store_prefix}/{name}", self._store)
 
     def _apart(self, doing: str, what: Callable[[], T], timeout_s: float | None = None) -> T:
         """Return what a function returns that cannot be interrupted. It runs in a thread; `abort` ends the wait for it.
@@ -205,7 +226,7 @@ class Groups:
             if assignment.document is None:
                 raise UsageError("The agent named this process as the store's host without the generation document.")
             keys.set("document", codec.canonical(codec.to_json(assignment.document)).decode())
-        device, port = self.open_device()
+        device, port = self.open_device() if self.world_size > 1 else (None, 0)
         here = {"arrival": arrival.to_json(), "port": port}
         keys.set(f"here/{self.rank}", json.dumps(here))
         # The barrier waits without bound: a member may be in the middle of a long step. The operator decides who is slow.
@@ -227,10 +248,12 @@ class Groups:
         self._check_aborted()
         gloo, said = None, ""
         try:
-            gloo = open_gloo(PrefixStore("gloo", keys), self.rank, self.world_size, device)
+            if self.world_size == 1:
+                gloo = open_alone()
+            else:
+                gloo = open_gloo(PrefixStore("gloo", keys), self.rank, self.world_size, device)
         except RuntimeError as error:
-            if not is_collectives(error):
-                raise
+            pass_others_on(error)
             said = f"Forming generation {self.generation} ended: {error}"
         if gloo is None:  # here, for gloo's error holds the store open
             raise PeerLost(said, self.who_is_lost())
@@ -253,8 +276,10 @@ class Groups:
         All of them call it, in one order where there are several. Blocks until all have come. Raises GroupBroken.
         """
         rank, ports = list(ranks).index(self.rank), dict[int, int]()
-        keys = PrefixStore(f"{self.assignment.store_prefix}/{name}", self._store)
+        keys = self._keys(name)
         keys.set_timeout(_FOREVER)
+        if len(ranks) == 1:
+            return open_alone(), keys
         try:
             device, port = self.open_device()
             keys.set(f"port/{rank}", str(port))
@@ -262,8 +287,7 @@ class Groups:
             self.sockets.add_ports(ports.values())
             gloo = open_gloo(PrefixStore("gloo", keys), rank, len(ranks), device)
         except RuntimeError as error:
-            if not is_collectives(error):
-                raise
+            pass_others_on(error)
             self.check()
             lost_rank = self.who_is_lost(ports)
             raise PeerLost(f"A part of generation {self.generation} did not form: {error}", lost_rank) from error
@@ -288,8 +312,7 @@ class Groups:
                     host, port, is_master=False, wait_for_workers=False, timeout=_CONNECT, use_libuv=True
                 )
             except RuntimeError as error:
-                if not is_collectives(error):
-                    raise
+                pass_others_on(error)
 
     def _serve_store(self, listen_fd: int | None) -> tuple[_Server, TCPStore]:
         """Return this generation's store, served here. Without a descriptor this process has had the socket already, for an
@@ -337,7 +360,7 @@ class Groups:
 
     @property
     def nccl(self) -> Backend | None:
-        """The backend for tensors on the model's device; None where that is the CPU."""
+        """The backend for tensors on the model's device; None where that is the CPU. In a world of one it is not connected."""
         return self._nccl
 
     def part(self, name: str) -> "Part":
@@ -357,7 +380,7 @@ class Groups:
     def world(self) -> Any:
         """All ranks as a torch ProcessGroup, for `torch.distributed` calls with `group=`. Made when first asked for."""
         if self._world is None:
-            group = ProcessGroup(PrefixStore("world", self._store), self.rank, self.world_size)
+            group = ProcessGroup(self._keys("world"), self.rank, self.world_size)
             self.control.serve(group, "cpu", ProcessGroup.BackendType.GLOO)
             if self._nccl is not None:
                 self._nccl.serve(group, "cuda", ProcessGroup.BackendType.NCCL)
@@ -368,17 +391,12 @@ class Groups:
         """Wait for collectives, and on a GPU for their end there: then they have succeeded, and a step may be committed.
 
         Raises what `failed` says, Aborted at `abort`, and what a signal's handler raises meanwhile."""
-        with self.waiting():
-            try:
-                for one in pending:
-                    self._wait(one)
-                for work in list(self._on_device.values()):  # a step that was thrown away waits for none of its own
-                    if self._is_completed(work):
-                        self._on_device.pop(id(work), None)
-            except RuntimeError as error:
-                if not is_collectives(error):
-                    raise
-                raise self.failed(error) from error
+        with self.waiting(), collective(self.failed):
+            for one in pending:
+                self._wait(one)
+            for work in list(self._on_device.values()):  # a step that was thrown away waits for none of its own
+                if self._is_completed(work):
+                    self._on_device.pop(id(work), None)
         self.check()
 
     @contextlib.contextmanager
@@ -404,8 +422,7 @@ class Groups:
                 try:
                     work.wait(_SLICE)
                 except RuntimeError as error:
-                    if not is_collectives(error):
-                        raise
+                    pass_others_on(error)
             else:
                 time.sleep(next(pauses))
             now_s = time.monotonic()
@@ -441,12 +458,10 @@ class Groups:
     def start(self, backend: Backend, method: str, *arguments: Any) -> "Pending":
         """Start a collective on one of this generation's backends, for `wait`. Raises what `failed` says when it cannot start."""
         self.check_use()
-        try:
+        if backend is self._nccl:
+            nccl.with_work(arguments)
+        with collective(self.failed):
             work = backend.launch(method, *arguments)
-        except RuntimeError as error:
-            if not is_collectives(error):
-                raise
-            raise self.failed(error) from error
         if backend is self._nccl:
             self._on_device[id(work)] = work
         return Pending(work, backend is not self._nccl)
@@ -500,6 +515,16 @@ class Groups:
                 self._nccl.abort(self._asking, keep=self._on_device)
         self.sockets.shut_down()
         self._done.set()
+
+    def end_in_order(self) -> None:
+        """End the GPUs' communicator beside what follows, without an abort. All ranks call it after one step, and `close` later.
+
+        Where a collective may still run, or a rank was lost, this does nothing, and `close` aborts the communicator.
+        """
+        is_whole = self.sockets.lost() is None
+        with self._lock:
+            if is_whole and self._nccl is not None and not self._aborted and not self._on_device:
+                self._nccl.end()
 
     def close(self) -> None:
         """Abort, and let go of the memory in a thread: a backend's destructor waits for its threads (`backends`)."""

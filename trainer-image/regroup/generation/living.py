@@ -19,7 +19,6 @@ from torch._C._distributed_c10d import (
     HashStore,
     PrefixStore,
     ProcessGroup,
-    ProcessGroupGloo,
     ReduceOp,
     Work,
 )
@@ -27,8 +26,8 @@ from torch._C._distributed_c10d import (
 from regroup.errors import GenerationChanged, UsageError
 
 from .backends import Backend
-from .groups import Groups, Pending
-from .origins import is_collectives
+from .groups import Groups, Pending, open_alone
+from .origins import collective
 
 NAME = "regroup"
 """Torch's name of the backend."""
@@ -86,12 +85,8 @@ class LivingGroup(ProcessGroup):
 
     def bind_alone(self) -> None:
         """Plain `python`: a group of one, for good."""
-        options: Any = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
-        options._devices = [ProcessGroupGloo.create_device(hostname="127.0.0.1", lazy_init=True)]
         target = ProcessGroup(HashStore(), 0, 1)
-        gloo = ProcessGroupGloo(HashStore(), 0, 1, options)
-        target._register_backend(torch.device("cpu"), ProcessGroup.BackendType.GLOO, gloo)
-        target._set_default_backend(ProcessGroup.BackendType.GLOO)
+        open_alone().serve(target, "cpu", ProcessGroup.BackendType.GLOO)
         self._target = target
 
     def call(self, kind: str, arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
@@ -101,12 +96,8 @@ class LivingGroup(ProcessGroup):
             return getattr(self._target, kind)(*arguments, **options)
         groups.check_use()
         check_together()
-        try:
+        with collective(groups.failed):
             work = getattr(self._target, kind)(*arguments, **options)
-        except RuntimeError as error:
-            if not is_collectives(error):
-                raise
-            raise groups.failed(error) from error
         return work if kind in _WHOLE else _Sliced(work, groups)
 
     def sum_and_scatter(self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], operation: Any) -> Any:

@@ -7,7 +7,7 @@ read in torch 2.13, and what was chosen, is in docs/design/adr/0026-nccl.md; how
 
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, NamedTuple
 
@@ -15,13 +15,17 @@ import torch
 from torch._C._distributed_c10d import ErrorType, Work
 
 from regroup import torch_versions
-from regroup.errors import PeerLost
+from regroup.errors import PeerLost, UsageError
+from regroup.protocol import env
 
 from .backends import Backend
 
 CONNECT_S = 300
 """Bound for the connection of the GPUs, and for each other call in which NCCL connects or ends something. The operator ends a
 generation earlier (adoptTimeoutSeconds, 60 at first); this is for what an abort cannot reach. torch reads it once."""
+ENDING = 2
+"""How many older communicators may still be ending while the next one forms; further ones are waited for. Each of them holds memory
+of the GPU until it has ended. 0: a communicator forms only when none is ending, should NCCL hang otherwise."""
 POLL_S = 0.001
 """Longest pause between two questions whether a collective has ended on the GPU."""
 _FIRST_POLL_S = 0.00005
@@ -65,8 +69,20 @@ def settings(environment: Mapping[str, str]) -> Settings:
     return Settings(changed | added, sentences)
 
 
+def most_ending(environment: Mapping[str, str]) -> int:
+    """Return ENDING, or what the user says instead. Pure. Raises UsageError."""
+    text = environment.get(env.NCCL_ENDING) or str(ENDING)
+    if not (text.isascii() and text.isdigit()):
+        raise UsageError(
+            f"{env.NCCL_ENDING} is {text!r}, and must be a whole number, 0 or more: how many NCCL communicators may still be "
+            f"ending while the next one forms. Correct it, or remove it to have {ENDING}."
+        )
+    return int(text)
+
+
 def prepare() -> None:
     """Apply `settings` to this process. Once, from the main thread: NCCL's own threads read the environment."""
+    most_ending(os.environ)
     found = settings(os.environ)
     for sentence in found.sentences:
         print(sentence, flush=True)
@@ -102,6 +118,14 @@ def connect(backend: Backend, tensor: torch.Tensor, is_completed: Callable[[Work
             raise PeerLost(f"The GPUs of all ranks are not connected after {CONNECT_S} s.")
         time.sleep(POLL_S)
     finish(backend, work)
+
+
+def with_work(arguments: Sequence[Any]) -> None:
+    """Change a collective's options so that torch returns a Work. For a synchronous collective torch returns None with NCCL, and
+    nobody could ask whether it has ended."""
+    for argument in arguments:
+        if hasattr(argument, "asyncOp"):
+            argument.asyncOp = True
 
 
 def pauses() -> Iterator[float]:

@@ -5,10 +5,11 @@ one comes from a handler of SIGCHLD, which python runs wherever the main thread 
 and the text do not tell them apart; the frames of the traceback do.
 """
 
+import contextlib
 import functools
 import signal
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 _LOADERS = ("torch.utils.data.", "torch._utils.")
@@ -27,6 +28,22 @@ def is_collectives(error: BaseException) -> bool:
         innermost = trace.tb_frame.f_globals.get("__name__", "")
         trace = trace.tb_next
     return not f"{innermost}.".startswith(_LOADERS)
+
+
+def pass_others_on(error: RuntimeError) -> None:
+    """Raise the error again where it is no collective's. For an `except RuntimeError` around one."""
+    if not is_collectives(error):
+        raise error
+
+
+@contextlib.contextmanager
+def collective(becomes: Callable[[RuntimeError], Exception]) -> Iterator[None]:
+    """Around a collective: raise what `becomes` makes of its error, and any other error as it is."""
+    try:
+        yield
+    except RuntimeError as error:
+        pass_others_on(error)
+        raise becomes(error) from error
 
 
 def _handlers() -> Iterator[types.CodeType]:

@@ -37,14 +37,14 @@ from regroup.state.training import CommitRecord, TrainingState
 
 from . import edges, living, parts, transfer
 from .adoption import Arrival, Block, Copy, Fallback, Refuse, beginner, decide, odd_strides
-from .backends import wait_aborted, wait_closed
+from .backends import wait_closed, wait_ended
 from .groups import Gathering, Groups, Part
 from .membership import Keeper, Stopped
 from .origins import is_collectives
 from .watcher import Watcher
 
 END_S = 10.0
-"""Longest time that the end of a session waits for NCCL's abort."""
+"""Longest time that the end of a session waits for the ends of NCCL's communicators."""
 CLOSED_S = 1.0
 """... and for gloo's threads. They end in milliseconds, or never where gloo has forgotten a message."""
 SUPERSEDED_S = 2.0
@@ -200,7 +200,9 @@ class Regrouper:
         return True
 
     def leave_at_cut(self) -> None:
-        """See Membership. The groups are closed once the next ones stand."""
+        """See Membership. The groups are closed once the next ones stand; on GPUs they begin to end now."""
+        if self.groups is not None:
+            self.groups.end_in_order()
         self._retired, self.groups = self.groups, None
         self._watcher.unwatch()
 
@@ -231,7 +233,8 @@ class Regrouper:
             if groups is not None:
                 groups.close()
         self.groups = self._retired = None
-        wait_aborted(END_S)  # the process is about to end, and NCCL's threads must not be in the middle of something
+        # The process is about to end, and NCCL's threads must not be in the middle of something.
+        wait_ended(timeout_s=END_S)
         wait_closed(CLOSED_S)
 
     def _continue_after(self, finish: FinishLocally) -> None:

@@ -7,6 +7,7 @@ Nothing here decides when.
 """
 
 import contextlib
+import functools
 import os
 import socket
 import threading
@@ -19,6 +20,13 @@ from torch._C._distributed_c10d import ProcessGroupGloo
 _ONE_DEVICE = threading.Lock()
 _ESTABLISHED = 1
 """Of TCP_INFO's first byte: include/net/tcp_states.h of Linux."""
+
+
+@functools.cache
+def device_alone() -> Any:
+    """Return gloo's device for groups of one rank. The process has one: it listens, and nobody ever connects to it."""
+    with _ONE_DEVICE:
+        return ProcessGroupGloo.create_device(hostname="127.0.0.1", lazy_init=True)
 
 
 class Connection(NamedTuple):

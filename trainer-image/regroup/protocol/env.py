@@ -55,6 +55,8 @@ PRELOAD = "REGROUP_PRELOAD"
 DEFAULT_PRELOAD = "torch,torch._dynamo,torch.distributed.checkpoint"
 """Not torch alone: building the first optimizer imports torch._dynamo (sympy and all), 4 s in a restarted process on two
 busy cores; with it in the zygote, fork to first optimizer step is 46 ms (torch 2.13)."""
+NCCL_ENDING = "REGROUP_NCCL_ENDING"
+"""How many NCCL communicators may still be ending while the next one forms (default 2; 0: none, the next one waits)."""
 
 # --- `regroup run` -> agent -----------------------------------------------------------------------------------------
 LOG_NAME = "REGROUP_LOG_NAME"
@@ -84,5 +86,5 @@ TORCHELASTIC_MAX_RESTARTS = "TORCHELASTIC_MAX_RESTARTS"
 RESERVED = (RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, GROUP_RANK, MASTER_ADDR, MASTER_PORT)
 """Refused in a job's template, together with RESERVED_PREFIXES."""
 RESERVED_PREFIXES = ("TORCHELASTIC_", "REGROUP_")
-ALLOWED = (PRELOAD,)
+ALLOWED = (PRELOAD, NCCL_ENDING)
 """Exceptions to RESERVED_PREFIXES."""
