@@ -1,10 +1,11 @@
-"""What a session holds of the durable tier: copy on the caller's thread, write in the background, never crash training.
+"""What a session holds of the durable tier: copy and write in the background, never crash training.
 
-Owns the writer thread (one write at a time, then what is to be pruned), the host copies it reads from, and the sentences
+Owns the writer thread (one write at a time, then what is to be pruned), the host memory it copies to (`staging`), and the sentences
 about what went wrong. Which rank writes, when the state is consistent and which ranks have committed the step is the
 caller's (`regroup.transaction`); with replicated data parallelism the process of rank 0 writes for all.
 
-A write: data aside -> fsync -> rename -> wait until every rank has acknowledged the step -> COMMIT.json (rule CKPT).
+A write: copy to host memory -> data aside -> fsync -> rename -> wait until every rank has acknowledged the step -> COMMIT.json
+(rule CKPT).
 """
 
 import contextlib
@@ -23,6 +24,7 @@ from regroup.protocol.state import StatePair
 from . import selection, store
 from .errors import CheckpointError, ImportMissing
 from .selection import CheckpointInfo, Commit, Name, name_of
+from .staging import Copy, Staging
 from .tree import Tree, differences, pack
 
 _DELETING = "Deleting old checkpoints"
@@ -39,8 +41,9 @@ class Newest(NamedTuple):
 class Checkpointer:
     """The checkpoints of one job in one directory. Methods are called from one thread, the trainer's; none is collective."""
 
-    def __init__(self, directory: str, every_s: float, job_uid: str) -> None:
-        """every_s: least time between the starts of two writes."""
+    def __init__(self, directory: str, every_s: float, job_uid: str, staging: Staging | None = None) -> None:
+        """every_s: least time between the starts of two writes. staging: what copies the state; None: it is not changed while it
+        is copied."""
         store.prepare()
         self._directory = Path(directory)
         self._every_s = every_s
@@ -51,7 +54,12 @@ class Checkpointer:
         self._busy = False
         self._word: tuple[Sequence[str], int] | None = None
         self._cancelled = threading.Event()
-        self._copies: dict[str, torch.Tensor] = {}
+        self._staging = staging or Staging()
+        self._host: dict[str, torch.Tensor] = {}
+        """The memory of the last copy: fresh pages would cost more than a copy."""
+        self._must_wait = False
+        """The script changes the state between two commits: the caller waits for each copy."""
+        self._again = False
         self._last: CheckpointRef | None = None
         self._problem: str | None = None
         self._failure: str | None = None
@@ -96,7 +104,7 @@ class Checkpointer:
         """Return True when it is time to `save`. now_s: any monotonic clock; the first call only starts it."""
         if self._started_s is None:
             self._started_s = now_s
-        if self.busy or now_s - self._started_s < self._every_s:
+        if self.busy or (now_s - self._started_s < self._every_s and not self._again):
             return False
         self._started_s = now_s
         return True
@@ -115,7 +123,8 @@ class Checkpointer:
         part: tuple[int, int] | None = None,
         parts_within_s: float = 300.0,
     ) -> bool:
-        """Copy the state to host memory and start to write it; blocks for the copy. False: the writer is still `busy`.
+        """Start to copy the state to host memory and to write it; `Staging.settle` waits for the copy. False: the writer is still
+        `busy`.
 
         generation, uid: that which this process is a member of; pair: the state's; parent_generation, start_step: where
         the generation began; digest: of the samples (SamplePlan.digest). `acknowledged` is asked from another thread,
@@ -129,7 +138,7 @@ class Checkpointer:
         if self.busy:
             return False
         structure, tensors = pack(tree)
-        copies = self._copy(tensors)
+        copy = self._staging.start(tensors)
         record = Commit(
             job_uid=self._job_uid,
             generation=generation,
@@ -141,10 +150,15 @@ class Checkpointer:
         )
         self._cancelled = threading.Event()
         name = name_of(generation, pair.step, uid)
-        write = partial(
-            self._write, name, structure, copies, record, acknowledged, self._cancelled, part, parts_within_s
-        )
-        self._start(write, f"Writing checkpoint {name.directory}")
+        self._again = False
+        write = partial(self._write, name, structure, copy, record, acknowledged, self._cancelled, part, parts_within_s)
+        try:
+            self._start(write, f"Writing checkpoint {name.directory}")
+        except RuntimeError:  # no thread can be started
+            copy.abandon()
+            raise
+        if self._must_wait:
+            copy.wait_read()
         return True
 
     def cancel(self) -> None:
@@ -266,21 +280,6 @@ class Checkpointer:
                 return  # the thread comes to it
         self._start(None, _DELETING)
 
-    def _copy(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Return host copies, in the memory of the last time where it fits: fresh pages would cost more than the copy."""
-        copies, devices = {}, set()
-        for key, tensor in tensors.items():
-            copy = self._copies.get(key)
-            if copy is None or copy.shape != tensor.shape or copy.dtype != tensor.dtype:
-                copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
-            copies[key] = copy.copy_(tensor, non_blocking=tensor.is_cuda)
-            if tensor.is_cuda:
-                devices.add(tensor.device)
-        for device in devices:
-            torch.cuda.current_stream(device).synchronize()
-        self._copies = copies
-        return copies
-
     # --- the writer thread -------------------------------------------------------------------------------------------
 
     def _start(self, write: Callable[[], None] | None, doing: str) -> None:
@@ -319,7 +318,7 @@ class Checkpointer:
         self,
         name: Name,
         structure: str,
-        tensors: Mapping[str, torch.Tensor],
+        copy: Copy,
         record: Commit,
         acknowledged: Callable[[], bool] | None,
         cancelled: threading.Event,
@@ -328,6 +327,14 @@ class Checkpointer:
     ) -> None:
         began = False
         try:
+            tensors = self._copied(copy)  # before anything of the volume, which may hang: the next commit waits for it
+            if tensors is None:
+                self._problem = (
+                    f"Checkpoint {name.directory} is copied again, and training waits for each copy from now on: {copy.changed} "
+                    "was changed outside step.commit(). Change the state in step.commit(before=..., after=...) only."
+                )
+                self._must_wait = self._again = True
+                return
             committed, _ = store.names(self._directory)
             why = selection.unwelcome(self._ours(committed), name.generation)
             if why is None and name not in committed:
@@ -362,6 +369,22 @@ class Checkpointer:
             if began:
                 with contextlib.suppress(OSError):
                     store.delete(self._directory, name)
+
+    def _copied(self, copy: Copy) -> Mapping[str, torch.Tensor] | None:
+        """Return the tensors in host memory, or None where they were changed while they were copied."""
+
+        def room(tensors: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
+            old = self._host
+            fits = {key for key in tensors.keys() & old.keys() if _kind(tensors[key]) == _kind(old[key])}
+            self._host = old = {key: old[key] for key in fits}  # what does not fit is freed before there is more
+            self._host = {
+                key: old[key] if key in fits else torch.empty(one.shape, dtype=one.dtype)
+                for key, one in tensors.items()
+            }
+            return self._host
+
+        copy.fill(room)
+        return None if copy.changed is not None else self._host
 
     def _await_parts(self, name: Name, size: int, cancelled: threading.Event, within_s: float) -> str | None:
         """Return None when every process of the model group has written its part, else the sentence why not.
@@ -400,3 +423,7 @@ class Checkpointer:
         finally:
             self._began_s += time.monotonic() - began_s
             self._awaits_ranks = False
+
+
+def _kind(tensor: torch.Tensor) -> tuple[torch.Size, torch.dtype]:
+    return tensor.shape, tensor.dtype
