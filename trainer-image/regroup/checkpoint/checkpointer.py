@@ -1,16 +1,18 @@
-"""What a session holds of the durable tier: copy on the caller's thread, write in the background, never crash training.
+"""What a session holds of the durable tier: copy and write in the background, never crash training.
 
-Owns the writer thread (one write at a time, then what is to be pruned), the host copies it reads from, and the sentences
+Owns the writer thread (one write at a time, then what is to be pruned), the host memory it copies to (`staging`), and the sentences
 about what went wrong. Which rank writes, when the state is consistent and which ranks have committed the step is the
 caller's (`regroup.transaction`); with replicated data parallelism the process of rank 0 writes for all.
 
-A write: data aside -> fsync -> rename -> wait until every rank has acknowledged the step -> COMMIT.json (rule CKPT).
+A write: copy to host memory -> data aside -> fsync -> rename -> wait until every rank has acknowledged the step -> COMMIT.json
+(rule CKPT).
 """
 
 import contextlib
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,6 +25,7 @@ from regroup.protocol.state import StatePair
 from . import selection, store
 from .errors import CheckpointError, ImportMissing
 from .selection import CheckpointInfo, Commit, Name, name_of
+from .staging import Copy, Staging
 from .tree import Tree, differences, pack
 
 _DELETING = "Deleting old checkpoints"
@@ -37,11 +40,19 @@ class Newest(NamedTuple):
     skipped: tuple[str, ...]
 
 
+class _Copied(NamedTuple):
+    """A state in host memory. `changed`: name of a tensor that was changed while it was copied; None: there is none."""
+
+    tensors: Mapping[str, torch.Tensor]
+    changed: str | None
+
+
 class Checkpointer:
     """The checkpoints of one job in one directory. Methods are called from one thread, the trainer's; none is collective."""
 
-    def __init__(self, directory: str, every_s: float, job_uid: str) -> None:
-        """every_s: least time between the starts of two writes."""
+    def __init__(self, directory: str, every_s: float, job_uid: str, staging: Staging | None = None) -> None:
+        """every_s: least time between the starts of two writes. staging: what copies the state; None: it is not changed while it
+        is copied."""
         store.prepare()
         self._directory = Path(directory)
         self._every_s = every_s
@@ -55,9 +66,14 @@ class Checkpointer:
         """The write that begins when the one under way has been committed, and what it does."""
         self._cancelled: list[threading.Event] = []
         """Of the last two writes, the newest last."""
-        self._copies_of: threading.Event | None = None
-        """The write that still reads the host copies; None: they may be overwritten."""
-        self._copies: dict[str, torch.Tensor] = {}
+        self._staging = staging or Staging()
+        self._host_of: threading.Event | None = None
+        """The write that uses the host memory still; None: it may be overwritten."""
+        self._host: dict[str, torch.Tensor] = {}
+        """The memory of the last copy: fresh pages would cost more than a copy."""
+        self._must_wait = False
+        """The script changes the state between two commits: the caller waits for each copy."""
+        self._again = False
         self._last: CheckpointRef | None = None
         self._problem: str | None = None
         self._failure: str | None = None
@@ -104,7 +120,7 @@ class Checkpointer:
             self._started_s = now_s
         # A write whose data is durable waits for the next commit, at which the caller asks this. If it had to be over by then, only
         # every second one of steps that are longer than the interval would be saved.
-        if self._copies_of is not None or now_s - self._started_s < self._every_s:
+        if self._host_of is not None or (now_s - self._started_s < self._every_s and not self._again):
             return False
         self._started_s = now_s
         return True
@@ -123,8 +139,9 @@ class Checkpointer:
         part: tuple[int, int] | None = None,
         parts_within_s: float = 300.0,
     ) -> bool:
-        """Copy the state to host memory and start to write it; blocks for the copy. False: the data of the last one is not durable
-        yet. While that waits for its ranks, or old checkpoints are being deleted, the new one waits for the writer thread.
+        """Start to copy the state to host memory and to write it; `Staging.settle` waits for the copy. False: the data of the last
+        one is not durable yet. While that waits for its ranks, or old checkpoints are being deleted, the new one is copied, and
+        waits for the writer thread.
 
         generation, uid: that which this process is a member of; pair: the state's; parent_generation, start_step: where
         the generation began; digest: of the samples (SamplePlan.digest). `acknowledged` is asked from another thread,
@@ -135,10 +152,10 @@ class Checkpointer:
         `parts_within_s` for the parts of the others. What goes wrong is in `problem`; nothing is raised but for a tree that
         cannot be saved (CheckpointError, which names the entry).
         """
-        if self._copies_of is not None:
+        if self._host_of is not None:
             return False
         structure, tensors = pack(tree)
-        copies = self._copy(tensors)
+        copy = self._staging.start(tensors)
         record = Commit(
             job_uid=self._job_uid,
             generation=generation,
@@ -148,16 +165,27 @@ class Checkpointer:
             start_step=start_step,
             digest=digest,
         )
-        cancelled = self._copies_of = threading.Event()
+        cancelled = self._host_of = threading.Event()
         self._cancelled = [*self._cancelled[-1:], cancelled]
         name = name_of(generation, pair.step, uid)
-        write = partial(self._write, name, structure, copies, record, acknowledged, cancelled, part, parts_within_s)
+        self._again = False
+        copied: Future[_Copied] = Future()
+        write = partial(self._write, name, structure, copied, record, acknowledged, cancelled, part, parts_within_s)
         doing = f"Writing checkpoint {name.directory}"
-        with self._lock:
-            if self._busy:
-                self._next = write, doing
-                return True  # the thread comes to it
-        self._start(write, doing)
+        try:
+            # In a thread of its own: the writer may wait for the next commit, which waits for this copy.
+            threading.Thread(target=self._copy, args=(copy, copied), name="regroup-copy", daemon=True).start()
+            with self._lock:
+                if self._busy:
+                    self._next = write, doing
+                else:
+                    self._start(write, doing)
+        except RuntimeError:  # no thread can be started
+            copy.abandon()
+            self._release(cancelled)
+            raise
+        if self._must_wait:
+            copy.wait_read()
         return True
 
     def cancel(self) -> None:
@@ -281,21 +309,6 @@ class Checkpointer:
                 return  # the thread comes to it
         self._start(None, _DELETING)
 
-    def _copy(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Return host copies, in the memory of the last time where it fits: fresh pages would cost more than the copy."""
-        copies, devices = {}, set()
-        for key, tensor in tensors.items():
-            copy = self._copies.get(key)
-            if copy is None or copy.shape != tensor.shape or copy.dtype != tensor.dtype:
-                copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
-            copies[key] = copy.copy_(tensor, non_blocking=tensor.is_cuda)
-            if tensor.is_cuda:
-                devices.add(tensor.device)
-        for device in devices:
-            torch.cuda.current_stream(device).synchronize()
-        self._copies = copies
-        return copies
-
     # --- the writer thread -------------------------------------------------------------------------------------------
 
     def _start(self, write: Callable[[], None] | None, doing: str) -> None:
@@ -340,7 +353,7 @@ class Checkpointer:
         self,
         name: Name,
         structure: str,
-        tensors: Mapping[str, torch.Tensor],
+        copied: "Future[_Copied]",
         record: Commit,
         acknowledged: Callable[[], bool] | None,
         cancelled: threading.Event,
@@ -349,6 +362,14 @@ class Checkpointer:
     ) -> None:
         began = False
         try:
+            tensors, changed = copied.result()  # ends when the copy has been read, or has failed
+            if changed is not None:
+                self._problem = (
+                    f"Checkpoint {name.directory} is copied again, and training waits for each copy from now on: {changed} "
+                    "was changed outside step.commit(). Change the state in step.commit(before=..., after=...) only."
+                )
+                self._must_wait = self._again = True
+                return
             committed, _ = store.names(self._directory)
             why = selection.unwelcome(self._ours(committed), name.generation)
             if why is None and cancelled.is_set():  # while it waited for the write before it
@@ -391,8 +412,27 @@ class Checkpointer:
 
     def _release(self, cancelled: threading.Event) -> None:
         """A write, known by its event, has no more use for the host copies. The next one may have taken them since."""
-        if self._copies_of is cancelled:
-            self._copies_of = None
+        if self._host_of is cancelled:
+            self._host_of = None
+
+    def _copy(self, copy: Copy, copied: "Future[_Copied]") -> None:
+        """Copy the tensors to host memory; in a thread."""
+
+        def room(tensors: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
+            old = self._host
+            fits = {key for key in tensors.keys() & old.keys() if _kind(tensors[key]) == _kind(old[key])}
+            self._host = old = {key: old[key] for key in fits}  # what does not fit is freed before there is more
+            self._host = {
+                key: old[key] if key in fits else torch.empty(one.shape, dtype=one.dtype)
+                for key, one in tensors.items()
+            }
+            return self._host
+
+        try:
+            copy.fill(room)
+            copied.set_result(_Copied(self._host, copy.changed))
+        except BaseException as error:  # the writer says so
+            copied.set_exception(error)
 
     def _await_parts(self, name: Name, size: int, cancelled: threading.Event, within_s: float) -> str | None:
         """Return None when every process of the model group has written its part, else the sentence why not.
@@ -431,3 +471,7 @@ class Checkpointer:
         finally:
             self._began_s += time.monotonic() - began_s
             self._awaits_ranks = False
+
+
+def _kind(tensor: torch.Tensor) -> tuple[torch.Size, torch.dtype]:
+    return tensor.shape, tensor.dtype
