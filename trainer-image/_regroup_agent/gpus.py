@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from regroup.protocol import env
-from regroup.protocol.gpus import may_share, visible
+from regroup.protocol.gpus import VISIBLE, may_share, visible
 
 DEV = Path("/dev")
 _DEVICE = re.compile(r"nvidia\d+")
@@ -25,7 +25,7 @@ def lack(environ: Mapping[str, str], processes: int, dev: Path = DEV) -> str:
     return (
         f"The container of pod {environ[env.POD_NAME]} has {gpus}, and spec.processesPerWorker is {processes}: each process needs "
         f"a GPU of its own. Request as many GPUs as spec.processesPerWorker, or lower that. For a script that computes on the CPU, "
-        f"set {env.VISIBLE} to an empty value in the container's env."
+        f"set {VISIBLE} to an empty value in the container's env."
     )
 
 
@@ -35,7 +35,7 @@ def count(environ: Mapping[str, str], dev: Path = DEV) -> int:
         found = sum(_DEVICE.fullmatch(path.name) is not None for path in dev.iterdir())
     except OSError:
         return 0
-    said = environ.get(env.VISIBLE)
+    said = environ.get(VISIBLE)
     if said is None:
         return found
     names = visible(said)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from regroup.protocol.state import Busy, Condition, Phase
+from regroup.protocol.text import shorten
 from regroup.protocol.wire import (
     CANNOT_RUN,
     SILENT_S,
@@ -249,7 +250,7 @@ def _counted(session: Session, fault: Fault, at_s: float) -> bool:
 
 def _clean(text: str, length: int = MAX_LINE) -> str:
     """Return the text as it can stand in a status: short, and without half surrogates."""
-    return text[:length].encode(errors="replace").decode()
+    return shorten(text, length).encode(errors="replace").decode()
 
 
 def stream_opened(session: Session, boot: str) -> Session:

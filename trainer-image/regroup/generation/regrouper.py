@@ -40,6 +40,7 @@ from regroup.protocol.local import (
     StopLocally,
 )
 from regroup.protocol.state import StatePair
+from regroup.protocol.text import shorten
 from regroup.state.durable import Durable, Origin
 from regroup.state.memory import Memory
 from regroup.state.training import CommitRecord, TrainingState
@@ -624,7 +625,7 @@ class Regrouper:
             print(sentence, flush=True)
         if newest.info is not None and (above is None or newest.info.pair > above):
             return _OnDisk(newest.info)
-        why = " ".join(newest.skipped)[:300]
+        why = shorten(" ".join(newest.skipped), 300)
         # Once the status names a checkpoint of the job's own, that one is waited for: what the job began with is older.
         if above is not None or document.checkpoint is not None or self._durable.resume_from is None:
             return _OnDisk(why=why)
@@ -633,7 +634,7 @@ class Regrouper:
         except ImportMissing as error:
             return _OnDisk(missing=str(error))
         except CheckpointError as error:
-            return _OnDisk(why=str(error)[:300])
+            return _OnDisk(why=shorten(str(error), 300))
 
     # --- small parts -------------------------------------------------------------------------------------------------
 
@@ -650,7 +651,7 @@ class Regrouper:
                 state_adopted=self._state.adopted,
                 step=self._state.step,
                 cause=cause,
-                message=message[:500],
+                message=shorten(message, 500),
                 peer_rank=peer_rank,
             )
         )
