@@ -14,8 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from regroup.protocol.env import VISIBLE
-from regroup.protocol.gpus import may_share, visible
+from regroup.protocol.gpus import VISIBLE, may_share, visible
 from regroup_operator.api import SpecError
 
 LIST_S = 60.0

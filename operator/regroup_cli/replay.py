@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
+from regroup.protocol.text import shorten
 from regroup_operator.api import SpecError
 from regroup_operator.decision_log import DecisionLogError, Line, decision_of, difference, from_line, reading
 from regroup_operator.plan.job import plan_job
@@ -105,5 +106,4 @@ def _time(line: Line) -> str:
 
 
 def _short(value: Any) -> str:
-    text = str(value)
-    return text if len(text) <= 120 else f"{text[:117]}..."
+    return shorten(str(value), 120)

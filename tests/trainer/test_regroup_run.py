@@ -268,6 +268,35 @@ def test_collective_that_fails_by_the_users_own_error_fails_the_job_with_the_err
     assert set(said) == {"0", "1"}
 
 
+@pytest.mark.parametrize(
+    ("odd", "sentence"),
+    [
+        pytest.param(
+            "0",
+            "Rank 0 in worker 0 (pod local-worker-0-0) and rank 1 in worker 1 (pod local-worker-1-0) compute on the same GPU "
+            "(GPU-5c1a), and NCCL needs one for each process. Give each worker GPUs of its own, without time slicing, or lower the "
+            "number of workers.",
+            id="two on one GPU",
+        ),
+        pytest.param(
+            "1", "The parameters of rank 0 and of rank 1 lie in memory in different orders, ", id="odd strides"
+        ),
+    ],
+)
+def test_ranks_that_do_not_fit_together_fail_the_job_and_are_not_started_again(
+    start: Callable[..., LocalRun], monkeypatch: pytest.MonkeyPatch, odd: str, sentence: str
+) -> None:
+    monkeypatch.setenv("TEST_ODD", odd)
+    run = start("--workers", "2", "--max", "3", "--gpus", "none", str(Path(__file__).parent / "shared_gpu_job.py"))
+    ended = run.wait(lambda s: s.get("phase") == "Failed", "the end")
+    failed = _condition(ended, "Failed")
+    assert failed["reason"] == "CannotRun"
+    assert failed["message"].startswith(sentence)
+    # The operator may hear of one rank's lost connection before it hears why the other one has ended.
+    assert ended["membership"]["generation"] <= 2
+    assert (ended["restarts"]["processes"] <= 2, run.process.wait(60)) == (True, 1)
+
+
 def _condition(status: dict[str, Any], kind: str) -> dict[str, Any]:
     return next((c for c in status.get("conditions", ()) if c["type"] == kind and c["status"] == "True"), {})
 

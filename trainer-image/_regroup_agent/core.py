@@ -33,6 +33,7 @@ class Core:
 
     `session`: the script is known to use the library, so its processes start as soon as the operator is reached.
     `preloading`: a zygote imports, and `Preloaded` will follow; until then a script's worker is not ready.
+    `cannot_run`: why no process can train here. None is started then, and each operator that is reached is told.
     """
 
     def __init__(
@@ -42,10 +43,11 @@ class Core:
         *,
         session: bool = False,
         preloading: bool = False,
+        cannot_run: str = "",
         snapshots: Mapping[int, SnapshotState] | None = None,
     ) -> None:
         self._worker = Worker(identity, saved, snapshots or {})
-        self._worker.preloading = preloading
+        self._worker.preloading, self._worker.cannot_run = preloading or cannot_run != "", cannot_run
         if session:
             self._worker.session, self._worker.tier = True, SESSION
         self._session, self._script = Session(self._worker), Script(self._worker)
@@ -127,6 +129,9 @@ class Core:
         elif isinstance(event, ev.Connected):
             worker.connected = True
             self._resay(now_s)
+            if worker.cannot_run:
+                why = worker.cannot_run  # said as if a process had been started, and had found it
+                worker.send(wire.Fault("exit", why, local_rank=0, exit_code=2, reason=wire.CANNOT_RUN, detail=why))
             if worker.saved.entered != UNKNOWN:
                 self._start_session(now_s)
         elif isinstance(event, ev.Disconnected):

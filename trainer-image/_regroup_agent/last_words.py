@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from regroup.protocol.text import shorten
+
 KEPT_BYTES = 8192
 """Of a process's stderr that are kept: a deep traceback begins further up, but its end is what explains."""
 MAX_LINE = 500
@@ -52,12 +54,14 @@ def last_words(stderr: bytes) -> LastWords:
         before = " ".join(line.strip() for line in lines[begins[-2] : min(begin, begins[-2] + 2)]) + " "
     lines = [text for line in lines[begin:] if (text := _PREFIX.sub("", line))]  # of an empty line the prefix is all
     if lines[0].startswith("Fatal Python error"):
-        return LastWords((before + lines[0])[:MAX_LINE], _bounded(lines[:MAX_LINES]))  # the innermost calls come first
+        return LastWords(
+            shorten(before + lines[0], MAX_LINE), _bounded(lines[:MAX_LINES])
+        )  # the innermost calls come first
     if lines[0].startswith(_TERMINATED):
         return _words(lines, 0, sum("what():" in line for line in lines[1:2]))
     if "Exception Group" in lines[0]:
         found = [line[1] for line in map(_GROUPED.match, lines) if line]
-        return LastWords(" ".join(found[: 1 + _LISTED])[:MAX_LINE], _bounded(lines[-MAX_LINES:]))
+        return LastWords(shorten(" ".join(found[: 1 + _LISTED]), MAX_LINE), _bounded(lines[-MAX_LINES:]))
     at = _exception(lines, 0)
     while _CAUGHT.search(lines[at]) and _ORIGINAL in lines[at + 1 :]:
         at = _exception(lines, lines.index(_ORIGINAL, at))
@@ -78,7 +82,7 @@ def _words(lines: list[str], at: int, num_listed: int = 0) -> LastWords:
         return LastWords()
     lines = [_PREFIX.sub("", line) for line in lines[: at + 1 + num_listed]]
     said = " ".join(line.strip() for line in lines[at:])
-    return LastWords(said[:MAX_LINE], _bounded(lines[-MAX_LINES:]))
+    return LastWords(shorten(said, MAX_LINE), _bounded(lines[-MAX_LINES:]))
 
 
 def _bounded(kept: list[str]) -> str:

@@ -19,7 +19,7 @@ from regroup.protocol import env, local, snapshot
 from regroup.protocol.wire import ProcessStack
 
 from . import events as ev
-from . import kernel_view
+from . import gpus, kernel_view
 from .core import Core, Identity
 from .group_hook_files import write_group_hook
 from .last_words import LastWords
@@ -92,12 +92,16 @@ class Agent:
                 f"The script sets {settings.unknown} before it imports torch, to a value that only the running script knows. "
                 "Processes are started by exec, so each of them repeats the imports. Set it in the container's env instead."
             )
-        has_zygote = bool(python and preload and not settings.unknown)
+        cannot_run = gpus.lack(environ, self._processes)
+        if cannot_run:
+            log(cannot_run)
+        has_zygote = bool(python and preload and not settings.unknown and not cannot_run)
         self._core = Core(
             identity,
             saved,
             session=uses_library(python),
             preloading=has_zygote,
+            cannot_run=cannot_run,
             snapshots=_snapshots(environ, identity.processes),
         )
         self._zygote = (

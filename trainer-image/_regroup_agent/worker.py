@@ -81,6 +81,8 @@ class Worker:
         """Script tier: processes are being ended because a newer generation wants new ones."""
         self.preloading = False
         """The zygote's first import is not over."""
+        self.cannot_run = ""
+        """Why its processes could not train: none is started, and the operator is told. Empty: nothing is known against them."""
         self.unobserved = False
         """Script tier: see aggregate.Facts."""
         self.script_cause: str | None = None
@@ -275,6 +277,8 @@ class Worker:
 
         `generation`: whose rank and world size they are started with; None: without.
         """
+        if self.cannot_run:
+            return
         incarnation = self.saved.incarnation
         started = []
         for rank in ranks:

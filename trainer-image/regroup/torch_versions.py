@@ -8,13 +8,12 @@ from __future__ import annotations
 import os
 import queue
 import re
-import socket
 import sys
 import threading
 from typing import Any, NamedTuple
 
-from regroup.errors import UsageError
-from regroup.protocol import env, local
+from regroup import cannot_run
+from regroup.protocol import env
 
 OLDEST, NEWEST = (2, 11), (2, 13)
 """The oldest torch that Regroup runs with, and the newest that it is tested with. The images of the project have NEWEST."""
@@ -74,8 +73,7 @@ def require() -> None:
 
     judged = judge(torch.__version__)
     if judged.refuses:
-        _tell_agent(judged.refuses)
-        raise UsageError(judged.refuses)
+        cannot_run.refuse(judged.refuses)
     if judged.warns and os.environ.get(env.LOCAL_RANK, "0") == "0":
         print(f"regroup: {judged.warns}", file=sys.stderr, flush=True)
 
@@ -91,21 +89,6 @@ def _text(release: tuple[int, int]) -> str:
     return f"{release[0]}.{release[1]}"
 
 
-def _tell_agent(sentence: str) -> None:
-    """Tell the agent that no process of this job can run. Without an agent, or with one that has gone, nobody is told."""
-    try:
-        message = local.CannotRun(int(os.environ[env.LOCAL_RANK]), int(os.environ[env.INCARNATION]), sentence)
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as agent:
-            agent.settimeout(_TELL_S)
-            agent.connect(os.environ[env.SOCKET])
-            agent.sendall(local.encode(message))
-            agent.recv(1)  # the agent has read it once it closes: the process may end now
-    except (OSError, KeyError, ValueError):
-        pass
-
-
-_TELL_S = 2.0
-"""How long the agent may take."""
 _SLICE_S, _SLICES = 0.02, 25
 """A work without an error answers `wait` in microseconds. This many slices are for a machine whose processors are busy; the thread
 that counts them is paused together with the one that answers. With an error the answer takes as long as NCCL's abort."""

@@ -18,6 +18,7 @@ from aiohttp.http_exceptions import HttpProcessingError, LineTooLong
 
 from regroup.protocol import MAX_REPORT_BYTES, OLDEST, VERSION, codec
 from regroup.protocol.codec import ProtocolError
+from regroup.protocol.text import shorten
 from regroup.protocol.wire import Accepted, Answered, Greeted, Hello, Progress, Report
 from regroup_operator.api import UnavailableError
 from regroup_operator.endpoint.registry import Registry, Stream
@@ -69,7 +70,7 @@ class _Answer(Exception):
     """Ends a request with a status and one sentence."""
 
     def __init__(self, status: int, sentence: str) -> None:
-        super().__init__(sentence[:MAX_SENTENCE])
+        super().__init__(shorten(sentence, MAX_SENTENCE))
         self.status = status
 
 

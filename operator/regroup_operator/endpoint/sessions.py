@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from regroup.protocol.state import Busy, Condition, Phase
+from regroup.protocol.text import shorten
 from regroup.protocol.wire import (
     CANNOT_RUN,
     SILENT_S,
@@ -258,7 +259,7 @@ def _counted(session: Session, fault: Fault, at_s: float) -> bool:
 
 def _clean(text: str, length: int = MAX_LINE) -> str:
     """Return the text as it can stand in a status: short, and without half surrogates."""
-    return text[:length].encode(errors="replace").decode()
+    return shorten(text, length).encode(errors="replace").decode()
 
 
 def stream_opened(session: Session, boot: str) -> Session:

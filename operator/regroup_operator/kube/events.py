@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from regroup.protocol.text import shorten
 from regroup_operator.api import GROUP, KIND, VERSION, Job, NotFoundError
 from regroup_operator.kube.client import EVENTS, ApiConflict, ApiError, Client
 from regroup_operator.kube.microtime import micro_time
@@ -123,8 +124,11 @@ def event_body(job: Job | Regarding, note: EventNote, name: str, wall_time: str)
 
 
 def cut(text: str, num_bytes: int) -> str:
-    """Return as much of `text` as fits into so many bytes of UTF-8, in whole characters. What UTF-8 cannot say becomes "?"."""
-    return text.encode(errors="replace")[:num_bytes].decode(errors="ignore")
+    """Return as much of `text` as fits into so many bytes of UTF-8; one that is cut ends at a word, with an ellipsis. What UTF-8
+    cannot say becomes "?"."""
+    whole = text.encode(errors="replace")
+    fits = whole[:num_bytes].decode(errors="ignore")
+    return fits if len(whole) <= num_bytes else shorten(f"{fits} ", len(fits))
 
 
 class EventRecorder:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from regroup.protocol.text import shorten
 from regroup_operator.api import GROUP, KIND
 from regroup_operator.api.names import (
     ANNOTATION_SPEC_DIGEST,
@@ -178,7 +179,7 @@ def slim_pod(item: Mapping[str, Any], previous: Pod | None, now_s: float) -> Pod
         unschedulable=_unschedulable(status),
         unscheduled_reason=_reason_of(status, "PodScheduled", "False"),
         status_reason=status.get("reason") or "",
-        status_message=(status.get("message") or "")[:MESSAGE_LENGTH] if status.get("phase") == "Failed" else "",
+        status_message=shorten(status.get("message") or "", MESSAGE_LENGTH) if status.get("phase") == "Failed" else "",
         disruption=_disruption_of(status),
         spec_digest=(metadata.get("annotations") or {}).get(ANNOTATION_SPEC_DIGEST, ""),
     )

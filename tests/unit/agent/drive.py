@@ -28,11 +28,17 @@ class Drive:
         saves: bool = False,
         session: bool = False,
         preloading: bool = False,
+        cannot_run: str = "",
         snapshot: SnapshotState | None = None,
     ) -> None:
         identity = Identity(JOB, POD, "boot", processes, grace_s, saves)
         self.core = Core(
-            identity, saved, session=session, preloading=preloading, snapshots={} if snapshot is None else {0: snapshot}
+            identity,
+            saved,
+            session=session,
+            preloading=preloading,
+            cannot_run=cannot_run,
+            snapshots={} if snapshot is None else {0: snapshot},
         )
         self.processes, self.now_s = processes, 100.0
         self.effects: list[ev.Effect] = []

@@ -5,7 +5,7 @@ from itertools import product
 
 import pytest
 
-from regroup.generation.adoption import Arrival, Copy, Fallback, Refuse, beginner, decide, odd_strides
+from regroup.generation.adoption import Arrival, Copy, Fallback, Refuse, beginner, decide, odd_strides, shared_gpu
 from regroup.protocol.document import Document, Member, MemberSeal, OlderGeneration, Store
 from regroup.protocol.state import StatePair
 
@@ -410,3 +410,16 @@ def test_ranks_whose_parameters_lie_in_different_orders(
 ) -> None:
     arrivals = [Arrival.from_json(Arrival(None, 0, 0, strides=one).to_json()) for one in strides]
     assert odd_strides(arrivals, size) == want
+
+
+@pytest.mark.parametrize(
+    ("gpus", "want"),
+    [
+        pytest.param(["m/GPU-1", "m/GPU-2", "n/GPU-1"], None, id="each has its own"),
+        pytest.param(["", "", ""], None, id="on the CPU, or free to share"),
+        pytest.param(["m/GPU-1", "m/GPU-2", "m/GPU-2", "m/GPU-1"], (1, 2), id="the first pair"),
+        pytest.param(["m/GPU-1", "", "m/GPU-1"], (0, 2), id="one rank between them says nothing"),
+    ],
+)
+def test_ranks_on_one_gpu(gpus: list[str], want: tuple[int, int] | None) -> None:
+    assert shared_gpu([Arrival.from_json(Arrival(None, 0, 0, gpu=one).to_json()) for one in gpus]) == want

@@ -5,10 +5,12 @@ The backend is a fake that behaves as the real one was seen to, and as the sourc
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import threading
 import weakref
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,11 +19,14 @@ import torch.distributed
 from torch._C._distributed_c10d import ErrorType, HashStore
 
 from harness.polling import until
+from regroup import accelerator, cannot_run
 from regroup.data import SamplePlan
 from regroup.errors import Aborted, BackendError, GroupBroken, PeerLost, UsageError
 from regroup.generation import backends, nccl, regrouper
-from regroup.generation.groups import Groups, Pending
+from regroup.generation.adoption import Arrival
+from regroup.generation.groups import Gathering, Groups, Pending
 from regroup.generation.regrouper import Regrouper
+from regroup.protocol.document import Document
 from regroup.protocol.local import Answer, FormedLocally, Left
 from regroup.state.durable import Durable
 from regroup.state.memory import Memory
@@ -32,6 +37,14 @@ from .fake_nccl import FakeNccl, FakeWork
 from .test_outcomes import LOST, Lost
 
 GPU = torch.device("cuda", 0)
+
+
+def handed_over(document: Document) -> Document:
+    """Return the generation in which the second worker takes the first one's slot."""
+    first, second = document.members
+    return replace(document, members=(first, replace(second, slot=first.slot)))
+
+
 SOON_S = 5.0
 
 
@@ -712,7 +725,7 @@ def test_connecting_has_the_time_of_an_adoption(monkeypatch: pytest.MonkeyPatch)
 
     class Formed(Groups):
         def form(self, *_: Any) -> Any:
-            return None
+            return Gathering(make_document(7000), ())
 
         def connect(self) -> None:
             told_before.extend(type(message) for message in watcher.sent)
@@ -724,3 +737,49 @@ def test_connecting_has_the_time_of_an_adoption(monkeypatch: pytest.MonkeyPatch)
     assert told_before == [FormedLocally]
     assert isinstance(watcher.sent[-1], Left)
     assert watcher.sent[-1].peer_rank == 1
+
+
+@pytest.mark.parametrize(
+    ("document", "cause", "words"),
+    [
+        pytest.param(
+            make_document(7000), "CannotRun", "Rank 0 in worker 0 (pod w-0) and rank 1 in worker 1 (pod w-1)", id="two workers"
+        ),
+        pytest.param(
+            make_document(7000, processes=[2], hosts=["127.0.0.1"]),
+            "CannotRun",
+            "Rank 0 and rank 1, both in worker 0 (pod w-0), compute on the same GPU (GPU-1), and NCCL needs one for each process.",
+            id="two processes of a worker",
+        ),
+        pytest.param(
+            handed_over(make_document(7000)), "collective", "Rank 0 in worker 0 (pod w-0) and rank 1 in worker 0", id="a hand-over"
+        ),
+    ],
+)  # fmt: skip
+def test_ranks_on_one_gpu_are_refused_before_their_gpus_connect(
+    monkeypatch: pytest.MonkeyPatch, document: Document, cause: str, words: str
+) -> None:
+    """NCCL 2.28 was seen to fail each rank in each generation, for ever. A worker that takes over has its predecessor's GPU for a
+    moment only."""
+    watcher = Watcher()
+    model = torch.nn.Linear(2, 1)
+    state = TrainingState(model, torch.optim.SGD(model.parameters(), lr=0.1), {})
+    plan = SamplePlan(0, 8, 4, 2, 1)
+
+    class Formed(Groups):
+        def form(self, arrival: Arrival, *_: Any) -> Any:
+            return Gathering(document, (arrival, arrival))
+
+        def connect(self) -> None:
+            raise AssertionError("NCCL hangs here, or fails")
+
+    monkeypatch.setattr(regrouper, "Groups", Formed)
+    monkeypatch.setattr(accelerator, "identity", lambda _: "machine/GPU-1")
+    told: list[str] = []
+    monkeypatch.setattr(cannot_run, "_tell_agent", told.append)
+    joined = Regrouper(watcher, state, plan, GPU, Durable(state, plan), Memory(state, plan, None, 0))  # type: ignore[arg-type]
+    with pytest.raises(UsageError) if cause == "CannotRun" else contextlib.nullcontext():
+        joined._enter(make_assignment(document, 1))
+    said = [*told, *(left.message for left in watcher.sent)]
+    assert (len(told), [left.cause for left in watcher.sent]) == ((1, []) if cause == "CannotRun" else (0, [cause]))
+    assert said[0].startswith(words)

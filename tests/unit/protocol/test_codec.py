@@ -138,7 +138,7 @@ LOCAL: list[Any] = [
     local.AdoptedLocally(3, 9, "self", StatePair(2, 9), 1.0, True),
     local.Committed(3, 9, 8, 0.5, 1, "d", 10, 3.0, 1.0, 1, {"step": 1}),
     local.Left(3, None, 0, 5, "witness", "m", 1), local.Snapshotted(StatePair(2, 9), 2, True), local.FinishedLocally(3, 10),
-    local.TakeStore(3), local.Observed(0, 3, "formed"),
+    local.TakeStore(3), local.Observed(0, 3, "formed"), local.CannotRun(0, 3, "torch 2.10 is too old."),
     local.Answer("entering", 3, True, 2, "m"), ASSIGNMENT, local.PruneLocally(("a",)), local.StopLocally("Complete"),
     local.BusyLocally("pause", "eval", 60.0), local.DumpStacksLocally(), local.FinishLocally(3, 10, 2, 4, CHECKPOINT),
     local.Stack("outside", None, "load (train.py:4)", "load (train.py:4) < main", "thread MainThread:"),

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import types
+import uuid
+from pathlib import Path
+
 import pytest
 import torch
 
 import regroup
 from regroup import accelerator
 from regroup.errors import UsageError
-from regroup.protocol import env
+from regroup.protocol import env, gpus
 
 
 @pytest.mark.parametrize(
@@ -28,6 +32,33 @@ def test_device_of_a_process(local_rank: int, num_gpus: int, want: str) -> None:
             accelerator.choose(local_rank, num_gpus)
     else:
         assert str(accelerator.choose(local_rank, num_gpus)) == want
+
+
+def test_processes_that_may_share_take_gpus_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "set_device", lambda _: None)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setenv(gpus.MULTI_RANK, "1")
+    found = []
+    for local_rank in range(3):
+        monkeypatch.setenv(env.LOCAL_RANK, str(local_rank))
+        found.append(str(regroup.device()))
+    assert found == ["cuda:0", "cuda:1", "cuda:0"]
+
+
+def test_gpu_is_known_by_its_machine_and_uuid(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch.cuda's UUID prints without the prefix that nvidia-smi gives it; a torch of another maker has none."""
+    monkeypatch.delenv(gpus.MULTI_RANK, raising=False)
+    gpu = torch.device("cuda", 0)
+    assert accelerator.identity(torch.device("cpu")) == ""
+    properties = types.SimpleNamespace(uuid=uuid.UUID("5c1a3a52-7be1-4c32-b2a3-0d2f6b2f2a11"))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
+    machine = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    assert accelerator.identity(gpu) == f"{machine}/GPU-5c1a3a52-7be1-4c32-b2a3-0d2f6b2f2a11"
+    monkeypatch.setenv(gpus.MULTI_RANK, "1")
+    assert accelerator.identity(gpu) == ""
+    monkeypatch.delenv(gpus.MULTI_RANK)
+    del properties.uuid
+    assert accelerator.identity(gpu) == ""
 
 
 @pytest.mark.parametrize("said", ["-1", "abc", "1.5"])

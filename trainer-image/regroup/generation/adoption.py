@@ -61,6 +61,8 @@ class Arrival:
     """States of which its worker's memory has the part of its inner index (rule BACKUP)."""
     strides: int = 0
     """Hash of how its parameters lie in memory: gradients are summed as they lie."""
+    gpu: str = ""
+    """The GPU that it computes on (`accelerator.identity`); empty: none, or one that it may share."""
 
     def to_json(self) -> list[Any]:
         """Return the form in which it is gathered."""
@@ -80,6 +82,7 @@ class Arrival:
             self.seed,
             self.snapshots,
             self.strides,
+            self.gpu,
         ]
 
     @classmethod
@@ -99,6 +102,7 @@ class Arrival:
             seed,
             snapshots,
             strides,
+            gpu,
         ) = data
         return cls(
             None if state is None else StatePair(*state),
@@ -115,6 +119,7 @@ class Arrival:
             seed,
             tuple(StatePair(*pair) for pair in snapshots),
             strides,
+            gpu,
         )
 
 
@@ -231,6 +236,15 @@ def _held_by(state: StatePair, holder: str, document: Document) -> Refuse:
         f"The newest state that is known, generation {state.generation} step {state.step}, is held by the worker "
         f"with pod UID {holder}, which is not a member of generation {document.number}; waiting for it."
     )
+
+
+def shared_gpu(arrivals: Sequence[Arrival]) -> tuple[int, int] | None:
+    """Return the first two ranks that compute on one GPU, which NCCL refuses; None: each has its own."""
+    first: dict[str, int] = {}
+    for rank, arrival in enumerate(arrivals):
+        if arrival.gpu and first.setdefault(arrival.gpu, rank) != rank:
+            return first[arrival.gpu], rank
+    return None
 
 
 def odd_strides(arrivals: Sequence[Arrival], size: int) -> tuple[int, int] | None:

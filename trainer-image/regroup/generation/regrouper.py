@@ -13,9 +13,18 @@ from dataclasses import dataclass
 
 import torch
 
+from regroup import accelerator, cannot_run
 from regroup.checkpoint import CheckpointError, CheckpointInfo, ImportMissing
 from regroup.data import SamplePlan
-from regroup.errors import BackendError, GenerationChanged, GroupBroken, Refused, StateError, UsageError
+from regroup.errors import (
+    BackendError,
+    GenerationChanged,
+    GroupBroken,
+    PeerLost,
+    Refused,
+    StateError,
+    UsageError,
+)
 from regroup.protocol import env
 from regroup.protocol.document import Document
 from regroup.protocol.local import (
@@ -31,12 +40,13 @@ from regroup.protocol.local import (
     StopLocally,
 )
 from regroup.protocol.state import StatePair
+from regroup.protocol.text import shorten
 from regroup.state.durable import Durable, Origin
 from regroup.state.memory import Memory
 from regroup.state.training import CommitRecord, TrainingState
 
 from . import edges, living, parts, transfer
-from .adoption import Arrival, Block, Copy, Fallback, Refuse, beginner, decide, odd_strides
+from .adoption import Arrival, Block, Copy, Fallback, Refuse, beginner, decide, odd_strides, shared_gpu
 from .backends import wait_closed, wait_ended
 from .groups import Gathering, Groups, Part
 from .membership import Keeper, Stopped
@@ -88,6 +98,7 @@ class Regrouper:
         self._links = links
         self._seed = torch.initial_seed()  # the script has built its model
         self._strides = state.strides()
+        self._gpu = accelerator.identity(device)
         self.groups: Groups | None = None
         self.gathering: Gathering | None = None
         self.origin = Origin(0, "", 0, 0)
@@ -281,6 +292,7 @@ class Regrouper:
             arrival = self._arrival(answer.adopted)
             gathering = groups.form(arrival, listen_fd, lambda: self._watcher.send(Arrived(number)))
             self._retire()
+            self._check_gpus(gathering)  # NCCL would refuse them, each rank by itself and not in words
             formed_s = time.monotonic()
             self._watcher.send(FormedLocally(number, (formed_s - began_s) * 1e3))
             groups.connect()  # from here on the operator allows the time of an adoption, which is longer (adr/0026)
@@ -318,6 +330,7 @@ class Regrouper:
                 self.ended,
                 torn=state.torn,
                 strides=self._strides,
+                gpu=self._gpu,
             )
         return Arrival(
             kept.state,
@@ -329,6 +342,7 @@ class Regrouper:
             is_backup=not kept.is_last,
             torn=state.torn,
             strides=self._strides,
+            gpu=self._gpu,
         )
 
     def _arrival_with_part(self, agent_adopted: int) -> Arrival:
@@ -350,13 +364,37 @@ class Regrouper:
             seed=self._seed,
             snapshots=self._memory.held,
             strides=self._strides,
+            gpu=self._gpu,
         )
+
+    def _check_gpus(self, gathering: Gathering) -> None:
+        """Raise UsageError, on all ranks, where two of them compute on one GPU; PeerLost where a worker only takes over from the
+        one before it in its slot (rule HANDOVER), which leaves the GPU soon."""
+        shared = shared_gpu(gathering.arrivals)
+        if shared is None:
+            return
+        one, other = (gathering.document.member_of_rank(rank) for rank in shared)
+        gpu = gathering.arrivals[shared[0]].gpu.rpartition("/")[2]
+        if one.pod_uid == other.pod_uid:
+            cannot_run.refuse(
+                f"Rank {shared[0]} and rank {shared[1]}, both in worker {one.slot} (pod {one.pod}), compute on the same GPU "
+                f"({gpu}), and NCCL needs one for each process. Build the model on the device that regroup.device() returns, and "
+                "give the worker as many GPUs as it has processes."
+            )
+        sentence = (
+            f"Rank {shared[0]} in worker {one.slot} (pod {one.pod}) and rank {shared[1]} in worker {other.slot} (pod {other.pod}) "
+            f"compute on the same GPU ({gpu}), and NCCL needs one for each process. Give each worker GPUs of its own, without time "
+            "slicing, or lower the number of workers."
+        )
+        if one.slot == other.slot:
+            raise PeerLost(sentence)
+        cannot_run.refuse(sentence)
 
     def _adopt(self, groups: Groups, gathering: Gathering, formed_s: float) -> AdoptedLocally:
         """Continue from a state, on all ranks. Raises StateError or UsageError where they do not fit together."""
         odd = odd_strides(gathering.arrivals, self._plan.layout.size)
         if odd is not None:
-            raise UsageError(
+            cannot_run.refuse(
                 f"The parameters of rank {odd[0]} and of rank {odd[1]} lie in memory in different orders, and gradients are summed "
                 "as they lie. Call model.to(memory_format=...) in all processes, or in none, before regroup.session()."
             )
@@ -407,7 +445,7 @@ class Regrouper:
             )
         odd = parts.odd_seed(arrivals, first)
         if odd is not None:
-            raise UsageError(
+            cannot_run.refuse(
                 f"Rank {first[0]} and rank {odd} have built the model from different seeds (torch.initial_seed()), and each "
                 "holds a part of its own. Call torch.manual_seed() with one number in all processes before the model is built, "
                 "and with no other before regroup.session()."
@@ -587,7 +625,7 @@ class Regrouper:
             print(sentence, flush=True)
         if newest.info is not None and (above is None or newest.info.pair > above):
             return _OnDisk(newest.info)
-        why = " ".join(newest.skipped)[:300]
+        why = shorten(" ".join(newest.skipped), 300)
         # Once the status names a checkpoint of the job's own, that one is waited for: what the job began with is older.
         if above is not None or document.checkpoint is not None or self._durable.resume_from is None:
             return _OnDisk(why=why)
@@ -596,7 +634,7 @@ class Regrouper:
         except ImportMissing as error:
             return _OnDisk(missing=str(error))
         except CheckpointError as error:
-            return _OnDisk(why=str(error)[:300])
+            return _OnDisk(why=shorten(str(error), 300))
 
     # --- small parts -------------------------------------------------------------------------------------------------
 
@@ -613,7 +651,7 @@ class Regrouper:
                 state_adopted=self._state.adopted,
                 step=self._state.step,
                 cause=cause,
-                message=message[:500],
+                message=shorten(message, 500),
                 peer_rank=peer_rank,
             )
         )

@@ -65,12 +65,6 @@ ENDS_ON_SIGINT = "REGROUP_ENDS_ON_SIGINT"
 """Set by `regroup run`: SIGINT says that it ends, and does not come back. In a pod SIGINT is a drain, as SIGTERM is: images choose
 the signal that ends them (STOPSIGNAL)."""
 
-# --- CUDA's and NCCL's names ----------------------------------------------------------------------------------------
-VISIBLE = "CUDA_VISIBLE_DEVICES"
-"""The GPUs that a process sees; empty: none. `regroup run` sets it for each worker, by slot."""
-MULTI_RANK = "NCCL_MULTI_RANK_GPU_ENABLE"
-"""The user's. 1: NCCL lets several ranks share a GPU, so that nothing here refuses it."""
-
 # --- torchrun's names, written by the agent ------------------------------------------------------------------------
 RANK = "RANK"
 LOCAL_RANK = "LOCAL_RANK"

@@ -2,7 +2,10 @@
 
 from collections.abc import Mapping
 
-from .env import MULTI_RANK
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+"""The GPUs that a process sees; empty: none. `regroup run` sets it for each worker, by slot."""
+MULTI_RANK = "NCCL_MULTI_RANK_GPU_ENABLE"
+"""The user's. 1: NCCL lets several ranks share a GPU, so that nothing here refuses it."""
 
 
 def visible(text: str) -> tuple[str, ...]:

@@ -14,6 +14,7 @@ import re
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 
+from regroup.protocol.text import shorten
 from regroup_operator.model.plan import Crash, Failure
 
 ROUNDS = 3
@@ -107,4 +108,4 @@ def _quote(text: str) -> str:
     lines: Sequence[str] = text.splitlines()[-6:]
     while len(lines) > 1 and sum(len(line) + 1 for line in lines) > 600:
         lines = lines[1:]
-    return "".join(f"\n{line[:500]}" for line in lines)
+    return "".join(f"\n{shorten(line, 500)}" for line in lines)

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from regroup.protocol.text import shorten
 from regroup.protocol.wire import REPORT_EVERY_S, ProcessStack
 from regroup_operator.api.members import MemberId
 from regroup_operator.model.records import Session, Settings
@@ -167,7 +168,9 @@ def stack_lines(current: Current, workers: Iterable[Worker], processes: int) -> 
     """Return the ranks' last stacks in this generation, one shortened line each, those in no collective first."""
     stacks = _stacks([w for w in workers if w.is_member], current, processes, 0.0)
     stacks.sort(key=lambda entry: (entry[2].place in _INSIDE, entry[0]))
-    return [f"rank {rank} ({worker.id}): {s.place}: {s.chain}"[:MAX_LINE] for rank, worker, s in stacks[:MAX_LINES]]
+    return [
+        shorten(f"rank {rank} ({worker.id}): {s.place}: {s.chain}", MAX_LINE) for rank, worker, s in stacks[:MAX_LINES]
+    ]
 
 
 def _moved_s(session: Session, generation: int) -> float:

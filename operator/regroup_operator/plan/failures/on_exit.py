@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from regroup.protocol.text import shorten
 from regroup_operator.api.spec import ExitRule
 from regroup_operator.model.plan import EarlyFailure, Failure, IgnoredRow, is_over
 from regroup_operator.model.records import EVICTED, PREEMPTED, Pod
@@ -166,7 +167,7 @@ def blocked_sentence(rules: Sequence[ExitRule], index: int, pod: Pod, reason: st
     """Return why a pod that cannot start fails the job."""
     said = pod.unschedulable if reason == UNSCHEDULABLE else pod.waiting_message
     found = pod.waiting_reason if reason != UNSCHEDULABLE else reason
-    message = f": {said.rstrip('.')}"[:600] if said else ""
+    message = shorten(f": {said.rstrip('.')}", 600) if said else ""
     return (
         f"Worker {pod.id} (pod {pod.name}) cannot start ({found}{message}); {rule_words(rules, index)} fails the job."
     )
@@ -181,7 +182,7 @@ def rule_words(rules: Sequence[ExitRule], index: int) -> str:
         words = f"signals {', '.join(rule.signals)}"
     else:
         words = f"reasons {', '.join(rule.reasons or ())}"
-    return f"spec.recovery.onExit[{index}] ({rule.action}, {words})"[:400]
+    return shorten(f"spec.recovery.onExit[{index}] ({rule.action}, {words})", 400)
 
 
 def note_ignored(

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from regroup.protocol.text import shorten
 from regroup_operator.model.worker import Current, Standing, Worker
 
 MAX_WORDS = 200
@@ -78,7 +79,7 @@ def _verb(worker: Worker) -> str:
         code = f"signal {-fault.exit_code}" if fault.exit_code < 0 else f"exit code {fault.exit_code}"
         return f"lost a process ({code})"
     if worker.why == "CollectiveFailed" and fault is not None and fault.message and fault.cause != "exit":
-        return f"reported a failed collective ({fault.message.rstrip('.')[:MAX_WORDS]})"
+        return f"reported a failed collective ({shorten(fault.message.rstrip('.'), MAX_WORDS)})"
     cause = worker.session.condition.cause if worker.session else None
     if worker.why == "Stopped" and cause:
         return f"has stopped ({cause.rstrip('.')})"

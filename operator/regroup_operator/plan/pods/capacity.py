@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
+from regroup.protocol.text import shorten
 from regroup_operator.api.spec import ElasticPolicy
 from regroup_operator.model.plan import Clock, EarlyFailure, earliest
 from regroup_operator.model.ports import EventNote
@@ -88,7 +89,7 @@ def judge_capacity(
             EventNote(
                 "Warning",
                 "PodGivenBack",
-                f"Pod {pod.name} has been unschedulable for {timeout_s:.0f} s{why}"[:800]
+                shorten(f"Pod {pod.name} has been unschedulable for {timeout_s:.0f} s{why}", 800)
                 + f"; it is deleted and tried again in {_pause_s(row):.0f} s.",
             )
         )

@@ -7,6 +7,7 @@ from typing import Any
 
 from regroup.protocol.document import PLANNED
 from regroup.protocol.state import Group
+from regroup.protocol.text import shorten
 from regroup_operator.api.conditions import AGENTS_CONNECTED, PODS_READY
 from regroup_operator.api.members import format_members
 from regroup_operator.model.plan import JobCondition, Verdict
@@ -131,7 +132,10 @@ def worker_conditions(
         message = f": {stuck.waiting_message}" if stuck.waiting_message else ""
         out = [
             JobCondition(
-                "PodsReady", "False", stuck.waiting_reason, f"{counts}; {stuck.name} cannot start{message}"[:1000]
+                "PodsReady",
+                "False",
+                stuck.waiting_reason,
+                shorten(f"{counts}; {stuck.name} cannot start{message}", 1000),
             )
         ]
     elif unset:
@@ -139,13 +143,16 @@ def worker_conditions(
     elif unplaced is not None:
         out = [
             JobCondition(
-                "PodsReady", "False", "Unschedulable", f"{counts}; {unplaced.name}: {unplaced.unschedulable}"[:1000]
+                "PodsReady",
+                "False",
+                "Unschedulable",
+                shorten(f"{counts}; {unplaced.name}: {unplaced.unschedulable}", 1000),
             )
         ]
     elif failing is not None:
-        out = [JobCondition("PodsReady", "False", failing.reason, f"{counts}; {failing.message}."[:1000])]
+        out = [JobCondition("PodsReady", "False", failing.reason, shorten(f"{counts}; {failing.message}.", 1000))]
     elif held and len(running) == len(pods):
-        out = [JobCondition("PodsReady", "False", HELD_BACK, f"{counts}; {held}."[:1000])]
+        out = [JobCondition("PodsReady", "False", HELD_BACK, shorten(f"{counts}; {held}.", 1000))]
     else:
         out = [JobCondition("PodsReady", "False", "Starting", f"{counts}.")]
     late = [
@@ -247,7 +254,7 @@ def training_conditions(
     if crash and phase not in AT_REST:
         out.append(JobCondition("Degraded", "True", "Crashing", crash))
     elif ignored and phase not in AT_REST:
-        out.append(JobCondition("Degraded", "True", "FailuresIgnored", ignored[:1000]))
+        out.append(JobCondition("Degraded", "True", "FailuresIgnored", shorten(ignored, 1000)))
     else:
         out.append(_degraded(phase, current, replicas, workers, hang, leaving, spares, memory))
     if phase == SUCCEEDED and complete is not None:
@@ -262,11 +269,13 @@ def training_conditions(
     elif finished is not None and finished.open and phase != FAILED:
         words = finishing_words(finished, runs=phase == FINISHING)
         what = " ".join(filter(None, [words, _lost_node_words(finished, workers), unsaved]))
-        out.append(JobCondition("Complete", "False", FINISHING, what[:1000]))
+        out.append(JobCondition("Complete", "False", FINISHING, shorten(what, 1000)))
     elif finished is not None and phase != FAILED:
         what = f"The script has returned in all {_workers(len(finished.members))} of generation {finished.generation}."
         what = f"{what} The job waits for {roles}."
-        out.append(JobCondition("Complete", "False", WAITING_FOR_ROLES, " ".join(filter(None, [what, unsaved]))[:1000]))
+        out.append(
+            JobCondition("Complete", "False", WAITING_FOR_ROLES, shorten(" ".join(filter(None, [what, unsaved])), 1000))
+        )
     if phase == FAILED:
         failure = failure or Verdict("Failed", "The job failed.")
         out.append(JobCondition("Failed", "True", failure.reason, failure.message))
@@ -316,9 +325,9 @@ def _degraded(
     if phase in (PENDING, STARTING):
         return JobCondition("Degraded", "False", "NotStarted", "Training has not begun.")
     if hang:
-        return JobCondition("Degraded", "True", "NoProgress", hang[:1000])
+        return JobCondition("Degraded", "True", "NoProgress", shorten(hang, 1000))
     if phase == RUNNING and leaving:
-        return JobCondition("Degraded", "True", "Leaving", leaving[:1000])
+        return JobCondition("Degraded", "True", "Leaving", shorten(leaving, 1000))
     _, count = _trains(current)
     if phase == RUNNING and count < replicas:
         reason = "OOMKilled" if memory else "FewerMembers"
