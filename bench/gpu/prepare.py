@@ -126,18 +126,22 @@ def prepare_library(keep: Collection[int]) -> None:
             raise BenchError(
                 f"{NCCL} has no device code for {sorted(keep)}; it has {sorted(has)}. Choose with --architecture."
             )
-        LIBRARY.unlink(missing_ok=True)
-        with lzma.open(PACKED_LIBRARY, "wb", preset=6) as packed:
+        packed_aside = Path(aside, PACKED_LIBRARY.name)
+        with lzma.open(packed_aside, "wb", preset=6) as packed:
             packed.write(code)
+        LIBRARY.unlink(missing_ok=True)
+        packed_aside.rename(PACKED_LIBRARY)
 
 
 def prepare_site(python: str) -> None:
     """Fetch the packages of `regroup run` and pack them. Raises BenchError."""
     with tempfile.TemporaryDirectory(dir=CACHE) as aside:
         fetch(Path(aside, "site"), python, *PACKAGES)
-        shutil.rmtree(SITE, ignore_errors=True)
-        with tarfile.open(PACKED_SITE, "w:xz") as packed:
+        packed_aside = Path(aside, PACKED_SITE.name)
+        with tarfile.open(packed_aside, "w:xz") as packed:
             packed.add(Path(aside, "site"), "site")
+        shutil.rmtree(SITE, ignore_errors=True)
+        packed_aside.rename(PACKED_SITE)
 
 
 def main() -> int:

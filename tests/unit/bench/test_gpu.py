@@ -395,6 +395,35 @@ def test_pruning_empties_other_architectures_and_moves_nothing() -> None:
     assert bytes(code[-4:]) == bytes(4)
 
 
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for name in ("LIBRARY", "SITE", "PACKED_LIBRARY", "PACKED_SITE"):
+        monkeypatch.setattr(prepare, name, tmp_path / getattr(prepare, name).name)
+    monkeypatch.setattr(prepare, "CACHE", tmp_path)
+    return tmp_path
+
+
+def test_what_was_fetched_is_unpacked_where_it_is_used(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fetch(target: Path, _python: str, *packages: str) -> None:
+        place = target / ("nvidia/nccl/lib" if prepare.NCCL in packages else "aiohttp")
+        place.mkdir(parents=True)
+        (place / "libnccl.so.2").write_bytes(fat_binary((80, b"a" * 64), (90, b"b" * 64)))
+
+    assert (prepare.library(), prepare.site()) == (None, None)
+    monkeypatch.setattr(prepare, "fetch", fetch)
+    prepare.prepare_library([90])
+    prepare.prepare_site("3.12")
+    assert sorted(path.name for path in cache.iterdir()) == ["libnccl.so.2.xz", "site.tar.xz"]
+    found, site = prepare.library(), prepare.site()
+    assert found is not None
+    assert site is not None
+    assert found.read_bytes() == fat_binary((80, bytes(64)), (90, b"b" * 64))
+    assert (site / "aiohttp").is_dir()
+    with pytest.raises(BenchError, match=r"no device code for \[75\]; it has \[80, 90\]"):
+        prepare.prepare_library([75])
+    assert prepare.library() == found, "what could not be made changes nothing"
+
+
 # --- the dry run
 
 
