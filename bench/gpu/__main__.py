@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from bench.gpu import machine, prepare
+from bench.gpu import machine
 from bench.gpu.bounded import Ended, run_bounded
 from bench.gpu.machine import Machine
 from bench.gpu.part import Part, Row
@@ -106,14 +106,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--out", type=Path, default=OUT / "gpu", help="directory of the logs (default bench/out/gpu)")
     args = parser.parse_args(argv)
-    fetched = prepare.site()
-    if fetched is not None:
-        sys.path.append(str(fetched))  # last: what the machine has itself comes first
-    missing = machine.missing_packages()
     try:
-        if missing:
-            raise BenchError(missing)
-        found = machine.find(args.device)
+        found = machine.find(args.device, machine.packages())
     except BenchError as error:
         print(f"bench.gpu: {error}", file=sys.stderr)
         return 2

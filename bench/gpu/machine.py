@@ -14,7 +14,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from bench.gpu import prepare
@@ -61,6 +61,8 @@ class Machine:
     cpus: int
     compiler: str
     """C compiler that Triton would use; empty: none."""
+    site: str = ""
+    """Directory of fetched packages, where some are missing here; empty: all are installed."""
 
     @property
     def is_gpu(self) -> bool:
@@ -84,7 +86,7 @@ class Machine:
     def environment(self, ranks: int) -> dict[str, str]:
         """Return the variables for processes that are so many ranks together. Pure but for the path of the project."""
         path = [str(REPOSITORY), str(REPOSITORY / "operator"), str(REPOSITORY / "trainer-image")]
-        path += [str(prepare.SITE)] if prepare.SITE.is_dir() else []
+        path += [self.site] if self.site else []
         out = {
             "OMP_NUM_THREADS": "1",
             "PYTHONPATH": os.pathsep.join([*filter(None, [os.environ.get("PYTHONPATH")]), *path]),
@@ -102,19 +104,32 @@ def version(parts: Iterable[int]) -> str:
     return ".".join(map(str, parts)) or "none"
 
 
-def missing_packages() -> str:
-    """Return one sentence that names what is not installed; empty: nothing is missing."""
-    missing = [package for name, package in PACKAGES.items() if importlib.util.find_spec(name) is None]
-    if not missing:
+def packages() -> str:
+    """Return the directory of fetched packages that this Python needs; empty: all are installed. Raises BenchError.
+
+    A fetched package hides an installed one, so the directory is used only where something is missing.
+    """
+    if not _missing():
         return ""
-    return (
-        f"These packages are missing: {', '.join(missing)}. Install them, or run `python -m bench.gpu.prepare` where there is a "
-        "network and bring .cache/bench-gpu here."
-    )
+    fetched = prepare.site(".".join(platform.python_version_tuple()[:2]))
+    if fetched is not None:
+        sys.path.append(str(fetched))
+        importlib.invalidate_caches()
+    missing = _missing()
+    if missing:
+        raise BenchError(
+            f"These packages are missing: {', '.join(missing)}. Install them, or run `python -m bench.gpu.prepare --site "
+            f"{sys.version_info.major}.{sys.version_info.minor}` where there is a network and bring .cache/bench-gpu here."
+        )
+    return str(fetched)
 
 
-def find(device: str) -> Machine:
-    """Return the machine, asked in a process of its own. `device`: `cuda` or `cpu`. Raises BenchError."""
+def _missing() -> list[str]:
+    return [package for name, package in PACKAGES.items() if importlib.util.find_spec(name) is None]
+
+
+def find(device: str, site: str) -> Machine:
+    """Return the machine, asked in a process of its own. `device`: `cuda` or `cpu`; `site`: see `Machine`. Raises BenchError."""
     library = prepare.library()
     try:
         done = subprocess.run(
@@ -130,7 +145,7 @@ def find(device: str) -> Machine:
         raise BenchError(f"torch and the GPU's driver did not answer within {PROBE_S:g} s. Try nvidia-smi.") from None
     if done.returncode:
         raise BenchError(done.stderr.strip().splitlines()[-1] if done.stderr.strip() else "torch cannot be imported.")
-    found = from_json(json.loads(done.stdout.splitlines()[-1]))
+    found = replace(from_json(json.loads(done.stdout.splitlines()[-1])), site=site)
     if found.is_gpu and not found.gpus:
         raise BenchError("torch sees no GPU here. Run it on a machine with one, or dry-run it with --device cpu.")
     return found

@@ -1,7 +1,7 @@
 """`python -m bench.gpu.prepare`: what a machine with a GPU lacks for `bench.gpu`, fetched where there is a network.
 
 Writes to .cache/bench-gpu: `libnccl.so.2.xz`, an NCCL that lets several ranks share one GPU (without the device code of other
-architectures it is a sixth of its size), and with `--site` also `site.tar.xz`, the packages that `regroup run` imports. Copy the
+architectures it is a sixth of its size), and with `--site 3.12` also `site-3.12.tar.xz`, what `regroup run` imports. Copy the
 directory with the project; `bench.gpu` unpacks both at its first run. It needs `uv` or `pip`, and access to a package index.
 """
 
@@ -22,9 +22,8 @@ from bench.trials import BenchError
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 CACHE = REPOSITORY / ".cache" / "bench-gpu"
-SITE = CACHE / "site"
 LIBRARY = CACHE / "libnccl.so.2"
-PACKED_LIBRARY, PACKED_SITE = CACHE / "libnccl.so.2.xz", CACHE / "site.tar.xz"
+PACKED_LIBRARY = CACHE / "libnccl.so.2.xz"
 NCCL = "nvidia-nccl-cu13==2.30.7"
 """The version that was seen to let several ranks share an H200. The feature is there from 2.30 on."""
 PACKAGES = ("aiohttp", "cryptography", "pydantic", "pyyaml")
@@ -78,13 +77,19 @@ def library() -> Path | None:
     return LIBRARY if LIBRARY.exists() else None
 
 
-def site() -> Path | None:
-    """Return the directory of the fetched packages, unpacked at the first call; None: they were not fetched."""
-    if not SITE.is_dir() and PACKED_SITE.exists():
-        with tempfile.TemporaryDirectory(dir=CACHE) as aside, tarfile.open(PACKED_SITE) as packed:
+def packed_site(python: str) -> Path:
+    """Return where the packages for a Python, such as 3.12, are packed: machine code of one does not load in another."""
+    return CACHE / f"site-{python}.tar.xz"
+
+
+def site(python: str) -> Path | None:
+    """Return the directory of the packages that were fetched for a Python, unpacked at the first call; None: there are none."""
+    here, packed_here = CACHE / f"site-{python}", packed_site(python)
+    if not here.is_dir() and packed_here.exists():
+        with tempfile.TemporaryDirectory(dir=CACHE) as aside, tarfile.open(packed_here) as packed:
             packed.extractall(aside, filter="data")
-            Path(aside, "site").rename(SITE)
-    return SITE if SITE.is_dir() else None
+            Path(aside, "site").rename(here)
+    return here if here.is_dir() else None
 
 
 def fetch(target: Path, python: str, *packages: str) -> None:
@@ -137,11 +142,11 @@ def prepare_site(python: str) -> None:
     """Fetch the packages of `regroup run` and pack them. Raises BenchError."""
     with tempfile.TemporaryDirectory(dir=CACHE) as aside:
         fetch(Path(aside, "site"), python, *PACKAGES)
-        packed_aside = Path(aside, PACKED_SITE.name)
+        packed_aside = Path(aside, "site.tar.xz")
         with tarfile.open(packed_aside, "w:xz") as packed:
             packed.add(Path(aside, "site"), "site")
-        shutil.rmtree(SITE, ignore_errors=True)
-        packed_aside.rename(PACKED_SITE)
+        shutil.rmtree(CACHE / f"site-{python}", ignore_errors=True)
+        packed_aside.rename(packed_site(python))
 
 
 def main() -> int:
@@ -165,9 +170,8 @@ def main() -> int:
     except BenchError as error:
         print(error, file=sys.stderr)
         return 1
-    for path in (PACKED_LIBRARY, PACKED_SITE):
-        if path.exists():
-            print(f"{path.relative_to(REPOSITORY)}: {path.stat().st_size / 1e6:.0f} MB")
+    for path in (PACKED_LIBRARY, *([packed_site(args.site)] if args.site else [])):
+        print(f"{path.relative_to(REPOSITORY)}: {path.stat().st_size / 1e6:.0f} MB")
     return 0
 
 

@@ -70,7 +70,7 @@ def test_a_machine_is_the_same_after_json() -> None:
 def test_missing_packages_are_named_in_a_sentence(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert machine.missing_packages() == ""
+    assert machine.packages() == ""
     monkeypatch.setattr(machine, "PACKAGES", {"json": "json", "no_such_package": "no-such-package"})
     assert command.main(["--device", "cpu"]) == 2
     assert "packages are missing: no-such-package." in capsys.readouterr().err
@@ -397,7 +397,7 @@ def test_pruning_empties_other_architectures_and_moves_nothing() -> None:
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    for name in ("LIBRARY", "SITE", "PACKED_LIBRARY", "PACKED_SITE"):
+    for name in ("LIBRARY", "PACKED_LIBRARY"):
         monkeypatch.setattr(prepare, name, tmp_path / getattr(prepare, name).name)
     monkeypatch.setattr(prepare, "CACHE", tmp_path)
     return tmp_path
@@ -409,19 +409,32 @@ def test_what_was_fetched_is_unpacked_where_it_is_used(cache: Path, monkeypatch:
         place.mkdir(parents=True)
         (place / "libnccl.so.2").write_bytes(fat_binary((80, b"a" * 64), (90, b"b" * 64)))
 
-    assert (prepare.library(), prepare.site()) == (None, None)
+    assert (prepare.library(), prepare.site("3.12")) == (None, None)
     monkeypatch.setattr(prepare, "fetch", fetch)
     prepare.prepare_library([90])
     prepare.prepare_site("3.12")
-    assert sorted(path.name for path in cache.iterdir()) == ["libnccl.so.2.xz", "site.tar.xz"]
-    found, site = prepare.library(), prepare.site()
+    assert sorted(path.name for path in cache.iterdir()) == ["libnccl.so.2.xz", "site-3.12.tar.xz"]
+    found, site = prepare.library(), prepare.site("3.12")
     assert found is not None
     assert site is not None
     assert found.read_bytes() == fat_binary((80, bytes(64)), (90, b"b" * 64))
     assert (site / "aiohttp").is_dir()
+    assert prepare.site("3.13") is None, "machine code of another Python does not load"
     with pytest.raises(BenchError, match=r"no device code for \[75\]; it has \[80, 90\]"):
         prepare.prepare_library([75])
     assert prepare.library() == found, "what could not be made changes nothing"
+
+
+def test_fetched_packages_are_used_only_where_some_are_missing(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They come before the installed ones in the path, so they would replace those of another version."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    site = cache / f"site-{sys.version_info.major}.{sys.version_info.minor}"
+    (site / "only_fetched").mkdir(parents=True)
+    assert machine.packages() == ""
+    monkeypatch.setattr(machine, "PACKAGES", {"only_fetched": "only-fetched"})
+    assert machine.packages() == str(site)
+    assert str(site) in replace(CPU, site=str(site)).environment(1)["PYTHONPATH"]
+    assert str(site) not in CPU.environment(1)["PYTHONPATH"]
 
 
 # --- the dry run
