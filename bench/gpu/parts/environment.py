@@ -20,7 +20,8 @@ def run(context: Context, say: Callable[[Row], None]) -> None:
         return
     say(Row("driver", found.driver))
     most = max((*context.sizes.worlds, *context.sizes.sizes, 4))
-    how = f"up to {most} ranks share a GPU" if found.shares(most) else "each rank has a GPU of its own"
+    how = f"up to {most} ranks share GPUs" if found.shares(most) else "each rank has a GPU of its own"
+    how = "ranks cannot share a GPU" if found.lacks(most) else how
     loaded = " (preloaded)" if found.preload else " (torch's)"
     say(
         context.judged(

@@ -19,7 +19,7 @@ from bench.gpu import judge, machine, prepare
 from bench.gpu.bounded import Ended, run_bounded
 from bench.gpu.machine import Machine
 from bench.gpu.part import Context, Part, Row
-from bench.gpu.parts import PARTS, gpt2, kills, meshes, state
+from bench.gpu.parts import PARTS, environment, gpt2, kills, meshes, state
 from bench.gpu.report import Report
 from bench.leftovers import end_leftovers
 from bench.trials import BenchError, Trial
@@ -57,10 +57,10 @@ def test_who_shares_a_gpu(found: Machine, ranks: int, shares: bool, lacks: str) 
         with pytest.raises(BenchError, match=r"bench\.gpu\.prepare"):
             context(found).environment(ranks)
         return
-    environment = context(found).environment(ranks)
-    assert ("NCCL_MULTI_RANK_GPU_ENABLE" in environment) == shares
-    assert environment.get("LD_PRELOAD") == ("/nccl" if shares else os.environ.get("LD_PRELOAD"))
-    assert (environment.get("CUDA_VISIBLE_DEVICES") == "") == (found is CPU)
+    variables = context(found).environment(ranks)
+    assert ("NCCL_MULTI_RANK_GPU_ENABLE" in variables) == shares
+    assert variables.get("LD_PRELOAD") == ("/nccl" if shares else os.environ.get("LD_PRELOAD"))
+    assert (variables.get("CUDA_VISIBLE_DEVICES") == "") == (found is CPU)
 
 
 def test_a_machine_is_the_same_after_json() -> None:
@@ -98,6 +98,26 @@ def test_what_measures_needs_no_further_package() -> None:
     assert not {"rich", "sklearn", "torch", "pydantic", "aiohttp"} & {
         name.split(".")[0] for name in done.stdout.split()
     }
+
+
+@pytest.mark.parametrize(
+    ("found", "want"),
+    [
+        pytest.param(H200, ["2.30.7 (preloaded): up to 4 ranks share GPUs", "holds", "holds"], id="as wanted"),
+        pytest.param(OLD_NCCL, ["2.28.9 (torch's): ranks cannot share a GPU", "FAILS", "holds"], id="an old NCCL"),
+        pytest.param(
+            replace(OLD_NCCL, gpus=("A",) * 4, compiler=""),
+            ["2.28.9 (torch's): each rank has a GPU of its own", "holds", "FAILS"],
+            id="four GPUs, no compiler",
+        ),
+        pytest.param(CPU, [], id="CPUs"),
+    ],
+)
+def test_environment_is_judged(found: Machine, want: list[str]) -> None:
+    rows: list[Row] = []
+    environment.run(context(found), rows.append)
+    judged = [row for row in rows if row.aim]
+    assert [*(row.found for row in judged[:1]), *(row.verdict for row in judged)] == want
 
 
 # --- verdicts
