@@ -91,6 +91,10 @@ bench-strategies: venv ## What each strategy costs beside torch alone, at a fail
 bench-tiers: venv ## What memory snapshots and checkpoints cost: a table and bench/out/tiers.json
 	$(PY) -m bench.tiers
 
+.PHONY: bench-gpu
+bench-gpu: venv ## Does Regroup hold on this machine's GPUs, and how fast is it? A table and bench/out/gpu.json (ONLY=kills, DEVICE=cpu for a dry run)
+	$(PY) -m bench.gpu $(if $(ONLY),--only $(ONLY)) $(if $(DEVICE),--device $(DEVICE))
+
 .PHONY: bench-quotas
 bench-quotas: venv ## Equal shares and shares by speed, one of four ranks slowed twofold: a table and bench/out/quotas.json
 	$(PY) -m bench.quotas

@@ -4,5 +4,5 @@
 torchrun. `commits` is what the trained processes log and how it is read; `trials` the loop of killing and waiting;
 `recovery_report` makes table and JSON of the trials; `tiny` is the model that all train, in `recovery_script` (Regroup),
 `torchrun_script` and `torchft_script`. `torchft_peer` installs torchft and has its settings, `torchft_launcher` starts it.
-`quotas` is shares by speed beside equal ones.
+`quotas` is shares by speed beside equal ones. `gpu` is a package of its own: all of it on GPUs, with verdicts.
 """

@@ -18,15 +18,15 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import torch
-from rich.console import Console
-from rich.table import Table
+from typing import TYPE_CHECKING, Any
 
 from bench.trials import BenchError
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 OUT = REPOSITORY / "bench" / "out"
@@ -54,37 +54,45 @@ CASES = (
 )
 
 
-def run(case: Case, pairs: int) -> list[dict[str, Any]]:
-    """Run one case and return its blocks, in their order. Raises BenchError."""
+def run(
+    case: Case,
+    pairs: int,
+    *,
+    environment: Mapping[str, str] | None = None,
+    out: Path = OUT,
+    timeout_s: float = TIMEOUT_S,
+) -> list[dict[str, Any]]:
+    """Run one case and return its blocks, in their order. Raises BenchError.
+
+    `environment`: what the processes inherit, BENCH_DEVICE among it; None: this process's, and they compute on CPUs. `out`:
+    directory of the log.
+    """
     with tempfile.TemporaryDirectory(prefix="bench-") as directory:
-        out = Path(directory) / "blocks.jsonl"
+        blocks_file = Path(directory) / "blocks.jsonl"
         script = [str(SCRIPT), case.model, str(case.ranks), str(pairs), str(case.steps)]
         launcher = ["-m", "regroup_cli", "run", "--workers", str(case.ranks)] if case.ranks > 1 else []
-        log = OUT / f"overhead-{case.name}.log"
+        log = out / f"overhead-{case.name}.log"
         log.parent.mkdir(parents=True, exist_ok=True)
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("REGROUP_")}
-        environment = inherited | {
-            "OMP_NUM_THREADS": "1",
-            "BENCH_OUT": str(out),
-            "PYTHONPATH": os.pathsep.join([str(REPOSITORY), *filter(None, [os.environ.get("PYTHONPATH")])]),
-        }
+        path = os.pathsep.join([str(REPOSITORY), *filter(None, [os.environ.get("PYTHONPATH")])])
+        inherited |= environment or {"OMP_NUM_THREADS": "1", "PYTHONPATH": path, "BENCH_DEVICE": "cpu"}
         with log.open("wb") as file:
             try:
                 ended = subprocess.run(
                     [sys.executable, *launcher, *script],
-                    env=environment,
+                    env=inherited | {"BENCH_OUT": str(blocks_file)},
                     stdin=subprocess.DEVNULL,
                     stdout=file,
                     stderr=subprocess.STDOUT,
-                    timeout=TIMEOUT_S,
+                    timeout=timeout_s,
                     check=False,
                 )
             except subprocess.TimeoutExpired as error:
-                raise BenchError(f"{case.name}: not done within {TIMEOUT_S:g} s. Its output is in {log}.") from error
+                raise BenchError(f"{case.name}: not done within {timeout_s:.0f} s. Its output is in {log}.") from error
         if ended.returncode:
             last = "\n  ".join(log.read_text(errors="replace").splitlines()[-15:])
             raise BenchError(f"{case.name}: exit code {ended.returncode}. Its last lines:\n  {last}")
-        blocks = [json.loads(line) for line in out.read_text().splitlines()] if out.exists() else []
+        blocks = [json.loads(line) for line in blocks_file.read_text().splitlines()] if blocks_file.exists() else []
         if sum(block["kind"] == "ours" for block in blocks) < pairs:
             raise BenchError(
                 f"{case.name}: it ended before {pairs} pairs of blocks were measured. Its output is in {log}."
@@ -114,6 +122,8 @@ def summary(case: Case, blocks: list[dict[str, Any]]) -> dict[str, Any]:
 
 def setup() -> dict[str, Any]:
     """Return when and on what a case was measured."""
+    import torch  # here: what measures needs none of it
+
     return {
         "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "python": platform.python_version(),
@@ -127,6 +137,8 @@ def _median(blocks: list[dict[str, Any]], key: str) -> float:
 
 
 def table(found: dict[str, Any]) -> Table:
+    from rich.table import Table  # here: bench.gpu measures with this module where rich may be missing
+
     out = Table(
         title="One step of the session beside the same step without it", caption="medians over pairs of blocks, in turn"
     )
@@ -157,6 +169,8 @@ def table(found: dict[str, Any]) -> Table:
 
 def main() -> int:
     """Run the cases, print the table, write the JSON file; 1 and one sentence when one cannot be measured."""
+    from rich.console import Console
+
     parser = argparse.ArgumentParser(prog="python -m bench.overhead", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--pairs", type=int, default=20, help="pairs of blocks in each case (default 20)")
     parser.add_argument("--only", choices=[case.name for case in CASES], help="one case; the file keeps the others")

@@ -1,9 +1,9 @@
 """What `bench.overhead` runs: steps of a session and steps of a plain loop, in turn, in the same processes.
 
-Under `regroup run` the plain loop is DistributedDataParallel over a gloo group of torch's own; in plain `python` it is the
-training loop without anything. With the model `noise` it is the session itself, which leaves the noise scale out. All have the same
-model, data, batch and optimizer. Blocks alternate, so that whatever else the machine does meets both. Rank 0 writes one line of
-JSON a block to BENCH_OUT.
+Under `regroup run` the plain loop is DistributedDataParallel over a group of torch's own, gloo, or NCCL where BENCH_DEVICE is
+cuda; in plain `python` it is the training loop without anything. With the model `noise` it is the session itself, which leaves
+the noise scale out. All have the same model, data, batch and optimizer. Blocks alternate, so that whatever else the machine does
+meets both. Rank 0 writes one line of JSON a block to BENCH_OUT.
 """
 
 from __future__ import annotations
@@ -48,7 +48,9 @@ def loss_of(model: torch.nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.T
     return torch.nn.functional.cross_entropy(model(x).flatten(0, -2), y.flatten())
 
 
+device = regroup.device() if os.environ["BENCH_DEVICE"] == "cuda" else torch.device("cpu")
 model, data, microbatch = build()
+model.to(device)
 plain = copy.deepcopy(model)
 optimizer, plain_optimizer = optimizer_of(model), optimizer_of(plain)
 out = Path(os.environ["BENCH_OUT"])
@@ -59,7 +61,9 @@ def plain_loop() -> Callable[[int], None]:
     rank, runs = job.rank, plain
     if world_size > 1:
         store = dist.FileStore(str(out.with_suffix(".store")), world_size)  # type: ignore[attr-defined]
-        dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size)
+        dist.init_process_group(
+            "nccl" if device.type == "cuda" else "gloo", store=store, rank=rank, world_size=world_size
+        )
         runs = DistributedDataParallel(plain)
     x, y = data
 
@@ -68,7 +72,7 @@ def plain_loop() -> Callable[[int], None]:
             begin = (index * world_size + rank) * microbatch
             ids = torch.arange(begin, begin + microbatch) % len(x)
             plain_optimizer.zero_grad()
-            loss = loss_of(runs, x[ids], y[ids])
+            loss = loss_of(runs, x[ids].to(device), y[ids].to(device))
             loss.backward()  # type: ignore[no-untyped-call]
             plain_optimizer.step()
             loss.item()  # a loop that reports its loss waits for it, as the session does
@@ -104,7 +108,7 @@ with regroup.session(
     for step in job.steps(WARM + kinds * pairs * steps):
         with step:
             for batch in step.microbatches():
-                loss = loss_of(model, batch.x, batch.y)
+                loss = loss_of(model, batch.x.to(device), batch.y.to(device))
                 step.backward(mean=loss, weight=len(batch.y))
             step.commit()
         done = step.index + 1 - WARM

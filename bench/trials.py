@@ -10,7 +10,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,12 +25,16 @@ from bench.commits import (
     rolled_back,
     steady_epoch,
 )
+from bench.leftovers import end_leftovers
 from harness.polling import until
 
 POLL_S = 0.05
 """Recovery is told by the time stamps in the log, so looking seldom costs no precision and leaves the cores alone."""
 DEADLINE_S = 300.0
 """Longest wait for a steady group or for the next commit; far above any recovery that is worth a number."""
+
+NEXT_WITHIN_S = 0.3
+"""How long after `is_next` said yes a process is killed at most: the moment is random, so that kills meet different parts of it."""
 
 
 class BenchError(Exception):
@@ -90,10 +94,13 @@ def measure(
     steady_steps: int,
     seed: int,
     progress: Callable[[Trial], None],
+    is_next: Callable[[int], bool] | None = None,
 ) -> list[Trial]:
     """Return one Trial a kill of a random rank. Before each, every rank has made `steady_steps` steps in one epoch.
 
-    `output` takes what the launcher and its processes print. Raises BenchError.
+    `output` takes what the launcher and its processes print. `is_next(pid)` is asked of processes that were started after a kill:
+    the first one for which it is true is killed, too, at most `NEXT_WITHIN_S` later. None: only one process is killed in a trial.
+    Raises BenchError.
     """
     rng = random.Random(seed)
     done: list[Trial] = []
@@ -106,7 +113,7 @@ def measure(
             epoch = steady_epoch(run.log.commits, ranks=ranks, steps=steady_steps)
             assert epoch is not None
             run.log.forget(epoch)
-            done.append(_kill(run, epoch, ranks, rng, number))
+            done.append(_kill(run, epoch, ranks, rng, number, is_next))
             progress(done[-1])
     return done
 
@@ -125,35 +132,65 @@ def measure_resize(
 
     `scale(ranks)` asks for it. Raises BenchError.
     """
-    few, many = ranks
+    found = measure_pauses(
+        command, environment, output=output, sizes=ranks * trials, steady_steps=steady_steps, scale=scale
+    )
+    return found[::2]
+
+
+def measure_pauses(
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    *,
+    output: Path,
+    sizes: Sequence[int],
+    steady_steps: int,
+    scale: Callable[[int], None],
+    progress: Callable[[int, float], None] = lambda _size, _pause_s: None,
+) -> list[float]:
+    """Return for each change of the number of ranks the longest time without a commit of anyone, seconds.
+
+    The job starts with the first size and is brought to the others in turn: `scale(ranks)` asks for it, `progress(ranks, pause_s)`
+    hears of each. Raises BenchError.
+    """
     done: list[float] = []
-
-    def wait_steady(run: _Run, size: int, number: int) -> None:
-        run.wait(
-            f"{size} steady ranks for resize {number}",
-            lambda: steady_epoch(run.log.commits, ranks=size, steps=steady_steps) is not None,
-        )
-
     with _running(command, environment, output) as run:
-        for number in range(1, trials + 1):
-            for size in (few, many):
-                if size == many or number > 1:
-                    scale(size)
-                wait_steady(run, size, number)
-                if size == few:
-                    epoch = steady_epoch(run.log.commits, ranks=few, steps=steady_steps)
-                    assert epoch is not None
-                    run.log.forget(epoch)
-            done.append(longest_gap(run.log.commits))
+        for number, size in enumerate(sizes):
+            if number:
+                scale(size)
+            run.wait(
+                f"{size} steady ranks for resize {number}",
+                lambda size=size: steady_epoch(run.log.commits, ranks=size, steps=steady_steps) is not None,  # type: ignore[misc]
+            )
+            if number:
+                done.append(longest_gap(run.log.commits))
+                progress(size, done[-1])
+            epoch = steady_epoch(run.log.commits, ranks=size, steps=steady_steps)
+            assert epoch is not None
+            run.log.forget(epoch)
     return done
 
 
-def _kill(run: _Run, epoch: int, ranks: int, rng: random.Random, number: int) -> Trial:
+def _kill(
+    run: _Run, epoch: int, ranks: int, rng: random.Random, number: int, is_next: Callable[[int], bool] | None
+) -> Trial:
+    before = set(run.log.imports)
     old = pids_of(run.log.commits, epoch)
     victim = rng.choice(old)
     rank = next(commit.rank for commit in run.log.commits if commit.pid == victim)
     killed_s = time.time()
     os.kill(victim, signal.SIGKILL)
+    if is_next is not None:
+        found: list[int] = []
+
+        def started() -> bool:
+            found[:] = [pid for pid in run.log.imports if pid not in before and is_next(pid)]
+            return bool(found)
+
+        run.wait(f"the next process can be killed, too, after kill {number}", started)
+        time.sleep(rng.random() * NEXT_WITHIN_S)  # the fault's moment is random: nothing is waited for
+        with suppress(ProcessLookupError):
+            os.kill(found[0], signal.SIGKILL)
     run.wait(
         f"the first commit of all {ranks} ranks after kill {number}",
         lambda: is_whole_again(run.log.commits, epoch, ranks=ranks),
@@ -210,16 +247,4 @@ def _running(command: Sequence[str], environment: Mapping[str, str], output: Pat
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
-            _end_leftovers(directory)
-
-
-def _end_leftovers(directory: str) -> None:
-    """Kill processes of this run that outlived their launcher: exactly those with its log in their environment."""
-    mark = f"{BENCH_LOG}={directory}".encode()
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit() and int(entry.name) != os.getpid():
-            try:
-                if mark in (entry / "environ").read_bytes().split(b"\0"):
-                    os.kill(int(entry.name), signal.SIGKILL)
-            except (OSError, ProcessLookupError):
-                continue  # it has just ended, or is not ours
+            end_leftovers(BENCH_LOG, directory)

@@ -35,6 +35,14 @@ def test_sample_job_runs_a_configuration_of_the_image() -> None:
     assert config.most_processes >= job.max_replicas
 
 
+def test_image_for_gpus_has_the_compiler_that_compile_needs() -> None:
+    """`compile: true` is refused on a GPU where neither is found; the image for CPUs only needs no packages of Debian."""
+    text = (ROOT / "trainer-image/Dockerfile").read_text().replace("\\\n", " ")
+    (run,) = re.findall(r"^RUN .*apt-get install.*$", text, re.M)
+    assert 'if [ "${CPU_ONLY}" != 1 ]' in run
+    assert {"gcc", "libc6-dev"} <= set(run.split())
+
+
 def test_regroup_run_of_a_configuration_runs_the_loop() -> None:
     sample = str(ROOT / "manifests/samples/train/digits.yaml")
     command = trainer_command(parser().parse_args(["run", "--workers", "2", sample, "--set", "steps=5"]))

@@ -1,8 +1,8 @@
 """NCCL as a generation's groups use it: its settings, how a communicator forms, and whether a collective has succeeded.
 
 torch's ProcessGroupNCCL is made for processes that end with the first error. Here they live on, so nothing of torch's may end the
-process, and an abort may come at any time, also while the communicator forms. No test of ours has run this on a GPU: what was
-read in torch 2.13, and what was chosen, is in docs/design/adr/0026-nccl.md; how to check it on a GPU is in docs/nccl.md.
+process, and an abort may come at any time, also while the communicator forms. What was read in torch 2.13,
+and what was chosen, is in docs/design/adr/0026-nccl.md; what ran on a GPU, and how to check it there, is in docs/gpu.md.
 """
 
 import os

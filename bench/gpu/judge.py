@@ -1,0 +1,96 @@
+"""What the figures of `bench.gpu` are compared with, and how figures are read from output and traces. Pure."""
+
+from __future__ import annotations
+
+import re
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+FIRST_COMMIT_MEDIAN_S, FIRST_COMMIT_WORST_S = 0.3, 0.7
+"""From SIGKILL of a rank to the next commit, one H100 or H200 shared by two ranks."""
+PAUSE_S = 0.5
+"""Longest time without a commit at a planned change of the number of ranks."""
+WAIT_MS_PER_GB = 20.0
+"""What a step waits for a copy of the state that is taken beside it, if the step is longer than the copy."""
+RESTORE_S, RESTORE_BYTES = 3.0, 1.5e9
+"""From the start of a process's session to its first step, for a state of this size."""
+IDLE_GPT2, IDLE_SHORT_STEP = 0.02, 0.05
+"""Share of a step in which the GPU has nothing to do: GPT-2 124M at microbatch 16, and a step of 20 ms."""
+OF_SAME, OF_BEST = 0.98, 0.95
+"""Tokens per second beside a plain loop with the same vocabulary and microbatch, and beside the plain loop's best."""
+TOKENS_PER_S: Mapping[str, float] = {"H200": 500e3, "H100": 470e3}
+"""GPT-2 124M. Other GPUs have no aim."""
+LOSS_ABOVE, LOSS_ROUNDED = 0.002, 0.03
+"""By how much losses of equal steps may differ: sums in another order, in float32; and with products in bfloat16."""
+
+_LOSS = re.compile(r"^step (\d+)  loss (\d+\.\d+)", re.MULTILINE)
+_RATE = re.compile(r"^step (\d+)  .*?  ([\d,]+) tokens/s", re.MULTILINE)
+_HASH = re.compile(r"^parameters sha256 (\w+)$", re.MULTILINE)
+
+
+def losses(text: str) -> dict[int, float]:
+    """Return the loss of each step that `regroup.train` printed."""
+    return {int(step): float(loss) for step, loss in _LOSS.findall(text)}
+
+
+def rates(text: str) -> dict[int, float]:
+    """Return the tokens per second of each step that `regroup.train`, or the plain loop, printed."""
+    return {int(step): float(rate.replace(",", "")) for step, rate in _RATE.findall(text)}
+
+
+def parameter_hash(text: str) -> str | None:
+    """Return the hash that `regroup.train` printed at its end."""
+    found = _HASH.findall(text)
+    return found[-1] if found else None
+
+
+def steady_rate(found: Mapping[int, float]) -> float:
+    """Return the median of the rates after the first two steps: those compile and allocate."""
+    return statistics.median([rate for step, rate in found.items() if step > 2])
+
+
+def largest_difference(one: Mapping[int, float], other: Mapping[int, float]) -> float:
+    """Return by how much the losses of equal steps differ at most. Infinite where a step is missing, or no step is there."""
+    if not one or set(one) != set(other):
+        return float("inf")
+    return max(abs(one[step] - other[step]) for step in one)
+
+
+def tokens_aim(gpu: str) -> float | None:
+    """Return the tokens per second that this GPU must reach; None: there is no aim for it."""
+    return next((aim for name, aim in TOKENS_PER_S.items() if name in gpu), None)
+
+
+def idle_share(events: Iterable[Mapping[str, Any]]) -> float | None:
+    """Return the share of time in which the GPU ran nothing, from a profiler's trace; None: the trace has no GPU work.
+
+    The time is from the first kernel's start to the last one's end. Kernels of several streams may overlap.
+    """
+    spans = sorted(
+        (float(event["ts"]), float(event["ts"]) + float(event["dur"]))
+        for event in events
+        if event.get("ph") == "X" and event.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset")
+    )
+    if not spans:
+        return None
+    merged = [spans[0]]
+    for begin, end in spans[1:]:
+        if begin <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(merged[-1][1], end))
+        else:
+            merged.append((begin, end))
+    whole = merged[-1][1] - merged[0][0]
+    return sum(later[0] - earlier[1] for earlier, later in pairwise(merged)) / whole if whole else None
+
+
+def waits_ms(steps: Sequence[Mapping[str, Any]]) -> list[float]:
+    """Return for each copy but the first how much longer the steps beside it took than a median step, milliseconds.
+
+    `steps`: in their order, each with `ms` and `copies`, the number of copies begun so far. Beside a copy are the step after which
+    it begins and the next one, which changes what is being copied. The first copy allocates its memory, once.
+    """
+    usual = statistics.median([step["ms"] for step in steps])
+    begun = [i for i, (one, other) in enumerate(pairwise(steps)) if other["copies"] > one["copies"]]
+    return [sum(max(0.0, step["ms"] - usual) for step in steps[i + 1 : i + 3]) for i in begun if steps[i]["copies"] > 0]

@@ -1,0 +1,111 @@
+"""GPT-2 124M as `regroup.train` trains it, beside a plain loop: tokens per second, and how long the GPU is idle."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from bench.gpu import judge
+from bench.gpu.part import NOT_ON_CPU, SAMPLES, SCRIPTS, Context, Row, changes, regroup_train
+from bench.trials import BenchError
+
+VOCABULARY, PADDED = 50257, 50304
+BATCH, LENGTH = 512, 1024
+DRY_BATCH, DRY_LENGTH = 16, 64
+PROFILED = 2
+"""Steps in the profiler's trace."""
+
+
+def run(context: Context, say: Callable[[Row], None]) -> None:
+    """Measure each loop in a process of its own, one after the other: they have the GPU for themselves."""
+    small, large = context.sizes.microbatches[0], context.sizes.microbatches[-1]
+    ours = _ours(context, large)
+    say(Row(f"regroup.train, microbatch {large}", f"{ours:,.0f} tokens/s", value=round(ours)))
+    same = _plain(context, large, VOCABULARY)
+    say(Row(f"plain loop, microbatch {large}", f"{same:,.0f} tokens/s", value=round(same)))
+    best = _plain(context, large, PADDED)
+    say(Row(f"plain loop, vocabulary {PADDED}", f"{best:,.0f} tokens/s", value=round(best)))
+    for row in verdicts(context, ours, same, best):
+        say(row)
+    say(idle(context, f"GPU idle, microbatch {small}", _profiled(context, small), judge.IDLE_GPT2))
+
+
+def verdicts(context: Context, ours: float, same: float, best: float) -> list[Row]:
+    """Return how ours compares, in tokens per second: with the same vocabulary, with the best, and with the aim. Pure."""
+    rows = [
+        context.judged(
+            what, f"{ours / other:.3f}", f"at least {aim:g}", ours >= aim * other, round(ours / other, 4), speed=True
+        )
+        for what, other, aim in (
+            ("beside the plain loop, same vocabulary", same, judge.OF_SAME),
+            ("beside the plain loop's best", best, judge.OF_BEST),
+        )
+    ]
+    gpu = context.machine.gpus[0] if context.machine.gpus else "a CPU"
+    aim = judge.tokens_aim(gpu)
+    what, found = "tokens/s on this GPU", f"{ours:,.0f}"
+    if aim is None:
+        return [*rows, Row(what, found, "aims are for H100 and H200", None, f"not judged on {gpu}", round(ours))]
+    return [*rows, context.judged(what, found, f"at least {aim:,.0f}", ours >= aim, round(ours), speed=True)]
+
+
+def idle(context: Context, what: str, trace: Path, aim: float) -> Row:
+    """Return the verdict on the GPU's idle time in a trace."""
+    share = judge.idle_share(json.loads(trace.read_text())["traceEvents"])
+    wanted = f"below {100 * aim:g} %"
+    if share is None and not context.machine.is_gpu:
+        return Row(what, "the trace is there", wanted, None, NOT_ON_CPU)
+    if share is None:
+        raise BenchError(f"{trace} has no work of the GPU: the profiler did not record it")
+    return context.judged(what, f"{100 * share:.1f} %", wanted, share < aim, round(share, 4), speed=True)
+
+
+def _fields(context: Context, microbatch: int) -> list[str]:
+    sizes: tuple[str, ...] = (f"global_batch={BATCH}",)
+    if not context.machine.is_gpu:
+        sizes = (f"global_batch={DRY_BATCH}", "task.size=tiny", f"task.length={DRY_LENGTH}", "compile=false")
+    always = (
+        f"microbatch={microbatch}",
+        "print_every=1",
+        "evaluate_every=null",
+        "schedule.warmup_steps=2",
+        "steps=1000",
+    )
+    return [str(SAMPLES / "gpt2.yaml"), *changes(*sizes, *always)]
+
+
+def _ours(context: Context, microbatch: int) -> float:
+    """Return the steady tokens per second of `regroup.train`, which is ended when it has made the steps."""
+    steps = context.sizes.gpt_steps + 2
+    command = regroup_train(*_fields(context, microbatch))
+    with context.started(f"ours-{microbatch}", command, context.environment(1, PYTHONUNBUFFERED="1")) as process:
+
+        def enough() -> dict[int, float]:
+            found = judge.rates(process.text())
+            return found if len(found) >= steps else {}
+
+        return judge.steady_rate(process.until(f"{steps} steps were made", enough))
+
+
+def _plain(context: Context, microbatch: int, vocabulary: int) -> float:
+    """Return the steady tokens per second of the plain loop."""
+    batch, length = (BATCH, LENGTH) if context.machine.is_gpu else (DRY_BATCH, DRY_LENGTH)
+    numbers = (microbatch, vocabulary if context.machine.is_gpu else 256, batch, length, context.sizes.gpt_steps + 2)
+    command = [sys.executable, str(SCRIPTS / "plain_gpt2.py"), context.sizes.model, *map(str, numbers)]
+    return judge.steady_rate(
+        judge.rates(context.run(f"plain-{microbatch}-{vocabulary}", command, context.environment(1)))
+    )
+
+
+def _profiled(context: Context, microbatch: int) -> Path:
+    """Return the trace of some steps of `regroup.train`."""
+    trace = context.out / f"ours-{microbatch}.trace.json"
+    trace.unlink(missing_ok=True)
+    first = context.sizes.gpt_steps
+    command = [sys.executable, str(SCRIPTS / "profiled_train.py"), str(trace), str(first), str(PROFILED)]
+    command += _fields(context, microbatch)
+    with context.started(f"profiled-{microbatch}", command, context.environment(1)) as process:
+        process.until("the trace was written", trace.exists)
+    return trace
