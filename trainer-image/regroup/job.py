@@ -213,7 +213,7 @@ def _shuffles(asked: bool | None, source: Any) -> bool:
         return not source.in_order
     if isinstance(source, Stream) and asked is not None:
         raise UsageError(f"shuffle is {asked} and data is a stream, which has an order of its own. Leave out shuffle.")
-    return asked is not False
+    return asked is None or bool(asked)
 
 
 def _refuse_meta(model: torch.nn.Module) -> None:

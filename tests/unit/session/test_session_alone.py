@@ -860,12 +860,12 @@ def test_sparse_buffer_that_is_not_persistent_is_left_alone(reduction: str) -> N
         pytest.param(lambda rows: (rows,), None, True, id="tensors"),
         pytest.param(lambda rows: (rows,), True, True, id="tensors, shuffle=True"),
         pytest.param(lambda rows: (rows,), False, False, id="tensors, shuffle=False"),
-        pytest.param(list, False, False, id="a dataset, shuffle=False"),
+        pytest.param(list, np.False_, False, id="a dataset, shuffle=False of numpy"),
         pytest.param(lambda rows: TensorSource((rows,)), False, False, id="an object with fetch, shuffle=False"),
     ],
 )
 def test_script_says_whether_epochs_are_shuffled(
-    make: Callable[[torch.Tensor], Any], asked: bool | None, shuffles: bool, strategy: Any
+    make: Callable[[torch.Tensor], Any], asked: Any, shuffles: bool, strategy: Any
 ) -> None:
     model = torch.nn.Linear(1, 1)
     rows = torch.arange(16.0).unsqueeze(1)

@@ -333,8 +333,8 @@ class Checkpointer:
                 self._prune(*word)
             write = None
             if following is not None:
+                self._began_s = time.monotonic()  # first: another thread reads what is done, and since when
                 write, self._doing = following
-                self._began_s = time.monotonic()
 
     def _prune(self, keep: Sequence[str], generation: int) -> None:
         try:
