@@ -4,7 +4,7 @@ plan_job in job.py is one straight line of stages, each a folder whose file of t
 
     facts        what is known: the newest generation, how each worker stands in it, its progress
     failures     what has failed, what is counted, and what of it fails the job
-    lifecycle    what the job as a whole is in: refused, active, ended
+    lifecycle    what the job as a whole is in: refused, active, finishing, completing, suspended, ended
     generation   who is late, who should train together, the next document
     pods         which pods there should be
     report       the status, and the events

@@ -1,1 +1,1 @@
-"""What is known before anything is decided: the newest generation, how each worker stands in it, its progress."""
+"""The stage of facts: the newest generation, how each worker stands in it, its progress. It decides nothing."""

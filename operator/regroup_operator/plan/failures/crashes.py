@@ -1,8 +1,8 @@
 """Notice a crash that repeats: the same exit at the same place, and no step committed in between. Pure.
 
-To restart again cannot help there, so the job fails long before maxRestarts, with the end of the traceback. What may pass by
-itself gets AFTER_S: a file server that restarts, a name that is not resolved yet. A signal without a traceback has no
-place (somebody killed the process) and never counts, nor does what several workers do in one generation count more than once.
+Another restart cannot help there, so the job fails long before maxRestarts, with the end of the traceback. A cause that may pass
+by itself has AFTER_S for that: a file server that restarts, a name that is not resolved yet. A signal without a traceback has no
+place (somebody killed the process) and never counts. Crashes of several workers in one generation count once.
 
 In tier Script no steps are seen, and the loss of one rank makes its peers fail, each time at the same place. There a
 generation counts only while none of its processes is known to have ended by a signal, and only `STEADY_S` apart.
@@ -74,7 +74,7 @@ def _add(crash: Crash | None, failure: Failure, script: bool) -> Crash | None:
     if crash is None or (crash.place, crash.last.exit_code) != (place, failure.exit_code):
         return Crash(place, (this,), failure, workers=mine)
     newest_at, newest_generation = crash.rounds[-1]
-    # One that ends its peers ends some of them later: a process that was stopped notices once it goes on.
+    # A crash may end peers much later: a process that was stopped (SIGSTOP) notices the loss only once it goes on.
     is_same = failure.generation > 0 and failure.generation == newest_generation and not mine & crash.workers
     if failure.at < newest_at + ROUND_S or is_same:
         return replace(crash, last=failure, workers=crash.workers | mine)

@@ -8,13 +8,12 @@ counted by the one before. Exits of processes are reported again by their agents
 A node that stops or restarts takes its containers with it, which is no failure of the job: the runtime has not seen how they
 ended (`Pod.end_unseen`), or the node has booted since they were started. So a container that restarts for that counts nothing.
 
-In tier Script, and before the tier is known, a lost rank fails the collectives of its peers, whose processes then exit, too: none
-counts of a generation from which a member went with its pod or leaves (deletions, drains and lost nodes are no failures of the
-job), and in tier Script one of each other generation.
+In tier Script, and before the tier is known, the loss of a rank fails the collectives of its peers, and their processes exit, too.
+So no exit counts in a generation that lost a member with its pod, or of which a member is asked to leave: deletions, drains and
+lost nodes are no failures of the job. In tier Script only the first exit of each other generation counts.
 
-Evictions and preemptions are told apart from what counts: only a rule of spec.recovery.onExit makes failures of them
-(on_exit.py). With such rules the status says how many ends of each pod have been judged, and what ended while no operator looked
-is seen by the next one.
+Evictions and preemptions are no failures unless a rule of spec.recovery.onExit matches them (on_exit.py). With such rules the
+status says how many ends of each pod have been judged, so that a new operator also sees the ends that no operator saw.
 """
 
 from __future__ import annotations
@@ -38,7 +37,8 @@ NODE_SHUTDOWN = ("Terminated", "NodeShutdown", "Shutdown")
 LOOKED = "-"
 """In Memory.seen_pods: this operator has looked at the job before."""
 MAX_LEFT = 32
-"""So many generations that lost a pod are remembered: more than a crash has to repeat, however late its peers' exits are told."""
+"""How many of the generations that lost a pod are remembered: more than the rounds of a crash, since exits of peers may be told
+late."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ def exits_status(
         if not exits and not known.newest:
             continue  # of 5000 pods the keys alone take milliseconds
         key = exit_key(pod)
-        # Of what an agent reports again, not all may be here yet.
+        # After a new connection an agent reports its exits again, and not all of them may have arrived yet.
         if number := max([known.newest.get(key, 0), *(e.number for e in exits)]):
             newest[key] = number
     if not counted and all(known.newest.get(key, 0) >= number for key, number in newest.items()):
@@ -207,8 +207,8 @@ def _has_error_code(pod: Pod) -> bool:
 
 
 def _failed_alone(pod: Pod) -> bool:
-    """Return whether the trainer container's last end was no doing of its node, although nobody looked: a node that shuts down ends
-    it by a signal, too."""
+    """Return whether the trainer container's last end, which no operator saw, was not caused by its node. A node that shuts down
+    ends it by a signal, so that a signal proves nothing."""
     return _has_error_code(pod) or pod.last_exit_reason == "OOMKilled"
 
 
@@ -323,7 +323,7 @@ def _left(obs: Observation, current: Current | None) -> frozenset[int]:
 
 
 def _stays(pod: Pod, session: Session | None, current: Current) -> bool:
-    """Whether pod, node and agent are those that the generation began with."""
+    """Return whether pod, node and agent are those that the generation began with."""
     if not pod.usable or not pod.node_ready:
         return False
     if session is None or session.closed_at_s is not None:

@@ -50,7 +50,7 @@ class Failures:
 
     memory: Memory
     workers: tuple[Worker, ...]
-    """As before, but whose processes hang stands as hung."""
+    """Those of the facts. A worker whose processes hang stands as hung."""
     hang: Hang
     processes: Mapping[str, int] = field(default_factory=dict)
     """How many processes and containers have ended since the last plan, and count, by cause (restart_cause)."""
@@ -63,7 +63,7 @@ class Failures:
     verdict: Verdict | None = None
     """Why the job has to fail."""
     of_roles: Verdict | None = None
-    """Why a role fails the job: all that still can once its workers have finished."""
+    """Why a role fails the job. Once all scripts have returned 0, no other failure can."""
     ended: tuple[Failure, ...] = ()
     """The processes and containers that have ended since the last plan, whether they count or not."""
     num_ignored: int = 0
@@ -75,7 +75,7 @@ class Failures:
     ignored: str = ""
     """What is said of failures that are ignored again and again; empty: there are none."""
     unread: Verdict | None = None
-    """Why the job has to fail although its script may have ended well: it has not begun with what the spec names."""
+    """Why the job has to fail although its script may have ended well: it has not read the checkpoint that the spec names."""
     due_s: float | None = None
     """When one of these changes though nothing is reported."""
 
@@ -118,7 +118,7 @@ def judge_failures(facts: Facts) -> Failures:
     sessions = obs.sessions.values()
     committed_s = [s.progress_at_s for s in sessions if s.progress_at_s is not None]
     committed_at = max(map(inputs.clock.wall_at, committed_s), default=None)
-    # Rows of failures end with a suspension: one suspends a job to repair what stops it.
+    # Rows of failures end with a suspension: people suspend a job to repair what stops it.
     is_suspended = facts.current is not None and facts.current.suspended and not obs.pods
     crash = note_crashes(
         None if is_suspended else seen.memory.crash,
@@ -229,7 +229,7 @@ def judge_failures(facts: Facts) -> Failures:
 
 
 def _quiet_s(inputs: Inputs, ignored: IgnoredRow | None) -> float | None:
-    """Return when ignored failures are said no longer, monotonic."""
+    """Return when the status stops speaking of ignored failures, monotonic."""
     return None if ignored is None else inputs.clock.now_s + max(0.0, ignored.at + QUIET_S - inputs.clock.wall)
 
 
@@ -289,7 +289,7 @@ def _ignored_words(rules: Sequence[ExitRule], index: int, failure: Failure) -> s
 
 
 def _hang(facts: Facts) -> tuple[Hang, tuple[Worker, ...]]:
-    """Find out whether the newest generation hangs; whose processes do stands as hung from here on."""
+    """Find out whether the newest generation hangs. A worker whose processes hang stands as hung from here on."""
     if facts.tier != "Session":
         return Hang(), facts.workers
     inputs = facts.inputs

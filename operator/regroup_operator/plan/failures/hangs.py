@@ -2,8 +2,9 @@
 
 The clock runs from the last commit, the adoption or the end of a pause, whichever came last. When it has run out every
 member is asked where its processes are. Ranks in a collective wait for the others: those in none hang, and are killed, so
-that the rest keep the state. Ranks that are all in collectives get new groups. Where no rank waits for another, nobody would
-be left with the state: that is believed only after ALONE times as long, and one process is left to it even then.
+that the rest keep the state. If all ranks are in collectives, they get new groups. If no rank waits for another, all would be
+killed, and nobody would be left with the state: that counts as a hang only after ALONE times as long, and even then one process
+is left.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ class Hang:
     """When to look again if nothing happens."""
     message: str = ""
     ask: tuple[Worker, ...] = ()
-    """Whose stacks are wanted."""
+    """The workers whose stacks are asked for."""
     culprits: Mapping[MemberId, Culprit] = field(default_factory=dict)
     together: bool = False
     """Every rank is in a collective: new groups for the same members."""
@@ -84,7 +85,7 @@ def find_hang(
     members = [w for w in workers if w.is_member]
     training = [w for w in members if w.standing == Standing.TRAINING]
     if current is None or len(training) + sum(w.standing == Standing.FINISHED for w in members) < len(members):
-        return Hang()  # it does not stand: what follows is decided in membership
+        return Hang()  # the group is broken or not formed yet: the stage of the generation decides what follows
     sessions = [w.session for w in training if w.session is not None]
     if not sessions:
         return Hang()
@@ -118,7 +119,7 @@ def find_hang(
     what = f"No step was committed for {found_s - began_s:.0f} s"
     outside = [entry for entry in stacks if entry[2].place not in _INSIDE]
     if alone and len(outside) > 1:
-        # One is left alone with the state, in groups one of each place: if it only took long, nothing is lost.
+        # One process is left, of model groups one of each inner index: if the step only took long, the state is not lost.
         ranked = sorted(outside, key=lambda entry: (entry[2].place != ProcessStack.OUTSIDE, entry[0]))
         keepers: dict[int, int] = {}
         for rank, _, _ in ranked:
@@ -176,7 +177,7 @@ def stack_lines(current: Current, workers: Iterable[Worker], processes: int) -> 
 def _moved_s(session: Session, generation: int) -> float:
     """Return when this worker last did what starts the clock anew."""
     commits = session.progress is not None and session.progress_generation == generation
-    # Who takes a term over hears of the last commit with its age, but sees the adoption only as of now.
+    # A new operator hears how long ago the last commit was, but dates the adoption with its own first look.
     moved_s = session.progress_at_s if commits and session.progress_at_s is not None else session.condition_at_s
     return max(moved_s, session.busy_ended_s)
 

@@ -3,7 +3,8 @@
 The first rule that matches a failure applies. Only the first failure of a generation can fail the job by a rule: where one rank
 dies, others may end as a consequence, with codes that say nothing. A process that was started again since the one before it failed,
 and has been in no generation since, is judged as if it were first: nobody else made it fail. So is a container that ends after its
-worker failed in the newest generation that had a failure. An eviction is decided while the processes run: they are no new ones.
+worker failed in the newest generation that had a failure. The processes of an evicted pod count as those of before: the eviction
+is decided while they run.
 
 What has been judged stands in status.restarts.judged, written together with the counts: the next operator neither forgets that a
 generation had its first failure, nor judges the end of a container twice (adr/0052).
@@ -202,9 +203,11 @@ def note_disrupted_pods(
     known: Mapping[int, EarlyFailure], ended: Iterable[Pod], pods: Iterable[Pod], now_s: float, *, slots: int
 ) -> dict[int, EarlyFailure]:
     """Return by slot how many pods in a row were evicted or preempted soon after their start, and count nothing. `ended`: the new
-    ones. What makes room for others can do so for ever: pods/early.py holds each further one back longer. Those that a rule counts
-    are bounded by maxRestarts. A pod that has run for long ends the row of its slot while it runs: once it has ended, nobody knows
-    how long it ran. One that was preempted or evicted goes from the API, and its row stays for FORGOTTEN_S. The job has `slots`."""
+    ones. The job has `slots`.
+
+    A scheduler that makes room for other pods can do so for ever, so pods/early.py holds each further pod back longer. Pods that a
+    rule counts are bounded by maxRestarts. A pod that has run for long ends the row of its slot while it runs: once it has ended,
+    nobody knows how long it ran. One that was preempted or evicted goes from the API, and its row stays for FORGOTTEN_S."""
     by_slot: dict[int, list[Pod]] = {}
     for pod in pods if known else ():
         by_slot.setdefault(pod.slot, []).append(pod)

@@ -41,9 +41,11 @@ class Judged:
 def judge_restarts(
     *, recent: Recent, new: Sequence[Failure], max_restarts: int, window_s: float, now: float, logs: str
 ) -> Judged:
-    """Return the failures that still count, and the sentence that fails the job if there are too many. Those of one second count
-    with the time of the last of them, in a window of more than MAX_RECENT seconds those of one MAX_RECENT-th of it. `logs`: how a
-    log is read, with the fields of KUBECTL_LOGS."""
+    """Return the failures that still count, and the sentence that fails the job if there are too many. `logs`: how a log is read,
+    with the fields of KUBECTL_LOGS.
+
+    Failures within one second are kept together, with the time of the last one. If the window has more than MAX_RECENT seconds,
+    those within a MAX_RECENT-th of it are."""
     inside = [(t, n) for t, n in (*recent, *((f.at, 1) for f in new)) if t > now - window_s]
     num_counted = sum(n for _, n in inside)
     kept = _newest(_together(inside, max(1, ceil(window_s / MAX_RECENT))), max_restarts + 1)
@@ -117,7 +119,8 @@ def restart_cause(failure: Failure) -> str:
 
 
 def log_words(failure: Failure, logs: str) -> str:
-    """Return how the log of what failed is read. A process's is in the container that still runs; a container's is not."""
+    """Return how the log of what failed is read. After the failure of a process its container still runs; if the container itself
+    failed, its log is that of the previous one."""
     previous = " --previous" if failure.container and not failure.init else ""  # it may wait for its next start
     container = failure.init or TRAINER_CONTAINER
     return logs.format(namespace=failure.namespace, pod=failure.pod, container=container, previous=previous)

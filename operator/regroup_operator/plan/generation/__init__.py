@@ -1,1 +1,1 @@
-"""Third stage: who is late, who should train together, and the document of the next generation."""
+"""The stage of the generation: who is late, who should train together, and the document of the next generation."""

@@ -7,11 +7,10 @@ Where one member cannot run its end alone (a script without the library, a model
 it back: all members run theirs again, in an ordinary generation. `status.endTakenBack` then keeps since when the deadline for the
 end counts, until steps are trained again.
 
-Who has a place is in `status.finished.members`, and nowhere else. A pod that is named there keeps its place for as long as it may
-run; then a pod of its slot that was made for that is named instead, before it is told anything. The first write names the members
-of the generation and releases all other pods, so that of two pods of one slot (a hand-over) the member stays, or both do where both
-are. A pod that comes back after its place was given away is released, and what it says of its script does not count: the other one
-runs.
+The pods that have a place are in `status.finished.members`, and nowhere else. A pod that is named there keeps its place for as long
+as it may run. Then a pod that was made for its slot is named instead, before that one is told anything. The first write names the
+members of the generation and releases all other pods: of two pods of one slot (a hand-over) only a member stays. A pod that
+comes back after its place was given away is released, and what it says of its script does not count.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """What the job as a whole is in: one value, from which every later stage reads what it may do. Pure.
 
 Refused -> Active -> Ended, and Active -> Suspending -> Suspended -> Active as the user wants. A job is refused only before its
-first generation; a refusal that comes later is said in a condition, and the job goes on. Where a job is to be suspended, that
-comes before what would fail it: a process that fails while it is told to stop fails nothing.
+first generation; a refusal that comes later is said in a condition, and the job goes on. A suspension comes before a failure: a
+process that fails while it is told to stop does not fail the job.
 
 A job whose members have all committed the last step is Finishing until the script has returned 0 in each of them; with roles that
 are required for its completion it is then Completing. It can be suspended from either. The end of the steps is written to
@@ -29,7 +29,7 @@ END_FAILED = "EndFailed"
 
 @dataclass(frozen=True)
 class Refused:
-    """It cannot run as written, or what it needs once cannot be made. Nothing is made for it."""
+    """It cannot run as written, or its Service or ConfigMap cannot be made. It gets no pods."""
 
     why: Verdict
     due_s: float | None = None
@@ -119,7 +119,7 @@ def decide_lifecycle(facts: Facts, failures: Failures) -> Lifecycle:
                 condition["reason"], condition["message"], stored.get("exitCode"), stored.get("failedPod") or ""
             )
             return _ended(facts, Ended(condition["type"] == COMPLETE, why, had_ended=True))
-    # Who has been told to stop cannot do after its last step what it would have done.
+    # A script that has been told to stop does not run what follows its last step.
     is_told = any(c["type"] == SUSPENDED and c["reason"] == SUSPENDING for c in facts.status.get("conditions", ()))
     finished = see_finished(facts, failures.workers)
     if facts.finished is None and (is_told or failures.unread is not None):
@@ -174,7 +174,8 @@ def _ended(facts: Facts, ended: Ended) -> Ended:
 
 def not_repeatable(facts: Facts, failures: Failures, finished: Finished) -> Verdict | None:
     """Return why the job fails in its end, None: it does not. A script whose end has failed, or whose pod is gone, runs again with
-    the state of the last step, if anything still has that. Its members do not: their scripts may have changed the model."""
+    the state of the last step, if a checkpoint or snapshot has it. The state in the other members does not count: their scripts may
+    have changed the model."""
     checkpoint = named_checkpoint(facts.status)
     where = f"the state of step {finished.step}, the last one, is in no checkpoint"
     if facts.ends_alone:

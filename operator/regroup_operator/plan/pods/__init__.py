@@ -1,1 +1,1 @@
-"""Fourth stage: which pods there should be, and which are let go."""
+"""The stage of pods: which pods there should be, and which are let go."""
