@@ -13,10 +13,12 @@ from regroup.data import SamplePlan
 from regroup.generation.groups import Groups
 from regroup.parallel import ddp, gradients
 from regroup.parallel.ddp import DataParallel
+from regroup.train import build
+from regroup.train.tasks.language_model import GPT, Shape
 
 NUM_BLOCKS = 4
-COMPUTES = torch.ops.aten.threshold_backward.default
-"""What each block runs once in its backward, compiled or not."""
+COMPUTES = (torch.ops.aten.threshold_backward.default, torch.ops.aten.gelu_backward.default)
+"""What each block runs once in its backward, compiled or not: of this file's model, of the loop's GPT."""
 
 
 class Block(torch.nn.Module):
@@ -45,7 +47,7 @@ class Computed(TorchDispatchMode):  # type: ignore[no-untyped-call]
     num = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.num += func is COMPUTES
+        self.num += func in COMPUTES
         return func(*args, **(kwargs or {}))
 
 
@@ -99,3 +101,21 @@ def test_buckets_are_sent_as_backward_fills_them(compile_: Any, after: list[int]
         strategy.backward(0, loss, torch.ones_like(loss), last=True)
     assert computed.num == NUM_BLOCKS
     assert sent.after == after
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")  # of Dynamo's own
+def test_buckets_of_a_configuration_are_sent_while_backward_runs() -> None:
+    model = GPT(Shape(layers=NUM_BLOCKS, heads=2, width=8, length=4, vocabulary=16, tied=False))
+    build.prepare_blocks(model.blocks, "none", compiles=True, backend="aot_eager")
+    build.prepare_loss(model, backend="aot_eager")
+    strategy = DataParallel(model, torch.optim.SGD(model.parameters(), lr=0.1), SamplePlan(0, 64, 4, 2, 2))
+    computed: Any = Computed()  # type: ignore[no-untyped-call]
+    sent = Sent(computed)
+    strategy.begin_generation(cast(Groups, sent))
+    strategy.begin_step()
+    x = torch.zeros(2, 4, dtype=torch.int64)
+    loss = model(x, x)
+    with computed:
+        strategy.backward(0, loss, torch.ones_like(loss), last=True)
+    assert computed.num == NUM_BLOCKS
+    assert set(sent.after) == {0, 1, 2, 3, 4}, "the output layer's bucket goes first, a block's with the block"

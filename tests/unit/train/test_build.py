@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -16,13 +16,18 @@ import torch._dynamo
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
 from torch._dynamo.utils import counters
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.functional import cross_entropy
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from regroup import strategies
 from regroup.checkpoint.shards import is_split
-from regroup.train import build, config, sections, tasks
+from regroup.data import SamplePlan
+from regroup.generation.groups import Groups
+from regroup.parallel import ddp
+from regroup.parallel.strategy import Share
+from regroup.train import build, config, loop, sections, tasks
 from regroup.train.tasks.language_model import GPT, GPT2, TINY, Shape
 
 SHAPE = Shape(layers=2, heads=2, width=16, length=8, vocabulary=32)
@@ -34,8 +39,8 @@ def _gradients(model: GPT, dtype: torch.dtype) -> torch.Tensor:
     x = torch.randint(32, (3, 9), generator=torch.Generator().manual_seed(1))
     model.zero_grad()
     with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
-        loss = cross_entropy(model(x[:, :-1]).flatten(0, 1), x[:, 1:].flatten())
-    loss.backward()  # type: ignore[no-untyped-call]
+        loss = model(x[:, :-1], x[:, 1:])
+    loss.backward()
     return torch.cat([parameter.grad.flatten() for parameter in model.parameters() if parameter.grad is not None])
 
 
@@ -58,17 +63,122 @@ def test_gradients_are_the_same_however_blocks_run(model: GPT, precision: str, r
     wanted = _gradients(model, torch.float32)
     changed = copy.deepcopy(model)
     build.prepare_blocks(changed.blocks, recompute, compiles, backend="aot_eager")
+    if compiles:
+        build.prepare_loss(changed, backend="aot_eager")
     counters.clear()
     with warnings.catch_warnings():
         # torch.compile looks at its input's.
         warnings.filterwarnings("ignore", message="The .grad attribute of a Tensor")
         got = _gradients(changed, build.DTYPES[precision])
-    assert counters["stats"]["unique_graphs"] == int(compiles), "a block is one graph, and all blocks have the same"
+    graphs = 2 if compiles else 0
+    assert counters["stats"]["unique_graphs"] == graphs, (
+        "the blocks have one graph, the output layer with the loss another"
+    )
     assert not counters["graph_break"]
     assert (got - wanted).norm() <= PRECISIONS[precision] * wanted.norm()
     assert changed.state_dict().keys() == model.state_dict().keys()
     if precision != "float32":
         assert not torch.equal(got, wanted), "it ran in float32"
+
+
+def test_loss_of_a_row_is_that_of_its_scores(model: GPT) -> None:
+    x = torch.randint(32, (3, 9), generator=torch.Generator().manual_seed(1))
+    wanted = cross_entropy(model(x[:, :-1]).flatten(0, 1), x[:, 1:].flatten())
+    assert torch.equal(model(x[:, :-1], x[:, 1:]), wanted)
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")  # of Dynamo's own
+@pytest.mark.parametrize(
+    ("tied", "compiles"), [(True, False), (False, False), (True, True)], ids=["tied", "its own", "tied, compiled"]
+)
+@pytest.mark.parametrize(("precision", "bound"), [("float32", 1e-6), ("bfloat16", 1e-2)])
+def test_aligned_product_trains_the_same_parameters(precision: str, bound: float, compiles: bool, tied: bool) -> None:
+    torch.manual_seed(0)
+    model = GPT(replace(SHAPE, vocabulary=33, tied=tied))
+    x = torch.randint(32, (3, 9), generator=torch.Generator().manual_seed(1))
+    wanted_scores, wanted = model(x[:, :-1]), _gradients(model, build.DTYPES[precision])
+    aligned = copy.deepcopy(model)
+    aligned.align(64)
+    if compiles:
+        build.prepare_loss(aligned, backend="aot_eager")
+    got = _gradients(aligned, build.DTYPES[precision])
+    assert got.shape == wanted.shape
+    assert (got - wanted).norm() <= bound * wanted.norm()
+    assert torch.allclose(aligned(x[:, :-1]), wanted_scores, atol=1e-6), (
+        "scores are those of the model's own vocabulary"
+    )
+    shapes = {name: value.shape for name, value in model.state_dict().items()}
+    assert {name: value.shape for name, value in aligned.state_dict().items()} == shapes
+
+
+class _Products(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Numbers of columns of the matrix products that run."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.columns: set[int] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if func is torch.ops.aten.mm.default:
+            self.columns.add(out.shape[-1])
+        return out
+
+
+@pytest.mark.parametrize(("device", "columns"), [("cpu", {33}), ("cuda", {64})])
+def test_compiled_product_is_aligned_on_a_gpu(device: str, columns: set[int]) -> None:
+    with FakeTensorMode(), torch.device(device):
+        model = GPT(replace(SHAPE, vocabulary=33))
+        build.prepare_loss(model, backend="eager")
+        x = torch.zeros(3, 8, dtype=torch.int64)
+        with _Products() as products, torch.compiler.set_stance("force_eager"), torch.no_grad():
+            scores = model(x)
+    assert products.columns == columns
+    assert scores.shape == (3, 8, 33)
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")  # of Dynamo's own
+def test_no_change_of_ranks_or_microbatches_compiles_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A joiner has rehearsed two microbatches alone; the steps that follow have other shares, other ranks and evaluations."""
+    monkeypatch.setattr(ddp, "PARCEL_BYTES", 0)
+    torch.manual_seed(0)
+    model = GPT(SHAPE)
+    build.prepare_blocks(model.blocks, "none", compiles=True, backend="aot_eager")
+    build.prepare_loss(model, backend="aot_eager")
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
+    strategy = ddp.DataParallel(model, optimizer, SamplePlan(0, 64, 12, 3, 4))
+    x = torch.randint(32, (3, 9), generator=torch.Generator().manual_seed(1))
+
+    def run(ranks: int, microbatches: int) -> None:
+        strategy.begin_generation(cast(Groups, _Ranks(ranks)))
+        strategy.begin_step()
+        for v in range(microbatches):
+            with torch.autocast("cpu", torch.bfloat16):
+                loss = model(x[:, :-1], x[:, 1:])
+            strategy.backward(v, loss, torch.full_like(loss, 1 / microbatches), last=v == microbatches - 1)
+        strategy.launch(Share(0))
+        optimizer.step()
+
+    counters.clear()
+    run(1, 2)
+    assert counters["stats"]["unique_graphs"] == 2
+    for ranks, microbatches in ((2, 2), (4, 1), (3, 4), (1, 4)):
+        run(ranks, microbatches)
+    with loop._evaluating(model, is_compiled=True):
+        model(x[:2, :-1])
+    run(2, 1)
+    assert counters["stats"]["unique_graphs"] == 2
+
+
+class _Ranks:
+    """Groups, as far as sending goes: what is sent is not waited for."""
+
+    rank = 0
+
+    def __init__(self, world_size: int) -> None:
+        self.world_size = world_size
+
+    def launch(self, *_: Any, **__: Any) -> None: ...
 
 
 class _Count(TorchDispatchMode):  # type: ignore[no-untyped-call]

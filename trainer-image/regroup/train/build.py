@@ -36,6 +36,8 @@ SAVED = frozenset(
     }
 )
 """What takes most of the time of a forward pass: selective recomputation keeps its results."""
+ALIGNED = 64
+"""On a GPU a compiled product has a multiple of so many classes. One of width 50257 runs as unaligned kernels there."""
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -93,6 +95,8 @@ def prepare(task: Task, settings: Config, mesh: Any) -> torch.nn.Module:
     if "expert" in dims:
         split_experts(model, mesh["expert"])
     prepare_blocks(model.blocks, settings.activation_checkpointing, settings.compile)
+    if settings.compile and mesh is None:
+        prepare_loss(model)
     if "shard" in dims:
         assert settings.mesh is not None
         split_parameters(model, mesh["shard"], reshard=settings.mesh.reshard, is_row="pipeline" in dims)
@@ -162,6 +166,17 @@ def prepare_blocks(blocks: Any, recompute: str, compiles: bool, backend: str = "
             block.forward = _recomputed(block.forward, recompute)
         if compiles:
             block.compile(backend=backend)
+
+
+def prepare_loss(model: Any, backend: str = "inductor") -> None:
+    """Compile the output layer together with the loss, in place: names and shapes of parameters stay.
+
+    The blocks stay regions of their own, which share one graph. The backward of a model that is compiled as a whole delivers all
+    gradients at its end, so that no bucket is sent before, and each further block makes its compilation longer.
+    """
+    if next(model.parameters()).device.type == "cuda":
+        model.align(ALIGNED)
+    model.loss = torch.compile(model.loss, backend=backend)
 
 
 def _recomputed(forward: Callable[..., Any], recompute: str) -> Callable[..., Any]:

@@ -125,7 +125,7 @@ def train(config: Config) -> None:
                 ):  # this rank's share, however many ranks there are now
                     x, y = taken(batch)
                     with in_precision():
-                        loss = cross_entropy(model(x).flatten(0, -2), y.flatten())
+                        loss = model(x, y)
                     step.backward(mean=loss, weight=y.numel())
                 step.commit(max_norm=max_norm, after=[schedule.step])
             if step.times is None:  # not committed

@@ -272,7 +272,8 @@ class Fields(Section):
     activation_checkpointing: Literal["none", "full", "selective"] = "none"
     """full: backward computes each block again, which needs less memory. selective: all but matrix products and attention."""
     compile: bool = False
-    """Compile each block with torch.compile. A worker compiles before it joins a running job."""
+    """Compile each block with torch.compile, and without a mesh the output layer with the loss. A worker compiles before it joins
+    a running job."""
     optimizer: Annotated[Sgd | AdamW, Field(discriminator="name"), BeforeValidator(named)] = AdamW(name="adamw")
     """sgd or adamw."""
     schedule: Annotated[Constant | Decay, Field(discriminator="name"), BeforeValidator(named)] = Constant(

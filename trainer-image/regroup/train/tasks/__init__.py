@@ -1,7 +1,8 @@
 """Tasks: a model and its data, for a section `task` of the configuration. One file each.
 
-A model is a `Row` of modules. Its expensive, repeated part is its `blocks`: what is compiled, what is computed again in backward
-and what is split over processes (`regroup.train.build`), are these. It returns scores [..., classes] for integer targets [...].
+A model is a `Row` of modules. Its expensive, repeated part is its `blocks`: what is computed again in backward and what is split
+over processes (`regroup.train.build`), are these. They are compiled, and so is, without a mesh, the output layer with the loss.
+A model returns scores [..., classes] for integer targets [...], or their loss.
 """
 
 from regroup.train import sections

@@ -117,11 +117,18 @@ class Output(nn.Module):
         self.linear = None if shape.tied else nn.Linear(shape.width, shape.vocabulary, bias=False)
         self._shared: tuple[Embedding, ...] = (embedding,) if shape.tied else ()
         """Where the weights are that it shares. No submodule: they are there once in a checkpoint."""
+        self.multiple = 1
+        """The product has a multiple of so many rows: rows of zeros are added to the weights, and their scores are cut off. The
+        parameter keeps its shape."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """See the class."""
         weight = self.linear.weight if self.linear is not None else self._shared[0].tokens.weight
-        return F.linear(self.norm(x), weight)
+        vocabulary = len(weight)
+        added = -vocabulary % self.multiple
+        if not added:
+            return F.linear(self.norm(x), weight)
+        return F.linear(self.norm(x), F.pad(weight, (0, 0, 0, added)))[..., :vocabulary]
 
 
 class GPT(Row):
@@ -138,6 +145,12 @@ class GPT(Row):
                 nn.init.normal_(parameter, std=0.02 / math.sqrt(2 * shape.layers) if out else 0.02)
             elif name.endswith("bias"):
                 nn.init.zeros_(parameter)
+
+    def align(self, multiple: int) -> None:
+        """See Row."""
+        for module in self.modules():
+            if isinstance(module, Output):
+                module.multiple = multiple
 
     def split_sequences(self, mesh: Any) -> None:
         """Compute this process's part of each sequence, in a mesh of one dimension, context."""
