@@ -19,7 +19,7 @@ from datetime import timedelta
 from typing import Any, NamedTuple, TypeVar
 
 import torch
-from torch._C._distributed_c10d import HashStore, PrefixStore, ProcessGroup, ProcessGroupGloo, TCPStore, Work
+from torch._C._distributed_c10d import PrefixStore, ProcessGroup, ProcessGroupGloo, TCPStore, Work
 
 from regroup.errors import Aborted, BackendError, GroupBroken, PeerLost, UsageError
 from regroup.protocol import codec
@@ -75,11 +75,6 @@ def open_gloo(store: Any, rank: int, size: int, device: Any) -> Backend:
     gloo = ProcessGroupGloo(store, rank, size, options)
     gloo.set_timeout(_FOREVER)
     return Backend(gloo)
-
-
-def open_alone() -> Backend:
-    """Return a gloo backend of one rank: it needs no other rank, and no store, so it is there at once."""
-    return open_gloo(HashStore(), 0, 1, device_alone())
 
 
 class _Server:
@@ -226,7 +221,7 @@ class Groups:
             if assignment.document is None:
                 raise UsageError("The agent named this process as the store's host without the generation document.")
             keys.set("document", codec.canonical(codec.to_json(assignment.document)).decode())
-        device, port = self.open_device() if self.world_size > 1 else (None, 0)
+        device, port = self.open_device(self.world_size)
         here = {"arrival": arrival.to_json(), "port": port}
         keys.set(f"here/{self.rank}", json.dumps(here))
         # The barrier waits without bound: a member may be in the middle of a long step. The operator decides who is slow.
@@ -248,10 +243,7 @@ class Groups:
         self._check_aborted()
         gloo, said = None, ""
         try:
-            if self.world_size == 1:
-                gloo = open_alone()
-            else:
-                gloo = open_gloo(PrefixStore("gloo", keys), self.rank, self.world_size, device)
+            gloo = open_gloo(PrefixStore("gloo", keys), self.rank, self.world_size, device)
         except RuntimeError as error:
             pass_others_on(error)
             said = f"Forming generation {self.generation} ended: {error}"
@@ -278,10 +270,8 @@ class Groups:
         rank, ports = list(ranks).index(self.rank), dict[int, int]()
         keys = self._keys(name)
         keys.set_timeout(_FOREVER)
-        if len(ranks) == 1:
-            return open_alone(), keys
         try:
-            device, port = self.open_device()
+            device, port = self.open_device(len(ranks))
             keys.set(f"port/{rank}", str(port))
             ports = dict(zip(ranks, map(int, keys.multi_get([f"port/{other}" for other in range(len(ranks))]))))
             self.sockets.add_ports(ports.values())
@@ -498,9 +488,10 @@ class Groups:
             said if isinstance(error, BackendError) else f"A collective failed, and no rank was lost: {said}"
         )
 
-    def open_device(self) -> tuple[Any, int]:
-        """Return a device for gloo on this worker's address, and the port that it listens on."""
-        return self.sockets.open_device(self._host)
+    def open_device(self, size: int) -> tuple[Any, int]:
+        """Return a device for a gloo of so many ranks, on this worker's address, and the port that it listens on. A single rank has
+        nobody to listen for: then the port is 0."""
+        return self.sockets.open_device(self._host) if size > 1 else (device_alone(), 0)
 
     # --- the end -----------------------------------------------------------------------------------------------------
 

@@ -26,8 +26,9 @@ from torch._C._distributed_c10d import (
 from regroup.errors import GenerationChanged, UsageError
 
 from .backends import Backend
-from .groups import Groups, Pending, open_alone
+from .groups import Groups, Pending, open_gloo
 from .origins import collective
+from .sockets import device_alone
 
 NAME = "regroup"
 """Torch's name of the backend."""
@@ -86,7 +87,8 @@ class LivingGroup(ProcessGroup):
     def bind_alone(self) -> None:
         """Plain `python`: a group of one, for good."""
         target = ProcessGroup(HashStore(), 0, 1)
-        open_alone().serve(target, "cpu", ProcessGroup.BackendType.GLOO)
+        alone = open_gloo(HashStore(), 0, 1, device_alone())
+        alone.serve(target, "cpu", ProcessGroup.BackendType.GLOO)
         self._target = target
 
     def call(self, kind: str, arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
