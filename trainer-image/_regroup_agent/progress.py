@@ -77,10 +77,12 @@ class Progress:
             steps_redone=message.steps_redone or (unsaid.steps_redone if unsaid else 0),
             checkpoint=message.checkpoint or (old.checkpoint if old else None),
             checkpoint_problem=_first(message.checkpoint_problem, old.checkpoint_problem if old else None),
+            checkpoints_late=_first(message.checkpoints_late, old.checkpoints_late if old else None),
             step_s=message.step_s,
             longest_s=message.longest_s,
             snapshot_step=_first(message.snapshot_step, old.snapshot_step if old else None),
             snapshot_problem=_first(message.snapshot_problem, old.snapshot_problem if old else None),
+            snapshots_late=_first(message.snapshots_late, old.snapshots_late if old else None),
             times=message.times,
             noise_scale=message.noise_scale,
         )
@@ -129,6 +131,8 @@ def _says_the_same(message: local.Committed, old: wire.Progress) -> bool:
         and message.checkpoint_problem in (None, old.checkpoint_problem)
         and message.snapshot_step in (None, old.snapshot_step)
         and message.snapshot_problem in (None, old.snapshot_problem)
+        and message.checkpoints_late in (None, old.checkpoints_late)
+        and message.snapshots_late in (None, old.snapshots_late)
     )
 
 

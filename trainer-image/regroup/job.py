@@ -590,6 +590,7 @@ class Job:
                 self._durable.lost()
         finally:
             self._memory.settle()
+            self.state.staging.settle()  # no thread reads from a device that is being torn down
             self._feed.close()
             self._strategy.close()
             self._membership.close()
@@ -623,6 +624,7 @@ class Job:
         self._follow_size()
         self._committer.begin_generation()
         self._memory.committed()
+        self._memory.interval.begin_generation()
         waited_s = membership.groups.waited_s if membership.groups is not None else 0.0
         self._reporter.begin_generation(membership.generation, membership.adopted_at_s, waited_s)
         self._durable.begin_generation()
@@ -745,6 +747,7 @@ class Job:
             if self.plan.layout.size == 1:
                 self._durable.save_if_due(membership.origin, alone=membership.is_alone)
             self._durable.prune(membership.take_prune(), self.generation)
+            self._reporter.say_late()
 
 
 def _refuse_in_group(reduction: str, scaler: Any, batch_per_rank: int | None) -> None:

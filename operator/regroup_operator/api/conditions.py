@@ -36,6 +36,9 @@ TYPES = (
     FAILED,
 )
 
+INTERVAL_TOO_SHORT = "IntervalTooShort"
+"""Reason of CheckpointsSaved and SnapshotsTaken, which are True: they are saved and taken, less often than was asked for."""
+
 ConditionStatus = Literal["True", "False", "Unknown"]
 
 

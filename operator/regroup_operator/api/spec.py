@@ -100,7 +100,8 @@ class CheckpointPolicy(SpecModel):
     """Absolute directory on a volume that the template mounts in the container `trainer`, shared by all workers."""
 
     every_seconds: int = Field(default=300, ge=1, le=604800)
-    """Seconds between two checkpoints. If a step takes longer, each has one; if writing does, they are further apart."""
+    """Seconds between the starts of two checkpoints. If a step takes longer, each has one; if writing does, they are further apart.
+    Where the interval cannot be kept, condition CheckpointsSaved has the reason IntervalTooShort."""
 
     keep: int = Field(default=3, ge=1, le=1000)
     """Number of complete checkpoints to keep. Older ones are deleted."""
@@ -172,7 +173,9 @@ class MemorySnapshotPolicy(SpecModel):
     the memory limit of the container trainer."""
 
     every_seconds: int = Field(default=10, ge=1, le=604800)
-    """Seconds between two snapshots. They are further apart where copying would take more than a twentieth of the time."""
+    """Seconds between the starts of two snapshots. They are further apart where training would wait for copies for more than a
+    twentieth of the time, or copies would run for more than half of it. If the interval cannot be kept, condition SnapshotsTaken
+    has the reason IntervalTooShort."""
 
     @model_validator(mode="after")
     def _is_size(self) -> MemorySnapshotPolicy:

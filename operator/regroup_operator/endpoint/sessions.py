@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from regroup.protocol.state import Busy, Condition, Phase
 from regroup.protocol.wire import (
@@ -80,6 +81,10 @@ def apply_report(session: Session | None, report: Report, now_s: float) -> Sessi
     return _apply_body(session, report, now_s)
 
 
+_TEXTS = ("checkpoint_problem", "snapshot_problem", "checkpoints_late", "snapshots_late")
+"""Sentences in a report of progress that come to stand in the status."""
+
+
 def is_routine(before: Session | None, after: Session, report: Report) -> bool:
     """Return whether a report says only how far training is: nobody asked for it, and nothing else has changed."""
     if before is None or not isinstance(report.body, Progress) or report.body.first_step_ms is not None:
@@ -95,7 +100,10 @@ def is_routine(before: Session | None, after: Session, report: Report) -> bool:
 
 def _saved(progress: Progress | None) -> object:
     """Return what is known of checkpoints: a new one is named in the status at once, and older ones may be deleted then."""
-    return None if progress is None else (progress.checkpoint, progress.checkpoint_problem, progress.snapshot_problem)
+    if progress is None:
+        return None
+    late = progress.checkpoints_late, progress.snapshots_late
+    return progress.checkpoint, progress.checkpoint_problem, progress.snapshot_problem, late
 
 
 def _standing(session: Session) -> object:
@@ -161,8 +169,9 @@ def _apply_body(session: Session, report: Report, now_s: float) -> Session:
         # The same step said again (after `progress?`, after a reconnect) is no sign of life.
         moved = not same or session.progress is None or body.step > session.progress.step
         at_s = now_s - _age_s(body.age_ms / 1000)
-        if body.checkpoint_problem is not None:
-            body = replace(body, checkpoint_problem=_clean(body.checkpoint_problem))
+        texts: dict[str, Any] = {name: _clean(text) for name in _TEXTS if (text := getattr(body, name)) is not None}
+        if texts:  # only the workers that save have any
+            body = replace(body, **texts)
         return replace(
             session,
             progress=body,

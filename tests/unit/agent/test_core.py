@@ -478,16 +478,29 @@ def test_report_says_what_was_said_of_snapshots_last_in_this_generation() -> Non
 
     def newest() -> tuple[int | None, str | None]:
         (body,) = drive.command(wire.ProgressRequest()).bodies(wire.Progress)
+        assert (body.checkpoints_late, body.snapshots_late) == (late, body.snapshot_problem)
         return body.snapshot_step, body.snapshot_problem
 
-    drive = Drive().session().trains(1).says(committed(1, 2, snapshot_step=1, snapshot_problem="full"))
+    late = None
+
+    drive = (
+        Drive()
+        .session()
+        .trains(1)
+        .says(committed(1, 2, snapshot_step=1, snapshot_problem="full", snapshots_late="full"))
+    )
     assert newest() == (1, "full")
     drive.says(committed(1, 3))
     assert newest() == (1, "full")
     drive.says(committed(1, 3, snapshot_step=3))
     assert newest() == (3, "full"), "the same step again"
-    drive.says(committed(1, 3, snapshot_problem=""))
+    drive.says(committed(1, 3, snapshot_problem="", snapshots_late=""))
     assert newest() == (3, "")
+    late = "seldom"
+    drive.says(committed(1, 3, checkpoints_late="seldom"))
+    drive.says(committed(1, 4))
+    assert newest() == (3, "")
+    late = None
     drive.trains(2).says(committed(2, 4))
     assert newest() == (None, None)
 

@@ -20,10 +20,19 @@ HANGS = "Writing checkpoint step-30.g1-a has taken more than 300 s: the volume o
 SAVED = {"generation": 1, "step": 20, "directory": "step-20.g1-a"}
 
 
-def member(slot: int, problem: str | None, *, generation: int = 1, waits_s: float | None = None) -> Worker:
+LATE = "Checkpoints begin every 40 s, and spec.checkpoint.everySeconds is 10: writing one has taken 38 s."
+
+
+def member(
+    slot: int, problem: str | None, *, generation: int = 1, waits_s: float | None = None, late: str | None = ""
+) -> Worker:
     """Return a member that said this of its checkpoints, and has waited for one for so long."""
     session = make_session(
-        slot, Phase.TRAINING, 1, progress=Progress(30, checkpoint_problem=problem), progress_generation=generation
+        slot,
+        Phase.TRAINING,
+        1,
+        progress=Progress(30, checkpoint_problem=problem, checkpoints_late=late),
+        progress_generation=generation,
     )
     if waits_s is not None:
         busy = (Busy(Busy.CHECKPOINT, max_s=600.0),)
@@ -47,6 +56,9 @@ def judge(*workers: Worker, checkpoint: dict[str, Any] | None = SAVED, succeeded
     [
         pytest.param([member(0, "")], SAVED, ("True", "Saved"), id="nothing is wrong"),
         pytest.param([member(0, "")], None, ("Unknown", "NoneYet"), id="none was due yet"),
+        pytest.param([member(0, "", late=LATE)], SAVED, ("True", "IntervalTooShort"), id="less often than asked for"),
+        pytest.param([member(0, HANGS, late=LATE)], SAVED, ("False", "NotSaved"), id="not at all comes before seldom"),
+        pytest.param([member(0, None, late=LATE)], SAVED, None, id="who writes nothing has no say in that"),
         pytest.param([member(0, HANGS)], SAVED, ("False", "NotSaved"), id="the volume does not answer"),
         pytest.param([member(0, ""), member(1, HANGS)], SAVED, ("True", "Saved"), id="who wrote before has no say"),
         pytest.param([member(0, HANGS, generation=0)], SAVED, None, id="of an older generation: nothing is known"),

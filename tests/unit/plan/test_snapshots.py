@@ -14,8 +14,11 @@ from tests.builders.plan import make_current, make_session, make_worker
 SMALL = "The memory snapshot needs 64 MiB. Raise it to at least 64Mi."
 
 
-def member(slot: int, problem: str | None, *, generation: int = 1) -> Worker:
-    progress = Progress(30, snapshot_problem=problem)
+LATE = "Memory snapshots begin every 30 s, and spec.memorySnapshot.everySeconds is 2."
+
+
+def member(slot: int, problem: str | None, *, generation: int = 1, late: str | None = "") -> Worker:
+    progress = Progress(30, snapshot_problem=problem, snapshots_late=late)
     return make_worker(
         slot, session=make_session(slot, Phase.TRAINING, 1, progress=progress, progress_generation=generation)
     )
@@ -27,6 +30,10 @@ def member(slot: int, problem: str | None, *, generation: int = 1) -> Worker:
         pytest.param([member(0, ""), member(1, "")], 20, ("True", "Taken"), id="every worker has one"),
         pytest.param([member(0, ""), member(1, "")], None, ("Unknown", "NoneYet"), id="one has none yet"),
         pytest.param([member(0, ""), member(1, SMALL)], 20, ("False", "NotTaken"), id="one cannot take any"),
+        pytest.param([member(0, ""), member(1, "", late=LATE)], 20, ("True", "IntervalTooShort"), id="less often"),
+        pytest.param(
+            [member(0, "", late=LATE), member(1, SMALL)], 20, ("False", "NotTaken"), id="none at all comes first"
+        ),
         pytest.param([member(0, None)], None, None, id="none has spoken of them"),
         pytest.param([member(0, SMALL, generation=0)], 20, None, id="said in an older generation"),
     ],
@@ -41,6 +48,12 @@ def test_sentence_names_a_worker_and_counts_the_others() -> None:
     got = judge_snapshots(current=make_current(range(3)), workers=workers, step=None)
     assert got is not None
     assert got.message == f"Worker 0: {SMALL} (2 more workers have none either.)"
+
+
+def test_sentence_has_the_real_interval() -> None:
+    got = judge_snapshots(current=make_current(range(1)), workers=[member(0, "", late=LATE)], step=20)
+    assert got is not None
+    assert got.message.endswith(f"status.memorySnapshot has its step. {LATE}")
 
 
 @pytest.mark.parametrize(

@@ -88,6 +88,22 @@ class Saves:
     def problem(self) -> str:
         return ""
 
+    def late(self) -> str:
+        return "Checkpoints begin every 40 s." if self.saved else ""
+
+
+def test_late_copies_are_reported_each_time_and_printed_once(capsys: pytest.CaptureFixture[str]) -> None:
+    agent, durable = Agent(), Saves()
+    reporter = make_reporter(agent, cast(Durable, durable))
+    for step in (5, 6, 7):
+        reporter.begin_step(step - 1)
+        reporter.committed(step, 0.5, step - 1, 20)
+        reporter.say_late()
+        durable.saved = {"generation": 1, "step": 5, "directory": "g1-s5"}
+    told = [one.checkpoints_late for one in agent.told if isinstance(one, local.Committed)]
+    assert told == ["", "Checkpoints begin every 40 s.", "Checkpoints begin every 40 s."]
+    assert capsys.readouterr().out == "Checkpoints begin every 40 s.\n"
+
 
 def test_checkpoint_that_is_written_after_the_last_step_is_told() -> None:
     agent, durable = Agent(), Saves()

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import torch
 
+from regroup.checkpoint import staging
 from regroup.data import SamplePlan
 from regroup.errors import StateError
 from regroup.layout import Layout
 from regroup.protocol import env, local, snapshot
 from regroup.protocol.state import StatePair
-from regroup.state import memory as tier
 from regroup.state.memory import Memory
 from regroup.state.training import CommitRecord, TrainingState
 
@@ -75,13 +75,13 @@ def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def late(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     """Copies begin once this is set."""
-    go, fill = threading.Event(), tier._Copy.fill
+    go, fill = threading.Event(), staging.Copy.fill
 
-    def wait_and_fill(copy: tier._Copy) -> None:
+    def wait_and_fill(copy: staging.Copy, room: staging.Room) -> None:
         assert go.wait(10)
-        fill(copy)
+        fill(copy, room)
 
-    monkeypatch.setattr(tier._Copy, "fill", wait_and_fill)
+    monkeypatch.setattr(staging.Copy, "fill", wait_and_fill)
     return go
 
 
@@ -175,15 +175,15 @@ def test_incomplete_snapshot_is_absent_and_the_one_before_stays(
     process.memory.settle()
     process.commit(1, 2)
     go = threading.Event()
-    fill = tier._Copy.fill
+    fill = staging.Copy.fill
 
-    def late(copy: tier._Copy) -> None:
+    def late(copy: staging.Copy, room: staging.Room) -> None:
         assert go.wait(10)
-        fill(copy)
+        fill(copy, room)
         if disturb is None:
             raise RuntimeError("killed")
 
-    monkeypatch.setattr(tier._Copy, "fill", late)
+    monkeypatch.setattr(staging.Copy, "fill", late)
     process.memory.take()
     assert held(directory) == [(1, 1)]  # also for a process that is killed now
     if disturb is not None:
@@ -324,6 +324,7 @@ def test_too_small_a_limit_is_a_sentence_with_the_size_that_would_do(
     process.commit(1, 1)
     process.memory.take()
     process.memory.take()
+    process.memory.settle()
     said = capsys.readouterr().out
     assert said.count("spec.memorySnapshot.sizeLimit is 1 MiB. Raise it to at least ") == 1
     assert process.memory.problem == said.strip()
@@ -346,24 +347,35 @@ def test_one_process_of_a_worker_copies() -> None:
     assert (process.told, process.memory.step, process.memory.problem) == ([], None, None)
 
 
-def test_snapshots_are_apart_by_the_interval_or_by_what_they_cost(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("copy_s", "waits_s", "apart_s"),
+    [
+        pytest.param(2.0, 0.0, 10.0, id="steps are longer than the copy: as was asked for"),
+        pytest.param(8.0, 0.0, 16.0, id="a copy that takes long: copies run half of the time at most"),
+        pytest.param(2.0, 1.5, 30.0, id="a step waits for the copy: one part in twenty at most"),
+    ],
+)
+def test_snapshots_are_apart_by_the_interval_or_by_what_they_cost(
+    monkeypatch: pytest.MonkeyPatch, copy_s: float, waits_s: float, apart_s: float
+) -> None:
     monkeypatch.setenv(env.SNAPSHOT_EVERY_SECONDS, "10")
     process = Process()
     process.commit(1, 1)
     clock = [100.0]
     monkeypatch.setattr("time.monotonic", lambda: clock[0])
     assert process.memory.due(clock[0])
-    fill = tier._Copy.fill
+    fill = staging.Copy.fill
 
-    def slow(copy: tier._Copy) -> None:
-        fill(copy)
-        clock[0] += 2.0
+    def slow(copy: staging.Copy, room: staging.Room) -> None:
+        fill(copy, room)
+        copy.waited_s = waits_s
+        clock[0] += copy_s
 
-    monkeypatch.setattr(tier._Copy, "fill", slow)
+    monkeypatch.setattr(staging.Copy, "fill", slow)
     process.memory.take()
     process.memory.settle()
-    assert not process.memory.due(100.0 + 39.9)  # 20 times the 2 s that it took, not 10 s
-    assert process.memory.due(100.0 + 40.1)
+    assert not process.memory.due(100.0 + apart_s - 0.1)
+    assert process.memory.due(100.0 + apart_s + 0.1)
 
 
 def test_each_step_that_is_hardly_longer_than_the_interval_has_a_snapshot(monkeypatch: pytest.MonkeyPatch) -> None:

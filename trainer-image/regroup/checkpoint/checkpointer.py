@@ -1,10 +1,11 @@
-"""What a session holds of the durable tier: copy on the caller's thread, write in the background, never crash training.
+"""What a session holds of the durable tier: copy and write in the background, never crash training.
 
-Owns the writer thread (one write at a time, then what is to be pruned), the host copies it reads from, and the sentences
+Owns the writer thread (one write at a time, then what is to be pruned), the host memory it copies to (`staging`), and the sentences
 about what went wrong. Which rank writes, when the state is consistent and which ranks have committed the step is the
 caller's (`regroup.transaction`); with replicated data parallelism the process of rank 0 writes for all.
 
-A write: data aside -> fsync -> rename -> wait until every rank has acknowledged the step -> COMMIT.json (rule CKPT).
+A write: copy to host memory -> data aside -> fsync -> rename -> wait until every rank has acknowledged the step -> COMMIT.json
+(rule CKPT).
 """
 
 import contextlib
@@ -23,6 +24,7 @@ from regroup.protocol.state import StatePair
 from . import selection, store
 from .errors import CheckpointError, ImportMissing
 from .selection import CheckpointInfo, Commit, Name, name_of
+from .staging import Copy, Room, Staging
 from .tree import Tree, differences, pack
 
 _DELETING = "Deleting old checkpoints"
@@ -40,8 +42,9 @@ class Newest(NamedTuple):
 class Checkpointer:
     """The checkpoints of one job in one directory. Methods are called from one thread, the trainer's; none is collective."""
 
-    def __init__(self, directory: str, every_s: float, job_uid: str) -> None:
-        """every_s: least time between the starts of two writes."""
+    def __init__(self, directory: str, every_s: float, job_uid: str, staging: Staging | None = None) -> None:
+        """every_s: least time between the starts of two writes. staging: what copies the state; None: it is not changed while it
+        is copied."""
         store.prepare()
         self._directory = Path(directory)
         self._every_s = every_s
@@ -57,7 +60,12 @@ class Checkpointer:
         """Of the last two writes, the newest last."""
         self._copies_of: threading.Event | None = None
         """The write that still reads the host copies; None: they may be overwritten."""
-        self._copies: dict[str, torch.Tensor] = {}
+        self._staging = staging or Staging()
+        self._host: dict[str, torch.Tensor] = {}
+        """The memory of the last copy: fresh pages would cost more than a copy."""
+        self._must_wait = False
+        """The script changes the state between two commits: the caller waits for each copy."""
+        self._again = False
         self._last: CheckpointRef | None = None
         self._problem: str | None = None
         self._failure: str | None = None
@@ -104,7 +112,7 @@ class Checkpointer:
             self._started_s = now_s
         # A write whose data is durable waits for the next commit, at which the caller asks this. If it had to be over by then, only
         # every second one of steps that are longer than the interval would be saved.
-        if self._copies_of is not None or now_s - self._started_s < self._every_s:
+        if self._copies_of is not None or (now_s - self._started_s < self._every_s and not self._again):
             return False
         self._started_s = now_s
         return True
@@ -123,8 +131,9 @@ class Checkpointer:
         part: tuple[int, int] | None = None,
         parts_within_s: float = 300.0,
     ) -> bool:
-        """Copy the state to host memory and start to write it; blocks for the copy. False: the data of the last one is not durable
-        yet. While that waits for its ranks, or old checkpoints are being deleted, the new one waits for the writer thread.
+        """Start to copy the state to host memory and to write it; `Staging.settle` waits for the copy. False: the data of the last
+        one is not durable yet. While that waits for its ranks, or old checkpoints are being deleted, the new one waits for the
+        writer thread.
 
         generation, uid: that which this process is a member of; pair: the state's; parent_generation, start_step: where
         the generation began; digest: of the samples (SamplePlan.digest). `acknowledged` is asked from another thread,
@@ -138,7 +147,7 @@ class Checkpointer:
         if self._copies_of is not None:
             return False
         structure, tensors = pack(tree)
-        copies = self._copy(tensors)
+        copy = self._staging.start(tensors)
         record = Commit(
             job_uid=self._job_uid,
             generation=generation,
@@ -151,7 +160,11 @@ class Checkpointer:
         cancelled = self._copies_of = threading.Event()
         self._cancelled = [*self._cancelled[-1:], cancelled]
         name = name_of(generation, pair.step, uid)
-        write = partial(self._write, name, structure, copies, record, acknowledged, cancelled, part, parts_within_s)
+        self._again = False
+        copying = _Copying(copy, self._room)
+        if self._must_wait:
+            copy.wait_read()
+        write = partial(self._write, name, structure, copying, record, acknowledged, cancelled, part, parts_within_s)
         doing = f"Writing checkpoint {name.directory}"
         with self._lock:
             if self._busy:
@@ -281,21 +294,6 @@ class Checkpointer:
                 return  # the thread comes to it
         self._start(None, _DELETING)
 
-    def _copy(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Return host copies, in the memory of the last time where it fits: fresh pages would cost more than the copy."""
-        copies, devices = {}, set()
-        for key, tensor in tensors.items():
-            copy = self._copies.get(key)
-            if copy is None or copy.shape != tensor.shape or copy.dtype != tensor.dtype:
-                copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
-            copies[key] = copy.copy_(tensor, non_blocking=tensor.is_cuda)
-            if tensor.is_cuda:
-                devices.add(tensor.device)
-        for device in devices:
-            torch.cuda.current_stream(device).synchronize()
-        self._copies = copies
-        return copies
-
     # --- the writer thread -------------------------------------------------------------------------------------------
 
     def _start(self, write: Callable[[], None] | None, doing: str) -> None:
@@ -340,7 +338,7 @@ class Checkpointer:
         self,
         name: Name,
         structure: str,
-        tensors: Mapping[str, torch.Tensor],
+        copying: "_Copying",
         record: Commit,
         acknowledged: Callable[[], bool] | None,
         cancelled: threading.Event,
@@ -349,6 +347,14 @@ class Checkpointer:
     ) -> None:
         began = False
         try:
+            tensors = copying.tensors()
+            if copying.changed is not None:
+                self._problem = (
+                    f"Checkpoint {name.directory} is copied again, and training waits for each copy from now on: {copying.changed} "
+                    "was changed outside step.commit(). Change the state in step.commit(before=..., after=...) only."
+                )
+                self._must_wait = self._again = True
+                return
             committed, _ = store.names(self._directory)
             why = selection.unwelcome(self._ours(committed), name.generation)
             if why is None and cancelled.is_set():  # while it waited for the write before it
@@ -394,6 +400,16 @@ class Checkpointer:
         if self._copies_of is cancelled:
             self._copies_of = None
 
+    def _room(self, tensors: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
+        """Return host memory for a copy. Called in its thread, once no write reads the memory of the last one."""
+        old = self._host
+        fits = {key for key in tensors.keys() & old.keys() if _kind(tensors[key]) == _kind(old[key])}
+        self._host = old = {key: old[key] for key in fits}  # what does not fit is freed before there is more
+        self._host = {
+            key: old[key] if key in fits else torch.empty(one.shape, dtype=one.dtype) for key, one in tensors.items()
+        }
+        return self._host
+
     def _await_parts(self, name: Name, size: int, cancelled: threading.Event, within_s: float) -> str | None:
         """Return None when every process of the model group has written its part, else the sentence why not.
 
@@ -431,3 +447,46 @@ class Checkpointer:
         finally:
             self._began_s += time.monotonic() - began_s
             self._awaits_ranks = False
+
+
+class _Copying:
+    """A copy to host memory that a thread of its own makes. The writer's thread may wait for the next commit meanwhile, and that
+    commit for the copy; or for a volume that hangs."""
+
+    def __init__(self, copy: Copy, room: Room) -> None:
+        """Raises RuntimeError where no thread can be started."""
+        self._copy, self._room = copy, room
+        self._places: Mapping[str, torch.Tensor] = {}
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._fill, name="regroup-checkpoint-copy", daemon=True)
+        try:
+            self._thread.start()
+        except RuntimeError:
+            copy.abandon()
+            raise
+
+    def _fill(self) -> None:
+        def room(tensors: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
+            self._places = self._room(tensors)
+            return self._places
+
+        try:
+            self._copy.fill(room)
+        except BaseException as error:  # for the writer, which says it
+            self._error = error
+
+    def tensors(self) -> Mapping[str, torch.Tensor]:
+        """Wait for the copy and return it. Raises what the copy has failed with."""
+        self._thread.join()
+        if self._error is not None:
+            raise self._error
+        return self._places
+
+    @property
+    def changed(self) -> str | None:
+        """After `tensors`: see Copy."""
+        return self._copy.changed
+
+
+def _kind(tensor: torch.Tensor) -> tuple[torch.Size, torch.dtype]:
+    return tensor.shape, tensor.dtype

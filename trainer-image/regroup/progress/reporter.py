@@ -51,6 +51,8 @@ class Reporter:
         self._attempts = Attempts()
         self._generation = 0
         self._noise_scale: float | None = None
+        self._printed: set[str] = set()
+        """Kinds of copies of which it was printed that they come late."""
         self._last: local.Committed | None = None
         """What was said last."""
 
@@ -112,6 +114,13 @@ class Reporter:
         if self._watcher is not None:
             self._watcher.send(local.FinishedLocally(self._generation, step))
 
+    def say_late(self) -> None:
+        """Print once for each kind of copy that it comes less often than was asked for. Called by rank 0, after a commit."""
+        for kind, sentence in (("checkpoint", self._durable.late()), ("snapshot", self._memory.late)):
+            if sentence and kind not in self._printed:
+                self._printed.add(kind)
+                print(sentence, flush=True)
+
     def saved(self) -> None:
         """A checkpoint was written, or not, after the last step of this process: no further commit will say so."""
         last = self._last
@@ -150,11 +159,13 @@ class Reporter:
             steps_redone=steps_redone,
             checkpoint=self._durable.report(),
             checkpoint_problem=self._durable.problem(),
+            checkpoints_late=self._durable.late(),
             step_s=_rounded(self._pace.step_s),
             longest_s=_rounded(self._pace.longest_s),
             empty=empty,
             snapshot_step=snapshot_step,
             snapshot_problem=self._memory.problem,
+            snapshots_late=self._memory.late,
             times=self._smoothed.times(),
             noise_scale=self._noise_scale,
         )

@@ -87,6 +87,8 @@ class Committed:
     checkpoint: Optional[dict[str, Any]] = None
     checkpoint_problem: Optional[str] = None
     """What keeps the generation's writer from saving, one sentence; empty: nothing does. None: said by who writes nothing."""
+    checkpoints_late: Optional[str] = None
+    """Why checkpoints come less often than was asked for, one sentence; empty: they do not. None: said by who writes nothing."""
     step_s: Optional[float] = None
     longest_s: Optional[float] = None
     empty: bool = False
@@ -95,6 +97,8 @@ class Committed:
     """Newest step that every worker has in its memory snapshot; None: there is none, or some worker has none yet."""
     snapshot_problem: Optional[str] = None
     """What keeps this worker from taking memory snapshots, one sentence; empty: nothing does. None: it takes none."""
+    snapshots_late: Optional[str] = None
+    """Why memory snapshots come less often than was asked for, one sentence; empty: they do not. None: it takes none."""
     times: Optional[Times] = None
     """None before the second step of a generation."""
     noise_scale: Optional[float] = None

@@ -82,10 +82,14 @@ class Progress:
     """The longest that the process needed between two commits of one generation, without pauses and waits for others."""
     age_ms: float = 0.0
     """How long ago the step was committed when this was sent: not every commit is reported."""
+    checkpoints_late: Optional[str] = None
+    """Why checkpoints come less often than was asked for, one sentence; empty: they do not. None: this worker does not write."""
     snapshot_step: Optional[int] = None
     """Newest step that every worker has in its memory snapshot; None: there is none."""
     snapshot_problem: Optional[str] = None
     """What keeps this worker from taking memory snapshots, one sentence; empty: nothing does. None: it takes none."""
+    snapshots_late: Optional[str] = None
+    """Why memory snapshots come less often than was asked for, one sentence; empty: they do not. None: it takes none."""
     times: Optional[Times] = None
     """Of its process that waits least for others; None before the second step of a generation."""
     noise_scale: Optional[float] = None

@@ -21,6 +21,7 @@ from regroup.protocol.document import LineageEntry
 from regroup.protocol.local import PruneLocally
 from regroup.protocol.state import StatePair
 
+from .intervals import Interval
 from .training import TrainingState
 
 _SLICE_S = 0.2
@@ -68,9 +69,10 @@ class Durable:
         self._is_due = False
         self._most_s = float(os.environ.get(env.CHECKPOINT_WAIT_SECONDS) or MOST_S)
         directory = os.environ.get(env.CHECKPOINT_DIR)
+        every_s = float(os.environ.get(env.CHECKPOINT_EVERY_SECONDS) or 300)
+        self._interval = Interval("Checkpoints", "spec.checkpoint.everySeconds", every_s)
         if directory:
-            every_s = float(os.environ.get(env.CHECKPOINT_EVERY_SECONDS) or 300)
-            self.checkpointer = Checkpointer(directory, every_s, os.environ.get(env.JOB_UID) or "local")
+            self.checkpointer = Checkpointer(directory, every_s, os.environ.get(env.JOB_UID) or "local", state.staging)
         self.resume_from = os.environ.get(env.RESUME_FROM) if directory else None
         """Path of the checkpoint that the job begins with; the same in every process for the life of the job."""
 
@@ -112,7 +114,7 @@ class Durable:
     def save_part(self, origin: Origin) -> None:
         """Start to write this process's part in the background; called by all ranks of the first model group after one commit."""
         self._say_problem()
-        self._save(origin, known=False)
+        self._save_periodic(origin, known=False)
         self._is_due = False  # also where the writer is busy still: the others of the model group write a part now
 
     def hurry(self) -> None:
@@ -122,7 +124,9 @@ class Durable:
             self._is_due = True
 
     def begin_generation(self) -> None:
-        """In a model group a write that was under way may lack the part of a process that is gone: it is done again."""
+        """Other ranks, from here on. In a model group a write that was under way may lack the part of a process that is gone: it
+        is done again."""
+        self._interval.begin_generation()
         if self._part is not None and self.checkpointer is not None and self.checkpointer.busy:
             self.checkpointer.cancel()
             self._is_due = True
@@ -130,7 +134,7 @@ class Durable:
     def save_if_due(self, origin: Origin, *, alone: bool) -> None:
         """Start to write in the background when it is time; called by rank 0 after a commit."""
         self._say_problem()
-        if self.wants() and self._save(origin, known=alone):
+        if self.wants() and self._save_periodic(origin, known=alone):
             self._is_due = False
 
     @property
@@ -157,6 +161,10 @@ class Durable:
             return None
         return self.checkpointer.hangs(self._patience_s) or self.checkpointer.failure or ""
 
+    def late(self) -> str | None:
+        """Why checkpoints come less often than was asked for, one sentence; empty: they do not. None: as `problem`."""
+        return None if self.checkpointer is None or not self.is_writer else self._interval.sentence
+
     def lost(self) -> None:
         """The state was replaced by another rank's, or the script ends by an exception: what is being written may be of a step that
         was never committed by all, and no later commit of this process will say that it was."""
@@ -181,6 +189,20 @@ class Durable:
         if saved is None:
             return None
         return {"generation": saved.generation, "step": saved.step, "directory": saved.directory}
+
+    def _save_periodic(self, origin: Origin, *, known: bool) -> bool:
+        """As `_save`, for the checkpoint that the interval asks for."""
+        longest_s = self.checkpointer.longest_s if self.checkpointer is not None else None
+        if not self._save(origin, known=known):
+            return False
+        is_slow = longest_s is not None and longest_s > self._interval.asked_s
+        why = (
+            f"writing one has taken {longest_s:.3g} s"
+            if is_slow
+            else "a checkpoint begins after a step, and after the write before"
+        )
+        self._interval.began(time.monotonic(), why)
+        return True
 
     def _save(self, origin: Origin, *, known: bool) -> bool:
         """Begin to write; return False where there is nothing to write, or the writer is busy."""

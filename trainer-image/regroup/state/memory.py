@@ -1,35 +1,38 @@
 """The memory tier of a session: when the state is copied to memory that outlives this process, and when it is read back.
 
 The process of local rank 0 of each worker copies, since the state is replicated; where a model is split, each process copies its
-part. A thread does it while the next step computes, for what changes only in a commit; `TrainingState.begin_change` waits for it.
-Why: docs/design/adr/0021 and 0046. Where the bytes lie is `slots`' affair, and whether a snapshot is what a generation continues
-from is decided in `adoption` and `parts` (rule BACKUP).
+part. A thread does it while the next steps compute; how the bytes get to the host is `regroup.checkpoint.staging`'s affair.
+Why: docs/design/adr/0021, 0046 and 0073. Where the bytes lie is `slots`' affair, and whether a snapshot is what a generation
+continues from is decided in `adoption` and `parts` (rule BACKUP).
 """
 
 import os
 import threading
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from regroup.checkpoint.staging import Copy
 from regroup.data import SamplePlan
 from regroup.errors import StateError
 from regroup.protocol import env, local
 from regroup.protocol.snapshot import Snapshot, directory_of
 from regroup.protocol.state import StatePair
 
-from .slots import Slots, SnapshotError, UnusableError, Writing, chunks
+from .intervals import Interval
+from .slots import Slots, SnapshotError, UnusableError, Writing
 from .training import CommitRecord, TrainingState
 
 EVERY_S = 10.0
 """Time between two snapshots where nothing else is said (SNAPSHOT_EVERY_SECONDS)."""
-SHARE = 20
-"""Copying takes at most one part in so many of the time, whatever was asked for."""
-_PIECE_BYTES = 16 << 20
-"""A tensor is copied in pieces: the interpreter's lock is free between them, and on CUDA the host's buffer stays small."""
+WAIT_SHARE = 20
+"""Training waits for copies at most one part in so many of the time, whatever was asked for."""
+BUSY_SHARE = 2
+"""Copies are under way at most one part in so many of the time: they take bandwidth of the memory, and on a CPU its cores."""
 
 
 class Memory:
@@ -67,7 +70,8 @@ class Memory:
             )
             if is_split or local_rank == 0:
                 self._slots = self._of_worker
-        self._every_s = float(os.environ.get(env.SNAPSHOT_EVERY_SECONDS) or EVERY_S)
+        every_s = float(os.environ.get(env.SNAPSHOT_EVERY_SECONDS) or EVERY_S)
+        self.interval = Interval("Memory snapshots", "spec.memorySnapshot.everySeconds", every_s)
         self._asked_s = 0.0
         """When `due` was last asked, which is before a commit."""
         self._since_s: float | None = None
@@ -75,12 +79,13 @@ class Memory:
         counting from there would leave out every second one of steps that are hardly longer than the interval."""
         self._took_s = 0.0
         """How long the last copy took, from its begin to its end."""
+        self._last: Copy | None = None
+        """The last copy, which knows how long training has waited for it."""
         self._thread: threading.Thread | None = None
         self._failure = ""
         self._said = ""
         self._versions: list[int] = []
         """Of the parameters, at the last commit: a change between two commits shows in them."""
-        state.before_change = self.settle
 
     @property
     def step(self) -> int | None:
@@ -110,12 +115,23 @@ class Memory:
         """What keeps this process from taking snapshots, one sentence; empty: nothing. None: it takes none."""
         return None if self._slots is None else self._failure
 
+    @property
+    def late(self) -> str | None:
+        """Why snapshots come less often than was asked for, one sentence; empty: they do not. None: this process takes none."""
+        return None if self._slots is None else self.interval.sentence
+
     def due(self, now_s: float) -> bool:
         """Return whether it is time for a snapshot. now_s: monotonic seconds."""
         if self._slots is None or self._copies():
             return False
         self._asked_s = now_s
-        return self._since_s is None or now_s - self._since_s >= max(self._every_s, SHARE * self._took_s)
+        return self._since_s is None or now_s - self._since_s >= self._apart_s
+
+    @property
+    def _apart_s(self) -> float:
+        """Least time between the starts of two snapshots, by what the last one took."""
+        waited_s = 0.0 if self._last is None else self._last.waited_s
+        return max(self.interval.asked_s, BUSY_SHARE * self._took_s, WAIT_SHARE * waited_s)
 
     def committed(self) -> None:
         """The state has just been committed, or adopted: from here on nothing but a commit may change it."""
@@ -123,20 +139,34 @@ class Memory:
             self._versions = self._versions_now()
 
     def take(self) -> None:
-        """Copy the state that was just committed: buffers and all that is no tensor now, the rest in a thread."""
+        """Copy the state that was just committed, in a thread. What changes before the next commit is set aside now."""
         if self._slots is None or self._state.pair is None:
             return
         self.settle()
         self._since_s, began_s = self._asked_s, time.monotonic()
         copy = self._begin(is_last=False)
-        if copy is not None:
-            self._thread = threading.Thread(
-                target=self._run, args=(copy, began_s), name="regroup-snapshot", daemon=True
-            )
+        if copy is None:
+            return
+        self.interval.began(began_s, self._why_not_earlier())
+        self._last = copy.tensors
+        self._thread = threading.Thread(target=self._run, args=(copy, began_s), name="regroup-snapshot", daemon=True)
+        try:
             self._thread.start()
+        except RuntimeError:  # no thread can be started
+            self._thread = None
+            copy.tensors.abandon()
+            raise
+
+    def _why_not_earlier(self) -> str:
+        waited_s = 0.0 if self._last is None else self._last.waited_s
+        if WAIT_SHARE * waited_s > max(self.interval.asked_s, BUSY_SHARE * self._took_s):
+            return f"training waits {waited_s:.2g} s for a copy, and may do so for a twentieth of the time"
+        if BUSY_SHARE * self._took_s > self.interval.asked_s:
+            return f"a copy takes {self._took_s:.2g} s, and copies may run for half of the time"
+        return "a snapshot is taken after a step, once all workers find it due"
 
     def settle(self) -> None:
-        """Wait until nothing is being copied: called before anything that a snapshot holds is changed."""
+        """Wait until the last copy is complete or has failed. Training waits for less: until the copy has been read (`Staging`)."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
@@ -167,6 +197,7 @@ class Memory:
         without it. Anything else, such as too little memory for the moment, leaves it as it is.
         """
         assert self._slots is not None
+        self.settle()
         self._load(self._slots, next(one for one in self._slots.held if wanted in (None, one.state)))
 
     def restore_exactly(self, step: int, adopted: int) -> StatePair | None:
@@ -174,6 +205,7 @@ class Memory:
         no snapshot of it in the worker. A process that takes none loads that of its worker's local rank 0: they have one state."""
         if self._of_worker is None:
             return None
+        self.settle()
         self._of_worker.look()
         held = self._of_worker.held
         found = next((one for one in held if (one.state.step, one.adopted) == (step, adopted)), None)
@@ -208,39 +240,28 @@ class Memory:
         return self._thread is not None and self._thread.is_alive()
 
     def _begin(self, *, is_last: bool) -> "_Copy | None":
-        assert self._slots is not None
         state = self._state
         assert state.pair is not None
         try:
             structure, tensors = state.packed()
-            writing = self._slots.begin(structure, tensors, self.whole_step)
-        except (StateError, SnapshotError) as error:
+        except StateError as error:
             self._failure = str(error)
             self._say_failure()
             return None
-        # A sparse buffer has no memory of its own. It is in no snapshot (persistent=False).
-        changing = {buffer.data_ptr() for buffer in state.model.buffers() if buffer.layout == torch.strided}
-        later = {}
-        for name, tensor in tensors.items():
-            if is_last or tensor.data_ptr() not in changing:
-                later[name] = (tensor, tensor._version)
-            else:
-                writing.places[name].copy_(tensor)
-        record = None if state.record is None else state.record.to_json()
-        said = {"digest": self._plan.digest(state.pair.step), "record": record}
-        return _Copy(writing, later, state.pair, state.adopted, is_last, said)
+        copy = state.staging.start(tensors, changes=not is_last)
+        digest = self._plan.digest(state.pair.step)
+        return _Copy(copy, structure, self.whole_step, state.pair, state.adopted, is_last, digest, state.record)
 
     def _run(self, copy: "_Copy", began_s: float) -> None:
         """Fill the slot and make it the newest; in a thread, or at the end of the process."""
         assert self._slots is not None
         try:
-            copy.fill()
-            changed = copy.changed()
-            if changed is not None:
-                raise SnapshotError(_changed_outside(changed))
-            self._slots.complete(copy.writing, state=copy.pair, adopted=copy.adopted, is_last=copy.is_last, **copy.said)
+            writing = copy.fill(self._slots)
+            # Waits for the device, and training does not.
+            said = {"digest": copy.digest, "record": None if copy.record is None else copy.record.to_json()}
+            self._slots.complete(writing, state=copy.pair, adopted=copy.adopted, is_last=copy.is_last, **said)
             self._failure = ""
-        except Exception as error:  # in a thread: whatever it is, the commit that waits must hear of it
+        except Exception as error:  # in a thread: whatever it is, the next copy must hear of it
             self._failure = (
                 str(error) if isinstance(error, SnapshotError) else f"The memory snapshot failed: {error!r}."
             )
@@ -273,40 +294,29 @@ def _changed_outside(name: str) -> str:
     )
 
 
+@dataclass
 class _Copy:
-    """One snapshot while it is taken."""
+    """One snapshot while it is taken: of the state `pair`, which was adopted in generation `adopted`."""
 
-    def __init__(
-        self,
-        writing: Writing,
-        later: Mapping[str, tuple[torch.Tensor, int]],
-        pair: StatePair,
-        adopted: int,
-        is_last: bool,
-        said: Mapping[str, Any],
-    ) -> None:
-        """`later`: tensors still to be copied, with their version counters."""
-        self.writing, self._later = writing, later
-        self.pair, self.adopted, self.is_last, self.said = pair, adopted, is_last, dict(said)
-        self._begun = {
-            tensor.device: torch.cuda.current_stream(tensor.device).record_event()
-            for tensor, _ in later.values()
-            if tensor.is_cuda
-        }
+    tensors: Copy
+    structure: str
+    keep_step: int | None
+    """See `Memory.whole_step`, as it was when the copy began."""
+    pair: StatePair
+    adopted: int
+    is_last: bool
+    digest: str
+    record: CommitRecord | None
 
-    def fill(self) -> None:
-        """Copy what is left. On CUDA on a stream of its own, behind what was enqueued when the copy began."""
-        sides = {device: torch.cuda.Stream(device) for device in self._begun}  # type: ignore[no-untyped-call]
-        for device, side in sides.items():
-            side.wait_event(self._begun[device])
-        for name, (tensor, _) in self._later.items():
-            for part, place in chunks(tensor, self.writing.places[name], _PIECE_BYTES):
-                if tensor.is_cuda:
-                    with torch.cuda.stream(sides[tensor.device]):
-                        place.copy_(part)
-                else:
-                    place.copy_(part)
+    def fill(self, slots: Slots) -> Writing:
+        """Return the slot with all tensors in it. Raises SnapshotError."""
+        made: list[Writing] = []
 
-    def changed(self) -> str | None:
-        """Return the name of a tensor that was changed since the copy began; None: none was."""
-        return next((name for name, (tensor, version) in self._later.items() if tensor._version != version), None)
+        def room(tensors: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
+            made.append(slots.begin(self.structure, tensors, self.keep_step))
+            return made[0].places
+
+        self.tensors.fill(room)
+        if self.tensors.changed is not None:
+            raise SnapshotError(_changed_outside(self.tensors.changed))
+        return made[0]

@@ -8,7 +8,7 @@ import contextlib
 import json
 import mmap
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -178,13 +178,3 @@ class Slots:
 
 def _mib(num_bytes: int) -> int:
     return -(-num_bytes // _MIB)
-
-
-def chunks(tensor: torch.Tensor, place: torch.Tensor, num_bytes: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Yield a tensor and its place in pieces of about `num_bytes`, where both are contiguous; else as a whole."""
-    if not tensor.is_contiguous() or tensor.nbytes <= num_bytes:
-        yield tensor, place
-        return
-    flat, flat_place, length = tensor.view(-1), place.view(-1), max(1, num_bytes // tensor.element_size())
-    for low in range(0, flat.numel(), length):
-        yield flat[low : low + length], flat_place[low : low + length]

@@ -14,6 +14,7 @@ import torch
 from regroup.checkpoint import shards, stages
 from regroup.checkpoint import tree as trees
 from regroup.checkpoint.errors import CheckpointError
+from regroup.checkpoint.staging import Staging
 from regroup.errors import StateError, UsageError
 from regroup.protocol.state import StatePair
 
@@ -77,7 +78,9 @@ class TrainingState:
         self.torn = False
         """A copy of a state into its tensors was cut off: they are not what the script made either."""
         self._pair: StatePair | None = None
-        self.before_change: Callable[[], None] = _nothing
+        self.staging = Staging(model.buffers)
+        """Its copies to host memory."""
+        self.before_change: Callable[[], None] = self.staging.settle
         """Called before any part of the state is changed."""
         for name, part in self.extra.items():
             if not callable(getattr(part, "state_dict", None)) or not callable(getattr(part, "load_state_dict", None)):
@@ -223,7 +226,3 @@ class TrainingState:
         """The state is in between: without a name from here on, until `named`. Nobody copies it."""
         self.before_change()
         self._pair, self.adopted, self.record = None, 0, None
-
-
-def _nothing() -> None:
-    pass

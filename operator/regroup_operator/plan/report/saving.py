@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from regroup.protocol.state import Busy
-from regroup_operator.api.conditions import CHECKPOINTS_SAVED
+from regroup_operator.api.conditions import CHECKPOINTS_SAVED, INTERVAL_TOO_SHORT
 from regroup_operator.model.plan import JobCondition, Verdict
 from regroup_operator.model.records import Session, Settings
 from regroup_operator.model.worker import Current, Worker
@@ -59,9 +59,11 @@ def judge_saving(
         return None
     if checkpoint is None:
         return JobCondition(CHECKPOINTS_SAVED, "Unknown", "NoneYet", "No checkpoint has been written yet.")
-    return JobCondition(
-        CHECKPOINTS_SAVED, "True", "Saved", "Checkpoints are written; status.checkpoint names the newest."
-    )
+    text = "Checkpoints are written; status.checkpoint names the newest."
+    late = session.progress.checkpoints_late if session.progress is not None else None
+    if late:
+        return JobCondition(CHECKPOINTS_SAVED, "True", INTERVAL_TOO_SHORT, f"{text} {late}")
+    return JobCondition(CHECKPOINTS_SAVED, "True", "Saved", text)
 
 
 def with_way_on(verdict: Verdict, checkpoint: Mapping[str, Any] | None) -> Verdict:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from regroup_operator.api.conditions import SNAPSHOTS_TAKEN
+from regroup_operator.api.conditions import INTERVAL_TOO_SHORT, SNAPSHOTS_TAKEN
 from regroup_operator.model.plan import JobCondition
 from regroup_operator.model.worker import Current, Worker
 from regroup_operator.plan.facts.stalls import Reported
@@ -29,12 +29,14 @@ def judge_snapshots(*, current: Current | None, workers: Sequence[Worker], step:
     """
     if current is None:
         return None
-    said = [
-        (w, w.session.progress.snapshot_problem)
+    told = [
+        (w, w.session.progress)
         for w in workers
         if w.is_member
         if w.session is not None and w.session.progress is not None and w.session.progress_generation == current.number
     ]
+    said = [(w, progress.snapshot_problem) for w, progress in told]
+    late_said = [progress.snapshots_late for _, progress in told]
     wrong = [f"Worker {w.id}: {problem}" for w, problem in said if problem]
     if wrong:
         more = f" ({len(wrong) - 1} more workers have none either.)" if len(wrong) > 1 else ""
@@ -45,9 +47,8 @@ def judge_snapshots(*, current: Current | None, workers: Sequence[Worker], step:
         return JobCondition(
             SNAPSHOTS_TAKEN, "Unknown", "NoneYet", "Some worker has no snapshot of the state in memory yet."
         )
-    return JobCondition(
-        SNAPSHOTS_TAKEN,
-        "True",
-        "Taken",
-        "Every worker has a snapshot of the state in memory; status.memorySnapshot has its step.",
-    )
+    text = "Every worker has a snapshot of the state in memory; status.memorySnapshot has its step."
+    late = next((one for one in late_said if one), None)  # all copy after the same steps: the first one speaks for all
+    if late:
+        return JobCondition(SNAPSHOTS_TAKEN, "True", INTERVAL_TOO_SHORT, f"{text} {late}")
+    return JobCondition(SNAPSHOTS_TAKEN, "True", "Taken", text)
