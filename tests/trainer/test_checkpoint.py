@@ -17,6 +17,7 @@ from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from harness.polling import until
 from regroup.checkpoint import Checkpointer, CheckpointError, ImportMissing, pack, store
+from regroup.checkpoint.staging import Staging
 from regroup.checkpoint.store import marks
 from regroup.data import SamplePlan
 from regroup.protocol.document import CheckpointRef, LineageEntry
@@ -81,11 +82,13 @@ def test_checkpoint_restores_model_and_fresh_optimizer(tmp_path: Path) -> None:
     model, optimizer = build()
     train(model, optimizer)
     tree = tree_of(model, optimizer)
-    checkpointer = make(tmp_path)
+    staging = Staging()
+    checkpointer = make(tmp_path, staging=staging)
     assert checkpointer.save(
         tree, pair=StatePair(1, 60), generation=2, uid="abcd-1234-ef", parent_generation=1, start_step=50, digest="0f"
     )
     before = flat(tree)
+    staging.settle()
     train(model, optimizer)  # the copy was taken: what the main thread does now is not in the checkpoint
     assert checkpointer.wait(30)
     assert checkpointer.problem is None

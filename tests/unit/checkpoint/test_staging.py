@@ -307,3 +307,29 @@ def test_volume_that_hangs_keeps_no_commit_waiting(tmp_path: Path, monkeypatch: 
     assert process.checkpointer.busy
     answers.set()
     assert process.checkpointer.wait(30)
+
+
+def test_commit_does_not_wait_for_a_write_that_waits_for_that_commit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The writer's thread is at step 1 until step 2 is acknowledged. The copy of step 2 must not wait for that thread."""
+    process, acknowledged, asked = Trained(tmp_path, monkeypatch), threading.Event(), threading.Event()
+    process.go.set()
+
+    def is_acknowledged() -> bool:
+        asked.set()
+        return acknowledged.is_set()
+
+    for step in (1, 2):
+        assert process.checkpointer.save(
+            process.state.saved_tree(), pair=StatePair(1, step), generation=1, uid="a", parent_generation=0, start_step=0,
+            acknowledged=is_acknowledged,
+        )  # fmt: skip
+        assert asked.wait(10), "the data of step 1 is durable"
+        settled = threading.Thread(target=process.state.begin_change, daemon=True)
+        settled.start()
+        settled.join(10)
+        assert not settled.is_alive()
+    acknowledged.set()
+    assert process.checkpointer.wait(30)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-1.g1-a", "step-2.g1-a"]

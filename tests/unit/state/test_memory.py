@@ -147,6 +147,7 @@ def test_a_commit_waits_for_the_copy(late: threading.Event) -> None:
     assert stepped.is_alive()
     late.set()
     stepped.join(10)
+    first.memory.settle()
     second = Process(seed=2)
     second.restore()
     assert_equal(second.values(), want)

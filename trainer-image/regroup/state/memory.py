@@ -147,7 +147,7 @@ class Memory:
         copy = self._begin(is_last=False)
         if copy is None:
             return
-        self.interval.began(self._since_s, self._why_not_earlier())
+        self.interval.began(began_s, self._why_not_earlier())
         self._last = copy.tensors
         self._thread = threading.Thread(target=self._run, args=(copy, began_s), name="regroup-snapshot", daemon=True)
         try:
