@@ -39,8 +39,8 @@ def silent(slot: int) -> Worker:
                      "worker 0 reported a failed collective (Forming generation 2 ended: address already in use)",
                      id="what it said of it"),
         pytest.param([broken(0, said="Forming generation 2 ended: " + "ncclInvalidUsage " * 20), broken(1), C], "0",
-                     "worker 0 reported a failed collective (Forming generation 2 ended: " + "ncclInvalidUsage " * 9
-                     + "ncclInvalidUsage...)",
+                     "worker 0 reported a failed collective (Forming generation 2 ended: " + ("ncclInvalidUsage " * 10)[:-1]
+                     + "...)",
                      id="a long text ends at a word"),
         pytest.param([broken(0, 2, generation=1), broken(1), C], "0", "worker 0 reported a failed collective",
                      id="whom it lost in the generation before is no news"),
