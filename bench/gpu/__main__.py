@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -114,7 +115,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     out = args.out.absolute()
     date = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     report = Report(found, out.with_suffix(".json"), date, commit())
-    run_all([part for part in PARTS if not args.only or part.name in args.only], found, out, report, time.monotonic)
+    signal.signal(
+        signal.SIGTERM, signal.default_int_handler
+    )  # as Ctrl-C: the part that runs is ended with its processes
+    try:
+        run_all([part for part in PARTS if not args.only or part.name in args.only], found, out, report, time.monotonic)
+    except KeyboardInterrupt:
+        print("bench.gpu: interrupted; the processes of the part that ran were ended.", file=sys.stderr)
+        return 130
     print(report.last_line())
     print(f"Written to {report.path}.")
     return 0 if report.holds else 1

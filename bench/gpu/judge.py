@@ -86,11 +86,15 @@ def idle_share(events: Iterable[Mapping[str, Any]]) -> float | None:
 
 
 def waits_ms(steps: Sequence[Mapping[str, Any]]) -> list[float]:
-    """Return for each copy but the first how much longer the steps beside it took than a median step, milliseconds.
+    """Return for each copy but the first how much longer the steps beside it took than a usual step, milliseconds.
 
     `steps`: in their order, each with `ms` and `copies`, the number of copies begun so far. Beside a copy are the step after which
-    it begins and the next one, which changes what is being copied. The first copy allocates its memory, once.
+    it begins and the next one, which changes what is being copied. The first copy allocates its memory, once. A usual step is the
+    median of those beside no copy; where there is none, of all.
     """
-    usual = statistics.median([step["ms"] for step in steps])
-    begun = [i for i, (one, other) in enumerate(pairwise(steps)) if other["copies"] > one["copies"]]
-    return [sum(max(0.0, step["ms"] - usual) for step in steps[i + 1 : i + 3]) for i in begun if steps[i]["copies"] > 0]
+    begun = [i + 1 for i, (one, other) in enumerate(pairwise(steps)) if other["copies"] > one["copies"]]
+    beside = {i for first in begun for i in (first, first + 1)}
+    apart = [step["ms"] for i, step in enumerate(steps) if i not in beside]
+    usual = statistics.median(apart or [step["ms"] for step in steps])
+    counted = [first for first in begun if steps[first - 1]["copies"] > 0]
+    return [sum(max(0.0, step["ms"] - usual) for step in steps[first : first + 2]) for first in counted]

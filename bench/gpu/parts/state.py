@@ -37,8 +37,8 @@ def _memory() -> str | None:
 
 def _measure(context: Context, say: Callable[[Row], None], tier: str, directory: Path) -> None:
     tiers = {
-        "snapshot": ("--memory-snapshot", "8Gi", "--memory-snapshot-every", "1"),
-        "checkpoint": ("--checkpoint", str(directory / "checkpoints"), "--checkpoint-every", "1"),
+        "snapshot": ("--memory-snapshot", "8Gi", "--memory-snapshot-every", "2"),
+        "checkpoint": ("--checkpoint", str(directory / "checkpoints"), "--checkpoint-every", "2"),
     }
     events = directory / "events"
     events.mkdir()

@@ -236,6 +236,8 @@ def test_steps_beside_a_copy_are_compared_with_the_others() -> None:
     assert judge.waits_ms(steps) == [30]
     (row,) = state.cost(context(H200), "snapshot", steps)
     assert (row.holds, row.value) == (True, 20.0)
+    often = [(100, 0), (900, 1), (100, 1), (120, 2), (120, 2), (100, 2), (120, 3), (120, 3), (100, 3)]
+    assert judge.waits_ms([step(*one) for one in often]) == [40, 40], "most steps are beside a copy"
     with pytest.raises(BenchError, match="no snapshot was taken"):
         state.cost(context(H200), "snapshot", steps[:4])
 
