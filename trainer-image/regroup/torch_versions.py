@@ -88,12 +88,10 @@ def require_fsdp() -> None:
     import torch
 
     if not has(FSDP, torch.__version__):
-        sentence = (
+        cannot_run.refuse(
             f"torch {torch.__version__} is older than {_text(FSDP.since)}, and the model uses fully_shard(): a session needs torch "
             f"{_text(FSDP.since)} for it. Use a newer torch, or split the model by another dimension of regroup.mesh()."
         )
-        _tell_agent(sentence)
-        raise UsageError(sentence)
 
 
 def has(difference: Difference, version: str) -> bool:
