@@ -48,6 +48,10 @@ test-simulator: venv ## Random faults through operator and agents in memory: 1,2
 test-trainer: venv ## Tests with real trainer processes, gloo and SIGKILL
 	$(PYTEST) $(TWO) tests/trainer
 
+.PHONY: test-oldest
+test-oldest: venv-oldest ## Unit and trainer tests with the oldest torch that Regroup runs with
+	.venv-oldest/bin/python -m pytest -q $(TWO) tests/unit tests/trainer
+
 .PHONY: test-api
 test-api: venv ## Tests with a real kube-apiserver and etcd (built once, then cached)
 	$(PYTEST) $(TWO) tests/api
@@ -63,7 +67,7 @@ test-chaos: venv ## 40 random faults in four local jobs with fixed seeds: every 
 .PHONY: test-all
 test-all: export REGROUP_SLOW := 1  # nothing is left out
 test-all: export REGROUP_LONG := 1  # tests repeat what they break as often as their `trials` says
-test-all: test ## test, then wider searches of the model, 750 more faults and 20,000 walks; skips jobs that passed before (root)
+test-all: test test-oldest ## test, the same with the oldest torch, wider searches of the model, 750 more faults and 20,000 walks; skips jobs that passed before (root)
 	$(PY) -m tests.model
 	$(PY) -m chaos --seed 1000 --faults 600 --resume
 	$(PY) -m chaos --seed 1000 --faults 100 --per-job 10 --model split --resume
@@ -131,6 +135,14 @@ venv: .venv/.synced ## Install every locked package into .venv
 	@$(UV) sync --frozen --all-extras --compile-bytecode
 	@touch $@
 
+.PHONY: venv-oldest
+venv-oldest: .venv-oldest/.synced ## Install every locked package into .venv-oldest, with the oldest torch (5 GB)
+
+.venv-oldest/.synced: pyproject.toml uv.lock | venv
+	@began=$$SECONDS; UV_PROJECT_ENVIRONMENT=.venv-oldest $(UV) sync --frozen --all-extras --no-group newest-torch --group oldest-torch \
+	  --compile-bytecode && $(call downloaded,Python packages with the oldest torch,$(PY))
+	@touch $@
+
 $(UV):
 	@python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "make: python3 is older than 3.11. Install Python 3.11 or newer." >&2; exit 1; }
 	@began=$$SECONDS; python3 -m venv .uv && \
@@ -138,4 +150,4 @@ $(UV):
 
 .PHONY: clean
 clean: ## Remove everything that was built here, including caches
-	rm -rf .venv .uv .cache bench/out .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
+	rm -rf .venv .venv-oldest .uv .cache bench/out .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

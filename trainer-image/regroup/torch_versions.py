@@ -29,7 +29,13 @@ class Difference(NamedTuple):
     """What Regroup does in an older one."""
 
 
+FSDP = Difference(
+    "FSDP2 (`fully_shard`) recovers from a backward that was cut off, and reduces parameters that a process has not used",
+    (2, 13),
+    "A session refuses a model with `fully_shard`, in one sentence. The other dimensions of `regroup.mesh()` work.",
+)
 DIFFERENCES = (
+    FSDP,
     Difference(
         "`Work.exception()` returns the error of a collective",
         (2, 13),
@@ -48,8 +54,7 @@ class Judgement(NamedTuple):
 
 def judge(version: str) -> Judgement:
     """Return what is to be said of a version of torch, as `torch.__version__` has it. Pure."""
-    found = re.match(r"(\d+)\.(\d+)", version)
-    release = (int(found[1]), int(found[2])) if found else NEWEST  # a build that somebody has named
+    release = _release(version)
     if release < OLDEST:
         return Judgement(
             refuses=f"torch {version} is older than {_text(OLDEST)}, the oldest that Regroup runs with: use an image with "
@@ -78,11 +83,32 @@ def require() -> None:
         print(f"regroup: {judged.warns}", file=sys.stderr, flush=True)
 
 
+def require_fsdp() -> None:
+    """Raise UsageError where the torch of this process is too old for FSDP2 in a session; the agent hears of it, too."""
+    import torch
+
+    if not has(FSDP, torch.__version__):
+        cannot_run.refuse(
+            f"torch {torch.__version__} is older than {_text(FSDP.since)}, and the model uses fully_shard(): a session needs torch "
+            f"{_text(FSDP.since)} for it. Use a newer torch, or split the model by another dimension of regroup.mesh()."
+        )
+
+
+def has(difference: Difference, version: str) -> bool:
+    """Return whether a version of torch has what older ones have not. Pure."""
+    return _release(version) >= difference.since
+
+
 def table() -> str:
     """Return the table of docs/reference/library.md."""
     rows = ["| of torch | in torch | in an older one |", "| --- | --- | --- |"]
     rows += [f"| {row.what} | {_text(row.since)} and newer | {row.older} |" for row in DIFFERENCES]
     return "\n".join(rows)
+
+
+def _release(version: str) -> tuple[int, int]:
+    found = re.match(r"(\d+)\.(\d+)", version)
+    return (int(found[1]), int(found[2])) if found else NEWEST  # a build that somebody has named
 
 
 def _text(release: tuple[int, int]) -> str:

@@ -16,6 +16,7 @@ from torch._C._distributed_c10d import HashStore, ProcessGroupGloo
 import regroup
 from harness.polling import until
 from regroup import torch_versions
+from regroup.parallel import fsdp
 from regroup.protocol import env, local
 
 PAGE = Path(__file__).parents[3] / "docs" / "reference" / "library.md"
@@ -85,6 +86,21 @@ def test_session_under_a_torch_that_is_too_old_is_refused_and_the_agent_hears_wh
         _ = regroup.session
     assert str(refused.value) == OLD
     assert says() == [local.CannotRun(1, 3, OLD)]
+
+
+def test_model_with_fsdp_under_a_torch_without_its_recovery_is_refused(
+    says: Callable[[], list[Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "__version__", "2.12.0+cpu")
+    model = torch.nn.Linear(1, 1)
+    fsdp.sum_gradients(model)  # one without it may have this torch
+    monkeypatch.setattr(fsdp, "modules_of", lambda _model: iter([model]))
+    with pytest.raises(
+        regroup.RegroupError, match=r"torch 2\.12\.0\+cpu is older than 2\.13, and the model uses fully_shard"
+    ):
+        fsdp.sum_gradients(model)
+    (told,) = says()
+    assert "fully_shard" in told.message
 
 
 def test_torch_that_is_too_old_is_refused_without_an_agent(monkeypatch: pytest.MonkeyPatch) -> None:

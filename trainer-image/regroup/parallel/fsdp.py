@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from regroup import torch_versions
+
 
 def modules_of(model: torch.nn.Module) -> Iterator[Any]:
     """Yield the modules that `fully_shard` was applied to. Nothing is imported for a model without any."""
@@ -22,8 +24,9 @@ def sum_gradients(model: torch.nn.Module) -> None:
     """Make reductions inside the model group sums instead of averages, of all parameters that were gathered.
 
     What a rank has not used counts as zero. Else ranks that have used different ones would sum tensors of different sizes, and
-    gloo ends the process."""
+    gloo ends the process. Raises UsageError where torch is too old for it."""
     for module in modules_of(model):
+        torch_versions.require_fsdp()
         module.set_gradient_divide_factor(1.0)
         module.set_force_sum_reduction_for_comms(True)
         module.set_reduce_scatter_unused_params(True)

@@ -26,7 +26,8 @@ class Trace:
             activities = [torch.profiler.ProfilerActivity.CPU]
             if self._device.type == "cuda":
                 activities.append(torch.profiler.ProfilerActivity.CUDA)
-            self._profile = torch.profiler.profile(activities=activities)
+            # Without acc_events torch 2.11 warns that it forgets earlier cycles; there is one.
+            self._profile = torch.profiler.profile(activities=activities, acc_events=True)
             self._profile.start()
 
     def end(self) -> None:
