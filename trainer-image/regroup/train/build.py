@@ -7,6 +7,7 @@ import math
 import os
 import shutil
 import warnings
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
@@ -142,7 +143,9 @@ def cut(model: Row, settings: Config) -> torch.nn.Module:
     for module in model:
         module.forward = in_precision(module.forward, settings.precision)
     try:
-        return regroup.pipeline(model, schedule=settings.mesh.schedule)
+        # A pipeline takes a row without a forward of its own: nothing calls it as a whole.
+        row = torch.nn.Sequential(OrderedDict(model.named_children()))
+        return regroup.pipeline(row, schedule=settings.mesh.schedule)
     except UsageError as error:
         raise ConfigError(str(error)) from None
 
