@@ -7,7 +7,6 @@ it the same workers train, each slot has one pod, no number was given to two lis
 from __future__ import annotations
 
 import json
-import os
 import re
 import threading
 from collections.abc import Callable, Iterator
@@ -24,8 +23,7 @@ from tests.api.edge import Edge, Passed
 from tests.api.replicas import ca_of
 from tests.api.trained import Kubelet, World, is_pod, is_status, trained
 from tests.builders.jobs import make_job
-
-LONG = bool(os.environ.get("REGROUP_LONG"))
+from tests.long import LONG, only_long
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +81,7 @@ SLOW = (
 )
 """Others nearly contain them."""
 assert set(SLOW) <= FAULTS.keys()
-_HANGS = pytest.mark.skipif(not LONG, reason="REGROUP_LONG: a request has 30 s until it is given up")
+_HANGS = only_long("a request has 30 s until it is given up")
 
 
 @pytest.mark.parametrize(
@@ -114,7 +112,7 @@ def test_watch_that_has_expired_is_begun_anew(running: tuple[World, Kubelet], wh
     goes_on(world, kubelet, expire)
 
 
-@pytest.mark.skipif(not LONG, reason="REGROUP_LONG: a watch has 90 s in which to say something")
+@only_long("a watch has 90 s in which to say something")
 @pytest.mark.parametrize("what", ["pods", "distributedtrainingjobs"])
 def test_watch_that_says_nothing_is_given_up(running: tuple[World, Kubelet], what: str) -> None:
     """Of jobs the metadata are listed meanwhile; what is new of pods waits for the next watch."""

@@ -1,7 +1,6 @@
 """What end-to-end tests share: the cluster as they see it, pods that Pod Security "restricted" admits, and pods of roles."""
 
 import json
-import os
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -17,11 +16,6 @@ from harness.traced_job import IMAGE
 SERVES = "import http.server as h; h.ThreadingHTTPServer(('', 8080), h.SimpleHTTPRequestHandler).serve_forever()"
 """Python for a role that goes on until the job ends."""
 _SECURE = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
-
-
-def trials(short: int, *, long: int) -> int:
-    """Return how often a test breaks something: `short` in `make test`, `long` in `make test-all`."""
-    return long if os.environ.get("REGROUP_LONG") else short
 
 
 @dataclass(frozen=True)

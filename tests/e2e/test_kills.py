@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from harness.traced_job import Process
-from tests.e2e.kit import trials
 from tests.e2e.shared import WORKERS, SharedJob, SharedJobs
+from tests.long import trials
 
 RECOVERY_S = 1.0
 TRIALS = trials(1, long=3)

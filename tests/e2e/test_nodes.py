@@ -18,9 +18,10 @@ from harness.trace import Trace
 from harness.traced_job import alive, leader_node
 from regroup_operator.model.records import UNSEEN_CODE
 from tests.e2e.columns import sampled
-from tests.e2e.kit import Power, trials
+from tests.e2e.kit import Power
 from tests.e2e.shared import KINDS, WORKERS, SharedJob, SharedJobs, node_of_some, worker_of
 from tests.e2e.truth import UNLED_S, unwritten
+from tests.long import only_long, trials
 
 TRIALS = trials(1, long=10)
 """tests/e2e/test_truth.py cuts a node's power, too, under each tier."""
@@ -110,7 +111,7 @@ def test_node_that_restarts_within_seconds_costs_no_restart_and_is_named(
             named(job, newest[job.kind], node, pods)
 
 
-@pytest.mark.slow
+@only_long("test_observers.py has pauses of other processes")
 def test_pause_of_a_nodes_network_loses_nobody(shared_jobs: SharedJobs, operator: Kubectl, power: Power) -> None:
     """Observers on the other nodes hear nothing of its workers for a second, and neither does the operator: no step is lost."""
     power.all_on()

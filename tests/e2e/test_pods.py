@@ -12,8 +12,8 @@ import pytest
 
 from cluster.kubectl import wait_until
 from harness import faults, judge
-from tests.e2e.kit import trials
 from tests.e2e.shared import KINDS, SharedJobs
+from tests.long import trials
 
 SURVIVORS_S = 2.0
 TRIALS = trials(1, long=3)

@@ -26,6 +26,7 @@ from harness.job import RESOURCE, JobView
 from harness.traced_job import TracedJob
 from regroup.checkpoint import store
 from tests.e2e.kit import SERVES, pods_of, role
+from tests.long import only_long
 
 COOLDOWN_S = 20
 _SMALL = {"resources": {"requests": {"cpu": "50m", "memory": "200Mi"}}}
@@ -458,7 +459,7 @@ def test_template_that_runs_as_root_starts(
     assert "user 0" in job.logs(pod["metadata"]["name"])
 
 
-@pytest.mark.slow
+@only_long("the pause itself takes 20 s, and the plan has a table of it")
 def test_growth_waits_for_the_pause_after_the_last_change(jobs: Callable[..., TracedJob]) -> None:
     policy = {"minReplicas": 1, "maxReplicas": 3, "growthCooldownSeconds": COOLDOWN_S}
     job = jobs(replicas=1, elastic=None, elasticPolicy=policy, container=_SMALL, environment={"STEPS": 100_000})

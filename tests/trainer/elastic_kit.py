@@ -1,7 +1,6 @@
 """What the tests of the elastic session share: the script, how a job starts, and how it ends."""
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,6 @@ from tests.trainer.agent_double import AgentDouble
 from tests.trainer.zygote import Zygote
 
 SCRIPT = Path(__file__).parent / "small_job.py"
-LONG = bool(os.environ.get("REGROUP_LONG"))
 """`make test-all`: walks are longer, and tests that others nearly contain are run, too."""
 STEPS = 150
 PACE_S = 0.08

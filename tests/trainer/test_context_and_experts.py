@@ -15,7 +15,8 @@ import pytest
 from harness.polling import until
 from regroup.protocol import env, local
 from regroup.protocol.document import PLANNED
-from tests.trainer.elastic_kit import LONG, Plain
+from tests.long import LONG
+from tests.trainer.elastic_kit import Plain
 from tests.trainer.split_kit import SplitJob
 from tests.trainer.test_model_groups import STEPS, Whole, assert_close, assert_equal
 from tests.trainer.zygote import Zygote

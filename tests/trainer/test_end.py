@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from harness.local_run import LocalRun
-from tests.trainer.elastic_kit import LONG
+from tests.long import only_long
 
 SCRIPT = Path(__file__).parent / "ending_job.py"
 STEPS = 6
@@ -118,9 +118,7 @@ def test_script_that_fails_after_its_loop_where_the_state_is_nowhere_fails_the_j
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "fails", ["0", pytest.param("1", marks=pytest.mark.skipif(not LONG, reason="REGROUP_LONG: as rank 0"))]
-)
+@pytest.mark.parametrize("fails", ["0", pytest.param("1", marks=only_long("as rank 0"))])
 def test_members_of_a_model_group_all_run_their_end_again(
     start: Callable[..., LocalRun], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: str
 ) -> None:

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from harness.local_run import LocalRun
-from tests.trainer.elastic_kit import LONG, Plain
+from tests.long import only_long
+from tests.trainer.elastic_kit import Plain
 from tests.trainer.zygote import Zygote
 
 SCRIPT = Path(__file__).with_name("hanging_job.py")
@@ -101,7 +102,7 @@ def unlogged(incidents: list[dict[str, Any]], log: str) -> Iterator[str]:
                 yield f"hang {number + 1}, worker {worker}: {stack}"
 
 
-@pytest.mark.skipif(not LONG, reason="REGROUP_LONG: a stopped trainer is one of the hangs above")
+@only_long("a stopped trainer is one of the hangs above")
 def test_stopped_trainer_is_killed_and_the_others_keep_their_processes(start: Start) -> None:
     run = start("", "--min", "2", steps=100_000)
     run.trains(3)

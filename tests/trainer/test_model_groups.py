@@ -15,8 +15,8 @@ from harness.local_run import LocalRun
 from regroup.protocol import local
 from regroup.protocol.document import PLANNED
 from regroup.protocol.state import StatePair
+from tests.long import LONG
 from tests.trainer.agent_double import AgentDouble, Worker, seal_of
-from tests.trainer.elastic_kit import LONG
 from tests.trainer.split_kit import SCRIPT, SplitJob
 from tests.trainer.zygote import Zygote
 

@@ -19,9 +19,9 @@ from harness.local_run import LocalRun
 from regroup.data import SamplePlan
 from regroup.protocol import local
 from regroup.protocol.document import PLANNED
+from tests.long import LONG, only_long
 from tests.trainer import served_loss
 from tests.trainer.agent_double import AgentDouble, Worker
-from tests.trainer.elastic_kit import LONG
 from tests.trainer.replay import hash_of, replay
 from tests.trainer.zygote import Zygote
 
@@ -115,9 +115,7 @@ def check(job: AgentDouble, ends: list[dict[str, Any]], staleness: int | None, v
     "terms",
     [
         "0:none:1",
-        pytest.param(
-            "1:1:1", marks=pytest.mark.skipif(not LONG, reason="`make test-all`: the others nearly contain it")
-        ),
+        pytest.param("1:1:1", marks=only_long("the others nearly contain it")),
         "none:none:1",
     ],
 )
@@ -262,7 +260,7 @@ def test_worker_that_does_not_come_to_a_cut_is_left_behind(job: AgentDouble) -> 
     check(job, end(job, [0, 1]), None)
 
 
-@pytest.mark.skipif(not LONG, reason="a minute: `make test-all`")
+@only_long("it takes a minute")
 @pytest.mark.parametrize("number", range(1, len(served_loss.ROWS)))
 def test_loss_is_within_the_spread_of_five_runs_of_data_parallel(number: int) -> None:
     name, way = served_loss.ROWS[number]

@@ -12,7 +12,7 @@ import pytest
 
 from harness.polling import until
 from regroup.protocol import local
-from tests.trainer.elastic_kit import LONG
+from tests.long import LONG
 from tests.trainer.split_kit import SplitJob
 from tests.trainer.test_model_groups import STEPS, Whole, alone, assert_close, assert_equal
 from tests.trainer.zygote import Zygote

@@ -18,7 +18,8 @@ from harness.polling import until
 from harness.processes import children, environment_of
 from regroup.protocol import env
 from regroup_cli.__main__ import main
-from tests.trainer.elastic_kit import LONG, Plain
+from tests.long import LONG
+from tests.trainer.elastic_kit import Plain
 from tests.trainer.zygote import Zygote
 
 SIZES = (3, 5, 2) if LONG else (2, 3, 2)

@@ -12,7 +12,7 @@ from harness import judge
 from harness.local_run import LocalRun
 from harness.polling import until
 from harness.trace import Trace, load
-from tests.trainer.elastic_kit import LONG
+from tests.long import only_long
 
 SCRIPT = Path(judge.__file__).parent / "scripts" / "traced.py"
 SAMPLES = Path(__file__).parents[2] / "manifests/samples/train"
@@ -123,7 +123,7 @@ def test_job_without_checkpoints_begins_anew_and_says_so_before(start: Callable[
     ("sample", "workers", "processes"),
     [pytest.param("fsdp", 2, 2, id="parts of a model"), pytest.param("parameter-server", 3, 1, id="a server")],
 )
-@pytest.mark.skipif(not LONG, reason="REGROUP_LONG: as the jobs above, with checkpoints that other files test")
+@only_long("as the jobs above, with checkpoints that other files test")
 def test_suspended_job_of_another_strategy_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sample: str, workers: int, processes: int
 ) -> None:

@@ -15,8 +15,9 @@ from harness.polling import until
 from regroup.protocol import env, local
 from regroup.protocol.document import CheckpointRef
 from regroup.train.config import load
+from tests.long import LONG, only_long
 from tests.trainer.agent_double import AgentDouble
-from tests.trainer.elastic_kit import LONG, Plain
+from tests.trainer.elastic_kit import Plain
 from tests.trainer.zygote import Zygote
 
 SCRIPT = Path(__file__).parent / "train_job.py"
@@ -99,7 +100,7 @@ def _hash(output: str) -> str:
 
 def _row(sample: str, ranks: int, changes: str, without: str, tolerance: float, *, long: bool = True) -> Any:
     """Return a row of the test below. `changes`, `without`: of the sample, and of one process beside it; words."""
-    marks = [pytest.mark.skipif(not LONG, reason="REGROUP_LONG: other rows have nearly all of it")] if long else []
+    marks = [only_long("other rows have nearly all of it")] if long else []
     return pytest.param(sample, ranks, changes, without, tolerance, id=f"{sample} {changes}".strip(), marks=marks)
 
 
@@ -163,7 +164,7 @@ def test_sample_learns_what_one_process_does(
 
 @pytest.mark.parametrize(
     "split",
-    ["", pytest.param("tensor: 2", marks=pytest.mark.skipif(not LONG, reason="REGROUP_LONG: as without a split"))],
+    ["", pytest.param("tensor: 2", marks=only_long("as without a split"))],
 )
 def test_hash_of_the_parameters_is_the_same_wherever_the_layers_lie(make: Callable[..., TrainJob], split: str) -> None:
     """Two model groups add up what two groups without a pipeline do, in the same order."""
@@ -239,7 +240,7 @@ def test_sample_of_a_parameter_server_learns_through_the_loss_of_the_server(make
         "context",
         "experts",
         *[
-            pytest.param(sample, marks=pytest.mark.skipif(not LONG, reason="REGROUP_LONG: as the samples above"))
+            pytest.param(sample, marks=only_long("as the samples above"))
             for sample in (
                 "zero1",
                 "tensor",

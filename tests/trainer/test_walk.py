@@ -12,8 +12,9 @@ import pytest
 from harness.processes import alive
 from regroup.protocol import local
 from regroup.protocol.document import FORCED, PLANNED
+from tests.long import LONG
 from tests.trainer.agent_double import AgentDouble
-from tests.trainer.elastic_kit import LONG, assert_one_state, finish, run_alone
+from tests.trainer.elastic_kit import assert_one_state, finish, run_alone
 from tests.trainer.zygote import Zygote
 
 MOVES = 30 if LONG else 8
